@@ -1,0 +1,115 @@
+"""Names of things that can be served: ids, data-or-error items, and requests for a version.
+
+A *servable stream* is all versions that share one name (a "model"). A :class:`ServableId` is one version of it.
+Sources speak in lists of :class:`ServableData`; lookups speak in :class:`ServableRequest`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from tfs_lite.core.status import OK, Status
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+MAX_VERSION = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ServableId:
+    """One version of one stream. Ordered by name, then by version. Versions are int64 and not negative."""
+
+    name: str
+    version: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.version <= MAX_VERSION:
+            raise ValueError(f"version {self.version} of {self.name!r} is not in 0..2^63-1")
+
+    def __str__(self) -> str:
+        return f"{{name: {self.name} version: {self.version}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServableData(Generic[T]):
+    """A version with either a payload or the reason why there is none, never both.
+
+    ``revision`` tells two states of the same version apart, for instance before and after its files were
+    repaired. It rides along unchanged through adapters. Managers reload a version that ended in an error only
+    when it is emitted again with another revision; for healthy versions it is ignored.
+    """
+
+    id: ServableId
+    status: Status
+    revision: str
+    _payload: T | None
+
+    @classmethod
+    def ok(cls, servable_id: ServableId, payload: T, revision: str = "") -> ServableData[T]:
+        return cls(servable_id, OK, revision, payload)
+
+    @classmethod
+    def error(cls, servable_id: ServableId, status: Status, revision: str = "") -> ServableData[T]:
+        if status.ok:
+            raise ValueError(f"errored data for {servable_id} needs a status other than OK")
+        return cls(servable_id, status, revision, None)
+
+    @property
+    def payload(self) -> T:
+        """The payload. Asking an errored item is a programming error."""
+        if not self.status.ok:
+            raise ValueError(f"{self.id} has no payload: {self.status}")
+        return self._payload  # type: ignore[return-value]
+
+    def with_payload(self, payload: U) -> ServableData[U]:
+        return ServableData.ok(self.id, payload, self.revision)
+
+    def with_error(self, status: Status) -> ServableData[U]:
+        return ServableData.error(self.id, status, self.revision)
+
+    def with_revision(self, revision: str) -> ServableData[T]:
+        return replace(self, revision=revision)
+
+
+StoragePath = str
+"""A path or URI of one version directory."""
+
+
+class AutoVersionPolicy(enum.Enum):
+    """Which version answers a request that names none."""
+
+    LATEST = "Latest"
+    EARLIEST = "Earliest"
+
+
+@dataclass(frozen=True, slots=True)
+class ServableRequest:
+    """A lookup: one exact version, or the latest or earliest version that is ready."""
+
+    name: str
+    version: int | None = None
+    auto: AutoVersionPolicy = AutoVersionPolicy.LATEST
+
+    @classmethod
+    def specific(cls, name: str, version: int) -> ServableRequest:
+        return cls(name, version)
+
+    @classmethod
+    def latest(cls, name: str) -> ServableRequest:
+        return cls(name)
+
+    @classmethod
+    def earliest(cls, name: str) -> ServableRequest:
+        return cls(name, None, AutoVersionPolicy.EARLIEST)
+
+    @classmethod
+    def from_id(cls, servable_id: ServableId) -> ServableRequest:
+        return cls(servable_id.name, servable_id.version)
+
+    def __str__(self) -> str:
+        if self.version is not None:
+            return f"Specific({self.name}, {self.version})"
+        return f"{self.auto.value}({self.name})"

@@ -1,0 +1,191 @@
+"""What a model takes and gives: dtypes, tensor specs, signatures, and the check of a request against them.
+
+The dtype numbers and texts are those of ``tensorflow.DataType``. Exported programs run here without their own
+guards, so :func:`check_inputs` is the only thing between a request and the model's kernels.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tfs_lite.core.status import failed_precondition, invalid_argument
+
+DEFAULT_SIGNATURE = "serving_default"
+PREDICT_METHOD = "tensorflow/serving/predict"
+
+
+class DataType(enum.IntEnum):
+    """Element types by their TensorFlow number. INVALID in a spec means "not declared": any type is let through."""
+
+    INVALID = 0
+    FLOAT = 1
+    DOUBLE = 2
+    INT32 = 3
+    UINT8 = 4
+    INT16 = 5
+    INT8 = 6
+    STRING = 7
+    COMPLEX64 = 8
+    INT64 = 9
+    BOOL = 10
+    BFLOAT16 = 14
+    UINT16 = 17
+    COMPLEX128 = 18
+    HALF = 19
+    UINT32 = 22
+    UINT64 = 23
+    FLOAT8_E5M2 = 24
+    FLOAT8_E4M3FN = 25
+    FLOAT8_E4M3FNUZ = 26
+    FLOAT8_E5M2FNUZ = 28
+
+    @property
+    def text(self) -> str:
+        """The lower-case name that TensorFlow uses in error messages, e.g. ``float``."""
+        return self.name.lower()
+
+
+class Tensor(Protocol):
+    """What crosses rooms as a tensor: a numpy array, C-contiguous; strings as an object array of ``bytes``.
+
+    bfloat16 and float8 use the dtypes of ``ml_dtypes``. torch appears only inside adapters.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicDim:
+    """A dimension whose size a request chooses. Equal symbols in one request must have equal sizes.
+
+    ``maximum`` is inclusive; None means unbounded. There is no minimum: exported ranges start at 2 for reasons
+    of the exporter, and sizes 0 and 1 run.
+    """
+
+    symbol: str
+    maximum: int | None = None
+
+
+Dim = int | SymbolicDim
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, dtype and shape of one input or output. ``shape`` None means that the rank is not declared."""
+
+    name: str
+    dtype: DataType = DataType.INVALID
+    shape: tuple[Dim, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One callable of a model: inputs in the order of ``forward``'s parameters, outputs in the order returned."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    method_name: str = PREDICT_METHOD
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.outputs)
+
+
+def find_signature(signatures: Mapping[str, Signature], key: str) -> Signature:
+    """The signature under ``key`` (empty: the default). FAILED_PRECONDITION if there is none."""
+    key = key or DEFAULT_SIGNATURE
+    try:
+        return signatures[key]
+    except KeyError:
+        raise failed_precondition(
+            f'Serving signature key "{key}" not found. The model has: {_join(signatures)}'
+        ) from None
+
+
+def check_input_names(signature: Signature, sent: Sequence[str]) -> None:
+    """INVALID_ARGUMENT unless exactly the signature's inputs were sent. Runs before anything is decoded."""
+    expected, got = set(signature.input_names), set(sent)
+    if expected == got:
+        return
+    raise invalid_argument(
+        f"input size does not match signature: {len(got)}!={len(expected)} "
+        f"len({{{_join(got)}}}) != len({{{_join(expected)}}}). "
+        f"Sent extra: {{{_join(got - expected)}}}. Missing but required: {{{_join(expected - got)}}}."
+    )
+
+
+def check_output_filter(signature: Signature, wanted: Sequence[str]) -> None:
+    """INVALID_ARGUMENT if an output is unknown or named twice. An empty filter asks for all outputs."""
+    known, seen = set(signature.output_names), set[str]()
+    for name in wanted:
+        if name not in known:
+            raise invalid_argument(f"output tensor alias not found in signature: {name}. Outputs: {{{_join(known)}}}.")
+        if name in seen:
+            raise invalid_argument(f"duplicate output tensor alias: {name}")
+        seen.add(name)
+
+
+def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[int, ...]]]) -> None:
+    """INVALID_ARGUMENT unless dtype, rank and every dimension of every input fit; names were checked before.
+
+    ``sent`` maps each input's name to its dtype and shape.
+    """
+    sizes: dict[str, tuple[str, int]] = {}
+    for position, spec in enumerate(signature.inputs):
+        dtype, shape = sent[spec.name]
+        if spec.dtype not in (DataType.INVALID, dtype):
+            raise invalid_argument(
+                f"Expects arg[{position}] to be {spec.dtype.text} but {dtype.text} is provided (input {spec.name})"
+            )
+        if spec.shape is not None:
+            _check_shape(spec.name, spec.shape, shape, sizes)
+
+
+def _check_shape(
+    name: str, declared: tuple[Dim, ...], shape: tuple[int, ...], sizes: dict[str, tuple[str, int]]
+) -> None:
+    if len(shape) != len(declared):
+        raise invalid_argument(
+            f"input {name} has rank {len(shape)}, expected {len(declared)}: "
+            f"got shape {format_shape(shape)}, expected {format_shape(declared)}"
+        )
+    for axis, (dim, size) in enumerate(zip(declared, shape, strict=True)):
+        if isinstance(dim, int):
+            if size != dim:
+                raise invalid_argument(
+                    f"input {name} has size {size} in dimension {axis}, expected {dim}: "
+                    f"got shape {format_shape(shape)}, expected {format_shape(declared)}"
+                )
+            continue
+        if dim.maximum is not None and size > dim.maximum:
+            raise invalid_argument(
+                f"input {name} has size {size} in dimension {axis}, at most {dim.maximum} is allowed"
+            )
+        other, known = sizes.setdefault(dim.symbol, (name, size))
+        if known != size:
+            raise invalid_argument(
+                f"input {name} has size {size} in dimension {axis}, but input {other} has {known} "
+                f"in the same dimension ({dim.symbol})"
+            )
+
+
+def format_shape(shape: tuple[Dim, ...] | None) -> str:
+    """``[-1,28,28]`` for people; ``[?]`` when the rank is not declared."""
+    if shape is None:
+        return "[?]"
+    return "[" + ",".join(str(dim) if isinstance(dim, int) else "-1" for dim in shape) + "]"
+
+
+def _join(names: object) -> str:
+    return ",".join(sorted(names))  # type: ignore[call-overload]

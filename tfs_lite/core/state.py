@@ -1,0 +1,47 @@
+"""What a manager tells the world about one version, and the words it uses.
+
+    Start -> Loading -> Available -> Unloading -> End
+
+The chain only moves forward; any state may jump to End. A :class:`ServableState` is a report about the recent
+past, not a promise about now: whoever needs the servable asks the manager for a handle.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import OK, Status
+
+
+class ManagerState(enum.Enum):
+    """The public life of a version."""
+
+    START = "Start"
+    """Known, nothing done yet. With a status other than OK: not accepted yet, and why (e.g. files still arriving)."""
+    LOADING = "Loading"
+    """Its resources are reserved and the loader is about to be called, or is at work."""
+    AVAILABLE = "Available"
+    """Handles are given out; published after the first handle could be had."""
+    UNLOADING = "Unloading"
+    """About to be withdrawn; published before handles stop being given out."""
+    END = "End"
+    """Over: unloaded (status OK; the loader's unload has returned) or failed (status is the error)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServableState:
+    """One report: which version, in which state, and in which health."""
+
+    id: ServableId
+    state: ManagerState
+    health: Status = OK
+
+
+@dataclass(frozen=True, slots=True)
+class TimedState:
+    """A state and when it was published, in seconds since the epoch."""
+
+    state: ServableState
+    time: float

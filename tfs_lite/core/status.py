@@ -1,0 +1,96 @@
+"""Canonical status codes, and the one error type that crosses rooms.
+
+Every failure that a client or an operator may see is a :class:`ServingError` carrying a :class:`Status`. Each
+protocol maps the code in its own codec (gRPC status, HTTP status); nobody else invents codes.
+
+Source of the numbers: ``google.rpc.Code``, which ``tensorflow.error.Code`` repeats.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class StatusCode(enum.IntEnum):
+    """Canonical codes; the numbers are the ones on the wire."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A code and the sentence that explains it. The message is empty iff the code is OK."""
+
+    code: StatusCode = StatusCode.OK
+    message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.code is StatusCode.OK
+
+    def __str__(self) -> str:
+        return "OK" if self.ok else f"{self.code.name}: {self.message}"
+
+
+OK = Status()
+
+
+class ServingError(Exception):
+    """An operation failed with a canonical status.
+
+    The message is meant for clients: it names the model, version and field, says what was expected and what
+    came, and holds neither a stack nor a server path.
+    """
+
+    def __init__(self, code: StatusCode, message: str) -> None:
+        if code is StatusCode.OK:
+            raise ValueError("an error cannot have the code OK")
+        super().__init__(message)
+        self.status = Status(code, message)
+
+    @property
+    def code(self) -> StatusCode:
+        return self.status.code
+
+    def __str__(self) -> str:
+        return self.status.message
+
+    def __reduce__(self) -> tuple[type[ServingError], tuple[StatusCode, str]]:
+        return type(self), (self.status.code, self.status.message)
+
+
+def status_of(error: BaseException) -> Status:
+    """The status of any exception: its own for a ServingError, UNKNOWN with the type's name for the rest."""
+    if isinstance(error, ServingError):
+        return error.status
+    text = str(error)
+    return Status(StatusCode.UNKNOWN, f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def invalid_argument(message: str) -> ServingError:
+    return ServingError(StatusCode.INVALID_ARGUMENT, message)
+
+
+def failed_precondition(message: str) -> ServingError:
+    return ServingError(StatusCode.FAILED_PRECONDITION, message)
+
+
+def not_found(message: str) -> ServingError:
+    return ServingError(StatusCode.NOT_FOUND, message)
