@@ -1,0 +1,70 @@
+# Every target works from nothing: it builds what it needs, and only when something changed.
+PYTHON ?= python3
+VENV   := .venv
+TFVENV := .venv-conformance
+BIN    := $(VENV)/bin
+MODELS ?= .models
+ARGS   ?=
+PYTEST_ARGS ?=
+PIP    := -m pip install --quiet --disable-pip-version-check
+
+.PHONY: install serve test conformance check format bench demo gpu protos clean
+
+install: $(VENV)/.installed
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "tfs_lite needs Python 3.11 or newer; point PYTHON at one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(TFVENV)/.installed: tests/conformance/requirements.txt
+	$(PYTHON) -m venv $(TFVENV)
+	$(TFVENV)/bin/python $(PIP) -r tests/conformance/requirements.txt
+	$(TFVENV)/bin/python $(PIP) --no-deps 'tensorflow-serving-api==2.21.0'
+	@touch $@
+
+# A small real model (handwritten digits), then a server on it. Ports: gRPC 8500, HTTP 8501.
+serve: $(VENV)/.installed
+	$(BIN)/python -m tfs_lite.cli.demo_model $(MODELS)
+	exec $(BIN)/tfs-lite serve --model_repository=$(MODELS) $(ARGS)
+
+demo: $(VENV)/.installed
+	$(BIN)/tfs-lite demo $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/conformance $(PYTEST_ARGS)
+
+# The stock TensorFlow Serving client, in an environment of its own, against a server process.
+conformance: $(VENV)/.installed $(TFVENV)/.installed
+	$(TFVENV)/bin/python -m pytest -c tests/conformance/pytest.ini tests/conformance $(PYTEST_ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/swap.py $(ARGS)
+
+# On a machine with CUDA; runs nothing elsewhere (the tests skip).
+gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/gpu -rs $(PYTEST_ARGS)
+
+protos: $(VENV)/.dev
+	$(BIN)/python -m tfs_lite.protocols.build
+
+clean:
+	rm -rf $(VENV) $(TFVENV) $(MODELS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
