@@ -1,0 +1,240 @@
+"""A light client for TensorFlow Serving's gRPC API: this server, or any other that speaks it.
+
+It needs grpc, numpy and our wire definitions; no torch, nothing of the server.
+
+    with Client("localhost:8500") as client:
+        answer = client.predict("digits", {"x": images})
+        answer.outputs["output_0"], answer.version
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import grpc
+import numpy as np
+
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols import messages, serving
+from tfs_lite.protocols.dtypes import to_numpy
+from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.serving import ModelRef, VersionStatus
+from tfs_lite.protocols.tensor_proto import Array, decode, encode
+
+_PREDICT = "/tensorflow.serving.PredictionService/Predict"
+_METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
+_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
+_RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
+
+_HEALTH = "/grpc.health.v1.Health/Check"
+
+_UNREACHABLE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+_REMEMBERED_MODELS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """An answer: the outputs by name, and the one version that computed them."""
+
+    outputs: Mapping[str, Array]
+    model: str
+    version: int
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """What one version takes and gives, by signature key."""
+
+    model: str
+    version: int
+    signatures: Mapping[str, Signature]
+
+
+class HasProto(Protocol):
+    """Settings that know their message."""
+
+    def to_proto(self) -> Message: ...
+
+
+class Client:
+    """Calls one server. Any thread may call; calls do not wait for one another.
+
+    The connection is made by the first call, which waits up to ``connect_timeout`` seconds for the server and then
+    raises UNAVAILABLE. Every call takes at most ``timeout`` seconds (DEADLINE_EXCEEDED). All failures are
+    :class:`ServingError` with the server's code and message.
+    """
+
+    def __init__(self, target: str, *, timeout: float = 60.0, connect_timeout: float = 10.0) -> None:
+        self._target = target
+        self._timeout = timeout
+        self._connect_timeout = connect_timeout
+        self._connected = False
+        self._channel = grpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        self._lock = threading.Lock()
+        """Guards _metadata, the latest of each model, version or label asked for."""
+        self._metadata: dict[ModelRef, ModelMetadata] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection; calls in flight fail with CANCELLED."""
+        self._channel.close()
+
+    def predict(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: int | None = None,
+        label: str | None = None,
+        signature: str = "",
+        outputs: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> Prediction:
+        """Runs ``model`` once: the version or label asked for, else the newest version available.
+
+        Arrays and tensors go with the dtype they have. Lists and Python numbers get the dtype that the model's
+        signature declares, which is fetched once and remembered; undeclared, floats are float32 and integers int64.
+        ``outputs`` asks for some outputs only.
+        """
+        ref = _reference(model, version, label, signature)
+        request = messages.PredictRequest(model_spec=serving.model_spec(ref), output_filter=outputs)
+        for name, value in inputs.items():
+            request.inputs[name].CopyFrom(self._tensor(ref, name, value, timeout))
+        try:
+            response = self._call(_PREDICT, request, messages.PredictResponse, timeout)
+        except ServingError as error:
+            if error.code is StatusCode.INVALID_ARGUMENT:
+                self._forget(ref)
+            raise
+        answered = serving.read_model_spec(response)
+        self._forget(ref, unless=answered.version)
+        arrays = {name: decode(response.outputs[name], name) for name in response.outputs}
+        return Prediction(arrays, answered.name, answered.version or 0, answered.signature)
+
+    def metadata(
+        self, model: str, *, version: int | None = None, label: str | None = None, timeout: float | None = None
+    ) -> ModelMetadata:
+        """The signatures of the version or label asked for, else of the newest version available."""
+        ref = _reference(model, version, label)
+        request = messages.GetModelMetadataRequest(model_spec=serving.model_spec(ref), metadata_field=["signature_def"])
+        response = self._call(_METADATA, request, messages.GetModelMetadataResponse, timeout)
+        packed = messages.SignatureDefMap()
+        if "signature_def" in response.metadata:
+            response.metadata["signature_def"].Unpack(packed)
+        answered = serving.read_model_spec(response)
+        return ModelMetadata(answered.name, answered.version or 0, serving.read_signature_def_map(packed))
+
+    def status(self, model: str, *, version: int | None = None, timeout: float | None = None) -> list[VersionStatus]:
+        """The state of every version that the server knows of, highest first, or of one."""
+        request = messages.GetModelStatusRequest(model_spec=serving.model_spec(ModelRef(model, version)))
+        return serving.read_model_status(self._call(_STATUS, request, messages.GetModelStatusResponse, timeout))
+
+    def reload(self, config: HasProto | Message, *, timeout: float | None = None) -> None:
+        """Replaces the server's whole config; returns when every new model is available.
+
+        ``config`` is a ``ModelServerConfig``: the settings of ``tfs_lite.config``, or the message of any protobuf pool.
+        """
+        message: Message = config.to_proto() if hasattr(config, "to_proto") else config
+        request = messages.ReloadConfigRequest()
+        request.config.MergeFromString(message.SerializeToString())
+        response = self._call(_RELOAD, request, messages.ReloadConfigResponse, timeout)
+        status = serving.read_status(response.status)
+        if not status.ok:
+            raise ServingError(status.code, status.message)
+
+    def _call(self, path: str, request: Message, answer: Any, timeout: float | None) -> Message:
+        self._connect()
+        call = self._channel.unary_unary(
+            path, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
+        )
+        try:
+            return call(request, timeout=self._timeout if timeout is None else timeout)
+        except grpc.RpcError as error:
+            raise ServingError(StatusCode(error.code().value[0]), error.details() or error.code().name) from error
+
+    def _connect(self) -> None:
+        """Waits for the server with a health check; any answer will do, also that there is no such service."""
+        if self._connected:
+            return
+        check = self._channel.unary_unary(_HEALTH, request_serializer=None, response_deserializer=None)
+        try:
+            check(b"", timeout=self._connect_timeout, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() in _UNREACHABLE:
+                raise ServingError(
+                    StatusCode.UNAVAILABLE,
+                    f"no gRPC server answered at {self._target} within {self._connect_timeout:g} s; "
+                    f"is it running, and is this its gRPC port?",
+                ) from error
+        self._connected = True
+
+    def _tensor(self, ref: ModelRef, name: str, value: Any, timeout: float | None) -> Message:
+        dtype = DataType.INVALID
+        if not hasattr(value, "__array__"):
+            dtype = self._declared_dtype(ref, name, timeout)
+        try:
+            return encode(np.asarray(value) if hasattr(value, "__array__") else _from_python(value, dtype))
+        except (ServingError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+            raise invalid_argument(f"input {name} of model {ref.name} cannot become a tensor: {error}") from error
+
+    def _declared_dtype(self, ref: ModelRef, name: str, timeout: float | None) -> DataType:
+        key = replace(ref, signature="")
+        with self._lock:
+            known = self._metadata.get(key)
+        if known is None:
+            known = self.metadata(ref.name, version=ref.version, label=ref.label, timeout=timeout)
+            with self._lock:
+                while len(self._metadata) >= _REMEMBERED_MODELS:
+                    del self._metadata[next(iter(self._metadata))]
+                self._metadata[key] = known
+        signature = known.signatures.get(ref.signature or DEFAULT_SIGNATURE)
+        specs = signature.inputs if signature else ()
+        return next((spec.dtype for spec in specs if spec.name == name), DataType.INVALID)
+
+    def _forget(self, ref: ModelRef, unless: int | None = None) -> None:
+        """Drops what is remembered of ``ref`` when it is not, or no longer, true: another version answers now."""
+        key = replace(ref, signature="")
+        with self._lock:
+            known = self._metadata.get(key)
+            if known is not None and known.version != unless:
+                del self._metadata[key]
+
+
+def _reference(model: str, version: int | None, label: str | None, signature: str = "") -> ModelRef:
+    if version is not None and label is not None:
+        raise invalid_argument(f"model {model}: version {version} and label {label} exclude each other")
+    return ModelRef(model, version, label, signature)
+
+
+def _from_python(value: Any, dtype: DataType) -> Array:
+    """Lists, numbers and texts as an array of ``dtype``. ValueError where that would lose a fraction."""
+    natural = np.array(value)
+    if dtype is DataType.STRING or natural.dtype.kind in "OSU":
+        return np.array(value, dtype=object)
+    if dtype is DataType.INVALID:
+        return natural.astype(np.float32) if natural.dtype == np.float64 else natural
+    wanted = to_numpy(dtype)
+    if natural.size and natural.dtype.kind not in _FITTING.get(wanted.kind, "biufc"):
+        raise ValueError(f"{natural.dtype} values came, expected {dtype.text}")
+    return np.array(value, dtype=wanted)
+
+
+_FITTING = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "V": "biuf"}
+"""Kind of dtype wanted -> kinds of values that fit it. ``V`` is what numpy calls bfloat16."""

@@ -1,0 +1,93 @@
+"""The settings of one model: ``config.pbtxt`` or ``config.yaml`` beside its versions, in Triton's field names.
+
+The file in ``BASE/<version>/`` replaces the one in ``BASE/`` for that version. All of it is optional: what is not
+said is found out from the artefact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, field_validator
+
+from tfs_lite.config.settings import Settings, nearest, problem
+from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, TensorSpec
+from tfs_lite.protocols.dtypes import FROM_CONFIG_NAME
+
+BATCH_SYMBOL = "batch"
+
+
+def _data_type(name: object) -> object:
+    if isinstance(name, DataType):
+        return name
+    if not isinstance(name, str) or name not in FROM_CONFIG_NAME:
+        raise problem(f'"{name}" is no data type{nearest(str(name), FROM_CONFIG_NAME)}')
+    return FROM_CONFIG_NAME[name]
+
+
+def _dim(size: int) -> int:
+    if size < 1 and size != -1:
+        raise problem(f"must be 1 or more, or -1 for any size; got {size}")
+    return size
+
+
+def _parameter(value: object) -> object:
+    """A parameter is a text. Messages wrap it in ``string_value``; YAML may write numbers and booleans bare."""
+    if isinstance(value, dict) and set(value) <= {"string_value"}:
+        value = value.get("string_value", "")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+class ModelTensor(Settings):
+    """One input or output. ``dims`` has no batch dimension; -1 is a size that a request chooses."""
+
+    name: Annotated[StrictStr, Field(min_length=1)]
+    data_type: Annotated[DataType, BeforeValidator(_data_type)]
+    dims: Annotated[tuple[Annotated[StrictInt, AfterValidator(_dim)], ...], Field(min_length=1)]
+
+
+class ModelSettings(Settings):
+    """What an operator says about a model. Defaults mean "find out from the artefact"."""
+
+    name: StrictStr = ""
+    """If given, it must be the model's name: a file copied to the wrong place is noticed."""
+    platform: StrictStr = ""
+    max_batch_size: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 0
+    """The most rows of one run; 0: the artefact decides whether there is a batch dimension."""
+    input: tuple[ModelTensor, ...] = ()
+    output: tuple[ModelTensor, ...] = ()
+    parameters: Mapping[StrictStr, Annotated[StrictStr, BeforeValidator(_parameter)]] = {}
+
+    @field_validator("input", "output")
+    @classmethod
+    def _distinct_names(cls, tensors: tuple[ModelTensor, ...]) -> tuple[ModelTensor, ...]:
+        seen = set[str]()
+        for index, tensor in enumerate(tensors):
+            if tensor.name in seen:
+                raise problem(f'"{tensor.name}" is listed twice', index, "name")
+            seen.add(tensor.name)
+        return tensors
+
+
+def signature_of(settings: ModelSettings) -> Signature | None:
+    """The signature that the settings declare; None if they declare no tensors.
+
+    With ``max_batch_size`` above 0 every tensor gets a first dimension, the batch.
+    """
+    if not settings.input and not settings.output:
+        return None
+    return Signature(_specs(settings.input, settings), _specs(settings.output, settings))
+
+
+def _specs(tensors: Sequence[ModelTensor], settings: ModelSettings) -> tuple[TensorSpec, ...]:
+    batch: tuple[Dim, ...] = ()
+    if settings.max_batch_size > 0:
+        batch = (SymbolicDim(BATCH_SYMBOL, settings.max_batch_size),)
+    return tuple(TensorSpec(tensor.name, tensor.data_type, batch + _dims(tensor)) for tensor in tensors)
+
+
+def _dims(tensor: ModelTensor) -> tuple[Dim, ...]:
+    return tuple(size if size > 0 else SymbolicDim(f"{tensor.name}_{axis}") for axis, size in enumerate(tensor.dims))

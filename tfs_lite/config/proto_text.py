@@ -1,0 +1,69 @@
+"""Protobuf's text format -> message, and message -> plain data, with the place of every field.
+
+protobuf's own parser reads the text and reports syntax errors, wrong types and unknown fields with line and column.
+What it leaves behind has no positions; ``proto_positions`` finds those in a second walk over the text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
+
+from tfs_lite.config.proto_positions import locate
+from tfs_lite.config.settings import Document, config_error, nearest
+from tfs_lite.protocols.descriptors import POOL
+from tfs_lite.protocols.messages import Message
+
+_UNKNOWN_FIELD = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>\w+)"')
+_PREFIX = re.compile(r"^\d+:\d+ : ('.*': )?", re.DOTALL)
+
+
+def parse_proto_text(text: str, message_class: Any, name: str) -> Message:
+    """The message that ``text`` spells. Any mistake raises INVALID_ARGUMENT with ``name``, line and column."""
+    message = message_class()
+    try:
+        text_format.Parse(text, message, descriptor_pool=POOL)
+    except text_format.ParseError as error:
+        raise config_error(name, error.GetLine() or 1, error.GetColumn() or 1, _explain(str(error))) from None
+    return message
+
+
+def read_proto_text(text: str, message_class: Any, name: str) -> Document:
+    """``text`` as plain data with positions."""
+    message = parse_proto_text(text, message_class, name)
+    return Document(to_plain(message), name, locate(text, message_class.DESCRIPTOR))
+
+
+def to_plain(message: Message) -> dict[str, Any]:
+    """The fields that are set, by name; enums by name, maps as dicts. Values equal to the default are not set."""
+    return {field.name: _plain_field(field, value) for field, value in message.ListFields()}
+
+
+def _explain(error: str) -> str:
+    message = _PREFIX.sub("", error)
+    unknown = _UNKNOWN_FIELD.search(message)
+    if not unknown:
+        return message
+    fields = POOL.FindMessageTypeByName(unknown["message"]).fields_by_name
+    return f'unknown field "{unknown["field"]}"{nearest(unknown["field"], fields)}'
+
+
+def _plain_field(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        entry = field.message_type.fields_by_name["value"]
+        return {key: _plain_value(entry, value[key]) for key in value}
+    if field.is_repeated:
+        return [_plain_value(field, item) for item in value]
+    return _plain_value(field, value)
+
+
+def _plain_value(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None:
+        return to_plain(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known else value
+    return value

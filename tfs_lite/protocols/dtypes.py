@@ -1,0 +1,70 @@
+"""One table of element types: the number on the wire, numpy's dtype, and the names that protocols give it.
+
+Strings are object arrays of ``bytes``; bfloat16 and float8 are the dtypes of ``ml_dtypes``, which TensorFlow's and
+Triton's clients use too. Hosts are little-endian, as everything that torch runs on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tfs_lite.core.signature import DataType
+from tfs_lite.core.status import invalid_argument
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeNames:
+    """How one element type is called. ``config`` is its name in config.pbtxt, empty if it has none there."""
+
+    dtype: DataType
+    numpy: np.dtype[Any]
+    config: str = ""
+
+
+TABLE = (
+    DtypeNames(DataType.FLOAT, np.dtype(np.float32), "TYPE_FP32"),
+    DtypeNames(DataType.DOUBLE, np.dtype(np.float64), "TYPE_FP64"),
+    DtypeNames(DataType.INT32, np.dtype(np.int32), "TYPE_INT32"),
+    DtypeNames(DataType.UINT8, np.dtype(np.uint8), "TYPE_UINT8"),
+    DtypeNames(DataType.INT16, np.dtype(np.int16), "TYPE_INT16"),
+    DtypeNames(DataType.INT8, np.dtype(np.int8), "TYPE_INT8"),
+    DtypeNames(DataType.STRING, np.dtype(object), "TYPE_STRING"),
+    DtypeNames(DataType.COMPLEX64, np.dtype(np.complex64)),
+    DtypeNames(DataType.INT64, np.dtype(np.int64), "TYPE_INT64"),
+    DtypeNames(DataType.BOOL, np.dtype(np.bool_), "TYPE_BOOL"),
+    DtypeNames(DataType.BFLOAT16, np.dtype(ml_dtypes.bfloat16), "TYPE_BF16"),
+    DtypeNames(DataType.UINT16, np.dtype(np.uint16), "TYPE_UINT16"),
+    DtypeNames(DataType.COMPLEX128, np.dtype(np.complex128)),
+    DtypeNames(DataType.HALF, np.dtype(np.float16), "TYPE_FP16"),
+    DtypeNames(DataType.UINT32, np.dtype(np.uint32), "TYPE_UINT32"),
+    DtypeNames(DataType.UINT64, np.dtype(np.uint64), "TYPE_UINT64"),
+    DtypeNames(DataType.FLOAT8_E5M2, np.dtype(ml_dtypes.float8_e5m2)),
+    DtypeNames(DataType.FLOAT8_E4M3FN, np.dtype(ml_dtypes.float8_e4m3fn)),
+    DtypeNames(DataType.FLOAT8_E4M3FNUZ, np.dtype(ml_dtypes.float8_e4m3fnuz)),
+    DtypeNames(DataType.FLOAT8_E5M2FNUZ, np.dtype(ml_dtypes.float8_e5m2fnuz)),
+)
+
+_TO_NUMPY = {row.dtype: row.numpy for row in TABLE}
+_FROM_NUMPY = {row.numpy: row.dtype for row in TABLE}
+
+FROM_CONFIG_NAME = {row.config: row.dtype for row in TABLE if row.config}
+"""``TYPE_FP32`` and its like, as config.pbtxt spells them."""
+
+
+def to_numpy(dtype: DataType) -> np.dtype[Any]:
+    """The numpy dtype of an element type. KeyError for INVALID, which is no element type."""
+    return _TO_NUMPY[dtype]
+
+
+def from_numpy(dtype: np.dtype[Any]) -> DataType:
+    """The element type of an array. Any byte order and any kind of text counts; INVALID_ARGUMENT for the rest."""
+    if dtype.kind in "SUT":
+        return DataType.STRING
+    found = _FROM_NUMPY.get(dtype) or _FROM_NUMPY.get(dtype.newbyteorder("="))
+    if found is None:
+        raise invalid_argument(f"arrays of dtype {dtype} cannot be sent: no tensor type corresponds to it")
+    return found
