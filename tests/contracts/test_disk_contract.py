@@ -1,0 +1,174 @@
+"""One suite over every disk: the real one and the one in memory answer alike."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tfs_lite.sources.disk import Disk, Entry, RealDisk
+from tfs_lite.testing.clock import VirtualClock
+from tfs_lite.testing.disk import MemoryDisk
+
+
+class Bench(Protocol):
+    """A disk, a directory on it, and the means to change what is there."""
+
+    disk: Disk
+    root: str
+
+    def mkdir(self, path: str) -> None: ...
+    def write(self, path: str, data: bytes) -> None: ...
+    def remove(self, path: str) -> None: ...
+    def rename(self, source: str, target: str) -> None: ...
+
+
+class RealBench:
+    def __init__(self, root: Path) -> None:
+        self.disk: Disk = RealDisk()
+        self.root = str(root)
+        self._tick = 0
+
+    def mkdir(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def write(self, path: str, data: bytes) -> None:
+        self.mkdir(os.path.dirname(path))
+        Path(path).write_bytes(data)
+        self._tick += 1
+        os.utime(path, ns=(self._tick, self._tick))
+
+    def remove(self, path: str) -> None:
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        else:
+            os.remove(path)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+
+class MemoryBench:
+    def __init__(self) -> None:
+        self._clock = VirtualClock()
+        disk = MemoryDisk(self._clock)
+        self.disk: Disk = disk
+        self.root = "/root"
+        self.mkdir, self.remove, self.rename = disk.mkdir, disk.remove, disk.rename
+        self._write: Callable[[str, bytes], None] = disk.write
+        disk.mkdir(self.root)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._clock.advance(1)
+        self._write(path, data)
+
+
+@pytest.fixture(params=["real", "memory"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    return RealBench(tmp_path) if request.param == "real" else MemoryBench()
+
+
+def test_children_are_listed_with_their_kind(bench: Bench) -> None:
+    bench.write(f"{bench.root}/file", b"x")
+    bench.write(f"{bench.root}/directory/file", b"x")
+    assert sorted(bench.disk.list_directory(bench.root), key=lambda entry: entry.name) == [
+        Entry("directory", True),
+        Entry("file", False),
+    ]
+
+
+def test_a_missing_directory_and_a_file_in_its_place_raise_what_the_system_raises(bench: Bench) -> None:
+    bench.write(f"{bench.root}/file", b"x")
+    for look in (bench.disk.list_directory, bench.disk.stat_tree):
+        with pytest.raises(FileNotFoundError) as caught:
+            look(f"{bench.root}/missing")
+        assert caught.value.filename == f"{bench.root}/missing"
+        assert caught.value.strerror == "No such file or directory"
+        with pytest.raises(NotADirectoryError):
+            look(f"{bench.root}/file")
+
+
+def test_a_tree_holds_every_file_below_sorted_by_relative_name(bench: Bench) -> None:
+    for name in ("b", "a/c", "a/b", "a.txt", "__pycache__/model.pyc", "a/__pycache__/x.pyc"):
+        bench.write(f"{bench.root}/{name}", b"x" * len(name))
+    tree = bench.disk.stat_tree(bench.root)
+    assert [(file.name, file.size) for file in tree.files] == [("a.txt", 5), ("a/b", 3), ("a/c", 3), ("b", 1)]
+    assert not tree.overflow
+    assert len({file.inode for file in tree.files}) == 4
+
+
+def test_a_tree_of_more_entries_than_wanted_overflows(bench: Bench) -> None:
+    for number in range(5):
+        bench.write(f"{bench.root}/{number}", b"")
+    assert not bench.disk.stat_tree(bench.root, max_files=5).overflow
+    assert bench.disk.stat_tree(bench.root, max_files=4).overflow
+
+
+def test_an_empty_directory_is_an_empty_tree(bench: Bench) -> None:
+    bench.mkdir(f"{bench.root}/empty/inside")
+    assert bench.disk.stat_tree(f"{bench.root}/empty").files == ()
+
+
+def test_looking_and_reading_change_no_fingerprint(bench: Bench) -> None:
+    bench.write(f"{bench.root}/1/model", b"abc")
+    before = bench.disk.stat_tree(f"{bench.root}/1")
+    with bench.disk.open(f"{bench.root}/1/model") as file:
+        file.read()
+    assert bench.disk.stat_tree(f"{bench.root}/1") == before
+
+
+def test_every_change_of_a_file_changes_the_fingerprint(bench: Bench) -> None:
+    path = f"{bench.root}/1/model"
+    seen = set()
+    for change in (
+        lambda: bench.write(path, b"abc"),
+        lambda: bench.write(path, b"abcd"),
+        lambda: bench.write(path, b"dcba"),
+        lambda: bench.write(f"{path}.2", b""),
+        lambda: bench.rename(f"{path}.2", f"{path}.3"),
+        lambda: bench.remove(f"{path}.3"),
+    ):
+        change()
+        seen.add(bench.disk.stat_tree(f"{bench.root}/1").fingerprint)
+    assert len(seen) == 5  # after the removal the files are as they were before the second one came
+
+
+def test_moving_a_version_changes_nothing_inside_it(bench: Bench) -> None:
+    bench.write(f"{bench.root}/.staged/model", b"abc")
+    before = bench.disk.stat_tree(f"{bench.root}/.staged")
+    bench.rename(f"{bench.root}/.staged", f"{bench.root}/1")
+    assert bench.disk.stat_tree(f"{bench.root}/1") == before
+
+
+def test_a_version_made_again_has_another_fingerprint(bench: Bench) -> None:
+    bench.write(f"{bench.root}/1/model", b"abc")
+    before = bench.disk.stat_tree(f"{bench.root}/1").fingerprint
+    bench.remove(f"{bench.root}/1")
+    bench.write(f"{bench.root}/1/model", b"abc")
+    assert bench.disk.stat_tree(f"{bench.root}/1").fingerprint != before
+
+
+def test_the_newest_time_moves_when_a_file_comes_or_goes(bench: Bench) -> None:
+    bench.write(f"{bench.root}/1/a", b"")
+    bench.write(f"{bench.root}/1/b", b"")
+    first = bench.disk.stat_tree(f"{bench.root}/1").newest_ns
+    bench.write(f"{bench.root}/2/wait", b"")
+    bench.remove(f"{bench.root}/1/b")
+    assert bench.disk.stat_tree(f"{bench.root}/1").newest_ns >= first
+
+
+def test_files_are_read_at_any_position(bench: Bench) -> None:
+    bench.write(f"{bench.root}/model", b"0123456789")
+    with bench.disk.open(f"{bench.root}/model") as file:
+        file.seek(4)
+        assert file.read(3) == b"456"
+        file.seek(0)
+        assert file.read() == b"0123456789"
+    with pytest.raises(FileNotFoundError):
+        bench.disk.open(f"{bench.root}/missing")
+    with pytest.raises(IsADirectoryError):
+        bench.disk.open(bench.root)

@@ -1,0 +1,189 @@
+"""The verdict about one version, over what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfs_lite.core.manifest import Manifest, ManifestFile
+from tfs_lite.sources.completeness import Complete, Evidence, Need, Waiting, judge, unverified
+from tfs_lite.sources.disk import FileStat, Tree
+
+NOW = 1_000_000.0
+QUIET = 1.0
+DIGEST = "0" * 64
+
+
+def file(name: str, size: int = 10, changed: float = NOW - 100, inode: int = 1) -> FileStat:
+    return FileStat(name, size, int(changed * 1e9), int(changed * 1e9), inode)
+
+
+def tree(*files: FileStat, newest: float = NOW - 100) -> Tree:
+    return Tree(files, int(newest * 1e9))
+
+
+LOOKED = Evidence(wall_time=NOW, structure="")
+MODEL = tree(file("model.pt2"))
+
+
+def test_files_that_were_there_long_before_are_complete_at_once() -> None:
+    assert judge(MODEL, LOOKED, QUIET) == Complete(MODEL.fingerprint)
+
+
+def test_an_empty_directory_waits() -> None:
+    assert judge(tree(), LOOKED, QUIET) == Waiting("no files yet")
+
+
+def test_hidden_files_alone_are_no_version() -> None:
+    assert judge(tree(file(".model.pt2.Xy12")), LOOKED, QUIET) == Waiting("no files yet")
+    assert judge(tree(file(".cache/blob")), LOOKED, QUIET) == Waiting("no files yet")
+
+
+def test_too_many_files_wait_with_that_reason() -> None:
+    verdict = judge(replace(MODEL, overflow=True), LOOKED, QUIET)
+    assert isinstance(verdict, Waiting)
+    assert verdict.reason.startswith("too many files")
+
+
+def test_young_files_wait_for_the_rest_of_the_quiet_period() -> None:
+    verdict = judge(replace(MODEL, newest_ns=int((NOW - 0.25) * 1e9)), LOOKED, QUIET)
+    assert isinstance(verdict, Waiting)
+    assert verdict.retry_in == pytest.approx(0.75)
+
+
+def test_watching_for_the_quiet_period_is_enough_whatever_the_time_stamps_say() -> None:
+    future = replace(MODEL, newest_ns=int((NOW + 3600) * 1e9))
+    verdict = judge(future, LOOKED, QUIET)
+    assert isinstance(verdict, Waiting)
+    assert verdict.retry_in == pytest.approx(QUIET)
+    assert judge(future, replace(LOOKED, unchanged_for=QUIET), QUIET) == Complete(MODEL.fingerprint)
+
+
+def test_old_time_stamps_say_nothing_once_the_files_were_seen_changing() -> None:
+    verdict = judge(MODEL, replace(LOOKED, seen_changing=True, unchanged_for=0.5), QUIET)
+    assert isinstance(verdict, Waiting)
+    assert verdict.retry_in == pytest.approx(0.5)
+
+
+def test_archives_are_looked_into_only_when_everything_is_quiet() -> None:
+    unknown = replace(LOOKED, structure=None)
+    assert judge(MODEL, unknown, QUIET) is Need.STRUCTURE
+    assert isinstance(judge(replace(MODEL, newest_ns=int(NOW * 1e9)), unknown, QUIET), Waiting)
+
+
+def test_a_damaged_archive_waits_with_its_reason_and_no_timer() -> None:
+    assert judge(MODEL, replace(LOOKED, structure="model.pt2 is truncated"), QUIET) == Waiting("model.pt2 is truncated")
+
+
+def listed(**files: ManifestFile) -> Evidence:
+    return Evidence(Manifest({name.replace("_", "."): entry for name, entry in files.items()}), wall_time=NOW)
+
+
+def test_with_a_manifest_no_quiet_period_is_needed() -> None:
+    young = tree(file("model.pt2"), newest=NOW)
+    evidence = listed(model_pt2=ManifestFile(10, DIGEST, young.files[0].stamp))
+    assert judge(young, evidence, QUIET) == Complete(young.fingerprint)
+
+
+def test_a_file_of_another_size_than_listed_waits() -> None:
+    evidence = listed(model_pt2=ManifestFile(11, DIGEST))
+    assert judge(MODEL, evidence, QUIET) == Waiting("manifest lists model.pt2 with 11 bytes, found 10")
+
+
+def test_a_manifest_that_came_first_waits_for_its_files() -> None:
+    verdict = judge(tree(), listed(model_pt2=ManifestFile(11, DIGEST)), QUIET)
+    assert verdict == Waiting("manifest lists model.pt2 with 11 bytes, found no such file")
+
+
+def test_a_manifest_that_cannot_be_read_waits_with_the_problem() -> None:
+    assert judge(MODEL, replace(LOOKED, manifest_problem="not whole JSON"), QUIET) == Waiting("not whole JSON")
+
+
+def test_a_copy_is_hashed_and_the_published_file_itself_is_not() -> None:
+    two = tree(file("a", inode=1), file("b", inode=2))
+    manifest = Manifest({"a": ManifestFile(10, DIGEST, two.files[0].stamp), "b": ManifestFile(10, DIGEST, "9:9")})
+    assert [stat.name for stat in unverified(two, manifest)] == ["b"]
+    assert judge(two, Evidence(manifest), QUIET) is Need.DIGESTS
+    assert judge(two, Evidence(manifest, digests=""), QUIET) == Complete(two.fingerprint)
+    assert judge(two, Evidence(manifest, digests="b differs"), QUIET) == Waiting("b differs")
+
+
+stats = st.builds(
+    FileStat,
+    st.from_regex(r"[a-c.]{1,3}", fullmatch=True),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(0, 3),
+)
+file_lists = st.lists(stats, max_size=4, unique_by=lambda stat: stat.name).map(
+    lambda files: tuple(sorted(files, key=lambda stat: stat.name))
+)
+manifests = st.dictionaries(
+    st.from_regex(r"[a-c]{1,3}", fullmatch=True),
+    st.builds(ManifestFile, st.integers(0, 3), st.just(DIGEST), st.just("") | st.just("1:1")),
+    min_size=1,
+    max_size=3,
+).map(Manifest)
+evidences = st.builds(
+    Evidence,
+    st.none() | manifests,
+    st.just("") | st.just("bad manifest"),
+    st.floats(0, 10),
+    st.floats(0, 3),
+    st.booleans(),
+    st.none() | st.just("") | st.just("truncated"),
+    st.none() | st.just("") | st.just("differs"),
+)
+trees = st.builds(Tree, file_lists, st.integers(0, 10 * 10**9), st.booleans())
+
+
+@given(trees, evidences, st.floats(0, 3))
+def test_the_verdict_is_complete_only_when_nothing_speaks_against_it(
+    tree: Tree, evidence: Evidence, quiet: float
+) -> None:
+    verdict = judge(tree, evidence, quiet)
+    if not isinstance(verdict, Complete):
+        return
+    assert tree.files
+    assert not tree.overflow
+    assert not evidence.manifest_problem
+    if evidence.manifest is None:
+        assert evidence.structure == ""
+        assert evidence.unchanged_for >= quiet or evidence.wall_time - tree.newest_ns / 1e9 >= quiet
+    else:
+        assert evidence.manifest.size_problem({file.name: file.size for file in tree.files}) == ""
+        assert evidence.digests == "" or not unverified(tree, evidence.manifest)
+
+
+@given(trees, evidences, st.floats(0, 3))
+def test_waiting_has_a_reason_and_time_or_new_evidence_ends_it(tree: Tree, evidence: Evidence, quiet: float) -> None:
+    verdict = judge(tree, evidence, quiet)
+    if isinstance(verdict, Waiting):
+        assert verdict.reason
+        assert verdict.retry_in is None or verdict.retry_in > 0
+        if verdict.retry_in is not None:
+            later = replace(
+                evidence,
+                unchanged_for=evidence.unchanged_for + verdict.retry_in + 1e-6,
+                wall_time=evidence.wall_time + verdict.retry_in + 1e-6,
+            )
+            after = judge(tree, later, quiet)
+            assert not (isinstance(after, Waiting) and after.retry_in)
+
+
+@given(trees, evidences, st.floats(0, 3))
+def test_every_need_is_settled_by_the_evidence_it_asks_for(tree: Tree, evidence: Evidence, quiet: float) -> None:
+    verdict = judge(tree, evidence, quiet)
+    if verdict is Need.STRUCTURE:
+        assert isinstance(judge(tree, replace(evidence, structure=""), quiet), Complete)
+    elif verdict is Need.DIGESTS:
+        assert isinstance(judge(tree, replace(evidence, digests=""), quiet), Complete)
+
+
+@given(file_lists, file_lists)
+def test_fingerprints_differ_exactly_when_the_files_do(one: tuple[FileStat, ...], other: tuple[FileStat, ...]) -> None:
+    assert (Tree(one, 0).fingerprint == Tree(other, 5).fingerprint) == (one == other)

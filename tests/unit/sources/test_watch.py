@@ -1,0 +1,188 @@
+"""The watcher, with the real file system and its real events."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tfs_lite.core.clock import SystemClock
+from tfs_lite.sources import watch as watching
+from tfs_lite.sources.watch import DirectoryWatcher
+from tfs_lite.sources.watch_points import WatchPoint, point_below, points_for
+from tfs_lite.testing.clock import VirtualClock
+
+BOUND = 30.0
+
+
+class Watch:
+    """A watcher of one set of points, and the number of calls it made."""
+
+    def __init__(self) -> None:
+        self.clock = SystemClock()
+        self.calls = 0
+        self.called = threading.Event()
+        self.watcher = DirectoryWatcher(self.on_change, self.clock)
+
+    def on_change(self) -> None:
+        self.calls += 1
+        self.called.set()
+
+    def on(self, *points: WatchPoint) -> bool:
+        return self.watcher.update(points)
+
+    def notices(self, change: Callable[[], object]) -> bool:
+        self.called.clear()
+        change()
+        return self.called.wait(BOUND)
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    watch = Watch()
+    yield watch
+    watch.watcher.close()
+    watch.clock.close()
+
+
+def test_renames_creations_and_removals_in_a_directory_are_noticed(watch: Watch, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    (tmp_path / "elsewhere").mkdir()
+    base.mkdir()
+    assert watch.on(*points_for(str(base)))
+    assert watch.notices(lambda: (tmp_path / "elsewhere").rename(base / "1"))
+    assert watch.notices(lambda: (base / "2").mkdir())
+    assert watch.notices(lambda: (base / "2").rmdir())
+    assert watch.notices(lambda: (base / "1").rename(base / ".1"))
+
+
+def test_the_end_of_writing_below_a_version_is_noticed(watch: Watch, tmp_path: Path) -> None:
+    (tmp_path / "1" / "assets").mkdir(parents=True)
+    watch.on(point_below(str(tmp_path / "1")))
+    assert watch.notices(lambda: (tmp_path / "1" / "model.pt2").write_bytes(b"x"))
+    assert watch.notices(lambda: (tmp_path / "1" / "assets" / "words").write_bytes(b"x"))
+
+
+def test_reading_hidden_names_and_other_names_wake_nobody(watch: Watch, tmp_path: Path) -> None:
+    version = tmp_path / "base" / "1"
+    version.mkdir(parents=True)
+    model = version / "model.pt2"
+    model.write_bytes(b"x" * 1000)
+    watch.on(point_below(str(version)), *points_for(str(tmp_path / "base")))
+
+    for _ in range(50):
+        model.read_bytes()
+        os.listdir(version)
+        (tmp_path / "base" / ".publish-1").mkdir()
+        (tmp_path / "base" / ".publish-1").rmdir()
+        (tmp_path / "neighbour").write_bytes(b"x")
+    assert watch.notices(lambda: (tmp_path / "base" / "2").mkdir())
+    assert watch.calls == 1
+
+
+def test_a_base_path_that_appears_later_is_noticed_and_then_watched(watch: Watch, tmp_path: Path) -> None:
+    base = tmp_path / "a" / "base"
+    assert watch.on(*points_for(str(base)))
+    assert watch.notices(lambda: (tmp_path / "a").mkdir())
+    assert watch.on(*points_for(str(base)))
+    assert watch.notices(base.mkdir)
+    assert watch.on(*points_for(str(base)))
+    assert not watch.on(*points_for(str(base)))
+    assert watch.notices(lambda: (base / "1").mkdir())
+
+
+def test_a_base_path_that_is_replaced_is_watched_anew(watch: Watch, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    watch.on(*points_for(str(base)))
+    for round_trip in range(3):
+        if round_trip % 2:
+            assert watch.notices(lambda: base.rename(tmp_path / f"old-{round_trip}"))  # noqa: B023
+        else:
+            assert watch.notices(lambda: shutil.rmtree(base))
+        base.mkdir()
+        watch.called.clear()
+        while not watch.on(*points_for(str(base))):
+            assert watch.called.wait(BOUND), "the new directory is not watched and nobody asked to look again"
+            watch.called.clear()
+        assert watch.notices(lambda: (base / "1").mkdir())
+
+
+def test_a_link_that_is_switched_is_noticed_and_followed(watch: Watch, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    base = tmp_path / "base"
+    base.symlink_to("one")
+    watch.on(*points_for(str(base)))
+    (tmp_path / "new").symlink_to("two")
+    assert watch.notices(lambda: (tmp_path / "new").rename(base))
+    assert watch.on(*points_for(str(base)))
+    assert watch.notices(lambda: (tmp_path / "two" / "1").mkdir())
+
+
+def test_a_new_name_in_a_watched_directory_asks_for_another_look(watch: Watch, tmp_path: Path) -> None:
+    assert watch.on(WatchPoint(str(tmp_path), "a"))
+    assert watch.on(WatchPoint(str(tmp_path), "b"))
+    assert not watch.on(WatchPoint(str(tmp_path), "b"))
+    assert watch.notices(lambda: (tmp_path / "b").mkdir())
+
+
+def test_where_the_system_allows_no_watch_one_line_is_logged(
+    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, "inotify instance limit reached")
+
+    monkeypatch.setattr(watching, "Observer", refuse)
+    for _ in range(3):
+        assert not watch.on(*points_for(str(tmp_path)))
+    assert [record.message for record in caplog.records] == [
+        "cannot watch every directory ([Errno 24] inotify instance limit reached): changes there are found by polling"
+    ]
+
+
+def test_watches_are_bounded(
+    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watching, "MAX_WATCHES", 2)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    watch.on(*(WatchPoint(str(tmp_path / name)) for name in "abc"))
+    assert "more than 2 directories" in caplog.text
+    assert watch.notices(lambda: (tmp_path / "b" / "1").mkdir())
+
+
+def test_a_directory_without_permission_or_existence_is_left_out(watch: Watch, tmp_path: Path) -> None:
+    assert not watch.on(WatchPoint(str(tmp_path / "missing")))
+    assert watch.on(WatchPoint(str(tmp_path / "missing")), WatchPoint(str(tmp_path)))
+
+
+def test_closing_ends_the_threads_and_later_updates_do_nothing(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    watcher = DirectoryWatcher(lambda: None, VirtualClock())
+    watcher.update(points_for(str(tmp_path)))
+    watcher.close()
+    watcher.close()
+    assert not watcher.update(points_for(str(tmp_path)))
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_burst_of_changes_makes_one_call_at_once_and_one_later(tmp_path: Path) -> None:
+    clock, calls = VirtualClock(), []
+    throttle = watching._Throttle(lambda: calls.append(clock.monotonic()), clock)
+    for _ in range(100):
+        throttle.call()
+    assert len(calls) == 1
+    clock.advance(watching.MIN_GAP)
+    assert len(calls) == 2
+    clock.advance(1)
+    throttle.call()
+    throttle.call()
+    throttle.close()
+    clock.advance(1)
+    assert len(calls) == 3

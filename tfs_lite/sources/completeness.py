@@ -1,0 +1,112 @@
+"""Is a version directory all there, or are its files still arriving? A pure verdict over what is known.
+
+With a manifest: when every listed file has the listed size and digest. Without one: when names, sizes and times have
+been quiet for a while and every archive is structurally whole. Costly evidence (opening archives, hashing) is asked
+for only when everything cheap already speaks for the version.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from tfs_lite.core.manifest import Manifest
+from tfs_lite.sources.disk import FileStat, Tree
+
+MIN_RETRY = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """All there. Two states of one version directory have different revisions."""
+
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Not yet, and why, in words for people. ``retry_in``: seconds after which the verdict may change by itself."""
+
+    reason: str
+    retry_in: float | None = None
+
+
+class Need(enum.Enum):
+    """The verdict depends on evidence that has not been gathered yet."""
+
+    STRUCTURE = "structure"
+    """Open the archives."""
+    DIGESTS = "digests"
+    """Hash the files that :func:`unverified` names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known about a version besides its file list. All of it belongs to one state of the files.
+
+    ``structure`` and ``digests``: None while not looked at, empty when fine, else what is wrong.
+    """
+
+    manifest: Manifest | None = None
+    manifest_problem: str = ""
+    wall_time: float = 0.0
+    """Now, in the time of the files' time stamps."""
+    unchanged_for: float = 0.0
+    """Seconds for which polls have seen the files exactly like this."""
+    seen_changing: bool = False
+    """Polls have seen the files in another state before: they are being written right now."""
+    structure: str | None = None
+    digests: str | None = None
+
+
+def judge(tree: Tree, evidence: Evidence, quiet_period: float) -> Complete | Waiting | Need:
+    """The verdict, or the evidence that is missing for one."""
+    if tree.overflow:
+        return Waiting(f"too many files: more than {len(tree.files)} entries")
+    if evidence.manifest_problem:
+        return Waiting(evidence.manifest_problem)
+    if evidence.manifest is not None:
+        return _judge_by_manifest(tree, evidence, evidence.manifest)
+    if not any(_counts(file) for file in tree.files):
+        return Waiting("no files yet")
+    left = quiet_left(tree, evidence, quiet_period)
+    if left > 0:
+        return Waiting(f"files changed less than {quiet_period:g} s ago", max(left, MIN_RETRY))
+    if evidence.structure is None:
+        return Need.STRUCTURE
+    return Waiting(evidence.structure) if evidence.structure else Complete(tree.fingerprint)
+
+
+def quiet_left(tree: Tree, evidence: Evidence, quiet_period: float) -> float:
+    """Seconds until the files count as quiet; 0 or less when they do.
+
+    A version that was there long before anybody looked need not be watched first: its time stamps tell. They count
+    only until the files have been seen changing, and not when they lie in the future (clocks that differ).
+    """
+    by_watching = quiet_period - evidence.unchanged_for
+    age = evidence.wall_time - tree.newest_ns / 1e9
+    if evidence.seen_changing or age < 0:
+        return by_watching
+    return min(by_watching, quiet_period - age)
+
+
+def unverified(tree: Tree, manifest: Manifest) -> Sequence[FileStat]:
+    """The listed files that have to be hashed: those that are not the very files the publisher wrote and synced."""
+    listed = manifest.files
+    return [file for file in tree.files if file.name in listed and file.stamp != listed[file.name].stamp]
+
+
+def _judge_by_manifest(tree: Tree, evidence: Evidence, manifest: Manifest) -> Complete | Waiting | Need:
+    problem = manifest.size_problem({file.name: file.size for file in tree.files})
+    if problem:
+        return Waiting(problem)
+    if evidence.digests is None and unverified(tree, manifest):
+        return Need.DIGESTS
+    return Waiting(evidence.digests) if evidence.digests else Complete(tree.fingerprint)
+
+
+def _counts(file: FileStat) -> bool:
+    """Hidden files alone (a copying tool's temporary ones) make no version."""
+    return not any(part.startswith(".") for part in PurePosixPath(file.name).parts)

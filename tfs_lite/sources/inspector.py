@@ -1,0 +1,174 @@
+"""Gathers the evidence that :mod:`completeness` asks for, and remembers it for as long as the files do not change.
+
+A poll stats the files of a version and, while they are as before, does nothing else: no archive is opened and no
+byte is hashed twice. Hashing happens on an executor of its own, so that a large model does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.executor import Executor, Task
+from tfs_lite.core.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse_manifest, sha256_of
+from tfs_lite.core.status import ServingError
+from tfs_lite.sources.completeness import Complete, Evidence, Need, Waiting, judge, unverified
+from tfs_lite.sources.disk import Disk, FileStat, Tree
+from tfs_lite.sources.structure import needs_look, structural_problem
+
+_TRANSIENT = frozenset({errno.ENOENT, errno.ESTALE})
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is remembered of one version directory; valid for one fingerprint."""
+
+    fingerprint: str
+    first_seen: float
+    evidence: Evidence
+
+
+_Key = tuple[str, str]
+"""Path and fingerprint: one state of one version."""
+
+
+class VersionInspector:
+    """Says of a version directory whether it is complete.
+
+    ``inspect`` and ``keep_only`` are called by one thread at a time (the poll); ``close`` by any. ``on_progress`` is
+    called on the executor's thread when hashing has ended and another look will find a verdict.
+    """
+
+    def __init__(self, disk: Disk, clock: Clock, executor: Executor, on_progress: Callable[[], None]) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._executor = executor
+        self._on_progress = on_progress
+        self._records: dict[str, _Record] = {}  # by path; only the poll touches it
+        self._lock = threading.Lock()  # guards _hashed
+        self._hashed: dict[_Key, str | OSError | None] = {}  # result as in Evidence.digests; None while at it
+
+    def inspect(self, path: str, quiet_period: float) -> Complete | Waiting:
+        """The verdict about the version at ``path``, as of now. Never raises for what is on the disk."""
+        try:
+            tree = self._disk.stat_tree(path)
+            record = self._record(path, tree)
+            verdict = judge(tree, record.evidence, quiet_period)
+            while isinstance(verdict, Need):
+                if not self._gather(verdict, path, tree, record):
+                    return Waiting(f"checking the digests of {sum(file.size for file in tree.files)} bytes")
+                verdict = judge(tree, record.evidence, quiet_period)
+        except OSError as error:
+            return Waiting(_describe(error, path), quiet_period if error.errno in _TRANSIENT else None)
+        return verdict
+
+    def keep_only(self, paths: set[str]) -> None:
+        """Forgets every other version and stops hashing it."""
+        self._records = {path: record for path, record in self._records.items() if path in paths}
+        with self._lock:
+            for path, fingerprint in list(self._hashed):
+                if path not in self._records or self._records[path].fingerprint != fingerprint:
+                    del self._hashed[path, fingerprint]
+
+    def close(self) -> None:
+        """Stops hashing; the executor itself is its owner's."""
+        with self._lock:
+            self._hashed.clear()
+
+    def _record(self, path: str, tree: Tree) -> _Record:
+        now, wall = self._clock.monotonic(), self._clock.time()
+        fingerprint = tree.fingerprint
+        known = self._records.get(path)
+        if known is None or known.fingerprint != fingerprint:
+            manifest, problem = self._manifest(path, tree)
+            evidence = Evidence(manifest, problem, seen_changing=known is not None)
+            self._records[path] = known = _Record(fingerprint, now, evidence)
+        known.evidence = replace(known.evidence, wall_time=wall, unchanged_for=now - known.first_seen)
+        return known
+
+    def _manifest(self, path: str, tree: Tree) -> tuple[Manifest | None, str]:
+        if all(file.name != MANIFEST_NAME for file in tree.files):
+            return None, ""
+        with self._disk.open(os.path.join(path, MANIFEST_NAME)) as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+        if len(data) > MAX_MANIFEST_BYTES:
+            return None, f"{MANIFEST_NAME} is larger than {MAX_MANIFEST_BYTES} bytes"
+        try:
+            return parse_manifest(data), ""
+        except ServingError as error:
+            return None, str(error)
+
+    def _gather(self, need: Need, path: str, tree: Tree, record: _Record) -> bool:
+        """Adds the evidence to the record. False: it takes a while and ``on_progress`` will be called."""
+        if need is Need.STRUCTURE:
+            record.evidence = replace(record.evidence, structure=self._structure(path, tree))
+            return True
+        result = self._digests(path, tree, record)
+        record.evidence = replace(record.evidence, digests=result)
+        return result is not None
+
+    def _structure(self, path: str, tree: Tree) -> str:
+        for stat in tree.files:
+            if needs_look(stat.name):
+                with self._disk.open(os.path.join(path, stat.name)) as file:
+                    problem = structural_problem(stat.name, stat.size, file)
+                if problem:
+                    return problem
+        return ""
+
+    def _digests(self, path: str, tree: Tree, record: _Record) -> str | None:
+        """The result of hashing, None while at it. Raises the error that ended it, and starts anew when asked again."""
+        key = (path, record.fingerprint)
+        with self._lock:
+            known = key in self._hashed
+            result = self._hashed.pop(key, None)
+            if not isinstance(result, OSError):
+                self._hashed[key] = result
+        if isinstance(result, OSError):
+            raise result
+        manifest = record.evidence.manifest
+        if not known and manifest is not None:
+            self._executor.submit(self._hash_task(key, unverified(tree, manifest), manifest))
+        return result
+
+    def _hash_task(self, key: _Key, files: Sequence[FileStat], manifest: Manifest) -> Task:
+        problems: list[str] = []
+
+        def work() -> None:
+            problems.append(self._digest_problem(key, files, manifest))
+
+        def done(error: BaseException | None) -> None:
+            with self._lock:
+                wanted = key in self._hashed
+                if wanted:
+                    self._hashed[key] = problems[0] if error is None else _as_os_error(error)
+            if wanted:
+                self._on_progress()
+
+        return Task(f"digests of {os.path.basename(key[0])}", lambda: self._is_wanted(key), work, done)
+
+    def _digest_problem(self, key: _Key, files: Sequence[FileStat], manifest: Manifest) -> str:
+        for stat in files:
+            with self._disk.open(os.path.join(key[0], stat.name)) as file:
+                if sha256_of(file, lambda: not self._is_wanted(key)) != manifest.files[stat.name].sha256:
+                    return f"{stat.name} does not have the sha256 digest that the manifest lists"
+        return ""
+
+    def _is_wanted(self, key: _Key) -> bool:
+        with self._lock:
+            return key in self._hashed
+
+
+def _as_os_error(error: BaseException) -> OSError:
+    return error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
+
+
+def _describe(error: OSError, root: str) -> str:
+    """What went wrong with which file, without the place of the version on this machine."""
+    where = os.fspath(error.filename) if isinstance(error.filename, str) else root
+    relative = os.path.relpath(where, root) if where.startswith(root) else os.path.basename(where)
+    return f"{'the version directory' if relative == '.' else relative}: {error.strerror or type(error).__name__}"

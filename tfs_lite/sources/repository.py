@@ -1,0 +1,149 @@
+"""The models of a whole directory, ``DIR/<model>/<version>/``: which names are served, and from which base path.
+
+The server turns each new mapping into a config of the file-system source, so that models appear and disappear
+without a config file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.manifest import parse_version
+from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.status import OK, Status, StatusCode
+from tfs_lite.sources.disk import Disk, Entry
+from tfs_lite.sources.watch import DirectoryWatcher
+from tfs_lite.sources.watch_points import WatchPoint, points_for
+
+logger = logging.getLogger(__name__)
+CONFIG_NAMES = frozenset({"config.pbtxt", "config.yaml"})
+
+
+def models_in(listing: Mapping[str, Collection[Entry]], known: Collection[str]) -> list[str]:
+    """The sub directories that are models, given what lies in each of them.
+
+    A model has a version directory or a config. Once known as a model it stays one for as long as its directory
+    exists, so that a moment without versions does not take its configuration away. Hidden directories are none.
+    """
+    return sorted(
+        name
+        for name, entries in listing.items()
+        if not name.startswith(".") and (name in known or any(_marks_a_model(entry) for entry in entries))
+    )
+
+
+def _marks_a_model(entry: Entry) -> bool:
+    if entry.is_directory:
+        return parse_version(entry.name) is not None
+    return entry.name in CONFIG_NAMES
+
+
+class ModelRepository:
+    """Watches one directory and reports its models.
+
+    Order: construct -> ``start`` (first look at once, on its own thread) or ``poll`` -> ``close``. ``on_change`` gets
+    the whole mapping of names to base paths, first after the first look that succeeds and then whenever it is another
+    one; ``on_problem`` gets the state of the directory itself when that changes (OK again afterwards). While the
+    directory cannot be read the last mapping stays. Both are called on the thread that polls; one that raises is
+    logged, and the mapping is sent again at the next poll. ``poll_interval``: None or 0: look only when woken.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        disk: Disk,
+        clock: Clock,
+        on_change: Callable[[Mapping[str, str]], None],
+        on_problem: Callable[[Status], None] = lambda status: None,
+        poll_interval: float | None = 1.0,
+        watch: bool = True,
+    ) -> None:
+        self._path = path
+        self._disk = disk
+        self._on_change = on_change
+        self._on_problem = on_problem
+        self._polling = threading.Lock()  # serialises polls; guards the next two
+        self._sent: dict[str, str] | None = None
+        self._problem = OK
+        self._closed = threading.Event()
+        self._watcher = DirectoryWatcher(self.wake, clock) if watch else None
+        self._thread = PeriodicThread("tfs-repository", self.poll, poll_interval or None)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Looks soon, on its own thread."""
+        self._thread.wake()
+
+    def poll(self) -> None:
+        """Looks once, on the caller's thread."""
+        with self._polling:
+            if self._closed.is_set():
+                return
+            listing = self._list()
+            if listing is not None:
+                names = models_in(listing, self._sent or {})
+                self._send({name: os.path.join(self._path, name) for name in names})
+            if self._watcher is not None and self._watcher.update(self._points(listing or {})):
+                self.wake()
+
+    def close(self) -> None:
+        """Ends it, waiting for a look in progress."""
+        self._closed.set()
+        self._thread.stop()
+        if self._watcher is not None:
+            self._watcher.close()
+
+    def _list(self) -> dict[str, Collection[Entry]] | None:
+        """What lies in each sub directory; None when the directory itself cannot be read."""
+        try:
+            children = self._disk.list_directory(self._path)
+        except OSError as error:
+            self._set_problem(_problem(error))
+            return None
+        self._set_problem(OK)
+        names = [entry.name for entry in children if entry.is_directory and not entry.name.startswith(".")]
+        return {name: self._list_child(name) for name in names}
+
+    def _list_child(self, name: str) -> Collection[Entry]:
+        try:
+            return self._disk.list_directory(os.path.join(self._path, name))
+        except OSError as error:
+            logger.debug("%s in the model repository cannot be read: %s", name, error)
+            return ()
+
+    def _send(self, models: dict[str, str]) -> None:
+        if models == self._sent:
+            return
+        logger.info("models in the repository: %s", ", ".join(models) or "none")
+        try:
+            self._on_change(models)
+        except Exception:
+            logger.exception("the receiver failed on the models of the repository; they are sent again")
+        else:
+            self._sent = models
+
+    def _set_problem(self, problem: Status) -> None:
+        if problem == self._problem:
+            return
+        self._problem = problem
+        if not problem.ok:
+            logger.warning("%s (%s): the models stay as they are", problem.message, self._path)
+        self._on_problem(problem)
+
+    def _points(self, listing: Mapping[str, Collection[Entry]]) -> Iterator[WatchPoint]:
+        yield from points_for(self._path)
+        for name in listing:
+            if name not in (self._sent or {}):
+                yield WatchPoint(os.path.realpath(os.path.join(self._path, name)))
+
+
+def _problem(error: OSError) -> Status:
+    if isinstance(error, FileNotFoundError):
+        return Status(StatusCode.NOT_FOUND, "the model repository does not exist")
+    return Status(StatusCode.UNAVAILABLE, f"the model repository cannot be read: {error.strerror}")

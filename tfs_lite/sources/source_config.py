@@ -1,0 +1,74 @@
+"""What the file-system source is told, and what it tells back. Values only; building one checks it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tfs_lite.core.status import OK, Status, invalid_argument
+from tfs_lite.sources.version_scan import LatestPolicy, VersionPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class ServableToMonitor:
+    """One stream: its name, the directory that holds its version directories, and which of them are wanted."""
+
+    name: str
+    base_path: str
+    policy: VersionPolicy = field(default_factory=LatestPolicy)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise invalid_argument("servable: field name: expected a name, got none")
+        if not self.base_path:
+            raise invalid_argument(f"servable {self.name}: field base_path: expected a directory, got none")
+        if "\0" in self.base_path:
+            raise invalid_argument(f"servable {self.name}: field base_path: expected a path, got one with a NUL in it")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceConfig:
+    """All streams of one source. Invalid values raise ServingError (INVALID_ARGUMENT).
+
+    ``poll_interval``: seconds from the start of one poll to the start of the next, with watching in between; 0: one
+    poll at the start and one after each update, disregarding what happens on the disk in between (versions that are
+    only waiting to become quiet are still taken); None or negative: no thread, the owner calls ``poll``.
+
+    ``fail_if_zero_versions_at_startup``: refuse a config in which a stream has no version directory.
+    ``servable_versions_always_present``: that, and never emit an empty list because of what a poll found.
+    """
+
+    servables: tuple[ServableToMonitor, ...]
+    poll_interval: float | None = 1.0
+    quiet_period: float = 1.0
+    fail_if_zero_versions_at_startup: bool = False
+    servable_versions_always_present: bool = False
+
+    def __post_init__(self) -> None:
+        names = [servable.name for servable in self.servables]
+        for name in names:
+            if names.count(name) > 1:
+                raise invalid_argument(f"servable {name} is listed more than once")
+        if not (math.isfinite(self.quiet_period) and self.quiet_period >= 0):
+            raise invalid_argument(f"quiet_period: expected 0 or more seconds, got {self.quiet_period}")
+        if self.poll_interval is not None and not math.isfinite(self.poll_interval):
+            raise invalid_argument(f"poll_interval: expected a number of seconds, got {self.poll_interval}")
+
+    @property
+    def by_name(self) -> dict[str, ServableToMonitor]:
+        """In alphabetical order."""
+        return {servable.name: servable for servable in sorted(self.servables, key=lambda servable: servable.name)}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """What stands in the way of a stream. Meant for clients too: no server paths.
+
+    ``problem``: OK, or why the stream has nothing to offer (base path missing, unreadable or without versions).
+    ``waiting``: versions that are wanted and not offered yet -> the reason.
+    """
+
+    name: str
+    problem: Status = OK
+    waiting: Mapping[int, str] = field(default_factory=dict)
