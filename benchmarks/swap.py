@@ -119,7 +119,7 @@ def load_seconds(server: ServerProcess) -> tuple[float, float]:
     text, found = server.get("/metrics")[1].decode(), {"sum": 0.0, "count": 0.0}
     for line in text.splitlines():
         for kind in found:
-            if line.startswith(f"tfs_lite_load_seconds_{kind}{{") and 'model="a"' in line:
+            if line.startswith(f"tfs_lite_model_load_seconds_{kind}{{") and 'model="a"' in line:
                 found[kind] += float(line.rsplit(" ", 1)[1])
     return found["sum"], found["count"]
 

@@ -36,7 +36,10 @@ class Task:
             return
         try:
             self.work()
-        except Exception as error:
+        except KeyboardInterrupt as error:  # only on a caller's thread (size 0); it is meant for the caller too
+            self.done(error)
+            raise
+        except BaseException as error:  # a model that calls sys.exit() fails like any other
             self.done(error)
         else:
             self.done(None)
@@ -70,9 +73,9 @@ class PoolExecutor:
         self._name = name
         self._changed = threading.Condition()  # guards the fields below
         self._queue: deque[Task] = deque()
-        self._size = num_threads
+        self._size = max(num_threads, 0)
         self._threads: set[threading.Thread] = set()
-        self._idle = 0
+        self._running = 0  # tasks, those on callers' threads included
         self._started = 0
         self._closed = False
 
@@ -92,11 +95,10 @@ class PoolExecutor:
         with self._changed:
             self._size = max(num_threads, 0)
             self._staff()
-            self._changed.notify_all()
 
     def run_pending(self) -> None:
         while (task := self._take_inline()) is not None:
-            _run(task)
+            self._run(task)
 
     def shutdown(self) -> None:
         with self._changed:
@@ -110,41 +112,45 @@ class PoolExecutor:
         self.run_pending()
 
     def _staff(self) -> None:
-        """Starts a thread if there is work that no idle thread will take. Called with the lock held."""
-        if self._queue and self._idle < len(self._queue) and len(self._threads) < self._size:
+        """Starts as many threads as there is work that idle ones will not take. Called with the lock held."""
+        while len(self._queue) > len(self._threads) - self._running and len(self._threads) < self._size:
             self._started += 1
             thread = threading.Thread(target=self._serve, name=f"{self._name}-{self._started}", daemon=True)
             self._threads.add(thread)
             thread.start()
-        self._changed.notify()
+        self._changed.notify_all()
 
     def _serve(self) -> None:
         while (task := self._take()) is not None:
-            _run(task)
+            self._run(task)
+            del task  # an idle thread keeps no loader alive
 
     def _take(self) -> Task | None:
         """The next task; None when this thread is to end (pool closed and empty, or shrunk)."""
         with self._changed:
-            self._idle += 1
-            try:
-                while len(self._threads) <= self._size:
-                    if self._queue:
-                        return self._queue.popleft()
-                    if self._closed:
-                        break
-                    self._changed.wait()
-                self._threads.discard(threading.current_thread())
-                return None
-            finally:
-                self._idle -= 1
+            while len(self._threads) <= self._size:
+                if self._queue and self._running < self._size:
+                    self._running += 1
+                    return self._queue.popleft()
+                if self._closed and not self._queue:
+                    break
+                self._changed.wait()
+            self._threads.discard(threading.current_thread())
+            return None
 
     def _take_inline(self) -> Task | None:
         with self._changed:
-            return self._queue.popleft() if self._queue and self._size == 0 else None
+            if self._size > 0 or self._running or not self._queue:
+                return None
+            self._running = 1
+            return self._queue.popleft()
 
-
-def _run(task: Task) -> None:
-    try:
-        task.run()
-    except Exception:
-        logger.exception("task %s broke its contract: begin and done must not raise", task.name)
+    def _run(self, task: Task) -> None:
+        try:
+            task.run()
+        except Exception:
+            logger.exception("task %s broke its contract: begin and done must not raise", task.name)
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()

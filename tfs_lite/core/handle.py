@@ -21,14 +21,16 @@ class ServableHandle:
     def __init__(self, servable_id: ServableId, servable: Any, release: Callable[[], None]) -> None:
         self.id = servable_id
         self.servable = servable
-        self._release: Callable[[], None] | None = release
+        self._release = [release]  # a list, because its pop is atomic: of two threads only one releases
 
     def release(self) -> None:
         """Gives the right back. Later calls do nothing."""
-        release, self._release = self._release, None
-        if release is not None:
-            self.servable = None
-            release()
+        try:
+            release = self._release.pop()
+        except IndexError:
+            return
+        self.servable = None
+        release()
 
     def __enter__(self) -> ServableHandle:
         return self

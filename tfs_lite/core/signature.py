@@ -118,6 +118,11 @@ def check_input_names(signature: Signature, sent: Sequence[str]) -> None:
     expected, got = set(signature.input_names), set(sent)
     if expected == got:
         return
+    if len(expected) == len(got):
+        raise invalid_argument(
+            f"Signature input alias: {_join(expected - got)} not found in request and no default value provided. "
+            f"Inputs contains invalid name: {_join(got - expected)}."
+        )
     raise invalid_argument(
         f"input size does not match signature: {len(got)}!={len(expected)} "
         f"len({{{_join(got)}}}) != len({{{_join(expected)}}}). "

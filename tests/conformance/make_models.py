@@ -1,0 +1,129 @@
+"""Writes the models of the conformance tests; run in the server's environment, which has torch.
+
+    python make_models.py DIR
+
+Every model's answer tells which version gave it, so that a test can see that the right one answered.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import tfs_lite
+
+
+class HalfPlus(nn.Module):
+    """x / 2 + offset."""
+
+    def __init__(self, offset: float) -> None:
+        super().__init__()
+        self.register_buffer("offset", torch.tensor(offset))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"y": x / 2 + self.offset}
+
+
+class TwoInputs(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+        return {"sum": a + b, "difference": a - b, "product": a * b}
+
+
+class EveryNumber(nn.Module):
+    """Doubles each input, and turns the flags over."""
+
+    def forward(
+        self,
+        half: Tensor,
+        bfloat: Tensor,
+        single: Tensor,
+        double: Tensor,
+        int8: Tensor,
+        uint8: Tensor,
+        int16: Tensor,
+        int32: Tensor,
+        int64: Tensor,
+        flag: Tensor,
+        complex64: Tensor,
+    ) -> dict[str, Tensor]:
+        numbers = {
+            "half": half,
+            "bfloat": bfloat,
+            "single": single,
+            "double": double,
+            "int8": int8,
+            "uint8": uint8,
+            "int16": int16,
+            "int32": int32,
+            "int64": int64,
+            "complex64": complex64,
+        }
+        return {**{name: value * 2 for name, value in numbers.items()}, "flag": torch.logical_not(flag)}
+
+
+NUMBER_TYPES = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+)
+
+SHOUT = """
+import numpy as np
+
+
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        text = inputs["text"]
+        loud = [item.upper() for item in text.ravel()]
+        return {"shout": np.array(loud, dtype=object).reshape(text.shape)}
+"""
+
+SHOUT_CONFIG = """
+input { name: "text" data_type: TYPE_STRING dims: [ -1 ] }
+output { name: "shout" data_type: TYPE_STRING dims: [ -1 ] }
+"""
+
+
+def main(root: Path) -> None:
+    example = (torch.zeros(2, 3),)
+    for version in (1, 2, 3):
+        tfs_lite.save(HalfPlus(float(version)), root / "half_plus", example_inputs=example, version=version)
+    tfs_lite.save(HalfPlus(7.0), root / "other", example_inputs=example, version=7)
+    tfs_lite.save(TwoInputs(), root / "two_inputs", example_inputs=(torch.zeros(2), torch.zeros(2)), version=1)
+    numbers = tuple(torch.ones(2, 2).to(dtype) for dtype in NUMBER_TYPES)
+    tfs_lite.save(EveryNumber(), root / "numbers", example_inputs=numbers, version=1)
+    write_shout(root / "shout")
+    write_corrupt(root / "corrupt")
+
+
+def write_shout(base: Path) -> None:
+    (base / "1").mkdir(parents=True)
+    (base / "1" / "model.py").write_text(SHOUT)
+    (base / "config.pbtxt").write_text(SHOUT_CONFIG)
+
+
+def write_corrupt(base: Path) -> None:
+    """A whole directory whose archive is no archive."""
+    (base / "1").mkdir(parents=True)
+    (base / "1" / "model.pt2").write_bytes(b"this was never a zip file" * 100)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    shutil.rmtree(target, ignore_errors=True)
+    main(target)

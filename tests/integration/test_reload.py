@@ -1,0 +1,159 @@
+"""What is served follows the config file, the reload call and the model repository, without a restart."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.messages import ModelServerConfig
+from tfs_lite.testing.probe import Probe
+from tfs_lite.testing.process import ServerProcess, wait_until
+
+
+class Setup:
+    """A server that rereads its config file every second, and three models to choose from."""
+
+    def __init__(self, root: Path, config: Path) -> None:
+        self.root, self.config = root, config
+        self.server: ServerProcess
+        self.probe: Probe
+
+    def text(self, *names: str, more: str = "") -> str:
+        entries = [f'config {{ name: "{name}" base_path: "{self.root}/{name}" {more} }}' for name in names]
+        return f"model_config_list {{ {' '.join(entries)} }}"
+
+    def write(self, text: str) -> None:
+        """Replaces the file in one step, as a careful operator does."""
+        fresh = self.config.with_suffix(".new")
+        fresh.write_text(text)
+        fresh.rename(self.config)
+
+    def reload(self, text: str) -> None:
+        self.probe.client.reload(text_format.Parse(text, ModelServerConfig()))
+
+    def unserved(self, name: str) -> bool:
+        return "AVAILABLE" not in self.probe.states(name).values()
+
+
+@pytest.fixture(scope="module")
+def setup(archives, tmp_path_factory):
+    root = tmp_path_factory.mktemp("reload")
+    for number, name in enumerate(("one", "two", "three"), start=1):
+        for version in (number, number + 10):
+            archives.write_version(version, root / name)
+    setup = Setup(root, root / "models.config")
+    setup.write(setup.text("one"))
+    flags = (f"--model_config_file={setup.config}", "--model_config_file_poll_wait_seconds=1")
+    loading = ("--version_quiet_period_seconds=0.2", "--max_num_load_retries=0")
+    with ServerProcess(*flags, *loading) as server, Probe(server) as probe:
+        setup.server, setup.probe = server, probe
+        yield setup
+    assert server.exit_code == 0
+
+
+@pytest.fixture(autouse=True)
+def only_one(setup):
+    """Each test starts with model ``one``. The file is left alone: each test that changes it waits for the effect, and
+    no two leave the same text, which would be no change."""
+    setup.reload(setup.text("one"))
+    setup.probe.wait_states("one", {11: "AVAILABLE"})
+    wait_until(lambda: setup.unserved("two") and setup.unserved("three"), "only one is served")
+    yield
+    assert setup.server.exit_code is None, setup.server.log()
+
+
+def test_changed_config_file_is_followed(setup):
+    setup.write(setup.text("one", "two"))
+    setup.probe.wait_available("two", 12)
+    assert setup.probe.ask("two") == 12
+    setup.write(setup.text("two", "three"))
+    setup.probe.wait_available("three", 13)
+    setup.probe.wait_states("one", {11: "END"})
+    assert setup.probe.ask("two") == 12
+
+
+def test_unreadable_config_file_changes_nothing_and_is_logged_with_its_place(setup):
+    setup.write(setup.text("one") + "\n  model_config_lost { }")
+    wait_until(lambda: "models.config:2:3" in setup.server.log(), "the log names line and column")
+    assert setup.probe.ask("one") == 11
+    setup.write(setup.text("one", "two", "three"))
+    setup.probe.wait_available("two", 12)
+
+
+def test_missing_config_file_changes_nothing(setup):
+    seen = setup.server.log().count("models.config")
+    setup.config.unlink()
+    wait_until(lambda: setup.server.log().count("models.config") > seen, "the log tells of the missing file")
+    assert setup.probe.ask("one") == 11
+    setup.write(setup.text("one", "three"))
+    setup.probe.wait_available("three", 13)
+
+
+def test_reload_call_returns_when_the_new_model_serves(setup):
+    setup.reload(setup.text("one", "three"))
+    assert setup.probe.ask("three") == 13
+
+
+def test_reload_leaves_unchanged_models_alone(setup):
+    before = setup.server.get("/v1/models/one")[1]
+    setup.reload(setup.text("one", "two"))
+    setup.reload(setup.text("one"))
+    assert setup.server.get("/v1/models/one")[1] == before
+    assert setup.probe.ask("one") == 11
+
+
+def test_reload_changes_the_version_policy(setup):
+    setup.reload(setup.text("one", more="model_version_policy { all {} }"))
+    setup.probe.wait_states("one", {1: "AVAILABLE", 11: "AVAILABLE"})
+    assert setup.probe.ask("one", version=1) == 1
+    setup.reload(setup.text("one", more="model_version_policy { specific { versions: 1 } }"))
+    setup.probe.wait_states("one", {1: "AVAILABLE", 11: "END"})
+    assert setup.probe.ask("one") == 1
+
+
+def test_labels_name_versions_and_move(setup):
+    policy = "model_version_policy { all {} }"
+    setup.reload(setup.text("one", more=policy))
+    setup.probe.wait_states("one", {1: "AVAILABLE", 11: "AVAILABLE"})
+    for version in (1, 11):
+        setup.reload(setup.text("one", more=f'{policy} version_labels {{ key: "stable" value: {version} }}'))
+        assert setup.probe.ask("one", label="stable") == version
+
+
+def test_refused_reload_changes_nothing(setup):
+    with pytest.raises(ServingError) as caught:
+        setup.reload(setup.text("two", "two"))
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert "two multiple times" in str(caught.value)
+    assert setup.probe.ask("one") == 11
+    assert setup.unserved("two")
+
+
+def test_reload_with_a_broken_model_says_which_and_the_others_serve(setup):
+    (setup.root / "broken" / "1").mkdir(parents=True, exist_ok=True)
+    (setup.root / "broken" / "1" / "model.pt2").write_bytes(b"no archive")
+    with pytest.raises(ServingError, match="broken"):
+        setup.reload(setup.text("one", "broken", "two"))
+    setup.probe.wait_available("two", 12)
+    assert setup.probe.ask("one") == 11
+
+
+def test_repository_serves_models_that_appear_and_drops_those_that_go(served, model):
+    served.publish(model, 4)
+    served.probe.wait_available(model, 4)
+    assert served.probe.ask(model) == 4
+    shutil.rmtree(served.base(model))
+    served.probe.wait_states(model, {4: "END"})
+
+
+def test_repository_takes_no_notice_of_files_and_hidden_directories(served, model, archives):
+    (served.path / f"{model}.txt").write_text("not a model")
+    archives.write_version(1, served.path / f".{model}")
+    served.publish(model, 1)
+    served.probe.wait_available(model, 1)
+    assert served.probe.versions(f".{model}") == {}
+    assert served.probe.versions(f"{model}.txt") == {}

@@ -1,0 +1,107 @@
+"""SIGTERM under load: what was accepted is answered, the exit code is 0, nothing is left. A second signal is final."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tfs_lite.core.status import StatusCode
+from tfs_lite.testing.models import gated_source, write_python_version
+from tfs_lite.testing.probe import Probe, Traffic
+from tfs_lite.testing.process import ServerProcess, wait_until
+
+INSIDE = 4
+
+COUNTING = """
+import os
+
+RUNS = os.open({path!r}, os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+
+
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        os.write(RUNS, b".")
+        return {{"y": inputs["x"] + 1}}
+"""
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    return gate
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def server(tmp_path: Path, gate: Path, runs: Path):
+    models = tmp_path / "models"
+    write_python_version(models / "gated", 1, gated_source(1, gate))
+    write_python_version(models / "counting", 1, COUNTING.format(path=str(runs)))
+    flags = (
+        f"--model_repository={models}",
+        f"--trusted_model_base_paths={models}/*",
+        "--version_quiet_period_seconds=0.2",
+        "--ready_requires_all_models",
+        "--drain_timeout_seconds=100",
+    )
+    with ServerProcess(*flags) as server:
+        yield server
+
+
+def refuses(server: ServerProcess) -> bool:
+    """Whether the readiness probe says no, or nobody answers it any more."""
+    try:
+        return server.get("/readyz")[0] == 503
+    except OSError:
+        return True
+
+
+def test_sigterm_under_load_answers_what_was_accepted_and_leaves_nothing(server, gate, runs):
+    family = [process.pid for process in psutil.Process(server.pid).children(recursive=True)]
+    with ThreadPoolExecutor(INSIDE) as pool, Probe(server) as probe:
+        inside = [pool.submit(probe.ask, "gated") for _ in range(INSIDE)]
+        wait_until(lambda: (gate / "entered-1").exists(), "a request is inside the model")
+        with Traffic(server.target, "counting", stop_at_failure=True) as traffic:
+            wait_until(lambda: traffic.total > 200, "traffic flows")
+            server.terminate()
+            wait_until(lambda: refuses(server), "the server says that it is not ready")
+            assert server.exit_code is None, "it must wait for the requests inside"
+            (gate / "open").touch()
+            assert [future.result(60) for future in inside] == [1] * INSIDE
+            assert server.wait() == 0
+    assert traffic.wrong == []
+    assert {error.code for error in traffic.failures} <= {StatusCode.UNAVAILABLE}
+    assert traffic.total == runs.stat().st_size, "every request that the model ran was answered"
+    assert not server.leftovers()
+    assert not any(psutil.pid_exists(pid) for pid in family)
+
+
+def test_second_signal_ends_the_process_at_once(server, gate):
+    with ThreadPoolExecutor(1) as pool, Probe(server) as probe:
+        inside = pool.submit(probe.ask, "gated")
+        wait_until(lambda: (gate / "entered-1").exists(), "a request is inside the model")
+        server.terminate()
+        wait_until(lambda: refuses(server), "the server drains")
+        assert server.exit_code is None
+        server.terminate()
+        assert server.wait(30) != 0
+        assert inside.exception(60) is not None
+    assert not server.leftovers()
+
+
+def test_sigterm_while_idle_is_quick_and_clean(server):
+    server.terminate()
+    assert server.wait(30) == 0
+    assert not server.leftovers()
+    assert "Traceback" not in server.log()

@@ -1,0 +1,73 @@
+"""Archives that many tests look at. Exporting takes a second, so it is done once; tests change copies."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tfs_lite.adapters.contract import LoadedModel, OpenRequest
+    from tfs_lite.adapters.loader import ArtifactLoader
+    from tfs_lite.config.model import ModelSettings
+
+
+@pytest.fixture(scope="session")
+def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of an exported version; do not change it."""
+    from tfs_lite.testing.platforms import write_exported
+
+    return write_exported(tmp_path_factory.mktemp("exported"))
+
+
+@pytest.fixture(scope="session")
+def scripted_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a TorchScript version; do not change it."""
+    from tfs_lite.testing.platforms import WRITERS
+
+    return WRITERS["pytorch_libtorch"](tmp_path_factory.mktemp("scripted"), 0.0)
+
+
+@pytest.fixture
+def exported(exported_once: Path, tmp_path: Path) -> Path:
+    """A copy of the exported version."""
+    return Path(shutil.copytree(exported_once, tmp_path / "1"))
+
+
+@pytest.fixture
+def request_for() -> Callable[..., OpenRequest]:
+    """Makes the request to open a version's directory on the CPU."""
+    import torch
+
+    from tfs_lite.adapters.contract import OpenRequest
+    from tfs_lite.adapters.detect import read_version
+    from tfs_lite.config.model import ModelSettings
+    from tfs_lite.core.servable import ServableId
+
+    def make(directory: Path, settings: ModelSettings | None = None, trusted: bool = False) -> OpenRequest:
+        files = read_version(str(directory))
+        return OpenRequest(ServableId("m", 1), files, torch.device("cpu"), trusted, settings or ModelSettings())
+
+    return make
+
+
+@pytest.fixture
+def loader_for() -> Callable[..., ArtifactLoader]:
+    """Makes a loader whose servable is the bare model."""
+    from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+    from tfs_lite.adapters.platforms import PLATFORMS
+    from tfs_lite.adapters.trust import TrustedPaths
+
+    def bare(model: LoadedModel, name: str) -> LoadedModel:
+        return model
+
+    def make(
+        directory: Path, settings: ModelSettings | None = None, trusted: str = "", platform: str = ""
+    ) -> ArtifactLoader:
+        adapter = AdapterSettings(bare, "cpu", TrustedPaths.of([trusted]), lambda path: settings)
+        return ArtifactLoader(str(directory), platform, adapter, PLATFORMS)
+
+    return make

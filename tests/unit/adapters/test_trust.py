@@ -1,0 +1,56 @@
+import os
+
+import pytest
+
+from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
+
+
+def test_nothing_is_trusted_by_default(tmp_path):
+    assert not NO_TRUST.allows(str(tmp_path))
+    assert not TrustedPaths.of(["", ""]).allows(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("glob", "path", "allowed"),
+    [
+        ("models", "models", True),
+        ("models", "models/a/1", True),
+        ("models/", "models/a/1", True),
+        ("models", "models2/a", False),
+        ("models/code_*", "models/code_a/1", True),
+        ("models/code_*", "models/other/1", False),
+        ("models/*", "models/a", True),
+        ("models/*", "models", False),
+        ("models/*/1", "models/a/b/1", False),
+        ("models/[ab]", "models/b/2", True),
+    ],
+)
+def test_glob_trusts_what_it_matches_and_everything_below(tmp_path, glob, path, allowed):
+    assert TrustedPaths.of([f"{tmp_path}/{glob}"]).allows(f"{tmp_path}/{path}") is allowed
+
+
+def test_dots_do_not_lead_out_of_a_trusted_path(tmp_path):
+    assert not TrustedPaths.of([str(tmp_path / "models")]).allows(f"{tmp_path}/models/../evil")
+
+
+def test_link_below_a_trusted_path_is_trusted_only_for_where_it_leads(tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "models" / "link").symlink_to(tmp_path / "evil")
+    trusted = TrustedPaths.of([str(tmp_path / "models")])
+    assert not trusted.allows(str(tmp_path / "models" / "link"))
+    (tmp_path / "models" / "real").mkdir()
+    (tmp_path / "models" / "alias").symlink_to("real")
+    assert trusted.allows(str(tmp_path / "models" / "alias"))
+
+
+def test_trusted_path_may_itself_be_a_link(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "models").symlink_to(tmp_path / "data")
+    assert TrustedPaths.of([str(tmp_path / "models" / "*")]).allows(str(tmp_path / "models" / "a"))
+    assert TrustedPaths.of([str(tmp_path / "models" / "*")]).allows(str(tmp_path / "data" / "a"))
+
+
+def test_relative_glob_starts_at_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert TrustedPaths.of(["models"]).allows(os.path.join(str(tmp_path), "models", "1"))

@@ -1,0 +1,117 @@
+"""predict, reload and status over gRPC, against a real server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfs_lite.cli.main import main
+from tfs_lite.server.server import Server
+
+Captured = pytest.CaptureFixture[str]
+
+
+def grpc(server: Server) -> str:
+    return f"--server=127.0.0.1:{server.port}"
+
+
+def test_predict_prints_version_and_outputs(server: Server, capsys: Captured) -> None:
+    assert main(["predict", "tagged", "--input", "x=[[1, 2, 3.5]]", grpc(server), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["version"] == 2
+    assert answer["outputs"] == {"y": [[3.0, 4.0, 5.5]], "version": [2.0]}
+
+
+def test_predict_takes_an_array_from_a_file_and_returns_the_outputs_asked_for(
+    server: Server, tmp_path: Path, capsys: Captured
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
+    assert (
+        main(["predict", "tagged", f"--input=x=@{tmp_path / 'x.npy'}", "--output=y", "--version=2", grpc(server)]) == 0
+    )
+    assert capsys.readouterr().out == "model tagged version 2\ny: float32 [2, 3]\n  [[2. 2. 2.]\n   [2. 2. 2.]]\n"
+
+
+def test_predict_without_inputs_says_what_the_model_takes(server: Server, capsys: Captured) -> None:
+    assert main(["predict", "tagged", grpc(server)]) == 2
+    assert "--input is missing; tagged version 2 takes x: float [-1,3]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nobody", "--input=x=[[1,2,3]]"], "nobody"),
+        (["tagged", "--input=x=[[1,2,3]]", "--version=9"], "9"),
+        (["tagged", "--input=x=[[1,2,3]]", "--label=none"], "none"),
+        (["tagged", "--input=z=[[1,2,3]]"], "input alias: x not found"),
+        (["tagged", "--input=x=[[1,2]]"], "input x has size 2 in dimension 1, expected 3"),
+        (["tagged", "--input=x=[[1,2,3]]", "--signature=other"], "other"),
+        (["tagged", "--input=x=[[1,2,3]]", "--output=other"], "other"),
+    ],
+)
+def test_a_refused_request_is_one_line(server: Server, arguments: list[str], message: str, capsys: Captured) -> None:
+    assert main(["predict", *arguments, grpc(server)]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_status_asks_grpc_for_one_model(server: Server, capsys: Captured) -> None:
+    assert main(["status", "tagged", grpc(server), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["models"] == [
+        {"name": "tagged", "versions": [{"version": 2, "state": "AVAILABLE", "error": ""}], "reason": ""}
+    ]
+
+
+def test_status_asks_rest_for_all(server: Server, capsys: Captured) -> None:
+    assert main(["status", f"--rest=127.0.0.1:{server.rest_api_port}", "--json"]) == 0
+    assert [model["name"] for model in json.loads(capsys.readouterr().out)["models"]] == ["tagged"]
+
+
+def test_reload_sends_the_file_and_shows_the_models(
+    server: Server, base: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    config = tmp_path / "models.yaml"
+    config.write_text(f"model_config_list:\n  config:\n    - name: tagged\n      base_path: {base}\n")
+    assert main(["reload", str(config), grpc(server), "--json"]) == 0
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert (model["name"], model["versions"][0]["state"]) == ("tagged", "AVAILABLE")
+    assert main(["reload", str(config), grpc(server)]) == 0
+    assert capsys.readouterr().out.startswith("reloaded: the server has 1 model\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("m.pbtxt", "model_config_list {\n  config { nam: 'x' }\n}", 'm.pbtxt:2:12: unknown field "nam"'),
+        (
+            "m.yaml",
+            "model_config_list:\n  config:\n    - name: x\n",
+            "m.yaml:3:7: model_config_list.config[0].base_path",
+        ),
+    ],
+)
+def test_reload_names_line_and_column_of_a_mistake_and_sends_nothing(
+    server: Server, tmp_path: Path, name: str, text: str, message: str, capsys: Captured
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert main(["reload", str(tmp_path / name), grpc(server)]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_reload_of_a_config_that_the_server_refuses_is_one_line(
+    server: Server, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "m.pbtxt").write_text(
+        'model_config_list { config { name: "a" base_path: "/a" model_platform: "caffe" } }'
+    )
+    assert main(["reload", str(tmp_path / "m.pbtxt"), grpc(server)]) == 1
+    assert "caffe" in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_is_one_line(capsys: Captured) -> None:
+    assert main(["predict", "m", "--input=x=1", "--server=127.0.0.1:1", "--timeout=0.3"]) == 1
+    assert "no gRPC server answered at 127.0.0.1:1" in capsys.readouterr().err

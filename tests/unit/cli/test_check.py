@@ -1,0 +1,188 @@
+"""``tfs-lite check`` on real artefacts: what would be served, and the reason for everything that would not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfs_lite.cli.main import main
+from tfs_lite.core.manifest import MANIFEST_NAME
+from tfs_lite.core.publish import publish
+from tfs_lite.testing.models import TaggedArchives, write_python_version
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def published(archives: TaggedArchives, tmp_path: Path) -> Path:
+    """A base path with the published version 1 of a good model."""
+    publish(str(archives.write(1, tmp_path / "model.pt2")), str(tmp_path / "base"), 1)
+    return tmp_path / "base"
+
+
+def check(path: Path, capsys: Captured, *flags: str) -> tuple[int, dict[str, Any]]:
+    """The exit code and the only model."""
+    code = main(["check", str(path), "--json", *flags])
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    return code, model
+
+
+def verdicts(model: dict[str, Any]) -> dict[int, str]:
+    return {entry["version"]: entry["verdict"] for entry in model["versions"]}
+
+
+def reason(model: dict[str, Any], version: int) -> str:
+    return next(entry["reason"] for entry in model["versions"] if entry["version"] == version)
+
+
+def test_a_good_version_would_be_served(published: Path, capsys: Captured) -> None:
+    code, model = check(published, capsys)
+    assert code == 0
+    assert model["versions"] == [{"version": 1, "verdict": "served", "platform": "pytorch_export", "reason": ""}]
+
+
+def test_only_the_latest_version_is_wanted(published: Path, capsys: Captured) -> None:
+    shutil.copytree(published / "1", published / "2")
+    code, model = check(published, capsys)
+    assert (code, verdicts(model)) == (0, {2: "served", 1: "not wanted"})
+
+
+def test_a_version_that_lacks_files_of_its_manifest_waits_and_the_older_one_is_served(
+    published: Path, capsys: Captured
+) -> None:
+    (published / "2").mkdir()
+    shutil.copy(published / "1" / MANIFEST_NAME, published / "2" / MANIFEST_NAME)
+    code, model = check(published, capsys)
+    assert (code, verdicts(model)) == (1, {2: "waiting", 1: "served"})
+    assert "found no such file" in reason(model, 2)
+
+
+def test_a_file_that_differs_from_its_manifest_is_noticed(published: Path, capsys: Captured) -> None:
+    archive = published / "1" / "model.pt2"
+    data = bytearray(archive.read_bytes())
+    data[len(data) // 2] ^= 1
+    archive.write_bytes(data)
+    code, model = check(published, capsys)
+    assert (code, verdicts(model)) == (1, {1: "waiting"})
+    assert "sha256" in reason(model, 1)
+
+
+def test_files_that_were_just_written_wait(archives: TaggedArchives, tmp_path: Path, capsys: Captured) -> None:
+    archives.write_version(1, tmp_path / "base")
+    code, model = check(tmp_path / "base", capsys)
+    assert (code, verdicts(model)) == (1, {1: "waiting"})
+    assert "changed less than" in reason(model, 1)
+
+
+def test_a_truncated_archive_is_refused(archives: TaggedArchives, tmp_path: Path, capsys: Captured) -> None:
+    whole = archives.write(1, tmp_path / "model.pt2").read_bytes()
+    (tmp_path / "half.pt2").write_bytes(whole[: len(whole) // 2])
+    publish(str(tmp_path / "half.pt2"), str(tmp_path / "base"))
+    code, model = check(tmp_path / "base", capsys)
+    assert (code, verdicts(model)) == (1, {1: "refused"})
+    assert reason(model, 1).startswith("DATA_LOSS: model.pt2 is truncated")
+
+
+def test_a_version_without_an_artefact_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "notes.txt").write_text("nothing here")
+    publish(str(tmp_path / "notes.txt"), str(tmp_path / "base"))
+    code, model = check(tmp_path / "base", capsys)
+    assert (code, verdicts(model)) == (1, {1: "refused"})
+    assert "no platform serves" in reason(model, 1)
+
+
+def test_code_is_refused_unless_its_path_is_trusted_and_is_never_run(tmp_path: Path, capsys: Captured) -> None:
+    trap = tmp_path / "was-run"
+    source = f"import pathlib\npathlib.Path({str(trap)!r}).touch()\nclass Model:\n    pass\n"
+    publish(str(write_python_version(tmp_path / "drafts", 1, source)), str(tmp_path / "base"))
+    code, model = check(tmp_path / "base", capsys)
+    assert (code, verdicts(model)) == (1, {1: "refused"})
+    assert reason(model, 1).startswith("PERMISSION_DENIED")
+    assert "--trusted_model_base_paths" in reason(model, 1)
+    code, model = check(tmp_path / "base", capsys, f"--trusted-model-base-paths={tmp_path}")
+    assert (code, verdicts(model)) == (0, {1: "served"})
+    assert not trap.exists()
+
+
+def test_trusted_code_that_is_not_python_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    publish(str(write_python_version(tmp_path / "drafts", 1, "class Model(:\n")), str(tmp_path / "base"))
+    code, model = check(tmp_path / "base", capsys, f"--trusted_model_base_paths={tmp_path}")
+    assert (code, verdicts(model)) == (1, {1: "refused"})
+    assert "model.py is not Python" in reason(model, 1)
+
+
+def test_a_mistake_in_a_models_config_is_refused_with_its_place(published: Path, capsys: Captured) -> None:
+    (published / "config.pbtxt").write_text("max_batch_sise: 4\n")
+    code, model = check(published, capsys)
+    assert (code, verdicts(model)) == (1, {1: "refused"})
+    assert "config.pbtxt:1:1" in reason(model, 1)
+
+
+def test_an_artefact_that_this_server_cannot_serve_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"onnx")
+    publish(str(tmp_path / "model.onnx"), str(tmp_path / "base"))
+    code, model = check(tmp_path / "base", capsys)
+    assert (code, verdicts(model)) == (1, {1: "refused"})
+    assert reason(model, 1) == "ONNX models are not served yet"
+
+
+def test_a_base_path_without_versions_says_so(tmp_path: Path, capsys: Captured) -> None:
+    code, model = check(tmp_path, capsys)
+    assert code == 1
+    assert "holds no version" in model["problem"]
+
+
+def test_a_repository_is_checked_model_by_model(published: Path, tmp_path: Path, capsys: Captured) -> None:
+    repository = tmp_path / "repository"
+    shutil.copytree(published, repository / "good")
+    (repository / "bad" / "1").mkdir(parents=True)
+    (repository / "no-model").mkdir()
+    assert main(["check", str(repository)]) == 1
+    output = capsys.readouterr()
+    rows = [line.split() for line in output.out.splitlines()]
+    assert ["good", "1", "served", "pytorch_export"] in rows
+    assert any(row[:3] == ["bad", "1", "waiting"] for row in rows)
+    assert output.err == "tfs-lite: not served as wanted: bad; the table says why\n"
+
+
+def test_a_config_is_validated_with_line_and_column(tmp_path: Path, capsys: Captured) -> None:
+    config = tmp_path / "models.pbtxt"
+    config.write_text(
+        'model_config_list {\n  config { name: "a" base_path: "/a" }\n  config { name: "a" base_path: "/b" }\n}'
+    )
+    assert main(["check", str(config)]) == 1
+    error = capsys.readouterr().err
+    assert "models.pbtxt:3:12" in error
+    assert "multiple times" in error
+
+
+def test_every_model_of_a_config_is_checked_by_its_own_policy(
+    published: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    config = tmp_path / "models.pbtxt"
+    config.write_text(
+        f"model_config_list {{ config {{ name: 'm' base_path: '{published}' "
+        "model_version_policy { specific { versions: [1, 5] } } } }"
+    )
+    code, model = check(config, capsys)
+    assert (code, verdicts(model)) == (1, {5: "waiting", 1: "served"})
+    assert reason(model, 5) == "there is no such version directory"
+
+
+def test_a_base_path_outside_the_allowed_roots_is_refused(published: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert main(["check", str(published), f"--allowed_model_base_paths={tmp_path / 'elsewhere'}"]) == 1
+    assert "outside the allowed roots" in capsys.readouterr().err
+
+
+def test_a_version_is_not_a_base_path(published: Path, capsys: Captured) -> None:
+    assert main(["check", str(published / "1")]) == 1
+    assert f"check its base path: tfs-lite check {published}" in capsys.readouterr().err
+
+
+def test_a_path_that_is_not_there_is_one_line(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["check", str(tmp_path / "nothing")]) == 1
+    assert "there is no such file or directory" in capsys.readouterr().err

@@ -1,0 +1,79 @@
+"""From flags to the server's options, torch's threads and the help text."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfs_lite.cli.errors import UsageError
+from tfs_lite.cli.flag_parser import parse_flags
+from tfs_lite.cli.flags import FLAGS
+from tfs_lite.cli.serve_settings import help_text, server_options, torch_threads
+from tfs_lite.server.options import ServerOptions
+
+
+def options(*argv: str) -> ServerOptions:
+    return server_options(parse_flags(argv, {}))
+
+
+def test_flags_become_the_options_of_the_same_name() -> None:
+    found = options("--model_base_path=/m", "--model_name=digits", "--num_load_threads=3", "--drain_timeout_seconds=5")
+    assert (found.model_base_path, found.model_name, found.num_load_threads) == ("/m", "digits", 3)
+    assert found.drain_timeout_seconds == 5.0
+    assert (found.port, found.rest_api_port, found.host) == (8500, 8501, "127.0.0.1")
+
+
+def test_port_zero_turns_a_door_off() -> None:
+    assert options("--model_base_path=/m", "--rest_api_port=0").rest_api_port is None
+    assert options("--model_base_path=/m", "--port=0", "--grpc_socket_path=/tmp/s").port is None
+
+
+def test_without_any_way_in_for_grpc_nothing_starts() -> None:
+    with pytest.raises(UsageError, match="neither port nor grpc_socket_path"):
+        options("--model_base_path=/m", "--port=0")
+
+
+def test_nothing_to_serve_is_wrong_usage() -> None:
+    with pytest.raises(UsageError, match="nothing to serve: give --model_base_path"):
+        options()
+
+
+def test_two_answers_to_what_is_served_contradict_one_another() -> None:
+    with pytest.raises(UsageError, match="model_repository and model_base_path are both set"):
+        options("--model_repository=/r", "--model_base_path=/m")
+
+
+def test_a_config_file_overrides_the_base_path_that_a_container_always_gives() -> None:
+    assert options("--model_base_path=/m", "--model_config_file=/c").model_config_file == "/c"
+
+
+def test_two_doors_on_one_port_contradict_one_another() -> None:
+    with pytest.raises(UsageError, match="port and rest_api_port are both 8600"):
+        options("--model_base_path=/m", "--port=8600", "--rest_api_port=8600")
+
+
+@pytest.mark.parametrize(
+    ("flags", "threads"),
+    [
+        ([], (0, 0)),
+        (["--tensorflow_session_parallelism=3"], (3, 3)),
+        (["--tensorflow_intra_op_parallelism=2"], (2, 0)),
+        (["--tensorflow_inter_op_parallelism=2"], (0, 2)),
+        (["--tensorflow_session_parallelism=3", "--tensorflow_intra_op_parallelism=2"], (2, 3)),
+    ],
+)
+def test_parallelism_flags_set_torchs_threads(flags: list[str], threads: tuple[int, int]) -> None:
+    assert torch_threads(parse_flags(flags, {})) == threads
+
+
+def test_all_three_parallelism_flags_contradict_one_another() -> None:
+    flags = [f"--tensorflow_{kind}_parallelism=2" for kind in ("session", "intra_op", "inter_op")]
+    with pytest.raises(UsageError, match="not all three"):
+        torch_threads(parse_flags(flags, {}))
+
+
+def test_help_names_every_flag_once() -> None:
+    lines = help_text().splitlines()
+    for flag in FLAGS:
+        spelled = [line for line in lines if line.split("=")[0].split()[:1] == [f"--{flag.name}"]]
+        assert len(spelled) == 1, flag.name
+    assert max(len(line) for line in lines) <= 140

@@ -1,0 +1,198 @@
+"""The arithmetic of resources, bound and unbound."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfs_lite.core.resources import GPU, MAIN, NO_RESOURCES, RAM, Resource, ResourceAllocation, ResourceUtil, main_ram
+from tfs_lite.core.status import ServingError, StatusCode
+
+UTIL = ResourceUtil({MAIN: 1, GPU: 2, "tpu": 0})
+
+
+def on(device: str, quantity: int, instance: int | None = None, kind: str = RAM) -> ResourceAllocation:
+    return ResourceAllocation({Resource(device, kind, instance): quantity})
+
+
+def both(*parts: ResourceAllocation) -> ResourceAllocation:
+    return ResourceAllocation([entry for part in parts for entry in part.entries.items()])
+
+
+# Allocations.
+
+
+def test_allocation_lists_a_resource_once() -> None:
+    entry = (Resource(MAIN, RAM, 0), 1)
+    with pytest.raises(ServingError, match="main/0/ram_in_bytes is listed twice") as raised:
+        ResourceAllocation([entry, entry])
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+
+
+def test_quantities_are_not_negative() -> None:
+    with pytest.raises(ServingError, match="is negative: -1"):
+        on(MAIN, -1)
+
+
+def test_allocations_are_equal_whatever_the_order_of_their_entries() -> None:
+    one, other = both(on(MAIN, 1), on(GPU, 2)), both(on(GPU, 2), on(MAIN, 1))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != on(MAIN, 1)
+    assert one != "something else"
+
+
+def test_allocation_reads_as_resource_and_quantity() -> None:
+    assert repr(both(on(MAIN, 1, 0), on(GPU, 2))) == "{main/0/ram_in_bytes: 1, gpu/ram_in_bytes: 2}"
+
+
+def test_allocation_is_bound_when_every_entry_is() -> None:
+    assert on(GPU, 1, 0).bound
+    assert not both(on(GPU, 1, 0), on(GPU, 1)).bound
+    assert NO_RESOURCES.bound
+
+
+# Validity and normal form.
+
+
+@pytest.mark.parametrize(
+    ("allocation", "message"),
+    [
+        (on("npu", 1), "no device 'npu'"),
+        (on("tpu", 1), "no device 'tpu'"),  # a device with no instances is absent
+        (on(GPU, 1, 2), "this machine has 2 of 'gpu'"),
+        (on(GPU, 1, -1), "this machine has 2 of 'gpu'"),
+    ],
+)
+def test_what_the_machine_does_not_have_is_invalid(allocation: ResourceAllocation, message: str) -> None:
+    with pytest.raises(ServingError, match=message) as raised:
+        UTIL.verify(allocation)
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("allocation", "normal"),
+    [
+        (on(MAIN, 5), on(MAIN, 5, 0)),  # the only instance there is
+        (on(GPU, 5), on(GPU, 5)),
+        (both(on(GPU, 0, 1), on(MAIN, 1, 0)), on(MAIN, 1, 0)),
+        (both(on(MAIN, 1), on(MAIN, 2, 0)), on(MAIN, 3, 0)),
+        (on(MAIN, 0), NO_RESOURCES),
+    ],
+)
+def test_normal_form(allocation: ResourceAllocation, normal: ResourceAllocation) -> None:
+    assert UTIL.normalize(allocation) == normal
+
+
+def test_bound_after_normalising() -> None:
+    assert UTIL.is_bound(on(MAIN, 1))
+    assert not UTIL.is_bound(on(GPU, 1))
+    assert UTIL.is_bound(on(GPU, 0))
+
+
+def test_quantity_is_looked_up_modulo_normal_form() -> None:
+    assert UTIL.quantity(Resource(MAIN, RAM), on(MAIN, 5, 0)) == 5
+    assert UTIL.quantity(Resource(MAIN, RAM, 0), on(MAIN, 5)) == 5
+    assert UTIL.quantity(Resource(GPU, RAM), on(GPU, 5, 0)) == 0
+    with pytest.raises(ServingError):
+        UTIL.quantity(Resource("npu", RAM), NO_RESOURCES)
+
+
+# Arithmetic.
+
+
+def test_sum_keeps_bound_and_unbound_apart() -> None:
+    assert UTIL.add(both(on(GPU, 1, 0), on(GPU, 2)), both(on(GPU, 3, 0), on(MAIN, 4))) == both(
+        on(GPU, 4, 0), on(GPU, 2), on(MAIN, 4, 0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "rest"),
+    [
+        (on(GPU, 5, 0), on(GPU, 3, 0), on(GPU, 2, 0)),
+        (on(GPU, 5, 0), on(GPU, 5, 0), NO_RESOURCES),
+        (on(GPU, 5, 0), on(GPU, 6, 0), None),
+        (on(GPU, 5, 0), on(GPU, 1, 1), None),
+        (on(GPU, 5, 0), on(GPU, 1), None),
+        (on(MAIN, 5, 0), on(MAIN, 1), on(MAIN, 4, 0)),
+    ],
+)
+def test_difference(left: ResourceAllocation, right: ResourceAllocation, rest: ResourceAllocation | None) -> None:
+    assert UTIL.subtract(left, right) == rest
+
+
+def test_product() -> None:
+    assert UTIL.multiply(both(on(GPU, 2), on(MAIN, 3)), 4) == both(on(GPU, 8), on(MAIN, 12, 0))
+    assert UTIL.multiply(on(GPU, 2), 0) == NO_RESOURCES
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "fits"),
+    [
+        (NO_RESOURCES, NO_RESOURCES, True),
+        (on(GPU, 5, 0), on(GPU, 5, 0), True),
+        (on(GPU, 6, 0), on(GPU, 5, 0), False),
+        (on(GPU, 5), both(on(GPU, 1, 0), on(GPU, 5, 1)), True),
+        (on(GPU, 6), both(on(GPU, 5, 0), on(GPU, 5, 1)), False),
+        (both(on(GPU, 3, 0), on(GPU, 5)), both(on(GPU, 5, 0), on(GPU, 4, 1)), False),  # bound entries go first
+        (both(on(GPU, 3, 0), on(GPU, 4)), both(on(GPU, 5, 0), on(GPU, 4, 1)), True),
+        # each unbound entry by itself: two kinds may find room on different instances
+        (
+            both(on(GPU, 5), on(GPU, 5, kind="processing_in_millicores")),
+            both(on(GPU, 5, 0), on(GPU, 5, 1, kind="processing_in_millicores")),
+            True,
+        ),
+    ],
+)
+def test_comparison(left: ResourceAllocation, right: ResourceAllocation, fits: bool) -> None:
+    assert UTIL.less_than_or_equal(left, right) is fits
+
+
+def test_comparison_needs_a_bound_right_side() -> None:
+    with pytest.raises(ServingError, match="must be bound"):
+        UTIL.less_than_or_equal(NO_RESOURCES, on(GPU, 1))
+
+
+def test_overbinding_counts_unbound_entries_on_every_instance() -> None:
+    assert UTIL.overbind(both(on(GPU, 2), on(GPU, 3, 1), on(MAIN, 1))) == both(
+        on(GPU, 2, 0), on(GPU, 5, 1), on(MAIN, 1, 0)
+    )
+
+
+def test_maximum_keeps_single_entries_and_minimum_does_not() -> None:
+    left, right = both(on(GPU, 2, 0), on(MAIN, 7)), both(on(GPU, 5, 0), on(GPU, 1, 1))
+    assert UTIL.maximum(left, right) == both(on(GPU, 5, 0), on(GPU, 1, 1), on(MAIN, 7, 0))
+    assert UTIL.minimum(left, right) == on(GPU, 2, 0)
+
+
+def test_equality_is_modulo_normal_form() -> None:
+    assert UTIL.equal(on(MAIN, 5), both(on(MAIN, 5, 0), on(GPU, 0)))
+    assert not UTIL.equal(on(GPU, 5), on(GPU, 5, 0))
+
+
+def test_bytes_of_main_memory() -> None:
+    assert main_ram(5) == on(MAIN, 5, 0)
+
+
+allocations = st.dictionaries(
+    st.builds(Resource, st.sampled_from([MAIN, GPU]), st.just(RAM), st.sampled_from([None, 0])), st.integers(0, 9)
+).map(ResourceAllocation)
+
+
+@given(left=allocations, right=allocations)
+def test_difference_undoes_the_sum(left: ResourceAllocation, right: ResourceAllocation) -> None:
+    assert UTIL.subtract(UTIL.add(left, right), right) == UTIL.normalize(left)
+
+
+@given(left=allocations, right=allocations)
+def test_sum_does_not_depend_on_the_order(left: ResourceAllocation, right: ResourceAllocation) -> None:
+    assert UTIL.add(left, right) == UTIL.add(right, left)
+
+
+@given(one=allocations, total=allocations)
+def test_what_fits_still_fits_when_overbound_is_free(one: ResourceAllocation, total: ResourceAllocation) -> None:
+    bound = UTIL.overbind(total)
+    if UTIL.less_than_or_equal(UTIL.overbind(one), bound):
+        assert UTIL.less_than_or_equal(one, bound)

@@ -1,0 +1,86 @@
+"""A basic manager in virtual time, without anybody above it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tfs_lite.core.event_bus import EventBus
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.resources import MAIN, ResourceUtil, main_ram
+from tfs_lite.core.servable import ServableData, ServableId
+from tfs_lite.core.state import ServableState
+from tfs_lite.core.status import Status
+from tfs_lite.managers.basic_manager import BasicManager, BasicManagerOptions
+from tfs_lite.managers.harness import HarnessState
+from tfs_lite.managers.resource_tracker import ResourceTracker
+from tfs_lite.testing.clock import VirtualClock
+from tfs_lite.testing.executor import ManualExecutor
+from tfs_lite.testing.loader import FakeLoader
+
+
+class Basic:
+    """``manage`` -> ``load`` -> ``unload``; ``outcomes`` collects what the callbacks got, by what was asked."""
+
+    def __init__(self, *, threads: int = 4, ram: int | None = None, **options: Any) -> None:
+        self.clock = VirtualClock()
+        self.loads, self.unloads = ManualExecutor(threads), ManualExecutor(threads)
+        self.bus: EventBus[ServableState] = EventBus(self.clock)
+        self.events: list[str] = []
+        self.bus.subscribe(lambda timed: self.events.append(f"{timed.event.state.value} {timed.event.id.version}"))
+        settings: dict[str, Any] = {
+            "clock": self.clock,
+            "load_executor": self.loads,
+            "unload_executor": self.unloads,
+            "event_bus": self.bus,
+            "resource_tracker": None if ram is None else ResourceTracker(ResourceUtil({MAIN: 1}), main_ram(ram)),
+        }
+        self.manager = BasicManager(BasicManagerOptions(**(settings | options)))
+        self.outcomes: list[tuple[str, Status]] = []
+
+    def manage(self, version: int, loader: Loader | None = None, state: object | None = None) -> Loader:
+        loader = loader or FakeLoader()
+        self.manager.manage_servable(ServableData.ok(ServableId("m", version), loader), state)
+        return loader
+
+    def sized(self, version: int, size: int, **loading: Any) -> FakeLoader:
+        """Manages a version that needs ``size`` and asks for its load."""
+        loader = FakeLoader(estimate=main_ram(size), **loading)
+        self.manage(version, loader)
+        self.load(version)
+        return loader
+
+    def load(self, version: int) -> None:
+        self.manager.load_servable(ServableId("m", version), self._collect(f"load {version}"))
+
+    def unload(self, version: int) -> None:
+        self.manager.unload_servable(ServableId("m", version), self._collect(f"unload {version}"))
+
+    def make_ready(self, *versions: int) -> None:
+        for version in versions:
+            self.manage(version)
+            self.load(version)
+            self.loads.run_all()
+            assert self.state(version) is HarnessState.READY
+
+    def state(self, version: int) -> HarnessState | None:
+        snapshot = self.manager.get_managed_servable_state_snapshot(ServableId("m", version))
+        return snapshot.state if snapshot is not None else None
+
+    def codes(self) -> list[str]:
+        return [f"{asked}: {status.code.name}" for asked, status in self.outcomes]
+
+    def _collect(self, asked: str) -> Any:
+        return lambda status: self.outcomes.append((asked, status))
+
+
+@pytest.fixture
+def basic() -> Basic:
+    return Basic()
+
+
+@pytest.fixture
+def make_basic() -> type[Basic]:
+    """For managers with options."""
+    return Basic

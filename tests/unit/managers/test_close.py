@@ -1,0 +1,213 @@
+"""The end of a manager: what is unloaded, what is waited for, what is left to its users."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tfs_lite.core.clock import SystemClock
+from tfs_lite.core.executor import PoolExecutor
+from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.managers.harness import HarnessState
+from tfs_lite.testing.executor import ManualExecutor
+from tfs_lite.testing.loader import FakeLoader
+
+S = HarnessState
+ID = ServableId("m", 1)
+
+
+def in_thread(call: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for a state that another thread brings about."""
+    pause = threading.Event()
+    for _ in range(6000):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it never came about")
+
+
+def is_closing(basic) -> bool:
+    """A manager that is closing refuses every load; before, an unknown version is not found."""
+    answers = []
+    basic.manager.load_servable(ServableId("unknown", 1), answers.append)
+    return answers[0].code is StatusCode.FAILED_PRECONDITION
+
+
+def test_everything_ready_is_unloaded_in_order(basic) -> None:
+    basic.make_ready(2, 1)
+    basic.events.clear()
+    basic.manager.close()
+    assert basic.events == ["Unloading 1", "Unloading 2", "End 1", "End 2"]
+    assert (basic.state(1), basic.state(2)) == (S.DISABLED, S.DISABLED)
+
+
+def test_new_and_queued_and_waiting_versions_end(make_basic) -> None:
+    basic = make_basic(threads=1)
+    retried = basic.manage(1, FakeLoader(failures=-1))
+    basic.load(1)
+    basic.loads.run_all()
+    basic.manage(2)
+    basic.load(2)
+    basic.manage(3)
+    basic.manager.close(60)  # no handle is live and no load runs: nothing to wait for
+    assert [event for event in basic.events if event.startswith("End")] == ["End 1", "End 2", "End 3"]
+    assert basic.codes() == ["load 1: UNAVAILABLE", "load 2: CANCELLED"]
+    basic.clock.advance(600)
+    assert retried.loads == 1
+
+
+def test_closing_twice_is_closing_once(basic) -> None:
+    basic.make_ready(1)
+    basic.manager.close()
+    basic.manager.close()
+    assert basic.events.count("End 1") == 1
+
+
+def test_nothing_can_be_asked_of_a_closed_manager(basic) -> None:
+    basic.make_ready(1)
+    basic.manager.close()
+    with pytest.raises(ServingError, match="shutting down"):
+        basic.manage(2)
+    basic.load(1)
+    assert basic.outcomes[-1][1].code is StatusCode.FAILED_PRECONDITION
+    with pytest.raises(ServingError) as raised:
+        basic.manager.get_servable_handle(ServableRequest.latest("m"))
+    assert raised.value.code is StatusCode.NOT_FOUND
+
+
+def test_version_in_use_is_never_unloaded_under_its_user(basic) -> None:
+    basic.make_ready(1, 2)
+    handle = basic.manager.get_servable_handle(ServableRequest.specific("m", 1))
+    basic.manager.close(0)
+    assert handle.servable.alive
+    assert basic.events[-2:] == ["Unloading 1", "Unloading 2"]
+    basic.unloads.run_all()
+    assert (basic.events[-1], handle.servable.alive) == ("End 2", True)
+    handle.release()
+    basic.unloads.run_all()
+    assert basic.events[-1] == "End 1"
+
+
+def test_close_waits_for_handles_in_virtual_time_and_gives_up_when_it_is_over(basic, caplog) -> None:
+    basic.make_ready(1)
+    handle = basic.manager.get_servable_handle(ServableRequest.latest("m"))
+    closing = in_thread(lambda: basic.manager.close(30))
+    until(lambda: basic.state(1) is S.QUIESCING and basic.clock.pending == 1)
+    basic.clock.advance(29)
+    assert closing.is_alive()
+    basic.clock.advance(1)
+    closing.join(60)
+    assert not closing.is_alive()
+    assert "is still in use" in caplog.text
+    assert (basic.events[-1], handle.servable.alive) == ("Unloading 1", True)
+    handle.release()
+    basic.unloads.run_all()
+    assert (basic.events[-1], basic.state(1)) == ("End 1", S.DISABLED)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_close_returns_as_soon_as_the_last_handle_is_released(make_basic, threads: int) -> None:
+    basic = make_basic(
+        clock=SystemClock(),
+        load_executor=PoolExecutor("load", threads),
+        unload_executor=PoolExecutor("unload", threads),
+    )
+    basic.manage(1)
+    basic.load(1)
+    basic.manager.run_pending()
+    until(lambda: basic.state(1) is S.READY)
+    handle = basic.manager.get_servable_handle(ServableRequest.latest("m"))
+    closing = in_thread(lambda: basic.manager.close(3600))
+    until(lambda: basic.state(1) is S.QUIESCING)
+    handle.release()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert basic.events[-2:] == ["Unloading 1", "End 1"]
+
+
+def test_load_that_runs_is_waited_for_and_its_result_unloaded_unseen(make_basic) -> None:
+    go_on = threading.Event()
+    basic = make_basic(
+        clock=SystemClock(), load_executor=PoolExecutor("load", 1), unload_executor=PoolExecutor("unload", 1)
+    )
+    loader = basic.manage(1, FakeLoader(while_loading=go_on.wait))
+    basic.load(1)
+    until(lambda: basic.state(1) is S.LOADING)
+    closing = in_thread(lambda: basic.manager.close(3600))
+    until(lambda: is_closing(basic))
+    go_on.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert basic.events == ["Start 1", "Loading 1", "End 1"]
+    assert (loader.loads, loader.unloads, basic.codes()) == (1, 1, ["load 1: CANCELLED"])
+
+
+def test_load_that_runs_too_long_is_left_behind(make_basic, caplog) -> None:
+    go_on = threading.Event()
+    basic = make_basic(
+        clock=SystemClock(), load_executor=PoolExecutor("load", 1), unload_executor=PoolExecutor("unload", 1)
+    )
+    loader = basic.manage(1, FakeLoader(while_loading=go_on.wait))
+    basic.load(1)
+    until(lambda: basic.state(1) is S.LOADING)
+    basic.manager.close(0)
+    assert "is still loading" in caplog.text
+    go_on.set()
+    until(lambda: basic.state(1) is S.DISABLED)
+    assert loader.unloads == 1
+
+
+def test_version_that_becomes_ready_while_closing_is_unloaded_too(basic) -> None:
+    basic.manage(1)
+    basic.load(1)
+    basic.loads.start()
+
+    def close_on_available(timed: object) -> None:
+        if timed.event.state.value == "Available":
+            closing = in_thread(lambda: basic.manager.close(0))
+            until(lambda: is_closing(basic))
+            closers.append(closing)
+
+    closers: list[threading.Thread] = []
+    basic.bus.subscribe(close_on_available)
+    basic.loads.finish()
+    for closing in closers:
+        closing.join(60)
+    basic.unloads.run_all()
+    assert basic.events == ["Start 1", "Loading 1", "Available 1", "Unloading 1", "End 1"]
+
+
+def test_threads_end(make_basic) -> None:
+    basic = make_basic(
+        clock=SystemClock(), load_executor=PoolExecutor("ending-load", 4), unload_executor=PoolExecutor("ending-un", 2)
+    )
+    for version in range(8):
+        basic.manage(version)
+        basic.load(version)
+    until(lambda: all(basic.state(version) is S.READY for version in range(8)))
+    basic.manager.close(10)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ending-")]
+    assert all(basic.state(version) is S.DISABLED for version in range(8))
+
+
+def test_errored_version_says_nothing_more(basic) -> None:
+    basic.manager.manage_servable(ServableData.error(ID, FakeLoader().failure))
+    basic.manager.close()
+    assert basic.events == ["End 1"]
+
+
+def test_executors_take_no_more_work(basic) -> None:
+    basic.manager.close()
+    assert isinstance(basic.loads, ManualExecutor)
+    basic.loads.submit(object())
+    basic.unloads.submit(object())
+    assert (basic.loads.queued, basic.unloads.queued) == ([], [])

@@ -1,0 +1,275 @@
+"""Attempts, retries in virtual time, and cancelling at every moment."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.managers.harness import HarnessState
+from tfs_lite.testing.executor import ManualExecutor
+from tfs_lite.testing.loader import FakeLoader
+
+S = HarnessState
+ID = ServableId("m", 1)
+FATAL = Status(StatusCode.INVALID_ARGUMENT, "never")
+
+
+def test_attempts_are_an_interval_apart_and_no_thread_waits(basic) -> None:
+    loader = basic.manage(1, FakeLoader(failures=2))
+    basic.load(1)
+    for attempt in (1, 2):
+        basic.loads.run_all()
+        assert (loader.loads, basic.state(1), basic.loads.running) == (attempt, S.LOADING, [])
+        basic.clock.advance(59)
+        assert basic.loads.queued == []
+        basic.clock.advance(1)
+        assert len(basic.loads.queued) == 1
+    basic.loads.run_all()
+    assert (loader.loads, basic.state(1), basic.codes()) == (3, S.READY, ["load 1: OK"])
+    assert basic.events == ["Start 1", "Loading 1", "Available 1"]
+
+
+def test_broken_version_does_not_hold_up_a_healthy_one_on_a_single_thread(make_basic) -> None:
+    basic = make_basic(threads=1)
+    basic.manage(1, FakeLoader(failures=-1))
+    basic.manage(2)
+    basic.load(1)
+    basic.load(2)
+    basic.loads.run_all()
+    assert (basic.state(1), basic.state(2)) == (S.LOADING, S.READY)
+
+
+@pytest.mark.parametrize("interval", [0, -1])
+def test_retries_without_interval_follow_at_once(make_basic, interval: float) -> None:
+    basic = make_basic(load_retry_interval=interval, max_num_load_retries=3)
+    loader = basic.manage(1, FakeLoader(failures=-1))
+    basic.load(1)
+    basic.loads.run_all()
+    assert (loader.loads, basic.state(1), basic.clock.pending) == (4, S.ERROR, 0)
+
+
+def test_no_retries_means_one_attempt(make_basic) -> None:
+    basic = make_basic(max_num_load_retries=0)
+    loader = basic.manage(1, FakeLoader(failures=-1))
+    basic.load(1)
+    basic.loads.run_all()
+    assert (loader.loads, basic.codes()) == (1, ["load 1: UNAVAILABLE"])
+
+
+def test_predicate_sees_each_failure_and_may_end_the_retries(make_basic) -> None:
+    seen = []
+
+    def should_retry(status: Status) -> bool:
+        seen.append(status.code)
+        return len(seen) < 2
+
+    basic = make_basic(should_retry_model_load=should_retry, load_retry_interval=0)
+    loader = basic.manage(1, FakeLoader(failures=-1))
+    basic.load(1)
+    basic.loads.run_all()
+    assert (loader.loads, seen) == (2, [StatusCode.UNAVAILABLE] * 2)
+
+
+def test_predicate_that_refuses_unknown_does_not_cancel_a_good_load(make_basic) -> None:
+    basic = make_basic(should_retry_model_load=lambda status: False)
+    basic.make_ready(1)
+
+
+def test_predicate_that_raises_ends_the_retries(make_basic, caplog) -> None:
+    def broken(status: Status) -> bool:
+        raise RuntimeError("mine")
+
+    basic = make_basic(should_retry_model_load=broken)
+    basic.manage(1, FakeLoader(failures=-1))
+    basic.load(1)
+    basic.loads.run_all()
+    assert basic.codes() == ["load 1: UNAVAILABLE"]
+    assert "should_retry_model_load failed" in caplog.text
+
+
+def test_unexpected_exception_becomes_a_status_and_its_traceback_is_logged(make_basic, caplog) -> None:
+    def crash() -> None:
+        raise KeyError("weights")
+
+    basic = make_basic(max_num_load_retries=0)
+    basic.manage(1, FakeLoader(while_loading=crash))
+    basic.load(1)
+    basic.loads.run_all()
+    assert basic.outcomes == [("load 1", Status(StatusCode.UNKNOWN, "KeyError: 'weights'"))]
+    assert "Traceback" in caplog.text
+
+
+def test_hook_runs_once_per_load_after_loading_was_published(make_basic) -> None:
+    calls = []
+    basic = make_basic(
+        pre_load_hook=lambda servable_id: calls.append((servable_id, list(basic.events))), load_retry_interval=0
+    )
+    basic.manage(1, FakeLoader(failures=2))
+    basic.load(1)
+    basic.loads.run_all()
+    assert calls == [(ID, ["Start 1", "Loading 1"])]
+
+
+def test_hook_that_raises_fails_the_attempt(make_basic) -> None:
+    def hook(servable_id: ServableId) -> None:
+        raise RuntimeError("no")
+
+    basic = make_basic(pre_load_hook=hook, max_num_load_retries=0)
+    loader = basic.manage(1)
+    basic.load(1)
+    basic.loads.run_all()
+    assert (loader.loads, basic.codes()) == (0, ["load 1: UNKNOWN"])
+
+
+@pytest.mark.parametrize(("threads", "flushes"), [(0, 3), (1, 3), (2, 0)])
+def test_caches_are_flushed_after_each_attempt_while_loads_come_one_at_a_time(
+    make_basic, threads: int, flushes: int
+) -> None:
+    calls = []
+    basic = make_basic(threads=threads, flush_filesystem_caches=lambda: calls.append(1), load_retry_interval=0)
+    basic.manage(1, FakeLoader(failures=2))
+    basic.load(1)
+    basic.loads.run_all()
+    assert len(calls) == flushes
+
+
+def test_flush_that_raises_is_only_logged(make_basic, caplog) -> None:
+    def flush() -> None:
+        raise OSError("no rights")
+
+    basic = make_basic(threads=1, flush_filesystem_caches=flush)
+    basic.make_ready(1)
+    assert "flushing file-system caches failed" in caplog.text
+
+
+def test_cancel_while_queued_ends_at_once(basic) -> None:
+    loader = basic.manage(1)
+    basic.load(1)
+    basic.manager.cancel_load_servable_retry(ID)
+    assert (basic.state(1), basic.codes()) == (S.ERROR, ["load 1: CANCELLED"])
+    basic.loads.run_all()
+    assert (loader.loads, basic.events, basic.codes()) == (0, ["Start 1", "End 1"], ["load 1: CANCELLED"])
+
+
+def test_cancel_while_estimating_ends_at_once(make_basic) -> None:
+    basic = make_basic(ram=15)
+
+    class Cancelling(FakeLoader):
+        def estimate_resources(self):
+            basic.manager.cancel_load_servable_retry(ID)
+            return super().estimate_resources()
+
+    loader = basic.manage(1, Cancelling())
+    basic.load(1)
+    basic.loads.run_all()
+    assert (loader.loads, basic.codes(), basic.state(1)) == (0, ["load 1: CANCELLED"], S.ERROR)
+
+
+@pytest.mark.parametrize("worked", [False, True])
+def test_cancel_while_the_attempt_runs_unloads_what_it_loaded(basic, worked: bool) -> None:
+    loader = basic.manage(1)
+    basic.load(1)
+    basic.loads.start()
+    if worked:
+        basic.loads.work()
+    basic.manager.cancel_load_servable_retry(ID)
+    assert basic.state(1) is S.LOADING
+    basic.loads.finish()
+    assert (basic.state(1), basic.outcomes, basic.manager.list_available_servable_ids()) == (S.UNLOADING, [], [])
+    basic.unloads.run_all()
+    assert (loader.loads, loader.unloads, basic.state(1)) == (1, 1, S.DISABLED)
+    assert (basic.events, basic.codes()) == (["Start 1", "Loading 1", "End 1"], ["load 1: CANCELLED"])
+
+
+def test_cancel_while_the_attempt_runs_makes_its_failure_the_last(basic) -> None:
+    loader = basic.manage(1, FakeLoader(failures=-1))
+    basic.load(1)
+    basic.loads.start()
+    basic.manager.cancel_load_servable_retry(ID)
+    basic.loads.finish()
+    basic.clock.advance(600)
+    basic.loads.run_all()
+    assert (loader.loads, loader.unloads, basic.codes()) == (1, 0, ["load 1: UNAVAILABLE"])
+
+
+def test_cancel_between_attempts_ends_at_once_with_the_last_failure(basic) -> None:
+    loader = basic.manage(1, FakeLoader(failures=-1, failure=FATAL))
+    basic.load(1)
+    basic.loads.run_all()
+    basic.manager.cancel_load_servable_retry(ID)
+    assert basic.outcomes == [("load 1", FATAL)]
+    basic.clock.advance(600)
+    assert (basic.loads.queued, loader.loads) == ([], 1)
+
+
+def test_cancel_of_a_queued_retry_ends_at_once(basic) -> None:
+    loader = basic.manage(1, FakeLoader(failures=1))
+    basic.load(1)
+    basic.loads.run_all()
+    basic.clock.advance(60)
+    basic.manager.cancel_load_servable_retry(ID)
+    basic.loads.run_all()
+    assert (loader.loads, basic.codes()) == (1, ["load 1: UNAVAILABLE"])
+
+
+def test_cancel_of_a_ready_version_changes_nothing(basic) -> None:
+    basic.make_ready(1)
+    basic.manager.cancel_load_servable_retry(ID)
+    assert basic.state(1) is S.READY
+    basic.unload(1)
+    basic.unloads.run_all()
+    assert basic.codes()[-1] == "unload 1: OK"
+
+
+def test_timer_of_an_ended_load_does_nothing_to_its_successor(basic) -> None:
+    basic.manage(1, FakeLoader(failures=-1))
+    basic.load(1)
+    basic.loads.run_all()
+    basic.manager.cancel_load_servable_retry(ID)
+    basic.manager.stop_managing_servable(ID)
+    successor = basic.manage(1, FakeLoader(failures=1))
+    basic.load(1)
+    basic.clock.advance(30)
+    basic.loads.run_all()
+    basic.clock.advance(30)  # the old timer is due, the new one is not
+    basic.loads.run_all()
+    assert successor.loads == 1
+    basic.clock.advance(30)
+    basic.loads.run_all()
+    assert (successor.loads, basic.state(1)) == (2, S.READY)
+
+
+def test_failing_estimate_is_retried_like_a_load(make_basic) -> None:
+    basic = make_basic(ram=15)
+    loader = basic.manage(1, FakeLoader(estimate_failures=2))
+    basic.load(1)
+    for _ in range(2):
+        basic.loads.run_all()
+        assert basic.state(1) is S.LOAD_REQUESTED
+        basic.clock.advance(60)
+    basic.loads.run_all()
+    assert (basic.state(1), loader.loads) == (S.READY, 1)
+
+
+def test_attempts_to_load_are_counted_apart_from_attempts_to_estimate(make_basic) -> None:
+    basic = make_basic(ram=15, max_num_load_retries=2, load_retry_interval=0)
+    loader = basic.manage(1, FakeLoader(estimate_failures=2, failures=2))
+    basic.load(1)
+    basic.loads.run_all()
+    assert (basic.state(1), loader.loads) == (S.READY, 3)
+
+
+def test_without_a_tracker_nothing_is_estimated(basic) -> None:
+    loader = basic.manage(1, FakeLoader(estimate_failures=-1))
+    basic.load(1)
+    basic.loads.run_all()
+    assert (basic.state(1), loader.estimates) == (S.READY, 0)
+
+
+def test_inline_load_with_retries_ends_within_one_run(make_basic) -> None:
+    basic = make_basic(load_executor=ManualExecutor(0), load_retry_interval=0)
+    loader = basic.manage(1, FakeLoader(failures=2))
+    basic.load(1)
+    basic.manager.run_pending()
+    assert (loader.loads, basic.state(1)) == (3, S.READY)

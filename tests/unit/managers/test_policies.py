@@ -1,0 +1,123 @@
+"""The two policies, row by row. Versions are written ``+3 ready`` (aspired) and ``-3 ready`` (not aspired)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfs_lite.core.servable import ServableId
+from tfs_lite.managers.harness import FINAL, HarnessState, ServableStateSnapshot
+from tfs_lite.managers.policies import Action, ActionKind, AvailabilityPreservingPolicy, ResourcePreservingPolicy
+
+UNLOADING_STATES = ["unload-requested", "quiescing", "quiesced", "unloading"]
+
+
+def stream(text: str) -> list[ServableStateSnapshot]:
+    return [snapshot(*item.split()) for item in text.split(",") if item]
+
+
+def snapshot(version: str, state: str) -> ServableStateSnapshot:
+    return ServableStateSnapshot(ServableId("m", int(version[1:])), HarnessState(state), version[0] == "+")
+
+
+def text(action: Action | None) -> str:
+    return "none" if action is None else f"{action.kind.value} {action.id.version}"
+
+
+AVAILABILITY = [
+    # nothing is wanted
+    ("", "none"),
+    ("-1 error,-2 disabled", "none"),
+    ("-1 ready", "unload 1"),
+    ("-3 ready,-1 ready,-2 ready", "unload 1"),
+    # something wanted is ready
+    ("+3 ready,-2 ready,-1 ready", "unload 1"),
+    ("+3 ready,-1 ready,+4 new", "unload 1"),
+    ("+3 ready,+4 new,+5 new", "load 5"),
+    ("+3 ready", "none"),
+    ("+3 ready,+4 error", "none"),
+    # nothing wanted is ready, no old version either
+    ("+1 new,+3 new,+2 new", "load 3"),
+    ("+1 loading", "none"),
+    ("+1 error,+2 error", "none"),
+    ("+1 error,+2 new", "load 2"),
+    # nothing wanted is ready, one old version is
+    ("-1 ready,+2 new,+3 new", "load 3"),
+    ("-1 ready,+2 loading", "none"),
+    ("-1 ready,+2 error", "none"),
+    ("-0 ready,+1 error", "none"),
+    # nothing wanted is ready, several old versions are
+    ("-1 ready,-2 ready,+3 new", "unload 1"),
+    ("-1 ready,-2 ready,+3 loading", "unload 1"),
+    ("-1 ready,-2 ready,+3 error", "unload 1"),
+    ("-0 ready,-1 ready,+7 error", "unload 0"),
+    # rollback
+    ("-2 ready,+1 new", "load 1"),
+    ("-2 ready,+1 ready", "unload 2"),
+]
+
+RESOURCE = [
+    ("", "none"),
+    ("-3 ready,-1 ready,+4 new", "unload 3"),  # the first in the order given
+    ("-1 ready", "unload 1"),
+    ("+1 ready,+2 new,+3 new", "load 3"),
+    ("+1 ready", "none"),
+    ("-1 error,-2 disabled,+3 new", "load 3"),
+    *[
+        (f"-1 {state.value},+2 new", "none")
+        for state in HarnessState
+        if state not in FINAL and state is not HarnessState.READY
+    ],
+    ("+1 loading,+2 new", "load 2"),
+    ("+1 error", "none"),
+]
+
+
+@pytest.mark.parametrize(("versions", "action"), AVAILABILITY)
+def test_availability_preserving(versions: str, action: str) -> None:
+    assert text(AvailabilityPreservingPolicy().next_action(stream(versions))) == action
+
+
+@pytest.mark.parametrize("state", UNLOADING_STATES)
+def test_availability_ignores_versions_on_their_way_out(state: str) -> None:
+    policy = AvailabilityPreservingPolicy()
+    assert text(policy.next_action(stream(f"-1 {state},-2 ready,+3 error"))) == "none"
+    assert text(policy.next_action(stream(f"-1 {state},+3 new"))) == "load 3"
+
+
+def test_availability_ignores_loads_that_are_no_longer_wanted() -> None:
+    assert text(AvailabilityPreservingPolicy().next_action(stream("-1 loading,+2 new"))) == "load 2"
+
+
+@pytest.mark.parametrize(("versions", "action"), RESOURCE)
+def test_resource_preserving(versions: str, action: str) -> None:
+    assert text(ResourcePreservingPolicy().next_action(stream(versions))) == action
+
+
+snapshots = st.lists(
+    st.builds(
+        ServableStateSnapshot,
+        st.builds(ServableId, st.just("m"), st.integers(0, 9)),
+        st.sampled_from(HarnessState),
+        st.booleans(),
+    ),
+    unique_by=lambda found: found.id,
+)
+
+
+@given(versions=snapshots)
+def test_availability_never_unloads_the_last_ready_version_while_another_is_wanted(
+    versions: list[ServableStateSnapshot],
+) -> None:
+    action = AvailabilityPreservingPolicy().next_action(versions)
+    ready = [found for found in versions if found.state is HarnessState.READY]
+    if action is not None and action.kind is ActionKind.UNLOAD and any(found.is_aspired for found in versions):
+        assert len(ready) > 1
+
+
+@given(versions=snapshots)
+def test_resource_never_loads_beside_an_unwanted_version(versions: list[ServableStateSnapshot]) -> None:
+    action = ResourcePreservingPolicy().next_action(versions)
+    if action is not None and action.kind is ActionKind.LOAD:
+        assert all(found.is_aspired or found.state in FINAL for found in versions)

@@ -1,0 +1,160 @@
+"""Lookups, and what a live handle holds back."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tfs_lite.core.servable import ServableId, ServableRequest
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.managers.serving_map import ServingMap
+
+
+def serving(*versions: int, name: str = "m") -> ServingMap:
+    found = ServingMap()
+    for version in versions:
+        found.add(ServableId(name, version), f"servable {version}")
+    return found
+
+
+def ids(*versions: int) -> list[ServableId]:
+    return [ServableId("m", version) for version in versions]
+
+
+@pytest.mark.parametrize(
+    ("request_", "version"),
+    [
+        (ServableRequest.latest("m"), 10),
+        (ServableRequest.earliest("m"), 0),
+        (ServableRequest.specific("m", 9), 9),
+        (ServableRequest.from_id(ServableId("m", 0)), 0),
+    ],
+)
+def test_request_is_answered_by_number_and_not_by_age(request_: ServableRequest, version: int) -> None:
+    with serving(9, 10, 0).lookup(request_) as handle:
+        assert (handle.id, handle.servable) == (ServableId("m", version), f"servable {version}")
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (ServableRequest.latest("x"), "Latest(x)"),
+        (ServableRequest.earliest("x"), "Earliest(x)"),
+        (ServableRequest.specific("m", 2), "Specific(m, 2)"),
+    ],
+)
+def test_what_is_not_there_is_not_found(request_: ServableRequest, text: str) -> None:
+    with pytest.raises(ServingError) as raised:
+        serving(1).lookup(request_)
+    assert raised.value.code is StatusCode.NOT_FOUND
+    assert str(raised.value) == f"Servable not found for request: {text}"
+
+
+def test_latest_falls_back_to_the_next_lower_version_while_the_highest_drains() -> None:
+    found = serving(1, 2)
+    old = found.lookup(ServableRequest.latest("m"))
+    found.withdraw(ServableId("m", 2), lambda: None)
+    with found.lookup(ServableRequest.latest("m")) as handle:
+        assert handle.id.version == 1
+    assert old.servable == "servable 2"
+
+
+def test_unused_version_is_drained_at_once() -> None:
+    found, drained = serving(1), []
+    found.withdraw(ServableId("m", 1), lambda: drained.append(1))
+    assert drained == [1]
+
+
+def test_version_drains_with_its_last_handle_and_only_once() -> None:
+    found, drained = serving(1), []
+    handles = [found.lookup(ServableRequest.latest("m")) for _ in range(2)]
+    found.withdraw(ServableId("m", 1), lambda: drained.append(1))
+    handles[0].release()
+    handles[0].release()
+    assert drained == []
+    handles[1].release()
+    assert drained == [1]
+
+
+def test_handles_of_one_version_do_not_hold_up_another() -> None:
+    found, drained = serving(1, 2), []
+    with found.lookup(ServableRequest.specific("m", 1)):
+        found.withdraw(ServableId("m", 2), lambda: drained.append(2))
+        assert drained == [2]
+
+
+def test_drained_callback_may_use_the_map() -> None:
+    found, seen = serving(1, 2), []
+    found.withdraw(ServableId("m", 1), lambda: seen.append(found.ids()))
+    assert seen == [ids(2)]
+
+
+def test_name_whose_last_version_is_withdrawn_is_not_found() -> None:
+    found = serving(1)
+    found.withdraw(ServableId("m", 1), lambda: None)
+    assert found.ids() == []
+    with pytest.raises(ServingError):
+        found.lookup(ServableRequest.latest("m"))
+
+
+def test_same_id_may_come_back_after_it_was_withdrawn_and_counts_anew() -> None:
+    found, drained = serving(1), []
+    old = found.lookup(ServableRequest.latest("m"))
+    found.withdraw(ServableId("m", 1), lambda: drained.append("old"))
+    found.add(ServableId("m", 1), "again")
+    found.withdraw(ServableId("m", 1), lambda: drained.append("again"))
+    assert drained == ["again"]
+    old.release()
+    assert drained == ["again", "old"]
+
+
+def test_adding_a_version_twice_is_a_mistake_of_the_manager() -> None:
+    with pytest.raises(ValueError, match="already being served"):
+        serving(1).add(ServableId("m", 1), "other")
+
+
+def test_listing_shows_every_version_once_in_order() -> None:
+    found = serving(10, 9)
+    found.add(ServableId("a", 5), "other")
+    assert found.ids() == [ServableId("a", 5), *ids(9, 10)]
+
+
+def test_handles_to_everything_count_like_any_other() -> None:
+    found, drained = serving(2, 1), []
+    handles = found.handles()
+    assert list(handles) == ids(1, 2)
+    found.withdraw(ServableId("m", 1), lambda: drained.append(1))
+    assert drained == []
+    for handle in handles.values():
+        handle.release()
+    assert drained == [1]
+
+
+def test_drained_version_is_not_kept_alive_by_the_map() -> None:
+    found = serving(1)
+    handle = found.lookup(ServableRequest.latest("m"))
+    found.withdraw(ServableId("m", 1), lambda: None)
+    handle.release()
+    assert handle.servable is None
+
+
+def test_two_threads_releasing_one_handle_count_once() -> None:
+    for _ in range(200):
+        found, drained = serving(1), []
+        handles = [found.lookup(ServableRequest.latest("m")) for _ in range(2)]
+        barrier = threading.Barrier(2)
+
+        def release(handles=handles, barrier=barrier) -> None:
+            barrier.wait()
+            handles[0].release()
+
+        threads = [threading.Thread(target=release) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found.withdraw(ServableId("m", 1), lambda drained=drained: drained.append(1))
+        assert drained == []
+        handles[1].release()
+        assert drained == [1]

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.server.grpc_server import GrpcServer, truncate
+from tfs_lite.server.grpc_table import CallContext, server_stream, unary
+
+LIMIT = 100_000
+
+
+class Service:
+    """Handlers that misbehave on demand, in the form of the server's tables."""
+
+    def __init__(self) -> None:
+        self.contexts: list[CallContext] = []
+        self.entered = threading.Semaphore(0)
+        self.cancelled = threading.Event()
+        self.gate = asyncio.Event()
+
+    def methods(self) -> list[Any]:
+        handlers = (self.echo, self.refuse, self.crash, self.wait)
+        rows = [unary(f"/test.Service/{handler.__name__}", handler) for handler in handlers]
+        return [*rows, server_stream("/test.Service/count", self.count)]
+
+    async def echo(self, data: bytes, context: CallContext) -> bytes:
+        self.contexts.append(context)
+        return data
+
+    async def refuse(self, data: bytes, context: CallContext) -> bytes:
+        raise invalid_argument(data.decode())
+
+    async def crash(self, data: bytes, context: CallContext) -> bytes:
+        raise RuntimeError("the secret is in /etc/secret")
+
+    async def wait(self, data: bytes, context: CallContext) -> bytes:
+        self.entered.release()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return data
+
+    async def count(self, data: bytes, context: CallContext) -> AsyncIterator[bytes]:
+        for number in range(3):
+            yield b"%d" % number
+        if data == b"fail":
+            raise invalid_argument("no more")
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def server(loop_thread: Any, service: Service) -> Iterator[tuple[GrpcServer, int]]:
+    async def start() -> tuple[GrpcServer, int]:
+        server = GrpcServer(service.methods(), LIMIT)
+        port = await server.start("127.0.0.1", 0, "")
+        assert port is not None
+        return server, port
+
+    server, port = loop_thread.run(start())
+    yield server, port
+    loop_thread.run(server.stop(0))
+
+
+@pytest.fixture
+def channel(server: tuple[GrpcServer, int]) -> Iterator[grpc.Channel]:
+    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"127.0.0.1:{server[1]}", options=options) as channel:
+        yield channel
+
+
+def call(channel: grpc.Channel, method: str, data: bytes = b"x", timeout: float | None = 20.0) -> bytes:
+    answer: bytes = channel.unary_unary(f"/test.Service/{method}")(data, timeout=timeout)
+    return answer
+
+
+def refusal(channel: grpc.Channel, method: str, data: bytes = b"x") -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(channel, method, data)
+    return caught.value.code(), caught.value.details()
+
+
+def test_bytes_go_in_and_come_out(channel: grpc.Channel) -> None:
+    assert call(channel, "echo", b"hello") == b"hello"
+
+
+def test_deadline_of_the_client_reaches_the_handler(channel: grpc.Channel, service: Service) -> None:
+    call(channel, "echo", timeout=None)
+    call(channel, "echo", timeout=50.0)
+    none, some = service.contexts
+    assert none.deadline is None
+    assert some.deadline is not None
+    assert 20 < some.deadline - time.monotonic() < 60
+
+
+def test_serving_error_becomes_its_code_and_message(channel: grpc.Channel) -> None:
+    assert refusal(channel, "refuse", b"wrong") == (grpc.StatusCode.INVALID_ARGUMENT, "wrong")
+
+
+def test_long_message_is_cut(channel: grpc.Channel) -> None:
+    _, details = refusal(channel, "refuse", b"a" * 2000)
+    assert details == "a" * 1024 + "...TRUNCATED"
+
+
+def test_message_of_exactly_the_limit_is_not_cut() -> None:
+    assert truncate("a" * 1024) == "a" * 1024
+
+
+def test_unexpected_error_is_internal_and_its_text_stays_in_the_log(
+    channel: grpc.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert refusal(channel, "crash") == (grpc.StatusCode.INTERNAL, "internal error")
+    assert "the secret is in" in caplog.text
+
+
+def test_message_over_the_limit_is_refused_and_the_server_goes_on(channel: grpc.Channel) -> None:
+    code, _ = refusal(channel, "echo", b"x" * (LIMIT + 1))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert call(channel, "echo") == b"x"
+
+
+def test_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
+    assert refusal(channel, "nothing")[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_stream_sends_its_messages_and_then_its_error(channel: grpc.Channel) -> None:
+    assert list(channel.unary_stream("/test.Service/count")(b"", timeout=20)) == [b"0", b"1", b"2"]
+    stream = channel.unary_stream("/test.Service/count")(b"fail", timeout=20)
+    assert [next(stream), next(stream), next(stream)] == [b"0", b"1", b"2"]
+    with pytest.raises(grpc.RpcError) as caught:
+        next(stream)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_handler_is_cancelled_when_the_client_goes(channel: grpc.Channel, service: Service) -> None:
+    future = channel.unary_unary("/test.Service/wait").future(b"x")
+    assert service.entered.acquire(timeout=20)
+    future.cancel()
+    assert service.cancelled.wait(20)
+
+
+def test_stop_answers_what_is_inside_and_refuses_the_rest(
+    loop_thread: Any, server: tuple[GrpcServer, int], channel: grpc.Channel, service: Service
+) -> None:
+    inside = channel.unary_unary("/test.Service/wait").future(b"inside")
+    assert service.entered.acquire(timeout=20)
+    stopping = asyncio.run_coroutine_threadsafe(server[0].stop(20), loop_thread.loop)
+    codes = Counter[str]()
+    while not codes["UNAVAILABLE"]:
+        try:
+            call(channel, "echo")
+        except grpc.RpcError as error:
+            codes[error.code().name] += 1
+    loop_thread.loop.call_soon_threadsafe(service.gate.set)
+    assert inside.result(timeout=20) == b"inside"
+    stopping.result(20)
+    assert set(codes) == {"UNAVAILABLE"}
+
+
+def test_stop_under_load_breaks_no_call_that_got_in(
+    loop_thread: Any, server: tuple[GrpcServer, int], service: Service
+) -> None:
+    codes, answered = Counter[str](), threading.Semaphore(0)
+
+    def client() -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(f"127.0.0.1:{server[1]}", options=options) as channel:
+            while True:
+                try:
+                    call(channel, "echo")
+                    answered.release()
+                except grpc.RpcError as error:
+                    codes[error.code().name] += 1
+                    return
+
+    clients = [threading.Thread(target=client) for _ in range(8)]
+    for thread in clients:
+        thread.start()
+    for _ in range(200):
+        assert answered.acquire(timeout=20)
+    loop_thread.run(server[0].stop(20))
+    for thread in clients:
+        thread.join()
+    assert codes == {"UNAVAILABLE": 8}
+
+
+def test_call_that_outlives_the_grace_is_cancelled(
+    loop_thread: Any, server: tuple[GrpcServer, int], channel: grpc.Channel, service: Service
+) -> None:
+    inside = channel.unary_unary("/test.Service/wait").future(b"inside")
+    assert service.entered.acquire(timeout=20)
+    loop_thread.run(server[0].stop(0.2))
+    assert service.cancelled.wait(20)
+    assert inside.exception(timeout=20) is not None
+
+
+def test_port_in_use_is_one_clear_line(loop_thread: Any, service: Service) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        async def start() -> None:
+            await GrpcServer(service.methods(), LIMIT).start("127.0.0.1", port, "")
+
+        with pytest.raises(ServingError) as caught:
+            loop_thread.run(start())
+    assert caught.value.code is StatusCode.FAILED_PRECONDITION
+    assert f"port {port} of 127.0.0.1 is already in use (--port)" in str(caught.value)
+
+
+def test_two_servers_never_share_a_port(loop_thread: Any, server: tuple[GrpcServer, int], service: Service) -> None:
+    async def start() -> None:
+        await GrpcServer(service.methods(), LIMIT).start("127.0.0.1", server[1], "")
+
+    with pytest.raises(ServingError, match="in use"):
+        loop_thread.run(start())
+
+
+def test_address_of_another_machine_is_refused(loop_thread: Any, service: Service) -> None:
+    async def start() -> None:
+        await GrpcServer(service.methods(), LIMIT).start("203.0.113.7", 0, "")
+
+    with pytest.raises(ServingError, match="--host"):
+        loop_thread.run(start())
+
+
+def test_unix_socket_serves_too(loop_thread: Any, service: Service, tmp_path: Any) -> None:
+    path = str(tmp_path / "grpc.sock")
+
+    async def start() -> GrpcServer:
+        server = GrpcServer(service.methods(), LIMIT)
+        assert await server.start("127.0.0.1", None, path) is None
+        return server
+
+    server = loop_thread.run(start())
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        assert call(channel, "echo") == b"x"
+    loop_thread.run(server.stop(0))
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection_lists_the_services_under_both_names(channel: grpc.Channel, version: str) -> None:
+    method = channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    (answer,) = method(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=20)
+    names = {service.name for service in answer.list_services_response.service}
+    assert {"test.Service", f"grpc.reflection.{version}.ServerReflection"} <= names
+
+
+def test_reflection_describes_messages_of_our_own_pool(channel: grpc.Channel) -> None:
+    pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
+    service = pool.FindServiceByName("tensorflow.serving.PredictionService")
+    assert service.FindMethodByName("Predict").input_type.full_name == "tensorflow.serving.PredictRequest"

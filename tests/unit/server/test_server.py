@@ -1,0 +1,394 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from tfs_lite.client import Client
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.messages import HealthCheckRequest, HealthCheckResponse
+from tfs_lite.protocols.serving import VersionState
+from tfs_lite.server.options import ServerOptions
+from tfs_lite.server.server import Server
+from tfs_lite.testing.in_process import ROW, House, config_text, entry, serving
+from tfs_lite.testing.models import gated_source
+from tfs_lite.testing.process import wait_until
+
+AVAILABLE, END, LOADING, START = (
+    VersionState.AVAILABLE,
+    VersionState.END,
+    VersionState.LOADING,
+    VersionState.START,
+)
+Publish = Callable[[str, int], Path]
+PublishPython = Callable[[str, int, str], Path]
+
+SLOW_TO_LOAD = """
+import pathlib, time
+
+class Model:
+    def __init__(self, context):
+        while not pathlib.Path({gate!r}).exists():
+            time.sleep(0.005)
+
+    def predict(self, inputs):
+        return {{"y": inputs["x"] + {version}}}
+"""
+
+
+NO_DATABASE = """
+class Model:
+    def __init__(self, context):
+        raise OSError("no database")
+
+    def predict(self, inputs):
+        return {}
+"""
+
+
+def one(root: Path, **rest: Any) -> dict[str, Any]:
+    return {"model_name": "m", "model_base_path": str(root / "m"), **rest}
+
+
+def configured(root: Path, *models: str, **rest: Any) -> dict[str, Any]:
+    file = root / "models.config"
+    file.write_text(config_text(root, *models))
+    return {"model_config_file": str(file), **rest}
+
+
+def health(house: House, name: str) -> str:
+    with grpc.insecure_channel(house.target) as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=HealthCheckRequest.SerializeToString,
+            response_deserializer=HealthCheckResponse.FromString,
+        )
+        status = check(HealthCheckRequest(service=name), timeout=20).status
+        text: str = HealthCheckResponse.ServingStatus.Name(status)
+        return text
+
+
+def test_answers_name_their_version_and_a_new_version_takes_over(tmp_path: Path, publish: Publish) -> None:
+    publish("m", 1)
+    with serving(tmp_path, **one(tmp_path)) as house:
+        assert house.version() == 1
+        assert list(house.client.metadata("m").signatures["serving_default"].input_names) == ["x"]
+        publish("m", 2)
+        house.wait_states({2: AVAILABLE, 1: END})
+        assert house.version() == 2
+
+
+def test_no_request_fails_during_a_swap(tmp_path: Path, publish: Publish) -> None:
+    publish("m", 1)
+    versions, failures, stop = Counter[int](), list[Exception](), threading.Event()
+
+    def client(target: str) -> None:
+        with Client(target) as caller:
+            while not stop.is_set():
+                try:
+                    answer = caller.predict("m", {"x": ROW})
+                    assert (answer.outputs["y"] == ROW + answer.version).all()
+                    versions[answer.version] += 1
+                except Exception as error:
+                    failures.append(error)
+
+    with serving(tmp_path, **one(tmp_path)) as house:
+        clients = [threading.Thread(target=client, args=(house.target,)) for _ in range(3)]
+        for thread in clients:
+            thread.start()
+        for version in (2, 3, 4):
+            publish("m", version)
+            wait_until(lambda wanted=version: versions[wanted] > 5, f"version {version} answers", 30)
+        stop.set()
+        for thread in clients:
+            thread.join()
+    assert failures == []
+    assert set(versions) == {1, 2, 3, 4}
+
+
+def test_ports_answer_before_the_first_model_is_loaded(tmp_path: Path, publish_python: PublishPython) -> None:
+    gate = tmp_path / "gate"
+    publish_python("m", 1, SLOW_TO_LOAD.format(gate=str(gate), version=1))
+    with serving(tmp_path, ready=False, **one(tmp_path, trusted_model_base_paths=(str(tmp_path),))) as house:
+        assert httpx.get(house.url + "/livez").status_code == httpx.get(house.url + "/startupz").status_code == 200
+        assert httpx.get(house.url + "/readyz").status_code == 503
+        assert health(house, "") == health(house, "m") == "NOT_SERVING"
+        house.wait_states({1: LOADING})
+        with pytest.raises(ServingError) as caught:
+            house.server.wait_ready(0.01)
+        assert caught.value.code is StatusCode.DEADLINE_EXCEEDED
+        gate.touch()
+        house.server.wait_ready(30)
+        assert httpx.get(house.url + "/readyz").status_code == 200
+        assert health(house, "") == health(house, "m") == "SERVING"
+        assert house.version() == 1
+
+
+def test_one_bad_model_does_not_disturb_another_and_each_comes_back_without_restart(
+    tmp_path: Path, publish: Publish
+) -> None:
+    publish("fine", 1)
+    (tmp_path / "corrupt" / "1").mkdir(parents=True)
+    (tmp_path / "corrupt" / "1" / "model.pt2").write_bytes(b"not an archive")
+    models = (entry("fine"), entry("corrupt"), entry("missing"))
+    with serving(tmp_path, **configured(tmp_path, *models, load_retry_interval_micros=1000)) as house:
+        assert house.version("fine") == 1
+        reports = {model["name"]: model for model in httpx.get(house.url + "/v1/models").json()["models"]}
+        assert "its base path does not exist" in reports["missing"]["reason"]
+        with pytest.raises(ServingError, match="Could not find any versions of model missing: its base path") as caught:
+            house.client.status("missing")
+        assert str(tmp_path) not in str(caught.value)
+        assert health(house, "missing") == health(house, "corrupt") == "NOT_SERVING"
+        assert house.status("corrupt")[1].status.message
+        publish("missing", 1)
+        (tmp_path / "corrupt" / "1" / "model.pt2").unlink()
+        (publish("other", 1) / "model.pt2").rename(tmp_path / "corrupt" / "1" / "model.pt2")
+        house.wait_states({1: AVAILABLE}, "missing")
+        house.wait_states({1: AVAILABLE}, "corrupt")
+        assert house.version("missing") == house.version("corrupt") == 1
+
+
+def test_half_copied_version_waits_and_says_why(tmp_path: Path, publish: Publish) -> None:
+    publish("m", 1)
+    whole = (publish("other", 2) / "model.pt2").read_bytes()
+    with serving(tmp_path, **one(tmp_path)) as house:
+        (tmp_path / "m" / "2").mkdir()
+        (tmp_path / "m" / "2" / "model.pt2").write_bytes(whole[:-100])
+        wait_until(lambda: 2 in house.status(), "version 2 is seen", 30)
+        waiting = wait_until(lambda: house.status()[2], "")
+        assert waiting.state is START
+        assert waiting.status.code is StatusCode.UNAVAILABLE
+        wait_until(lambda: "model.pt2" in house.status()[2].status.message, "the reason names the file", 30)
+        assert house.version() == 1
+        (tmp_path / "m" / "2" / "model.pt2").write_bytes(whole)
+        house.wait_states({2: AVAILABLE, 1: END})
+
+
+def test_failed_attempt_shows_at_once_while_the_next_is_to_come(tmp_path: Path, publish_python: PublishPython) -> None:
+    publish_python("m", 1, NO_DATABASE)
+    with serving(tmp_path, **one(tmp_path, trusted_model_base_paths=(str(tmp_path),))) as house:
+        status = house.status()[1]
+        assert status.state is LOADING
+        assert "no database" in status.status.message
+
+
+def test_models_of_a_repository_come_and_go(tmp_path: Path, publish: Publish) -> None:
+    publish("a", 1)
+    with serving(tmp_path, model_repository=str(tmp_path)) as house:
+        assert house.version("a") == 1
+        publish("b", 5)
+        house.wait_states({5: AVAILABLE}, "b")
+        (tmp_path / "a").rename(tmp_path / ".gone")
+        house.wait_states({1: END}, "a")
+
+
+def test_empty_repository_is_ready(tmp_path: Path) -> None:
+    with serving(tmp_path, model_repository=str(tmp_path)) as house:
+        assert httpx.get(house.url + "/v1/models").json() == {"models": []}
+
+
+def test_config_file_is_followed(tmp_path: Path, publish: Publish) -> None:
+    publish("a", 1)
+    publish("b", 2)
+    fields = configured(tmp_path, entry("a"), model_config_file_poll_wait_seconds=0.05)
+    with serving(tmp_path, **fields) as house:
+        (tmp_path / "models.config").write_text("this is no config")
+        (tmp_path / "models.config").write_text(config_text(tmp_path, entry("b")))
+        house.wait_states({2: AVAILABLE}, "b")
+        house.wait_states({1: END}, "a")
+
+
+def test_nothing_changes_in_control_mode_none(tmp_path: Path, publish: Publish) -> None:
+    publish("m", 1)
+    with serving(tmp_path, **one(tmp_path, model_control_mode="none")) as house:
+        publish("m", 2)
+        with pytest.raises(ServingError, match="model_control_mode none") as caught:
+            house.reload()
+        assert caught.value.code is StatusCode.FAILED_PRECONDITION
+        assert house.states() == {1: AVAILABLE}
+
+
+def test_labels_of_the_first_config_apply(tmp_path: Path, publish: Publish) -> None:
+    publish("m", 1)
+    publish("m", 2)
+    policy = "model_version_policy { all {} }"
+    labels = 'version_labels { key: "stable" value: 1 } version_labels { key: "next" value: 3 }'
+    with serving(tmp_path, **configured(tmp_path, entry("m", policy + labels))) as house:
+        house.wait_states({2: AVAILABLE, 1: AVAILABLE})
+        assert house.version() == 2
+        assert house.version(label="stable") == 1
+        with pytest.raises(ServingError, match=r"Servable not found for request: Specific\(m, 3\)"):
+            house.version(label="next")
+        publish("m", 3)
+        house.wait_states({3: AVAILABLE, 2: AVAILABLE, 1: AVAILABLE})
+        assert house.version(label="next") == 3
+        by_label = httpx.get(house.url + "/v1/models/m/labels/stable").json()["model_version_status"]
+        assert [status["version"] for status in by_label] == ["1"]
+
+
+def test_readiness_can_wait_for_every_model(tmp_path: Path, publish: Publish) -> None:
+    publish("a", 1)
+    fields = configured(tmp_path, entry("a"), entry("b"), ready_requires_all_models=True)
+    with serving(tmp_path, ready=False, **fields) as house:
+        house.wait_states({1: AVAILABLE}, "a")
+        with pytest.raises(ServingError):
+            house.server.wait_ready(1.5)
+        publish("b", 1)
+        house.server.wait_ready(30)
+
+
+def test_failed_first_load_can_end_the_server(tmp_path: Path) -> None:
+    server = Server(**one(tmp_path), exit_on_initial_load_failure=True).start()
+    try:
+        assert server.wait(30)
+        assert server.failure is not None
+        assert "its base path does not exist" in str(server.failure)
+        with pytest.raises(ServingError, match="its base path does not exist"):
+            server.wait_ready(30)
+    finally:
+        server.stop()
+
+
+def test_stop_answers_every_request_that_got_in(tmp_path: Path, publish: Publish) -> None:
+    publish("m", 1)
+    codes, answered = Counter[str](), threading.Semaphore(0)
+
+    def client(target: str) -> None:
+        with Client(target) as caller:
+            while True:
+                try:
+                    caller.predict("m", {"x": ROW})
+                    answered.release()
+                except ServingError as error:
+                    codes[error.code.name] += 1
+                    return
+
+    with serving(tmp_path, **one(tmp_path)) as house:
+        clients = [threading.Thread(target=client, args=(house.target,)) for _ in range(8)]
+        for thread in clients:
+            thread.start()
+        for _ in range(100):
+            assert answered.acquire(timeout=30)
+        house.server.stop()
+        for thread in clients:
+            thread.join()
+    assert codes == {"UNAVAILABLE": 8}
+
+
+def test_stop_waits_for_a_request_that_takes_long(tmp_path: Path, publish_python: PublishPython) -> None:
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    publish_python("m", 1, gated_source(1, gate))
+    with serving(tmp_path, **one(tmp_path, trusted_model_base_paths=(str(tmp_path),))) as house:
+        answers: list[int] = []
+        request = threading.Thread(target=lambda: answers.append(house.version()))
+        request.start()
+        wait_until((gate / "entered-1").exists, "the request is inside", 30)
+        stopping = threading.Thread(target=house.server.stop)
+        stopping.start()
+        wait_until(lambda: httpx.get(house.url + "/readyz").status_code == 503, "not ready", 30)
+        (gate / "open").touch()
+        request.join()
+        stopping.join()
+        assert answers == [1]
+        assert house.server.wait(0)
+
+
+def test_second_stop_does_not_wait_for_requests(tmp_path: Path, publish_python: PublishPython) -> None:
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    publish_python("m", 1, gated_source(1, gate))
+    fields = one(tmp_path, trusted_model_base_paths=(str(tmp_path),), drain_timeout_seconds=100.0)
+    with serving(tmp_path, **fields) as house:
+        codes: list[str] = []
+
+        def call() -> None:
+            try:
+                house.version()
+            except ServingError as error:
+                codes.append(error.code.name)
+                (gate / "open").touch()
+
+        request = threading.Thread(target=call)
+        request.start()
+        wait_until((gate / "entered-1").exists, "the request is inside", 30)
+        stops = [threading.Thread(target=house.server.stop) for _ in range(2)]
+        for thread in stops:
+            thread.start()
+        for thread in (request, *stops):
+            thread.join(30)
+            assert not thread.is_alive()
+        assert len(codes) == 1
+
+
+def test_stopping_twice_and_before_the_start_is_fine(tmp_path: Path) -> None:
+    Server(**one(tmp_path)).stop()
+    with serving(tmp_path, ready=False, **one(tmp_path)) as house:
+        house.server.stop()
+        house.server.stop()
+        with pytest.raises(ServingError, match="was stopped"):
+            house.server.wait_ready(30)
+
+
+def test_stop_ends_a_start_that_hangs(tmp_path: Path) -> None:
+    with serving(tmp_path, ready=False, **one(tmp_path, ready_requires_all_models=True)) as house:
+        house.server.stop()
+
+
+@pytest.mark.parametrize(("field", "flag"), [("port", "--port"), ("rest_api_port", "--rest_api_port")])
+def test_port_in_use_fails_the_start_in_one_line_and_leaves_nothing(tmp_path: Path, field: str, flag: str) -> None:
+    before = set(threading.enumerate())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ServingError) as caught:
+            Server(**one(tmp_path, **{field: port})).start()
+    assert f"port {port} of 127.0.0.1 is already in use ({flag})" in str(caught.value)
+    wait_until(lambda: set(threading.enumerate()) <= before, "no thread is left", 20)
+
+
+WRONG_STARTS = [
+    ({}, "nothing to serve"),
+    ({"model_config_file": "ROOT/none.config"}, "there is no such file"),
+    ({"model_config_file": "ROOT/twice.config"}, "twice.config:1:.*Illegal to list model a multiple times"),
+    ({"model_config_file": "ROOT/platform.config"}, 'model a requests unsupported platform "pytorch_exportt"'),
+    ({"model_repository": "ROOT/none"}, "--model_repository"),
+    ({"model_base_path": "/elsewhere", "allowed_model_base_paths": ("ROOT",)}, "outside the allowed roots"),
+    ({"model_base_path": "/m", "device": "cuda:77"}, "cuda:77"),
+    ({"model_base_path": "/m", "host": "203.0.113.7"}, "--host"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), WRONG_STARTS)
+def test_start_that_cannot_work_is_refused(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    (tmp_path / "twice.config").write_text(config_text(tmp_path, entry("a"), entry("a")))
+    (tmp_path / "platform.config").write_text(config_text(tmp_path, entry("a", 'model_platform: "pytorch_exportt"')))
+    before = set(threading.enumerate())
+
+    def here(value: Any) -> Any:
+        return tuple(map(here, value)) if isinstance(value, tuple) else value.replace("ROOT", str(tmp_path))
+
+    with pytest.raises(ServingError, match=words):
+        Server(**{name: here(value) for name, value in fields.items()}).start()
+    wait_until(lambda: set(threading.enumerate()) <= before, "no thread is left", 20)
+
+
+def test_server_is_started_once(tmp_path: Path) -> None:
+    with serving(tmp_path, **one(tmp_path)) as house, pytest.raises(ServingError, match="started before"):
+        house.server.start()
+    with pytest.raises(ServingError, match="was not started"):
+        _ = Server(**one(tmp_path)).port
+
+
+def test_options_come_whole_or_in_parts_but_not_both() -> None:
+    assert Server(ServerOptions(model_name="x")).options == Server(model_name="x").options
+    with pytest.raises(TypeError):
+        Server(ServerOptions(), model_name="x")

@@ -1,0 +1,141 @@
+"""The contract of a platform: how it recognises its artefact, and how it makes a model of it.
+
+    recognises(files)  ->  open(request)  ->  LoadedModel.run*  ->  LoadedModel.close
+
+A platform is a value: a name, a rule, a function. Whoever adds one writes a file with a :class:`Platform` in it and
+registers it under the entry point group ``tfs_lite.platforms``; everything around it (trust, devices, memory, workers)
+is the same for all and lives in :mod:`tfs_lite.adapters.loader`.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+
+from tfs_lite.adapters.failures import run_failure
+from tfs_lite.adapters.results import check_outputs
+from tfs_lite.adapters.tensors import Array, to_arrays
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, Tensor, find_signature
+from tfs_lite.core.status import ServingError, StatusCode
+
+MAX_LOGGED_CAUSES = 20
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFiles:
+    """What lies in a version's directory.
+
+    ``unpacked_bytes`` counts archives by their contents. ``members`` are those of ``model.pt2``, if there is one.
+    """
+
+    directory: str
+    names: frozenset[str]
+    unpacked_bytes: int = 0
+    members: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """What a platform is told. ``settings`` are empty where the operator wrote none."""
+
+    id: ServableId
+    files: VersionFiles
+    device: torch.device
+    trusted: bool
+    settings: ModelSettings = field(default_factory=ModelSettings)
+
+
+class LoadedModel(ABC):
+    """A model in memory: :class:`tfs_lite.core.model.Model`, and how much memory its tensors take.
+
+    Threads: ``run`` and ``close`` by one thread at a time, ``signatures`` by any. Promises: arrays of the caller are
+    never written to; results are the caller's own. Errors: every failure of ``run`` is a ServingError.
+    """
+
+    outputs_may_differ = True
+    """Whether results have to be checked against the signature, because they may be anything."""
+
+    def __init__(self, servable_id: ServableId, platform: str, signature: Signature, device: torch.device) -> None:
+        self._id = servable_id
+        self._platform = platform
+        self._signatures = {DEFAULT_SIGNATURE: signature}
+        self._device = device
+        self._shapes_were_checked = says_everything(signature)
+        self._logged = set[str]()
+
+    @property
+    def platform(self) -> str:
+        return self._platform
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        return self._signatures
+
+    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        declared = find_signature(self._signatures, signature)
+        try:
+            results = self.call(cast(Mapping[str, Array], inputs))
+            wanted = outputs or declared.output_names or tuple(results)
+            arrays = to_arrays({name: self._pick(results, name) for name in wanted}, self._device)
+            if self.outputs_may_differ:
+                check_outputs(declared, inputs, arrays)
+            return arrays
+        except Exception as error:
+            failure = run_failure(self._id, error, self._shapes_were_checked)
+            self._log(failure, error)
+        raise failure
+
+    @abstractmethod
+    def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
+        """Runs the model; results by name, still on the device. May raise anything."""
+
+    @abstractmethod
+    def resident_bytes(self) -> int | None:
+        """Bytes of the model's tensors; None if nobody can tell."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Drops the weights. Called once, after the last ``run``."""
+
+    def _pick(self, results: Mapping[str, object], name: str) -> object:
+        try:
+            return results[name]
+        except KeyError:
+            raise ServingError(
+                StatusCode.INTERNAL,
+                f"model {self._id.name} version {self._id.version} did not return output {name}; "
+                f"it returned: {', '.join(sorted(results))}",
+            ) from None
+
+    def _log(self, failure: ServingError, error: BaseException) -> None:
+        """The whole story of a model's own failure, once per cause."""
+        if failure.code is not StatusCode.INTERNAL or failure.status.message in self._logged:
+            return
+        if len(self._logged) < MAX_LOGGED_CAUSES:
+            self._logged.add(failure.status.message)
+            logger.error("%s failed on a request", self._id, exc_info=error)
+
+
+def says_everything(signature: Signature) -> bool:
+    """Whether inputs that fit the signature fit the model: every dtype and shape is declared."""
+    return all(spec.dtype is not DataType.INVALID and spec.shape is not None for spec in signature.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """``open`` None: artefacts of this kind are known, but this server cannot serve them; ``missing`` says why."""
+
+    name: str
+    artefact: str
+    recognises: Callable[[VersionFiles], bool]
+    open: Callable[[OpenRequest], LoadedModel] | None
+    needs_trust: bool = False
+    missing: str = ""

@@ -1,0 +1,73 @@
+"""Which platform do the files of a version mean? What lies there decides; a platform in the config settles doubt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from tfs_lite.adapters.contract import Platform, VersionFiles
+from tfs_lite.adapters.inspect_archive import open_archive
+from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument, not_found
+
+MAX_SHOWN = 8
+_ARCHIVES = (".pt2", ".pt")
+
+
+def read_version(directory: str) -> VersionFiles:
+    """Looks at a version's directory. NOT_FOUND if it is not there. Damaged archives count as what they weigh."""
+    names, members, unpacked = set[str](), frozenset[str](), 0
+    if not os.path.isdir(directory):
+        raise not_found(f"version {os.path.basename(directory)}: its directory is gone")
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            size, found = _look_into(os.path.join(folder, name))
+            unpacked += size
+            if folder == directory:
+                names.add(name)
+                members = found if name == "model.pt2" else members
+    return VersionFiles(directory, frozenset(names), unpacked, members)
+
+
+def choose_platform(files: VersionFiles, wanted: str, platforms: Mapping[str, Platform]) -> Platform:
+    """The platform called ``wanted``, or the only one that recognises the files if that is empty.
+
+    FAILED_PRECONDITION if there is none or more than one; INVALID_ARGUMENT if there is no platform of that name.
+    """
+    found = {name: platform for name, platform in platforms.items() if platform.recognises(files)}
+    if wanted:
+        if wanted not in platforms:
+            raise invalid_argument(f'platform "{wanted}" is not known; known: {", ".join(sorted(platforms))}')
+        if wanted not in found and platforms[wanted].artefact:
+            raise failed_precondition(
+                f"platform {wanted} needs {platforms[wanted].artefact}; the version holds {_shown(files)}"
+            )
+        return platforms[wanted]
+    if not found:
+        expected = ", ".join(sorted({platform.artefact for platform in platforms.values() if platform.artefact}))
+        raise failed_precondition(f"no platform serves what the version holds ({_shown(files)}); expected {expected}")
+    if len(found) > 1:
+        raise failed_precondition(
+            f"the files fit several platforms ({', '.join(sorted(found))}): set platform in config.pbtxt or config.yaml"
+        )
+    return next(iter(found.values()))
+
+
+def _look_into(path: str) -> tuple[int, frozenset[str]]:
+    """(bytes when unpacked, members) of a file; one that vanishes meanwhile weighs nothing."""
+    try:
+        size = os.stat(path).st_size
+        if path.endswith(_ARCHIVES):
+            with open_archive(path, os.path.basename(path)) as archive:
+                unpacked = sum(info.file_size for info in archive.members.values())
+                return max(size, unpacked), frozenset(archive.members)
+    except FileNotFoundError:
+        return 0, frozenset()
+    except ServingError:
+        pass
+    return size, frozenset()
+
+
+def _shown(files: VersionFiles) -> str:
+    names = sorted(files.names)
+    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+    return ", ".join(names[:MAX_SHOWN]) + more if names else "no files"

@@ -1,0 +1,124 @@
+"""The machine: which devices there are, how much memory they have, and how many threads torch may use.
+
+``auto`` means a GPU when there is one, else the CPU. Of several GPUs a version goes to the one with the most free
+memory at the moment it is loaded, and says so in its resource estimate from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation
+from tfs_lite.core.status import failed_precondition, invalid_argument
+
+_SETTING = re.compile(r"auto|cpu|cuda(:\d+)?", re.ASCII)
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_CGROUP_OF_PROCESS = Path("/proc/self/cgroup")
+logger = logging.getLogger(__name__)
+
+
+def check_device(setting: str) -> None:
+    """INVALID_ARGUMENT unless ``setting`` is ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; FAILED_PRECONDITION if this
+    machine has no such device."""
+    if not _SETTING.fullmatch(setting):
+        raise invalid_argument(f'device "{setting}": expected auto, cpu, cuda or cuda:N')
+    count = gpu_count()
+    if setting.startswith("cuda") and not count:
+        raise failed_precondition(f'device "{setting}": torch finds no GPU on this machine')
+    number = setting.partition(":")[2]
+    if number and int(number) >= count:
+        raise failed_precondition(f'device "{setting}": this machine has GPUs 0 to {count - 1}')
+
+
+def gpu_count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def uses_gpu(setting: str) -> bool:
+    """Whether versions go to a GPU under this setting."""
+    return setting.startswith("cuda") or (setting == "auto" and gpu_count() > 0)
+
+
+def pick_device(setting: str, free_bytes: Callable[[int], int] | None = None) -> torch.device:
+    """The device for a version that is loaded now. ``free_bytes`` says how much memory GPU i has left."""
+    check_device(setting)
+    if not uses_gpu(setting):
+        return torch.device("cpu")
+    number = setting.partition(":")[2]
+    if number:
+        return torch.device("cuda", int(number))
+    free = free_bytes or (lambda index: torch.cuda.mem_get_info(index)[0])
+    return torch.device("cuda", max(range(gpu_count()), key=free))
+
+
+def gpu_instance(setting: str) -> int | None:
+    """The instance that the setting names, None if it leaves the choice open."""
+    number = setting.partition(":")[2]
+    return int(number) if number else None
+
+
+def machine_resources(limit_bytes: int | None = None) -> tuple[Mapping[str, int], ResourceAllocation]:
+    """(devices of each type, total memory of each): what a resource tracker needs.
+
+    Main memory is the machine's or that of the control group this process is in, whichever is less. ``limit_bytes``
+    lowers it further.
+    """
+    main = min(limit for limit in (_physical_bytes(), _cgroup_bytes(), limit_bytes) if limit is not None)
+    gpus = gpu_count()
+    totals = {Resource(MAIN, RAM, 0): main}
+    for index in range(gpus):
+        totals[Resource(GPU, RAM, index)] = torch.cuda.get_device_properties(index).total_memory
+    return {MAIN: 1, GPU: gpus}, ResourceAllocation(totals)
+
+
+def configure_torch_threads(intra: int = 0, inter: int = 0) -> None:
+    """Sets torch's threads inside an operator (0: all cores but one, which stays with the front end) and between
+    operators (0: torch's choice). Call it before the first model runs; the second number cannot be changed later."""
+    torch.set_num_threads(intra if intra > 0 else max(1, _usable_cores() - 1))
+    if inter > 0 and inter != torch.get_num_interop_threads():
+        try:
+            torch.set_num_interop_threads(inter)
+        except RuntimeError:
+            logger.warning("threads between operators stay at %d: torch is at work", torch.get_num_interop_threads())
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cgroup_bytes(root: Path = _CGROUP_ROOT, process: Path = _CGROUP_OF_PROCESS) -> int | None:
+    """The tightest memory limit of the control groups around this process; None if there is none."""
+    limits = [limit for file in _limit_files(root, process) if (limit := _read_limit(file)) is not None]
+    return min(limits, default=None)
+
+
+def _limit_files(root: Path, process: Path) -> Iterator[Path]:
+    """Version 2: the group of the process and its parents. Version 1: the memory controller's group."""
+    try:
+        lines = process.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+        group = top / path.lstrip("/")
+        yield from (folder / name for folder in (group, *group.parents) if folder.is_relative_to(top))
+
+
+def _read_limit(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,68 @@
+"""What goes wrong inside torch or a model, as a status for clients.
+
+Messages of torch hold stacks and paths of the server. A client gets the one sentence that says what was wrong, with
+file names in place of paths; the log gets the rest.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, StatusCode
+
+MAX_MESSAGE = 300
+_PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][^\s\\/:'\"(),;<>|]+){2,}")
+_SCRIPT_STACK = "The following operation failed in the TorchScript interpreter."
+_BAD_INPUT = (RuntimeError, TypeError, ValueError, IndexError)
+
+
+def sentence(error: BaseException) -> str:
+    """One line without paths: the error's first, or a TorchScript error's last, which holds the reason."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    line = lines[-1].removeprefix("RuntimeError: ") if lines[0].startswith(_SCRIPT_STACK) else lines[0]
+    return _PATH.sub(lambda match: re.split(r"[\\/]", match[0])[-1], line)[:MAX_MESSAGE]
+
+
+def load_failure(servable_id: ServableId, error: BaseException) -> ServingError:
+    """Why a version could not be loaded. Own errors keep their code; memory is RESOURCE_EXHAUSTED; the rest is
+    FAILED_PRECONDITION: the files are as they are, whoever asks."""
+    if isinstance(error, ServingError):
+        return ServingError(error.code, f"{_name(servable_id)}: {error.status.message}")
+    code = StatusCode.RESOURCE_EXHAUSTED if out_of_memory(error) else StatusCode.FAILED_PRECONDITION
+    return ServingError(code, f"{_name(servable_id)} cannot be loaded: {_kind(error)}{sentence(error)}")
+
+
+def run_failure(servable_id: ServableId, error: BaseException, shapes_were_checked: bool) -> ServingError:
+    """Why a request failed inside the model.
+
+    Its inputs were checked against the signature. Where the signature says everything, the model is to blame:
+    INTERNAL. Where it leaves a dtype or shape open, an error about values is as often as not the request's fault:
+    INVALID_ARGUMENT, which is also what TensorFlow's runtime answers for shapes that do not fit.
+    """
+    if isinstance(error, ServingError):
+        return error
+    if out_of_memory(error):
+        code = StatusCode.RESOURCE_EXHAUSTED
+    elif not shapes_were_checked and isinstance(error, _BAD_INPUT):
+        code = StatusCode.INVALID_ARGUMENT
+    else:
+        code = StatusCode.INTERNAL
+    return ServingError(code, f"{_name(servable_id)} failed: {_kind(error)}{sentence(error)}")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _kind(error: BaseException) -> str:
+    """torch's own errors are RuntimeErrors that explain themselves; others need their name."""
+    return "" if isinstance(error, RuntimeError) or not str(error) else f"{type(error).__name__}: "
+
+
+def _name(servable_id: ServableId) -> str:
+    return f"model {servable_id.name} version {servable_id.version}"

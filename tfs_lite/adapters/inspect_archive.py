@@ -1,0 +1,197 @@
+"""Looks at a zip archive before torch opens it. No torch here: what is wrong must show before anything is run.
+
+torch reads archives with a parser of its own. The checks of the frame are therefore strict: what could be read in two
+ways (a second directory, overlapping members, data before or after the archive) is refused, so that what was inspected
+is what torch reads. Contents are checked against their checksums, which torch does not do, in pieces that let other
+threads run; that also brings the file into the page cache, where torch finds it without waiting for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, BinaryIO
+
+from tfs_lite.core.status import ServingError, StatusCode
+
+MAX_MEMBERS = 100_000
+MAX_RATIO = 100
+MAX_TEXT_BYTES = 512 << 20
+_CHUNK = 1 << 20
+_END, _LOCATOR, _END64 = b"PK\x05\x06", b"PK\x06\x07", b"PK\x06\x06"
+_END_SIZE, _LOCATOR_SIZE, _END64_SIZE = 22, 20, 56
+_LOCAL_HEADER_SIZE = 30
+_ENCRYPTED = 0x1
+_ZIP64_EXTRA = 1
+_ZIP32_LIMIT = 0xFFFFFFFF
+_PLAIN_NAME = re.compile(r"[^\x00-\x1f\\]+")
+
+
+def damaged(what: str) -> ServingError:
+    """The file is not whole, or not what its name says. Copying it again helps."""
+    return ServingError(StatusCode.DATA_LOSS, what)
+
+
+def unsafe(what: str) -> ServingError:
+    """The file could run code or touch the machine when it is loaded. Only the operator's trust helps."""
+    return ServingError(
+        StatusCode.PERMISSION_DENIED,
+        f"{what}; such a file is loaded only from below --trusted_model_base_paths",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An open archive. Members go by their name below the archive's one root directory. One thread at a time."""
+
+    name: str
+    root: str
+    members: Mapping[str, zipfile.ZipInfo]
+    _zip: zipfile.ZipFile
+
+    def read(self, member: str, limit: int = MAX_TEXT_BYTES) -> bytes:
+        """The whole member. DATA_LOSS if it is missing, damaged or larger than ``limit``."""
+        info = self.members.get(member)
+        if info is None:
+            raise damaged(f"{self.name} has no {member}: it is incomplete, or no archive of this kind")
+        if info.file_size > limit:
+            raise damaged(f"{member} in {self.name} has {info.file_size} bytes, at most {limit} are allowed")
+        with _zip_errors(self.name), self._zip.open(info) as file:
+            return file.read()
+
+    def verify_checksums(self) -> None:
+        """DATA_LOSS if any member differs from its checksum."""
+        with _zip_errors(self.name):
+            for info in self.members.values():
+                with self._zip.open(info) as file:
+                    while file.read(_CHUNK):
+                        pass
+
+
+@contextlib.contextmanager
+def open_archive(source: str | BinaryIO, name: str) -> Iterator[Archive]:
+    """Opens a file, or an archive inside another one, whose frame is sound; ``name`` is what messages call it.
+
+    DATA_LOSS if it is truncated or no archive, PERMISSION_DENIED if its frame is ambiguous.
+    """
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(source, "rb")) if isinstance(source, str) else source
+        with _zip_errors(name):
+            _check_end(file, name)
+            archive = stack.enter_context(zipfile.ZipFile(file))
+            infos = archive.infolist()
+        _check_members(infos, name)
+        _check_layout(infos, archive.start_dir, name)
+        root, members = _strip_root(infos, name)
+        yield Archive(name, root, members, archive)
+
+
+def member_names(path: str) -> frozenset[str]:
+    """The members of the archive at ``path``. DATA_LOSS if there is no sound archive."""
+    with open_archive(path, os.path.basename(path)) as archive:
+        return frozenset(archive.members)
+
+
+@contextlib.contextmanager
+def _zip_errors(name: str) -> Iterator[None]:
+    """Whatever the zip reader trips over is damage."""
+    try:
+        yield
+    except (ServingError, FileNotFoundError):
+        raise
+    except Exception as error:
+        reason = f": {error}" if isinstance(error, zipfile.BadZipFile) else ""
+        raise damaged(f"{name} is truncated or damaged{reason}") from None
+
+
+def _check_end(file: IO[bytes], name: str) -> None:
+    """The closing records must be the last bytes of the file and follow the directory without a gap."""
+    size = file.seek(0, os.SEEK_END)
+    tail_size = min(size, _END_SIZE + _LOCATOR_SIZE + _END64_SIZE)
+    file.seek(size - tail_size)
+    tail = file.read(tail_size)
+    end = tail[-_END_SIZE:]
+    if len(end) < _END_SIZE or not end.startswith(_END) or end[-2:] != b"\0\0":
+        raise damaged(f"{name} is truncated or no zip archive: its directory is not at its end")
+    length, offset = struct.unpack_from("<II", end, 12)
+    directory_end = size - _END_SIZE
+    locator = tail[-_END_SIZE - _LOCATOR_SIZE : -_END_SIZE]
+    if locator.startswith(_LOCATOR):
+        directory_end -= _LOCATOR_SIZE + _END64_SIZE
+        record = tail[:_END64_SIZE]
+        if struct.unpack_from("<Q", locator, 8)[0] != directory_end or not record.startswith(_END64):
+            raise unsafe(f"{name} has two directories")
+        length, offset = struct.unpack_from("<QQ", record, 40)
+    if offset + length != directory_end:
+        raise damaged(f"{name} is truncated or damaged: its directory is not where it says")
+
+
+def _check_members(infos: list[zipfile.ZipInfo], name: str) -> None:
+    if not infos:
+        raise damaged(f"{name} is an empty archive")
+    if len(infos) > MAX_MEMBERS:
+        raise unsafe(f"{name} has {len(infos)} members, more than {MAX_MEMBERS}")
+    seen = set[str]()
+    for info in infos:
+        _check_name(info, name, seen)
+        if info.flag_bits & _ENCRYPTED or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise unsafe(f"{_member(info)} in {name} is encrypted, or compressed in a way that torch does not use")
+        if info.file_size > MAX_RATIO * info.compress_size:
+            raise unsafe(f"{_member(info)} in {name} would unpack to {info.file_size} bytes")
+        if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+            raise damaged(f"{_member(info)} in {name} has two sizes")
+
+
+def _check_name(info: zipfile.ZipInfo, name: str, seen: set[str]) -> None:
+    member = info.orig_filename
+    parts = member.split("/")
+    if not _PLAIN_NAME.fullmatch(member) or ".." in parts or "" in parts:
+        raise unsafe(f"{name} has a member called {_member(info)}")
+    if member in seen:
+        raise unsafe(f"{name} has two members called {_member(info)}")
+    seen.add(member)
+
+
+def _check_layout(infos: list[zipfile.ZipInfo], directory: int, name: str) -> None:
+    """Members lie one after the other from the first byte to the directory, and none inside another."""
+    free = 0
+    ordered = sorted(infos, key=lambda info: info.header_offset)
+    if ordered[0].header_offset != 0:
+        raise unsafe(f"{name} does not begin with a member")
+    for info in ordered:
+        if info.header_offset < free:
+            raise unsafe(f"{_member(info)} in {name} overlaps another member")
+        free = info.header_offset + _LOCAL_HEADER_SIZE + len(info.orig_filename.encode()) + info.compress_size
+        if directory < _ZIP32_LIMIT and _has_zip64_extra(info.extra):
+            raise unsafe(f"{_member(info)} in {name} has two sizes")
+    if free > directory:
+        raise damaged(f"{name} is truncated or damaged: its members reach into its directory")
+
+
+def _has_zip64_extra(extra: bytes) -> bool:
+    while len(extra) >= 4:
+        kind, length = struct.unpack_from("<HH", extra)
+        if kind == _ZIP64_EXTRA:
+            return True
+        extra = extra[4 + length :]
+    return False
+
+
+def _strip_root(infos: list[zipfile.ZipInfo], name: str) -> tuple[str, dict[str, zipfile.ZipInfo]]:
+    root = infos[0].filename.partition("/")[0]
+    members = {}
+    for info in infos:
+        first, _, rest = info.filename.partition("/")
+        if first != root or not rest:
+            raise damaged(f"{name} was not written by torch: its members are not in one directory")
+        members[rest] = info
+    return root, members
+
+
+def _member(info: zipfile.ZipInfo) -> str:
+    return repr(info.orig_filename[:80])

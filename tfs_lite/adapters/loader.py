@@ -1,0 +1,125 @@
+"""The loader of every platform: trust, device, memory and worker are the same for all of them.
+
+    find the platform -> may its files be loaded? -> open on the device -> hand to the servable factory
+
+Everything that can fail happens inside ``load``; afterwards the loader holds a servable, or nothing at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from tfs_lite.adapters import memory
+from tfs_lite.adapters.contract import LoadedModel, OpenRequest, Platform
+from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.device import check_device, gpu_instance, pick_device, uses_gpu
+from tfs_lite.adapters.failures import load_failure
+from tfs_lite.adapters.inspect_archive import unsafe
+from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.model import Servable, ServableFactory
+from tfs_lite.core.resources import ResourceAllocation
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+
+logger = logging.getLogger(__name__)
+
+
+def no_settings(_: str) -> ModelSettings | None:
+    """For servers without model configs."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSettings:
+    """What a server decides for all its models. ``model_settings`` finds the config of a version's directory; its
+    errors fail the load."""
+
+    servable_factory: ServableFactory
+    device: str = "auto"
+    trusted: TrustedPaths = NO_TRUST
+    model_settings: Callable[[str], ModelSettings | None] = field(default=no_settings)
+
+
+class ArtifactLoader(Loader):
+    """Loads one version from its directory. ``platform`` empty: what the config says, else what the files mean."""
+
+    def __init__(
+        self, directory: str, platform: str, settings: AdapterSettings, platforms: Mapping[str, Platform]
+    ) -> None:
+        self._directory = directory
+        self._platform = platform
+        self._settings = settings
+        self._platforms = platforms
+        self._reserved: int | None = None
+        self._measured: ResourceAllocation | None = None
+        self._servable: Servable | None = None
+
+    def estimate_resources(self) -> ResourceAllocation:
+        if self._measured is not None:
+            return self._measured
+        check_device(self._settings.device)
+        device = self._settings.device
+        return memory.estimate(self._reserve(), uses_gpu(device), gpu_instance(device))
+
+    def load(self, servable_id: ServableId) -> None:
+        try:
+            model, device = self._open(servable_id)
+        except Exception as error:
+            failure = load_failure(servable_id, error)
+            logger.debug("loading %s failed", servable_id, exc_info=error)
+        else:
+            self._serve(servable_id, model, device)
+            return
+        # Here the error is gone, and with it its stack, which held what had been built.
+        memory.give_back()
+        raise failure
+
+    def unload(self) -> None:
+        servable, self._servable = self._servable, None
+        try:
+            if servable is not None:
+                servable.close()
+        except Exception:
+            logger.exception("closing a model failed")
+        del servable
+        memory.give_back()
+
+    @property
+    def servable(self) -> Servable | None:
+        return self._servable
+
+    def _reserve(self) -> int:
+        """Remembered, because an estimate must not grow when files are added."""
+        if self._reserved is None:
+            self._reserved = memory.bytes_to_reserve(read_version(self._directory).unpacked_bytes)
+        return self._reserved
+
+    def _open(self, servable_id: ServableId) -> tuple[LoadedModel, torch.device]:
+        settings = self._settings.model_settings(self._directory) or ModelSettings()
+        if settings.name not in ("", servable_id.name):
+            raise invalid_argument(f'the config is for model "{settings.name}"')
+        files = read_version(self._directory)
+        platform = choose_platform(files, self._platform or settings.platform, self._platforms)
+        if platform.open is None:
+            raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
+        trusted = self._trusts(files.names)
+        if platform.needs_trust and not trusted:
+            raise unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
+        device = pick_device(self._settings.device)
+        return platform.open(OpenRequest(servable_id, files, device, trusted, settings)), device
+
+    def _trusts(self, names: frozenset[str]) -> bool:
+        """Every file counts: a link may lead out of a trusted directory."""
+        paths = [self._directory, *(os.path.join(self._directory, name) for name in names)]
+        return all(self._settings.trusted.allows(path) for path in paths)
+
+    def _serve(self, servable_id: ServableId, model: LoadedModel, device: torch.device) -> None:
+        self._measured = memory.measured(servable_id, model.resident_bytes(), self._reserve(), device)
+        self._servable = self._settings.servable_factory(model, f"{servable_id.name}-{servable_id.version}")

@@ -1,0 +1,81 @@
+"""How much memory a version takes, before and after it is loaded, and giving it back.
+
+Before: the size of its files, unpacked, and a fifth more, as TensorFlow Serving reckons. After: the bytes of its
+tensors. An estimate never grows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+from collections.abc import Callable, Iterable
+
+import torch
+
+from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation, main_ram
+from tfs_lite.core.servable import ServableId
+
+FIXED_BYTES = 1 << 20
+logger = logging.getLogger(__name__)
+
+
+def bytes_to_reserve(file_bytes: int) -> int:
+    """An upper bound for a version whose unpacked files have this size."""
+    return file_bytes * 6 // 5 + FIXED_BYTES
+
+
+def estimate(reserved: int, on_gpu: bool, instance: int | None) -> ResourceAllocation:
+    """What to reserve before loading. On its way to a GPU a version passes through main memory."""
+    if not on_gpu:
+        return main_ram(reserved)
+    return ResourceAllocation({Resource(MAIN, RAM, 0): reserved, Resource(GPU, RAM, instance): reserved})
+
+
+def measured(servable_id: ServableId, resident: int | None, reserved: int, device: torch.device) -> ResourceAllocation:
+    """What a loaded version holds: ``resident`` bytes, or what was reserved if nobody can tell (None)."""
+    if resident is not None and resident > reserved:
+        logger.warning("%s holds %d bytes, more than the %d reserved for it", servable_id, resident, reserved)
+    quantity = reserved if resident is None else min(resident, reserved)
+    if device.type == "cuda":
+        return ResourceAllocation({Resource(GPU, RAM, device.index): quantity})
+    return main_ram(quantity)
+
+
+def tensor_bytes(tensors: Iterable[object]) -> int:
+    """Bytes of all storages behind the tensors, shared ones counted once; what is no tensor counts nothing."""
+    storages = [value.untyped_storage() for value in tensors if isinstance(value, torch.Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def give_back() -> None:
+    """Returns what was dropped to the system: cycles, the heap's free pages, torch's cache of GPU memory."""
+    gc.collect()
+    if _malloc_trim is not None:
+        _malloc_trim(0)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+
+
+def settle() -> None:
+    """Exempts everything that exists now from garbage collection. Call it once, before serving.
+
+    torch's modules are some hundred thousand objects that stay for ever. Each full collection, such as the one after an
+    unload, would look at all of them and hold up every request of the process for more than a tenth of a second.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _find_malloc_trim() -> Callable[[int], int] | None:
+    """glibc keeps freed memory until it is told otherwise; other C libraries have no such call."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return None
+    trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
+    found: Callable[[int], int] = trim
+    return found
+
+
+_malloc_trim = _find_malloc_trim()

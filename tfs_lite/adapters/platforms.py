@@ -1,0 +1,78 @@
+"""The platforms of this installation: those built in, and those that other distributions register.
+
+A distribution adds one with the entry point group ``tfs_lite.platforms``; each entry point is a
+:class:`~tfs_lite.adapters.contract.Platform`. Artefacts of platforms that are planned are recognised too, so that the
+refusal can say what they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+
+from tfs_lite.adapters import python_model, pytorch_export, pytorch_libtorch
+from tfs_lite.adapters.contract import Platform, VersionFiles
+from tfs_lite.adapters.inspect_artifact import COMPILED
+
+GROUP = "tfs_lite.platforms"
+logger = logging.getLogger(__name__)
+
+
+def _is_compiled(files: VersionFiles) -> bool:
+    return any(member.startswith(COMPILED) for member in files.members)
+
+
+def _is_language_model(files: VersionFiles) -> bool:
+    weights = any(name.endswith(".safetensors") for name in files.names)
+    return weights and "config.json" in files.names and "model.py" not in files.names
+
+
+BUILT_IN = (
+    pytorch_export.PLATFORM,
+    pytorch_libtorch.PLATFORM,
+    python_model.PLATFORM,
+    Platform(
+        "pytorch_aoti",
+        "model.pt2 compiled by AOTInductor",
+        _is_compiled,
+        None,
+        needs_trust=True,
+        missing="AOTInductor packages are not served yet: publish the model as torch.export.save writes it",
+    ),
+    Platform(
+        "onnxruntime_onnx",
+        "model.onnx",
+        lambda files: "model.onnx" in files.names,
+        None,
+        missing="ONNX models are not served yet",
+    ),
+    Platform(
+        "transformers",
+        "config.json and *.safetensors",
+        _is_language_model,
+        None,
+        missing="language models are not served yet",
+    ),
+    Platform("ensemble", "", lambda files: False, None, missing="ensembles are not served yet"),
+)
+
+
+def known_platforms(built_in: Iterable[Platform], registered: Iterable[EntryPoint]) -> Mapping[str, Platform]:
+    """By name. A registered one that cannot be imported, or takes a name that is taken, is logged and left out."""
+    found = {platform.name: platform for platform in built_in}
+    for entry in registered:
+        try:
+            platform = entry.load()
+        except Exception:
+            logger.exception("platform %s cannot be imported", entry.name)
+            continue
+        if not isinstance(platform, Platform) or platform.name in found:
+            logger.error("platform %s is no Platform, or its name is taken", entry.name)
+            continue
+        found[platform.name] = platform
+    return MappingProxyType(found)
+
+
+PLATFORMS = known_platforms(BUILT_IN, entry_points(group=GROUP))

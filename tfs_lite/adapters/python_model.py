@@ -1,0 +1,244 @@
+"""Platform ``python``: ``model.py`` that defines ``class Model``. It is code, so the path must be trusted.
+
+A ``torch.nn.Module`` is constructed with the parameters of the config that its constructor names, gets its weights from
+``model.safetensors`` and is called with its inputs by name. Any other class is constructed with a :class:`ModelContext`
+and asked to ``predict``; it may ``warmup`` at the end of the load and is ``close``d at its end.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from tfs_lite.adapters.contract import LoadedModel, OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.inspect_archive import damaged
+from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.python_source import ARTEFACT, forget, import_model, source_failure
+from tfs_lite.adapters.results import by_name
+from tfs_lite.adapters.tensors import Array, to_tensor
+from tfs_lite.config.model import ModelSettings, signature_of
+from tfs_lite.core.signature import Signature, TensorSpec
+from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
+
+NAME = "python"
+WEIGHTS = "model.safetensors"
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_READERS: Mapping[object, Callable[[str], object]] = {
+    **dict.fromkeys((int, "int"), int),
+    **dict.fromkeys((float, "float"), float),
+    **dict.fromkeys((bool, "bool"), lambda text: text.lower() in _TRUE),
+}
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContext:
+    """What the constructor of a class ``Model`` gets. ``config.parameters`` are the operator's parameters."""
+
+    name: str
+    version: int
+    directory: str
+    config: ModelSettings
+    device: torch.device
+
+
+class PythonModel(LoadedModel):
+    """What both kinds of ``Model`` share: the module they came from, and how inputs are handed over."""
+
+    def __init__(self, request: OpenRequest, source: ModuleType, signature: Signature) -> None:
+        super().__init__(request.id, NAME, signature, request.device)
+        self._source = source
+
+    def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
+        values = {
+            name: array if array.dtype == object else to_tensor(array, self._device, share=False)
+            for name, array in inputs.items()
+        }
+        result = self._guarded(values)
+        if isinstance(result, Iterator):
+            raise ServingError(
+                StatusCode.UNIMPLEMENTED,
+                f"model {self._id.name} answers with several responses; only one response per request is served",
+            )
+        (declared,) = self.signatures.values()
+        return by_name(result, declared.output_names)
+
+    def _guarded(self, values: Mapping[str, torch.Tensor | Array]) -> object:
+        """The answer; ``sys.exit()`` and its like fail the request, and nothing else."""
+        try:
+            return self.answer(values)
+        except Exception:
+            raise
+        except BaseException as error:
+            name = type(error).__name__
+        raise ServingError(StatusCode.INTERNAL, f"model {self._id.name} version {self._id.version} raised {name}")
+
+    @abstractmethod
+    def answer(self, values: Mapping[str, torch.Tensor | Array]) -> object:
+        """What the user's code returns."""
+
+    def close(self) -> None:
+        forget(self._source)
+
+
+class ModuleModel(PythonModel):
+    """``Model`` is a ``torch.nn.Module``."""
+
+    def __init__(self, request: OpenRequest, source: ModuleType, module: torch.nn.Module) -> None:
+        super().__init__(request, source, _module_signature(module, request.settings))
+        _load_weights(module, request.files)
+        self._module = module.to(request.device).eval()
+        self._resident = tensor_bytes([*module.parameters(), *module.buffers()])
+
+    def answer(self, values: Mapping[str, torch.Tensor | Array]) -> object:
+        with torch.inference_mode():
+            return self._module(**values)
+
+    def resident_bytes(self) -> int:
+        return self._resident
+
+    def close(self) -> None:
+        del self._module
+        super().close()
+
+
+class PlainModel(PythonModel):
+    """``Model`` is any other class. What it holds, nobody can tell; it may run TorchScript, so no inference mode."""
+
+    def __init__(self, request: OpenRequest, source: ModuleType, make: Callable[[ModelContext], Any]) -> None:
+        signature = signature_of(request.settings)
+        if signature is None or not signature.inputs:
+            raise invalid_argument("a class with predict() needs its inputs declared in config.pbtxt or config.yaml")
+        super().__init__(request, source, signature)
+        identity = (request.id.name, request.id.version, request.files.directory)
+        self._object: Any = make(ModelContext(*identity, request.settings, request.device))
+
+    def warm_up(self) -> None:
+        """The end of the load, if the class has a ``warmup``."""
+        if hasattr(self._object, "warmup"):
+            self._object.warmup()
+
+    def answer(self, values: Mapping[str, torch.Tensor | Array]) -> object:
+        with torch.no_grad():
+            result = self._object.predict(dict(values))
+        if not isinstance(result, Mapping | Iterator):
+            raise ServingError(
+                StatusCode.INTERNAL,
+                f"predict() of model {self._id.name} returned {type(result).__name__}, expected a dict",
+            )
+        return result
+
+    def resident_bytes(self) -> None:
+        return None
+
+    def close(self) -> None:
+        try:
+            if hasattr(self._object, "close"):
+                self._object.close()
+        except BaseException:
+            logger.exception("close() of %s failed", self._id)
+        del self._object
+        super().close()
+
+
+def open_python(request: OpenRequest) -> PythonModel:
+    directory = request.files.directory
+    source = import_model(request.id, directory)
+    try:
+        return _make(request, source)
+    except BaseException as error:  # sys.exit() in a model must not end the server
+        forget(source)
+        failure = source_failure(error, directory)
+    raise failure
+
+
+def _make(request: OpenRequest, source: ModuleType) -> PythonModel:
+    make = getattr(source, "Model", None)
+    if not isinstance(make, type):
+        raise failed_precondition(f"{ARTEFACT} defines no class Model")
+    if issubclass(make, torch.nn.Module):
+        return ModuleModel(request, source, make(**_arguments(make, request.settings.parameters)))
+    if not callable(getattr(make, "predict", None)):
+        raise failed_precondition("class Model is no torch.nn.Module and has no method predict")
+    model = PlainModel(request, source, make)
+    try:
+        model.warm_up()
+    except BaseException:
+        model.close()
+        raise
+    return model
+
+
+def _arguments(make: type, parameters: Mapping[str, str]) -> dict[str, object]:
+    """The config's parameters that the constructor names, read as its annotations say."""
+    found: dict[str, object] = {}
+    for parameter in inspect.signature(make).parameters.values():
+        if parameter.name in parameters and parameter.kind in _BY_NAME:
+            found[parameter.name] = _read(parameter, parameters[parameter.name])
+        elif parameter.default is parameter.empty and parameter.kind in _BY_NAME:
+            raise invalid_argument(
+                f"class Model needs {parameter.name}, which the parameters of the config do not have"
+            )
+    return found
+
+
+def _read(parameter: inspect.Parameter, text: str) -> object:
+    try:
+        return _READERS.get(parameter.annotation, str)(text)
+    except ValueError:
+        raise invalid_argument(f"parameter {parameter.name} of the config is {text!r:.80}, no number") from None
+
+
+def _module_signature(module: torch.nn.Module, settings: ModelSettings) -> Signature:
+    """What the config declares; else forward's parameters without defaults, of undeclared dtype and shape."""
+    declared = signature_of(settings) or Signature((), ())
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    named = [parameter for parameter in parameters if parameter.kind in _BY_NAME]
+    if declared.inputs:
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            _check_names(declared.input_names, [parameter.name for parameter in named])
+        return declared
+    inputs = tuple(TensorSpec(parameter.name) for parameter in named if parameter.default is parameter.empty)
+    if not inputs:
+        raise invalid_argument("forward() names no inputs: declare them in config.pbtxt or config.yaml")
+    return Signature(inputs, declared.outputs)
+
+
+def _check_names(declared: Sequence[str], known: Sequence[str]) -> None:
+    for name in declared:
+        if name not in known:
+            raise invalid_argument(f"input {name} of the config: forward() takes {', '.join(known)}")
+
+
+def _load_weights(module: torch.nn.Module, files: VersionFiles) -> None:
+    if WEIGHTS not in files.names:
+        if next(module.parameters(), None) is not None:
+            logger.warning("there is no %s: the model keeps the weights it was constructed with", WEIGHTS)
+        return
+    try:
+        weights = load_file(os.path.join(files.directory, WEIGHTS))
+    except SafetensorError:
+        raise damaged(f"{WEIGHTS} is truncated or damaged") from None
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        reasons = [line.strip() for line in str(error).splitlines()[1:]]
+        raise failed_precondition(f"{WEIGHTS} does not fit class Model: {' '.join(reasons):.300}") from None
+
+
+def _recognises(files: VersionFiles) -> bool:
+    return ARTEFACT in files.names
+
+
+PLATFORM = Platform(NAME, ARTEFACT, _recognises, open_python, needs_trust=True)

@@ -1,0 +1,200 @@
+"""Platform ``pytorch_export``: ``model.pt2`` as ``torch.export.save`` writes it. The first-class format.
+
+Loading needs no code of the model, and the program itself tells names, dtypes and shapes. Its own guards are off
+(they cost more than a small model); requests are checked against the signature instead. Lower bounds of dynamic
+dimensions are not checked: the exporter reports 2 for sizes that run with 0 and 1 as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.export.passes import move_to_device_pass
+from torch.export.pt2_archive._package import load_pt2
+
+from tfs_lite.adapters.contract import LoadedModel, OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.inspect_artifact import COMPILED, inspect_exported
+from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.results import by_name, numbered
+from tfs_lite.adapters.tensors import DATA_TYPES, Array, to_tensor
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.signature import Dim, Signature, SymbolicDim, TensorSpec, format_shape
+from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
+
+NAME = "pytorch_export"
+ARTEFACT = "model.pt2"
+_EXPORTER_MINIMUM = 2
+_SYMBOL = re.compile(r"[a-z]+\d+")
+
+
+class ExportedModel(LoadedModel):
+    """An exported program, called with tensors by position. What it returns follows from what it takes."""
+
+    outputs_may_differ = False
+
+    def __init__(self, request: OpenRequest, program: ExportedProgram) -> None:
+        signature = signature_of(program)
+        _check_settings(signature, request.settings)
+        super().__init__(request.id, NAME, signature, request.device)
+        self._shapes_were_checked = _only_plain_sizes(program)
+        self._share_inputs = not _writes_to_tensors(program)
+        self._resident = tensor_bytes([*program.state_dict.values(), *program.constants.values()])
+        # The module's hooks check what was checked before, and cost as much as its guards.
+        self._forward = program.module(check_guards=False).forward
+
+    def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
+        (declared,) = self.signatures.values()
+        tensors = [to_tensor(inputs[spec.name], self._device, self._share_inputs) for spec in declared.inputs]
+        with torch.inference_mode():
+            return by_name(self._forward(*tensors), declared.output_names)
+
+    def resident_bytes(self) -> int:
+        return self._resident
+
+    def close(self) -> None:
+        del self._forward
+
+
+def open_exported(request: OpenRequest) -> ExportedModel:
+    path = os.path.join(request.files.directory, ARTEFACT)
+    inspect_exported(path, ARTEFACT, request.trusted)
+    # Only torch 2.11 says this, of a buffer that it made itself and that nobody writes to.
+    warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+    program = load_pt2(path).exported_programs["model"]
+    if any(value.device != request.device for value in _placeholders(program)):
+        program = move_to_device_pass(program, request.device)
+    return ExportedModel(request, program)
+
+
+def signature_of(program: ExportedProgram) -> Signature:
+    """Names, dtypes and shapes as exported. FAILED_PRECONDITION if an input or a result is no plain tensor."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    inputs = [
+        _spec(name, _tensor_name(spec.arg, f"input {name}"), values, program)
+        for name, spec in zip(_input_names(program), _user_inputs(program), strict=True)
+    ]
+    outputs = [
+        _spec(name, _tensor_name(spec.arg, f"result {name}"), values, program)
+        for name, spec in zip(_output_names(program), _user_outputs(program), strict=True)
+    ]
+    return Signature(tuple(inputs), tuple(outputs))
+
+
+def _input_names(program: ExportedProgram) -> Sequence[str]:
+    """The names of forward's parameters, first those by position, then those by keyword."""
+    call = program.module_call_graph[0].signature
+    names = list(call.forward_arg_names or ()) if call is not None else []
+    tree = program.call_spec.in_spec
+    children = [child for part in tree.children() for child in part.children()] if tree is not None else []
+    if len(names) != len(children):
+        raise failed_precondition("the program does not name its inputs: export the model again")
+    for name, child in zip(names, children, strict=True):
+        if not child.is_leaf():
+            raise _refusal(f"input {name}", f"a {_kind(child)} of values")
+    return names
+
+
+def _output_names(program: ExportedProgram) -> Sequence[str]:
+    tree = program.call_spec.out_spec
+    if tree is None or tree.is_leaf():
+        return numbered(1)
+    names: Sequence[str] = numbered(tree.num_children)
+    if issubclass(tree.type, dict):
+        names = [str(key) for key in tree.context]
+    elif hasattr(tree.context, "_fields"):
+        names = tree.context._fields
+    for name, child in zip(names, tree.children(), strict=True):
+        if not child.is_leaf():
+            raise _refusal(f"result {name}", f"a {_kind(child)} of values")
+    return names
+
+
+def _kind(tree: Any) -> str:
+    return str(getattr(tree.type, "__name__", tree.type))
+
+
+def _user_inputs(program: ExportedProgram) -> list[Any]:
+    return [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+
+
+def _user_outputs(program: ExportedProgram) -> list[Any]:
+    return [spec for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+
+
+def _tensor_name(argument: object, what: str) -> str:
+    if not isinstance(argument, TensorArgument):
+        raise _refusal(what, f"the constant {getattr(argument, 'value', None)!r}")
+    return argument.name
+
+
+def _refusal(what: str, found: str) -> ServingError:
+    return failed_precondition(f"{what} is {found}; export the model so that it takes and returns only tensors")
+
+
+def _spec(name: str, node: str, values: Mapping[str, Any], program: ExportedProgram) -> TensorSpec:
+    value = values[node]
+    if value.dtype not in DATA_TYPES:
+        raise failed_precondition(f"{name} is of type {value.dtype}, which cannot be sent")
+    return TensorSpec(name, DATA_TYPES[value.dtype], tuple(_dim(size, program) for size in value.shape))
+
+
+def _dim(size: int | torch.SymInt, program: ExportedProgram) -> Dim:
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    bounds = program.range_constraints.get(expression)
+    finite = bounds is not None and getattr(bounds.upper, "is_Integer", False)
+    return SymbolicDim(str(expression), int(bounds.upper) if bounds is not None and finite else None)
+
+
+def _only_plain_sizes(program: ExportedProgram) -> bool:
+    """Whether the signature says all about sizes: none is computed from another, none has a minimum of its own."""
+    sizes = [size for value in _placeholders(program) for size in value.shape]
+    if any(isinstance(dim := _dim(size, program), SymbolicDim) and not _SYMBOL.fullmatch(dim.symbol) for size in sizes):
+        return False
+    return all(bounds.lower <= _EXPORTER_MINIMUM for bounds in program.range_constraints.values())
+
+
+def _writes_to_tensors(program: ExportedProgram) -> bool:
+    """Whether any operator changes a tensor in place, which might be an input."""
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    schemas = [getattr(node.target, "_schema", None) for graph in graphs for node in graph.nodes]
+    return any(schema is not None and schema.is_mutable for schema in schemas)
+
+
+def _placeholders(program: ExportedProgram) -> list[torch.Tensor]:
+    """Stand-ins of the inputs and weights: dtype, shape and device without data."""
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _check_settings(signature: Signature, settings: ModelSettings) -> None:
+    """The config may repeat what the program says; saying something else is a mistake."""
+    for kind, specs, tensors in (
+        ("input", signature.inputs, settings.input),
+        ("output", signature.outputs, settings.output),
+    ):
+        known = {spec.name: spec for spec in specs}
+        for tensor in tensors:
+            spec = known.get(tensor.name)
+            if spec is None:
+                raise invalid_argument(f"{kind} {tensor.name} of the config: the model has {', '.join(known)}")
+            if spec.dtype is not tensor.data_type:
+                raise invalid_argument(
+                    f"{kind} {tensor.name} of the config is {tensor.data_type.text}, "
+                    f"the model's is {spec.dtype.text}{format_shape(spec.shape)}"
+                )
+
+
+def _recognises(files: VersionFiles) -> bool:
+    return ARTEFACT in files.names and not any(member.startswith(COMPILED) for member in files.members)
+
+
+PLATFORM = Platform(NAME, ARTEFACT, _recognises, open_exported)

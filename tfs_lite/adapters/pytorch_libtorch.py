@@ -1,0 +1,160 @@
+"""Platform ``pytorch_libtorch``: ``model.pt`` as ``torch.jit.save`` writes it. PyTorch has deprecated TorchScript.
+
+A script knows the names of its inputs, but neither dtypes nor shapes: they come from the model's config, or stay
+undeclared. Names of the form ``INPUT__0`` in the config mean positions, as Triton has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tfs_lite.adapters.contract import LoadedModel, OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.inspect_artifact import inspect_script
+from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.results import by_name, numbered
+from tfs_lite.adapters.tensors import Array, to_tensor
+from tfs_lite.config.model import ModelSettings, signature_of
+from tfs_lite.core.signature import DataType, Signature, TensorSpec
+from tfs_lite.core.status import failed_precondition, invalid_argument
+
+NAME = "pytorch_libtorch"
+ARTEFACT = "model.pt"
+_TENSORS = frozenset({"Tensor", "Optional[Tensor]"})
+_TEXTS = "List[str]"
+_POSITION = re.compile(r".*__(\d+)", re.ASCII)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One parameter of the script's forward."""
+
+    name: str
+    takes_texts: bool
+    required: bool
+
+
+class ScriptModel(LoadedModel):
+    """A script, called with its arguments by name."""
+
+    def __init__(self, request: OpenRequest, module: torch.jit.ScriptModule) -> None:
+        arguments = arguments_of(module)
+        signature = _signature(request.settings, arguments, module)
+        super().__init__(request.id, NAME, signature, request.device)
+        self._parameters = {spec.name: _argument_for(spec.name, arguments).name for spec in signature.inputs}
+        self._module: Any = module
+        self._resident = tensor_bytes([*module.parameters(), *module.buffers()]) or None
+
+    def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
+        (declared,) = self.signatures.values()
+        arguments = {self._parameters[name]: self._value(name, array) for name, array in inputs.items()}
+        # After its profiling runs a script refuses tensors of inference mode.
+        with torch.no_grad():
+            return by_name(self._module(**arguments), declared.output_names)
+
+    def resident_bytes(self) -> int | None:
+        """None for a frozen script: its weights are constants that no list of parameters shows."""
+        return self._resident
+
+    def close(self) -> None:
+        del self._module
+
+    def _value(self, name: str, array: Array) -> torch.Tensor | list[str]:
+        if array.dtype != object:
+            return to_tensor(array, self._device, share=False)
+        if array.ndim != 1:
+            raise invalid_argument(f"input {name} has rank {array.ndim}; texts for a script have rank 1")
+        try:
+            return [text.decode() for text in array]
+        except UnicodeDecodeError:
+            raise invalid_argument(f"input {name} holds bytes that are no UTF-8 text") from None
+
+
+def open_script(request: OpenRequest) -> ScriptModel:
+    path = os.path.join(request.files.directory, ARTEFACT)
+    inspect_script(path, ARTEFACT, request.trusted)
+    logger.warning("%s is TorchScript, which PyTorch has deprecated; export it with tfs_lite.save", request.id)
+    warnings.filterwarnings("ignore", r"`torch\.jit\.load` is (deprecated|not supported)", DeprecationWarning)
+    module = torch.jit.load(path, map_location=request.device)  # type: ignore[no-untyped-call]
+    module.eval()
+    return ScriptModel(request, module)
+
+
+def arguments_of(module: Any) -> list[Argument]:
+    """forward's parameters that a request can feed. FAILED_PRECONDITION if it requires one that no request can."""
+    if not hasattr(module, "forward"):
+        raise failed_precondition("the script has no method forward")
+    found = []
+    for argument in module.forward.schema.arguments[1:]:
+        kind = str(argument.type)
+        if kind in _TENSORS or kind == _TEXTS:
+            found.append(Argument(argument.name, kind == _TEXTS, not argument.has_default_value()))
+        elif not argument.has_default_value():
+            raise failed_precondition(
+                f"input {argument.name} of the script is of type {kind}; expected Tensor or List[str]"
+            )
+    return found
+
+
+def _signature(settings: ModelSettings, arguments: Sequence[Argument], module: Any) -> Signature:
+    """What the config declares; what it does not declare comes from the script."""
+    declared = signature_of(settings) or Signature((), ())
+    inputs = declared.inputs or tuple(
+        TensorSpec(argument.name, DataType.STRING if argument.takes_texts else DataType.INVALID)
+        for argument in arguments
+        if argument.required
+    )
+    _check_inputs(inputs, arguments)
+    return Signature(inputs, declared.outputs or _outputs(module))
+
+
+def _outputs(module: Any) -> tuple[TensorSpec, ...]:
+    """Outputs as far as the script's type tells how many there are; none for dicts, lists and named tuples."""
+    kind = module.forward.schema.returns[0].type
+    if kind.kind() == "TensorType":
+        return (TensorSpec(numbered(1)[0]),)
+    if str(kind).startswith("Tuple["):
+        return tuple(TensorSpec(name) for name in numbered(len(kind.elements())))
+    return ()
+
+
+def _check_inputs(inputs: Sequence[TensorSpec], arguments: Sequence[Argument]) -> None:
+    """INVALID_ARGUMENT unless every required parameter is fed, once, with tensors or texts as it likes."""
+    fed = [_argument_for(spec.name, arguments) for spec in inputs]
+    missing = [argument.name for argument in arguments if argument.required and argument not in fed]
+    if missing or len(set(fed)) != len(fed):
+        raise invalid_argument(f"the inputs of the config feed {_names(fed)}; the script takes {_names(arguments)}")
+    for spec, argument in zip(inputs, fed, strict=True):
+        if (spec.dtype is DataType.STRING) != argument.takes_texts:
+            expected = "texts" if argument.takes_texts else "a tensor"
+            raise invalid_argument(f"input {spec.name} of the config is {spec.dtype.text}, the script takes {expected}")
+
+
+def _argument_for(name: str, arguments: Sequence[Argument]) -> Argument:
+    """forward's parameter for an input of the config: of the same name, or at the position in ``NAME__0``."""
+    for argument in arguments:
+        if argument.name == name:
+            return argument
+    position = _POSITION.fullmatch(name)
+    if position is None or int(position[1]) >= len(arguments):
+        raise invalid_argument(f"input {name} of the config: the script takes {_names(arguments)}")
+    return arguments[int(position[1])]
+
+
+def _names(arguments: Sequence[Argument]) -> str:
+    return ", ".join(argument.name for argument in arguments)
+
+
+def _recognises(files: VersionFiles) -> bool:
+    return ARTEFACT in files.names
+
+
+PLATFORM = Platform(NAME, ARTEFACT, _recognises, open_script)

@@ -1,0 +1,69 @@
+"""What a model returned: outputs by name, and whether they are what was declared.
+
+Names are the keys of a dict, the fields of a named tuple, or ``output_0``, ``output_1``, ... Those that the model's
+config declares win over numbers, position by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec, format_shape
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.dtypes import from_numpy
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    return tuple(f"output_{index}" for index in range(count))
+
+
+def by_name(result: object, declared: Sequence[str]) -> dict[str, object]:
+    """``declared`` are the output names of the signature, empty if it declares none.
+
+    INTERNAL if the model returned another number of results than declared.
+    """
+    if isinstance(result, Mapping):
+        return {str(name): value for name, value in result.items()}
+    fields = getattr(result, "_fields", None)
+    values: Sequence[object] = result if isinstance(result, tuple | list) else (result,)
+    if fields is not None and (not declared or set(fields) == set(declared)):
+        return dict(zip(fields, values, strict=True))
+    names = declared or numbered(len(values))
+    if len(names) != len(values):
+        raise ServingError(
+            StatusCode.INTERNAL,
+            f"the model returned {len(values)} results, expected {len(names)}: {', '.join(names)}",
+        )
+    return dict(zip(names, values, strict=True))
+
+
+def check_outputs(signature: Signature, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+    """INTERNAL unless every output has the dtype and shape that the signature declares.
+
+    A dimension that an input has too must have the size that the request chose: a model that loses or adds rows must
+    not be believed.
+    """
+    sizes: dict[str, int] = {}
+    for spec in signature.inputs:
+        for dim, size in zip(spec.shape or (), inputs[spec.name].shape, strict=False):
+            if isinstance(dim, SymbolicDim):
+                sizes[dim.symbol] = size
+    for spec in signature.outputs:
+        if spec.name in outputs and not _fits(spec, outputs[spec.name], sizes):
+            got = outputs[spec.name]
+            raise ServingError(
+                StatusCode.INTERNAL,
+                f"the model returned output {spec.name} as {from_numpy(got.dtype).text}{format_shape(got.shape)}, "
+                f"expected {spec.dtype.text}{format_shape(spec.shape)}",
+            )
+
+
+def _fits(spec: TensorSpec, got: Tensor, sizes: Mapping[str, int]) -> bool:
+    if spec.dtype not in (DataType.INVALID, from_numpy(got.dtype)):
+        return False
+    if spec.shape is None:
+        return True
+    expected = [sizes.get(dim.symbol, -1) if isinstance(dim, SymbolicDim) else dim for dim in spec.shape]
+    return len(expected) == len(got.shape) and all(
+        wanted in (-1, size) for wanted, size in zip(expected, got.shape, strict=True)
+    )

@@ -1,0 +1,109 @@
+"""numpy arrays of requests <-> tensors of models.
+
+A tensor is never a window onto the caller's array unless the array may be written to and the model promises not to.
+Results are always arrays of their own: they outlive the call, while a model may reuse what it returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from tfs_lite.core.signature import DataType, Tensor
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.dtypes import from_numpy, to_numpy
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+TORCH_DTYPES: Mapping[DataType, torch.dtype] = {
+    DataType.FLOAT: torch.float32,
+    DataType.DOUBLE: torch.float64,
+    DataType.INT32: torch.int32,
+    DataType.UINT8: torch.uint8,
+    DataType.INT16: torch.int16,
+    DataType.INT8: torch.int8,
+    DataType.COMPLEX64: torch.complex64,
+    DataType.INT64: torch.int64,
+    DataType.BOOL: torch.bool,
+    DataType.BFLOAT16: torch.bfloat16,
+    DataType.UINT16: torch.uint16,
+    DataType.COMPLEX128: torch.complex128,
+    DataType.HALF: torch.float16,
+    DataType.UINT32: torch.uint32,
+    DataType.UINT64: torch.uint64,
+    DataType.FLOAT8_E5M2: torch.float8_e5m2,
+    DataType.FLOAT8_E4M3FN: torch.float8_e4m3fn,
+    DataType.FLOAT8_E4M3FNUZ: torch.float8_e4m3fnuz,
+    DataType.FLOAT8_E5M2FNUZ: torch.float8_e5m2fnuz,
+}
+"""Every element type but STRING, which torch does not have."""
+
+DATA_TYPES: Mapping[torch.dtype, DataType] = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
+
+_RAW = {2: (np.uint16, torch.uint16), 1: (np.uint8, torch.uint8)}
+_FOREIGN = {
+    to_numpy(dtype): TORCH_DTYPES[dtype]
+    for dtype in TORCH_DTYPES
+    if dtype is DataType.BFLOAT16 or dtype.name.startswith("FLOAT8")
+}
+"""Element types that numpy and torch both have but cannot exchange: they travel as integers of the same width."""
+_FOREIGN_NUMPY = {torch_dtype: dtype for dtype, torch_dtype in _FOREIGN.items()}
+
+
+def to_tensor(array: Array, device: torch.device, share: bool) -> torch.Tensor:
+    """The array as a tensor on ``device``. ``share`` promises that nobody writes to the tensor."""
+    if not (share or device.type != "cpu") or not array.flags.writeable or not array.flags.c_contiguous:
+        array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    foreign = _FOREIGN.get(array.dtype)
+    if foreign is None:
+        return torch.from_numpy(array).to(device)
+    return torch.from_numpy(array.view(_RAW[array.itemsize][0])).view(foreign).to(device)
+
+
+def to_arrays(values: Mapping[str, object], device: torch.device) -> dict[str, Tensor]:
+    """Results of a model as arrays: tensors (all are copied before the one wait for the device), arrays, texts.
+
+    INTERNAL, naming the output, for a value that no tensor type corresponds to.
+    """
+    host = {name: _on_host(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    return {name: _as_array(name, value) for name, value in host.items()}
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.device.type == "cpu":
+        return plain.clone(memory_format=torch.contiguous_format)
+    return plain.contiguous().to("cpu", non_blocking=True)
+
+
+def _as_array(name: str, value: object) -> Array:
+    try:
+        if isinstance(value, torch.Tensor):
+            foreign = _FOREIGN_NUMPY.get(value.dtype)
+            if foreign is None:
+                array: Array = value.numpy()
+            else:
+                array = value.view(_RAW[foreign.itemsize][1]).numpy().view(foreign)
+        else:
+            array = np.array(value, order="C")
+        return _as_bytes(array) if from_numpy(array.dtype) is DataType.STRING else array
+    except (ServingError, TypeError, ValueError, RuntimeError):
+        kind = value.dtype if isinstance(value, torch.Tensor | np.ndarray) else type(value).__name__
+        raise ServingError(
+            StatusCode.INTERNAL, f"output {name} is of type {kind}; expected a tensor, an array or texts"
+        ) from None
+
+
+def _as_bytes(array: Array) -> Array:
+    """Texts of any kind as an object array of ``bytes``."""
+    texts = np.empty(array.shape, dtype=object)
+    for index, text in np.ndenumerate(array):
+        if not isinstance(text, bytes | str):
+            raise TypeError("neither text nor bytes")
+        texts[index] = text.encode() if isinstance(text, str) else bytes(text)
+    return texts

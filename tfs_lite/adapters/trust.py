@@ -1,0 +1,46 @@
+"""Which paths the operator trusts to hold code: the globs of ``--trusted_model_base_paths``.
+
+A glob is matched component by component (``*`` does not cross ``/``) against the real path, so that a symbolic link
+below a trusted path does not lend its trust to what it points at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from glob import has_magic
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedPaths:
+    """The globs, absolute, with the links of their plain leading part resolved. Make it with :meth:`of`."""
+
+    globs: tuple[tuple[str, ...], ...] = ()
+
+    @classmethod
+    def of(cls, globs: Iterable[str]) -> TrustedPaths:
+        return cls(tuple(_parts(_resolve_plain_part(glob)) for glob in globs if glob))
+
+    def allows(self, path: str) -> bool:
+        """Whether ``path`` is one of the trusted paths or lies below one."""
+        parts = _parts(os.path.realpath(path))
+        return any(_matches(glob, parts) for glob in self.globs)
+
+
+NO_TRUST = TrustedPaths()
+
+
+def _matches(glob: tuple[str, ...], parts: tuple[str, ...]) -> bool:
+    return len(glob) <= len(parts) and all(fnmatchcase(part, rule) for rule, part in zip(glob, parts, strict=False))
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split(os.sep) if part)
+
+
+def _resolve_plain_part(glob: str) -> str:
+    parts = os.path.abspath(glob).split(os.sep)
+    plain = next((index for index, part in enumerate(parts) if has_magic(part)), len(parts))
+    return os.path.join(os.path.realpath(os.sep.join(parts[:plain]) or os.sep), *parts[plain:])

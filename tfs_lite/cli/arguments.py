@@ -1,0 +1,56 @@
+"""What the commands other than ``serve`` share: an argument parser with one-line errors, and a client."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from tfs_lite.cli.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from tfs_lite.client import Client
+
+_CONNECT_TIMEOUT = 10.0
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises UsageError, takes no abbreviations, and knows ``--json``."""
+
+    def __init__(self, command: str, description: str) -> None:
+        super().__init__(prog=f"tfs-lite {command}", description=description, allow_abbrev=False)
+        self.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The arguments; anything unknown is an error that offers the nearest option."""
+        args, unknown = self.parse_known_args(argv)
+        for word in unknown:
+            name = word.partition("=")[0]
+            raise UsageError(f"unknown argument {name!r}{nearest(name, self._option_string_actions)}")
+        return args
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; {self.prog} --help shows what it takes")
+
+
+def positive_seconds(text: str) -> float:
+    """An argparse type: a number of seconds above zero."""
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")
+    return value
+
+
+def positive_int(text: str) -> int:
+    """An argparse type: a whole number above zero."""
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+    return value
+
+
+def grpc_client(address: str, timeout: float) -> Client:
+    """A client that gives up after ``timeout`` seconds, and sooner when there is no server at all."""
+    from tfs_lite.client import Client
+
+    return Client(address, timeout=timeout, connect_timeout=min(timeout, _CONNECT_TIMEOUT))

@@ -1,0 +1,182 @@
+"""Every flag of ``tfs-lite serve`` in one table: name, type, default, help, and what becomes of it here.
+
+The names, types and defaults are those of ``tensorflow_model_server``, so that its command lines work unchanged;
+ours follow. A flag is honoured, or belongs to a feature that is not here yet, or steers something that PyTorch does
+not have. The last two pass when they ask for what happens anyway (their default, or a value in ``also_fine``) and
+are refused otherwise: nothing is accepted and then ignored. ``flag_parser.py`` reads command lines with this table.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Kind(enum.Enum):
+    """What a value looks like on the command line."""
+
+    BOOL = "true or false"
+    INT = "a whole number"
+    FLOAT = "a number"
+    STRING = "text"
+    LIST = "a comma-separated list"
+    """May be given several times; the values add up, except that the command line replaces the environment."""
+
+
+class Support(enum.Enum):
+    """What becomes of a flag here."""
+
+    HONOURED = "honoured"
+    LATER = "later"
+    """Its feature is not here yet."""
+    NO_MEANING = "no meaning for PyTorch"
+    """It steers something that only TensorFlow has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag. ``reason`` says why it is not honoured; ``pattern`` and ``expects`` narrow a text value."""
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+    group: str
+    support: Support = Support.HONOURED
+    reason: str = ""
+    also_fine: tuple[Any, ...] = field(default=())
+    minimum: float | None = None
+    maximum: float | None = None
+    in_environment: bool = True
+    pattern: str = ""
+    expects: str = ""
+
+    @property
+    def expected(self) -> str:
+        """The words for an error message: what a value must look like."""
+        if self.expects:
+            return self.expects
+        low = "" if self.minimum is None else f" from {self.minimum:g}"
+        high = "" if self.maximum is None else f" up to {self.maximum:.0f}"
+        return f"{self.kind.value}{low}{high}"
+
+    def accepts(self, value: Any) -> bool:
+        """Whether the flag may have this value here."""
+        return self.support is Support.HONOURED or value == self.default or value in self.also_fine
+
+
+class _Group:
+    """Makes the flags of one group of the help text."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+
+    def __call__(self, name: str, kind: Kind, default: Any, text: str, **rest: Any) -> Flag:
+        words = rest.pop("words", "")
+        if words:
+            rest |= {"pattern": words, "expects": " or ".join(words.split("|"))}
+        if kind is Kind.INT:
+            rest.setdefault("maximum", INT32_MAX)
+        return Flag(name, kind, default, text, self.title, **rest)
+
+    def later(self, name: str, kind: Kind, default: Any, feature: str, **rest: Any) -> Flag:
+        return self(name, kind, default, feature, support=Support.LATER, reason=f"{feature}: not here yet", **rest)
+
+    def no_meaning(self, name: str, kind: Kind, default: Any, reason: str, **rest: Any) -> Flag:
+        return self(name, kind, default, reason, support=Support.NO_MEANING, reason=reason, **rest)
+
+
+_what = _Group("What is served")
+_where = _Group("Where it listens")
+_load = _Group("Versions and loading")
+_run = _Group("Running models")
+_process = _Group("The process")
+_later = _Group("Not here yet: refused unless it asks for what happens anyway")
+_tf = _Group("TensorFlow only: refused unless it asks for what happens anyway")
+_BOOL, _INT, _FLOAT, _STRING, _LIST = Kind.BOOL, Kind.INT, Kind.FLOAT, Kind.STRING, Kind.LIST
+
+FLAGS: tuple[Flag, ...] = (
+    _what("model_name", _STRING, "default", "name of the model below --model_base_path"),
+    _what("model_base_path", _STRING, "", "directory that holds the numbered versions of one model"),
+    _what("model_config_file", _STRING, "", "ModelServerConfig (text proto or YAML); overrides name and base path"),
+    _what("model_config_file_poll_wait_seconds", _INT, 0, "read the config file again this often; 0: only once"),
+    _what("model_config_list_root_dir", _STRING, "", "relative base paths are below this directory"),
+    _what("model_repository", _STRING, "", "serve every DIR/<model>/<version>/, also models that appear later"),
+    _what(
+        "model_control_mode", _STRING, "poll", "none: later changes of disk and config are ignored", words="poll|none"
+    ),
+    _what("allow_version_labels_for_unavailable_models", _BOOL, False, "a new label may name a version not loaded yet"),
+    _what("allowed_model_base_paths", _LIST, (), "directories that every model must lie below; empty: anywhere"),
+    _what("trusted_model_base_paths", _LIST, (), "globs; models below may bring code (model.py, pickles)"),
+    _where("port", _INT, 8500, "gRPC port; 0 turns it off", minimum=0, maximum=65535),
+    _where("rest_api_port", _INT, 8501, "HTTP port; 0 turns it off", minimum=0, maximum=65535),
+    _where("grpc_socket_path", _STRING, "", "gRPC on this UNIX socket too"),
+    _where("host", _STRING, "127.0.0.1", "address to listen on; 0.0.0.0 for all"),
+    _where("rest_api_timeout_in_ms", _INT, 30000, "time limit of a prediction over HTTP; 0 or less: none"),
+    _where("max_message_bytes", _INT, 100 * 2**20, "largest gRPC message and HTTP body", minimum=1),
+    _where("enable_grpc_healthcheck_service", _BOOL, False, "the health service is on, with or without this"),
+    _load("file_system_poll_wait_seconds", _INT, 1, "look for versions this often; 0: once; below: never"),
+    _load("version_quiet_period_seconds", _FLOAT, 2.0, "unpublished files count as whole after so long", minimum=0),
+    _load("aspired_version_policy", _STRING, "availability", "resource: unload first", words="availability|resource"),
+    _load("num_load_threads", _INT, 1, "threads that load; 0: the manager's own thread", minimum=0),
+    _load("num_unload_threads", _INT, 1, "threads that unload; 0: the manager's own thread", minimum=0),
+    _load("num_initial_load_threads", _INT, 4, "threads that load the models known at start", minimum=1),
+    _load("max_num_load_retries", _INT, 5, "tries after a failed load", minimum=0),
+    _load("load_retry_interval_micros", _INT, 60_000_000, "wait between tries; negative: none", maximum=INT64_MAX),
+    _load("reload_timeout_seconds", _FLOAT, 120.0, "how long a new config waits for its new models", minimum=0),
+    _load("total_model_memory_limit_bytes", _INT, 0, "memory for all models; 0: all", minimum=0, maximum=INT64_MAX),
+    _load("exit_on_initial_load_failure", _BOOL, False, "stop when a model fails to load at start"),
+    _load("ready_requires_all_models", _BOOL, False, "not ready until every model has a version available"),
+    _run(
+        "device",
+        _STRING,
+        "auto",
+        "where models run",
+        pattern="auto|cpu|cuda(:[0-9]+)?",
+        expects="auto, cpu or cuda[:N]",
+    ),
+    _run("max_queued_requests", _INT, 1000, "waiting per version; one more is refused at once", minimum=1),
+    _run("tensorflow_session_parallelism", _INT, 0, "both of the next two; 0: torch decides", minimum=0),
+    _run("tensorflow_intra_op_parallelism", _INT, 0, "threads inside an operator of torch", minimum=0),
+    _run("tensorflow_inter_op_parallelism", _INT, 0, "threads between operators of torch", minimum=0),
+    _process("drain_timeout_seconds", _FLOAT, 30.0, "after SIGTERM, wait this long for requests inside", minimum=0),
+    _process("log_level", _STRING, "info", "least level that is logged", words="debug|info|warning|error"),
+    _process("json", _BOOL, False, "say what is served as one line of JSON", in_environment=False),
+    _process("version", _BOOL, False, "print the version and stop", in_environment=False),
+    _process("help", _BOOL, False, "print this and stop", in_environment=False),
+    _later.later("enable_batching", _BOOL, False, "batching"),
+    _later.later("batching_parameters_file", _STRING, "", "batching"),
+    _later.later("enable_per_model_batching_parameters", _BOOL, False, "batching settings per model"),
+    _later.later("enable_model_warmup", _BOOL, True, "warm-up", also_fine=(False,)),
+    _later.later("num_request_iterations_for_warmup", _INT, 0, "warm-up"),
+    _later.later("ssl_config_file", _STRING, "", "TLS"),
+    _later.later("grpc_channel_arguments", _STRING, "", "gRPC channel arguments"),
+    _later.later("rest_api_enable_cors_support", _BOOL, False, "CORS headers"),
+    _later.later("monitoring_config_file", _STRING, "", "settings of the metrics page (it is always at /metrics)"),
+    _later.later("flush_filesystem_caches", _BOOL, True, "dropping file caches after a load", also_fine=(False,)),
+    _later.later("per_process_gpu_memory_fraction", _FLOAT, 0.0, "a share of the GPU's memory"),
+    _later.later("enable_signature_method_name_check", _BOOL, False, "checking a signature's method name"),
+    _later.later("enable_serialization_as_tensor_content", _BOOL, False, "packed tensors in answers"),
+    _tf.no_meaning("rest_api_num_threads", _INT, 4 * _CPUS, "one event loop takes all requests"),
+    _tf.no_meaning("grpc_max_threads", _INT, 4 * _CPUS, "one event loop takes all requests"),
+    _tf.no_meaning("use_alts_credentials", _BOOL, False, "ALTS exists only inside Google's cloud"),
+    _tf.no_meaning("platform_config_file", _STRING, "", "it configures TensorFlow session bundles"),
+    _tf.no_meaning("tensorflow_session_config_file", _STRING, "", "there is no TensorFlow session"),
+    _tf.no_meaning("saved_model_tags", _STRING, "serve", "PyTorch artefacts have no meta graphs to choose from"),
+    _tf.no_meaning("remove_unused_fields_from_bundle_metagraph", _BOOL, True, "PyTorch artefacts have no meta graph"),
+    _tf.no_meaning("prefer_tflite_model", _BOOL, False, "there are no TensorFlow Lite models"),
+    _tf.no_meaning("num_tflite_pools", _INT, _CPUS, "there are no TensorFlow Lite models"),
+    _tf.no_meaning("num_tflite_interpreters_per_pool", _INT, 1, "there are no TensorFlow Lite models"),
+    _tf.no_meaning("xla_cpu_compilation_enabled", _BOOL, False, "XLA compiles no PyTorch artefacts"),
+    _tf.no_meaning("xla_gpu_compilation_enabled", _BOOL, False, "XLA compiles no PyTorch artefacts"),
+    _tf.no_meaning("enable_profiler", _BOOL, True, "there is no TensorFlow profiler", also_fine=(False,)),
+    _tf.no_meaning("thread_pool_factory_config_file", _STRING, "", "it names TensorFlow thread pools"),
+    _tf.no_meaning("mixed_precision", _STRING, "", "a PyTorch artefact fixes its number types"),
+    _tf.no_meaning("skip_initialize_tpu", _BOOL, False, "no TPU is used", also_fine=(True,)),
+)

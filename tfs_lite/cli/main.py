@@ -1,0 +1,88 @@
+"""The entry point: finds the command, runs it, and turns every expected failure into one line and an exit code.
+
+A command is a module with ``run(argv) -> exit code``. It is imported only when it is asked for, and it imports
+torch, the server or a client only when it needs them, so that ``tfs-lite --help`` and ``status`` answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from tfs_lite import __version__
+from tfs_lite.cli.errors import FAILED, WRONG_USAGE, CliError, UsageError, nearest
+from tfs_lite.core.status import ServingError
+
+COMMANDS = {
+    "serve": "serve models; takes tensorflow_model_server's flags",
+    "publish": "copy a model into a base directory as its next version, whole or not at all",
+    "status": "show the models of a running server, their versions, states and reasons",
+    "predict": "send one request to a running server",
+    "reload": "give a running server a new model config",
+    "check": "say what would be served from a path or config, and why the rest would not; runs nothing",
+    "demo": "watch new versions of a real model go live under load",
+}
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+    except CliError as error:
+        return _fail(str(error), error.code, error.exit_code, as_json)
+    except ServingError as error:
+        return _fail(str(error), error.code.name, FAILED, as_json)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", "UNKNOWN", FAILED, as_json)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        print(_help(), file=sys.stderr)
+        return WRONG_USAGE
+    command, rest = words[0], words[1:]
+    if command in ("--help", "-h", "help"):
+        print(_help())
+        return 0
+    if command == "--version":
+        print(f"tfs_lite {__version__}")
+        return 0
+    if command.startswith("-"):
+        raise UsageError(f"the command comes first: tfs-lite serve {command} ...")
+    if command not in COMMANDS:
+        raise UsageError(f"unknown command {command!r}{nearest(command, COMMANDS)}; tfs-lite --help lists them")
+    return int(import_module(f"tfs_lite.cli.{command}").run(rest))
+
+
+def _help() -> str:
+    lines = ["usage: tfs-lite COMMAND [ARGUMENTS]", "", "TensorFlow Serving's model lifecycle for PyTorch.", ""]
+    lines += [f"  {name:9}{text}" for name, text in COMMANDS.items()]
+    lines += ["", "tfs-lite COMMAND --help tells more. Every command takes --json."]
+    lines += ["Exit codes: 0 done, 1 it failed, 2 wrong usage."]
+    return "\n".join(lines)
+
+
+def _fail(message: str, code: str, exit_code: int, as_json: bool) -> int:
+    line = " ".join(message.split())
+    print(f"tfs-lite: {line}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": {"code": code, "message": line}}))
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Models as ``status`` and ``reload`` show them: the same rows and the same JSON, whichever protocol they came by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfs_lite.cli.output import console, print_json, state_text, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tfs_lite.client import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version; ``error`` is empty while nothing is wrong, else the code and the reason."""
+
+    version: int
+    state: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model; ``reason`` says why it has nothing to offer."""
+
+    name: str
+    versions: tuple[Version, ...] = ()
+    reason: str = ""
+
+
+def ask_grpc(client: Client, name: str) -> Model:
+    """What the server says about one model. Raises ServingError."""
+    versions = client.status(name)
+    return Model(
+        name,
+        tuple(Version(item.version, item.state.name, "" if item.status.ok else str(item.status)) for item in versions),
+    )
+
+
+def read_rest(item: dict[str, Any]) -> Model:
+    """An entry of the list at ``/v1/models``."""
+    versions = tuple(
+        Version(int(entry["version"]), entry["state"], _error(entry["status"]))
+        for entry in item["model_version_status"]
+    )
+    return Model(item["name"], versions, item.get("reason", ""))
+
+
+def models_table(models: Iterable[Model]) -> Table:
+    rows: list[tuple[Any, ...]] = []
+    for model in models:
+        if model.reason or not model.versions:
+            rows.append((model.name, "-", "-", model.reason or "no versions yet"))
+        rows += [
+            (model.name, item.version, state_text(item.state, failed=bool(item.error)), item.error)
+            for item in model.versions
+        ]
+    return table(("model", "version", "state", "reason"), rows)
+
+
+def print_models(models: list[Model], as_json: bool) -> None:
+    if as_json:
+        print_json({"models": [asdict(model) for model in models]})
+    elif models:
+        console().print(models_table(models))
+    else:
+        print("the server has no models", flush=True)
+
+
+def _error(status: dict[str, str]) -> str:
+    return "" if status["error_code"] == "OK" else f"{status['error_code']}: {status['error_message']}"

@@ -1,0 +1,54 @@
+"""How commands print: JSON for machines, tables for people, both on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+STATE_STYLES = {
+    "AVAILABLE": "green",
+    "LOADING": "yellow",
+    "START": "cyan",
+    "UNLOADING": "yellow",
+    "END": "dim",
+}
+_WIDTH_WITHOUT_TERMINAL = 160
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON."""
+    print(json.dumps(value), flush=True)
+
+
+def console() -> Console:
+    """The terminal, or a wide plain page when standard output is none."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL, highlight=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table of plain text (nothing in a cell is read as markup) or of rich texts."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    result = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in columns:
+        result.add_column(column, overflow="fold")
+    for row in rows:
+        result.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return result
+
+
+def state_text(state: str, failed: bool = False) -> Any:
+    """A state in its colour; red when the version failed."""
+    from rich.text import Text
+
+    return Text(state, style="red" if failed else STATE_STYLES.get(state, ""))

@@ -1,0 +1,47 @@
+"""``tfs-lite reload FILE``: gives a running server a new model config (text proto or YAML) and says what came of it.
+
+The file replaces the whole config: models that it does not list are unloaded. It is checked here first, so that a
+mistake is reported with its line and column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfs_lite.cli.arguments import Parser, grpc_client, positive_seconds
+from tfs_lite.cli.errors import DONE
+from tfs_lite.cli.model_view import Model, ask_grpc, print_models
+from tfs_lite.core.status import ServingError, StatusCode
+
+if TYPE_CHECKING:
+    from tfs_lite.client import Client
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = Parser("reload", "Replaces the model config of a running server; waits until its new models answer.")
+    parser.add_argument("file", metavar="FILE", help="ModelServerConfig as text proto or YAML")
+    parser.add_argument("--server", default="127.0.0.1:8500", metavar="HOST:PORT", help="gRPC address (%(default)s)")
+    parser.add_argument("--timeout", type=positive_seconds, default=180.0, help="seconds (%(default)s)")
+    args = parser.parse(argv)
+    from tfs_lite.config.text import read_model_server_config
+
+    config = read_model_server_config(args.file, Path.cwd())
+    with grpc_client(args.server, args.timeout) as client:
+        client.reload(config)
+        models = [_ask(client, model.name) for model in config.models]
+    if not args.json:
+        print(f"reloaded: the server has {len(models)} model{'s' if len(models) != 1 else ''}")
+    print_models(models, args.json)
+    return DONE
+
+
+def _ask(client: Client, name: str) -> Model:
+    """The model's versions; none when the server has not seen any yet."""
+    try:
+        return ask_grpc(client, name)
+    except ServingError as error:
+        if error.code is StatusCode.NOT_FOUND:
+            return Model(name)
+        raise

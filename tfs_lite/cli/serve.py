@@ -1,0 +1,132 @@
+"""``tfs-lite serve``: a server in this process, from its flags to its exit code.
+
+The first SIGTERM or SIGINT starts a graceful stop (not ready, finish what is inside, unload, exit 0); the second ends
+the process at once with 128 plus the signal's number. Standard output gets one banner, the log goes to standard error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from tfs_lite import __version__
+from tfs_lite.cli.errors import DONE, CliError
+from tfs_lite.cli.flag_parser import parse_flags
+from tfs_lite.cli.output import print_json
+from tfs_lite.cli.serve_settings import help_text, server_options, torch_threads
+
+if TYPE_CHECKING:
+    from tfs_lite.server.options import ServerOptions
+    from tfs_lite.server.server import Server
+
+
+def run(argv: Sequence[str]) -> int:
+    settings = parse_flags(["--help" if word == "-h" else word for word in argv], os.environ)
+    if settings["help"]:
+        print(help_text())
+        return DONE
+    if settings["version"]:
+        print(f"tfs_lite {__version__}")
+        return DONE
+    options, threads = server_options(settings), torch_threads(settings)
+    alarm = Alarm()
+    _start_logging(settings["log_level"])
+    _set_torch_threads(*threads)
+    return _serve(options, alarm, settings["json"])
+
+
+class Alarm:
+    """Wakes the main thread: for the first signal, or because the server has ended by itself.
+
+    Made and awaited on the main thread. The handlers only write to a pipe, which is safe at any moment; it stays open
+    until the process ends.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        self._signalled = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def wait(self) -> None:
+        os.read(self._reader, 1)
+
+    def ring(self) -> None:
+        """Any thread may call it."""
+        os.write(self._writer, b"!")
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signalled:
+            os._exit(128 + number)
+        self._signalled = True
+        self.ring()
+
+
+def _serve(options: ServerOptions, alarm: Alarm, as_json: bool) -> int:
+    from tfs_lite.server.server import Server
+
+    server = Server(options)
+    with server:
+        _print_banner(server, as_json)
+        threading.Thread(target=_ring_at_end, args=(server, alarm), name="tfs-serve-wait", daemon=True).start()
+        alarm.wait()
+    if server.failure is not None:
+        raise CliError(f"stopped, because --exit_on_initial_load_failure is set: {server.failure}")
+    return DONE
+
+
+def _ring_at_end(server: Server, alarm: Alarm) -> None:
+    server.wait()
+    alarm.ring()
+
+
+def _print_banner(server: Server, as_json: bool) -> None:
+    options = server.options
+    source = options.model_config_file or options.model_repository or options.model_base_path
+    if as_json:
+        print_json(
+            {
+                "version": __version__,
+                "source": source,
+                "host": options.host,
+                "port": server.port,
+                "rest_api_port": server.rest_api_port,
+                "grpc_socket_path": options.grpc_socket_path or None,
+            }
+        )
+        return
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    lines = [f"tfs_lite {__version__} serves {source}"]
+    if server.port is not None:
+        lines.append(f"  gRPC  {host}:{server.port}")
+    if options.grpc_socket_path:
+        lines.append(f"  gRPC  unix:{options.grpc_socket_path}")
+    if server.rest_api_port is not None:
+        lines.append(f"  HTTP  http://{host}:{server.rest_api_port}/v1/models")
+    print("\n".join(lines), flush=True)
+
+
+def _start_logging(level: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+    )
+
+
+def _set_torch_threads(intra: int, inter: int) -> None:
+    if not intra and not inter:
+        return
+    import torch
+
+    if intra:
+        torch.set_num_threads(intra)
+    if inter:
+        torch.set_num_interop_threads(inter)

@@ -1,0 +1,257 @@
+"""The manager that follows wishes: aspired lists in, one load or unload a tick out.
+
+Sources say which versions of a stream should be loaded now. A tick compares that with what is managed, asks the
+policy for one step per stream, and starts exactly one of them. A tick that acted is followed at once by the next, so
+ten models do not wait ten intervals; an interval is only the longest time until somebody looks again.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
+from tfs_lite.core.source import TargetBase
+from tfs_lite.core.status import ServingError, Status, invalid_argument
+from tfs_lite.managers.basic_manager import BasicManager, BasicManagerOptions
+from tfs_lite.managers.harness import REMOVABLE, HarnessState, ServableStateSnapshot
+from tfs_lite.managers.policies import Action, ActionKind, Policy
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AspiredVersionsManagerOptions(BasicManagerOptions):
+    """``tick_interval`` in seconds; None or not positive: no thread, the owner calls ``tick``.
+
+    ``custom_sort_actions(a, b)`` says whether a goes before b (a strict weak order); by default unloads go first.
+    ``enable_reload_servables_with_error``: a version in error gets a new life each time its source emits it again.
+    """
+
+    policy: Policy
+    tick_interval: float | None = 0.1
+    custom_sort_actions: Callable[[Action, Action], bool] | None = None
+    enable_reload_servables_with_error: bool = False
+
+
+class AspiredVersionsManager(TargetBase[Loader]):
+    """``start`` -> aspired lists and lookups from any thread -> ``close``.
+
+    What it promises towards sources: a version that is missing from the newest list of its stream is unloaded, an empty
+    list unloads the stream; one residency uses one loader, others offered meanwhile are dropped; a ready version of the
+    newest list is never unloaded. It may lag, and it may refuse. A second list for a stream that comes before the first
+    was looked at replaces it. A list that names a version still on its way out waits, whole, until that is gone.
+
+    A version that ended in error stays so, for everybody to see, until it is emitted with another revision (or healthy,
+    if it arrived with an error), until it is aspired no more, or, if it lacked resources, until some version was
+    unloaded: then it is tried again, once for each such change. A version that is not ready loads anew; a ready one
+    that is emitted with another revision is left alone.
+    """
+
+    def __init__(self, options: AspiredVersionsManagerOptions) -> None:
+        super().__init__()
+        if options.policy is None:
+            raise invalid_argument("an aspired-versions manager needs a policy")
+        self._options = options
+        self._manager = BasicManager(replace(options, on_change=self._on_change))
+        self._pending_lock = threading.Lock()  # guards _pending
+        self._pending: dict[str, Sequence[ServableData[Loader]]] = {}
+        self._ticking = threading.Lock()  # serialises ticks; guards _left_alone; nobody but ticks waits for it
+        self._left_alone: dict[ServableId, str] = {}  # ready versions -> the other revision that was logged
+        interval = options.tick_interval
+        self._thread = (
+            PeriodicThread("tfs-manager", self._tick_and_go_on, interval) if interval and interval > 0 else None
+        )
+
+    def start(self) -> None:
+        """Starts the tick thread, if there is to be one."""
+        if self._thread is not None:
+            self._thread.start()
+
+    def close(self, drain_timeout: float = 0.0) -> None:
+        """Takes no more lists, ends the ticks, then unloads everything; see :meth:`BasicManager.close`."""
+        self.detach()
+        if self._thread is not None:
+            self._thread.stop()
+        self._manager.close(drain_timeout)
+
+    # Wishes.
+
+    def set_aspired_versions(self, name: str, versions: Sequence[ServableData[Loader]]) -> None:
+        """Stores the list for the next tick. A list with an item of another stream is dropped as a whole."""
+        foreign = [item.id for item in versions if item.id.name != name]
+        if foreign:
+            logger.error("the list for %s names other streams and is dropped: %s", name, foreign[0])
+            return
+        first = {item.id: item for item in reversed(versions)}
+        if len(first) < len(versions):
+            logger.error("the list for %s names a version twice; the first mention counts", name)
+        with self._pending_lock:
+            self._pending[name] = [item for item in versions if first[item.id] is item]
+        self._wake()
+
+    # The tick.
+
+    def tick(self) -> Action | None:
+        """Takes note of what ended, accepts pending lists, and starts one action, which it returns.
+
+        With executors of size 0 the action is done when this returns. Ticks never overlap.
+        """
+        with self._ticking:
+            self._flush()
+            self._accept_pending()
+            self._manager.renew_exhausted()
+            action = self._act()
+        self._manager.run_pending()
+        return action
+
+    def _tick_and_go_on(self) -> None:
+        if self.tick() is not None:
+            self._wake()
+
+    def _on_change(self) -> None:
+        self._options.on_change()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._thread is not None:
+            self._thread.wake()
+
+    def _flush(self) -> None:
+        """Drops what is not wanted and holds nothing."""
+        for snapshot in self._manager.get_managed_servable_state_snapshots():
+            if not snapshot.is_aspired and snapshot.state in REMOVABLE:
+                self._left_alone.pop(snapshot.id, None)
+                self._manager.stop_managing_servable(snapshot.id)
+
+    def _accept_pending(self) -> None:
+        with self._pending_lock:
+            names = sorted(self._pending)
+        streams = self._streams()
+        for name in names:
+            managed = {snapshot.id: snapshot for snapshot in streams.get(name, ())}
+            with self._pending_lock:
+                versions = self._pending[name]
+                if any(_on_its_way_out(managed.get(item.id)) for item in versions):
+                    continue
+                del self._pending[name]
+            self._accept(versions, managed)
+
+    def _accept(
+        self, versions: Sequence[ServableData[Loader]], managed: dict[ServableId, ServableStateSnapshot]
+    ) -> None:
+        wanted = {item.id for item in versions}
+        for servable_id, snapshot in managed.items():
+            if snapshot.is_aspired and servable_id not in wanted:
+                self._manager.set_aspired(servable_id, False)
+        for item in versions:
+            known = managed.get(item.id)
+            if known is None:
+                self._manage(item)
+            elif not known.is_aspired:
+                self._manager.set_aspired(item.id, True)  # still ready: it simply stays
+                self._leave_alone(item, known)
+            elif self._deserves_new_life(item, known):
+                self._manager.stop_managing_servable(item.id)
+                self._manage(item)
+            else:
+                self._leave_alone(item, known)
+
+    def _manage(self, item: ServableData[Loader]) -> None:
+        try:
+            self._manager.manage_servable(item)
+        except ServingError as error:  # the manager is closing
+            logger.error("%s is not taken on: %s", item.id, error)
+
+    def _deserves_new_life(self, item: ServableData[Loader], known: ServableStateSnapshot) -> bool:
+        if known.state is not HarnessState.ERROR:
+            return False
+        if self._options.enable_reload_servables_with_error or item.revision != known.revision:
+            return True
+        return item.status.ok and not known.has_loader
+
+    def _leave_alone(self, item: ServableData[Loader], known: ServableStateSnapshot) -> None:
+        if known.state is not HarnessState.READY or item.revision == known.revision:
+            return
+        if self._left_alone.get(item.id) != item.revision:
+            self._left_alone[item.id] = item.revision
+            logger.warning(
+                "%s changed on disk while it is served; what is loaded goes on serving. Publish a new version instead",
+                item.id,
+            )
+
+    def _act(self) -> Action | None:
+        asked = [self._ask(name, versions) for name, versions in self._streams().items()]
+        actions = [action for action in asked if action is not None]
+        if not actions:
+            return None
+        action = self._first(actions)
+        if action.kind is ActionKind.LOAD:
+            self._manager.load_servable(action.id, lambda status: _log(action, status))
+        else:
+            self._manager.unload_servable(action.id, lambda status: _log(action, status))
+        return action
+
+    def _ask(self, name: str, versions: Sequence[ServableStateSnapshot]) -> Action | None:
+        try:
+            return self._options.policy.next_action(versions)
+        except Exception:
+            logger.exception("the policy failed on %s; the other models go on", name)
+            return None
+
+    def _streams(self) -> dict[str, list[ServableStateSnapshot]]:
+        """Every managed version, by stream; both in order."""
+        snapshots = self._manager.get_managed_servable_state_snapshots()
+        return {name: list(group) for name, group in itertools.groupby(snapshots, lambda s: s.id.name)}
+
+    def _first(self, actions: Sequence[Action]) -> Action:
+        before = self._options.custom_sort_actions or _unload_first
+        return functools.reduce(lambda first, other: other if before(other, first) else first, actions)
+
+    # What the manager below offers.
+
+    def get_servable_handle(self, request: ServableRequest) -> ServableHandle:
+        return self._manager.get_servable_handle(request)
+
+    def list_available_servable_ids(self) -> list[ServableId]:
+        return self._manager.list_available_servable_ids()
+
+    def get_available_servable_handles(self) -> dict[ServableId, ServableHandle]:
+        return self._manager.get_available_servable_handles()
+
+    def get_managed_servable_names(self) -> set[str]:
+        return self._manager.get_managed_servable_names()
+
+    def get_managed_servable_state_snapshots(self, name: str | None = None) -> list[ServableStateSnapshot]:
+        return self._manager.get_managed_servable_state_snapshots(name)
+
+    def get_managed_servable_state_snapshot(self, servable_id: ServableId) -> ServableStateSnapshot | None:
+        return self._manager.get_managed_servable_state_snapshot(servable_id)
+
+    @property
+    def num_load_threads(self) -> int:
+        return self._manager.num_load_threads
+
+    def set_num_load_threads(self, num_threads: int) -> None:
+        self._manager.set_num_load_threads(num_threads)
+
+
+def _on_its_way_out(snapshot: ServableStateSnapshot | None) -> bool:
+    """Not wanted a moment ago and past the point where it could simply stay."""
+    return snapshot is not None and not snapshot.is_aspired and snapshot.state is not HarnessState.READY
+
+
+def _unload_first(a: Action, b: Action) -> bool:
+    return a.kind is ActionKind.UNLOAD and b.kind is ActionKind.LOAD
+
+
+def _log(action: Action, status: Status) -> None:
+    if not status.ok:
+        logger.info("%s %s: %s", action.kind.value, action.id, status)

@@ -1,0 +1,292 @@
+"""The mechanism: manages an explicit set of versions, loads and unloads them when told, and serves what is ready.
+
+    manage_servable -> load_servable -> unload_servable -> stop_managing_servable
+
+It has no wishes of its own. What should be loaded, and in which order, is decided above it, by
+:class:`tfs_lite.managers.aspired_versions_manager.AspiredVersionsManager` or by whoever uses it directly.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.event_bus import EventBus
+from tfs_lite.core.executor import Executor
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
+from tfs_lite.core.state import ManagerState, ServableState
+from tfs_lite.core.status import Status, StatusCode, failed_precondition
+from tfs_lite.managers.harness import IN_FLIGHT, REMOVABLE, HarnessState, LoaderHarness, ServableStateSnapshot
+from tfs_lite.managers.load_flow import LoadFlow, LoadSettings
+from tfs_lite.managers.registry import Done, Registry
+from tfs_lite.managers.reservations import Reservations
+from tfs_lite.managers.resource_tracker import ResourceTracker
+from tfs_lite.managers.retrier import RetryPolicy
+from tfs_lite.managers.serving_map import ServingMap
+from tfs_lite.managers.unload_flow import UnloadFlow
+
+S = TypeVar("S")
+logger = logging.getLogger(__name__)
+
+
+def always(status: Status) -> bool:
+    """Every failure may be retried."""
+    return True
+
+
+def nothing() -> None:
+    """Nobody wants to know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BasicManagerOptions:
+    """The manager owns the two executors and shuts them down. Callbacks run outside all locks and must be short.
+
+    ``load_retry_interval`` is in seconds; not positive means at once. ``should_retry_model_load`` may end the retries
+    of a load early. ``pre_load_hook`` runs once per load, before its first attempt; if it raises, that attempt has
+    failed. ``flush_filesystem_caches`` runs after each attempt while at most one load thread exists. ``on_change``
+    runs after anything changed that a tick may act on, or when work waits for :meth:`BasicManager.run_pending`.
+    """
+
+    clock: Clock
+    load_executor: Executor
+    unload_executor: Executor
+    event_bus: EventBus[ServableState] | None = None
+    resource_tracker: ResourceTracker | None = None
+    max_num_load_retries: int = 5
+    load_retry_interval: float = 60.0
+    should_retry_model_load: Callable[[Status], bool] = always
+    pre_load_hook: Callable[[ServableId], None] | None = None
+    flush_filesystem_caches: Callable[[], None] | None = None
+    on_change: Callable[[], None] = nothing
+
+
+class BasicManager:
+    """All methods may be called from any thread, and return without waiting for a load or an unload, except
+    :meth:`close` and, with executors of size 0, :meth:`run_pending`.
+
+    Events per version: Start, Loading, Available, Unloading, End; or End with the reason, at any point, once. They are
+    published in the order in which the states changed. An item that arrived with an error has End only.
+    """
+
+    def __init__(self, options: BasicManagerOptions) -> None:
+        self._options = options
+        self._serving_map = ServingMap()
+        self._registry = Registry(options.event_bus, self._after_change)
+        self._unloads = UnloadFlow(self._registry, self._serving_map, options.unload_executor)
+        self._loads = LoadFlow(
+            self._registry,
+            self._serving_map,
+            Reservations(self._registry, options.resource_tracker),
+            self._unloads,
+            LoadSettings(
+                clock=options.clock,
+                executor=options.load_executor,
+                retry=RetryPolicy(options.max_num_load_retries, options.load_retry_interval),
+                should_retry=options.should_retry_model_load,
+                pre_load_hook=options.pre_load_hook,
+                flush_filesystem_caches=options.flush_filesystem_caches,
+            ),
+        )
+
+    # What is managed.
+
+    def manage_servable(self, data: ServableData[Loader], additional_state: object | None = None) -> None:
+        """Takes the version on: New, or for an errored item Error, in which it stays until it is no longer managed.
+
+        FAILED_PRECONDITION if the id is managed already; the loader offered is dropped then.
+        """
+        loader = data.payload if data.status.ok else None
+        with self._registry.lock:
+            self._registry.refuse_if_closing()
+            if data.id in self._registry.harnesses:
+                raise failed_precondition(f"Servable {data.id} is already being managed")
+            harness = LoaderHarness(data.id, loader, data.revision, additional_state, self._registry.say_failed)
+            self._registry.harnesses[data.id] = harness
+            if loader is not None:
+                self._registry.say(harness, ManagerState.START)
+            else:
+                harness.error(data.status)
+        self._registry.flush()
+        self._registry.changed()
+
+    def stop_managing_servable(self, servable_id: ServableId) -> None:
+        """Drops a version that is New, Disabled or in Error; FAILED_PRECONDITION otherwise, or if it is unknown.
+
+        A version that is still New says End(CANCELLED); the others have said their End before.
+        """
+        with self._registry.lock:
+            harness = self._registry.harnesses.get(servable_id)
+            if harness is None or harness.state not in REMOVABLE:
+                state = "not being managed" if harness is None else harness.state.value
+                raise failed_precondition(f"Cannot stop managing {servable_id}: it is {state}")
+            del self._registry.harnesses[servable_id]
+            harness.error(Status(StatusCode.CANCELLED, f"{servable_id} is no longer wanted"))
+        self._registry.flush()
+        self._registry.changed()
+
+    def set_aspired(self, servable_id: ServableId, is_aspired: bool) -> None:
+        """Marks the version for whoever decides about it. Un-aspiring cancels a load in progress."""
+        with self._registry.lock:
+            harness = self._registry.harnesses.get(servable_id)
+            if harness is not None:
+                harness.is_aspired = is_aspired
+        if not is_aspired:
+            self._loads.cancel(servable_id)
+
+    def renew_exhausted(self) -> list[ServableId]:
+        """Takes every aspired version that ended with RESOURCE_EXHAUSTED on anew, with the same loader, if a version
+        was unloaded since: once for each such change. Returns their ids."""
+        renewed = []
+        with self._registry.lock:
+            for servable_id, old in list(self._registry.harnesses.items()):
+                if old.loader is None or not self._may_fit_now(old):
+                    continue
+                new = LoaderHarness(
+                    servable_id, old.loader, old.revision, old.additional_state, self._registry.say_failed
+                )
+                self._registry.harnesses[servable_id] = new
+                self._registry.say(new, ManagerState.START)
+                renewed.append(servable_id)
+        if renewed:
+            self._registry.flush()
+            self._registry.changed()
+        return renewed
+
+    def _may_fit_now(self, harness: LoaderHarness) -> bool:
+        return (
+            harness.is_aspired
+            and harness.state is HarnessState.ERROR
+            and harness.status.code is StatusCode.RESOURCE_EXHAUSTED
+            and harness.unloads_seen < self._registry.unloads_finished
+            and not self._registry.closing
+        )
+
+    def get_managed_servable_names(self) -> set[str]:
+        with self._registry.lock:
+            return {servable_id.name for servable_id in self._registry.harnesses}
+
+    def get_managed_servable_state_snapshots(self, name: str | None = None) -> list[ServableStateSnapshot]:
+        """Every managed version of the stream, or of all streams, in the order of their ids."""
+        with self._registry.lock:
+            harnesses = [h for h in self._registry.harnesses.values() if name is None or h.id.name == name]
+            return sorted((h.snapshot() for h in harnesses), key=lambda snapshot: snapshot.id)
+
+    def get_managed_servable_state_snapshot(self, servable_id: ServableId) -> ServableStateSnapshot | None:
+        with self._registry.lock:
+            harness = self._registry.harnesses.get(servable_id)
+            return harness.snapshot() if harness is not None else None
+
+    def get_additional_servable_state(self, servable_id: ServableId, kind: type[S]) -> S | None:
+        """The state passed to :meth:`manage_servable`; None if the version is unknown or the state of another type."""
+        with self._registry.lock:
+            harness = self._registry.harnesses.get(servable_id)
+            state = harness.additional_state if harness is not None else None
+            return state if isinstance(state, kind) else None
+
+    # Loading and unloading.
+
+    def load_servable(self, servable_id: ServableId, done: Done) -> None:
+        """Loads a version that is New. ``done`` gets OK once it is ready, else why not: NOT_FOUND (not managed), the
+        version's own error, FAILED_PRECONDITION (asked before), RESOURCE_EXHAUSTED, CANCELLED, or the loader's error
+        after the last attempt."""
+        self._loads.request(servable_id, done)
+
+    def unload_servable(self, servable_id: ServableId, done: Done) -> None:
+        """Withdraws a Ready version and unloads it once its last handle is released; then ``done`` gets OK."""
+        self._unloads.request(servable_id, done)
+
+    def cancel_load_servable_retry(self, servable_id: ServableId) -> None:
+        """Ends a load that is queued, parked or waiting for its next attempt. An attempt that runs is not interrupted:
+        if it fails it was the last, if it succeeds the version is unloaded unseen, with End(CANCELLED)."""
+        self._loads.cancel(servable_id)
+
+    @property
+    def num_load_threads(self) -> int:
+        return self._options.load_executor.num_threads
+
+    def set_num_load_threads(self, num_threads: int) -> None:
+        """Returns at once; see :meth:`tfs_lite.core.executor.Executor.resize`."""
+        self._options.load_executor.resize(num_threads)
+        self._registry.changed()
+
+    def run_pending(self) -> None:
+        """Runs what executors of size 0 have queued, on the caller's thread. Never call it from a request."""
+        self._options.load_executor.run_pending()
+        self._options.unload_executor.run_pending()
+
+    # Serving.
+
+    def get_servable_handle(self, request: ServableRequest) -> ServableHandle:
+        """The right to use a ready version; see :meth:`ServingMap.lookup`. Takes none of the manager's locks."""
+        return self._serving_map.lookup(request)
+
+    def list_available_servable_ids(self) -> list[ServableId]:
+        return self._serving_map.ids()
+
+    def get_available_servable_handles(self) -> dict[ServableId, ServableHandle]:
+        """One handle to every ready version; the caller releases each."""
+        return self._serving_map.handles()
+
+    # The end.
+
+    def close(self, drain_timeout: float = 0.0) -> None:
+        """Unloads everything, in the order of the ids, and ends the executors.
+
+        Waits up to ``drain_timeout`` seconds for live handles and for loads that run. What is still in use then is not
+        unloaded under its users: it stays withdrawn, its executor stays alive, and its unload follows the last handle.
+        """
+        with self._registry.lock:
+            if self._registry.closing:
+                return
+            self._registry.closing = True
+        self._loads.cancel_all()
+        for snapshot in self.get_managed_servable_state_snapshots():
+            if snapshot.state is HarnessState.NEW:
+                self.stop_managing_servable(snapshot.id)
+            elif snapshot.state is HarnessState.READY:
+                self._unloads.request(snapshot.id, lambda status: None)
+        self._drain(drain_timeout)
+        self._end_executors()
+
+    def _drain(self, timeout: float) -> None:
+        deadline = self._options.clock.monotonic() + timeout
+        timer = self._options.clock.call_later(timeout, self._registry.changed) if timeout > 0 else None
+        while True:
+            with self._registry.lock:
+                seen = self._registry.changes
+            self.run_pending()
+            with self._registry.lock:
+                left = deadline - self._options.clock.monotonic()
+                if left <= 0 or not self._in_states(IN_FLIGHT):
+                    break
+                if self._registry.changes == seen:
+                    self._registry.lock.wait(left)
+        if timer is not None:
+            timer.cancel()
+
+    def _end_executors(self) -> None:
+        with self._registry.lock:
+            loading = self._in_states({HarnessState.LOADING})
+            in_use = self._in_states({HarnessState.QUIESCING})
+        if not loading:
+            self._options.load_executor.shutdown()
+        if not (loading or in_use):
+            self._options.unload_executor.shutdown()
+        for servable_id in loading:
+            logger.warning("%s is still loading; not waiting for it any longer", servable_id)
+        for servable_id in in_use:
+            logger.warning("%s is still in use; it will be unloaded after its last request", servable_id)
+
+    def _in_states(self, states: frozenset[HarnessState] | set[HarnessState]) -> list[ServableId]:
+        """Called with the lock held."""
+        return [servable_id for servable_id, h in self._registry.harnesses.items() if h.state in states]
+
+    def _after_change(self) -> None:
+        self._loads.reconsider()
+        self._options.on_change()

@@ -1,0 +1,168 @@
+"""The state of one managed version, and the only function that changes it.
+
+A harness is bookkeeping without effects: it never calls its loader. The manager's flows move it along
+
+    new -> load-requested -> load-approved -> loading -> ready
+        -> unload-requested -> quiescing -> quiesced -> unloading -> disabled
+
+and call the loader in between. Any state that is not final may end in error. One shortcut exists: a load that was
+cancelled while it ran goes from loading to unloading.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import OK, ServingError, Status, StatusCode, failed_precondition
+
+
+class HarnessState(enum.Enum):
+    """The inner life of a version, finer than :class:`tfs_lite.core.state.ManagerState`."""
+
+    NEW = "new"
+    """Managed; nothing was asked of it yet."""
+    LOAD_REQUESTED = "load-requested"
+    """Its load is queued, is being estimated, or waits for memory."""
+    LOAD_APPROVED = "load-approved"
+    """Its memory is reserved."""
+    LOADING = "loading"
+    """The loader is at work, or waits for the next attempt."""
+    READY = "ready"
+    """Handles are given out."""
+    UNLOAD_REQUESTED = "unload-requested"
+    """About to be withdrawn."""
+    QUIESCING = "quiescing"
+    """No new handles; some may be live."""
+    QUIESCED = "quiesced"
+    """The last handle is gone; the unload is queued."""
+    UNLOADING = "unloading"
+    """The loader is giving the memory back."""
+    DISABLED = "disabled"
+    """Final: unloaded."""
+    ERROR = "error"
+    """Final: ended with the status of the harness, without having been served or loaded."""
+
+
+_S = HarnessState
+
+LEGAL_FROM: dict[HarnessState, frozenset[HarnessState]] = {
+    _S.NEW: frozenset(),
+    _S.LOAD_REQUESTED: frozenset({_S.NEW}),
+    _S.LOAD_APPROVED: frozenset({_S.LOAD_REQUESTED}),
+    _S.LOADING: frozenset({_S.LOAD_APPROVED}),
+    _S.READY: frozenset({_S.LOADING}),
+    _S.UNLOAD_REQUESTED: frozenset({_S.READY}),
+    _S.QUIESCING: frozenset({_S.UNLOAD_REQUESTED}),
+    _S.QUIESCED: frozenset({_S.QUIESCING}),
+    _S.UNLOADING: frozenset({_S.QUIESCED, _S.LOADING}),
+    _S.DISABLED: frozenset({_S.UNLOADING}),
+}
+"""For every state but ERROR, the states it may be entered from."""
+
+FINAL = frozenset({_S.DISABLED, _S.ERROR})
+REMOVABLE = FINAL | {_S.NEW}
+"""In these states a version holds nothing and may stop being managed."""
+LEAVING = frozenset({_S.UNLOAD_REQUESTED, _S.QUIESCING, _S.QUIESCED, _S.UNLOADING})
+"""On the way out; memory is still held."""
+IN_FLIGHT = LEAVING | {_S.LOAD_APPROVED, _S.LOADING}
+"""Will end by itself, and may free memory when it does."""
+HOLDS_RESOURCES = IN_FLIGHT | {_S.READY}
+"""The estimate counts as used."""
+
+_REFUSALS = {
+    _S.LOAD_REQUESTED: "Duplicate load request for servable",
+    _S.UNLOAD_REQUESTED: "Servable not loaded, or unload already requested/ongoing:",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServableStateSnapshot:
+    """One version as policies and observers see it."""
+
+    id: ServableId
+    state: HarnessState
+    is_aspired: bool
+    revision: str = ""
+    status: Status = OK
+    has_loader: bool = True
+
+
+class LoaderHarness:
+    """One managed version. Not locked: the manager's lock guards every field.
+
+    ``loader`` is None for an item that arrived with an error. ``is_aspired`` and ``additional_state`` are carried for
+    whoever manages the manager. ``attempts`` counts calls of the loader's ``load``. ``estimate`` is what the version
+    counts for while it holds resources. ``on_error`` is called once, when the harness ends in ERROR.
+    """
+
+    __slots__ = (
+        "_on_error",
+        "additional_state",
+        "attempts",
+        "cancelled",
+        "estimate",
+        "id",
+        "is_aspired",
+        "loader",
+        "revision",
+        "state",
+        "status",
+        "unloads_seen",
+    )
+
+    def __init__(
+        self,
+        servable_id: ServableId,
+        loader: Loader | None,
+        revision: str = "",
+        additional_state: Any = None,
+        on_error: Callable[[LoaderHarness], None] = lambda harness: None,
+    ) -> None:
+        self.id = servable_id
+        self.loader = loader
+        self.revision = revision
+        self.additional_state = additional_state
+        self.is_aspired = True
+        self.state = HarnessState.NEW
+        self.status = OK
+        self.cancelled = False
+        self.attempts = 0
+        self.estimate: ResourceAllocation = NO_RESOURCES
+        self.unloads_seen = 0
+        """How many unloads the manager had finished when this version ended in error."""
+        self._on_error = on_error
+
+    def transition(self, to: HarnessState) -> None:
+        """Enters ``to``, or raises.
+
+        A *request* (LOAD_REQUESTED, UNLOAD_REQUESTED) that comes at the wrong time is refused with
+        FAILED_PRECONDITION and changes nothing. Any other wrong step is a defect of the manager: INTERNAL, and the
+        harness ends in ERROR with that status. ERROR itself is entered through :meth:`error`.
+        """
+        if self.state in LEGAL_FROM[to]:
+            self.state = to
+            return
+        if to in _REFUSALS:
+            raise failed_precondition(f"{_REFUSALS[to]} {self.id} (state: {self.state.value})")
+        violation = ServingError(
+            StatusCode.INTERNAL, f"illegal transition of {self.id} from {self.state.value} to {to.value}"
+        )
+        self.error(violation.status)
+        raise violation
+
+    def error(self, status: Status) -> None:
+        """Ends in ERROR, from any state that is not final; final states stay as they are."""
+        if self.state in FINAL:
+            return
+        self.state, self.status = HarnessState.ERROR, status
+        self._on_error(self)
+
+    def snapshot(self) -> ServableStateSnapshot:
+        has_loader = self.loader is not None
+        return ServableStateSnapshot(self.id, self.state, self.is_aspired, self.revision, self.status, has_loader)

@@ -1,0 +1,286 @@
+"""From requested to ready, or to an error that says why.
+
+    queued -> estimate -> reserve, park or refuse -> publish Loading -> loader.load() -> obtainable
+        -> publish Available -> ready
+
+A failed attempt goes back to the clock, a load without memory is parked, and both come back to the executor as a
+new task: no thread waits. Cancelling ends whatever is not running at that moment; an attempt that runs is never
+interrupted, and what it loaded is unloaded unseen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.executor import Executor, Task
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.state import ManagerState
+from tfs_lite.core.status import OK, ServingError, Status, StatusCode, status_of
+from tfs_lite.managers.admission import Verdict
+from tfs_lite.managers.harness import HarnessState, LoaderHarness
+from tfs_lite.managers.registry import Done, Registry, answer
+from tfs_lite.managers.reservations import Reservations
+from tfs_lite.managers.retrier import RetryPolicy, next_delay
+from tfs_lite.managers.serving_map import ServingMap
+from tfs_lite.managers.unload_flow import UnloadFlow
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """What the load flow is given. The callbacks run on executor threads, outside all locks."""
+
+    clock: Clock
+    executor: Executor
+    retry: RetryPolicy
+    should_retry: Callable[[Status], bool]
+    pre_load_hook: Callable[[ServableId], None] | None
+    flush_filesystem_caches: Callable[[], None] | None
+
+
+class _Load:
+    """One load request. The registry's lock guards the fields that change."""
+
+    __slots__ = ("done", "failure", "failures", "harness", "loader", "running", "waiting")
+
+    def __init__(self, harness: LoaderHarness, loader: Loader, done: Done) -> None:
+        self.harness, self.loader, self.done = harness, loader, done
+        self.failures = 0  # of the present step: first estimating, then loading
+        self.failure: Status | None = None
+        self.running = False  # inside loader.load
+        self.waiting = False  # for the clock
+
+
+class LoadFlow:
+    """All loads of one manager. Methods may be called from any thread, without the registry's lock."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        serving_map: ServingMap,
+        reservations: Reservations,
+        unloads: UnloadFlow,
+        settings: LoadSettings,
+    ) -> None:
+        self._registry = registry
+        self._serving_map = serving_map
+        self._reservations = reservations
+        self._unloads = unloads
+        self._settings = settings
+        self._active: dict[ServableId, _Load] = {}  # loads not decided for good; guarded by the registry's lock
+
+    def request(self, servable_id: ServableId, done: Done) -> None:
+        """Queues the load of a version that is new."""
+        try:
+            with self._registry.lock:
+                self._registry.refuse_if_closing()
+                harness = self._registry.find(servable_id)
+                harness.transition(HarnessState.LOAD_REQUESTED)
+                assert harness.loader is not None  # a harness without a loader is in error
+                load = self._active[servable_id] = _Load(harness, harness.loader, done)
+        except ServingError as error:
+            answer(done, error.status)
+            return
+        self._submit(load)
+
+    def cancel(self, servable_id: ServableId) -> None:
+        """Ends the load with its last failure or CANCELLED; an attempt that runs right now becomes the last one."""
+        with self._registry.lock:
+            harness = self._registry.harnesses.get(servable_id)
+            if harness is None:
+                return
+            harness.cancelled = True
+            load = self._active.get(servable_id)
+            if load is None or load.running:
+                return
+            cancelled = Status(StatusCode.CANCELLED, f"Loading of {servable_id} was cancelled")
+            self._end(load, load.failure or cancelled)
+        self._report_end(load)
+
+    def cancel_all(self) -> None:
+        with self._registry.lock:
+            ids = sorted(self._active)
+        for servable_id in ids:
+            self.cancel(servable_id)
+
+    def reconsider(self) -> None:
+        """Decides the parked loads again. Called after anything that may have freed memory."""
+        with self._registry.lock:
+            decided = [self._active[harness.id] for harness in self._reservations.decide_parked()]
+            refused = [load for load in decided if load.harness.state is HarnessState.ERROR]
+            for load in refused:
+                del self._active[load.harness.id]
+        for load in decided:
+            if load in refused:
+                self._report_end(load)
+            else:
+                self._submit(load)
+
+    # From here on: one task per attempt, on an executor's thread.
+
+    def _submit(self, load: _Load) -> None:
+        self._settings.executor.submit(
+            Task(
+                name=f"load {load.harness.id}",
+                begin=lambda: self._begin(load),
+                work=lambda: self._work(load),
+                done=lambda error: self._finish(load, error),
+            )
+        )
+        self._registry.changed()
+
+    def _begin(self, load: _Load) -> bool:
+        with self._registry.lock:
+            reserved = load.harness.state is not HarnessState.LOAD_REQUESTED
+        return (reserved or self._reserve(load)) and self._start(load)
+
+    def _reserve(self, load: _Load) -> bool:
+        """Estimates and decides; True if the memory is reserved."""
+        try:
+            estimate = self._reservations.estimate(load.loader)
+        except Exception as error:
+            self._failed(load, _while_reserving(load.harness.id, error), error)
+            return False
+        with self._registry.lock:
+            if not self._is_active(load):
+                return False
+            load.failures, load.failure = 0, None
+            load.harness.estimate = estimate
+            verdict = self._reservations.decide(load.harness)
+            if verdict is Verdict.REFUSE:
+                del self._active[load.harness.id]
+        if verdict is Verdict.PARK:
+            logger.info("%s waits for resources: %s", load.harness.id, estimate)
+        elif verdict is Verdict.REFUSE:
+            self._report_end(load)
+        return verdict is Verdict.ADMIT
+
+    def _start(self, load: _Load) -> bool:
+        harness = load.harness
+        with self._registry.lock:
+            if not self._is_active(load):
+                return False
+            if harness.state is HarnessState.LOAD_APPROVED:
+                harness.transition(HarnessState.LOADING)
+                self._registry.say(harness, ManagerState.LOADING)
+            harness.attempts += 1
+            load.running = True
+        self._registry.flush()
+        return True
+
+    def _work(self, load: _Load) -> None:
+        harness = load.harness
+        if harness.attempts == 1 and self._settings.pre_load_hook is not None:
+            self._settings.pre_load_hook(harness.id)
+        try:
+            load.loader.load(harness.id)
+        finally:
+            self._flush_caches()
+        if load.loader.servable is None:
+            raise ServingError(StatusCode.INTERNAL, f"the loader of {harness.id} loaded nothing")
+
+    def _flush_caches(self) -> None:
+        """Only while loads come one at a time: flushing is for the whole machine."""
+        flush = self._settings.flush_filesystem_caches
+        if flush is None or self._settings.executor.num_threads > 1:
+            return
+        try:
+            flush()
+        except Exception:
+            logger.exception("flushing file-system caches failed")
+
+    def _finish(self, load: _Load, error: BaseException | None) -> None:
+        if error is not None:
+            self._failed(load, status_of(error), error)
+            return
+        harness = load.harness
+        estimate = self._reservations.estimate_loaded(load.loader, harness.estimate)
+        with self._registry.lock:
+            harness.estimate = estimate
+            del self._active[harness.id]
+            cancelled = harness.cancelled or self._registry.closing
+            if cancelled:
+                harness.transition(HarnessState.UNLOADING)
+        if cancelled:
+            self._unloads.discard(harness, load.done)
+        else:
+            self._serve(load)
+
+    def _serve(self, load: _Load) -> None:
+        harness = load.harness
+        self._serving_map.add(harness.id, load.loader.servable)
+        with self._registry.lock:
+            self._registry.say(harness, ManagerState.AVAILABLE)
+        self._registry.flush()
+        with self._registry.lock:  # only now may anybody unload it: Unloading cannot overtake Available
+            harness.transition(HarnessState.READY)
+            closing = self._registry.closing
+        logger.info("%s is available", harness.id)
+        answer(load.done, OK)
+        if closing:
+            self._unloads.request(harness.id, lambda status: None)
+        self._registry.changed()
+
+    def _failed(self, load: _Load, status: Status, error: BaseException) -> None:
+        """An estimate or an attempt failed: it comes back later, or ends."""
+        harness, retry = load.harness, self._settings.retry
+        retryable = self._is_retryable(status)
+        with self._registry.lock:
+            if not self._is_active(load):
+                return
+            load.running, load.failure = False, status
+            load.failures += 1
+            cancelled = harness.cancelled or self._registry.closing
+            delay = next_delay(retry, load.failures, retryable=retryable, cancelled=cancelled)
+            load.waiting = delay is not None
+            if delay is None:
+                self._end(load, status)
+        cause = None if isinstance(error, ServingError) else error
+        tries = f"attempt {load.failures} of {retry.max_attempts}"
+        logger.warning("loading %s failed (%s): %s", harness.id, tries, status, exc_info=cause)
+        if delay is None:
+            self._report_end(load)
+        elif delay > 0:
+            self._settings.clock.call_later(delay, lambda: self._resume(load))
+        else:
+            self._resume(load)
+
+    def _is_retryable(self, status: Status) -> bool:
+        try:
+            return self._settings.should_retry(status)
+        except Exception:
+            logger.exception("should_retry_model_load failed; not retrying")
+            return False
+
+    def _resume(self, load: _Load) -> None:
+        with self._registry.lock:
+            if not (self._is_active(load) and load.waiting):
+                return
+            load.waiting = False
+        self._submit(load)
+
+    def _is_active(self, load: _Load) -> bool:
+        """Called with the lock held. False once the load was ended, whoever ended it."""
+        return self._active.get(load.harness.id) is load
+
+    def _end(self, load: _Load, status: Status) -> None:
+        """Called with the lock held, for an active load that is not running."""
+        del self._active[load.harness.id]
+        self._reservations.forget(load.harness)
+        load.harness.error(status)
+
+    def _report_end(self, load: _Load) -> None:
+        self._registry.flush()
+        answer(load.done, load.harness.status)
+        self._registry.changed()
+
+
+def _while_reserving(servable_id: ServableId, error: Exception) -> Status:
+    status = status_of(error)
+    prefix = f"Error while attempting to reserve resources to load servable {servable_id}"
+    return Status(status.code, f"{prefix}: {status.message}")

@@ -1,0 +1,91 @@
+"""The managed versions of one manager, the lock that guards them, and the order in which the world hears of them.
+
+The load flow, the unload flow and the manager's own operations share one registry. Events are queued under the lock,
+together with the change of state they report, and published outside it by :meth:`Registry.flush`: so the order of
+events is the order of the changes, whichever threads are involved, and no subscriber ever runs under the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from tfs_lite.core.event_bus import EventBus
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.state import ManagerState, ServableState
+from tfs_lite.core.status import OK, ServingError, Status, failed_precondition, not_found
+from tfs_lite.managers.harness import LoaderHarness
+
+logger = logging.getLogger(__name__)
+
+Done = Callable[[Status], None]
+"""Called exactly once, outside all locks, after the last event of an operation."""
+
+
+class Registry:
+    """``lock`` guards every field here and in every harness, and what the flows keep beside them.
+
+    It is held for bookkeeping only: never while publishing, estimating, loading, or calling anything passed in.
+    ``after_change`` is called, outside the lock, after anything changed that somebody may want to act on.
+    """
+
+    def __init__(self, event_bus: EventBus[ServableState] | None, after_change: Callable[[], None]) -> None:
+        self.lock = threading.Condition(threading.Lock())
+        self.harnesses: dict[ServableId, LoaderHarness] = {}
+        self.closing = False
+        self.unloads_finished = 0
+        self.changes = 0
+        self._event_bus = event_bus
+        self._after_change = after_change
+        self._queued: deque[ServableState] = deque()
+        self._publishing = threading.RLock()  # serialises flushes, guards no field; innermost but for the bus
+
+    def find(self, servable_id: ServableId) -> LoaderHarness:
+        """The harness of a version that may be loaded or unloaded. Called with the lock held.
+
+        NOT_FOUND if it is not managed; its own error if it has one.
+        """
+        harness = self.harnesses.get(servable_id)
+        if harness is None:
+            raise not_found(f"Servable {servable_id} is not being managed")
+        if not harness.status.ok:
+            raise ServingError(harness.status.code, harness.status.message)
+        return harness
+
+    def refuse_if_closing(self) -> None:
+        """Called with the lock held."""
+        if self.closing:
+            raise failed_precondition("the manager is shutting down")
+
+    def say(self, harness: LoaderHarness, state: ManagerState, health: Status = OK) -> None:
+        """Queues an event. Called with the lock held; followed by :meth:`flush` once the lock is released."""
+        if self._event_bus is not None:
+            self._queued.append(ServableState(harness.id, state, health))
+
+    def say_failed(self, harness: LoaderHarness) -> None:
+        """The ``on_error`` of every harness: queues its End. Called with the lock held."""
+        harness.unloads_seen = self.unloads_finished
+        self.say(harness, ManagerState.END, harness.status)
+
+    def flush(self) -> None:
+        """Returns when every event queued before the call has been published, by this thread or another."""
+        with self._publishing:
+            while self._queued and self._event_bus is not None:
+                self._event_bus.publish(self._queued.popleft())
+
+    def changed(self) -> None:
+        """Wakes who waits for a change and tells ``after_change``. Called outside the lock."""
+        with self.lock:
+            self.changes += 1
+            self.lock.notify_all()
+        self._after_change()
+
+
+def answer(done: Done, status: Status) -> None:
+    """Calls ``done``; what it raises is its owner's mistake and is only logged."""
+    try:
+        done(status)
+    except Exception:
+        logger.exception("the callback of a load or unload failed")

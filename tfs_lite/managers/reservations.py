@@ -1,0 +1,86 @@
+"""Memory on paper: who holds how much, who may load now, who waits for room.
+
+A harness that holds resources counts with its ``estimate``, taken before the load and again after it. The verdict
+on a load is :func:`tfs_lite.managers.admission.decide`; this class gathers what it needs and carries it out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container
+
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
+from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.managers.admission import Demand, Verdict, decide
+from tfs_lite.managers.harness import HOLDS_RESOURCES, IN_FLIGHT, LEAVING, HarnessState, LoaderHarness
+from tfs_lite.managers.registry import Registry
+from tfs_lite.managers.resource_tracker import ResourceTracker
+
+logger = logging.getLogger(__name__)
+
+_STAYING = HOLDS_RESOURCES - LEAVING
+
+
+class Reservations:
+    """``estimate`` and ``estimate_loaded`` call the loader: without the registry's lock. The rest: with it held."""
+
+    def __init__(self, registry: Registry, tracker: ResourceTracker | None) -> None:
+        self._registry = registry
+        self._tracker = tracker
+        self._parked: list[LoaderHarness] = []  # guarded by the registry's lock; first come, first served
+
+    def estimate(self, loader: Loader) -> ResourceAllocation:
+        """What the version will need. Nothing without a tracker. Raises what the loader raises, and INVALID_ARGUMENT
+        for a device that the machine does not have."""
+        if self._tracker is None:
+            return NO_RESOURCES
+        return self._tracker.verify(loader.estimate_resources())
+
+    def estimate_loaded(self, loader: Loader, before: ResourceAllocation) -> ResourceAllocation:
+        """What the version takes now that it is loaded; the estimate from before the load if the loader cannot say."""
+        try:
+            return self.estimate(loader)
+        except Exception:
+            logger.exception("no estimate after loading; the one from before the load stays: %s", before)
+            return before
+
+    def decide(self, harness: LoaderHarness) -> Verdict:
+        """Approves the load, parks it, or ends it with RESOURCE_EXHAUSTED."""
+        verdict = Verdict.ADMIT
+        if self._tracker is not None:
+            verdict = decide(self._tracker, self._demand(), harness.estimate)
+        if verdict is Verdict.ADMIT:
+            harness.transition(HarnessState.LOAD_APPROVED)
+        elif verdict is Verdict.PARK:
+            self._parked.append(harness)
+        else:
+            harness.error(self._exhausted(harness))
+        return verdict
+
+    def decide_parked(self) -> list[LoaderHarness]:
+        """Decides who is parked again, in order. Returns those that are parked no more."""
+        candidates, self._parked = self._parked, []
+        return [harness for harness in candidates if self.decide(harness) is not Verdict.PARK]
+
+    def forget(self, harness: LoaderHarness) -> None:
+        """The load is not wanted any more."""
+        if harness in self._parked:
+            self._parked.remove(harness)
+
+    def _demand(self) -> Demand:
+        return Demand(
+            staying=self._held(_STAYING),
+            leaving=self._held(LEAVING),
+            ahead=[harness.estimate for harness in self._parked],
+            in_flight=any(harness.state in IN_FLIGHT for harness in self._registry.harnesses.values()),
+        )
+
+    def _held(self, states: Container[HarnessState]) -> list[ResourceAllocation]:
+        return [harness.estimate for harness in self._registry.harnesses.values() if harness.state in states]
+
+    def _exhausted(self, harness: LoaderHarness) -> Status:
+        assert self._tracker is not None  # without a tracker every load is admitted
+        figures = self._tracker.explain(self._held(HOLDS_RESOURCES), harness.estimate)
+        message = f"Insufficient resources to load servable {harness.id}: {figures}"
+        return Status(StatusCode.RESOURCE_EXHAUSTED, message)

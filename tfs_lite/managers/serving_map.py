@@ -1,0 +1,121 @@
+"""What can be served right now, and who is using it.
+
+Requests look versions up here and nowhere else, so this is kept tiny: one lookup takes one short lock, adds one to the
+version's handle count and returns. Managers add a version when it is loaded and withdraw it before it is unloaded;
+each version counts its own handles, so a long request holds up the unloading of its own version only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.servable import AutoVersionPolicy, ServableId, ServableRequest
+from tfs_lite.core.status import not_found
+
+
+class _Entry:
+    """One version. ``handles`` and ``on_drained`` are guarded by the lock of the map."""
+
+    __slots__ = ("_lock", "handles", "id", "on_drained", "servable")
+
+    def __init__(self, servable_id: ServableId, servable: Any, lock: threading.Lock) -> None:
+        self.id, self.servable, self._lock = servable_id, servable, lock
+        self.handles = 0
+        self.on_drained: Callable[[], None] | None = None
+
+    def take(self) -> ServableHandle:
+        """A new handle. Called with the lock held."""
+        self.handles += 1
+        return ServableHandle(self.id, self.servable, self.release)
+
+    def release(self) -> None:
+        with self._lock:
+            self.handles -= 1
+            drained = self.take_drained()
+        if drained is not None:
+            drained()
+
+    def take_drained(self) -> Callable[[], None] | None:
+        """The callback to call, once, when the version is withdrawn and unused. Called with the lock held."""
+        if self.handles or self.on_drained is None:
+            return None
+        drained, self.on_drained = self.on_drained, None
+        self.servable = None
+        return drained
+
+
+class _Stream:
+    """The versions of one name, immutable: changes make a new one."""
+
+    __slots__ = ("earliest", "latest", "versions")
+
+    def __init__(self, versions: dict[int, _Entry]) -> None:
+        self.versions = versions
+        self.latest = versions[max(versions)]
+        self.earliest = versions[min(versions)]
+
+    def find(self, request: ServableRequest) -> _Entry | None:
+        if request.version is not None:
+            return self.versions.get(request.version)
+        return self.latest if request.auto is AutoVersionPolicy.LATEST else self.earliest
+
+
+class ServingMap:
+    """Versions that are ready, by name, and their live handles. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards _streams and the counts of every entry; nothing is called under it
+        self._streams: dict[str, _Stream] = {}
+
+    def lookup(self, request: ServableRequest) -> ServableHandle:
+        """A handle to the version that answers ``request`` now. "Latest" is the highest version number that is ready.
+        NOT_FOUND if there is none."""
+        with self._lock:
+            stream = self._streams.get(request.name)
+            entry = stream.find(request) if stream is not None else None
+            if entry is not None:
+                return entry.take()
+        raise not_found(f"Servable not found for request: {request}")
+
+    def add(self, servable_id: ServableId, servable: Any) -> None:
+        """From now on lookups find ``servable``. The version must not be in the map."""
+        with self._lock:
+            versions = self._versions(servable_id.name)
+            if servable_id.version in versions:
+                raise ValueError(f"{servable_id} is already being served")
+            versions[servable_id.version] = _Entry(servable_id, servable, self._lock)
+            self._streams[servable_id.name] = _Stream(versions)
+
+    def withdraw(self, servable_id: ServableId, on_drained: Callable[[], None]) -> None:
+        """From now on lookups do not find the version. ``on_drained`` is called exactly once, when the last handle is
+        gone: on the releasing thread (often a request's), or inside this call if none is live. It must be short."""
+        with self._lock:
+            versions = self._versions(servable_id.name)
+            entry = versions.pop(servable_id.version)
+            if versions:
+                self._streams[servable_id.name] = _Stream(versions)
+            else:
+                del self._streams[servable_id.name]
+            entry.on_drained = on_drained
+            drained = entry.take_drained()
+        if drained is not None:
+            drained()
+
+    def ids(self) -> list[ServableId]:
+        """The versions that can be had now, in order."""
+        with self._lock:
+            return sorted(entry.id for stream in self._streams.values() for entry in stream.versions.values())
+
+    def handles(self) -> dict[ServableId, ServableHandle]:
+        """One handle to every version that can be had now, in the order of their ids. The caller releases each."""
+        with self._lock:
+            entries = [entry for stream in self._streams.values() for entry in stream.versions.values()]
+            return {entry.id: entry.take() for entry in sorted(entries, key=lambda entry: entry.id)}
+
+    def _versions(self, name: str) -> dict[int, _Entry]:
+        """A copy to change. Called with the lock held."""
+        stream = self._streams.get(name)
+        return dict(stream.versions) if stream is not None else {}

@@ -1,0 +1,91 @@
+"""From ready to gone: how a version is withdrawn, drained and unloaded.
+
+    publish Unloading -> withdraw from the serving map -> last handle released -> task on the unload executor:
+    loader.unload() -> publish End
+
+No thread waits for the handles. The thread that releases the last one, often a request's, puts the task on the
+executor and goes on; teardown itself never happens there.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tfs_lite.core.executor import Executor, Task
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.state import ManagerState
+from tfs_lite.core.status import OK, ServingError, Status, StatusCode
+from tfs_lite.managers.harness import HarnessState, LoaderHarness
+from tfs_lite.managers.registry import Done, Registry, answer
+from tfs_lite.managers.serving_map import ServingMap
+
+logger = logging.getLogger(__name__)
+
+
+class UnloadFlow:
+    """All unloads of one manager. Methods may be called from any thread, without the registry's lock."""
+
+    def __init__(self, registry: Registry, serving_map: ServingMap, executor: Executor) -> None:
+        self._registry = registry
+        self._serving_map = serving_map
+        self._executor = executor
+
+    def request(self, servable_id: ServableId, done: Done) -> None:
+        """Withdraws the version now and unloads it when its last handle is gone."""
+        try:
+            with self._registry.lock:
+                harness = self._registry.find(servable_id)
+                harness.transition(HarnessState.UNLOAD_REQUESTED)
+                self._registry.say(harness, ManagerState.UNLOADING)
+        except ServingError as error:
+            answer(done, error.status)
+            return
+        self._registry.flush()
+        with self._registry.lock:
+            harness.transition(HarnessState.QUIESCING)
+        self._serving_map.withdraw(servable_id, lambda: self._drained(harness, done))
+
+    def discard(self, harness: LoaderHarness, done: Done) -> None:
+        """Unloads a version whose load was cancelled while it ran; it was never served. Its state is UNLOADING."""
+        cancelled = Status(StatusCode.CANCELLED, f"Loading of {harness.id} was cancelled")
+        self._submit(harness, cancelled, done)
+
+    def _drained(self, harness: LoaderHarness, done: Done) -> None:
+        with self._registry.lock:
+            harness.transition(HarnessState.QUIESCED)
+        self._submit(harness, OK, done)
+
+    def _submit(self, harness: LoaderHarness, final: Status, done: Done) -> None:
+        self._executor.submit(
+            Task(
+                name=f"unload {harness.id}",
+                begin=lambda: self._begin(harness),
+                work=lambda: _unload(harness),
+                done=lambda error: self._finish(harness, final, done),
+            )
+        )
+        self._registry.changed()
+
+    def _begin(self, harness: LoaderHarness) -> bool:
+        with self._registry.lock:
+            if harness.state is HarnessState.QUIESCED:
+                harness.transition(HarnessState.UNLOADING)
+        return True
+
+    def _finish(self, harness: LoaderHarness, final: Status, done: Done) -> None:
+        with self._registry.lock:
+            harness.transition(HarnessState.DISABLED)
+            self._registry.unloads_finished += 1
+            self._registry.say(harness, ManagerState.END, final)
+        self._registry.flush()
+        logger.info("%s is unloaded", harness.id)
+        answer(done, final)
+        self._registry.changed()
+
+
+def _unload(harness: LoaderHarness) -> None:
+    assert harness.loader is not None  # only a version with a loader was ever loaded
+    try:
+        harness.loader.unload()
+    except Exception:
+        logger.exception("unloading %s failed; it counts as unloaded", harness.id)

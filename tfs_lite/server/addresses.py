@@ -1,0 +1,52 @@
+"""Listening addresses: clear errors before a server library gets to write its own.
+
+An address that cannot be had is FAILED_PRECONDITION in one line that names it and the flag that chose it.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
+
+BACKLOG = 1024
+
+
+def check_address(host: str, port: int, flag: str) -> None:
+    """Raises unless a socket could listen there now."""
+    listen(host, port, flag).close()
+
+
+def listen(host: str, port: int, flag: str) -> socket.socket:
+    """A listening, non-blocking TCP socket. Port 0: a free one."""
+    sock = socket.socket(_family(host), socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise _explain(host, port, flag, error) from None
+    return sock
+
+
+def in_use(host: str, port: int, flag: str) -> ServingError:
+    return failed_precondition(
+        f"port {port} of {host} is already in use ({flag}); choose another one or stop what listens there"
+    )
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _explain(host: str, port: int, flag: str, error: OSError) -> ServingError:
+    if error.errno == errno.EADDRINUSE:
+        return in_use(host, port, flag)
+    if error.errno == errno.EACCES:
+        return failed_precondition(f"not allowed to listen on port {port} of {host} ({flag})")
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return invalid_argument(f"{host!r} is not an address of this machine (--host)")
+    return failed_precondition(f"cannot listen on port {port} of {host} ({flag}): {error.strerror}")

@@ -1,0 +1,248 @@
+"""The server without its doors: which models are served, in which state they are, and a handle to each.
+
+Any number of transports may stand in front of it. It has no event loop and needs none; every method may be called
+from any thread, and only :meth:`ServerCore.reload` and the waits block.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry
+
+from tfs_lite.config.diff import ConfigDiff
+from tfs_lite.config.model_server import ModelServerConfig
+from tfs_lite.core.clock import SystemClock
+from tfs_lite.core.event_bus import EventBus
+from tfs_lite.core.executor import PoolExecutor
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.servable import ServableId, ServableRequest
+from tfs_lite.core.state import ManagerState, ServableState, TimedState
+from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument, not_found
+from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
+from tfs_lite.managers.labels import VersionLabels
+from tfs_lite.managers.policies import POLICIES
+from tfs_lite.managers.state_monitor import ServableStateMonitor
+from tfs_lite.protocols.serving import ModelRef, VersionStatus
+from tfs_lite.server.changes import Changes
+from tfs_lite.server.lifecycle_metrics import GoneModels, LifecycleMetrics, StateCollector
+from tfs_lite.server.loads import LoadAttempt, LoadJournal
+from tfs_lite.server.machine import Machine, adapter_settings, may_be_retried
+from tfs_lite.server.model_report import ModelReport
+from tfs_lite.server.options import ServerOptions
+from tfs_lite.server.plan import source_config
+from tfs_lite.server.reload import Reloader
+from tfs_lite.server.request_metrics import RequestMetrics
+from tfs_lite.server.topology import Platforms, Topology
+from tfs_lite.server.view import ServingView
+from tfs_lite.server.waiting import ModelWaiter, WaitResult
+from tfs_lite.sources.disk import RealDisk
+
+logger = logging.getLogger(__name__)
+
+EMPTY = ModelServerConfig.model_validate({"model_config_list": {}})
+
+
+class ServerCore:
+    """``start`` -> ``load_first`` -> lookups, queries and ``reload`` from any thread -> ``close``."""
+
+    def __init__(self, options: ServerOptions, registry: CollectorRegistry | None = None) -> None:
+        self.options = options
+        self.registry = registry or CollectorRegistry()
+        self.changes = Changes()
+        self.clock = SystemClock()
+        self._machine = Machine.measure(options.total_model_memory_limit_bytes)
+        self._bus: EventBus[ServableState] = EventBus(self.clock)
+        self._monitor = ServableStateMonitor(self._bus)
+        self._journal = LoadJournal(self._on_attempt)
+        self.view = ServingView(self._monitor.get_version_states, self._journal.last, self.changes.ring)
+        self.request_metrics = RequestMetrics(self.registry, lambda name: name in self.view.configured)
+        self._metrics = LifecycleMetrics(self.registry)
+        self._gone = GoneModels()
+        self._monitor.subscribe(self._on_event)
+        self._manager = self._make_manager()
+        self._labels = VersionLabels()
+        self._waiter = ModelWaiter(self.view, self.changes, self.clock, options.version_quiet_period_seconds)
+        platforms = Platforms.known()
+        self._topology = Topology(
+            self._manager,
+            self.view,
+            self._journal,
+            platforms,
+            adapter_settings(options),
+            source_config(EMPTY, options),
+            RealDisk(),
+            self.clock,
+            watch=options.follows_changes,
+        )
+        self._reloader = Reloader(
+            options,
+            self._topology,
+            platforms,
+            self._labels,
+            self.view,
+            self._waiter,
+            self.clock,
+            self._is_available,
+            self._actual_platforms,
+            self._on_models_changed,
+        )
+        self.registry.register(StateCollector(self.models, lambda: self._machine.use(self._journal), self._queues))
+
+    def _make_manager(self) -> AspiredVersionsManager:
+        options = self.options
+        return AspiredVersionsManager(
+            AspiredVersionsManagerOptions(
+                clock=self.clock,
+                load_executor=PoolExecutor("tfs-load", options.num_load_threads),
+                unload_executor=PoolExecutor("tfs-unload", options.num_unload_threads),
+                event_bus=self._bus,
+                resource_tracker=self._machine.tracker,
+                max_num_load_retries=options.max_num_load_retries,
+                load_retry_interval=options.load_retry_interval_micros / 1e6,
+                should_retry_model_load=may_be_retried,
+                policy=POLICIES[options.aspired_version_policy],
+            )
+        )
+
+    # Its life.
+
+    def start(self) -> None:
+        """Begins to follow the disk, with nothing to serve yet."""
+        self._manager.start()
+        self._topology.start()
+
+    def load_first(self, config: ModelServerConfig) -> None:
+        """Applies the config of the start and returns at once; :meth:`wait_for_first` says how it went. Until
+        :meth:`first_is_over` more threads load than later."""
+        self._manager.set_num_load_threads(max(self.options.num_initial_load_threads, self.options.num_load_threads))
+        self._reloader.apply_first(config)
+
+    def wait_for_first(self, *, first_attempt_counts: bool) -> WaitResult:
+        """The answers of every model known at the start; or what they are when the server is closed meanwhile."""
+        names = self.view.configured if self.options.looks_at_disk else ()
+        return self._waiter.wait(names, None, since=0.0, first_attempt_counts=first_attempt_counts)
+
+    def first_is_over(self) -> None:
+        self._manager.set_num_load_threads(self.options.num_load_threads)
+
+    def wait_for_all(self) -> None:
+        """Returns when every model of the config is available, or on :meth:`stop_waiting`."""
+        while not self.stopping:
+            count = self.changes.count
+            if all(report.available for report in self.models()):
+                return
+            self.changes.wait_beyond(count, None)
+
+    def stop_waiting(self) -> None:
+        """Ends every wait, that of a reload too, and takes no more configs."""
+        self._waiter.close()
+
+    @property
+    def stopping(self) -> bool:
+        return self._waiter.closed
+
+    def close(self, drain_timeout: float) -> None:
+        """Takes no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads."""
+        self.stop_waiting()
+        self._topology.close()
+        self._manager.close(drain_timeout)
+        self._monitor.close()
+        self.clock.close()
+
+    # Configs.
+
+    def check(self, config: ModelServerConfig) -> None:
+        """Raises if this server could not serve the config."""
+        self._reloader.check(config)
+
+    def reload(self, config: ModelServerConfig) -> None:
+        """See :meth:`Reloader.apply`. FAILED_PRECONDITION where the options say that nothing changes."""
+        if not self.options.follows_changes:
+            raise failed_precondition("the server was started with model_control_mode none: its models do not change")
+        try:
+            self._reloader.apply(config)
+        except ServingError as error:
+            logger.warning("config not applied or not fully: %s", error)
+            self._metrics.on_reload(ok=False)
+            raise
+        self._metrics.on_reload(ok=True)
+
+    # Requests.
+
+    def handle(self, ref: ModelRef) -> ServableHandle:
+        """The version that answers: by number, by label, or the latest one available."""
+        if not ref.name:
+            raise invalid_argument("ModelSpec has no name specified")
+        return self._manager.get_servable_handle(ServableRequest(ref.name, self._version(ref)))
+
+    def status(self, ref: ModelRef) -> list[VersionStatus]:
+        """Every version of the model, the highest first, or the one asked for. NOT_FOUND if there is none."""
+        version, report = self._version(ref), self.view.report(ref.name)
+        if version is not None:
+            found = [item for item in report.versions if item.version == version]
+            if not found:
+                raise not_found(f"Could not find version {version} of model {ref.name}")
+            return found
+        if not report.versions:
+            problem = report.problem.message.removeprefix(f"model {ref.name}: ")
+            raise not_found(f"Could not find any versions of model {ref.name}{problem and ': '}{problem}")
+        return list(report.versions)
+
+    def models(self) -> list[ModelReport]:
+        """Every model of the config, in its order."""
+        return self.view.reports()
+
+    def is_model_available(self, name: str) -> bool | None:
+        """None for a model that is not in the config."""
+        return self.view.report(name).available if name in self.view.configured else None
+
+    def _version(self, ref: ModelRef) -> int | None:
+        return ref.version if ref.label is None else self._labels.resolve(ref.name, ref.label)
+
+    def counter_value(self, name: str) -> float:
+        """The first cell of a counter, 0 if there is no such counter."""
+        for family in self.registry.collect():
+            for sample in family.samples:
+                if sample.name in (name, f"{name}_total"):
+                    return sample.value
+        return 0.0
+
+    # What the parts ask and tell.
+
+    def _is_available(self, servable_id: ServableId) -> bool:
+        state = self._monitor.get_state(servable_id)
+        return state is not None and state.state is ManagerState.AVAILABLE
+
+    def _actual_platforms(self) -> Mapping[str, str]:
+        found = {}
+        for servable_id, handle in self._manager.get_available_servable_handles().items():
+            with handle:
+                found[servable_id.name] = handle.servable.platform
+        return found
+
+    def _queues(self) -> Iterable[tuple[ServableId, int]]:
+        for servable_id, handle in self._manager.get_available_servable_handles().items():
+            with handle:
+                yield servable_id, handle.servable.pending
+
+    def _on_models_changed(self, difference: ConfigDiff) -> None:
+        for name in self._gone.update([m.name for m in difference.added], [m.name for m in difference.removed]):
+            self._metrics.model_gone(name)
+            self.request_metrics.model_gone(name)
+
+    def _on_attempt(self, attempt: LoadAttempt) -> None:
+        self._metrics.on_attempt(attempt)
+        if attempt.status.ok:
+            logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
+        self.changes.ring()
+
+    def _on_event(self, timed: TimedState) -> None:
+        """After each event of the manager, on its publisher's thread, under the bus."""
+        event = timed.state
+        self._metrics.on_event(event)
+        if event.state is ManagerState.END:
+            self._journal.forget(event.id)
+            self.request_metrics.version_gone(event.id)
+        self.changes.ring()

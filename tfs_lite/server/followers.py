@@ -1,0 +1,126 @@
+"""What keeps the served set up to date by itself: the config file, or the model repository.
+
+Both end in the same reload that clients may ask for. What goes wrong is logged once per cause, and tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tfs_lite.config.model_server import ModelServerConfig
+from tfs_lite.config.settings import Document, build
+from tfs_lite.config.text import read_model_server_config
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.status import ServingError, failed_precondition
+from tfs_lite.server.options import ServerOptions
+from tfs_lite.sources.disk import RealDisk
+from tfs_lite.sources.repository import ModelRepository
+
+logger = logging.getLogger(__name__)
+
+Apply = Callable[[ModelServerConfig], None]
+
+
+class ConfigFileFollower:
+    """Reads the file again and again and applies it when it means something else, or when the last time failed."""
+
+    def __init__(
+        self, path: str, working_directory: Path, interval: float, applied: ModelServerConfig, apply: Apply
+    ) -> None:
+        self._path = path
+        self._working_directory = working_directory
+        self._applied: ModelServerConfig | None = applied
+        self._apply = apply
+        self._complaint = ""
+        self._thread = PeriodicThread("tfs-config-file", self.poll, interval)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._thread.stop()
+
+    def poll(self) -> None:
+        """Looks once. Never raises for what is in the file."""
+        try:
+            config = read_model_server_config(self._path, self._working_directory)
+            if config != self._applied:
+                self._applied = None
+                self._apply(config)
+                self._applied = config
+            self._complaint = ""
+        except ServingError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                logger.error("the config file was not applied or not fully; it is tried again: %s", error)
+
+
+class RepositoryFollower:
+    """Serves every model of a directory, also those that appear later. ``first_look`` -> ``start`` -> ``close``."""
+
+    def __init__(
+        self, options: ServerOptions, clock: Clock, check: Callable[[ModelServerConfig], None], apply: Apply
+    ) -> None:
+        self._check = check
+        self._apply = apply
+        self._following = threading.Event()
+        self._found: Mapping[str, str] = {}
+        self._skipped: dict[str, str] = {}
+        self._path = os.path.abspath(options.model_repository)
+        interval = options.file_system_poll_wait_seconds
+        self._repository = ModelRepository(
+            self._path,
+            RealDisk(),
+            clock,
+            self._on_change,
+            poll_interval=interval if interval > 0 else None,
+            watch=interval > 0,
+        )
+
+    def first_look(self) -> ModelServerConfig:
+        """What is there now. FAILED_PRECONDITION if there is no such directory."""
+        if not os.path.isdir(self._path):
+            raise failed_precondition("the model repository is no directory (--model_repository)")
+        self._repository.poll()
+        return self._config(self._found)
+
+    def start(self) -> None:
+        self._following.set()
+        self._repository.start()
+
+    def close(self) -> None:
+        self._repository.close()
+
+    def _on_change(self, models: Mapping[str, str]) -> None:
+        self._found = models
+        if not self._following.is_set():
+            return
+        try:
+            self._apply(self._config(models))
+        except ServingError as error:
+            logger.error("the models of the repository were not applied or not fully: %s", error)
+
+    def _config(self, models: Mapping[str, str]) -> ModelServerConfig:
+        """A model that cannot be served is left out, so that it does not stand in the way of the others."""
+        accepted = [name for name, path in models.items() if self._accepts(name, path)]
+        return _config([{"name": name, "base_path": models[name]} for name in accepted])
+
+    def _accepts(self, name: str, path: str) -> bool:
+        try:
+            self._check(_config([{"name": name, "base_path": path}]))
+        except ServingError as error:
+            if self._skipped.get(name) != str(error):
+                self._skipped[name] = str(error)
+                logger.error("model %r of the repository is not served: %s", name, error)
+            return False
+        self._skipped.pop(name, None)
+        return True
+
+
+def _config(models: list[dict[str, str]]) -> ModelServerConfig:
+    return build(ModelServerConfig, Document({"model_config_list": {"config": models}}))

@@ -1,0 +1,59 @@
+"""gRPC services as plain tables: a path, a kind and a function from bytes to bytes.
+
+A transport puts such a table on the wire; nothing in a table knows which one. Handlers raise ServingError, and the
+transport turns that into a status.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+class CallKind(enum.Enum):
+    """How many messages go each way."""
+
+    UNARY = "one request, one answer"
+    SERVER_STREAM = "one request, many answers"
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What a handler may know about the call besides its bytes.
+
+    ``deadline`` is in seconds of ``time.monotonic``; None: the client set none. When the client goes, the handler's
+    task is cancelled.
+    """
+
+    deadline: float | None
+
+
+UnaryHandler: TypeAlias = Callable[[bytes, CallContext], Awaitable[bytes]]
+StreamHandler: TypeAlias = Callable[[bytes, CallContext], AsyncIterator[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One row. ``path`` is ``/package.Service/Method``; ``kind`` says which type the handler has."""
+
+    path: str
+    kind: CallKind
+    handler: UnaryHandler | StreamHandler
+
+    @property
+    def service(self) -> str:
+        return self.path.split("/")[1]
+
+    @property
+    def name(self) -> str:
+        return self.path.split("/")[2]
+
+
+def unary(path: str, handler: UnaryHandler) -> Method:
+    return Method(path, CallKind.UNARY, handler)
+
+
+def server_stream(path: str, handler: StreamHandler) -> Method:
+    return Method(path, CallKind.SERVER_STREAM, handler)

@@ -1,0 +1,110 @@
+"""Every attempt to load a version: how long it took and why it failed.
+
+A version stays in Loading through all its retries. What its last attempt said is kept here until the version ends,
+so that the status can show the reason at once instead of after the last retry.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.resources import ResourceAllocation
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import OK, ServingError, Status, status_of
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAttempt:
+    """The latest attempt of one version. ``number`` counts from 1."""
+
+    id: ServableId
+    number: int
+    seconds: float
+    status: Status
+
+
+class LoadJournal:
+    """Any thread may call any method. ``on_attempt`` is called after each attempt, outside the lock."""
+
+    def __init__(self, on_attempt: Callable[[LoadAttempt], None]) -> None:
+        self._on_attempt = on_attempt
+        self._lock = threading.Lock()  # guards the two below
+        self._last: dict[ServableId, LoadAttempt] = {}
+        self._resident: dict[ServableId, Loader] = {}
+
+    def held(self) -> list[ResourceAllocation]:
+        """What each version that is in memory now holds; one that cannot tell is left out."""
+        with self._lock:
+            loaders = list(self._resident.values())
+        return [held for loader in loaders if (held := _estimate(loader)) is not None]
+
+    def arrived(self, servable_id: ServableId, loader: Loader) -> None:
+        with self._lock:
+            self._resident[servable_id] = loader
+
+    def left(self, servable_id: ServableId) -> None:
+        with self._lock:
+            self._resident.pop(servable_id, None)
+
+    def record(self, servable_id: ServableId, seconds: float, status: Status) -> None:
+        with self._lock:
+            before = self._last.get(servable_id)
+            attempt = LoadAttempt(servable_id, before.number + 1 if before else 1, seconds, status)
+            self._last[servable_id] = attempt
+        self._on_attempt(attempt)
+
+    def last(self, servable_id: ServableId) -> LoadAttempt | None:
+        with self._lock:
+            return self._last.get(servable_id)
+
+    def forget(self, servable_id: ServableId) -> None:
+        """The version has ended; a later incarnation counts anew."""
+        with self._lock:
+            self._last.pop(servable_id, None)
+
+
+class JournaledLoader(Loader):
+    """A loader that writes down each attempt, a failed estimate too, and otherwise does what the one inside does."""
+
+    def __init__(self, servable_id: ServableId, inner: Loader, journal: LoadJournal) -> None:
+        self._id = servable_id
+        self._inner = inner
+        self._journal = journal
+
+    def estimate_resources(self) -> ResourceAllocation:
+        started = time.perf_counter()
+        try:
+            return self._inner.estimate_resources()
+        except BaseException as error:
+            self._journal.record(self._id, time.perf_counter() - started, status_of(error))
+            raise
+
+    def load(self, servable_id: ServableId) -> None:
+        started = time.perf_counter()
+        try:
+            self._inner.load(servable_id)
+        except BaseException as error:
+            self._journal.record(self._id, time.perf_counter() - started, status_of(error))
+            raise
+        self._journal.arrived(self._id, self._inner)
+        self._journal.record(self._id, time.perf_counter() - started, OK)
+
+    def unload(self) -> None:
+        self._inner.unload()
+        self._journal.left(self._id)
+
+    @property
+    def servable(self) -> Any:
+        return self._inner.servable
+
+
+def _estimate(loader: Loader) -> ResourceAllocation | None:
+    try:
+        return loader.estimate_resources()
+    except ServingError:
+        return None

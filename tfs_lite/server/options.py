@@ -1,0 +1,138 @@
+"""Every setting of a server, under the name of its flag.
+
+The defaults are those of a server made in Python: free ports, loopback only. The command line has a table of its own
+with the defaults of ``tensorflow_model_server`` and hands over the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfs_lite.core.status import invalid_argument
+
+MIB = 1024 * 1024
+
+CONTROL_MODES = ("poll", "none")
+VERSION_POLICIES = ("availability", "resource")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Checked on construction; INVALID_ARGUMENT names the field. Sizes are in bytes, times as the name says."""
+
+    # where it listens
+    host: str = "127.0.0.1"
+    port: int | None = 0
+    """gRPC. 0: a free one; None: no gRPC over TCP."""
+    rest_api_port: int | None = 0
+    """HTTP. 0: a free one; None: no HTTP."""
+    grpc_socket_path: str = ""
+
+    # what it serves: one of the three
+    model_name: str = "default"
+    model_base_path: str = ""
+    model_config_file: str = ""
+    model_repository: str = ""
+    model_config_file_poll_wait_seconds: float = 0
+    """Above 0: the file is read again this often, and applied when it has changed."""
+    model_control_mode: str = "poll"
+    """``poll``: watched and polled; ``none``: what is there at the start, later changes are ignored."""
+    model_config_list_root_dir: str | None = None
+    """When set (absolute), relative base paths are below it."""
+    allowed_model_base_paths: tuple[str, ...] = ()
+    """When set, a model's base path must lie below one of these directories."""
+    trusted_model_base_paths: tuple[str, ...] = ()
+    """Globs; below them models may bring code of their own."""
+
+    # versions
+    file_system_poll_wait_seconds: float = 1
+    """Above 0: poll this often; 0: once; below: never."""
+    version_quiet_period_seconds: float = 2.0
+    """A version without a manifest counts as complete when its files have not changed for so long."""
+    aspired_version_policy: str = "availability"
+    allow_version_labels_for_unavailable_models: bool = False
+
+    # loading
+    num_load_threads: int = 1
+    num_unload_threads: int = 1
+    num_initial_load_threads: int = 4
+    """While the models known at the start are loaded."""
+    max_num_load_retries: int = 5
+    load_retry_interval_micros: int = 60_000_000
+    reload_timeout_seconds: float = 120.0
+    """How long applying a config waits for the new models to answer."""
+    device: str = "auto"
+    total_model_memory_limit_bytes: int = 0
+    """Main memory for all models; 0: what the machine has."""
+
+    # the process
+    drain_timeout_seconds: float = 30.0
+    ready_requires_all_models: bool = False
+    exit_on_initial_load_failure: bool = False
+
+    # bounds of requests
+    max_message_bytes: int = 100 * MIB
+    """Of a gRPC message or an HTTP body."""
+    max_queued_requests: int = 1000
+    """Per servable; a request beyond it is refused at once."""
+    rest_api_timeout_in_ms: int = 30_000
+    """Time limit of a prediction over HTTP; 0 or less: none."""
+
+    def __post_init__(self) -> None:
+        self._check_sources()
+        self._check_choice("model_control_mode", CONTROL_MODES)
+        self._check_choice("aspired_version_policy", VERSION_POLICIES)
+        if self.port is None and not self.grpc_socket_path:
+            raise invalid_argument("neither port nor grpc_socket_path is set: there is no way in for gRPC")
+        if self.port and self.port == self.rest_api_port:
+            raise invalid_argument(f"port and rest_api_port are both {self.port}")
+        for name, least in _MINIMA.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise invalid_argument(f"{name} is {value}, expected at least {least}")
+
+    def _check_sources(self) -> None:
+        if self.model_repository and (self.model_base_path or self.model_config_file):
+            other = "model_config_file" if self.model_config_file else "model_base_path"
+            raise invalid_argument(f"model_repository and {other} are both set: each says what is served, choose one")
+        if self.model_base_path and not self.model_name:
+            raise invalid_argument("model_base_path is set and model_name is empty")
+        root = self.model_config_list_root_dir
+        if root is not None and not root.startswith("/"):
+            raise invalid_argument(f"model_config_list_root_dir is {root!r}, expected an absolute path")
+
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value == "explicit" and name == "model_control_mode":
+            raise invalid_argument(
+                "model_control_mode is explicit, which needs the V2 repository calls; this version serves "
+                f"{' and '.join(choices)} only"
+            )
+        if value not in choices:
+            raise invalid_argument(f"{name} is {value!r}, expected one of: {', '.join(choices)}")
+
+    @property
+    def follows_changes(self) -> bool:
+        """Whether the disk and the config are looked at again after the start."""
+        return self.model_control_mode == "poll"
+
+    @property
+    def looks_at_disk(self) -> bool:
+        """False: versions are never looked for, so nothing is worth waiting for."""
+        return self.file_system_poll_wait_seconds >= 0 or not self.follows_changes
+
+
+_MINIMA = {
+    "port": 0,
+    "rest_api_port": 0,
+    "num_load_threads": 0,
+    "num_unload_threads": 0,
+    "num_initial_load_threads": 1,
+    "max_num_load_retries": 0,
+    "version_quiet_period_seconds": 0,
+    "reload_timeout_seconds": 0,
+    "total_model_memory_limit_bytes": 0,
+    "drain_timeout_seconds": 0,
+    "max_message_bytes": 1,
+    "max_queued_requests": 1,
+}

@@ -1,0 +1,118 @@
+"""Applying a config to a running server: checked whole, compared, and only then carried out.
+
+A config that cannot be accepted changes nothing. One that is accepted stays, also when a model in it fails to load:
+the failure is reported, and the model is tried again when its files change.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from tfs_lite.config.diff import ConfigDiff, check_platforms, diff
+from tfs_lite.config.model_server import ModelServerConfig
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.managers.labels import LabelRules, VersionLabels, check_labels
+from tfs_lite.server.options import ServerOptions
+from tfs_lite.server.plan import check_actual_platforms, check_models, source_config, version_labels
+from tfs_lite.server.topology import Platforms, Topology
+from tfs_lite.server.view import ServingView
+from tfs_lite.server.waiting import ModelWaiter
+
+logger = logging.getLogger(__name__)
+
+
+class Reloader:
+    """One config at a time: a second caller waits for the first, but not for ever. Never call it on the event loop."""
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        topology: Topology,
+        platforms: Platforms,
+        labels: VersionLabels,
+        view: ServingView,
+        waiter: ModelWaiter,
+        clock: Clock,
+        is_available: Callable[[ServableId], bool],
+        actual_platforms: Callable[[], Mapping[str, str]],
+        on_applied: Callable[[ConfigDiff], None],
+    ) -> None:
+        self._options = options
+        self._topology = topology
+        self._platforms = platforms
+        self._labels = labels
+        self._view = view
+        self._waiter = waiter
+        self._clock = clock
+        self._is_available = is_available
+        self._actual_platforms = actual_platforms
+        self._on_applied = on_applied
+        self._applying = threading.Lock()  # held for a whole reload, the wait included; guards _config
+        self._config: ModelServerConfig | None = None
+
+    def check(self, config: ModelServerConfig) -> None:
+        """Raises what :meth:`apply` would raise before it changes anything, labels aside."""
+        check_models(config, self._platforms.named, self._options.allowed_model_base_paths)
+
+    def apply(self, config: ModelServerConfig) -> None:
+        """Returns once every new model is available. UNKNOWN names those that are not, with the reasons.
+
+        INVALID_ARGUMENT and FAILED_PRECONDITION leave everything as it was; UNAVAILABLE: another reload takes too long.
+        """
+        if not self._applying.acquire(timeout=self._options.reload_timeout_seconds):
+            raise ServingError(StatusCode.UNAVAILABLE, "another config is still being applied; try again later")
+        try:
+            since = self._clock.time()
+            added = self._commit(config)
+            result = self._waiter.wait(added, self._options.reload_timeout_seconds, since=since)
+        finally:
+            self._applying.release()
+        if self._waiter.closed:
+            raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down")
+        if result.error is not None:
+            raise result.error
+
+    def apply_first(self, config: ModelServerConfig) -> None:
+        """The config of the start: nothing is waited for, and labels apply when their versions are available."""
+        with self._applying:
+            self._commit(config)
+
+    def _commit(self, config: ModelServerConfig) -> list[str]:
+        """Carries the config out and returns the names of the models that are to be waited for: the new ones."""
+        old, difference = self._config, diff(self._config, config)
+        if old is not None and not (difference.added or difference.removed or difference.changed):
+            return []
+        self.check(config)
+        self._check_against(config, difference)
+        self._config = config
+        self._labels.replace(version_labels(config))
+        self._view.configure(model.name for model in config.models)
+        self._topology.reconfigure(config, source_config(config, self._options), old)
+        self._on_applied(difference)
+        _log(difference)
+        return [model.name for model in difference.added if self._options.looks_at_disk]
+
+    def _check_against(self, config: ModelServerConfig, difference: ConfigDiff) -> None:
+        check_platforms(difference)
+        check_actual_platforms(difference, self._actual_platforms())
+        check_labels(
+            version_labels(config),
+            self._labels.table,
+            self._is_available,
+            LabelRules(allow_for_unavailable=self._options.allow_version_labels_for_unavailable_models),
+            first_config=self._config is None,
+        )
+
+
+def _log(difference: ConfigDiff) -> None:
+    logger.info(
+        "config applied: added [%s], removed [%s], changed [%s], %d unchanged",
+        ", ".join(model.name for model in difference.added),
+        ", ".join(model.name for model in difference.removed),
+        ", ".join(f"{change.new.name}: {' and '.join(change.fields)}" for change in difference.changed),
+        len(difference.unchanged),
+    )

@@ -1,0 +1,121 @@
+"""The chain that serves: who hands what to whom.
+
+    source -> [view notes what is wanted] -> router -> one adapter per platform -> [journal] -> manager
+                                                    -> "no such platform"      ->
+
+All of it is built once and stays; a new config only changes what the source looks at and where the router sends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+from tfs_lite.adapters.platforms import PLATFORMS
+from tfs_lite.config.model_server import ModelServerConfig
+from tfs_lite.config.text import load_model_settings
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.router import DynamicSourceRouter
+from tfs_lite.core.servable import ServableData, StoragePath
+from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, UnarySourceAdapter, connect
+from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
+from tfs_lite.server.loads import JournaledLoader, LoadJournal
+from tfs_lite.server.view import ServingView
+from tfs_lite.sources.disk import Disk
+from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
+from tfs_lite.sources.source_config import SourceConfig
+
+NO_PLATFORM = Status(StatusCode.INTERNAL, "No platform found for model")
+
+
+@dataclass(frozen=True, slots=True)
+class Platforms:
+    """The platforms of this server, and the router's port of each. ``None`` finds the platform out per version."""
+
+    names: tuple[str | None, ...]
+
+    @classmethod
+    def known(cls) -> Platforms:
+        return cls((None, *sorted(PLATFORMS)))
+
+    @property
+    def named(self) -> Collection[str]:
+        return [name for name in self.names if name is not None]
+
+    def routes(self, config: ModelServerConfig) -> dict[str, int]:
+        return {model.name: self.names.index(model.platform) for model in config.models}
+
+
+class Topology:
+    """``start`` -> ``reconfigure``* -> ``close``. The manager belongs to whoever passes it in, and is closed later."""
+
+    def __init__(
+        self,
+        manager: AspiredVersionsManager,
+        view: ServingView,
+        journal: LoadJournal,
+        platforms: Platforms,
+        adapter_settings: AdapterSettings,
+        source_config: SourceConfig,
+        disk: Disk,
+        clock: Clock,
+        watch: bool,
+    ) -> None:
+        self._view = view
+        self._platforms = platforms
+        self._source = FileSystemStoragePathSource(source_config, disk, clock, view.on_source_report, watch)
+        self._router: DynamicSourceRouter[StoragePath] = DynamicSourceRouter(len(platforms.names) + 1, {})
+        self._adapters: list[SourceAdapter[StoragePath, Loader]] = [
+            *(_adapter(platform, adapter_settings) for platform in platforms.names),
+            ErrorInjectingSourceAdapter(NO_PLATFORM),
+        ]
+        self._journaled = _journaling(journal)
+        connect(self._journaled, manager)
+        for port, adapter in zip(self._router.ports, self._adapters, strict=True):
+            connect(adapter, self._journaled)
+            connect(port, adapter)
+
+    def start(self) -> None:
+        """The source begins to look at what it was given."""
+        self._source.set_aspired_versions_callback(self._view.tap(self._router.aspired_versions_callback()))
+
+    def reconfigure(
+        self, config: ModelServerConfig, source_config: SourceConfig, old: ModelServerConfig | None
+    ) -> None:
+        """Models that are gone are un-aspired through their old route before this returns; the rest follows with the
+        poll that this causes."""
+        new_routes = self._platforms.routes(config)
+        old_routes: Mapping[str, int] = self._platforms.routes(old) if old else {}
+        self._router.update_routes({**old_routes, **new_routes})
+        self._source.update_config(source_config)
+        self._router.update_routes(new_routes)
+
+    def close(self) -> None:
+        """No list reaches the manager any more."""
+        self._source.close()
+        self._router.detach()
+        for adapter in self._adapters:
+            adapter.detach()
+        self._journaled.detach()
+
+
+def _adapter(platform: str | None, settings: AdapterSettings) -> UnarySourceAdapter[StoragePath, Loader]:
+    """Each version is loaded with the settings that the operator wrote for its model."""
+
+    def make_loader(item: ServableData[StoragePath]) -> Loader:
+        model = item.id.name
+        own = replace(settings, model_settings=lambda directory: load_model_settings(Path(directory), model))
+        return ArtifactLoader(item.payload, platform or "", own, PLATFORMS)
+
+    return UnarySourceAdapter(make_loader)
+
+
+def _journaling(journal: LoadJournal) -> UnarySourceAdapter[Loader, Loader]:
+    def wrap(item: ServableData[Loader]) -> Loader:
+        return JournaledLoader(item.id, item.payload, journal)
+
+    return UnarySourceAdapter(wrap)

@@ -1,0 +1,125 @@
+"""An executor whose every step is taken by the test.
+
+Each task goes through ``start`` (its begin), ``work`` and ``finish`` (its done). A test, or hypothesis, calls them one
+by one, in any order among the running tasks, and so chooses the interleaving that threads would leave to chance.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from tfs_lite.core.executor import Task
+
+
+class RunningTask:
+    """A task between ``start`` and ``finish``."""
+
+    __slots__ = ("error", "task", "worked")
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.worked = False
+        self.error: BaseException | None = None
+
+    def work(self) -> None:
+        self.worked = True
+        try:
+            self.task.work()
+        except BaseException as error:
+            self.error = error
+
+
+class ManualExecutor:
+    """An :class:`tfs_lite.core.executor.Executor`. ``num_threads`` bounds how many tasks run at a time; with 0, tasks
+    run in ``run_pending`` only. Steps are taken by one thread at a time; any thread may submit."""
+
+    def __init__(self, num_threads: int = 1) -> None:
+        self._lock = threading.Lock()  # guards _queue, _size and _closed
+        self._queue: deque[Task] = deque()
+        self._size = max(num_threads, 0)
+        self._closed = False
+        self._running: list[RunningTask] = []
+
+    @property
+    def num_threads(self) -> int:
+        with self._lock:
+            return self._size
+
+    @property
+    def queued(self) -> list[str]:
+        """The names of the tasks that wait, first come first."""
+        with self._lock:
+            return [task.name for task in self._queue]
+
+    @property
+    def running(self) -> list[str]:
+        """The names of the tasks between ``start`` and ``finish``, in the order of their start."""
+        return [running.task.name for running in self._running]
+
+    @property
+    def can_start(self) -> bool:
+        """Whether a task waits and a thread is free."""
+        return bool(self.queued) and len(self._running) < self.num_threads
+
+    def submit(self, task: Task) -> None:
+        with self._lock:
+            if not self._closed:
+                self._queue.append(task)
+
+    def resize(self, num_threads: int) -> None:
+        with self._lock:
+            self._size = max(num_threads, 0)
+
+    def start(self, index: int = 0) -> bool:
+        """Runs the ``begin`` of a waiting task; False if it was not wanted any more."""
+        if not self.can_start:
+            raise RuntimeError(f"{len(self._running)} tasks run already, or none waits")
+        running = RunningTask(self._take(index))
+        if not running.task.begin():
+            return False
+        self._running.append(running)
+        return True
+
+    def work(self, index: int = 0) -> None:
+        """Runs the ``work`` of a running task and keeps what it raised for ``finish``."""
+        if self._running[index].worked:
+            raise RuntimeError("its work is done")
+        self._running[index].work()
+
+    def finish(self, index: int = 0) -> None:
+        """Runs the ``done`` of a running task, after its ``work`` if that was not run yet."""
+        running = self._running[index]
+        if not running.worked:
+            running.work()
+        del self._running[index]
+        running.task.done(running.error)
+
+    def run_one(self) -> bool:
+        """Takes all steps of the next waiting task; False if none waits."""
+        if not self.queued:
+            return False
+        self._take(0).run()
+        return True
+
+    def run_all(self) -> None:
+        """Takes all steps of every waiting task, and of those that are submitted meanwhile."""
+        while self.run_one():
+            pass
+
+    def run_pending(self) -> None:
+        while self.num_threads == 0 and self.run_one():
+            pass
+
+    def shutdown(self) -> None:
+        with self._lock:
+            self._closed = True
+        self.run_all()
+        while self._running:
+            self.finish()
+
+    def _take(self, index: int) -> Task:
+        with self._lock:
+            task = self._queue[index]
+            del self._queue[index]
+            return task

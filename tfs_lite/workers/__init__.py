@@ -1,0 +1,1 @@
+"""Where a servable runs: here, a thread of this process."""
