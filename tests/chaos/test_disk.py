@@ -84,11 +84,20 @@ def test_a_pipe_as_an_artefact_blocks_nobody(served, model):
     directory = served.base(model) / "2"
     directory.mkdir()
     os.mkfifo(directory / "model.pt2")
-    served.probe.wait_reason(model, 2)
+    served.probe.wait_reason(model, 2, "plain file")
     other = f"{model}_other"
     served.publish(other, 1)
     served.probe.wait_available(other, 1)
     assert served.probe.ask(model) == 1
+
+
+def test_new_model_that_is_never_whole_delays_no_other_new_model(served, model):
+    unfinished = served.base(f"{model}_unfinished") / "1"
+    unfinished.mkdir(parents=True)
+    (unfinished / "model.pt2").write_bytes(b"half of someth")
+    served.probe.wait_reason(f"{model}_unfinished", 1)
+    served.publish(model, 1)
+    served.probe.wait_available(model, 1, timeout=30)
 
 
 def test_versions_that_come_and_go_faster_than_they_load_end_where_the_disk_ends(served, model):

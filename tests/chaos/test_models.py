@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +70,9 @@ BAD_ANSWERS = {
 }
 
 
+FAULTS_OF_THE_MODEL = (StatusCode.INTERNAL, StatusCode.UNKNOWN, StatusCode.RESOURCE_EXHAUSTED)
+
+
 @pytest.mark.parametrize("body", BAD_ANSWERS.values(), ids=BAD_ANSWERS)
 def test_model_that_fails_on_one_request_answers_the_next(served, body, request):
     model = f"code_answer_{request.node.callspec.id}"
@@ -90,7 +94,7 @@ class Model:
     for _ in range(2):
         with pytest.raises(ServingError) as caught:
             served.probe.client.predict(model, {"x": -ROW})
-        assert caught.value.code in (StatusCode.INTERNAL, StatusCode.UNKNOWN, StatusCode.INVALID_ARGUMENT)
+        assert caught.value.code in FAULTS_OF_THE_MODEL
         assert "Traceback" not in str(caught.value)
         assert str(served.path) not in str(caught.value)
         assert served.probe.ask(model) == 1
@@ -107,21 +111,25 @@ def test_model_whose_close_fails_is_unloaded_all_the_same(served, body, request)
     assert served.probe.ask(model) == 2
 
 
-def test_model_that_takes_long_to_load_holds_up_no_other_models_swaps(served, model, tmp_path):
-    slow = "code_slow_load"
-    served.publish_code(slow, 1, GOOD.format(version=1))
-    served.probe.wait_available(slow, 1)
-    waits_at_import = f"""
+def waits_at_import(gate: Path) -> str:
+    """Code that says that it is being loaded and goes on when the file ``open`` is there."""
+    return f"""
 import pathlib
 import time
 
-GATE = pathlib.Path({str(tmp_path)!r})
+GATE = pathlib.Path({str(gate)!r})
 (GATE / "loading").touch()
 latest = time.monotonic() + 120
 while not (GATE / "open").exists() and time.monotonic() < latest:
     time.sleep(0.005)
 """
-    served.publish_code(slow, 2, waits_at_import + GOOD.format(version=2))
+
+
+def test_model_that_takes_long_to_load_holds_up_no_other_models_swaps(served, model, tmp_path):
+    slow = "code_slow_load"
+    served.publish_code(slow, 1, GOOD.format(version=1))
+    served.probe.wait_available(slow, 1)
+    served.publish_code(slow, 2, waits_at_import(tmp_path) + GOOD.format(version=2))
     wait_until(lambda: (tmp_path / "loading").exists(), "version 2 is being loaded")
     for version in (1, 2, 3):
         served.publish(model, version)
@@ -131,6 +139,18 @@ while not (GATE / "open").exists() and time.monotonic() < latest:
     assert served.probe.states(slow) == {2: "LOADING", 1: "AVAILABLE"}
     (tmp_path / "open").touch()
     served.probe.wait_states(slow, {2: "AVAILABLE", 1: "END"})
+
+
+def test_new_model_that_takes_long_to_load_delays_no_other_new_model(served, model, tmp_path):
+    slow = "code_slow_newcomer"
+    served.publish_code(slow, 1, waits_at_import(tmp_path) + GOOD.format(version=1))
+    wait_until(lambda: (tmp_path / "loading").exists(), "the newcomer is being loaded")
+    served.publish(model, 1)
+    served.probe.wait_available(model, 1)
+    assert served.probe.ask(model) == 1
+    assert served.probe.states(slow) == {1: "LOADING"}
+    (tmp_path / "open").touch()
+    served.probe.wait_available(slow, 1)
 
 
 def test_full_queue_refuses_at_once_and_answers_what_it_took(served, tmp_path):

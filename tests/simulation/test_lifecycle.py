@@ -12,9 +12,10 @@ A failure is kept in ``.hypothesis`` and tried first the next time.
 
 from __future__ import annotations
 
-import os
+import enum
 import random
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, seed, settings
@@ -25,9 +26,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tfs_lite.core.servable import ServableRequest
 from tfs_lite.sources.source_config import ServableToMonitor
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
-from tfs_lite.testing.executor import ManualExecutor
 from tfs_lite.testing.simulated_models import BASES, Arrival, Flaw, Recipe
 from tfs_lite.testing.simulation import RETRY_INTERVAL, UNROUTED, Simulation, SimulationOptions
+
+T = TypeVar("T")
 
 EXAMPLES, STEPS = 130, 100
 """Of each machine."""
@@ -48,6 +50,18 @@ RECIPES = st.builds(
     flaw=st.sampled_from([Flaw.NONE] * 8 + list(Flaw)),
 )
 HEALTHY = Recipe()
+
+
+class Then(enum.Enum):
+    """What follows a change at once. Hypothesis switches rules off at random; progress must not depend on any."""
+
+    NOTHING = 0
+    POLL = 1
+    TICK = 2
+    RUN = 3
+
+
+THEN = st.sampled_from([Then.NOTHING, Then.POLL, Then.TICK, Then.TICK, Then.RUN, Then.RUN])
 POLICIES = st.sampled_from(
     [
         LatestPolicy(),
@@ -79,12 +93,22 @@ class Lifecycle(RuleBasedStateMachine):
     steps = 0
     simulation: Simulation
 
-    @initialize(quiet=st.sampled_from([0.0, 0.0, 2.0]), retry=st.sampled_from([RETRY_INTERVAL, 0.0]), again=st.booleans())
-    def begin(self, quiet: float, retry: float, again: bool) -> None:
+    @initialize(
+        quiet=st.sampled_from([0.0, 0.0, 2.0]),
+        retry=st.sampled_from([RETRY_INTERVAL, 0.0]),
+        again=st.booleans(),
+        versions=st.sets(VERSIONS, max_size=2),
+    )
+    def begin(self, quiet: float, retry: float, again: bool, versions: set[int]) -> None:
+        """Two models, with these versions loaded already."""
         options = SimulationOptions(self.policy, quiet, retry, reload_errors=again)
-        servables = {name: (ServableToMonitor(name, BASES[i], LatestPolicy()), 0) for i, name in enumerate(NAMES[:2])}
+        servables = {name: (ServableToMonitor(name, BASES[i], LatestPolicy(2)), 0) for i, name in enumerate(NAMES[:2])}
         self.simulation = Simulation(options, servables)
         self.store = self.simulation.store
+        for version in sorted(versions):
+            self.store.push(BASES[0], version, HEALTHY, Arrival.RENAMED)
+            self.store.push(BASES[1], version, HEALTHY, Arrival.RENAMED)
+        self.simulation.settle()
 
     def teardown(self) -> None:
         if hasattr(self, "simulation"):
@@ -92,157 +116,158 @@ class Lifecycle(RuleBasedStateMachine):
 
     # The disk.
 
-    @rule(base=st.sampled_from(BASES), version=VERSIONS, recipe=RECIPES, arrival=st.sampled_from(Arrival))
-    def push(self, base: str, version: int, recipe: Recipe, arrival: Arrival) -> None:
-        self._step()
+    @rule(base=st.sampled_from(BASES), version=VERSIONS, recipe=RECIPES, arrival=st.sampled_from(Arrival), then=THEN)
+    def push(self, base: str, version: int, recipe: Recipe, arrival: Arrival, then: Then) -> None:
         self.store.push(base, version, recipe, arrival)
+        self._go_on(then)
 
-    @rule(index=INDICES, version=VERSIONS)
-    def push_a_healthy_version(self, index: int, version: int) -> None:
-        self._step()
-        self.store.push(BASES[index % 2], version, HEALTHY, Arrival.RENAMED)
-
-    @precondition(lambda self: self._versions())
-    @rule(index=INDICES)
-    def finish_copying(self, index: int) -> None:
-        self._step()
-        self.store.finish(*self._pick(self._versions(), index))
+    @rule(base=st.sampled_from(BASES[:2]), version=VERSIONS, then=THEN)
+    def push_healthy(self, base: str, version: int, then: Then) -> None:
+        self.store.push(base, version, HEALTHY, Arrival.RENAMED)
+        self._go_on(then)
 
     @precondition(lambda self: self._versions())
-    @rule(index=INDICES, recipe=st.one_of(RECIPES, st.just(HEALTHY)))
-    def overwrite_in_place(self, index: int, recipe: Recipe) -> None:
-        self._step()
-        self.store.overwrite(*self._pick(self._versions(), index), recipe)
+    @rule(index=INDICES, then=THEN)
+    def finish_copying(self, index: int, then: Then) -> None:
+        self.store.finish(*_pick(self._versions(), index))
+        self._go_on(then)
 
     @precondition(lambda self: self._versions())
-    @rule(index=INDICES)
-    def delete_version(self, index: int) -> None:
-        self._step()
-        self.store.delete(*self._pick(self._versions(), index))
+    @rule(index=INDICES, recipe=st.one_of(RECIPES, st.just(HEALTHY)), then=THEN)
+    def overwrite_in_place(self, index: int, recipe: Recipe, then: Then) -> None:
+        self.store.overwrite(*_pick(self._versions(), index), recipe)
+        self._go_on(then)
+
+    @precondition(lambda self: self._versions())
+    @rule(index=INDICES, then=THEN)
+    def delete_version(self, index: int, then: Then) -> None:
+        self.store.delete(*_pick(self._versions(), index))
+        self._go_on(then)
 
     @precondition(lambda self: self.store.bases)
-    @rule(index=INDICES)
-    def remove_base_path(self, index: int) -> None:
-        self._step()
-        self.store.remove_base(self._pick(sorted(self.store.bases), index))
-
-    @rule(base=st.sampled_from(BASES))
-    def make_base_path(self, base: str) -> None:
-        self._step()
-        self.store.make_base(base)
+    @rule(index=INDICES, then=THEN)
+    def remove_base_path(self, index: int, then: Then) -> None:
+        self.store.remove_base(_pick(sorted(self.store.bases), index))
+        self._go_on(then)
 
     @precondition(lambda self: self.store.bases)
-    @rule(index=INDICES)
-    def empty_base_path(self, index: int) -> None:
-        self._step()
-        base = self._pick(sorted(self.store.bases), index)
+    @rule(index=INDICES, then=THEN)
+    def empty_base_path(self, index: int, then: Then) -> None:
+        base = _pick(sorted(self.store.bases), index)
         for version in list(self.store.bases[base]):
             self.store.delete(base, version)
+        self._go_on(then)
 
-    @rule(base=st.sampled_from(BASES), denied=st.booleans())
-    def lock_or_unlock_base_path(self, base: str, denied: bool) -> None:
-        self._step()
+    @rule(base=st.sampled_from(BASES), denied=st.sampled_from([False, False, True]), then=THEN)
+    def make_or_lock_base_path(self, base: str, denied: bool, then: Then) -> None:
+        self.store.make_base(base)
         (self.store.deny if denied else self.store.allow)(base)
+        self._go_on(then)
 
     # The source and the config.
 
     @rule()
     def poll(self) -> None:
-        self._step()
         self.simulation.poll()
+        self._go_on()
 
-    @rule(servables=configs(), strict=st.sampled_from([False, False, False, True]))
-    def reload_config(self, servables: dict[str, tuple[ServableToMonitor, int]], strict: bool) -> None:
-        self._step()
+    @rule(servables=configs(), strict=st.sampled_from([False, False, False, True]), then=THEN)
+    def reload_config(self, servables: dict[str, tuple[ServableToMonitor, int]], strict: bool, then: Then) -> None:
         self.simulation.reload(servables, strict)
+        self._go_on(then)
 
     # The manager.
 
     @rule()
     def tick(self) -> None:
-        self._step()
         self.simulation.tick()
+        self._go_on()
 
-    @rule()
-    def run(self) -> None:
-        self._step()
-        self.simulation.run()
+    @rule(rounds=st.integers(1, 3))
+    def run(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.simulation.run()
+        self._go_on()
 
     @rule(seconds=st.sampled_from([0.5, 2.5, RETRY_INTERVAL]))
     def let_time_pass(self, seconds: float) -> None:
-        self._step()
         self.simulation.advance(seconds)
+        self._go_on()
 
-    @rule(num_threads=st.integers(0, 3))
+    @rule(num_threads=st.sampled_from([0, 1, 2, 2, 3]))
     def resize_load_executor(self, num_threads: int) -> None:
-        self._step()
         self.simulation.resize_loads(num_threads)
+        self._go_on()
+
+    # Tasks, in their steps.
 
     @precondition(lambda self: self.simulation.loads.can_start)
-    @rule()
-    def start_load(self) -> None:
-        self._step()
-        self.simulation.start(self.simulation.loads)
-
-    @precondition(lambda self: self._unworked(self.simulation.loads))
-    @rule(index=INDICES)
-    def work_at_load(self, index: int) -> None:
-        self._step()
-        self.simulation.work(self.simulation.loads, self._pick(self._unworked(self.simulation.loads), index))
+    @rule(also_work=st.booleans())
+    def start_load(self, also_work: bool) -> None:
+        loads = self.simulation.loads
+        if self.simulation.start(loads) and also_work:
+            self.simulation.work(loads, len(loads.running) - 1)
+        self._go_on()
 
     @precondition(lambda self: self.simulation.loads.running)
     @rule(index=INDICES)
     def finish_load(self, index: int) -> None:
-        self._step()
         self.simulation.finish(self.simulation.loads, index % len(self.simulation.loads.running))
+        self._go_on()
 
     @precondition(lambda self: self.simulation.unloads.can_start)
-    @rule()
-    def start_unload(self) -> None:
-        self._step()
-        self.simulation.start(self.simulation.unloads)
+    @rule(also_work=st.booleans())
+    def start_unload(self, also_work: bool) -> None:
+        if self.simulation.start(self.simulation.unloads) and also_work:
+            self.simulation.work(self.simulation.unloads, 0)
+        self._go_on()
 
     @precondition(lambda self: self.simulation.unloads.running)
     @rule()
     def finish_unload(self) -> None:
-        self._step()
         self.simulation.finish(self.simulation.unloads, 0)
+        self._go_on()
 
     # Requests.
 
-    @rule(
-        name=st.sampled_from(NAMES),
-        request=st.one_of(VERSIONS.map(lambda v: ("specific", v)), st.sampled_from([("latest",), ("earliest",)])),
-    )
-    def take_handle(self, name: str, request: tuple) -> None:
-        self._step()
-        self.simulation.take_handle(getattr(ServableRequest, request[0])(name, *request[1:]))
+    @rule(name=st.sampled_from(NAMES), version=st.one_of(st.none(), VERSIONS))
+    def take_handle(self, name: str, version: int | None) -> None:
+        self.simulation.take_handle(ServableRequest(name, version))
+        self._go_on()
+
+    @rule(name=st.sampled_from(NAMES))
+    def take_handle_to_earliest(self, name: str) -> None:
+        self.simulation.take_handle(ServableRequest.earliest(name))
+        self._go_on()
 
     @precondition(lambda self: self.simulation.referee.handles)
     @rule(index=INDICES)
     def release_handle(self, index: int) -> None:
-        self._step()
         self.simulation.release_handle(index % len(self.simulation.referee.handles))
+        self._go_on()
 
     # All at once.
 
     @rule(held=st.sampled_from([None, None, *NAMES]))
     def settle(self, held: str | None) -> None:
-        self._step()
         self.simulation.settle(held)
+        self._go_on()
 
-    def _step(self) -> None:
+    def _go_on(self, then: Then = Then.NOTHING) -> None:
         type(self).steps += 1
+        if then is not Then.NOTHING:
+            self.simulation.poll()
+        if then is Then.TICK:
+            self.simulation.tick()
+        elif then is Then.RUN:
+            self.simulation.run()
 
     def _versions(self) -> list[tuple[str, int]]:
         return [(base, version) for base, versions in sorted(self.store.bases.items()) for version in sorted(versions)]
 
-    def _unworked(self, executor: ManualExecutor) -> list[int]:
-        return [index for index, task in enumerate(executor._running) if not task.worked]
 
-    @staticmethod
-    def _pick(choices, index):
-        return choices[index % len(choices)]
+def _pick(choices: Sequence[T], index: int) -> T:
+    return choices[index % len(choices)]
 
 
 class AvailabilityPreserving(Lifecycle):

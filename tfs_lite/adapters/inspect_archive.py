@@ -1,9 +1,9 @@
 """Looks at a zip archive before torch opens it. No torch here: what is wrong must show before anything is run.
 
-torch reads archives with a parser of its own. The checks of the frame are therefore strict: what could be read in two
-ways (a second directory, overlapping members, data before or after the archive) is refused, so that what was inspected
-is what torch reads. Contents are checked against their checksums, which torch does not do, in pieces that let other
-threads run; that also brings the file into the page cache, where torch finds it without waiting for the disk.
+torch reads TorchScript archives with a parser of its own. The checks of the frame are therefore strict: what could be
+read in two ways (a second directory, overlapping members, data before or after the archive) is refused, so that what
+was inspected is what torch reads. Contents are checked against their checksums, which torch does not do, in pieces that
+let other threads run.
 """
 
 from __future__ import annotations
@@ -56,13 +56,30 @@ class Archive:
 
     def read(self, member: str, limit: int = MAX_TEXT_BYTES) -> bytes:
         """The whole member. DATA_LOSS if it is missing, damaged or larger than ``limit``."""
-        info = self.members.get(member)
-        if info is None:
-            raise damaged(f"{self.name} has no {member}: it is incomplete, or no archive of this kind")
+        info = self._find(member)
         if info.file_size > limit:
             raise damaged(f"{member} in {self.name} has {info.file_size} bytes, at most {limit} are allowed")
         with _zip_errors(self.name), self._zip.open(info) as file:
             return file.read()
+
+    def size(self, member: str) -> int:
+        """Bytes of the member, unpacked. DATA_LOSS if it is missing."""
+        return self._find(member).file_size
+
+    def read_into(self, member: str, target: memoryview) -> None:
+        """Fills ``target``, which has the member's size, in pieces that let other threads run. DATA_LOSS if the member
+        is missing or damaged."""
+        filled = 0
+        with _zip_errors(self.name), self._zip.open(self._find(member)) as file:
+            while piece := file.read(_CHUNK):
+                target[filled : filled + len(piece)] = piece
+                filled += len(piece)
+
+    def _find(self, member: str) -> zipfile.ZipInfo:
+        info = self.members.get(member)
+        if info is None:
+            raise damaged(f"{self.name} has no {member}: it is incomplete, or no archive of this kind")
+        return info
 
     def verify_checksums(self) -> None:
         """DATA_LOSS if any member differs from its checksum."""

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from tfs_lite.adapters.inspect_archive import damaged, unsafe
-from tfs_lite.adapters.inspect_expression import SYMBOL, check_expression
+from tfs_lite.adapters.inspect_expression import check_expression
 
 MAX_DEPTH = 200
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|", re.ASCII)
@@ -25,6 +25,11 @@ _FREE_TEXT = frozenset(
     {"metadata", "as_string", "as_strings", "guards_code", "torch_version", "treespec_namedtuple_fields"}
     | {"as_float", "as_floats", "schema_version", "opset_version"}
 )
+_MAPS = frozenset(
+    {"tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values"}
+    | {"range_constraints", "as_string_to_argument"}
+)
+"""Fields whose keys the program chose. A value called ``metadata`` is a value, and no field of that name."""
 _PATHS = frozenset({"parameter_name", "buffer_name", "tensor_constant_name", "fqn"})
 _CUSTOM = frozenset({"as_custom_obj", "custom_obj", "custom_obj_values"})
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.([a-zA-Z]\w*)", re.ASCII)
@@ -117,16 +122,15 @@ class _Check:
 
     def _object(self, key: str, value: dict[str, Any], depth: int) -> None:
         for name, item in value.items():
-            if key == "range_constraints" and not SYMBOL.fullmatch(name):
-                raise unsafe(f"{self._name} has a size called {name!r:.80}")
-            self._identifier(name)
-            self._walk(name, item, depth + 1)
+            if key == "range_constraints":
+                self._expression(name)
+            else:
+                self._identifier(name)
+            self._walk("" if key in _MAPS else name, item, depth + 1)
 
     def _text(self, key: str, text: str) -> None:
         if key == "expr_str":
-            if text not in self._checked:
-                check_expression(text, self._name)
-                self._checked.add(text)
+            self._expression(text)
         elif key in ("target", "as_operator"):
             self._operator(text)
         elif key in ("in_spec", "out_spec"):
@@ -135,6 +139,11 @@ class _Check:
             self._path(text)
         else:
             self._identifier(text)
+
+    def _expression(self, text: str) -> None:
+        if text not in self._checked:
+            check_expression(text, self._name)
+            self._checked.add(text)
 
     def _identifier(self, text: str) -> None:
         if not _NAME.fullmatch(text):

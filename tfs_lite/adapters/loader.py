@@ -12,10 +12,8 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import torch
-
 from tfs_lite.adapters import memory
-from tfs_lite.adapters.contract import LoadedModel, OpenRequest, Platform
+from tfs_lite.adapters.contract import OpenRequest, Platform
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.device import check_device, gpu_instance, pick_device, uses_gpu
 from tfs_lite.adapters.failures import load_failure
@@ -60,6 +58,7 @@ class ArtifactLoader(Loader):
         self._reserved: int | None = None
         self._measured: ResourceAllocation | None = None
         self._servable: Servable | None = None
+        self._logged = ""
 
     def estimate_resources(self) -> ResourceAllocation:
         if self._measured is not None:
@@ -70,12 +69,11 @@ class ArtifactLoader(Loader):
 
     def load(self, servable_id: ServableId) -> None:
         try:
-            model, device = self._open(servable_id)
+            self._servable = self._make(servable_id)
         except Exception as error:
             failure = load_failure(servable_id, error)
-            logger.debug("loading %s failed", servable_id, exc_info=error)
+            self._log(failure, error)
         else:
-            self._serve(servable_id, model, device)
             return
         # Here the error is gone, and with it its stack, which held what had been built.
         memory.give_back()
@@ -101,25 +99,39 @@ class ArtifactLoader(Loader):
             self._reserved = memory.bytes_to_reserve(read_version(self._directory).unpacked_bytes)
         return self._reserved
 
-    def _open(self, servable_id: ServableId) -> tuple[LoadedModel, torch.device]:
+    def _make(self, servable_id: ServableId) -> Servable:
+        request, platform = self._plan(servable_id)
+        if platform.open is None:
+            raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
+        if platform.needs_trust and not request.trusted:
+            raise unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
+        model = platform.open(request)
+        try:
+            measured = memory.measured(servable_id, model.resident_bytes(), self._reserve(), request.device)
+            servable = self._settings.servable_factory(model, f"{servable_id.name}-{servable_id.version}")
+        except BaseException:
+            model.close()
+            raise
+        self._measured = measured
+        return servable
+
+    def _plan(self, servable_id: ServableId) -> tuple[OpenRequest, Platform]:
+        """What is to be opened, where, and by whom."""
         settings = self._settings.model_settings(self._directory) or ModelSettings()
         if settings.name not in ("", servable_id.name):
             raise invalid_argument(f'the config is for model "{settings.name}"')
         files = read_version(self._directory)
         platform = choose_platform(files, self._platform or settings.platform, self._platforms)
-        if platform.open is None:
-            raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
-        trusted = self._trusts(files.names)
-        if platform.needs_trust and not trusted:
-            raise unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
         device = pick_device(self._settings.device)
-        return platform.open(OpenRequest(servable_id, files, device, trusted, settings)), device
+        return OpenRequest(servable_id, files, device, self._trusts(files.names), settings), platform
 
     def _trusts(self, names: frozenset[str]) -> bool:
         """Every file counts: a link may lead out of a trusted directory."""
         paths = [self._directory, *(os.path.join(self._directory, name) for name in names)]
         return all(self._settings.trusted.allows(path) for path in paths)
 
-    def _serve(self, servable_id: ServableId, model: LoadedModel, device: torch.device) -> None:
-        self._measured = memory.measured(servable_id, model.resident_bytes(), self._reserve(), device)
-        self._servable = self._settings.servable_factory(model, f"{servable_id.name}-{servable_id.version}")
+    def _log(self, failure: ServingError, error: Exception) -> None:
+        """The whole story of what was not foreseen, once, however often the load is tried."""
+        if not isinstance(error, ServingError) and failure.status.message != self._logged:
+            self._logged = failure.status.message
+            logger.warning("%s", failure, exc_info=error)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,9 +16,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.export.passes import move_to_device_pass
-from torch.export.pt2_archive._package import load_pt2
+from torch.export.pt2_archive._package import _load_exported_programs
+from torch.export.pt2_archive.constants import ARCHIVE_VERSION_PATH, ARCHIVE_VERSION_VALUE
 
+from tfs_lite.adapters.archive_reader import ArchiveReader
 from tfs_lite.adapters.contract import LoadedModel, OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.inspect_archive import Archive, open_archive
 from tfs_lite.adapters.inspect_artifact import COMPILED, inspect_exported
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.results import by_name, numbered
@@ -65,12 +67,20 @@ class ExportedModel(LoadedModel):
 def open_exported(request: OpenRequest) -> ExportedModel:
     path = os.path.join(request.files.directory, ARTEFACT)
     inspect_exported(path, ARTEFACT, request.trusted)
-    # Only torch 2.11 says this, of a buffer that it made itself and that nobody writes to.
-    warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-    program = load_pt2(path).exported_programs["model"]
+    with open_archive(path, ARTEFACT) as archive:
+        program = _read_program(archive)
     if any(value.device != request.device for value in _placeholders(program)):
         program = move_to_device_pass(program, request.device)
     return ExportedModel(request, program)
+
+
+def _read_program(archive: Archive) -> ExportedProgram:
+    """What ``torch.export.pt2_archive.load_pt2`` does, with a reader that lets other threads run."""
+    version = archive.read(ARCHIVE_VERSION_PATH).decode()
+    if version != ARCHIVE_VERSION_VALUE:
+        raise failed_precondition(f"{archive.name} has archive version {version:.20}, expected {ARCHIVE_VERSION_VALUE}")
+    reader: Any = ArchiveReader(archive)
+    return _load_exported_programs(reader, reader.get_file_names(), None)["model"]
 
 
 def signature_of(program: ExportedProgram) -> Signature:

@@ -75,6 +75,8 @@ def to_arrays(values: Mapping[str, object], device: torch.device) -> dict[str, T
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        return tensor
     plain = tensor.detach().resolve_conj().resolve_neg()
     if plain.device.type == "cpu":
         return plain.clone(memory_format=torch.contiguous_format)

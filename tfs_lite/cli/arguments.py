@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from tfs_lite.cli.errors import UsageError, nearest
+from tfs_lite.core.manifest import parse_version
 
 if TYPE_CHECKING:
     from tfs_lite.client import Client
@@ -47,6 +48,14 @@ def positive_int(text: str) -> int:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
     return value
+
+
+def version_number(text: str) -> int:
+    """An argparse type: a version as it may stand in a directory's name."""
+    version = parse_version(text)
+    if version is None:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2^63-1, got {text!r}")
+    return version
 
 
 def grpc_client(address: str, timeout: float) -> Client:

@@ -86,7 +86,7 @@ class _Group:
         return Flag(name, kind, default, text, self.title, **rest)
 
     def later(self, name: str, kind: Kind, default: Any, feature: str, **rest: Any) -> Flag:
-        return self(name, kind, default, feature, support=Support.LATER, reason=f"{feature}: not here yet", **rest)
+        return self(name, kind, default, feature, support=Support.LATER, reason=f"not here yet ({feature})", **rest)
 
     def no_meaning(self, name: str, kind: Kind, default: Any, reason: str, **rest: Any) -> Flag:
         return self(name, kind, default, reason, support=Support.NO_MEANING, reason=reason, **rest)
@@ -97,8 +97,8 @@ _where = _Group("Where it listens")
 _load = _Group("Versions and loading")
 _run = _Group("Running models")
 _process = _Group("The process")
-_later = _Group("Not here yet: refused unless it asks for what happens anyway")
-_tf = _Group("TensorFlow only: refused unless it asks for what happens anyway")
+_later = _Group("Not here yet (refused unless the value asks for what happens anyway)")
+_tf = _Group("TensorFlow only (refused unless the value asks for what happens anyway)")
 _BOOL, _INT, _FLOAT, _STRING, _LIST = Kind.BOOL, Kind.INT, Kind.FLOAT, Kind.STRING, Kind.LIST
 
 FLAGS: tuple[Flag, ...] = (
@@ -109,7 +109,12 @@ FLAGS: tuple[Flag, ...] = (
     _what("model_config_list_root_dir", _STRING, "", "relative base paths are below this directory"),
     _what("model_repository", _STRING, "", "serve every DIR/<model>/<version>/, also models that appear later"),
     _what(
-        "model_control_mode", _STRING, "poll", "none: later changes of disk and config are ignored", words="poll|none"
+        "model_control_mode",
+        _STRING,
+        "poll",
+        "none: later changes of disk and config are ignored",
+        pattern="poll|none|explicit",
+        expects="poll or none",
     ),
     _what("allow_version_labels_for_unavailable_models", _BOOL, False, "a new label may name a version not loaded yet"),
     _what("allowed_model_base_paths", _LIST, (), "directories that every model must lie below; empty: anywhere"),
@@ -118,12 +123,17 @@ FLAGS: tuple[Flag, ...] = (
     _where("rest_api_port", _INT, 8501, "HTTP port; 0 turns it off", minimum=0, maximum=65535),
     _where("grpc_socket_path", _STRING, "", "gRPC on this UNIX socket too"),
     _where("host", _STRING, "127.0.0.1", "address to listen on; 0.0.0.0 for all"),
-    _where("rest_api_timeout_in_ms", _INT, 30000, "time limit of a prediction over HTTP; 0 or less: none"),
     _where("max_message_bytes", _INT, 100 * 2**20, "largest gRPC message and HTTP body", minimum=1),
     _where("enable_grpc_healthcheck_service", _BOOL, False, "the health service is on, with or without this"),
     _load("file_system_poll_wait_seconds", _INT, 1, "look for versions this often; 0: once; below: never"),
     _load("version_quiet_period_seconds", _FLOAT, 2.0, "unpublished files count as whole after so long", minimum=0),
-    _load("aspired_version_policy", _STRING, "availability", "resource: unload first", words="availability|resource"),
+    _load(
+        "aspired_version_policy",
+        _STRING,
+        "availability",
+        "resource: first unload, then load",
+        words="availability|resource",
+    ),
     _load("num_load_threads", _INT, 1, "threads that load; 0: the manager's own thread", minimum=0),
     _load("num_unload_threads", _INT, 1, "threads that unload; 0: the manager's own thread", minimum=0),
     _load("num_initial_load_threads", _INT, 4, "threads that load the models known at start", minimum=1),
@@ -157,6 +167,7 @@ FLAGS: tuple[Flag, ...] = (
     _later.later("num_request_iterations_for_warmup", _INT, 0, "warm-up"),
     _later.later("ssl_config_file", _STRING, "", "TLS"),
     _later.later("grpc_channel_arguments", _STRING, "", "gRPC channel arguments"),
+    _later.later("rest_api_timeout_in_ms", _INT, 30000, "predictions over HTTP and their time limit"),
     _later.later("rest_api_enable_cors_support", _BOOL, False, "CORS headers"),
     _later.later("monitoring_config_file", _STRING, "", "settings of the metrics page (it is always at /metrics)"),
     _later.later("flush_filesystem_caches", _BOOL, True, "dropping file caches after a load", also_fine=(False,)),

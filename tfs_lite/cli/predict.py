@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfs_lite.cli.arguments import Parser, grpc_client, positive_seconds
+from tfs_lite.cli.arguments import Parser, grpc_client, positive_seconds, version_number
 from tfs_lite.cli.errors import DONE, CliError, UsageError
 from tfs_lite.cli.output import print_json
-from tfs_lite.cli.publish import version_number
 
 if TYPE_CHECKING:
     from tfs_lite.client import Client, Prediction

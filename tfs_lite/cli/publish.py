@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from tfs_lite.cli.arguments import Parser
+from tfs_lite.cli.arguments import Parser, version_number
 from tfs_lite.cli.errors import DONE
 from tfs_lite.cli.output import print_json
-from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.publish import publish
 
 
@@ -24,11 +22,3 @@ def run(argv: Sequence[str]) -> int:
     else:
         print(f"published version {published.version}: {published.path}")
     return DONE
-
-
-def version_number(text: str) -> int:
-    """An argparse type: a version as it may stand in a directory's name."""
-    version = parse_version(text)
-    if version is None:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2^63-1, got {text!r}")
-    return version

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfs_lite.cli.errors import UsageError
 from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, Settings
-from tfs_lite.cli.flags import FLAGS, Flag, Kind, Support
+from tfs_lite.cli.flags import FLAGS, Flag, Kind
 from tfs_lite.core.status import ServingError
 from tfs_lite.server.options import ServerOptions
 
@@ -60,7 +60,7 @@ def _help_line(flag: Flag) -> str:
     name = f"--{flag.name}" + ("" if flag.kind is Kind.BOOL else f"={_word(flag)}")
     default = f" [{_shown(flag.default)}]" if flag.in_environment and _shown(flag.default) else ""
     gap = name.ljust(_FLAG_COLUMN) if len(name) < _FLAG_COLUMN else f"{name}\n  {'':{_FLAG_COLUMN}}"
-    return f"  {gap}{flag.help if flag.support is Support.HONOURED else flag.reason}{default}"
+    return f"  {gap}{flag.help}{default}"
 
 
 def _word(flag: Flag) -> str:

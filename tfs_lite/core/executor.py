@@ -53,7 +53,7 @@ class Executor(Protocol):
 
     def submit(self, task: Task) -> None:
         """Queues the task and returns. Never runs it inside the call. The queue is bounded by the number of managed
-        servables, because a servable has at most one task. After :meth:`shutdown` the task is dropped."""
+        servables, because a servable has at most one task that is wanted. After :meth:`shutdown` it is dropped."""
 
     def resize(self, num_threads: int) -> None:
         """Changes the number of threads and returns at once: queued tasks stay queued, running ones finish, and none

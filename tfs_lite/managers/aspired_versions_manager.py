@@ -1,8 +1,8 @@
 """The manager that follows wishes: aspired lists in, one load or unload a tick out.
 
 Sources say which versions of a stream should be loaded now. A tick compares that with what is managed, asks the
-policy for one step per stream, and starts exactly one of them. A tick that acted is followed at once by the next, so
-ten models do not wait ten intervals; an interval is only the longest time until somebody looks again.
+policy for one step per stream, and starts exactly one of them. Whatever changes, acting included, is followed by the
+next tick at once, so ten models do not wait ten intervals; an interval is only the longest time until somebody looks.
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
         self._ticking = threading.Lock()  # serialises ticks; guards _left_alone; nobody but ticks waits for it
         self._left_alone: dict[ServableId, str] = {}  # ready versions -> the other revision that was logged
         interval = options.tick_interval
-        self._thread = (
-            PeriodicThread("tfs-manager", self._tick_and_go_on, interval) if interval and interval > 0 else None
-        )
+        self._thread = PeriodicThread("tfs-manager", self._run_tick, interval) if interval and interval > 0 else None
 
     def start(self) -> None:
         """Starts the tick thread, if there is to be one."""
@@ -112,9 +110,8 @@ class AspiredVersionsManager(TargetBase[Loader]):
         self._manager.run_pending()
         return action
 
-    def _tick_and_go_on(self) -> None:
-        if self.tick() is not None:
-            self._wake()
+    def _run_tick(self) -> None:
+        self.tick()
 
     def _on_change(self) -> None:
         self._options.on_change()

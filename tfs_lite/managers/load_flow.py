@@ -203,7 +203,7 @@ class LoadFlow:
         with self._registry.lock:
             harness.estimate = estimate
             del self._active[harness.id]
-            cancelled = harness.cancelled or self._registry.closing
+            cancelled = harness.cancelled
             if cancelled:
                 harness.transition(HarnessState.UNLOADING)
         if cancelled:
@@ -235,8 +235,7 @@ class LoadFlow:
                 return
             load.running, load.failure = False, status
             load.failures += 1
-            cancelled = harness.cancelled or self._registry.closing
-            delay = next_delay(retry, load.failures, retryable=retryable, cancelled=cancelled)
+            delay = next_delay(retry, load.failures, retryable=retryable, cancelled=harness.cancelled)
             load.waiting = delay is not None
             if delay is None:
                 self._end(load, status)

@@ -20,18 +20,31 @@ from tfs_lite.managers.basic_manager import BasicManager, BasicManagerOptions
 from tfs_lite.managers.manager import Manager
 
 
+class _StaticManager(BasicManager):
+    """Ends its clock with itself."""
+
+    def __init__(self, event_bus: EventBus[ServableState] | None) -> None:
+        self._clock = SystemClock()
+        super().__init__(
+            BasicManagerOptions(
+                clock=self._clock,
+                load_executor=PoolExecutor("static-load", 0),
+                unload_executor=PoolExecutor("static-unload", 0),
+                event_bus=event_bus,
+                max_num_load_retries=0,
+            )
+        )
+
+    def close(self, drain_timeout: float = 0.0) -> None:
+        super().close(drain_timeout)
+        self._clock.close()
+
+
 class StaticManagerBuilder:
     """Used by one thread: ``add_servable``* -> ``build``."""
 
     def __init__(self, event_bus: EventBus[ServableState] | None = None) -> None:
-        options = BasicManagerOptions(
-            clock=SystemClock(),
-            load_executor=PoolExecutor("static-load", 0),
-            unload_executor=PoolExecutor("static-unload", 0),
-            event_bus=event_bus,
-            max_num_load_retries=0,
-        )
-        self._manager: BasicManager | None = BasicManager(options)
+        self._manager: _StaticManager | None = _StaticManager(event_bus)
 
     def add_servable(self, servable_id: ServableId, servable: Any) -> None:
         """Serves the object from now on. INVALID_ARGUMENT for None; FAILED_PRECONDITION if the id is taken, or after

@@ -44,6 +44,7 @@ class UnloadFlow:
         with self._registry.lock:
             harness.transition(HarnessState.QUIESCING)
         self._serving_map.withdraw(servable_id, lambda: self._drained(harness, done))
+        self._registry.changed()
 
     def discard(self, harness: LoaderHarness, done: Done) -> None:
         """Unloads a version whose load was cancelled while it ran; it was never served. Its state is UNLOADING."""

@@ -164,7 +164,7 @@ class ServerCore:
         try:
             self._reloader.apply(config)
         except ServingError as error:
-            logger.warning("config not applied or not fully: %s", error)
+            logger.warning("config not applied or not fully: %s", str(error))
             self._metrics.on_reload(ok=False)
             raise
         self._metrics.on_reload(ok=True)

@@ -7,6 +7,7 @@ pages, which take a moment to write.
 from __future__ import annotations
 
 import asyncio
+import time
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -58,10 +59,12 @@ class Doors:
             raise
 
     async def close(self, grace: float) -> None:
-        """Lets no more requests in; returns when those inside are answered, at the latest after ``grace`` seconds. A
-        second call with a shorter grace makes the first one return sooner."""
-        stops = [door.stop(grace) for door in (self._grpc, self._http) if door is not None]
-        await asyncio.gather(*stops)
+        """Lets no more predictions in; returns when those inside are answered, at the latest after ``grace`` seconds. A
+        second call with a shorter grace makes the first one return sooner. Probes are answered to the end."""
+        ends = time.monotonic() + grace
+        for door in (self._grpc, self._http):
+            if door is not None:
+                await door.stop(max(ends - time.monotonic(), 0.0))
         self._grpc = self._http = None  # the last reference ends gRPC's own thread
 
     def close_pools(self) -> None:

@@ -57,7 +57,7 @@ class ConfigFileFollower:
         except ServingError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                logger.error("the config file was not applied or not fully; it is tried again: %s", error)
+                logger.error("the config file was not applied or not fully; it is tried again: %s", str(error))
 
 
 class RepositoryFollower:
@@ -103,7 +103,7 @@ class RepositoryFollower:
         try:
             self._apply(self._config(models))
         except ServingError as error:
-            logger.error("the models of the repository were not applied or not fully: %s", error)
+            logger.error("the models of the repository were not applied or not fully: %s", str(error))
 
     def _config(self, models: Mapping[str, str]) -> ModelServerConfig:
         """A model that cannot be served is left out, so that it does not stand in the way of the others."""
@@ -116,7 +116,7 @@ class RepositoryFollower:
         except ServingError as error:
             if self._skipped.get(name) != str(error):
                 self._skipped[name] = str(error)
-                logger.error("model %r of the repository is not served: %s", name, error)
+                logger.error("model %r of the repository is not served: %s", name, str(error))
             return False
         self._skipped.pop(name, None)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -94,7 +95,7 @@ class Running:
         if core.stopping:
             return None
         if options.exit_on_initial_load_failure and result.error is not None:
-            logger.error("%s", result.error)
+            logger.error("%s", str(result.error))
             return result.error
         self.health.set_ready()
         core.changes.ring()
@@ -125,3 +126,4 @@ class Running:
         self.doors.close_pools()
         self.core.close(drain_timeout)
         self._loop.close()
+        gc.collect()  # gRPC's own thread ends with its server object, which errors of past calls may still refer to

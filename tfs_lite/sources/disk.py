@@ -6,8 +6,10 @@ in for the real one. Errors are plain :class:`OSError` (FileNotFoundError, Permi
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
@@ -71,7 +73,8 @@ class Disk(Protocol):
         """The children, in no order."""
 
     def stat_tree(self, path: str, max_files: int = MAX_FILES) -> Tree:
-        """Every file below, ``__pycache__`` aside. Looks at no more than ``max_files`` entries."""
+        """Every file below, ``__pycache__`` aside. Looks at no more than ``max_files`` entries. What is neither a
+        directory nor a plain file raises OSError."""
 
     def open(self, path: str) -> BinaryIO:
         """A file for reading at any position. The caller closes it."""
@@ -114,7 +117,15 @@ def _walk(root: str) -> Iterator[tuple[str | None, os.stat_result]]:
                 if child.is_dir():
                     pending.append(f"{prefix}{child.name}/")
                 else:
-                    yield prefix + child.name, os.stat(child.path)
+                    yield prefix + child.name, _stat_file(child.path)
+
+
+def _stat_file(path: str) -> os.stat_result:
+    """Pipes, sockets and devices are refused: reading one may block for ever."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a plain file", path)
+    return status
 
 
 def _is_directory(child: os.DirEntry[str]) -> bool:

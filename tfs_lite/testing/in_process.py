@@ -90,4 +90,8 @@ def serving(root: Path, *, ready: bool = True, **fields: Any) -> Iterator[House]
     finally:
         house.client.close()
         server.stop()
-    wait_until(lambda: set(threading.enumerate()) <= before, "no thread is left", PATIENCE)
+    wait_until(lambda: not _new_threads(before), f"no thread is left of {_new_threads(before)}", PATIENCE)
+
+
+def _new_threads(before: set[threading.Thread]) -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread not in before]

@@ -126,9 +126,10 @@ class Simulation:
                 self.referee.breaches += self.source_referee.judge_update(config, self._emitted)
             self._router.update_routes(self._table())
 
-    def start(self, executor: ManualExecutor) -> None:
+    def start(self, executor: ManualExecutor) -> bool:
+        """Begins the next queued task; False if it is not wanted any more."""
         with self._step(Stage.EXECUTOR):
-            executor.start()
+            return executor.start()
 
     def work(self, executor: ManualExecutor, index: int) -> None:
         """The slow part of a running task."""

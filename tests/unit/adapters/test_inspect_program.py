@@ -60,6 +60,19 @@ def evaluate_a_size(program):
     values["x"]["sizes"][0] = {"as_expr": {"expr_str": "__import__('os').system('id')", "hint": None}}
 
 
+def hide_a_size_behind_a_name(name, field):
+    def edit(program):
+        values = program["graph_module"]["graph"]["sym_int_values"]
+        values[name] = {field: {"expr_str": "__import__('os').system('id')", "hint": None}}
+
+    return edit
+
+
+def hide_an_operator_behind_a_name(program):
+    argument = {"as_string_to_argument": {"metadata": {"as_operator": "torch.os.system"}}}
+    program["graph_module"]["graph"]["nodes"][-1]["inputs"].append({"name": "f", "arg": argument, "kind": 1})
+
+
 def count_to_a_trillion(program):
     program["range_constraints"] = {"u999999999999": {"min_val": 0, "max_val": 1}}
 
@@ -92,6 +105,9 @@ ATTACKS = {
     "parameter that is source code": rename_parameter,
     "weight that is source code": rename_weight,
     "size that is source code": evaluate_a_size,
+    "size of a value called metadata": hide_a_size_behind_a_name("metadata", "as_expr"),
+    "size of a value called guards_code": hide_a_size_behind_a_name("guards_code", "as_expr"),
+    "operator of an argument called metadata": hide_an_operator_behind_a_name,
     "symbol that is counted to": count_to_a_trillion,
     "custom object": add_a_custom_object,
     "deep nesting": nest_deeply,

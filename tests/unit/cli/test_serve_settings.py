@@ -51,6 +51,11 @@ def test_two_doors_on_one_port_contradict_one_another() -> None:
         options("--model_base_path=/m", "--port=8600", "--rest_api_port=8600")
 
 
+def test_explicit_control_is_refused_with_the_reason() -> None:
+    with pytest.raises(UsageError, match="needs the V2 repository calls"):
+        options("--model_repository=/r", "--model_control_mode=explicit")
+
+
 @pytest.mark.parametrize(
     ("flags", "threads"),
     [

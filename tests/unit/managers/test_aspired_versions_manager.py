@@ -13,7 +13,7 @@ from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.harness import HarnessState
-from tfs_lite.managers.policies import POLICIES
+from tfs_lite.managers.policies import POLICIES, Action, ActionKind
 from tfs_lite.testing.clock import VirtualClock
 from tfs_lite.testing.executor import ManualExecutor
 from tfs_lite.testing.loader import FakeLoader
@@ -361,6 +361,17 @@ def test_version_that_lacked_memory_and_is_not_wanted_any_more_is_not_tried_agai
     assert world.story("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)"]
 
 
+def test_version_dropped_by_the_very_tick_that_could_try_it_again_is_dropped() -> None:
+    world = full()
+    world.aspire("a")
+    world.tick()
+    world.unloads.run_all()  # room now
+    world.aspire("m", 1)
+    world.settle()
+    assert world.story("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)"]
+    assert world.ready("m") == [1]
+
+
 # The tick.
 
 
@@ -440,6 +451,32 @@ def test_tick_thread_without_load_threads_loads_by_itself() -> None:
     world.aspire("m")
     assert wait([ServableRequest.specific("m", 1)], ManagerState.END, 60)[0]
     world.manager.close()
+
+
+def test_every_action_asks_for_the_next_tick_also_an_unload_that_waits_for_a_handle() -> None:
+    changes: list[int] = []
+    world = ManagerWorld(on_change=lambda: changes.append(1))
+    world.aspire("m", 1)
+    world.settle()
+    with world.manager.get_servable_handle(ServableRequest.latest("m")):
+        world.aspire("m")
+        before = len(changes)
+        assert world.tick() is not None
+        assert len(changes) > before
+
+
+def test_action_that_is_refused_does_not_ask_for_the_next_tick() -> None:
+    class Stubborn:
+        def next_action(self, snapshots):
+            return Action(ActionKind.UNLOAD, ServableId("m", 99))
+
+    changes: list[int] = []
+    world = ManagerWorld(Stubborn(), on_change=lambda: changes.append(1))
+    world.aspire("m", 1)
+    world.tick()
+    before = len(changes)
+    assert world.tick() is not None
+    assert len(changes) == before
 
 
 def test_retry_reaches_a_manager_without_load_threads() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,21 @@ def until(condition: Callable[[], bool]) -> None:
             return
         pause.wait(0.01)
     raise AssertionError("it never came about")
+
+
+@pytest.fixture
+def make_real(make_basic) -> Iterator[Callable[[int], Any]]:
+    """Managers with real time and real threads, which end with the test."""
+    to_end: list[Callable[[], None]] = []
+
+    def make(threads: int) -> Any:
+        clock, loads, unloads = SystemClock(), PoolExecutor("real-load", threads), PoolExecutor("real-unload", threads)
+        to_end.extend([loads.shutdown, unloads.shutdown, clock.close])
+        return make_basic(clock=clock, load_executor=loads, unload_executor=unloads)
+
+    yield make
+    for end in to_end:
+        end()
 
 
 def is_closing(basic) -> bool:
@@ -115,12 +131,8 @@ def test_close_waits_for_handles_in_virtual_time_and_gives_up_when_it_is_over(ba
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_close_returns_as_soon_as_the_last_handle_is_released(make_basic, threads: int) -> None:
-    basic = make_basic(
-        clock=SystemClock(),
-        load_executor=PoolExecutor("load", threads),
-        unload_executor=PoolExecutor("unload", threads),
-    )
+def test_close_returns_as_soon_as_the_last_handle_is_released(make_real, threads: int) -> None:
+    basic = make_real(threads)
     basic.manage(1)
     basic.load(1)
     basic.manager.run_pending()
@@ -134,11 +146,9 @@ def test_close_returns_as_soon_as_the_last_handle_is_released(make_basic, thread
     assert basic.events[-2:] == ["Unloading 1", "End 1"]
 
 
-def test_load_that_runs_is_waited_for_and_its_result_unloaded_unseen(make_basic) -> None:
+def test_load_that_runs_is_waited_for_and_its_result_unloaded_unseen(make_real) -> None:
     go_on = threading.Event()
-    basic = make_basic(
-        clock=SystemClock(), load_executor=PoolExecutor("load", 1), unload_executor=PoolExecutor("unload", 1)
-    )
+    basic = make_real(1)
     loader = basic.manage(1, FakeLoader(while_loading=go_on.wait))
     basic.load(1)
     until(lambda: basic.state(1) is S.LOADING)
@@ -151,11 +161,9 @@ def test_load_that_runs_is_waited_for_and_its_result_unloaded_unseen(make_basic)
     assert (loader.loads, loader.unloads, basic.codes()) == (1, 1, ["load 1: CANCELLED"])
 
 
-def test_load_that_runs_too_long_is_left_behind(make_basic, caplog) -> None:
+def test_load_that_runs_too_long_is_left_behind(make_real, caplog) -> None:
     go_on = threading.Event()
-    basic = make_basic(
-        clock=SystemClock(), load_executor=PoolExecutor("load", 1), unload_executor=PoolExecutor("unload", 1)
-    )
+    basic = make_real(1)
     loader = basic.manage(1, FakeLoader(while_loading=go_on.wait))
     basic.load(1)
     until(lambda: basic.state(1) is S.LOADING)
@@ -186,16 +194,14 @@ def test_version_that_becomes_ready_while_closing_is_unloaded_too(basic) -> None
     assert basic.events == ["Start 1", "Loading 1", "Available 1", "Unloading 1", "End 1"]
 
 
-def test_threads_end(make_basic) -> None:
-    basic = make_basic(
-        clock=SystemClock(), load_executor=PoolExecutor("ending-load", 4), unload_executor=PoolExecutor("ending-un", 2)
-    )
+def test_threads_end(make_real) -> None:
+    basic = make_real(4)
     for version in range(8):
         basic.manage(version)
         basic.load(version)
     until(lambda: all(basic.state(version) is S.READY for version in range(8)))
     basic.manager.close(10)
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ending-")]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("real-")]
     assert all(basic.state(version) is S.DISABLED for version in range(8))
 
 

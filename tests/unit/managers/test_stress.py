@@ -95,17 +95,25 @@ class Users:
                 self.served.add(handle.id.version)
 
 
-def real_world(policy: str = "availability", **options: Any) -> ManagerWorld:
-    settings = {
-        "clock": SystemClock(),
-        "load_executor": PoolExecutor("load", 2),
-        "unload_executor": PoolExecutor("unload", 2),
-        "tick_interval": 0.05,
-        "load_retry_interval": 0.001,
-    }
-    world = ManagerWorld(policy, **(settings | options))
-    world.manager.start()
-    return world
+@pytest.fixture
+def real_world() -> Iterator[Callable[..., ManagerWorld]]:
+    """Makes worlds with real time and real threads."""
+    clock = SystemClock()
+
+    def make(policy: str = "availability", **options: Any) -> ManagerWorld:
+        settings = {
+            "clock": clock,
+            "load_executor": PoolExecutor("load", 2),
+            "unload_executor": PoolExecutor("unload", 2),
+            "tick_interval": 0.05,
+            "load_retry_interval": 0.001,
+        }
+        world = ManagerWorld(policy, **(settings | options))
+        world.manager.start()
+        return world
+
+    yield make
+    clock.close()
 
 
 def wait_for(world: ManagerWorld, goal: ManagerState, *versions: int) -> None:
@@ -125,7 +133,7 @@ def finish(world: ManagerWorld, watch: Watch) -> None:
     assert world.violations() == []
 
 
-def test_no_lookup_fails_and_nothing_is_unloaded_in_use_while_versions_swap() -> None:
+def test_no_lookup_fails_and_nothing_is_unloaded_in_use_while_versions_swap(real_world) -> None:
     world = real_world()
     watch = Watch(world)
     world.aspire("m", 1)
@@ -140,7 +148,7 @@ def test_no_lookup_fails_and_nothing_is_unloaded_in_use_while_versions_swap() ->
     finish(world, watch)
 
 
-def test_every_third_version_broken_changes_nothing_for_users() -> None:
+def test_every_third_version_broken_changes_nothing_for_users(real_world) -> None:
     world = real_world(max_num_load_retries=1)
     watch = Watch(world)
     world.aspire("m", 1)
@@ -158,7 +166,7 @@ def test_every_third_version_broken_changes_nothing_for_users() -> None:
 
 @pytest.mark.parametrize("policy", ["availability", "resource"])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_wishes_from_many_threads(policy: str, seed: int) -> None:
+def test_random_wishes_from_many_threads(real_world, policy: str, seed: int) -> None:
     world = real_world(policy, ram=100)
     watch = Watch(world)
     lock = threading.Lock()  # guards world.loaders
@@ -190,7 +198,7 @@ def test_random_wishes_from_many_threads(policy: str, seed: int) -> None:
     finish(world, watch)
 
 
-def test_close_in_the_middle_of_everything() -> None:
+def test_close_in_the_middle_of_everything(real_world) -> None:
     for seed in range(10):
         world = real_world()
         watch = Watch(world)
@@ -200,7 +208,7 @@ def test_close_in_the_middle_of_everything() -> None:
             world.aspire("m", version, version + 1)
             if chance.random() < 0.5:
                 wait_for(world, ManagerState.AVAILABLE, version + 1)
-        world.manager.close(30)
+        world.manager.close(30)  # with users inside
         users.stop()
         finish(world, watch)
         assert {state.state for state in last_states(world)} <= {ManagerState.END}

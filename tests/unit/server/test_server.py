@@ -105,7 +105,8 @@ def test_no_request_fails_during_a_swap(tmp_path: Path, publish: Publish) -> Non
             thread.start()
         for version in (2, 3, 4):
             publish("m", version)
-            wait_until(lambda wanted=version: versions[wanted] > 5, f"version {version} answers", 30)
+            wait_until(lambda: versions[max(versions)] > 5 and max(versions) == house.version(), "it answers", 30)
+            house.wait_states({version: AVAILABLE, **dict.fromkeys(range(1, version), END)})
         stop.set()
         for thread in clients:
             thread.join()

@@ -1,0 +1,91 @@
+import pytest
+
+from tfs_lite.adapters.contract import VersionFiles
+from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.platforms import PLATFORMS
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.platforms import add_to_archive
+
+
+def files(*names, members=()):
+    return VersionFiles("/models/m/1", frozenset(names), 0, frozenset(members))
+
+
+@pytest.mark.parametrize(
+    ("found", "platform"),
+    [
+        (files("model.pt2"), "pytorch_export"),
+        (files("model.pt2", "config.pbtxt", "tfs_lite.manifest.json"), "pytorch_export"),
+        (files("model.pt2", members=["data/aotinductor/model/x.so"]), "pytorch_aoti"),
+        (files("model.pt"), "pytorch_libtorch"),
+        (files("model.py"), "python"),
+        (files("model.py", "model.safetensors", "config.json"), "python"),
+        (files("model.onnx"), "onnxruntime_onnx"),
+        (files("config.json", "model-00001.safetensors"), "transformers"),
+    ],
+)
+def test_files_say_which_platform_they_are_for(found, platform):
+    assert choose_platform(found, "", PLATFORMS).name == platform
+
+
+def test_several_artefacts_need_a_word_of_the_config():
+    both = files("model.pt2", "model.py")
+    with pytest.raises(ServingError, match="several platforms \\(python, pytorch_export\\): set platform") as caught:
+        choose_platform(both, "", PLATFORMS)
+    assert caught.value.code is StatusCode.FAILED_PRECONDITION
+    assert choose_platform(both, "python", PLATFORMS).name == "python"
+
+
+def test_directory_without_an_artefact_says_what_was_expected():
+    with pytest.raises(ServingError, match=r"\(readme\.txt\); expected .*model\.pt2") as caught:
+        choose_platform(files("readme.txt"), "", PLATFORMS)
+    assert caught.value.code is StatusCode.FAILED_PRECONDITION
+    with pytest.raises(ServingError, match="no files"):
+        choose_platform(files(), "", PLATFORMS)
+    with pytest.raises(ServingError, match="and 12 more"):
+        choose_platform(files(*(f"{number:02}.txt" for number in range(20))), "", PLATFORMS)
+
+
+def test_platform_of_the_config_must_find_its_artefact():
+    with pytest.raises(ServingError, match=r"platform pytorch_export needs model\.pt2; the version holds model\.pt"):
+        choose_platform(files("model.pt"), "pytorch_export", PLATFORMS)
+
+
+def test_ensemble_has_no_artefact():
+    assert choose_platform(files(), "ensemble", PLATFORMS).name == "ensemble"
+
+
+def test_unknown_platform_is_refused():
+    with pytest.raises(ServingError, match="known: ensemble, onnxruntime_onnx, python") as caught:
+        choose_platform(files("model.pt2"), "caffe", PLATFORMS)
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+def test_version_is_read_with_its_archives(exported, tmp_path):
+    (exported / "assets").mkdir()
+    (exported / "assets" / "words.txt").write_bytes(b"12345")
+    found = read_version(str(exported))
+    assert found.names == {"model.pt2"}
+    assert "models/model.json" in found.members
+    size = (exported / "model.pt2").stat().st_size
+    assert found.unpacked_bytes == size + 5
+
+
+def test_compiled_archive_is_told_from_an_exported_one(exported):
+    add_to_archive(exported / "model.pt2", exported / "new.pt2", {"data/aotinductor/model/run.so": b"x"})
+    (exported / "new.pt2").replace(exported / "model.pt2")
+    assert choose_platform(read_version(str(exported)), "", PLATFORMS).name == "pytorch_aoti"
+
+
+def test_damaged_archive_counts_as_what_it_weighs(exported):
+    path = exported / "model.pt2"
+    path.write_bytes(path.read_bytes()[:1000])
+    found = read_version(str(exported))
+    assert (found.unpacked_bytes, found.members) == (1000, frozenset())
+
+
+def test_directory_that_is_gone_is_not_found(tmp_path):
+    with pytest.raises(ServingError) as caught:
+        read_version(str(tmp_path / "7"))
+    assert caught.value.code is StatusCode.NOT_FOUND
+    assert str(tmp_path) not in str(caught.value)

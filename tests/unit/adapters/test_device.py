@@ -1,0 +1,128 @@
+import threading
+
+import pytest
+import torch
+
+from tfs_lite.adapters import device
+from tfs_lite.adapters.device import check_device, configure_torch_threads, machine_resources, pick_device, uses_gpu
+from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceUtil
+from tfs_lite.core.status import ServingError, StatusCode
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Lets the machine have so many GPUs."""
+
+    def have(count):
+        monkeypatch.setattr(device, "gpu_count", lambda: count)
+
+    return have
+
+
+@pytest.mark.parametrize("setting", ["", "gpu", "CUDA", "cuda:", "cuda:x", "cuda:-1", "cpu:0"])
+def test_unknown_device_is_refused(setting):
+    with pytest.raises(ServingError) as caught:
+        check_device(setting)
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+def test_gpu_that_is_not_there_is_refused(gpus):
+    gpus(0)
+    with pytest.raises(ServingError, match="torch finds no GPU"):
+        check_device("cuda")
+    gpus(2)
+    check_device("cuda:1")
+    with pytest.raises(ServingError, match="GPUs 0 to 1"):
+        check_device("cuda:2")
+
+
+def test_auto_is_a_gpu_when_there_is_one(gpus):
+    gpus(0)
+    assert pick_device("auto") == torch.device("cpu")
+    assert not uses_gpu("auto")
+    gpus(1)
+    assert pick_device("auto", lambda index: 0) == torch.device("cuda", 0)
+    assert uses_gpu("auto")
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+def test_version_goes_to_the_gpu_with_the_most_free_memory(gpus):
+    gpus(3)
+    free = [5, 9, 7]
+    assert pick_device("cuda", free.__getitem__) == torch.device("cuda", 1)
+    assert pick_device("cuda:2", free.__getitem__) == torch.device("cuda", 2)
+
+
+def test_machine_has_memory_and_a_limit_lowers_it():
+    devices, total = machine_resources()
+    assert devices[MAIN] == 1
+    assert total.entries[Resource(MAIN, RAM, 0)] > 1 << 28
+    ResourceUtil(devices).verify(total)
+    assert total.bound
+    _, limited = machine_resources(1000)
+    assert limited.entries[Resource(MAIN, RAM, 0)] == 1000
+
+
+def test_gpus_are_listed_with_their_memory(gpus, monkeypatch):
+    gpus(2)
+
+    class Properties:
+        total_memory = 80
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
+    devices, total = machine_resources()
+    assert devices[GPU] == 2
+    assert total.entries[Resource(GPU, RAM, 1)] == 80
+
+
+def test_tightest_control_group_counts(tmp_path):
+    root, process = tmp_path / "cgroup", tmp_path / "self"
+    (root / "pod" / "container").mkdir(parents=True)
+    process.write_text("0::/pod/container\n")
+    assert device._cgroup_bytes(root, process) is None
+    (root / "pod" / "container" / "memory.max").write_text("max\n")
+    assert device._cgroup_bytes(root, process) is None
+    (root / "pod" / "container" / "memory.max").write_text("3000\n")
+    (root / "pod" / "memory.max").write_text("2000\n")
+    assert device._cgroup_bytes(root, process) == 2000
+
+
+def test_old_control_groups_count_too(tmp_path):
+    root, process = tmp_path / "cgroup", tmp_path / "self"
+    (root / "memory" / "box").mkdir(parents=True)
+    process.write_text("5:cpu,cpuacct:/box\n4:memory:/box\n")
+    (root / "memory" / "box" / "memory.limit_in_bytes").write_text("1234\n")
+    assert device._cgroup_bytes(root, process) == 1234
+
+
+def test_machine_without_control_groups_has_no_limit(tmp_path):
+    assert device._cgroup_bytes(tmp_path, tmp_path / "missing") is None
+
+
+def test_torch_leaves_a_core_to_the_front_end(monkeypatch):
+    before = torch.get_num_threads()
+    try:
+        monkeypatch.setattr(device, "_usable_cores", lambda: 4)
+        configure_torch_threads()
+        assert torch.get_num_threads() == 3
+        monkeypatch.setattr(device, "_usable_cores", lambda: 1)
+        configure_torch_threads()
+        assert torch.get_num_threads() == 1
+        configure_torch_threads(intra=2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_between_operators_that_cannot_be_changed_are_left_alone(caplog):
+    def work():
+        for _ in range(2):
+            torch.zeros(100_000).add_(1)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+    now = torch.get_num_interop_threads()
+    configure_torch_threads(intra=torch.get_num_threads(), inter=now)
+    assert torch.get_num_interop_threads() == now
+    assert caplog.text == ""

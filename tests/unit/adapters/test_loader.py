@@ -1,0 +1,246 @@
+import logging
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from tfs_lite.adapters import memory
+from tfs_lite.adapters.contract import Platform
+from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+from tfs_lite.adapters.platforms import PLATFORMS
+from tfs_lite.adapters.trust import TrustedPaths
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, main_ram
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.testing.platforms import SETTINGS, add_to_archive, write_plain
+
+ID = ServableId("m", 1)
+
+
+def failure_of(loader):
+    with pytest.raises(ServingError) as caught:
+        loader.load(ID)
+    assert loader.servable is None
+    return caught.value
+
+
+def test_servable_comes_from_the_factory(exported_once):
+    made = []
+
+    def factory(model, name):
+        made.append((model.platform, name))
+        return model
+
+    loader = ArtifactLoader(str(exported_once), "", AdapterSettings(factory, "cpu"), PLATFORMS)
+    loader.load(ID)
+    assert made == [("pytorch_export", "m-1")]
+    loader.unload()
+    assert loader.servable is None
+
+
+def test_estimate_is_the_files_before_and_the_tensors_after(exported_once, loader_for):
+    loader = loader_for(exported_once)
+    size = (exported_once / "model.pt2").stat().st_size
+    assert loader.estimate_resources() == main_ram(memory.bytes_to_reserve(size))
+    loader.load(ID)
+    assert loader.estimate_resources() == main_ram(16)
+    loader.unload()
+
+
+def test_estimate_does_not_grow_with_the_directory(exported, loader_for):
+    loader = loader_for(exported)
+    before = loader.estimate_resources()
+    (exported / "more.bin").write_bytes(b"x" * 10_000)
+    assert loader.estimate_resources() == before
+
+
+def test_estimate_for_a_gpu_leaves_the_instance_open(exported_once, monkeypatch):
+    monkeypatch.setattr("tfs_lite.adapters.device.gpu_count", lambda: 2)
+    for device, instance in (("auto", None), ("cuda", None), ("cuda:1", 1)):
+        loader = ArtifactLoader(str(exported_once), "", AdapterSettings(lambda model, name: model, device), PLATFORMS)
+        assert set(loader.estimate_resources().entries) == {Resource(MAIN, RAM, 0), Resource(GPU, RAM, instance)}
+
+
+def test_device_that_is_not_there_fails_the_estimate_and_the_load(exported_once):
+    loader = ArtifactLoader(str(exported_once), "", AdapterSettings(lambda model, name: model, "cuda:99"), PLATFORMS)
+    with pytest.raises(ServingError):
+        loader.estimate_resources()
+    assert failure_of(loader).code is StatusCode.FAILED_PRECONDITION
+
+
+def test_version_that_is_gone_is_not_found(tmp_path, loader_for):
+    loader = loader_for(tmp_path / "1")
+    with pytest.raises(ServingError):
+        loader.estimate_resources()
+    assert failure_of(loader).code is StatusCode.NOT_FOUND
+
+
+def test_code_needs_trust_and_the_message_names_the_flag(tmp_path, loader_for):
+    write_plain(tmp_path)
+    error = failure_of(loader_for(tmp_path, SETTINGS))
+    assert error.code is StatusCode.PERMISSION_DENIED
+    assert "platform python runs code" in str(error)
+    assert "--trusted_model_base_paths" in str(error)
+    assert str(tmp_path) not in str(error)
+    loader = loader_for(tmp_path, SETTINGS, trusted=str(tmp_path))
+    loader.load(ID)
+    loader.unload()
+
+
+def test_link_out_of_a_trusted_directory_is_not_trusted(tmp_path, loader_for):
+    write_plain(tmp_path / "elsewhere")
+    inside = tmp_path / "trusted" / "1"
+    inside.mkdir(parents=True)
+    for file in (tmp_path / "elsewhere").iterdir():
+        (inside / file.name).symlink_to(file)
+    error = failure_of(loader_for(inside, SETTINGS, trusted=str(tmp_path / "trusted")))
+    assert error.code is StatusCode.PERMISSION_DENIED
+
+
+def test_trust_allows_an_archive_with_more_in_it(exported, loader_for):
+    add_to_archive(exported / "model.pt2", exported / "new", {"notes.txt": b"x"})
+    (exported / "new").replace(exported / "model.pt2")
+    assert failure_of(loader_for(exported)).code is StatusCode.PERMISSION_DENIED
+    loader = loader_for(exported, trusted=str(exported))
+    loader.load(ID)
+    loader.unload()
+
+
+@pytest.mark.parametrize(
+    ("artefact", "platform"),
+    [("model.onnx", "onnxruntime_onnx"), ("config.json", "transformers")],
+)
+def test_artefact_of_a_platform_to_come_is_refused_by_name(tmp_path, loader_for, artefact, platform):
+    (tmp_path / artefact).write_bytes(b"{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    error = failure_of(loader_for(tmp_path))
+    assert error.code is StatusCode.UNIMPLEMENTED
+    assert f"platform {platform}: " in str(error)
+
+
+def test_compiled_archive_is_refused_by_name(exported, loader_for):
+    add_to_archive(exported / "model.pt2", exported / "new", {"data/aotinductor/model/run.so": b"x"})
+    (exported / "new").replace(exported / "model.pt2")
+    error = failure_of(loader_for(exported, trusted=str(exported)))
+    assert error.code is StatusCode.UNIMPLEMENTED
+    assert "AOTInductor" in str(error)
+
+
+def test_platform_of_the_server_goes_before_that_of_the_config(exported_once, loader_for):
+    loader = loader_for(exported_once, ModelSettings(platform="python"), platform="pytorch_export")
+    loader.load(ID)
+    loader.unload()
+    error = failure_of(loader_for(exported_once, ModelSettings(platform="python")))
+    assert "platform python needs model.py" in str(error)
+
+
+def test_config_of_another_model_is_noticed(exported_once, loader_for):
+    error = failure_of(loader_for(exported_once, ModelSettings(name="other")))
+    assert error.code is StatusCode.INVALID_ARGUMENT
+    assert 'the config is for model "other"' in str(error)
+
+
+def test_config_that_cannot_be_read_fails_the_load(exported_once):
+    def broken(path):
+        raise invalid_argument("config.pbtxt:3:1: unknown field")
+
+    settings = AdapterSettings(lambda model, name: model, "cpu", TrustedPaths(), broken)
+    error = failure_of(ArtifactLoader(str(exported_once), "", settings, PLATFORMS))
+    assert (error.code, str(error)) == (
+        StatusCode.INVALID_ARGUMENT,
+        "model m version 1: config.pbtxt:3:1: unknown field",
+    )
+
+
+def test_damaged_archive_is_named_and_its_repair_loads_with_the_same_loader(exported, exported_once, loader_for):
+    path = exported / "model.pt2"
+    path.write_bytes(path.read_bytes()[:-100])
+    loader = loader_for(exported)
+    error = failure_of(loader)
+    assert error.code is StatusCode.DATA_LOSS
+    assert str(error).startswith("model m version 1: model.pt2 is truncated")
+    shutil.copy(exported_once / "model.pt2", path)
+    loader.load(ID)
+    assert loader.servable.run("", {"x": np.ones((1, 4), np.float32)}, ("y",))["y"].tolist() == [[2, 2, 2, 2]]
+    loader.unload()
+
+
+def failing_platform(error):
+    """A platform that recognises everything and cannot open anything."""
+
+    def fail(request):
+        raise error
+
+    return {"failing": Platform("failing", "anything", lambda files: True, fail)}
+
+
+def test_failure_inside_torch_has_one_sentence_and_no_path(exported):
+    error = RuntimeError(f"cannot read {exported}/model.pt2\nstack")
+    settings = AdapterSettings(lambda model, name: model, "cpu")
+    failure = failure_of(ArtifactLoader(str(exported), "", settings, failing_platform(error)))
+    assert (failure.code, str(failure)) == (
+        StatusCode.FAILED_PRECONDITION,
+        "model m version 1 cannot be loaded: cannot read model.pt2",
+    )
+
+
+def test_unforeseen_failure_is_logged_once_with_its_story(exported, caplog):
+    settings = AdapterSettings(lambda model, name: model, "cpu")
+    loader = ArtifactLoader(str(exported), "", settings, failing_platform(RuntimeError("no")))
+    for _ in range(3):
+        failure_of(loader)
+    (record,) = [record for record in caplog.records if record.name == "tfs_lite.adapters.loader"]
+    assert record.exc_info
+
+
+def test_failing_factory_leaves_nothing_behind(exported_once):
+    closed = []
+
+    def factory(model, name):
+        closed.append(model)
+        raise RuntimeError("no thread left")
+
+    loader = ArtifactLoader(str(exported_once), "", AdapterSettings(factory, "cpu"), PLATFORMS)
+    error = failure_of(loader)
+    assert "no thread left" in str(error)
+    (model,) = closed
+    assert not hasattr(model, "_forward")
+
+
+def test_failed_load_holds_no_tensors(exported, loader_for):
+    class Weights(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1_000_000))
+
+        def forward(self, x):
+            return x + self.weight.sum(), 3
+
+    program = torch.export.export(Weights().eval(), (torch.zeros(2),))
+    torch.export.save(program, exported / "model.pt2")
+    del program
+    loader = loader_for(exported)
+    assert "result output_1 is the constant 3" in str(failure_of(loader))
+    assert [tensor for tensor in _tensors() if tensor.numel() == 1_000_000] == []
+
+
+def _tensors():
+    import gc
+
+    gc.collect()
+    return [found for found in gc.get_objects() if type(found) in (torch.Tensor, torch.nn.Parameter)]
+
+
+def test_unload_survives_a_servable_that_cannot_be_closed(exported_once, caplog):
+    class Stubborn:
+        def close(self):
+            raise RuntimeError("no")
+
+    loader = ArtifactLoader(str(exported_once), "", AdapterSettings(lambda model, name: Stubborn(), "cpu"), PLATFORMS)
+    loader.load(ID)
+    with caplog.at_level(logging.ERROR):
+        loader.unload()
+    assert "closing a model failed" in caplog.text
+    assert loader.servable is None

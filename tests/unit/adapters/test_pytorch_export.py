@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+
+from tfs_lite.adapters.pytorch_export import open_exported
+from tfs_lite.config.model import ModelSettings, ModelTensor
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, SymbolicDim, TensorSpec
+from tfs_lite.core.status import ServingError, StatusCode
+
+Pair = namedtuple("Pair", ["left", "right"])
+DYNAMIC = torch.export.Dim.DYNAMIC
+
+
+@pytest.fixture
+def opened(tmp_path, request_for):
+    """Exports a module and opens it as a server does."""
+
+    def open_module(module, *args, settings=None, dynamic=None, **kwargs):
+        program = torch.export.export(module.eval(), args, kwargs, dynamic_shapes=dynamic)
+        torch.export.save(program, tmp_path / "model.pt2")
+        return open_exported(request_for(tmp_path, settings))
+
+    return open_module
+
+
+def signature_of(model):
+    return model.signatures[DEFAULT_SIGNATURE]
+
+
+class Mixed(torch.nn.Module):
+    def forward(self, input, mask, *, scale):
+        return input * scale, mask.logical_not()
+
+
+def test_signature_comes_from_the_program(opened):
+    batch = torch.export.Dim("batch", max=64)
+    model = opened(
+        Mixed(),
+        torch.zeros(4, 2),
+        torch.zeros(4, dtype=torch.bool),
+        scale=torch.zeros(4, 1, dtype=torch.bfloat16),
+        dynamic={"input": {0: batch}, "mask": {0: batch}, "scale": {0: batch}},
+    )
+    signature = signature_of(model)
+    (rows, _) = signature.inputs[0].shape
+    assert rows.maximum == 64
+    assert signature.inputs == (
+        TensorSpec("input", DataType.FLOAT, (rows, 2)),
+        TensorSpec("mask", DataType.BOOL, (rows,)),
+        TensorSpec("scale", DataType.BFLOAT16, (rows, 1)),
+    )
+    assert signature.outputs == (
+        TensorSpec("output_0", DataType.FLOAT, (rows, 2)),
+        TensorSpec("output_1", DataType.BOOL, (rows,)),
+    )
+    assert model.platform == "pytorch_export"
+
+
+class Swapped(torch.nn.Module):
+    def forward(self, x, *, a, b):
+        return {"difference": x + a - b}
+
+
+def test_keywords_in_another_order_keep_their_names(opened):
+    model = opened(Swapped(), torch.zeros(2), b=torch.zeros(2), a=torch.zeros(2))
+    arrays = {"x": np.zeros(2, np.float32), "a": np.full(2, 5, np.float32), "b": np.ones(2, np.float32)}
+    assert model.run("", arrays, ())["difference"].tolist() == [4, 4]
+
+
+class Unbounded(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 7])
+def test_dynamic_dimension_takes_any_size_whatever_the_exporter_says(opened, rows):
+    model = opened(Unbounded(), torch.zeros(4, 3), dynamic={"x": {0: DYNAMIC}})
+    (dim, _) = signature_of(model).inputs[0].shape
+    assert isinstance(dim, SymbolicDim)
+    assert dim.maximum is None
+    assert model.run(DEFAULT_SIGNATURE, {"x": np.ones((rows, 3), np.float32)}, ())["output_0"].shape == (rows, 3)
+
+
+class Several(torch.nn.Module):
+    def forward(self, x):
+        return {"sum": x.sum(1), "double": x * 2, "bits": x.bfloat16()}
+
+
+def test_outputs_are_those_asked_for(opened):
+    model = opened(Several(), torch.zeros(2, 3))
+    x = {"x": np.ones((2, 3), np.float32)}
+    assert list(model.run("", x, ())) == ["sum", "double", "bits"]
+    assert list(model.run("", x, ("double",))) == ["double"]
+    with pytest.raises(ServingError) as caught:
+        model.run("other", x, ())
+    assert caught.value.code is StatusCode.FAILED_PRECONDITION
+
+
+class TakesDict(torch.nn.Module):
+    def forward(self, features):
+        return features["a"] + features["b"]
+
+
+class TakesNumber(torch.nn.Module):
+    def forward(self, x, n: int):
+        return x * n
+
+
+class ReturnsNested(torch.nn.Module):
+    def forward(self, x):
+        return x, [x + 1, x + 2]
+
+
+class ReturnsNumber(torch.nn.Module):
+    def forward(self, x):
+        return x, 3
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "message"),
+    [
+        (TakesDict(), ({"a": torch.zeros(2), "b": torch.zeros(2)},), "input features is a dict of values"),
+        (TakesNumber(), (torch.zeros(2), 3), "input n is the constant 3"),
+        (ReturnsNested(), (torch.zeros(2),), "result output_1 is a list of values"),
+        (ReturnsNumber(), (torch.zeros(2),), "result output_1 is the constant 3"),
+    ],
+)
+def test_what_is_no_plain_tensor_is_refused_at_load(opened, module, args, message):
+    with pytest.raises(ServingError, match=message) as caught:
+        opened(module, *args)
+    assert caught.value.code is StatusCode.FAILED_PRECONDITION
+
+
+class WritesToItsInput(torch.nn.Module):
+    def forward(self, x):
+        x.add_(1)
+        return x * 2
+
+
+@pytest.mark.parametrize("module", [WritesToItsInput(), Unbounded()])
+def test_callers_array_is_never_written_to(opened, module):
+    model = opened(module, torch.zeros(2))
+    array = np.ones(2, np.float32)
+    first = model.run("", {"x": array}, ())["output_0"]
+    second = model.run("", {"x": array}, ())["output_0"]
+    assert array.tolist() == [1, 1]
+    assert first.tolist() == second.tolist()
+
+
+class ReturnsItsInput(torch.nn.Module):
+    def forward(self, x):
+        return x
+
+
+def test_result_is_never_the_callers_array(opened):
+    model = opened(ReturnsItsInput(), torch.zeros(2))
+    array = np.ones(2, np.float32)
+    result = model.run("", {"x": array}, ())["output_0"]
+    array.fill(7)
+    assert result.tolist() == [1, 1]
+
+
+class Counter(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x):
+        self.count.add_(1)
+        return x + self.count, self.count
+
+
+def test_state_of_a_model_lives_on_and_results_stay_as_they_were(opened):
+    model = opened(Counter(), torch.zeros(1))
+    x = {"x": np.zeros(1, np.float32)}
+    first, second = model.run("", x, ()), model.run("", x, ())
+    assert (first["output_1"].tolist(), second["output_1"].tolist()) == ([1], [2])
+
+
+class Branches(torch.nn.Module):
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = x @ x.T
+        return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,)), y.float()
+
+
+class NeedsEven(torch.nn.Module):
+    def forward(self, x):
+        return x.reshape(2, -1)
+
+
+def test_size_that_only_the_program_can_check_is_the_requests_fault(opened):
+    half = torch.export.Dim("half")
+    model = opened(NeedsEven(), torch.zeros(8), dynamic={"x": {0: 2 * half}})
+    assert model.run("", {"x": np.zeros(6, np.float32)}, ())["output_0"].shape == (2, 3)
+    with pytest.raises(ServingError) as caught:
+        model.run("", {"x": np.zeros(7, np.float32)}, ())
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert "\n" not in str(caught.value)
+
+
+def test_failure_of_the_program_itself_is_internal_and_logged_once(opened, caplog):
+    model = opened(Branches(), torch.zeros(2, 2))
+    for _ in range(3):
+        with pytest.raises(ServingError) as caught:
+            model.run("", {"x": np.zeros((2, 3, 4), np.float32)}, ())
+    assert caught.value.code is StatusCode.INTERNAL
+    assert [record.name for record in caplog.records if "tfs_lite" in record.name] == ["tfs_lite.adapters.contract"]
+
+
+def settings(kind, name, dtype):
+    return ModelSettings(**{kind: (ModelTensor(name=name, data_type=dtype, dims=(3,)),)})
+
+
+def test_config_may_repeat_what_the_program_says(opened):
+    model = opened(Unbounded(), torch.zeros(4, 3), settings=settings("input", "x", DataType.FLOAT))
+    assert signature_of(model).input_names == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (settings("input", "y", DataType.FLOAT), "input y of the config: the model has x"),
+        (settings("input", "x", DataType.INT64), "input x of the config is int64, the model's is float"),
+        (settings("output", "y", DataType.FLOAT), "output y of the config: the model has output_0"),
+    ],
+)
+def test_config_must_not_contradict_the_program(opened, config, message):
+    with pytest.raises(ServingError, match=message) as caught:
+        opened(Unbounded(), torch.zeros(4, 3), settings=config)
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+def test_branches_and_contexts_run(opened):
+    model = opened(Branches(), torch.ones(2, 2))
+    ones = np.ones((2, 2), np.float32)
+    assert model.run("", {"x": ones}, ())["output_0"].tolist() == [[2, 2], [2, 2]]
+    assert model.run("", {"x": -ones}, ())["output_0"].tolist() == [[-2, -2], [-2, -2]]
+
+
+def test_memory_is_that_of_the_tensors(opened):
+    class Weighted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(10, 10, bias=False)
+            self.register_buffer("mask", torch.ones(5, dtype=torch.uint8), persistent=False)
+            self.constant = torch.ones(3)
+
+        def forward(self, x):
+            return self.linear(x) + self.mask.sum() + self.constant.sum()
+
+    assert opened(Weighted(), torch.zeros(2, 10)).resident_bytes() == 400 + 5 + 12

@@ -1,0 +1,203 @@
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from tfs_lite.adapters.pytorch_libtorch import open_script
+from tfs_lite.config.model import ModelSettings, ModelTensor
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, TensorSpec
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.platforms import write_script
+
+ROW = np.arange(3, dtype=np.float32).reshape(1, 3)
+
+
+@pytest.fixture
+def opened(tmp_path, request_for):
+    """Writes a module as TorchScript and opens it as a server does."""
+
+    def open_module(module, settings=None):
+        return open_script(request_for(write_script(tmp_path, module), settings))
+
+    return open_module
+
+
+def signature_of(model):
+    return model.signatures[DEFAULT_SIGNATURE]
+
+
+def tensor(name, dtype=DataType.FLOAT, dims=(-1, 3)):
+    return ModelTensor(name=name, data_type=dtype, dims=dims)
+
+
+class Linear(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.linear(features)
+
+
+def test_names_come_from_the_script_and_the_rest_is_undeclared(opened):
+    model = opened(Linear())
+    assert signature_of(model).inputs == (TensorSpec("features"),)
+    assert signature_of(model).outputs == (TensorSpec("output_0"),)
+    assert model.run("", {"features": ROW}, ())["output_0"].shape == (1, 2)
+    assert model.platform == "pytorch_libtorch"
+    assert model.resident_bytes() == 4 * (6 + 2)
+
+
+def test_script_runs_again_after_it_was_profiled(opened):
+    model = opened(Linear())
+    results = [model.run("", {"features": ROW}, ())["output_0"].tolist() for _ in range(5)]
+    assert results == [results[0]] * 5
+
+
+def test_loading_says_once_that_torchscript_is_deprecated(opened, caplog):
+    opened(Linear())
+    (record,) = [record for record in caplog.records if record.name.startswith("tfs_lite")]
+    assert "deprecated" in record.message
+
+
+def test_config_declares_types_and_shapes(opened):
+    model = opened(Linear(), ModelSettings(max_batch_size=4, input=(tensor("features", dims=(3,)),)))
+    (spec,) = signature_of(model).inputs
+    assert (spec.dtype, spec.shape[0].maximum, spec.shape[1]) == (DataType.FLOAT, 4, 3)
+
+
+def test_positions_in_names_of_the_config_are_positions(opened):
+    config = ModelSettings(input=(tensor("INPUT__0"),), output=(tensor("OUTPUT__0", dims=(-1, 2)),))
+    model = opened(Linear(), config)
+    assert model.run("", {"INPUT__0": ROW}, ())["OUTPUT__0"].shape == (1, 2)
+
+
+class Texts(torch.nn.Module):
+    def forward(self, names: list[str], x: torch.Tensor) -> torch.Tensor:
+        return x * sum([len(name) for name in names])
+
+
+def test_texts_go_to_lists_of_strings(opened):
+    model = opened(Texts())
+    assert signature_of(model).inputs == (TensorSpec("names", DataType.STRING), TensorSpec("x"))
+    names = np.array([b"abc", b"d"], dtype=object)
+    assert model.run("", {"names": names, "x": np.ones(1)}, ())["output_0"].tolist() == [4]
+
+
+@pytest.mark.parametrize("names", [np.array([[b"a"]], dtype=object), np.array([b"\xff"], dtype=object)])
+def test_texts_that_a_script_cannot_take_are_refused(opened, names):
+    with pytest.raises(ServingError, match="input names") as caught:
+        opened(Texts()).run("", {"names": names, "x": np.ones(1)}, ())
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+class Answer(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Named(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Answer:
+        return Answer(x, x + 1)
+
+
+class Tupled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x + 1
+
+
+class Listed(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [x, x + 1]
+
+
+class Keyed(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"left": x, "right": x + 1}
+
+
+@pytest.mark.parametrize(
+    ("module", "declared", "returned"),
+    [
+        (Named(), (), ["left", "right"]),
+        (Tupled(), ("output_0", "output_1"), ["output_0", "output_1"]),
+        (Listed(), (), ["output_0", "output_1"]),
+        (Keyed(), (), ["left", "right"]),
+    ],
+)
+def test_outputs_are_declared_as_far_as_the_type_tells(opened, module, declared, returned):
+    model = opened(module)
+    assert signature_of(model).output_names == declared
+    assert list(model.run("", {"x": ROW}, ())) == returned
+
+
+def test_output_of_the_config_that_is_not_returned_is_the_models_fault(opened):
+    model = opened(Keyed(), ModelSettings(input=(tensor("x"),), output=(tensor("middle"),)))
+    with pytest.raises(ServingError, match="did not return output middle; it returned: left, right") as caught:
+        model.run("", {"x": ROW}, ())
+    assert caught.value.code is StatusCode.INTERNAL
+
+
+class Optional(torch.nn.Module):
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None, scale: int = 2) -> torch.Tensor:
+        return x * scale if bias is None else x * scale + bias
+
+
+def test_parameters_with_defaults_are_inputs_only_if_the_config_says_so(opened):
+    assert signature_of(opened(Optional())).input_names == ("x",)
+    model = opened(Optional(), ModelSettings(input=(tensor("x"), tensor("bias"))))
+    assert model.run("", {"x": ROW, "bias": ROW}, ())["output_0"].tolist() == [[0, 3, 6]]
+
+
+class TakesNumber(torch.nn.Module):
+    def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+        return x * n
+
+
+def test_parameter_that_no_request_can_carry_is_refused_at_load(opened):
+    with pytest.raises(ServingError, match="input n of the script is of type int") as caught:
+        opened(TakesNumber())
+    assert caught.value.code is StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([tensor("nonsense")], "input nonsense of the config: the script takes names, x"),
+        ([tensor("x")], "feed x; the script takes names, x"),
+        ([tensor("INPUT__7")], "input INPUT__7 of the config"),
+        ([tensor("names"), tensor("x")], "input names of the config is float, the script takes texts"),
+        ([tensor("names", DataType.STRING), tensor("INPUT__1", DataType.STRING)], "the script takes a tensor"),
+        ([tensor("x"), tensor("X__1"), tensor("names", DataType.STRING)], "feed x, x, names"),
+    ],
+)
+def test_config_must_fit_the_script(opened, inputs, message):
+    with pytest.raises(ServingError, match=message) as caught:
+        opened(Texts(), ModelSettings(input=tuple(inputs)))
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        (None, StatusCode.INVALID_ARGUMENT),
+        (ModelSettings(input=(tensor("features", dims=(-1, -1)),)), StatusCode.INTERNAL),
+    ],
+)
+def test_shape_that_does_not_fit_is_the_requests_fault_if_nothing_was_declared(opened, settings, code):
+    with pytest.raises(ServingError, match="mat1 and mat2 shapes cannot be multiplied") as caught:
+        opened(Linear(), settings).run("", {"features": np.zeros((1, 5), np.float32)}, ())
+    assert caught.value.code is code
+    assert "File" not in str(caught.value)
+
+
+class WritesToItsInput(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+
+def test_callers_array_is_never_written_to(opened):
+    array = np.ones(2, np.float32)
+    assert opened(WritesToItsInput()).run("", {"x": array}, ())["output_0"].tolist() == [2, 2]
+    assert array.tolist() == [1, 1]

@@ -1,0 +1,35 @@
+import pytest
+
+from tfs_lite.adapters.source_adapter import AdapterSettings, make_source_adapter
+from tfs_lite.core.servable import ServableData, ServableId
+from tfs_lite.core.status import Status, StatusCode
+
+
+@pytest.fixture
+def adapter():
+    return make_source_adapter(None, AdapterSettings(lambda model, name: model, "cpu"))
+
+
+def test_every_path_becomes_a_loader_without_touching_a_file(adapter):
+    item = ServableData.ok(ServableId("m", 3), "/no/such/place/3", "rev")
+    adapted = adapter.adapt_one_version(item)
+    assert adapted.status.ok
+    assert adapted.revision == "rev"
+    assert adapted.payload.servable is None
+
+
+def test_errored_item_passes_through(adapter):
+    item = ServableData.error(ServableId("m", 3), Status(StatusCode.NOT_FOUND, "gone"))
+    assert adapter.adapt_one_version(item).status == Status(StatusCode.NOT_FOUND, "gone")
+
+
+def test_versions_loaded_by_one_adapter_serve_side_by_side(adapter, exported_once):
+    loaders = [
+        adapter.adapt_one_version(ServableData.ok(ServableId("m", version), str(exported_once))).payload
+        for version in (1, 2)
+    ]
+    for version, loader in enumerate(loaders, 1):
+        loader.load(ServableId("m", version))
+    assert loaders[0].servable is not loaders[1].servable
+    for loader in loaders:
+        loader.unload()

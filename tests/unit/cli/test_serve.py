@@ -1,0 +1,70 @@
+"""``tfs-lite serve`` as a process: its banner, its log, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfs_lite import __version__
+from tfs_lite.testing.process import READY_TIMEOUT, free_ports
+
+LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (DEBUG|INFO|WARNING|ERROR) .+")
+
+
+def serve(*flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tfs_lite.cli.main", "serve", *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_the_banner_says_what_is_served_and_where_and_an_interrupt_ends_it(tmp_path: Path) -> None:
+    grpc_port, http_port = free_ports(2)
+    flags = (f"--model_base_path={tmp_path}", f"--port={grpc_port}", f"--rest_api_port={http_port}")
+    with serve(*flags) as process:
+        assert process.stdout is not None
+        banner = [process.stdout.readline() for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        output, log = process.communicate(timeout=READY_TIMEOUT)
+    assert banner == [
+        f"tfs_lite {__version__} serves {tmp_path}\n",
+        f"  gRPC  127.0.0.1:{grpc_port}\n",
+        f"  HTTP  http://127.0.0.1:{http_port}/v1/models\n",
+    ]
+    assert process.returncode == 0
+    assert output == ""
+    assert log
+    assert all(LOG_LINE.fullmatch(line) for line in log.splitlines()), log
+
+
+@pytest.mark.slow
+def test_with_json_the_banner_is_one_line_and_threads_of_torch_can_be_set(tmp_path: Path) -> None:
+    (grpc_port,) = free_ports(1)
+    flags = (f"--port={grpc_port}", "--rest_api_port=0", "--log_level=error", "--tensorflow_session_parallelism=1")
+    with serve(f"--model_base_path={tmp_path}", "--json", *flags) as process:
+        assert process.stdout is not None
+        banner = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=READY_TIMEOUT) == ("", "")
+    assert process.returncode == 0
+    assert (banner["host"], banner["port"], banner["rest_api_port"]) == ("127.0.0.1", grpc_port, None)
+    assert banner["source"] == str(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_model_that_fails_at_start_ends_the_server_when_asked_to(tmp_path: Path) -> None:
+    (tmp_path / "base" / "1").mkdir(parents=True)
+    (tmp_path / "base" / "1" / "model.onnx").write_bytes(b"onnx")
+    (grpc_port,) = free_ports(1)
+    flags = (f"--port={grpc_port}", "--rest_api_port=0", "--version_quiet_period_seconds=0")
+    with serve(f"--model_base_path={tmp_path / 'base'}", "--exit_on_initial_load_failure", *flags) as process:
+        _, log = process.communicate(timeout=READY_TIMEOUT)
+    last = log.splitlines()[-1]
+    assert process.returncode == 1
+    assert last.startswith("tfs-lite: stopped, because --exit_on_initial_load_failure is set: ")
+    assert "ONNX models are not served yet" in last
