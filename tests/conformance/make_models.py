@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import tfs_lite
+from tfs_lite.core.publish import commit, staging_directory
 
 
 class HalfPlus(nn.Module):
@@ -108,7 +109,7 @@ def main(root: Path) -> None:
     numbers = tuple(torch.ones(2, 2).to(dtype) for dtype in NUMBER_TYPES)
     tfs_lite.save(EveryNumber(), root / "numbers", example_inputs=numbers, version=1)
     write_shout(root / "shout")
-    write_corrupt(root / "corrupt")
+    publish_corrupt(root / "corrupt")
 
 
 def write_shout(base: Path) -> None:
@@ -117,10 +118,11 @@ def write_shout(base: Path) -> None:
     (base / "config.pbtxt").write_text(SHOUT_CONFIG)
 
 
-def write_corrupt(base: Path) -> None:
-    """A whole directory whose archive is no archive."""
-    (base / "1").mkdir(parents=True)
-    (base / "1" / "model.pt2").write_bytes(b"this was never a zip file" * 100)
+def publish_corrupt(base: Path) -> None:
+    """A whole directory whose archive is no archive: it was damaged before it was published."""
+    with staging_directory(str(base), 1) as staging:
+        (Path(staging) / "model.pt2").write_bytes(b"this was never a zip file" * 100)
+        commit(staging, str(base), 1)
 
 
 if __name__ == "__main__":

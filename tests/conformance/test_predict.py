@@ -82,7 +82,7 @@ def test_every_number_type_makes_the_round_trip(stock, encode):
 
 
 def test_strings_make_the_round_trip(stock):
-    response = stock.predict("shout", {"text": tf.make_tensor_proto(["abc", b"\xff\x00z"])})
+    response = stock.predict("shout", {"text": tf.make_tensor_proto([b"abc", b"\xff\x00z"])})
     assert tf.make_ndarray(response.outputs["shout"]).tolist() == [b"ABC", b"\xff\x00Z"]
     assert list(response.outputs["shout"].string_val) == [b"ABC", b"\xff\x00Z"]
 

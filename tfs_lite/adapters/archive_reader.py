@@ -13,6 +13,7 @@ import mmap
 import torch
 
 from tfs_lite.adapters.inspect_archive import Archive
+from tfs_lite.adapters.inspect_artifact import SAMPLES
 
 Writable = bytearray | mmap.mmap
 _PIECE = 1 << 20
@@ -36,7 +37,12 @@ class ArchiveReader:
         return self._archive.size(name)
 
     def read_bytes(self, name: str) -> bytes | Writable:
-        """The member; what becomes a tensor without being copied is writable."""
+        """The member; what becomes a tensor without being copied is writable.
+
+        Sample inputs are a pickle, and serving has no use for them: torch is told that there are none.
+        """
+        if name == SAMPLES:
+            return b""
         return self._writable(name) if name.startswith(_TENSORS) else self._archive.read(name)
 
     def get_storage_from_record(self, name: str, elements: int, dtype: torch.dtype) -> torch.Tensor:

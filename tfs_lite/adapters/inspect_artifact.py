@@ -1,8 +1,7 @@
 """What may be inside ``model.pt2`` and ``model.pt``: the members that torch writes, and nothing else.
 
 Every archive must be whole: sound frame, every member as its checksum says. Unless the operator trusts the path, it
-must also be harmless: no pickle but one of plain tensors, no native code, no graph or script that reaches beyond
-tensors.
+must also be harmless: no pickle that torch would open, no native code, no graph or script that reaches beyond tensors.
 """
 
 from __future__ import annotations
@@ -11,18 +10,17 @@ import re
 from collections.abc import Mapping
 
 from tfs_lite.adapters.inspect_archive import Archive, damaged, open_archive, unsafe
-from tfs_lite.adapters.inspect_pickle import check_tensor_pickle
 from tfs_lite.adapters.inspect_program import check_payload, check_program
 
 COMPILED = "data/aotinductor/"
 _PROGRAM = "models/model.json"
-_SAMPLES = "data/sample_inputs/model.pt"
+SAMPLES = "data/sample_inputs/model.pt"
 _WEIGHTS = "data/weights/model_weights_config.json"
 _CONSTANTS = "data/constants/model_constants_config.json"
 _OLD_PROGRAM = re.compile(r"(.*/)?serialized_(exported_program\.json|state_dict\.pt)")
 _FRAME = r"version|byteorder|archive_format|archive_version|\.format_version|\.storage_alignment|\.data/\w+|extra/.*"
 _EXPORTED = re.compile(
-    rf"{_FRAME}|{re.escape(_PROGRAM)}|{re.escape(_SAMPLES)}|{re.escape(_WEIGHTS)}|{re.escape(_CONSTANTS)}"
+    rf"{_FRAME}|{re.escape(_PROGRAM)}|{re.escape(SAMPLES)}|{re.escape(_WEIGHTS)}|{re.escape(_CONSTANTS)}"
     r"|data/weights/weight_\d+|data/constants/tensor_\d+"
 )
 _SCRIPT = re.compile(rf"{_FRAME}|(data|constants|traced_inputs)(\.pkl|/\d+)|code/.*")
@@ -32,22 +30,24 @@ _TOUCHES_FILES = re.compile(rb"\.(\s|#[^\n]*\n)*(save|from_file|read_file|write_
 
 
 def inspect_exported(path: str, name: str, trusted: bool) -> None:
-    """Checks what ``torch.export.save`` wrote. DATA_LOSS if it is damaged, PERMISSION_DENIED if it is not harmless."""
+    """Checks all of what ``torch.export.save`` wrote. DATA_LOSS if it is damaged, PERMISSION_DENIED if not harmless."""
     with open_archive(path, name) as archive:
-        if any(_OLD_PROGRAM.fullmatch(member) for member in archive.members):
-            raise damaged(f"{name} was written by a torch that is too old: export the model again")
         archive.verify_checksums()
-        if archive.read("archive_format", 16) != b"pt2":
-            raise damaged(f"{name} is no archive of torch.export.save")
-        if trusted:
-            return
-        _check_members(archive, _EXPORTED)
-        check_program(archive.read(_PROGRAM), name)
-        check_payload(archive.read(_WEIGHTS), name, "weight_", _sizes(archive, "data/weights/"))
-        check_payload(archive.read(_CONSTANTS), name, "tensor_", _sizes(archive, "data/constants/"))
-        samples = archive.read(_SAMPLES)
-        if samples:
-            check_tensor_pickle(samples, f"the sample inputs in {name}")
+        check_exported(archive, trusted)
+
+
+def check_exported(archive: Archive, trusted: bool) -> None:
+    """The same without the checksums of the weights, for those who read the weights next."""
+    if any(_OLD_PROGRAM.fullmatch(member) for member in archive.members):
+        raise damaged(f"{archive.name} was written by a torch that is too old: export the model again")
+    if archive.read("archive_format", 16) != b"pt2":
+        raise damaged(f"{archive.name} is no archive of torch.export.save")
+    if trusted:
+        return
+    _check_members(archive, _EXPORTED)
+    check_program(archive.read(_PROGRAM), archive.name)
+    check_payload(archive.read(_WEIGHTS), archive.name, "weight_", _sizes(archive, "data/weights/"))
+    check_payload(archive.read(_CONSTANTS), archive.name, "tensor_", _sizes(archive, "data/constants/"))
 
 
 def inspect_script(path: str, name: str, trusted: bool) -> None:

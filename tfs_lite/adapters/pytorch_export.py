@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.export.pt2_archive.constants import ARCHIVE_VERSION_PATH, ARCHIVE_VER
 from tfs_lite.adapters.archive_reader import ArchiveReader
 from tfs_lite.adapters.contract import LoadedModel, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.inspect_archive import Archive, open_archive
-from tfs_lite.adapters.inspect_artifact import COMPILED, inspect_exported
+from tfs_lite.adapters.inspect_artifact import COMPILED, check_exported
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.results import by_name, numbered
 from tfs_lite.adapters.tensors import DATA_TYPES, Array, to_tensor
@@ -34,6 +35,8 @@ NAME = "pytorch_export"
 ARTEFACT = "model.pt2"
 _EXPORTER_MINIMUM = 2
 _SYMBOL = re.compile(r"[a-z]+\d+")
+_READING = threading.Lock()
+"""torch keeps the program that it reads in a global, and fails when a second thread reads another one."""
 
 
 class ExportedModel(LoadedModel):
@@ -66,9 +69,10 @@ class ExportedModel(LoadedModel):
 
 def open_exported(request: OpenRequest) -> ExportedModel:
     path = os.path.join(request.files.directory, ARTEFACT)
-    inspect_exported(path, ARTEFACT, request.trusted)
     with open_archive(path, ARTEFACT) as archive:
-        program = _read_program(archive)
+        check_exported(archive, request.trusted)
+        with _READING:
+            program = _read_program(archive)
     if any(value.device != request.device for value in _placeholders(program)):
         program = move_to_device_pass(program, request.device)
     return ExportedModel(request, program)

@@ -11,7 +11,7 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
 from tfs_lite.core.handle import ServableHandle
@@ -47,7 +47,8 @@ class AspiredVersionsManager(TargetBase[Loader]):
     What it promises towards sources: a version that is missing from the newest list of its stream is unloaded, an empty
     list unloads the stream; one residency uses one loader, others offered meanwhile are dropped; a ready version of the
     newest list is never unloaded. It may lag, and it may refuse. A second list for a stream that comes before the first
-    was looked at replaces it. A list that names a version still on its way out waits, whole, until that is gone.
+    was looked at replaces it. A list that names a version still on its way out waits, whole, until that is gone;
+    meanwhile no other version of the stream is unloaded.
 
     A version that ended in error stays so, for everybody to see, until it is emitted with another revision (or healthy,
     if it arrived with an error), until it is aspired no more, or, if it lacked resources, until some version was
@@ -104,9 +105,9 @@ class AspiredVersionsManager(TargetBase[Loader]):
         """
         with self._ticking:
             self._flush()
-            self._accept_pending()
+            waiting = self._accept_pending()
             self._manager.renew_exhausted()
-            action = self._act()
+            action = self._act(waiting)
         self._manager.run_pending()
         return action
 
@@ -128,18 +129,22 @@ class AspiredVersionsManager(TargetBase[Loader]):
                 self._left_alone.pop(snapshot.id, None)
                 self._manager.stop_managing_servable(snapshot.id)
 
-    def _accept_pending(self) -> None:
+    def _accept_pending(self) -> set[str]:
+        """Returns the streams whose newest list has to wait."""
         with self._pending_lock:
             names = sorted(self._pending)
         streams = self._streams()
+        waiting = set()
         for name in names:
             managed = {snapshot.id: snapshot for snapshot in streams.get(name, ())}
             with self._pending_lock:
                 versions = self._pending[name]
                 if any(_on_its_way_out(managed.get(item.id)) for item in versions):
+                    waiting.add(name)
                     continue
                 del self._pending[name]
             self._accept(versions, managed)
+        return waiting
 
     def _accept(
         self, versions: Sequence[ServableData[Loader]], managed: dict[ServableId, ServableStateSnapshot]
@@ -184,9 +189,15 @@ class AspiredVersionsManager(TargetBase[Loader]):
                 item.id,
             )
 
-    def _act(self) -> Action | None:
+    def _act(self, waiting: Container[str]) -> Action | None:
+        """While the newest list of a stream waits, nothing of that stream is unloaded: the list that asked for it is
+        out of date, and the newest one may want what is ready, or need it to bridge the gap."""
         asked = [self._ask(name, versions) for name, versions in self._streams().items()]
-        actions = [action for action in asked if action is not None]
+        actions = [
+            action
+            for action in asked
+            if action is not None and not (action.kind is ActionKind.UNLOAD and action.id.name in waiting)
+        ]
         if not actions:
             return None
         action = self._first(actions)

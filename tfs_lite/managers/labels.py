@@ -74,11 +74,11 @@ class VersionLabels:
         if not self._allowed:
             raise invalid_argument(f'Version labels are not allowed; model "{model}" was asked for label "{label}"')
         if self._table is None:
-            raise ServingError(StatusCode.UNAVAILABLE, f'Version labels are not known yet (model "{model}")')
+            raise ServingError(StatusCode.UNAVAILABLE, f'Model labels does not init yet (model "{model}")')
         labels = self._table.get(model, {})
         if label not in labels:
             known = ", ".join(sorted(labels)) or "none"
             raise invalid_argument(
-                f'Unrecognized servable version label "{label}" of model "{model}". Its labels: {known}'
+                f'Unrecognized servable version label: {label}. Model "{model}" has the labels: {known}'
             )
         return labels[label]

@@ -63,7 +63,7 @@ class ServerCore:
         self._monitor.subscribe(self._on_event)
         self._manager = self._make_manager()
         self._labels = VersionLabels()
-        self._waiter = ModelWaiter(self.view, self.changes, self.clock, options.version_quiet_period_seconds)
+        self._waiter = ModelWaiter(self.view, self.changes, self.clock)
         platforms = Platforms.known()
         self._topology = Topology(
             self._manager,

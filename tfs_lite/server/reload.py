@@ -61,11 +61,14 @@ class Reloader:
     def apply(self, config: ModelServerConfig) -> None:
         """Returns once every new model is available. UNKNOWN names those that are not, with the reasons.
 
-        INVALID_ARGUMENT and FAILED_PRECONDITION leave everything as it was; UNAVAILABLE: another reload takes too long.
+        INVALID_ARGUMENT and FAILED_PRECONDITION leave everything as it was. UNAVAILABLE: before the first config, or
+        another reload takes too long.
         """
         if not self._applying.acquire(timeout=self._options.reload_timeout_seconds):
             raise ServingError(StatusCode.UNAVAILABLE, "another config is still being applied; try again later")
         try:
+            if self._config is None:
+                raise ServingError(StatusCode.UNAVAILABLE, "the server is starting; try again in a moment")
             since = self._clock.time()
             added = self._commit(config)
             result = self._waiter.wait(added, self._options.reload_timeout_seconds, since=since)

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class Running:
-    """Construction opens the ports, or raises and leaves nothing behind; then ``load_first`` on a thread of its own;
-    ``stop`` once. ``hurry`` may come while ``stop`` runs."""
+    """Construction opens the ports, or raises and leaves nothing behind; then ``begin``; then ``stop``, once. ``hurry``
+    may come while ``stop`` runs."""
 
     def __init__(self, options: ServerOptions) -> None:
         settle()
@@ -60,9 +60,17 @@ class Running:
     def begin(self, on_answer: Callable[[ServingError | None], None]) -> None:
         """Loads what is known at the start, on a thread of its own. ``on_answer`` gets None when the server is ready,
         or is stopped before, and the failure when the options make one fatal."""
-        self._first_load = threading.Thread(
-            target=lambda: on_answer(self._load_first()), name="tfs-first-load", daemon=True
-        )
+
+        def load() -> None:
+            try:
+                failure = self._load_first()
+            except ServingError as error:
+                failure = error
+            if failure is not None:
+                logger.error("%s", str(failure))
+            on_answer(failure)
+
+        self._first_load = threading.Thread(target=load, name="tfs-first-load", daemon=True)
         self._first_load.start()
 
     def stop(self, drain_timeout: float) -> None:
@@ -95,7 +103,6 @@ class Running:
         if core.stopping:
             return None
         if options.exit_on_initial_load_failure and result.error is not None:
-            logger.error("%s", str(result.error))
             return result.error
         self.health.set_ready()
         core.changes.ring()

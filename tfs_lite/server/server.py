@@ -10,7 +10,6 @@ servable). The ports answer before the first model is loaded.
 
 from __future__ import annotations
 
-import logging
 import threading
 from types import TracebackType
 from typing import Any
@@ -20,8 +19,6 @@ from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.server.core import ServerCore
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.server.running import Running
-
-logger = logging.getLogger(__name__)
 
 
 class Server:
@@ -83,10 +80,11 @@ class Server:
             running.hurry()
             self._stopped.wait()
             return
-        running.stop(self.options.drain_timeout_seconds if drain_timeout is None else drain_timeout)
-        self._answered.set()
-        self._ended.set()
-        self._stopped.set()
+        try:
+            running.stop(self.options.drain_timeout_seconds if drain_timeout is None else drain_timeout)
+        finally:
+            for event in (self._answered, self._ended, self._stopped):
+                event.set()
 
     def __enter__(self) -> Server:
         return self.start()

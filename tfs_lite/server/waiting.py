@@ -22,6 +22,8 @@ from tfs_lite.server.view import ServingView
 
 GRACE = 1.0
 """Seconds that a bad verdict must hold when it may be about the past."""
+SETTLING = 60.0
+"""Seconds that files may take to settle, or to be checked, before that is an answer."""
 
 
 class Answer(enum.Enum):
@@ -43,6 +45,7 @@ class Snapshot:
     attempts: Mapping[int, LoadAttempt] = field(default_factory=dict)
     problem: Status = OK
     waiting: Mapping[int, str] = field(default_factory=dict)
+    settling: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class WaitRules:
-    """``since``: wall-clock time from which on an event is about the present. ``quiet_period``: how long files may
-    settle. ``first_attempt_counts``: a failed attempt is an answer, even if others follow."""
+    """``since``: wall-clock time from which on an event is about the present. ``first_attempt_counts``: a failed
+    attempt is an answer, even if others follow."""
 
     since: float
-    quiet_period: float
     first_attempt_counts: bool
 
 
@@ -78,7 +80,7 @@ def judge(name: str, snapshot: Snapshot, rules: WaitRules) -> Verdict:
             (f"{{name: {name} version: {version}}}", Status(StatusCode.UNAVAILABLE, reason))
             for version, reason in snapshot.waiting.items()
         )
-        return Verdict(Answer.FAILED, rules.quiet_period + GRACE, reasons)
+        return Verdict(Answer.FAILED, SETTLING if snapshot.settling else GRACE, reasons)
     if not snapshot.problem.ok:
         return Verdict(Answer.FAILED, GRACE, ((f"{{name: {name}}}", snapshot.problem),))
     return Verdict(Answer.PENDING)
@@ -133,18 +135,17 @@ _NO_ANSWER = Status(StatusCode.DEADLINE_EXCEEDED, "no version had been loaded, n
 class ModelWaiter:
     """Blocks its caller, who must not be the event loop. :meth:`close` ends every wait, also later ones."""
 
-    def __init__(self, view: ServingView, changes: Changes, clock: Clock, quiet_period: float) -> None:
+    def __init__(self, view: ServingView, changes: Changes, clock: Clock) -> None:
         self._view = view
         self._changes = changes
         self._clock = clock
-        self._quiet_period = quiet_period
         self._closed = threading.Event()
 
     def wait(
         self, names: Iterable[str], timeout: float | None, *, since: float, first_attempt_counts: bool = False
     ) -> WaitResult:
         """The verdicts once all are final, or as they stand after ``timeout`` seconds or when closed."""
-        rules = WaitRules(since, self._quiet_period, first_attempt_counts)
+        rules = WaitRules(since, first_attempt_counts)
         ends = None if timeout is None else self._clock.monotonic() + timeout
         names, held = tuple(names), dict[str, tuple[Answer, float]]()
         while True:
@@ -186,4 +187,5 @@ class ModelWaiter:
             attempts={version: attempt for version, attempt in attempts.items() if attempt},
             problem=report.problem if report else OK,
             waiting=report.waiting if report else {},
+            settling=report.settling if report else frozenset(),
         )

@@ -27,10 +27,12 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Not yet, and why, in words for people. ``retry_in``: seconds after which the verdict may change by itself."""
+    """Not yet, and why, in words for people. ``retry_in``: seconds after which the verdict may change by itself.
+    ``settling``: it will change by itself, if nothing else happens to the files."""
 
     reason: str
     retry_in: float | None = None
+    settling: bool = False
 
 
 class Need(enum.Enum):
@@ -73,7 +75,7 @@ def judge(tree: Tree, evidence: Evidence, quiet_period: float) -> Complete | Wai
         return Waiting("no files yet")
     left = quiet_left(tree, evidence, quiet_period)
     if left > 0:
-        return Waiting(f"files changed less than {quiet_period:g} s ago", max(left, MIN_RETRY))
+        return Waiting(f"files changed less than {quiet_period:g} s ago", max(left, MIN_RETRY), settling=True)
     if evidence.structure is None:
         return Need.STRUCTURE
     return Waiting(evidence.structure) if evidence.structure else Complete(tree.fingerprint)

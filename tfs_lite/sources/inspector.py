@@ -60,7 +60,8 @@ class VersionInspector:
             verdict = judge(tree, record.evidence, quiet_period)
             while isinstance(verdict, Need):
                 if not self._gather(verdict, path, tree, record):
-                    return Waiting(f"checking the digests of {sum(file.size for file in tree.files)} bytes")
+                    size = sum(file.size for file in tree.files)
+                    return Waiting(f"checking the digests of {size} bytes", settling=True)
                 verdict = judge(tree, record.evidence, quiet_period)
         except OSError as error:
             return Waiting(_describe(error, path), quiet_period if error.errno in _TRANSIENT else None)

@@ -55,7 +55,7 @@ def look_at(
     children = _version_directories(entries)
     existing = versions_in(children)
     stream.offered = {version: revision for version, revision in stream.offered.items() if version in existing}
-    look, waiting = Look(SourceReport(servable.name)), _missing(servable, existing)
+    look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), set[int]()
 
     def usable(version: int, child: str) -> bool:
         path = os.path.join(servable.base_path, child)
@@ -69,10 +69,11 @@ def look_at(
             look.retry_in.append(verdict.retry_in)
         if version not in stream.offered:
             waiting[version] = _printable(verdict.reason)
+            settling.update({version} if verdict.settling else ())
         return version in stream.offered
 
     chosen = choose(children, servable.policy, usable)
-    look.report = SourceReport(servable.name, _empty_problem(servable, existing), waiting)
+    look.report = SourceReport(servable.name, _empty_problem(servable, existing), waiting, frozenset(settling))
     if chosen or not config.servable_versions_always_present:
         look.aspired = [_offer(servable, stream, version, child) for version, child in chosen]
     return look

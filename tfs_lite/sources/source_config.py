@@ -67,8 +67,10 @@ class SourceReport:
 
     ``problem``: OK, or why the stream has nothing to offer (base path missing, unreadable or without versions).
     ``waiting``: versions that are wanted and not offered yet -> the reason.
+    ``settling``: those of them that will be offered soon if nothing else happens to their files.
     """
 
     name: str
     problem: Status = OK
     waiting: Mapping[int, str] = field(default_factory=dict)
+    settling: frozenset[int] = frozenset()

@@ -48,6 +48,7 @@ _NEXT: dict[ManagerState | None, frozenset[ManagerState]] = {
 _PUBLIC: dict[HarnessState, frozenset[ManagerState]] = {
     _H.NEW: frozenset({_M.START}),
     _H.LOAD_REQUESTED: frozenset({_M.START}),
+    _H.LOAD_APPROVED: frozenset({_M.START}),
     _H.LOADING: frozenset({_M.LOADING}),
     _H.READY: frozenset({_M.AVAILABLE}),
     _H.QUIESCING: frozenset({_M.UNLOADING}),
@@ -80,8 +81,10 @@ class Life:
     """Its memory counts."""
     unwanted: bool = False
     """It was un-aspired before it was ready; nothing can make it available any more."""
+    last_item: ServableData[Loader] | None = None
+    """What the newest list said of it when it ended."""
     ended_item: ServableData[Loader] | None = None
-    """The errored item that its last End was for."""
+    """The item that arrived with an error and has had its End."""
 
     @property
     def ended(self) -> bool:
@@ -153,19 +156,15 @@ class Referee:
 
     def _see_end(self, event: ServableState, before: ManagerState | None, life: Life) -> None:
         life.holds = False
-        if before in (None, _M.END):
-            self._see_errored_item(event, life)
+        item = life.last_item = self.wishes.get(event.id.name, {}).get(event.id)
+        if before in (None, _M.END):  # only an item that arrives with an error ends without having started, and once
+            genuine = item is not None and item.status == event.health and item is not life.ended_item
+            self.expect(genuine, f"(5) a second End: {event}")
+            life.ended_item = item
         self.expect(event.health.ok is (before is _M.UNLOADING), f"(5) {event} after {before}")
         self.expect(not self._is_obtainable(event.id), f"(5) {event.id} has ended and is obtainable")
         loaded = life.loader is not None and life.loader.servable is not None
         self.expect(not loaded, f"(5) {event.id} has ended and is loaded")
-
-    def _see_errored_item(self, event: ServableState, life: Life) -> None:
-        """Only an item that arrives with an error ends without having started, once."""
-        item = self.wishes.get(event.id.name, {}).get(event.id)
-        genuine = item is not None and item.status == event.health and item is not life.ended_item
-        self.expect(genuine, f"(5) a second End: {event}")
-        life.ended_item = item
 
     def saw_estimate(self, loader: SimulatedLoader) -> None:
         life = self.lives.setdefault(loader.item.id, Life())
@@ -258,8 +257,10 @@ class Referee:
         status = life.health.health
         if not item.status.ok:  # if it was healthy before, it may have ended before it became an error
             return status.code is not StatusCode.CANCELLED
-        if life.loader is None or life.loader.item.revision != item.revision:
+        if life.loader is None:
             return False
+        if life.loader.item.revision != item.revision and item is not life.last_item:
+            return False  # a list that came after its end has other files
         if status.code is StatusCode.RESOURCE_EXHAUSTED:
             return not has_room(self.held(), life.loader.need)
         return life.loader.explains(status)
@@ -277,7 +278,14 @@ class Referee:
         return sorted(id_ for id_, life in self.lives.items() if life.state is _M.AVAILABLE)
 
     def held(self) -> list[Need]:
-        return [life.loader.need for life in self.lives.values() if life.holds and life.loader is not None]
+        """What is used, is being loaded, or was promised to a load that waits for a thread."""
+        snapshots = self._manager.get_managed_servable_state_snapshots()
+        promised = {snapshot.id for snapshot in snapshots if snapshot.state is _H.LOAD_APPROVED}
+        return [
+            life.loader.need
+            for id_, life in self.lives.items()
+            if life.loader is not None and (life.holds or id_ in promised)
+        ]
 
     def _running(self) -> list[str]:
         """The ids, as text, of the versions with a task between start and finish."""

@@ -12,13 +12,14 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
-from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import MANIFEST_NAME, Manifest, ManifestFile
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.clock import VirtualClock
 from tfs_lite.testing.disk import MemoryDisk
 
 BASES = ("/models/a", "/models/b", "/models/c", "/models/spare")
 _RECIPE, _WEIGHTS = "recipe.json", "weights.safetensors"
+_MOMENT = 1 / 128
 _WHOLE = (2).to_bytes(8, "little") + b"{}"
 
 
@@ -91,9 +92,12 @@ class StoredVersion:
 
 
 class ModelStore:
-    """``bases``: every base path that exists, with its versions. ``denied``: base paths that cannot be listed."""
+    """``bases``: every base path that exists, with its versions. ``denied``: base paths that cannot be listed.
 
-    def __init__(self, clock: Clock) -> None:
+    Every change takes a moment: as on a real disk, time stamps tell two states of a file apart.
+    """
+
+    def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
         self.disk = MemoryDisk(clock)
         self.disk.mkdir("/models")
@@ -102,6 +106,7 @@ class ModelStore:
 
     def push(self, base: str, version: int, recipe: Recipe, arrival: Arrival) -> None:
         """A new version. What was under that number is replaced."""
+        self._clock.advance(_MOMENT)
         path = f"{base}/{version}"
         if arrival is Arrival.COPIED:
             if version in self.bases.get(base, {}):
@@ -124,17 +129,20 @@ class ModelStore:
 
     def finish(self, base: str, version: int) -> None:
         """The rest of a version that is being copied; the same file again for any other."""
+        self._clock.advance(_MOMENT)
         self.disk.write(f"{base}/{version}/{_WEIGHTS}", _WHOLE)
         known = self.bases[base][version]
         known.all_there, known.changed = True, self._clock.monotonic()
 
     def overwrite(self, base: str, version: int, recipe: Recipe) -> None:
         """Another recipe in place. A manifest stays, and does not fit any more."""
+        self._clock.advance(_MOMENT)
         self.disk.write(f"{base}/{version}/{_RECIPE}", recipe.to_bytes())
         known = self.bases[base][version]
         known.recipe, known.changed = recipe, self._clock.monotonic()
 
     def delete(self, base: str, version: int) -> None:
+        self._clock.advance(_MOMENT)
         self.disk.remove(f"{base}/{version}")
         del self.bases[base][version]
 

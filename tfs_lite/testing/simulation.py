@@ -181,10 +181,12 @@ class Simulation:
             self.referee.mercy = streams - {held}
             for handle in [handle for handle in self.referee.handles if handle.id.name != held]:
                 self._release(handle)
-            for poll in range(4):
-                self._poll(settled=poll == 3)
+            for _ in range(3):
+                self._poll()
                 self.clock.advance(self._options.quiet_period + 0.5)
-            self._come_to_rest(held)
+            for _ in range(2):  # a version whose files changed while it loaded is taken up anew by a later poll
+                self._poll(settled=True)
+                self._come_to_rest(held)
             self.referee.check_rest(held)
             self.referee.mercy = frozenset()
 

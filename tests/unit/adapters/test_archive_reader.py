@@ -23,6 +23,7 @@ def path(tmp_path: Path) -> str:
         archive.writestr("model/models/model.json", "{}" + " " * (2 << 20))
         archive.writestr("model/data/weights/weight_0", LARGE.numpy().tobytes())
         archive.writestr("model/data/weights/weight_1", SMALL.numpy().tobytes())
+        archive.writestr("model/data/sample_inputs/model.pt", b"a pickle")
     return str(file)
 
 
@@ -56,3 +57,8 @@ def test_tensor_that_differs_from_its_checksum_is_data_loss(path: str) -> None:
     with open_archive(path, "model.pt2") as archive, pytest.raises(ServingError) as failure:
         ArchiveReader(archive).read_bytes("data/weights/weight_0")
     assert failure.value.code is StatusCode.DATA_LOSS
+
+
+def test_sample_inputs_are_hidden_from_torch(path: str) -> None:
+    with open_archive(path, "model.pt2") as archive:
+        assert ArchiveReader(archive).read_bytes("data/sample_inputs/model.pt") == b""

@@ -55,16 +55,6 @@ def test_unexpected_member_needs_trust(exported_once, tmp_path, member):
     inspect_exported(str(path), "model.pt2", trusted=True)
 
 
-def test_sample_inputs_that_run_code_need_trust(exported_once, tmp_path, capsys):
-    def edit(name, data):
-        return saved(((Evil(),), {})) if name.startswith("data/sample_inputs") else data
-
-    path = rewrite_archive(exported_once / "model.pt2", tmp_path / "model.pt2", edit)
-    assert exported_code(path) is StatusCode.PERMISSION_DENIED
-    inspect_exported(str(path), "model.pt2", trusted=True)
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize("missing", ["models/model.json", "data/weights/model_weights_config.json", "archive_format"])
 def test_incomplete_archive_is_damage(exported_once, tmp_path, missing):
     def edit(name, data):

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from collections import namedtuple
+import io
+import struct
+import threading
+import zipfile
 
 import numpy as np
 import pytest
@@ -10,8 +13,8 @@ from tfs_lite.adapters.pytorch_export import open_exported
 from tfs_lite.config.model import ModelSettings, ModelTensor
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.platforms import rewrite_archive
 
-Pair = namedtuple("Pair", ["left", "right"])
 DYNAMIC = torch.export.Dim.DYNAMIC
 
 
@@ -83,6 +86,26 @@ def test_dynamic_dimension_takes_any_size_whatever_the_exporter_says(opened, row
     assert isinstance(dim, SymbolicDim)
     assert dim.maximum is None
     assert model.run(DEFAULT_SIGNATURE, {"x": np.ones((rows, 3), np.float32)}, ())["output_0"].shape == (rows, 3)
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("you have been had",))
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_sample_inputs_are_never_unpickled(exported, request_for, capsys, trusted):
+    samples = io.BytesIO()
+    torch.save(((Evil(),), {}), samples)
+    rewrite_archive(
+        exported / "model.pt2",
+        exported / "new",
+        lambda name, data: samples.getvalue() if name.startswith("data/sample_inputs") else data,
+    )
+    (exported / "new").replace(exported / "model.pt2")
+    model = open_exported(request_for(exported, trusted=trusted))
+    assert model.run("", {"x": np.ones((1, 4), np.float32)}, ("y",))["y"].tolist() == [[2, 2, 2, 2]]
+    assert capsys.readouterr().out == ""
 
 
 class Several(torch.nn.Module):
@@ -254,3 +277,31 @@ def test_memory_is_that_of_the_tensors(opened):
             return self.linear(x) + self.mask.sum() + self.constant.sum()
 
     assert opened(Weighted(), torch.zeros(2, 10)).resident_bytes() == 400 + 5 + 12
+
+
+def test_several_threads_load_at_the_same_time(exported, request_for):
+    answers = []
+
+    def load():
+        model = open_exported(request_for(exported))
+        answers.append(model.run("", {"x": np.ones((1, 4), np.float32)}, ("y",))["y"].tolist())
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert answers == [[[2, 2, 2, 2]]] * 4
+
+
+def test_weight_that_differs_from_its_checksum_is_damage(exported, request_for):
+    path = exported / "model.pt2"
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        (info,) = (info for info in archive.infolist() if info.filename.endswith("weight_0"))
+    lengths = struct.unpack_from("<HH", data, info.header_offset + 26)
+    data[info.header_offset + 30 + sum(lengths)] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ServingError, match=r"model\.pt2 is truncated or damaged: Bad CRC-32") as caught:
+        open_exported(request_for(exported))
+    assert caught.value.code is StatusCode.DATA_LOSS

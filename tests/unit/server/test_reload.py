@@ -152,7 +152,7 @@ def test_label_needs_an_available_version(house: House, publish: Publish) -> Non
     house.reload(entry("a", STABLE.format(2)))
     assert house.version("a", label="stable") == 2
     house.reload(entry("a"))
-    with pytest.raises(ServingError, match="Unrecognized servable version label") as caught:
+    with pytest.raises(ServingError, match="Unrecognized servable version label: stable") as caught:
         house.version("a", label="stable")
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 

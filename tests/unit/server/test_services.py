@@ -81,7 +81,7 @@ def test_predict_gives_only_the_outputs_asked_for(channel: grpc.Channel) -> None
         ({"name": "nobody"}, MISSING, "Servable not found for request: Latest(nobody)"),
         ({"name": "missing"}, MISSING, "Servable not found for request: Latest(missing)"),
         ({"name": ""}, INVALID, "ModelSpec has no name specified"),
-        ({"version_label": "best"}, INVALID, "Unrecognized servable version label"),
+        ({"version_label": "best"}, INVALID, "Unrecognized servable version label: best"),
         ({"signature_name": "no"}, grpc.StatusCode.FAILED_PRECONDITION, 'Serving signature key "no" not found'),
     ],
 )

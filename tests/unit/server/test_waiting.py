@@ -12,14 +12,14 @@ from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.server.changes import Changes
 from tfs_lite.server.loads import LoadAttempt
 from tfs_lite.server.view import ServingView
-from tfs_lite.server.waiting import GRACE, Answer, ModelWaiter, Snapshot, WaitRules, judge
+from tfs_lite.server.waiting import GRACE, SETTLING, Answer, ModelWaiter, Snapshot, WaitRules, judge
 from tfs_lite.sources.source_config import SourceReport
 
 M1, M2 = ServableId("m", 1), ServableId("m", 2)
 BROKEN = Status(StatusCode.INVALID_ARGUMENT, "broken")
 NOW = 1000.0
-RULES = WaitRules(since=NOW, quiet_period=2.0, first_attempt_counts=False)
-FIRST = WaitRules(since=NOW, quiet_period=2.0, first_attempt_counts=True)
+RULES = WaitRules(since=NOW, first_attempt_counts=False)
+FIRST = WaitRules(since=NOW, first_attempt_counts=True)
 
 
 def timed(servable_id: ServableId, state: ManagerState, health: Status = OK, time: float = NOW) -> TimedState:
@@ -77,8 +77,11 @@ def test_missing_base_path_fails_after_a_moment_with_its_reason() -> None:
 
 
 def test_version_whose_files_settle_gets_the_time_to() -> None:
-    verdict = judge("m", Snapshot(True, waiting={3: "files changed"}), RULES)
-    assert (verdict.answer, verdict.holds_after) == (Answer.FAILED, RULES.quiet_period + GRACE)
+    stuck = judge("m", Snapshot(True, waiting={3: "model.pt2 is truncated"}), RULES)
+    assert (stuck.answer, stuck.holds_after) == (Answer.FAILED, GRACE)
+    settling = Snapshot(True, waiting={3: "files changed"}, settling=frozenset({3}))
+    verdict = judge("m", settling, RULES)
+    assert (verdict.answer, verdict.holds_after) == (Answer.FAILED, SETTLING)
     ((what, status),) = verdict.reasons
     assert what == "{name: m version: 3}"
     assert status == Status(StatusCode.UNAVAILABLE, "files changed")
@@ -96,7 +99,7 @@ class World:
         self.changes = Changes()
         self.clock = SystemClock()
         self.view = ServingView(lambda name: self.states.get(name, {}), lambda _: None, self.changes.ring)
-        self.waiter = ModelWaiter(self.view, self.changes, self.clock, quiet_period=0.0)
+        self.waiter = ModelWaiter(self.view, self.changes, self.clock)
 
     def set(self, servable_id: ServableId, state: TimedState) -> None:
         self.states[servable_id.name] = {servable_id.version: state}
