@@ -16,19 +16,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import statistics
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import grpc
 import numpy as np
-import torch
 
-import tfs_lite
 from tfs_lite.protocols.messages import PredictRequest, PredictResponse
 from tfs_lite.protocols.tensor_proto import encode
 from tfs_lite.testing.process import ServerProcess, wait_until
@@ -38,25 +40,44 @@ WARM_UP_SECONDS = 1.0
 
 
 class Staging:
-    """Complete versions of one model, kept beside the served base path so that a push is a single rename."""
+    """Published copies of one model, beside the served base path, that take turns: a push is a single rename."""
 
-    def __init__(self, root: Path, name: str, module: torch.nn.Module, width: int) -> None:
+    def __init__(self, root: Path, name: str, copies: int) -> None:
+        self.name = name
         self.base = root / "served" / name
-        self._staged = root / "staged" / name
-        self.base.mkdir(parents=True)
-        self._original = tfs_lite.save(module, self._staged, example_inputs=(torch.zeros(2, width),))
+        self.staged = root / "staged" / name
         self.version = 0
+        self._copies = copies
+        self._oldest = 1
+
+    def prepare(self, width: int, module: object) -> None:
+        import torch
+
+        import tfs_lite
+
+        self.base.mkdir(parents=True)
+        for copy in range(self._copies):
+            tfs_lite.save(module, self.staged, example_inputs=(torch.zeros(2, width),), version=copy)
 
     def push(self) -> float:
-        """Renames the next version into place, drops the one before the last; returns the time of the rename."""
+        """Renames an idle copy into place as the next version; returns the time of the rename."""
         self.version += 1
-        copy = self._staged / f"next-{self.version}"
-        copy.mkdir()
-        for file in Path(self._original).iterdir():
-            os.link(file, copy / file.name)
         pushed = time.perf_counter()
-        copy.rename(self.base / str(self.version))
+        self._idle_place(self.version).rename(self.base / str(self.version))
         return pushed
+
+    def take_back(self) -> None:
+        """Moves every version but the last back, once nobody needs them to be there."""
+        for old in range(self._oldest, self.version):
+            (self.base / str(old)).rename(self._idle_place(old))
+        self._oldest = self.version
+
+    def resume(self, version: int) -> None:
+        """Another process went on to ``version`` and took back what was before."""
+        self.version = self._oldest = version
+
+    def _idle_place(self, version: int) -> Path:
+        return self.staged / str(version % self._copies)
 
 
 class Probe:
@@ -96,12 +117,6 @@ class Probe:
             return latencies
 
 
-def versions(server: ServerProcess, model: str) -> dict[int, str]:
-    status, body = server.get(f"/v1/models/{model}")
-    found = json.loads(body)["model_version_status"] if status == 200 else []
-    return {int(row["version"]): row["state"] for row in found}
-
-
 def push_times(server: ServerProcess, a: Staging, probe: Probe, pushes: int) -> tuple[list[float], float]:
     """Seconds from rename to first answer, per push, and the mean seconds of the loads among them."""
     before = load_seconds(server)
@@ -110,6 +125,7 @@ def push_times(server: ServerProcess, a: Staging, probe: Probe, pushes: int) -> 
         for _ in range(pushes):
             pushed = a.push()
             found.append(probe.wait_version(call, a.version) - pushed)
+    a.take_back()
     after = load_seconds(server)
     return found, (after[0] - before[0]) / max(after[1] - before[1], 1)
 
@@ -125,30 +141,43 @@ def load_seconds(server: ServerProcess) -> tuple[float, float]:
 
 
 class Swapper:
-    """Pushes versions of one model in a loop, each as soon as the one before is available."""
+    """Pushes versions of one model in a loop, each once the one before is available, from a process of its own."""
 
-    def __init__(self, server: ServerProcess, name: str, staging: Staging) -> None:
-        self._server, self._name, self._staging = server, name, staging
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+    def __init__(self, server: ServerProcess, staging: Staging) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._staging = staging
+        self._stop = context.Event()
+        self._version = context.Value("q", staging.version)
+        self._process = context.Process(
+            target=swap_until, args=(staging, server.http_port, self._version, self._stop), daemon=True
+        )
         self.swaps = 0
 
     def __enter__(self) -> Swapper:
-        self._thread.start()
+        self._process.start()
+        wait_until(lambda: self._version.value > self._staging.version, "the first swap")
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stop.set()
-        self._thread.join()
+        self._process.join()
+        self.swaps = self._version.value - self._staging.version
+        self._staging.resume(self._version.value)
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            self._staging.push()
-            wait_until(self._settled, f"version {self._staging.version} of {self._name} is available", interval=0.05)
-            self.swaps += 1
 
-    def _settled(self) -> bool:
-        return versions(self._server, self._name).get(self._staging.version) == "AVAILABLE"
+def swap_until(staging: Staging, http_port: int, version: Synchronized[int], stop: Event) -> None:
+    while not stop.is_set():
+        staging.push()
+        wait_until(lambda: is_available(http_port, staging), f"{staging.name} {staging.version}", interval=0.05)
+        staging.take_back()
+        version.value = staging.version
+
+
+def is_available(http_port: int, staging: Staging) -> bool:
+    url = f"http://127.0.0.1:{http_port}/v1/models/{staging.name}"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        rows = json.load(answer)["model_version_status"]
+    return any(int(row["version"]) == staging.version and row["state"] == "AVAILABLE" for row in rows)
 
 
 def p99(latencies: list[float]) -> float:
@@ -162,20 +191,24 @@ def rounds(server: ServerProcess, probe: Probe, a: Staging, b: Staging, args: ar
 
     for _ in range(args.rounds):
         row = {"steady": measure()}
-        with Swapper(server, "a", a) as swapper:
+        with Swapper(server, a) as swapper:
             row["swapping_a"] = measure()
         row["swaps_a"] = swapper.swaps
-        with Swapper(server, "b", b) as swapper:
+        with Swapper(server, b) as swapper:
             row["reloading_b"] = measure()
         row["swaps_b"] = swapper.swaps
         yield row
 
 
 def run(args: argparse.Namespace) -> dict[str, float | str]:
+    import torch
+
     small = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
     big = torch.nn.Linear(7071, 7071)
     with tempfile.TemporaryDirectory() as folder:
-        a, b = Staging(Path(folder), "a", small, 32), Staging(Path(folder), "b", big, 7071)
+        a, b = Staging(Path(folder), "a", args.pushes + 2), Staging(Path(folder), "b", 2)
+        a.prepare(32, small)
+        b.prepare(7071, big)
         a.push()
         b.push()
         flags = (f"--model_repository={folder}/served", "--file_system_poll_wait_seconds=60")

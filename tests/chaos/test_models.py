@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.models import gated_source
+from tfs_lite.testing.models import gated_source, waiting_source
 from tfs_lite.testing.probe import ROW
 from tfs_lite.testing.process import wait_until
 
@@ -111,26 +110,12 @@ def test_model_whose_close_fails_is_unloaded_all_the_same(served, body, request)
     assert served.probe.ask(model) == 2
 
 
-def waits_at_import(gate: Path) -> str:
-    """Code that says that it is being loaded and goes on when the file ``open`` is there."""
-    return f"""
-import pathlib
-import time
-
-GATE = pathlib.Path({str(gate)!r})
-(GATE / "loading").touch()
-latest = time.monotonic() + 120
-while not (GATE / "open").exists() and time.monotonic() < latest:
-    time.sleep(0.005)
-"""
-
-
 def test_model_that_takes_long_to_load_holds_up_no_other_models_swaps(served, model, tmp_path):
     slow = "code_slow_load"
     served.publish_code(slow, 1, GOOD.format(version=1))
     served.probe.wait_available(slow, 1)
-    served.publish_code(slow, 2, waits_at_import(tmp_path) + GOOD.format(version=2))
-    wait_until(lambda: (tmp_path / "loading").exists(), "version 2 is being loaded")
+    served.publish_code(slow, 2, waiting_source(2, tmp_path))
+    wait_until(lambda: (tmp_path / "loading-2").exists(), "version 2 is being loaded")
     for version in (1, 2, 3):
         served.publish(model, version)
         served.probe.wait_available(model, version)
@@ -143,8 +128,8 @@ def test_model_that_takes_long_to_load_holds_up_no_other_models_swaps(served, mo
 
 def test_new_model_that_takes_long_to_load_delays_no_other_new_model(served, model, tmp_path):
     slow = "code_slow_newcomer"
-    served.publish_code(slow, 1, waits_at_import(tmp_path) + GOOD.format(version=1))
-    wait_until(lambda: (tmp_path / "loading").exists(), "the newcomer is being loaded")
+    served.publish_code(slow, 1, waiting_source(1, tmp_path))
+    wait_until(lambda: (tmp_path / "loading-1").exists(), "the newcomer is being loaded")
     served.publish(model, 1)
     served.probe.wait_available(model, 1)
     assert served.probe.ask(model) == 1

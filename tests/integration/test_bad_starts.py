@@ -151,3 +151,17 @@ def test_model_outside_the_allowed_roots_is_refused(tmp_path, outside):
     )
     assert "allowed_model_base_paths" in line
     assert "default" in line, "the model is named"
+
+
+def test_model_that_fails_at_the_start_ends_the_server_only_where_that_was_asked_for(base):
+    (base / "1").mkdir()
+    (base / "1" / "model.pt2").write_bytes(b"no archive at all")
+    server = ServerProcess(f"--model_base_path={base}", "--exit_on_initial_load_failure").start()
+    try:
+        assert server.wait() == 1
+        last = server.log().strip().splitlines()[-1]
+        assert last.startswith("tfs-lite: ")
+        assert "default" in last
+        assert "model.pt2" in last
+    finally:
+        server.stop()

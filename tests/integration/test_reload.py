@@ -48,7 +48,8 @@ def setup(archives, tmp_path_factory):
     setup = Setup(root, root / "models.config")
     setup.write(setup.text("one"))
     flags = (f"--model_config_file={setup.config}", "--model_config_file_poll_wait_seconds=1")
-    loading = ("--version_quiet_period_seconds=0.2", "--max_num_load_retries=0")
+    allowed = f"--allowed_model_base_paths={root}"
+    loading = (allowed, "--version_quiet_period_seconds=0.2", "--max_num_load_retries=0")
     with ServerProcess(*flags, *loading) as server, Probe(server) as probe:
         setup.server, setup.probe = server, probe
         yield setup
@@ -129,6 +130,16 @@ def test_refused_reload_changes_nothing(setup):
         setup.reload(setup.text("two", "two"))
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert "two multiple times" in str(caught.value)
+    assert setup.probe.ask("one") == 11
+    assert setup.unserved("two")
+
+
+def test_model_outside_the_allowed_roots_is_refused_and_changes_nothing(setup, archives, tmp_path):
+    archives.write_version(1, tmp_path / "outside")
+    entry = f'config {{ name: "outside" base_path: "{tmp_path}/outside" }}'
+    with pytest.raises(ServingError, match="outside") as caught:
+        setup.reload(setup.text("one", "two").replace("model_config_list {", f"model_config_list {{ {entry}"))
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert setup.probe.ask("one") == 11
     assert setup.unserved("two")
 

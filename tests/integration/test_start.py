@@ -1,9 +1,14 @@
-"""Many models at once at the start: they load side by side, on several threads, and every one of them is served."""
+"""The start: ports open first, models load side by side, and readiness comes when every model has answered once."""
 
 from __future__ import annotations
 
-from tfs_lite.testing.probe import Probe
-from tfs_lite.testing.process import ServerProcess
+import pytest
+
+from tfs_lite.client import Client
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.models import waiting_source, write_python_version
+from tfs_lite.testing.probe import ROW, Probe, expect_true
+from tfs_lite.testing.process import ServerProcess, wait_until
 
 MODELS = 24
 
@@ -11,9 +16,10 @@ MODELS = 24
 def test_models_that_load_side_by_side_at_the_start_all_serve(archives, tmp_path):
     names = [f"model_{number}" for number in range(1, MODELS + 1)]
     for version, name in enumerate(names, start=1):
-        archives.write_version(version, tmp_path / name)
+        archives.write_version(version, tmp_path / "models" / name)
     flags = (
-        f"--model_repository={tmp_path}",
+        f"--model_repository={tmp_path}/models",
+        f"--grpc_socket_path={tmp_path}/socket",
         "--num_initial_load_threads=8",
         "--max_num_load_retries=0",
         "--version_quiet_period_seconds=0.1",
@@ -21,4 +27,35 @@ def test_models_that_load_side_by_side_at_the_start_all_serve(archives, tmp_path
     )
     with ServerProcess(*flags) as server, Probe(server) as probe:
         assert [probe.ask(name) for name in names] == list(range(1, MODELS + 1))
+        with Client(f"unix:{tmp_path}/socket") as client:
+            assert expect_true(client.predict("model_7", {"x": ROW})) == 7
     assert server.exit_code == 0
+
+
+def test_probes_answer_and_loaded_models_serve_while_another_still_loads(archives, tmp_path):
+    models = tmp_path / "models"
+    archives.write_version(1, models / "fast")
+    write_python_version(models / "slow", 1, waiting_source(1, tmp_path))
+    flags = (
+        f"--model_repository={models}",
+        f"--trusted_model_base_paths={models}/slow",
+        "--version_quiet_period_seconds=0.1",
+    )
+    server = ServerProcess(*flags).start()
+    try:
+        server.wait_status("/livez", 200)
+        wait_until(lambda: (tmp_path / "loading-1").exists(), "the slow model is being loaded")
+        assert server.get("/startupz")[0] == 200
+        assert server.get("/readyz")[0] == 503
+        with Probe(server) as probe:
+            probe.wait_available("fast", 1)
+            assert probe.ask("fast") == 1
+            with pytest.raises(ServingError) as caught:
+                probe.ask("slow")
+            assert caught.value.code is StatusCode.NOT_FOUND
+            assert server.get("/readyz")[0] == 503
+            (tmp_path / "open").touch()
+            server.wait_ready()
+            assert probe.ask("slow") == 1
+    finally:
+        assert server.stop() == 0

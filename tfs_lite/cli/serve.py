@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tfs_lite.server.options import ServerOptions
     from tfs_lite.server.server import Server
 
+_SWITCH_INTERVAL = 0.0005
+
 
 def run(argv: Sequence[str]) -> int:
     settings = parse_flags(["--help" if word == "-h" else word for word in argv], os.environ)
@@ -37,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     options, threads = server_options(settings), torch_threads(settings)
     alarm = Alarm()
     _start_logging(settings["log_level"])
-    _set_torch_threads(*threads)
+    _share_the_cores(*threads)
     return _serve(options, alarm, settings["json"])
 
 
@@ -121,12 +123,10 @@ def _start_logging(level: str) -> None:
     )
 
 
-def _set_torch_threads(intra: int, inter: int) -> None:
-    if not intra and not inter:
-        return
-    import torch
+def _share_the_cores(intra: int, inter: int) -> None:
+    """A load is a long run of Python beside the requests. Threads that wait for the interpreter ask for it after half a
+    millisecond instead of five, since a request changes threads several times."""
+    from tfs_lite.adapters.device import configure_torch_threads
 
-    if intra:
-        torch.set_num_threads(intra)
-    if inter:
-        torch.set_num_interop_threads(inter)
+    sys.setswitchinterval(_SWITCH_INTERVAL)
+    configure_torch_threads(intra, inter)

@@ -7,7 +7,7 @@ from any thread, and only :meth:`ServerCore.reload` and the waits block.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 
@@ -161,8 +161,15 @@ class ServerCore:
         """See :meth:`Reloader.apply`. FAILED_PRECONDITION where the options say that nothing changes."""
         if not self.options.follows_changes:
             raise failed_precondition("the server was started with model_control_mode none: its models do not change")
+        self._counted(self._reloader.apply, config)
+
+    def follow(self, config: ModelServerConfig) -> None:
+        """See :meth:`Reloader.follow`."""
+        self._counted(self._reloader.follow, config)
+
+    def _counted(self, apply: Callable[[ModelServerConfig], None], config: ModelServerConfig) -> None:
         try:
-            self._reloader.apply(config)
+            apply(config)
         except ServingError as error:
             logger.warning("config not applied or not fully: %s", str(error))
             self._metrics.on_reload(ok=False)

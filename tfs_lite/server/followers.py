@@ -1,6 +1,7 @@
 """What keeps the served set up to date by itself: the config file, or the model repository.
 
-Both end in the same reload that clients may ask for. What goes wrong is logged once per cause, and tried again.
+Both end in the change that clients may ask for by a reload, but wait for no model: one that takes long to load must
+not hide the next change. What goes wrong is logged once per cause, and tried again.
 """
 
 from __future__ import annotations

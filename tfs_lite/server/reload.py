@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class Reloader:
-    """One config at a time: a second caller waits for the first, but not for ever. Never call it on the event loop."""
+    """One config at a time: a second caller of ``apply`` waits for the first, but not for ever; ``follow`` waits for
+    nobody's models. Never call it on the event loop."""
 
     def __init__(
         self,
@@ -51,7 +52,8 @@ class Reloader:
         self._is_available = is_available
         self._actual_platforms = actual_platforms
         self._on_applied = on_applied
-        self._applying = threading.Lock()  # held for a whole reload, the wait included; guards _config
+        self._applying = threading.Lock()  # held by one caller of apply at a time, its wait included
+        self._committing = threading.Lock()  # guards _config; held while a config is carried out, never in a wait
         self._config: ModelServerConfig | None = None
 
     def check(self, config: ModelServerConfig) -> None:
@@ -67,10 +69,10 @@ class Reloader:
         if not self._applying.acquire(timeout=self._options.reload_timeout_seconds):
             raise ServingError(StatusCode.UNAVAILABLE, "another config is still being applied; try again later")
         try:
-            if self._config is None:
-                raise ServingError(StatusCode.UNAVAILABLE, "the server is starting; try again in a moment")
             since = self._clock.time()
-            added = self._commit(config)
+            with self._committing:
+                self._require_started()
+                added = self._commit(config)
             result = self._waiter.wait(added, self._options.reload_timeout_seconds, since=since)
         finally:
             self._applying.release()
@@ -79,10 +81,21 @@ class Reloader:
         if result.error is not None:
             raise result.error
 
+    def follow(self, config: ModelServerConfig) -> None:
+        """Like :meth:`apply`, but nothing is waited for: a new model that takes long must not hold up the next change.
+        How the models fare, their states tell."""
+        with self._committing:
+            self._require_started()
+            self._commit(config)
+
     def apply_first(self, config: ModelServerConfig) -> None:
         """The config of the start: nothing is waited for, and labels apply when their versions are available."""
-        with self._applying:
+        with self._committing:
             self._commit(config)
+
+    def _require_started(self) -> None:
+        if self._config is None:
+            raise ServingError(StatusCode.UNAVAILABLE, "the server is starting; try again in a moment")
 
     def _commit(self, config: ModelServerConfig) -> list[str]:
         """Carries the config out and returns the names of the models that are to be waited for: the new ones."""

@@ -33,7 +33,7 @@ class Running:
         self._loop = LoopThread("tfs-server")
         self._first_load: threading.Thread | None = None
         self._repository = (
-            RepositoryFollower(options, self.core.clock, self.core.check, self.core.reload)
+            RepositoryFollower(options, self.core.clock, self.core.check, self.core.follow)
             if options.model_repository
             else None
         )
@@ -116,7 +116,7 @@ class Running:
         if not (options.follows_changes and options.model_config_file and interval > 0):
             return None
         directory = working_directory(options)
-        return ConfigFileFollower(options.model_config_file, directory, interval, self._config, self.core.reload)
+        return ConfigFileFollower(options.model_config_file, directory, interval, self._config, self.core.follow)
 
     def _start_followers(self) -> None:
         for follower in (self._repository, self._file):

@@ -101,3 +101,27 @@ class Model:
             time.sleep(0.005)
         return {{"y": inputs["x"] + {version}}}
 """
+
+
+def waiting_source(version: int, gate: Path, patience: float = 120.0) -> str:
+    """A ``model.py`` whose loading leaves a file ``loading-<version>`` in ``gate`` and waits there for ``open``."""
+    return f"""
+import pathlib
+import time
+
+GATE = pathlib.Path({str(gate)!r})
+(GATE / "loading-{version}").touch()
+latest = time.monotonic() + {patience!r}
+while not (GATE / "open").exists():
+    if time.monotonic() > latest:
+        raise TimeoutError("nobody opened the gate")
+    time.sleep(0.005)
+
+
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        return {{"y": inputs["x"] + {version}}}
+"""

@@ -195,6 +195,19 @@ def test_requests_are_answered_while_a_reload_waits(house: House) -> None:
     assert answered > 10
 
 
+def test_followed_config_is_carried_out_while_a_reload_waits_for_its_model(house: House) -> None:
+    core = house.server.core
+    waiting = threading.Thread(target=lambda: refused(house, entry("a"), entry("missing")))
+    waiting.start()
+    wait_until(lambda: any(report.name == "missing" for report in core.models()), "the reload waits")
+    core.follow(
+        parse_model_server_config(config_text(house.root, entry("a"), entry("missing"), entry("b")), "followed")
+    )
+    house.wait_states({1: AVAILABLE}, "b")
+    waiting.join()
+    assert house.version("b") == 1
+
+
 def test_stop_ends_a_reload_that_waits(tmp_path: Path, publish: Publish) -> None:
     publish("a", 1)
     slow = tmp_path / "slow" / "1"

@@ -1,0 +1,58 @@
+"""The metrics page counts what clients and versions did, by model and version."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tfs_lite.core.status import ServingError
+from tfs_lite.testing.probe import ROW
+
+
+def samples(served) -> dict[tuple, float]:
+    """(name, sorted labels) -> value."""
+    status, body = served.server.get("/metrics")
+    assert status == 200
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+def total(served, name: str, **labels: str) -> float:
+    wanted = set(labels.items())
+    return sum(value for (found, has), value in samples(served).items() if found == name and wanted <= set(has))
+
+
+def test_requests_and_loads_are_counted_by_model_and_version(served, model):
+    for version, asks in ((1, 3), (2, 2)):
+        served.publish(model, version)
+        served.probe.wait_available(model, version)
+        for _ in range(asks):
+            served.probe.ask(model)
+    served.probe.wait_states(model, {1: "END"})
+    with pytest.raises(ServingError):
+        served.probe.client.predict(model, {"wrong": ROW})
+    count = "tfs_lite_requests_total"
+    assert total(served, count, model=model, version="1", method="Predict", code="OK") == 3
+    assert total(served, count, model=model, version="2", method="Predict", code="OK") == 2
+    assert total(served, count, model=model, version="2", method="Predict", code="INVALID_ARGUMENT") == 1
+    assert total(served, "tfs_lite_request_seconds_count", model=model) == 5
+    assert total(served, "tfs_lite_requests_in_flight", model=model) == 0
+    assert total(served, "tfs_lite_model_loads_total", model=model) == 2
+    assert total(served, "tfs_lite_model_unloads_total", model=model) == 1
+    assert total(served, "tfs_lite_model_version_state", model=model, version="2", state="AVAILABLE") == 1
+
+
+def test_names_that_clients_make_up_do_not_grow_the_page(served):
+    before = len(samples(served))
+    for number in range(50):
+        with pytest.raises(ServingError):
+            served.probe.client.predict(f"made_up_{number}", {"x": ROW})
+    assert total(served, "tfs_lite_requests_total", model="unknown", code="NOT_FOUND") >= 50
+    assert len(samples(served)) <= before + 2
+
+
+def test_page_has_upstreams_address_too(served):
+    assert served.server.get("/monitoring/prometheus/metrics")[0] == 200
