@@ -140,12 +140,6 @@ def test_tensor_that_claims_more_than_it_brings_is_refused_without_allocating(se
     assert "x" in caught.value.details()
 
 
-def test_deadline_that_has_passed_is_told(served):
-    with pytest.raises(ServingError) as caught:
-        served.probe.client.predict("steady", {"x": ROW}, timeout=0.000001)
-    assert caught.value.code is StatusCode.DEADLINE_EXCEEDED
-
-
 @pytest.mark.parametrize(
     ("path", "status", "word"),
     [

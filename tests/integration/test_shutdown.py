@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.models import gated_source, write_python_version
+from tfs_lite.testing.models import gated_source, waiting_source, write_python_version
 from tfs_lite.testing.probe import Probe, Traffic
 from tfs_lite.testing.process import ServerProcess, wait_until
 
@@ -105,3 +105,17 @@ def test_sigterm_while_idle_is_quick_and_clean(server):
     assert server.wait(30) == 0
     assert not server.leftovers()
     assert "Traceback" not in server.log()
+
+
+def test_sigterm_while_a_model_is_still_loading_ends_all_the_same(tmp_path, gate):
+    write_python_version(tmp_path / "slow", 1, waiting_source(1, gate))
+    flags = (f"--model_base_path={tmp_path}/slow", f"--trusted_model_base_paths={tmp_path}/slow")
+    server = ServerProcess(*flags, "--version_quiet_period_seconds=0.1", "--drain_timeout_seconds=1").start()
+    try:
+        wait_until(lambda: (gate / "loading-1").exists() or server.exit_code is not None, "the model is being loaded")
+        server.terminate()
+        assert server.wait() == 0, server.log()
+        assert "Traceback" not in server.log()
+        assert not server.leftovers()
+    finally:
+        server.stop()

@@ -53,7 +53,7 @@ INDICES = st.integers(0, 5)
 RECIPES = st.builds(
     Recipe,
     ram=st.sampled_from([1, 2, 3, 5, 7, 9]),
-    gpu=st.sampled_from([0, 0, 1, 3]),
+    gpu=st.sampled_from([0, 0, 1, 2, 3]),
     shrinks=st.booleans(),
     load_failures=st.sampled_from([0, 0, 0, 1, 2, 3]),
     estimate_failures=st.sampled_from([0, 0, 0, 1, 3]),
@@ -69,9 +69,10 @@ class Then(enum.Enum):
     POLL = 1
     TICK = 2
     RUN = 3
+    SETTLE = 4
 
 
-THEN = st.sampled_from([Then.NOTHING, Then.POLL, Then.TICK, Then.TICK, Then.RUN, Then.RUN])
+THEN = st.sampled_from([Then.NOTHING, Then.POLL, Then.TICK, Then.TICK, Then.RUN, Then.RUN, Then.SETTLE])
 POLICIES = st.sampled_from(
     [
         LatestPolicy(),
@@ -89,9 +90,9 @@ def configs(draw: st.DrawFn) -> dict[str, tuple[ServableToMonitor, int]]:
     """Any of the streams, mostly at home, now and then somewhere else or without a platform."""
     found = {}
     for index, name in enumerate(NAMES):
-        if draw(st.sampled_from([True, True, True, False])):
+        if draw(st.sampled_from([True] * 6 + [False])):
             base = draw(st.sampled_from([BASES[index]] * 4 + list(BASES)))
-            port = draw(st.sampled_from([0, 0, 0, 1, UNROUTED]))
+            port = draw(st.sampled_from([0] * 6 + [1, 1, UNROUTED]))
             found[name] = (ServableToMonitor(name, base, draw(POLICIES)), port)
     return found
 
@@ -168,7 +169,7 @@ class Lifecycle(RuleBasedStateMachine):
             self.store.delete(base, version)
         self._go_on(then)
 
-    @rule(base=st.sampled_from(BASES), denied=st.sampled_from([False, False, True]), then=THEN)
+    @rule(base=st.sampled_from(BASES), denied=st.sampled_from([False] * 4 + [True]), then=THEN)
     def make_or_lock_base_path(self, base: str, denied: bool, then: Then) -> None:
         self.store.make_base(base)
         (self.store.deny if denied else self.store.allow)(base)
@@ -265,12 +266,14 @@ class Lifecycle(RuleBasedStateMachine):
 
     def _go_on(self, then: Then = Then.NOTHING) -> None:
         type(self).steps += 1
-        if then is not Then.NOTHING:
+        if then in (Then.POLL, Then.TICK, Then.RUN):
             self.simulation.poll()
         if then is Then.TICK:
             self.simulation.tick()
         elif then is Then.RUN:
             self.simulation.run()
+        elif then is Then.SETTLE:
+            self.simulation.settle()
 
     def _versions(self) -> list[tuple[str, int]]:
         return [(base, version) for base, versions in sorted(self.store.bases.items()) for version in sorted(versions)]

@@ -179,6 +179,9 @@ class Referee:
         free = free_gpus(self.held())
         return free.index(max(free))
 
+    def saw_too_many_attempts(self, loader: SimulatedLoader) -> None:
+        self.expect(False, f"{loader.item.id} is tried again after {len(loader.failed)} failures")
+
     def saw_load_end(self, loader: SimulatedLoader) -> None:
         self._expect_within_total(loader.item.id)
 

@@ -78,7 +78,7 @@ class Probe:
                 raise AssertionError(f"version {version} of {model} failed: {status.status}\n{self._server.log()}")
             return status is not None and status.state is VersionState.AVAILABLE
 
-        self._wait(available, f"version {version} of {model} is available", timeout)
+        self._wait(available, f"version {version} of {model} is available", timeout, model)
 
     def wait_states(self, model: str, expected: Mapping[int, str], timeout: float = 60.0) -> None:
         """Returns when each of these versions is in the state named; others may be in any."""
@@ -110,11 +110,11 @@ class Probe:
             waiting, f"version {version} of {model} waits because of {words or 'anything'}", timeout, model
         )
 
-    def _wait(self, predicate: Callable[[], T | None], what: str, timeout: float, model: str = "") -> T:
+    def _wait(self, predicate: Callable[[], T | None], what: str, timeout: float, model: str) -> T:
         try:
             return wait_until(predicate, what, timeout)
         except TimeoutError as error:
-            seen = list(self.versions(model).values()) if model else ""
+            seen = list(self.versions(model).values())
             raise AssertionError(f"{error}\nnow: {seen}\n{self._server.log()}") from None
 
 

@@ -18,7 +18,7 @@ from tfs_lite.testing.loader import FakeLoader
 from tfs_lite.testing.simulated_models import Flaw, ModelStore, Recipe
 
 TOTAL_RAM = 8
-TOTAL_GPU = (4, 4)
+TOTAL_GPU = (4, 2)
 MAX_RETRIES = 2
 """Of a load, and of an estimate."""
 
@@ -78,6 +78,8 @@ class Witness(Protocol):
     def saw_load_begin(self, loader: SimulatedLoader) -> int:
         """Answers on which GPU there is most room."""
 
+    def saw_too_many_attempts(self, loader: SimulatedLoader) -> None: ...
+
     def saw_load_end(self, loader: SimulatedLoader) -> None: ...
 
     def saw_unload(self, loader: SimulatedLoader) -> None: ...
@@ -99,26 +101,27 @@ class SimulatedLoader(FakeLoader):
         self.item = item
         self.failed: list[Status] = []
         self.need = Need(recipe.ram, recipe.gpu, place=None if recipe.gpu else 0)
-        self._recipe, self._store, self._witness = recipe, store, witness
+        self._shrinks, self._flaw = recipe.shrinks, recipe.flaw
+        self._store, self._witness = store, witness
+        self._may_fail = True
 
     def explains(self, status: Status) -> bool:
         """Whether this is how its version must have ended: nobody could ask for one more attempt."""
-        if self._recipe.flaw is Flaw.ALIEN:
-            return status.code is StatusCode.INVALID_ARGUMENT
         gave_up = len(self.failed) > MAX_RETRIES or (bool(self.failed) and not is_retryable(self.failed[-1]))
         return gave_up and status.code is self.failed[-1].code
 
     def estimate_resources(self) -> ResourceAllocation:
         self._witness.saw_estimate(self)
         if self.servable is not None:
-            if self._recipe.flaw is Flaw.FORGETFUL:
+            if self._flaw is Flaw.FORGETFUL:
                 raise _flawed()
             return self.need.allocation()
-        if self._recipe.flaw is Flaw.ALIEN:
-            return ResourceAllocation({Resource("tpu", RAM, 0): 1})
         self._forgive()
+        if self._flaw is Flaw.ALIEN:
+            self.failed.append(Status(StatusCode.INVALID_ARGUMENT, "to be said by the manager"))
+            return ResourceAllocation({Resource("tpu", RAM, 0): 1})
         try:
-            if self._recipe.flaw is Flaw.UNESTIMABLE:
+            if self._flaw is Flaw.UNESTIMABLE:
                 raise _flawed()
             super().estimate_resources()
         except ServingError as error:
@@ -136,8 +139,8 @@ class SimulatedLoader(FakeLoader):
             self.failed.append(error.status)
             raise
         self.failed.clear()
-        if self._recipe.flaw is not Flaw.FORGETFUL:
-            ram = self.need.ram // 2 if self._recipe.shrinks else self.need.ram
+        if self._flaw is not Flaw.FORGETFUL:
+            ram = self.need.ram // 2 if self._shrinks else self.need.ram
             self.need = Need(ram, self.need.gpu, place)
         self._witness.saw_load_end(self)
 
@@ -146,10 +149,15 @@ class SimulatedLoader(FakeLoader):
         super().unload()
 
     def _forgive(self) -> None:
-        if self._witness.forgives(self.item.id.name):
+        if len(self.failed) > MAX_RETRIES:
+            self._witness.saw_too_many_attempts(self)
+            self._flaw, self._may_fail = Flaw.NONE, False  # or a manager that retries at once would do so for ever
+        if not self._may_fail or self._witness.forgives(self.item.id.name):
             self.failures = self.estimate_failures = 0
 
     def _read(self) -> None:
+        if not self._may_fail:
+            return
         flaw = self._store.read(self.item.payload).flaw
         if flaw is Flaw.CORRUPT:
             raise _flawed()
@@ -157,7 +165,7 @@ class SimulatedLoader(FakeLoader):
             raise ServingError(StatusCode.DATA_LOSS, "damaged")
 
     def _tidy_up(self) -> None:
-        if self._recipe.flaw is Flaw.MESSY:
+        if self._flaw is Flaw.MESSY:
             raise InjectedError("the unload made a mess")
 
 

@@ -244,6 +244,9 @@ class Simulation:
         to_manager = self._manager.aspired_versions_callback()
 
         def to_referee_and_manager(name: str, versions: Sequence[ServableData[Loader]]) -> None:
+            sent = [(item.id, item.revision) for item in self._emitted[name]]
+            came = [(item.id, item.revision) for item in versions]
+            self.referee.expect(came == sent, f"(10) of {name} the source sent {sent}, the manager gets {came}")
             self.referee.saw_list(name, versions)
             to_manager(name, versions)
 

@@ -91,7 +91,7 @@ def test_table_is_replaced_whole() -> None:
 def test_unknown_label_is_answered_with_the_known_ones() -> None:
     labels = VersionLabels()
     labels.replace({"m": {"stable": 1, "canary": 2}})
-    with pytest.raises(ServingError, match=r'Unrecognized servable version label: x\. .* canary, stable'):
+    with pytest.raises(ServingError, match=r"Unrecognized servable version label: x\. .* canary, stable"):
         labels.resolve("m", "x")
     with pytest.raises(ServingError, match="has the labels: none"):
         labels.resolve("unknown", "x")
