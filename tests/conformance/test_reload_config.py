@@ -124,6 +124,7 @@ BAD = [
         [LATEST.replace("tensorflow", "python")], INVALID, "Illegal to change a model's platform", id="platform_change"
     ),
     pytest.param([LATEST.replace('"half_plus"', '""', 1)], INVALID, "name", id="no_name"),
+    pytest.param([LATEST.replace("ROOT/", "")], INVALID, "to have an absolute path or URI", id="relative_path"),
     pytest.param([LATEST.replace("ROOT/half_plus", "")], INVALID, "base_path", id="no_path"),
 ]
 

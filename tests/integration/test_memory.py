@@ -19,7 +19,8 @@ TOLERANCE = 1.10
 @pytest.mark.slow
 def test_fifty_loads_and_unloads_of_a_large_model_leave_memory_where_it_was(tmp_path):
     archive = TaggedArchives(MEGABYTES).write(1, tmp_path / "model.pt2")
-    base, away = tmp_path / "large", tmp_path / "away"
+    base = tmp_path / "large"
+    away = base / ".away"
     published = publish(str(archive), str(base), 1).path
     (base / "1").rename(away)
     with (

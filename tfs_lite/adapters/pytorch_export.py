@@ -7,10 +7,12 @@ dimensions are not checked: the exporter reports 2 for sizes that run with 0 and
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.export.passes import move_to_device_pass
 from torch.export.pt2_archive._package import _load_exported_programs
 from torch.export.pt2_archive.constants import ARCHIVE_VERSION_PATH, ARCHIVE_VERSION_VALUE
+from torch.fx.graph_module import _loader
 
 from tfs_lite.adapters.archive_reader import ArchiveReader
 from tfs_lite.adapters.contract import LoadedModel, OpenRequest, Platform, VersionFiles
@@ -71,11 +74,24 @@ def open_exported(request: OpenRequest) -> ExportedModel:
     path = os.path.join(request.files.directory, ARTEFACT)
     with open_archive(path, ARTEFACT) as archive:
         check_exported(archive, request.trusted)
-        with _READING:
+        with _READING, _generated_code_forgotten():
             program = _read_program(archive)
-    if any(value.device != request.device for value in _placeholders(program)):
-        program = move_to_device_pass(program, request.device)
-    return ExportedModel(request, program)
+            if any(value.device != request.device for value in _placeholders(program)):
+                program = move_to_device_pass(program, request.device)
+            return ExportedModel(request, program)
+
+
+@contextmanager
+def _generated_code_forgotten() -> Iterator[None]:
+    """torch keeps the text of every function that it generates, for stacks, and never lets go of it: some kilobytes a
+    load, more for larger programs. The functions themselves do not need it."""
+    before = set(_loader.eval_cache)
+    try:
+        yield
+    finally:
+        for name in set(_loader.eval_cache) - before:
+            _loader.eval_cache.pop(name, None)
+            linecache.cache.pop(name, None)
 
 
 def _read_program(archive: Archive) -> ExportedProgram:

@@ -8,6 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from torch.fx.graph_module import _loader
 
 from tfs_lite.adapters.pytorch_export import open_exported
 from tfs_lite.config.model import ModelSettings, ModelTensor
@@ -305,3 +306,10 @@ def test_weight_that_differs_from_its_checksum_is_damage(exported, request_for):
     with pytest.raises(ServingError, match=r"model\.pt2 is truncated or damaged: Bad CRC-32") as caught:
         open_exported(request_for(exported))
     assert caught.value.code is StatusCode.DATA_LOSS
+
+
+def test_torch_keeps_nothing_of_a_version_that_was_opened(exported, request_for):
+    before = set(_loader.eval_cache)
+    model = open_exported(request_for(exported))
+    assert model.run("", {"x": np.ones((1, 4), np.float32)}, ())
+    assert set(_loader.eval_cache) == before
