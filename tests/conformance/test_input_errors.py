@@ -20,7 +20,7 @@ def still_serving(stock):
     assert stock.predict("half_plus", {"x": ROW}).model_spec.version.value == 2
 
 
-def test_unknown_signature(stock, refused):
+def test_unknown_signature_is_refused(stock, refused):
     refused(
         lambda: stock.predict("half_plus", {"x": ROW}, signature_name="nope"),
         grpc.StatusCode.FAILED_PRECONDITION,

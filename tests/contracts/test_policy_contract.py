@@ -9,16 +9,8 @@ from hypothesis import strategies as st
 from tfs_lite.core.servable import ServableId
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import POLICIES, Action, ActionKind
+from tfs_lite.testing.strategies import snapshots
 
-snapshots = st.lists(
-    st.builds(
-        ServableStateSnapshot,
-        st.builds(ServableId, st.just("m"), st.integers(0, 9)),
-        st.sampled_from(HarnessState),
-        st.booleans(),
-    ),
-    unique_by=lambda found: found.id,
-)
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 
 
@@ -43,7 +35,9 @@ def test_empty_stream_needs_nothing(name: str) -> None:
 
 @every_policy
 @given(versions=snapshots)
-def test_actions_that_are_possible(name: str, versions: list[ServableStateSnapshot]) -> None:
+def test_only_new_wanted_versions_are_loaded_and_ready_unwanted_ones_unloaded(
+    name: str, versions: list[ServableStateSnapshot]
+) -> None:
     action = POLICIES[name].next_action(versions)
     if action is not None:
         (target,) = [found for found in versions if found.id == action.id]

@@ -81,6 +81,7 @@ def test_port_in_use_is_named(base, flag):
             assert server.wait() == 1
             last = server.log().strip().splitlines()[-1]
             assert str(port) in last
+            assert f"(--{flag})" in last
             assert "Traceback" not in server.log()
         finally:
             server.stop()
@@ -126,8 +127,8 @@ CONFIGS = {
     "unknown_platform": (
         "models.config",
         'model_config_list { config { name: "a" base_path: "/m" model_platform: "caffe" } }\n',
-        "",
-        ("caffe", "requests unsupported platform"),
+        "models.config:1:56: model_config_list.config[0].model_platform: ",
+        ("caffe", "requests unsupported platform", "this server has: python, pytorch_export, pytorch_libtorch"),
     ),
     "no_text": ("models.config", "\x00\x01\x02\xff", "models.config", ()),
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tfs_lite.core.status import StatusCode
+from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.models import gated_source, waiting_source, write_python_version
 from tfs_lite.testing.probe import Probe, Traffic
 from tfs_lite.testing.process import ServerProcess, wait_until
@@ -65,6 +66,33 @@ def refuses(server: ServerProcess) -> bool:
         return server.get("/readyz")[0] == 503
     except OSError:
         return True
+
+
+def test_probes_and_pages_are_answered_until_the_drain_is_over(server, gate):
+    with ThreadPoolExecutor(1) as pool, Probe(server) as probe:
+        inside = pool.submit(probe.ask, "gated")
+        wait_until(lambda: (gate / "entered-1").exists(), "a request is inside the model")
+        server.terminate()
+        wait_until(lambda: grpc_refuses(probe), "predictions are refused")
+        for _ in range(5):
+            assert server.get("/livez")[0] == 200
+            assert server.get("/readyz") == (503, b"draining\n")
+            assert b"tfs_lite_requests_total" in server.get("/metrics")[1]
+            assert len(json.loads(server.get("/v1/models")[1])["models"]) == 2
+        (gate / "open").touch()
+        assert inside.result(60) == 1
+        assert server.wait() == 0
+    with pytest.raises(OSError):
+        server.get("/livez")
+    assert "Traceback" not in server.log()
+
+
+def grpc_refuses(probe: Probe) -> bool:
+    try:
+        probe.ask("counting")
+    except ServingError as error:
+        return error.code is StatusCode.UNAVAILABLE
+    return False
 
 
 def test_sigterm_under_load_answers_what_was_accepted_and_leaves_nothing(server, gate, runs):

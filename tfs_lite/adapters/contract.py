@@ -17,8 +17,8 @@ from typing import cast
 
 import torch
 
-from tfs_lite.adapters.failures import run_failure
-from tfs_lite.adapters.results import check_outputs
+from tfs_lite.adapters.failures import run_failure, story
+from tfs_lite.adapters.results import check_outputs, shows_type
 from tfs_lite.adapters.tensors import Array, to_arrays
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
@@ -84,8 +84,11 @@ class LoadedModel(ABC):
         try:
             results = self.call(cast(Mapping[str, Array], inputs))
             wanted = outputs or declared.output_names or tuple(results)
-            arrays = to_arrays({name: self._pick(results, name) for name in wanted}, self._device)
+            picked = {name: self._pick(results, name) for name in wanted}
             if self.outputs_may_differ:
+                check_outputs(declared, inputs, picked)
+            arrays = to_arrays(picked, self._device)
+            if self.outputs_may_differ and not all(map(shows_type, picked.values())):
                 check_outputs(declared, inputs, arrays)
             return arrays
         except Exception as error:
@@ -121,7 +124,7 @@ class LoadedModel(ABC):
             return
         if len(self._logged) < MAX_LOGGED_CAUSES:
             self._logged.add(failure.status.message)
-            logger.error("%s failed on a request", self._id, exc_info=error)
+            logger.error("%s failed on a request\n%s", self._id, story(error))
 
 
 def says_everything(signature: Signature) -> bool:

@@ -7,6 +7,7 @@ file names in place of paths; the log gets the rest.
 from __future__ import annotations
 
 import re
+import traceback
 
 import torch
 
@@ -14,6 +15,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 
 MAX_MESSAGE = 300
+MAX_STORY = 8192
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][^\s\\/:'\"(),;<>|]+){2,}")
 _SCRIPT_STACK = "The following operation failed in the TorchScript interpreter."
 _BAD_INPUT = (RuntimeError, TypeError, ValueError, IndexError)
@@ -21,7 +23,7 @@ _BAD_INPUT = (RuntimeError, TypeError, ValueError, IndexError)
 
 def sentence(error: BaseException) -> str:
     """One line without paths: the error's first, or a TorchScript error's last, which holds the reason."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
     line = lines[-1].removeprefix("RuntimeError: ") if lines[0].startswith(_SCRIPT_STACK) else lines[0]
@@ -56,12 +58,29 @@ def run_failure(servable_id: ServableId, error: BaseException, shapes_were_check
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in _text(error)
+
+
+def story(error: BaseException) -> str:
+    """For logs: the stack and the message, the middle left out where they are long."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    if len(text) <= MAX_STORY:
+        return text
+    half = MAX_STORY // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+
+
+def _text(error: BaseException) -> str:
+    """The message; empty if the error cannot tell it, which is code of a model as well."""
+    try:
+        return str(error)
+    except BaseException:
+        return ""
 
 
 def _kind(error: BaseException) -> str:
     """torch's own errors are RuntimeErrors that explain themselves; others need their name."""
-    return "" if isinstance(error, RuntimeError) or not str(error) else f"{type(error).__name__}: "
+    return "" if isinstance(error, RuntimeError) or not _text(error) else f"{type(error).__name__}: "
 
 
 def _name(servable_id: ServableId) -> str:

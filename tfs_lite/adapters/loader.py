@@ -16,7 +16,7 @@ from tfs_lite.adapters import memory
 from tfs_lite.adapters.contract import OpenRequest, Platform
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.device import check_device, gpu_instance, pick_device, uses_gpu
-from tfs_lite.adapters.failures import load_failure
+from tfs_lite.adapters.failures import load_failure, story
 from tfs_lite.adapters.inspect_archive import unsafe
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
 from tfs_lite.config.model import ModelSettings
@@ -134,4 +134,4 @@ class ArtifactLoader(Loader):
         """The whole story of what was not foreseen, once, however often the load is tried."""
         if not isinstance(error, ServingError) and failure.status.message != self._logged:
             self._logged = failure.status.message
-            logger.warning("%s", failure, exc_info=error)
+            logger.warning("%s\n%s", failure, story(error))

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from tfs_lite.adapters.contract import LoadedModel, OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.failures import story
 from tfs_lite.adapters.inspect_archive import damaged
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.python_source import ARTEFACT, forget, import_model, source_failure
@@ -117,10 +118,7 @@ class PlainModel(PythonModel):
     """``Model`` is any other class. What it holds, nobody can tell; it may run TorchScript, so no inference mode."""
 
     def __init__(self, request: OpenRequest, source: ModuleType, make: Callable[[ModelContext], Any]) -> None:
-        signature = signature_of(request.settings)
-        if signature is None or not signature.inputs:
-            raise invalid_argument("a class with predict() needs its inputs declared in config.pbtxt or config.yaml")
-        super().__init__(request, source, signature)
+        super().__init__(request, source, declared_signature(request.settings))
         identity = (request.id.name, request.id.version, request.files.directory)
         self._object: Any = make(ModelContext(*identity, request.settings, request.device))
 
@@ -146,10 +144,18 @@ class PlainModel(PythonModel):
         try:
             if hasattr(self._object, "close"):
                 self._object.close()
-        except BaseException:
-            logger.exception("close() of %s failed", self._id)
+        except BaseException as error:
+            logger.error("close() of %s failed\n%s", self._id, story(error))
         del self._object
         super().close()
+
+
+def declared_signature(settings: ModelSettings) -> Signature:
+    """The signature of a class with predict(), which nothing but its config tells. INVALID_ARGUMENT without inputs."""
+    signature = signature_of(settings)
+    if signature is None or not signature.inputs:
+        raise invalid_argument("a class with predict() needs its inputs declared in config.pbtxt or config.yaml")
+    return signature
 
 
 def open_python(request: OpenRequest) -> PythonModel:
@@ -166,11 +172,11 @@ def open_python(request: OpenRequest) -> PythonModel:
 def _make(request: OpenRequest, source: ModuleType) -> PythonModel:
     make = getattr(source, "Model", None)
     if not isinstance(make, type):
-        raise failed_precondition(f"{ARTEFACT} defines no class Model")
+        raise no_class()
     if issubclass(make, torch.nn.Module):
         return ModuleModel(request, source, make(**_arguments(make, request.settings.parameters)))
     if not callable(getattr(make, "predict", None)):
-        raise failed_precondition("class Model is no torch.nn.Module and has no method predict")
+        raise invalid_argument("class Model is no torch.nn.Module and has no method predict")
     model = PlainModel(request, source, make)
     try:
         model.warm_up()
@@ -178,6 +184,10 @@ def _make(request: OpenRequest, source: ModuleType) -> PythonModel:
         model.close()
         raise
     return model
+
+
+def no_class() -> ServingError:
+    return invalid_argument(f"{ARTEFACT} defines no class Model")
 
 
 def _arguments(make: type, parameters: Mapping[str, str]) -> dict[str, object]:
@@ -218,7 +228,8 @@ def _module_signature(module: torch.nn.Module, settings: ModelSettings) -> Signa
 def _check_names(declared: Sequence[str], known: Sequence[str]) -> None:
     for name in declared:
         if name not in known:
-            raise invalid_argument(f"input {name} of the config: forward() takes {', '.join(known)}")
+            takes = ", ".join(f'"{parameter}"' for parameter in known)
+            raise invalid_argument(f'input "{name}" of the config: forward() takes {takes}')
 
 
 def _load_weights(module: torch.nn.Module, files: VersionFiles) -> None:

@@ -17,11 +17,13 @@ from types import ModuleType
 
 from tfs_lite.adapters.failures import out_of_memory, sentence
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 
 ARTEFACT = "model.py"
 _NO_NAME = re.compile(r"\W", re.ASCII)
 _numbers = itertools.count(1)
+_VERDICTS = (SyntaxError, ImportError, NameError, SystemExit)
+"""What another import of the same source raises again."""
 
 
 class _FreshSource(importlib.machinery.SourceFileLoader):
@@ -32,13 +34,14 @@ class _FreshSource(importlib.machinery.SourceFileLoader):
 
 
 def import_model(servable_id: ServableId, directory: str) -> ModuleType:
-    """Runs ``model.py``. FAILED_PRECONDITION with the line if that fails."""
+    """Runs ``model.py``. Errors name the line: INVALID_ARGUMENT where only another source can help, otherwise
+    FAILED_PRECONDITION or RESOURCE_EXHAUSTED."""
     path = os.path.join(directory, ARTEFACT)
     label = _NO_NAME.sub("_", servable_id.name)
     name = f"tfs_lite_model_{label}_{servable_id.version}_{next(_numbers)}"
     spec = importlib.util.spec_from_loader(name, _FreshSource(name, path), is_package=True)
     if spec is None or spec.loader is None:
-        raise failed_precondition(f"{ARTEFACT} is no Python module")
+        raise invalid_argument(f"{ARTEFACT} is no Python module")
     spec.submodule_search_locations = [directory]
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -46,7 +49,7 @@ def import_model(servable_id: ServableId, directory: str) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:  # sys.exit() in a model must not end the server
         forget(module)
-        failure = source_failure(error, directory)
+        failure = source_failure(error, directory, verdicts=_VERDICTS)
     else:
         return module
     raise failure
@@ -55,20 +58,29 @@ def import_model(servable_id: ServableId, directory: str) -> ModuleType:
 def forget(module: ModuleType) -> None:
     """Removes the module, and those that it imported from beside it, from the interpreter."""
     prefix = f"{module.__name__}."
-    for name in [name for name in sys.modules if name == module.__name__ or name.startswith(prefix)]:
-        del sys.modules[name]
+    for name in list(sys.modules):  # a copy: other threads may import meanwhile
+        if name == module.__name__ or name.startswith(prefix):
+            sys.modules.pop(name, None)
 
 
-def source_failure(error: BaseException, directory: str) -> ServingError:
-    """What went wrong in code of the version, with file and line but without the server's path."""
+def source_failure(
+    error: BaseException, directory: str, verdicts: tuple[type[BaseException], ...] = ()
+) -> ServingError:
+    """What went wrong in code of the version, with file and line but without the server's path. Errors among
+    ``verdicts`` are INVALID_ARGUMENT: no retry helps."""
     if isinstance(error, ServingError):
         return error
     if isinstance(error, SyntaxError) and error.filename and error.filename.startswith(directory):
         where = f"{os.path.relpath(error.filename, directory)} line {error.lineno}"
-        return failed_precondition(f"{where}: {type(error).__name__}: {error.msg}")
+        return ServingError(_code(error, verdicts), f"{where}: {type(error).__name__}: {error.msg}")
     where = ARTEFACT
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename.startswith(directory):
             where = f"{os.path.relpath(frame.filename, directory)} line {frame.lineno}"
-    code = StatusCode.RESOURCE_EXHAUSTED if out_of_memory(error) else StatusCode.FAILED_PRECONDITION
-    return ServingError(code, f"{where}: {type(error).__name__}: {sentence(error)}")
+    return ServingError(_code(error, verdicts), f"{where}: {type(error).__name__}: {sentence(error)}")
+
+
+def _code(error: BaseException, verdicts: tuple[type[BaseException], ...]) -> StatusCode:
+    if out_of_memory(error):
+        return StatusCode.RESOURCE_EXHAUSTED
+    return StatusCode.INVALID_ARGUMENT if isinstance(error, verdicts) else StatusCode.FAILED_PRECONDITION

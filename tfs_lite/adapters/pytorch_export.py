@@ -81,6 +81,16 @@ def open_exported(request: OpenRequest) -> ExportedModel:
             return ExportedModel(request, program)
 
 
+def check_config(directory: str, settings: ModelSettings) -> None:
+    """INVALID_ARGUMENT if the config contradicts the program. Reads a harmless archive and runs nothing of it;
+    PERMISSION_DENIED for one that is not, whoever trusts it."""
+    with open_archive(os.path.join(directory, ARTEFACT), ARTEFACT) as archive:
+        check_exported(archive, trusted=False)
+        with _READING, _generated_code_forgotten():
+            signature = signature_of(_read_program(archive))
+    _check_settings(signature, settings)
+
+
 @contextmanager
 def _generated_code_forgotten() -> Iterator[None]:
     """torch keeps the text of every function that it generates, for stacks, and never lets go of it: some kilobytes a
@@ -215,10 +225,11 @@ def _check_settings(signature: Signature, settings: ModelSettings) -> None:
         for tensor in tensors:
             spec = known.get(tensor.name)
             if spec is None:
-                raise invalid_argument(f"{kind} {tensor.name} of the config: the model has {', '.join(known)}")
+                names = ", ".join(f'"{name}"' for name in known)
+                raise invalid_argument(f'{kind} "{tensor.name}" of the config: the model has {names}')
             if spec.dtype is not tensor.data_type:
                 raise invalid_argument(
-                    f"{kind} {tensor.name} of the config is {tensor.data_type.text}, "
+                    f'{kind} "{tensor.name}" of the config is {tensor.data_type.text}, '
                     f"the model's is {spec.dtype.text}{format_shape(spec.shape)}"
                 )
 

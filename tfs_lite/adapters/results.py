@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import torch
+
+from tfs_lite.adapters.tensors import DATA_TYPES, Array
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import from_numpy
@@ -37,8 +41,14 @@ def by_name(result: object, declared: Sequence[str]) -> dict[str, object]:
     return dict(zip(names, values, strict=True))
 
 
-def check_outputs(signature: Signature, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-    """INTERNAL unless every output has the dtype and shape that the signature declares.
+def shows_type(value: object) -> bool:
+    """Whether a result tells its dtype and shape before it is made an array."""
+    return isinstance(value, torch.Tensor | np.ndarray)
+
+
+def check_outputs(signature: Signature, inputs: Mapping[str, Tensor], outputs: Mapping[str, object]) -> None:
+    """INTERNAL unless every output has the dtype and shape that the signature declares. Values that are neither tensors
+    nor arrays, or of a type that cannot be sent, are passed over.
 
     A dimension that an input has too must have the size that the request chose: a model that loses or adds rows must
     not be believed.
@@ -49,21 +59,32 @@ def check_outputs(signature: Signature, inputs: Mapping[str, Tensor], outputs: M
             if isinstance(dim, SymbolicDim):
                 sizes[dim.symbol] = size
     for spec in signature.outputs:
-        if spec.name in outputs and not _fits(spec, outputs[spec.name], sizes):
-            got = outputs[spec.name]
+        got = outputs.get(spec.name)
+        if not isinstance(got, torch.Tensor | np.ndarray) or (dtype := _dtype(got)) is None:
+            continue
+        if not _fits(spec, dtype, tuple(got.shape), sizes):
             raise ServingError(
                 StatusCode.INTERNAL,
-                f"the model returned output {spec.name} as {from_numpy(got.dtype).text}{format_shape(got.shape)}, "
+                f"the model returned output {spec.name} as {dtype.text}{format_shape(tuple(got.shape))}, "
                 f"expected {spec.dtype.text}{format_shape(spec.shape)}",
             )
 
 
-def _fits(spec: TensorSpec, got: Tensor, sizes: Mapping[str, int]) -> bool:
-    if spec.dtype not in (DataType.INVALID, from_numpy(got.dtype)):
+def _dtype(got: torch.Tensor | Array) -> DataType | None:
+    if isinstance(got, torch.Tensor):
+        return DATA_TYPES.get(got.dtype)
+    try:
+        return from_numpy(got.dtype)
+    except ServingError:
+        return None
+
+
+def _fits(spec: TensorSpec, dtype: DataType, shape: tuple[int, ...], sizes: Mapping[str, int]) -> bool:
+    if spec.dtype not in (DataType.INVALID, dtype):
         return False
     if spec.shape is None:
         return True
     expected = [sizes.get(dim.symbol, -1) if isinstance(dim, SymbolicDim) else dim for dim in spec.shape]
-    return len(expected) == len(got.shape) and all(
-        wanted in (-1, size) for wanted, size in zip(expected, got.shape, strict=True)
+    return len(expected) == len(shape) and all(
+        wanted in (-1, size) for wanted, size in zip(expected, shape, strict=True)
     )

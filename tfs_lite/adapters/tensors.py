@@ -95,7 +95,11 @@ def _as_array(name: str, value: object) -> Array:
             array = np.array(value, order="C")
         return _as_bytes(array) if from_numpy(array.dtype) is DataType.STRING else array
     except (ServingError, TypeError, ValueError, RuntimeError):
-        kind = value.dtype if isinstance(value, torch.Tensor | np.ndarray) else type(value).__name__
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            kind = "a sparse tensor" if "sparse" in str(value.layout) else "a tensor"
+            message = f"output {name} is {kind} of layout {value.layout}; expected a dense tensor"
+            raise ServingError(StatusCode.INTERNAL, message) from None
+        kind = str(value.dtype) if isinstance(value, torch.Tensor | np.ndarray) else type(value).__name__
         raise ServingError(
             StatusCode.INTERNAL, f"output {name} is of type {kind}; expected a tensor, an array or texts"
         ) from None

@@ -1,4 +1,4 @@
-"""``tfs-lite check PATH|CONFIG``: what would be served, and why the rest would not. A dry run: nothing is loaded, no
+"""``tfs-lite check PATH|CONFIG``: what would be served, and why the rest would not. A dry run: nothing is served, no
 code of a model is run.
 
 PATH is a model's base path or a model repository; CONFIG is a ModelServerConfig, validated with line and column first.
@@ -56,10 +56,10 @@ def _arguments(argv: Sequence[str]) -> Namespace:
 def _config(path: Path) -> ModelServerConfig:
     """What a server would be told to serve. Raises CliError or ServingError."""
     from tfs_lite.config.model_server import one_model
-    from tfs_lite.config.text import read_model_server_config
+    from tfs_lite.server.first_config import read_config_file
 
     if not path.is_dir():
-        return read_model_server_config(str(path), Path.cwd())
+        return read_config_file(str(path), Path.cwd())
     if _holds_versions(path):
         return one_model(path.resolve().name, str(path), Path.cwd())
     if parse_version(path.resolve().name) is not None:
@@ -89,16 +89,25 @@ def _repository(path: Path) -> ModelServerConfig:
 
 def _check(config: ModelServerConfig, args: Namespace) -> list[ModelCheck]:
     """As a server with these flags would see it."""
-    from tfs_lite.adapters.platforms import PLATFORMS
     from tfs_lite.adapters.trust import TrustedPaths
     from tfs_lite.cli.check_models import check_model
     from tfs_lite.server.options import ServerOptions
     from tfs_lite.server.plan import check_models, source_config
+    from tfs_lite.server.topology import Platforms
 
-    check_models(config, PLATFORMS, _split(args.allowed_model_base_paths))
+    check_models(config, Platforms.known().named, _split(args.allowed_model_base_paths))
     source, trusted = source_config(config, ServerOptions()), TrustedPaths.of(_split(args.trusted_model_base_paths))
-    platforms = {model.name: model.platform or "" for model in config.models}
-    return [check_model(item, platforms[item.name], trusted, source.quiet_period) for item in source.servables]
+    models = {model.name: model for model in config.models}
+    return [
+        check_model(
+            item,
+            models[item.name].platform or "",
+            trusted,
+            source.quiet_period,
+            models[item.name].version_labels,
+        )
+        for item in source.servables
+    ]
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -111,6 +120,7 @@ def _as_json(check: ModelCheck) -> dict[str, Any]:
         "base_path": check.base_path,
         "ok": check.ok,
         "problem": check.problem,
+        "label_problems": list(check.label_problems),
         "versions": [
             {"version": item.version, "verdict": item.verdict.value, "platform": item.platform, "reason": item.reason}
             for item in check.versions
@@ -123,8 +133,8 @@ def _print_table(checks: Sequence[ModelCheck]) -> None:
 
     rows: list[tuple[Any, ...]] = []
     for check in checks:
-        if check.problem:
-            rows.append((check.name, "-", "-", "", check.problem))
+        problems = [check.problem] if check.problem else []
+        rows += [(check.name, "-", "-", "", problem) for problem in (*problems, *check.label_problems)]
         for item in check.versions:
             verdict = Text(item.verdict.value, style=_STYLES[item.verdict.value])
             rows.append((check.name, item.version, verdict, item.platform, item.reason))

@@ -1,7 +1,8 @@
-"""What a server would do with the versions on disk, found out without loading anything or running any of their code.
+"""What a server would do with the versions on disk, found out without serving anything or running any of their code.
 
 Completeness and choice of versions are the source's own (one look, as at the start of a server); platforms, trust and
-the inspection of archives are those of the loaders. Only what needs the model in memory stays unchecked.
+the inspection of archives are those of the loaders. A program is read where its config says something about it that may
+be wrong. Only what needs the model to run stays unchecked.
 """
 
 from __future__ import annotations
@@ -9,23 +10,27 @@ from __future__ import annotations
 import ast
 import enum
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfs_lite.adapters import pytorch_export, pytorch_libtorch
 from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.failures import load_failure
 from tfs_lite.adapters.inspect_archive import unsafe
 from tfs_lite.adapters.inspect_artifact import inspect_exported, inspect_script
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.python_model import NAME as PYTHON
+from tfs_lite.adapters.python_model import declared_signature, no_class
 from tfs_lite.adapters.python_source import ARTEFACT as PYTHON_SOURCE
 from tfs_lite.adapters.trust import TrustedPaths
+from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.executor import PoolExecutor
-from tfs_lite.core.status import ServingError, failed_precondition, status_of
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, status_of
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.look import Look, Stream, look_at
@@ -63,15 +68,24 @@ class ModelCheck:
     base_path: str
     versions: tuple[VersionCheck, ...]
     problem: str = ""
+    label_problems: tuple[str, ...] = ()
+    """Labels that would lead nowhere."""
 
     @property
     def ok(self) -> bool:
         """Something is served, and nothing that is wanted is held up."""
         verdicts = {check.verdict for check in self.versions}
-        return Verdict.SERVED in verdicts and not verdicts & {Verdict.WAITING, Verdict.REFUSED}
+        held_up = verdicts & {Verdict.WAITING, Verdict.REFUSED}
+        return Verdict.SERVED in verdicts and not held_up and not self.label_problems
 
 
-def check_model(servable: ServableToMonitor, platform: str, trusted: TrustedPaths, quiet_period: float) -> ModelCheck:
+def check_model(
+    servable: ServableToMonitor,
+    platform: str,
+    trusted: TrustedPaths,
+    quiet_period: float,
+    labels: Mapping[str, int],
+) -> ModelCheck:
     """``platform`` empty: what the model's config says, else what the files mean."""
     look = _look(servable, quiet_period)
     wanted = {item.id.version: item.payload for item in look.aspired or ()}
@@ -84,7 +98,21 @@ def check_model(servable: ServableToMonitor, platform: str, trusted: TrustedPath
         if version not in known
     ]
     ordered = tuple(sorted(checks, key=lambda check: check.version, reverse=True))
-    return ModelCheck(servable.name, servable.base_path, ordered, look.report.problem.message)
+    return ModelCheck(
+        servable.name, servable.base_path, ordered, look.report.problem.message, _label_problems(labels, ordered)
+    )
+
+
+def _label_problems(labels: Mapping[str, int], checks: Sequence[VersionCheck]) -> tuple[str, ...]:
+    """Labels of versions that are not there or not wanted; what is refused or waits says so itself."""
+    verdicts = {check.version: check.verdict for check in checks}
+    found = []
+    for label, version in sorted(labels.items()):
+        if version not in verdicts:
+            found.append(f'label "{label}" names version {version}, which is not on disk')
+        elif verdicts[version] is Verdict.NOT_WANTED:
+            found.append(f'label "{label}" names version {version}, which the version policy passes over')
+    return tuple(found)
 
 
 def _look(servable: ServableToMonitor, quiet_period: float) -> Look:
@@ -117,36 +145,67 @@ def _check_version(name: str, version: int, path: str, platform: str, trusted: T
         trusts = all(trusted.allows(os.path.join(path, file)) for file in ("", *files.names))
         if chosen.needs_trust and not trusts:
             raise unsafe(f"platform {found} runs code of the version ({chosen.artefact})")
-        _INSPECTIONS.get(found, _nothing_to_inspect)(files, trusts)
+        _INSPECTIONS.get(found, _nothing_to_inspect)(files, trusts, settings)
     except (ServingError, OSError) as error:
         return VersionCheck(version, Verdict.REFUSED, found, str(status_of(error)))
+    except Exception as error:  # of torch, for an archive that it cannot read
+        return VersionCheck(version, Verdict.REFUSED, found, str(load_failure(ServableId(name, version), error).status))
     return VersionCheck(version, Verdict.SERVED, found)
 
 
-def _inspect_exported(files: VersionFiles, trusted: bool) -> None:
+def _inspect_exported(files: VersionFiles, trusted: bool, settings: ModelSettings) -> None:
     artefact = pytorch_export.ARTEFACT
     inspect_exported(os.path.join(files.directory, artefact), artefact, trusted)
+    if not (settings.input or settings.output):
+        return
+    try:
+        pytorch_export.check_config(files.directory, settings)
+    except ServingError as error:
+        if not (trusted and error.code is StatusCode.PERMISSION_DENIED):
+            raise
 
 
-def _inspect_script(files: VersionFiles, trusted: bool) -> None:
+def _inspect_script(files: VersionFiles, trusted: bool, settings: ModelSettings) -> None:
     artefact = pytorch_libtorch.ARTEFACT
     inspect_script(os.path.join(files.directory, artefact), artefact, trusted)
 
 
-def _inspect_source(files: VersionFiles, trusted: bool) -> None:
-    """That it is Python, by reading it."""
+def _inspect_source(files: VersionFiles, trusted: bool, settings: ModelSettings) -> None:
+    """That it is Python and may define a Model, whose inputs are declared if it is a plain class; by reading it."""
     source = Path(files.directory, PYTHON_SOURCE).read_bytes()
     try:
-        ast.parse(source)
+        tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
-        raise failed_precondition(f"{PYTHON_SOURCE} is not Python: {error}") from None
+        raise invalid_argument(f"{PYTHON_SOURCE} is not Python: {error}") from None
+    definitions = [node for node in ast.walk(tree) if _may_define_model(node)]
+    if not definitions:
+        raise no_class()
+    if len(definitions) == 1 and _has_only_predict(definitions[0]):
+        declared_signature(settings)
 
 
-def _nothing_to_inspect(files: VersionFiles, trusted: bool) -> None:
+def _may_define_model(node: ast.AST) -> bool:
+    """Whether the name Model, or every name of another module, is given a meaning."""
+    if isinstance(node, ast.Name):
+        return node.id == "Model" and isinstance(node.ctx, ast.Store)
+    if isinstance(node, ast.alias):
+        return (node.asname or node.name) in ("Model", "*")
+    return isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == "Model"
+
+
+def _has_only_predict(node: ast.AST) -> bool:
+    """Whether this is a class with predict() that cannot be a ``torch.nn.Module``."""
+    if not isinstance(node, ast.ClassDef) or node.keywords or node.decorator_list:
+        return False
+    plain = all(isinstance(base, ast.Name) and base.id == "object" for base in node.bases)
+    return plain and any(isinstance(part, ast.FunctionDef) and part.name == "predict" for part in node.body)
+
+
+def _nothing_to_inspect(files: VersionFiles, trusted: bool, settings: ModelSettings) -> None:
     """Platforms of other distributions say what is wrong when they load."""
 
 
-_INSPECTIONS: Mapping[str, Callable[[VersionFiles, bool], None]] = {
+_INSPECTIONS: Mapping[str, Callable[[VersionFiles, bool, ModelSettings], None]] = {
     pytorch_export.NAME: _inspect_exported,
     pytorch_libtorch.NAME: _inspect_script,
     PYTHON: _inspect_source,

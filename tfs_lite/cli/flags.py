@@ -3,7 +3,8 @@
 The names, types and defaults are those of ``tensorflow_model_server``, so that its command lines work unchanged;
 ours follow. A flag is honoured, or belongs to a feature that is not here yet, or steers something that PyTorch does
 not have. The last two pass when they ask for what happens anyway (their default, or a value in ``also_fine``) and
-are refused otherwise: nothing is accepted and then ignored. ``flag_parser.py`` reads command lines with this table.
+are refused otherwise. A hint about speed that cannot help here passes, and the log says that it has no effect: nothing
+is ignored in silence. ``flag_parser.py`` reads command lines with this table.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Support(enum.Enum):
     """Its feature is not here yet."""
     NO_MEANING = "no meaning for PyTorch"
     """It steers something that only TensorFlow has."""
+    NO_EFFECT = "no effect"
+    """A hint that changes no answer; any valid value passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,8 @@ class Flag:
 
     def accepts(self, value: Any) -> bool:
         """Whether the flag may have this value here."""
-        return self.support is Support.HONOURED or value == self.default or value in self.also_fine
+        any_value = self.support in (Support.HONOURED, Support.NO_EFFECT)
+        return any_value or value == self.default or value in self.also_fine
 
 
 class _Group:
@@ -91,6 +95,9 @@ class _Group:
     def no_meaning(self, name: str, kind: Kind, default: Any, reason: str, **rest: Any) -> Flag:
         return self(name, kind, default, reason, support=Support.NO_MEANING, reason=reason, **rest)
 
+    def no_effect(self, name: str, kind: Kind, default: Any, reason: str, **rest: Any) -> Flag:
+        return self(name, kind, default, reason, support=Support.NO_EFFECT, reason=reason, **rest)
+
 
 _what = _Group("What is served")
 _where = _Group("Where it listens")
@@ -99,6 +106,7 @@ _run = _Group("Running models")
 _process = _Group("The process")
 _later = _Group("Not here yet (refused unless the value asks for what happens anyway)")
 _tf = _Group("TensorFlow only (refused unless the value asks for what happens anyway)")
+_hints = _Group("Without effect (accepted; the log says so)")
 _BOOL, _INT, _FLOAT, _STRING, _LIST = Kind.BOOL, Kind.INT, Kind.FLOAT, Kind.STRING, Kind.LIST
 
 FLAGS: tuple[Flag, ...] = (
@@ -174,8 +182,8 @@ FLAGS: tuple[Flag, ...] = (
     _later.later("per_process_gpu_memory_fraction", _FLOAT, 0.0, "a share of the GPU's memory"),
     _later.later("enable_signature_method_name_check", _BOOL, False, "checking a signature's method name"),
     _later.later("enable_serialization_as_tensor_content", _BOOL, False, "packed tensors in answers"),
-    _tf.no_meaning("rest_api_num_threads", _INT, 4 * _CPUS, "one event loop takes all requests"),
-    _tf.no_meaning("grpc_max_threads", _INT, 4 * _CPUS, "one event loop takes all requests"),
+    _hints.no_effect("rest_api_num_threads", _INT, 4 * _CPUS, "one event loop takes all requests", minimum=1),
+    _hints.no_effect("grpc_max_threads", _INT, 4 * _CPUS, "one event loop takes all requests", minimum=1),
     _tf.no_meaning("use_alts_credentials", _BOOL, False, "ALTS exists only inside Google's cloud"),
     _tf.no_meaning("platform_config_file", _STRING, "", "it configures TensorFlow session bundles"),
     _tf.no_meaning("tensorflow_session_config_file", _STRING, "", "there is no TensorFlow session"),

@@ -19,13 +19,14 @@ from tfs_lite import __version__
 from tfs_lite.cli.errors import DONE, CliError
 from tfs_lite.cli.flag_parser import parse_flags
 from tfs_lite.cli.output import print_json
-from tfs_lite.cli.serve_settings import help_text, server_options, torch_threads
+from tfs_lite.cli.serve_settings import help_text, server_options, torch_threads, without_effect
 
 if TYPE_CHECKING:
     from tfs_lite.server.options import ServerOptions
     from tfs_lite.server.server import Server
 
 _SWITCH_INTERVAL = 0.0005
+logger = logging.getLogger(__name__)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -39,6 +40,8 @@ def run(argv: Sequence[str]) -> int:
     options, threads = server_options(settings), torch_threads(settings)
     alarm = Alarm()
     _start_logging(settings["log_level"])
+    for sentence in without_effect(settings):
+        logger.warning(sentence)
     _share_the_cores(*threads)
     return _serve(options, alarm, settings["json"])
 

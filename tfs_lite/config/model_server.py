@@ -6,8 +6,9 @@ is one wish: it replaces what was served before.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -102,6 +103,14 @@ class ModelConfig(Settings):
             raise problem("OTHER is not supported; name a model_platform, or leave both out")
         return model_type
 
+    @field_validator("model_platform")
+    @classmethod
+    def _supported(cls, platform: str, info: ValidationInfo) -> str:
+        platforms: Collection[str] | None = (info.context or {}).get("platforms")
+        if platforms is not None and platform not in (*FIND_OUT, *platforms):
+            raise problem(unsupported_platform(info.data.get("name", ""), platform, platforms))
+        return platform
+
     @field_validator("logging_config")
     @classmethod
     def _no_logging(cls, value: object) -> object:
@@ -159,6 +168,13 @@ class ModelServerConfig(Settings):
         for model in self.models:
             _fill(message.model_config_list.config.add(), model)
         return message
+
+
+def unsupported_platform(model: str, platform: str, platforms: Collection[str]) -> str:
+    """The words for a platform that is not one of the server's ``platforms``."""
+    close = difflib.get_close_matches(platform, platforms, n=1)
+    hint = f'did you mean "{close[0]}"?' if close else f"this server has: {', '.join(sorted(platforms))}"
+    return f'model {model} requests unsupported platform "{platform}"; {hint}'
 
 
 def one_model(name: str, base_path: str, working_directory: Path) -> ModelServerConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,13 +64,20 @@ def config_error(name: str, line: int, column: int, message: str) -> ServingErro
     return invalid_argument(f"{name}:{line}:{column}: {message}")
 
 
-def build(settings: type[S], document: Document, working_directory: Path | None = None) -> S:
+def build(
+    settings: type[S],
+    document: Document,
+    working_directory: Path | None = None,
+    platforms: Collection[str] | None = None,
+) -> S:
     """The settings in ``document``. All problems (the first few in full) raise one INVALID_ARGUMENT.
 
-    Relative paths are resolved against ``working_directory``; without one they are refused.
+    Relative paths are resolved against ``working_directory``; without one they are refused. With ``platforms``, every
+    other platform is refused.
     """
+    context = {"working_directory": working_directory, "platforms": platforms}
     try:
-        return settings.model_validate(document.data, context={"working_directory": working_directory})
+        return settings.model_validate(document.data, context=context)
     except ValidationError as error:
         details = error.errors(include_url=False)
         shown = [_sentence(settings, document, detail) for detail in details[:SHOWN_PROBLEMS]]

@@ -6,6 +6,7 @@ or in sense, raises one ServingError that names file, line, column and field.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,23 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 MODEL_SETTINGS_FILES = ("config.pbtxt", "config.yaml")
 
 
-def parse_model_server_config(text: str, name: str, working_directory: Path | None = None) -> ModelServerConfig:
+def parse_model_server_config(
+    text: str, name: str, working_directory: Path | None = None, platforms: Collection[str] | None = None
+) -> ModelServerConfig:
     """The served models that ``text`` asks for. ``name`` decides the syntax and stands in messages.
 
-    Relative base paths are resolved against ``working_directory``; without one they are refused.
+    Relative base paths are resolved against ``working_directory``; without one they are refused. ``platforms`` are
+    those of the server; None: only the server can tell.
     """
-    return build(ModelServerConfig, _document(text, name, messages.ModelServerConfig), working_directory)
+    return build(ModelServerConfig, _document(text, name, messages.ModelServerConfig), working_directory, platforms)
 
 
-def read_model_server_config(path: str, working_directory: Path | None = None) -> ModelServerConfig:
+def read_model_server_config(
+    path: str, working_directory: Path | None = None, platforms: Collection[str] | None = None
+) -> ModelServerConfig:
     """The same, from a file. A relative ``path`` is below ``working_directory``; messages show it as given."""
-    return parse_model_server_config(_read((working_directory or Path()) / path, path), path, working_directory)
+    text = _read((working_directory or Path()) / path, path)
+    return parse_model_server_config(text, path, working_directory, platforms)
 
 
 def parse_model_settings(text: str, name: str) -> ModelSettings:

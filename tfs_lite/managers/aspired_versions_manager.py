@@ -250,6 +250,13 @@ class AspiredVersionsManager(TargetBase[Loader]):
     def set_num_load_threads(self, num_threads: int) -> None:
         self._manager.set_num_load_threads(num_threads)
 
+    @property
+    def num_unload_threads(self) -> int:
+        return self._manager.num_unload_threads
+
+    def set_num_unload_threads(self, num_threads: int) -> None:
+        self._manager.set_num_unload_threads(num_threads)
+
 
 def _on_its_way_out(snapshot: ServableStateSnapshot | None) -> bool:
     """Not wanted a moment ago and past the point where it could simply stay."""

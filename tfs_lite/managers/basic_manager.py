@@ -215,6 +215,15 @@ class BasicManager:
         self._options.load_executor.resize(num_threads)
         self._registry.changed()
 
+    @property
+    def num_unload_threads(self) -> int:
+        return self._options.unload_executor.num_threads
+
+    def set_num_unload_threads(self, num_threads: int) -> None:
+        """Like :meth:`set_num_load_threads`."""
+        self._options.unload_executor.resize(num_threads)
+        self._registry.changed()
+
     def run_pending(self) -> None:
         """Runs what executors of size 0 have queued, on the caller's thread. Never call it from a request."""
         self._options.load_executor.run_pending()

@@ -40,14 +40,22 @@ class ServableStateMonitor:
 
     A report "not accepted yet" (START with a status other than OK, e.g. while files still arrive) is kept as the
     version's state, answers no wait, and never hides a version that the manager already works on.
+
+    Names come and go too: of those without a live version, the ``max_ended_names`` that ended last are remembered.
     """
 
     def __init__(
-        self, event_bus: EventBus[ServableState], max_count_log_events: int = 0, max_ended_versions: int = 32
+        self,
+        event_bus: EventBus[ServableState],
+        max_count_log_events: int = 0,
+        max_ended_versions: int = 32,
+        max_ended_names: int = 1000,
     ) -> None:
         self._max_ended_versions = max(max_ended_versions, 1)
+        self._max_ended_names = max(max_ended_names, 1)
         self._lock = threading.Lock()  # guards the fields below; nothing is called under it
         self._states: dict[str, dict[int, TimedState]] = {}
+        self._ended_names: dict[str, None] = {}  # those without a live version; the last to end is last
         self._log: deque[TimedState] = deque(maxlen=max_count_log_events)
         self._waits: set[_Wait] = set()
         self._subscribers: dict[int, Callable[[TimedState], None]] = {}
@@ -182,7 +190,17 @@ class ServableStateMonitor:
         ended = [version for version, last in versions.items() if _ended(last)]
         for version in ended[: -self._max_ended_versions]:
             del versions[version]
+        self._bound_names(servable_id.name, has_ended=all(_ended(last) for last in versions.values()))
         return True
+
+    def _bound_names(self, name: str, has_ended: bool) -> None:
+        """Called with the lock held, after each event of a name."""
+        self._ended_names.pop(name, None)
+        if has_ended:
+            self._ended_names[name] = None
+        if len(self._ended_names) > self._max_ended_names:
+            oldest = next(iter(self._ended_names))
+            del self._ended_names[oldest], self._states[oldest]
 
     def _evaluated(self, timed: TimedState) -> list[tuple[_Wait, list[ServableState | None]]]:
         """The waits that the event may have answered. Called with the lock held."""

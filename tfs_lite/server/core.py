@@ -32,7 +32,7 @@ from tfs_lite.server.machine import Machine, adapter_settings, may_be_retried
 from tfs_lite.server.model_report import ModelReport
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.server.plan import source_config
-from tfs_lite.server.reload import Reloader
+from tfs_lite.server.reload import AppliedButIncomplete, Reloader
 from tfs_lite.server.request_metrics import RequestMetrics
 from tfs_lite.server.topology import Platforms, Topology
 from tfs_lite.server.view import ServingView
@@ -171,7 +171,8 @@ class ServerCore:
         try:
             apply(config)
         except ServingError as error:
-            logger.warning("config not applied or not fully: %s", str(error))
+            refused = "" if isinstance(error, AppliedButIncomplete) else "config refused, nothing changed: "
+            logger.warning("%s%s", refused, str(error))
             self._metrics.on_reload(ok=False)
             raise
         self._metrics.on_reload(ok=True)

@@ -7,7 +7,6 @@ pages, which take a moment to write.
 from __future__ import annotations
 
 import asyncio
-import time
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -28,10 +27,13 @@ from tfs_lite.server.predictor import Predictor
 
 MAX_PENDING_RELOADS = 8
 MAX_PENDING_PAGES = 16
+LAST_PAGES = 1.0
+"""Seconds for HTTP requests that are inside when everything else has ended."""
 
 
 class Doors:
-    """``open`` -> ``close``, both on the loop; then ``close_pools`` from any other thread."""
+    """``open`` -> ``drain`` -> ``close``, all on the loop. From any other thread: ``close_reloads`` between the last
+    two, ``close_pages`` at the end."""
 
     def __init__(self, core: ServerCore, health: Health) -> None:
         self._core = core
@@ -55,20 +57,27 @@ class Doors:
                 self._http = HttpServer(self._routes().app())
                 self.rest_api_port = await self._http.start(options.host, options.rest_api_port)
         except BaseException:
-            await self.close(0.0)
+            await self.drain(0.0)
+            await self.close()
             raise
 
-    async def close(self, grace: float) -> None:
+    async def drain(self, grace: float) -> None:
         """Lets no more predictions in; returns when those inside are answered, at the latest after ``grace`` seconds. A
-        second call with a shorter grace makes the first one return sooner. Probes are answered to the end."""
-        ends = time.monotonic() + grace
-        for door in (self._grpc, self._http):
-            if door is not None:
-                await door.stop(max(ends - time.monotonic(), 0.0))
-        self._grpc = self._http = None  # the last reference ends gRPC's own thread
+        second call with a shorter grace makes the first one return sooner. HTTP goes on telling how it fares."""
+        if self._grpc is not None:
+            await self._grpc.stop(grace)
+        self._grpc = None  # the last reference ends gRPC's own thread
 
-    def close_pools(self) -> None:
+    async def close(self) -> None:
+        """Closes the HTTP port, once there is nothing left to tell."""
+        if self._http is not None:
+            await self._http.stop(LAST_PAGES)
+        self._http = None
+
+    def close_reloads(self) -> None:
         self._reloads.close()
+
+    def close_pages(self) -> None:
         self._pages.close()
 
     def _methods(self, changes: ChangeSignal) -> list[Method]:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.config.settings import Document, build
-from tfs_lite.config.text import read_model_server_config
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.periodic import PeriodicThread
 from tfs_lite.core.status import ServingError, failed_precondition
+from tfs_lite.server.first_config import read_config_file
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.repository import ModelRepository
@@ -49,7 +49,7 @@ class ConfigFileFollower:
     def poll(self) -> None:
         """Looks once. Never raises for what is in the file."""
         try:
-            config = read_model_server_config(self._path, self._working_directory)
+            config = read_config_file(self._path, self._working_directory)
             if config != self._applied:
                 self._applied = None
                 self._apply(config)
@@ -58,7 +58,7 @@ class ConfigFileFollower:
         except ServingError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                logger.error("the config file was not applied or not fully; it is tried again: %s", str(error))
+                logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
 
 
 class RepositoryFollower:
@@ -104,7 +104,7 @@ class RepositoryFollower:
         try:
             self._apply(self._config(models))
         except ServingError as error:
-            logger.error("the models of the repository were not applied or not fully: %s", str(error))
+            logger.error("the models of the repository were refused, nothing changed: %s", str(error))
 
     def _config(self, models: Mapping[str, str]) -> ModelServerConfig:
         """A model that cannot be served is left out, so that it does not stand in the way of the others."""

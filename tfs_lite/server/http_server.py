@@ -1,33 +1,51 @@
-"""Serves an ASGI application with uvicorn, on a socket of ours and on the loop of the gRPC server."""
+"""Serves an ASGI application with uvicorn, on a socket of ours and on the loop of the gRPC server.
+
+Nobody can keep the probes from being answered by holding connections: one without a whole request is closed after a
+while, and where there are too many, the one that has waited longest makes room for a new one.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import resource
 from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.addresses import listen
 
-MAX_CONCURRENCY = 1000
-"""Connections and requests; one more is answered 503."""
+MAX_CONNECTIONS = 10_000
+"""Or half of the files that the process may open. Each connection has one request inside at most."""
+BACKLOG = 256
+"""Also how many connections are accepted at once, before the bound is looked at."""
+REQUEST_TIMEOUT = 10.0
+"""Seconds for the head of a request, from the start of the connection or the end of the request before."""
 _TICK = 0.01
 
 
 class HttpServer:
     """``start`` -> ``stop``, both on the event loop."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, request_timeout: float = REQUEST_TIMEOUT, max_connections: int | None = None) -> None:
+        connections = max_connections or _connections_allowed()
+
+        class BoundedConnection(Connection):
+            timeout = request_timeout
+            limit = connections
+
         config = uvicorn.Config(
             app,
+            http=BoundedConnection,
             lifespan="off",
             log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,
             ws="none",
-            limit_concurrency=MAX_CONCURRENCY,
+            backlog=BACKLOG,
         )
         self._server = uvicorn.Server(config)
         self._task: asyncio.Task[None] | None = None
@@ -52,3 +70,70 @@ class HttpServer:
         if not done:
             self._server.force_exit = True
             await asyncio.wait([self._task], timeout=1.0)
+
+
+class Connection(H11Protocol):
+    """uvicorn's, with a limit to its patience and to their number. Runs on the event loop."""
+
+    timeout: float
+    limit: int
+    _overdue: asyncio.TimerHandle | None = None
+    _since = 0.0
+    """When it began to wait for a request, or to work on one."""
+
+    @property
+    def _busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) >= self.limit:
+            self._make_room()
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unwatch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Also for a body that breaks off while its request is worked on, or after it was answered."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    def _watch(self) -> None:
+        """Bytes that make no request do not prolong the wait for one."""
+        if self._busy or self.transport.is_closing():
+            self._unwatch()
+        elif self._overdue is None:
+            self._since = self.loop.time()
+            self._overdue = self.loop.call_later(self.timeout, self.transport.close)
+
+    def _unwatch(self) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+            self._since = self.loop.time()
+
+    def _make_room(self) -> None:
+        """Requests take no time; one that is in the way has a client that does not read."""
+        others = [other for other in self.connections if isinstance(other, Connection)]
+        oldest = min(others, key=lambda other: (other._busy, other._since))
+        oldest.connections.discard(oldest)
+        oldest.transport.abort()
+
+
+def _connections_allowed() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, files // 2)

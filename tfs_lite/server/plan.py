@@ -7,14 +7,13 @@ the roots that base paths must lie below.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tfs_lite.config.diff import ConfigDiff
-from tfs_lite.config.model_server import All, ModelConfig, ModelServerConfig, Specific
-from tfs_lite.core.status import ServingError, invalid_argument
+from tfs_lite.config.model_server import All, ModelConfig, ModelServerConfig, Specific, unsupported_platform
+from tfs_lite.core.status import invalid_argument
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy
@@ -24,7 +23,7 @@ def check_models(config: ModelServerConfig, platforms: Collection[str], allowed_
     """INVALID_ARGUMENT for a platform this server does not have, or a base path it may not or cannot read."""
     for model in config.models:
         if model.platform is not None and model.platform not in platforms:
-            raise _unsupported_platform(model, platforms)
+            raise invalid_argument(unsupported_platform(model.name, model.platform, platforms))
         _check_base_path(model, allowed_roots)
 
 
@@ -67,12 +66,6 @@ def _policy(model: ModelConfig) -> VersionPolicy:
     if isinstance(choice, Specific):
         return SpecificPolicy(choice.versions)
     return LatestPolicy(choice.num_versions)
-
-
-def _unsupported_platform(model: ModelConfig, platforms: Collection[str]) -> ServingError:
-    close = difflib.get_close_matches(model.platform or "", platforms, n=1)
-    hint = f'did you mean "{close[0]}"?' if close else f"this server has: {', '.join(sorted(platforms))}"
-    return invalid_argument(f'model {model.name} requests unsupported platform "{model.platform}"; {hint}')
 
 
 def _check_base_path(model: ModelConfig, allowed_roots: Collection[str]) -> None:

@@ -25,6 +25,14 @@ from tfs_lite.server.waiting import ModelWaiter
 logger = logging.getLogger(__name__)
 
 
+class AppliedButIncomplete(ServingError):
+    """The config is in force, but not every new model of it became available. Any other error of a reload means that
+    it was refused and nothing changed."""
+
+    def __init__(self, reason: ServingError) -> None:
+        super().__init__(reason.code, f"config applied; {reason}")
+
+
 class Reloader:
     """One config at a time: a second caller of ``apply`` waits for the first, but not for ever; ``follow`` waits for
     nobody's models. Never call it on the event loop."""
@@ -61,10 +69,11 @@ class Reloader:
         check_models(config, self._platforms.named, self._options.allowed_model_base_paths)
 
     def apply(self, config: ModelServerConfig) -> None:
-        """Returns once every new model is available. UNKNOWN names those that are not, with the reasons.
+        """Returns once every new model is available. :class:`AppliedButIncomplete` names those that are not, with the
+        reasons (UNKNOWN), or says that the server stops (UNAVAILABLE).
 
-        INVALID_ARGUMENT and FAILED_PRECONDITION leave everything as it was. UNAVAILABLE: before the first config, or
-        another reload takes too long.
+        Any other error leaves everything as it was: INVALID_ARGUMENT, FAILED_PRECONDITION, and UNAVAILABLE before the
+        first config or when another reload takes too long.
         """
         if not self._applying.acquire(timeout=self._options.reload_timeout_seconds):
             raise ServingError(StatusCode.UNAVAILABLE, "another config is still being applied; try again later")
@@ -77,9 +86,9 @@ class Reloader:
         finally:
             self._applying.release()
         if self._waiter.closed:
-            raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down")
+            raise AppliedButIncomplete(ServingError(StatusCode.UNAVAILABLE, "the server is shutting down"))
         if result.error is not None:
-            raise result.error
+            raise AppliedButIncomplete(result.error)
 
     def follow(self, config: ModelServerConfig) -> None:
         """Like :meth:`apply`, but nothing is waited for: a new model that takes long must not hold up the next change.

@@ -80,7 +80,7 @@ class Running:
         self.health.set_draining()
         self.core.stop_waiting()
         self._close_followers()
-        self._loop.run(self.doors.close(drain_timeout))
+        self._loop.run(self.doors.drain(drain_timeout))
         if self._first_load is not None:
             self._first_load.join()
         self._end(max(ends - time.monotonic(), 0.0))
@@ -88,7 +88,7 @@ class Running:
 
     def hurry(self) -> None:
         """Cancels the requests that ``stop`` is waiting for."""
-        self._loop.spawn(self.doors.close(0.0))
+        self._loop.spawn(self.doors.drain(0.0))
 
     def _load_first(self) -> ServingError | None:
         core, options = self.core, self.core.options
@@ -130,7 +130,9 @@ class Running:
 
     def _end(self, drain_timeout: float) -> None:
         self._close_followers()
-        self.doors.close_pools()
+        self.doors.close_reloads()
         self.core.close(drain_timeout)
+        self._loop.run(self.doors.close())
+        self.doors.close_pages()
         self._loop.close()
         gc.collect()  # gRPC's own thread ends with its server object, which errors of past calls may still refer to

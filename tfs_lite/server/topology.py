@@ -34,13 +34,14 @@ NO_PLATFORM = Status(StatusCode.INTERNAL, "No platform found for model")
 
 @dataclass(frozen=True, slots=True)
 class Platforms:
-    """The platforms of this server, and the router's port of each. ``None`` finds the platform out per version."""
+    """The platforms that this server can load, and the router's port of each. ``None`` finds the platform out per
+    version."""
 
     names: tuple[str | None, ...]
 
     @classmethod
     def known(cls) -> Platforms:
-        return cls((None, *sorted(PLATFORMS)))
+        return cls((None, *sorted(name for name, platform in PLATFORMS.items() if platform.open is not None)))
 
     @property
     def named(self) -> Collection[str]:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tfs_lite.adapters.failures import load_failure, run_failure, sentence
+from tfs_lite.adapters.failures import load_failure, run_failure, sentence, story
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 
@@ -64,3 +64,34 @@ def test_code_of_a_failed_run_says_who_is_to_blame(error, declared, code):
 def test_failed_load_names_the_version(error, code, message):
     failure = load_failure(ID, error)
     assert (failure.code, str(failure)) == (code, message)
+
+
+class Unspeakable(RuntimeError):
+    def __str__(self):
+        raise ValueError("not even this")
+
+
+def test_error_that_cannot_be_shown_is_named_by_its_type():
+    assert sentence(Unspeakable()) == "Unspeakable"
+    assert str(load_failure(ID, Unspeakable())) == "model m version 3 cannot be loaded: Unspeakable"
+    assert str(run_failure(ID, Unspeakable(), True)) == "model m version 3 failed: Unspeakable"
+
+
+def test_story_of_an_error_has_its_stack_and_both_ends_but_is_bounded():
+    try:
+        raise ValueError("begin" + "x" * 5_000_000 + "end")
+    except ValueError as error:
+        told = story(error)
+    assert told.startswith("Traceback")
+    assert __file__ in told
+    assert "ValueError: begin" in told
+    assert told.rstrip().endswith("end")
+    assert len(told) < 10_000
+
+
+def test_story_of_an_error_that_cannot_be_shown_has_its_stack():
+    assert "Unspeakable" in story(Unspeakable())
+
+
+def test_short_story_is_whole():
+    assert story(ValueError("no")) == "ValueError: no"

@@ -133,7 +133,7 @@ def test_module_without_weights_keeps_its_own_and_says_so(opened, caplog):
 def test_input_that_forward_does_not_take_is_refused(opened):
     error = refusal(opened, MODULE, ModelSettings(input=(TEXT,)))
     assert error.code is StatusCode.INVALID_ARGUMENT
-    assert "input text of the config: forward() takes x, bias" in str(error)
+    assert 'input "text" of the config: forward() takes "x", "bias"' in str(error)
 
 
 def test_plain_class_gets_its_context(opened, tmp_path):
@@ -191,16 +191,11 @@ def test_failed_warmup_closes_what_was_made(tmp_path, request_for):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("x = (", "model.py line 1: SyntaxError: '(' was never closed"),
-        ("\n\nimport nothing_like_this\n", "model.py line 3: ModuleNotFoundError: No module named 'nothing_like_this'"),
         ("def f():\n    raise ValueError('bad')\nf()\n", "model.py line 2: ValueError: bad"),
-        ("import sys\nsys.exit(3)\n", "model.py line 2: SystemExit: 3"),
         ("raise KeyboardInterrupt\n", "model.py line 1: KeyboardInterrupt: KeyboardInterrupt"),
         ("open('/no/such/file')\n", "model.py line 1: FileNotFoundError: [Errno 2] No such file or directory: 'file'"),
-        ("from .helper import x\n", "model.py line 1: ModuleNotFoundError"),
-        ("x = 1\n", "model.py defines no class Model"),
-        ("Model = 1\n", "model.py defines no class Model"),
-        ("class Model: pass\n", "class Model is no torch.nn.Module and has no method predict"),
+        (PLAIN.replace("self.context = context", "1 / 0"), "model.py line 4: ZeroDivisionError: division by zero"),
+        (PLAIN.replace("self.context = context", "import nothing_like_this"), "model.py line 4: ModuleNotFoundError"),
         ("raise MemoryError\n", "model.py line 1: MemoryError"),
     ],
 )
@@ -209,6 +204,82 @@ def test_source_that_fails_names_the_line_but_no_path(opened, tmp_path, source, 
     assert str(error).startswith(message)
     assert str(tmp_path) not in str(error)
     assert error.code is (StatusCode.RESOURCE_EXHAUSTED if "MemoryError" in message else StatusCode.FAILED_PRECONDITION)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = (", "model.py line 1: SyntaxError: '(' was never closed"),
+        ("\n\nimport nothing_like_this\n", "model.py line 3: ModuleNotFoundError: No module named 'nothing_like_this'"),
+        ("from .helper import x\n", "model.py line 1: ModuleNotFoundError"),
+        ("from torch import nothing_like_this\n", "model.py line 1: ImportError"),
+        ("x = undefined\n", "model.py line 1: NameError: name 'undefined' is not defined"),
+        ("import sys\nsys.exit(3)\n", "model.py line 2: SystemExit: 3"),
+        ("x = 1\n", "model.py defines no class Model"),
+        ("Model = 1\n", "model.py defines no class Model"),
+        ("class Model: pass\n", "class Model is no torch.nn.Module and has no method predict"),
+    ],
+)
+def test_source_that_can_never_work_is_a_verdict_that_no_retry_changes(opened, tmp_path, source, message):
+    error = refusal(opened, source, ModelSettings(input=(X,)))
+    assert str(error).startswith(message)
+    assert str(tmp_path) not in str(error)
+    assert error.code is StatusCode.INVALID_ARGUMENT
+
+
+class ImportedMeanwhile(str):
+    """The name of a module; looking at it closely takes so long that somebody else imports one."""
+
+    def startswith(self, *args):
+        sys.modules[f"{self}_another"] = sys
+        return super().startswith(*args)
+
+
+def test_modules_may_be_imported_while_a_version_is_closed(tmp_path, request_for):
+    source, settings = plain("return {'y': inputs['x']}")
+    model = open_python(request_for(write_python(tmp_path, source), settings, trusted=True))
+    name = ImportedMeanwhile("somebody_elses_module")
+    sys.modules[name] = sys
+    try:
+        model.close()
+        assert f"{name}_another" in sys.modules
+        assert model._source.__name__ not in sys.modules
+    finally:
+        sys.modules.pop(name)
+        sys.modules.pop(f"{name}_another", None)
+
+
+def test_a_result_that_is_not_as_declared_is_refused_before_it_is_copied(opened):
+    y = ModelTensor(name="y", data_type=DataType.FLOAT, dims=(-1, 3))
+    model = opened(*plain("return {'y': inputs['x'][:1, :1].expand(2**40, 2**20)}", outputs=(y,)))
+    with pytest.raises(ServingError, match="the model returned output y as float") as caught:
+        model.run("", {"x": ROW}, ())
+    assert caught.value.code is StatusCode.INTERNAL
+
+
+def test_a_result_that_is_a_list_is_checked_too(opened):
+    y = ModelTensor(name="y", data_type=DataType.INT64, dims=(2,))
+    model = opened(*plain("return {'y': [1, 2, 3]}", outputs=(y,)))
+    with pytest.raises(ServingError, match=r"the model returned output y as int64\[3\], expected int64\[2\]"):
+        model.run("", {"x": ROW}, ())
+
+
+def test_what_is_logged_of_a_models_failure_is_bounded(opened, caplog):
+    model = opened(*plain("raise ValueError('x' * 5_000_000)", outputs=(X.model_copy(update={"name": "y"}),)))
+    with pytest.raises(ServingError):
+        model.run("", {"x": ROW}, ())
+    assert "failed on a request" in caplog.text
+    assert "in predict" in caplog.text
+    assert len(caplog.text) < 20_000
+
+
+def test_an_exception_that_cannot_be_shown_is_named_by_its_type(opened, caplog):
+    source, settings = plain("raise Unspeakable()")
+    source = "class Unspeakable(Exception):\n    def __str__(self): raise SystemExit(1)\n" + source
+    with pytest.raises(ServingError) as caught:
+        opened(source, settings).run("", {"x": ROW}, ())
+    assert caught.value.code is StatusCode.INTERNAL
+    assert str(caught.value) == "model m version 1 failed: Unspeakable"
 
 
 def test_files_beside_the_model_can_be_imported(opened, tmp_path):

@@ -248,9 +248,9 @@ def test_config_may_repeat_what_the_program_says(opened):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (settings("input", "y", DataType.FLOAT), "input y of the config: the model has x"),
-        (settings("input", "x", DataType.INT64), "input x of the config is int64, the model's is float"),
-        (settings("output", "y", DataType.FLOAT), "output y of the config: the model has output_0"),
+        (settings("input", "y", DataType.FLOAT), 'input "y" of the config: the model has "x"'),
+        (settings("input", "x", DataType.INT64), 'input "x" of the config is int64, the model\'s is float'),
+        (settings("output", "y", DataType.FLOAT), 'output "y" of the config: the model has "output_0"'),
     ],
 )
 def test_config_must_not_contradict_the_program(opened, config, message):

@@ -186,3 +186,80 @@ def test_a_version_is_not_a_base_path(published: Path, capsys: Captured) -> None
 def test_a_path_that_is_not_there_is_one_line(tmp_path: Path, capsys: Captured) -> None:
     assert main(["check", str(tmp_path / "nothing")]) == 1
     assert "there is no such file or directory" in capsys.readouterr().err
+
+
+PLAIN = "class Model(object):\n    def predict(self, inputs):\n        return inputs\n"
+INPUT = 'input { name: "x" data_type: TYPE_FP32 dims: [3] }\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "config", "verdict"),
+    [
+        (PLAIN, "", "refused"),
+        (PLAIN, INPUT, "served"),
+        (PLAIN.replace("object", "torch.nn.Module"), "", "served"),
+        (f"{PLAIN}\nModel = wrapped(Model)\n", "", "served"),
+        ("from .impl import Model\n", "", "served"),
+        ("from .impl import *\n", "", "served"),
+        ("if True:\n    class Model: pass\n", "", "served"),
+        ("x = 1\n", "", "refused"),
+    ],
+)
+def test_code_that_the_server_would_refuse_is_refused_unread_by_python(
+    tmp_path: Path, capsys: Captured, source: str, config: str, verdict: str
+) -> None:
+    draft = write_python_version(tmp_path / "drafts", 1, source)
+    (draft / "config.pbtxt").write_text(config)
+    publish(str(draft), str(tmp_path / "base"))
+    code, model = check(tmp_path / "base", capsys, f"--trusted_model_base_paths={tmp_path}")
+    assert (code, verdicts(model)) == (int(verdict == "refused"), {1: verdict})
+    if verdict == "refused":
+        assert reason(model, 1).startswith("INVALID_ARGUMENT")
+
+
+def labelled(base: Path, directory: Path, labels: dict[str, int]) -> Path:
+    config = directory / "models.pbtxt"
+    entries = "".join(f"version_labels {{ key: '{label}' value: {version} }} " for label, version in labels.items())
+    config.write_text(f"model_config_list {{ config {{ name: 'm' base_path: '{base}' {entries} }} }}")
+    return config
+
+
+def test_a_label_of_a_version_that_would_not_be_served_is_a_problem(
+    published: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    shutil.copytree(published / "1", published / "2")
+    config = labelled(published, tmp_path, {"good": 2, "old": 1, "gone": 7})
+    code, model = check(config, capsys)
+    assert (code, model["ok"]) == (1, False)
+    assert model["label_problems"] == [
+        'label "gone" names version 7, which is not on disk',
+        'label "old" names version 1, which the version policy passes over',
+    ]
+    assert main(["check", str(config)]) == 1
+    output = capsys.readouterr()
+    assert "names version 7" in output.out
+    assert "not served as wanted: m" in output.err
+
+
+def test_labels_of_served_versions_are_fine(published: Path, tmp_path: Path, capsys: Captured) -> None:
+    code, model = check(labelled(published, tmp_path, {"stable": 1}), capsys)
+    assert (code, model["label_problems"]) == (0, [])
+
+
+def test_a_label_of_a_waiting_version_is_no_problem_of_its_own(
+    archives: TaggedArchives, tmp_path: Path, capsys: Captured
+) -> None:
+    archives.write_version(1, tmp_path / "base")
+    _, model = check(labelled(tmp_path / "base", tmp_path, {"next": 1}), capsys)
+    assert (verdicts(model), model["label_problems"]) == ({1: "waiting"}, [])
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_config_that_contradicts_the_program_is_refused(
+    published: Path, tmp_path: Path, capsys: Captured, trust: bool
+) -> None:
+    (published / "config.pbtxt").write_text(INPUT.replace("x", "nothing_like_this"))
+    flags = [f"--trusted_model_base_paths={tmp_path}"] if trust else []
+    code, model = check(published, capsys, *flags)
+    assert (code, verdicts(model)) == (1, {1: "refused"})
+    assert 'INVALID_ARGUMENT: input "nothing_like_this" of the config: the model has "' in reason(model, 1)

@@ -167,6 +167,15 @@ def test_a_value_that_asks_for_what_happens_anyway_passes(word: str) -> None:
     parse(word)
 
 
+@pytest.mark.parametrize("name", ["rest_api_num_threads", "grpc_max_threads"])
+def test_a_hint_without_effect_takes_every_positive_number(name: str) -> None:
+    for value in (1, 5, 1000, 2**31 - 1):
+        assert parse(f"--{name}={value}")[name] == value
+    expected = f"--{name}: expected a whole number from 1 up to 2147483647, got "
+    assert error_of(f"--{name}=0") == expected + "'0'"
+    assert error_of(f"--{name}=many") == expected + "'many'"
+
+
 def test_an_unsupported_setting_from_the_environment_is_refused_too() -> None:
     assert error_of(environ={"TFS_LITE_ENABLE_BATCHING": "true"}).startswith(
         "TFS_LITE_ENABLE_BATCHING=true: not here yet (batching)"

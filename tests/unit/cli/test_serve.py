@@ -26,7 +26,7 @@ def serve(*flags: str) -> subprocess.Popen[str]:
 def test_the_banner_says_what_is_served_and_where_and_an_interrupt_ends_it(tmp_path: Path) -> None:
     grpc_port, http_port = free_ports(2)
     flags = (f"--model_base_path={tmp_path}", f"--port={grpc_port}", f"--rest_api_port={http_port}")
-    with serve(*flags) as process:
+    with serve(*flags, "--grpc_max_threads=3") as process:
         assert process.stdout is not None
         banner = [process.stdout.readline() for _ in range(3)]
         process.send_signal(signal.SIGINT)
@@ -40,6 +40,7 @@ def test_the_banner_says_what_is_served_and_where_and_an_interrupt_ends_it(tmp_p
     assert output == ""
     assert log
     assert all(LOG_LINE.fullmatch(line) for line in log.splitlines()), log
+    assert log.count("--grpc_max_threads=3 has no effect: one event loop takes all requests\n") == 1
 
 
 @pytest.mark.slow

@@ -52,6 +52,9 @@ model_config_list:
 """
 
 
+PLATFORMS = ("python", "pytorch_export")
+
+
 def parse(text: str, name: str) -> ModelServerConfig:
     return parse_model_server_config(text, name, WORKING_DIRECTORY)
 
@@ -301,3 +304,34 @@ def test_contradictory_model_settings_are_refused_by_relative_name(
         load_model_settings(tmp_path / "1", "m")
     assert str(raised.value).startswith(message)
     assert str(tmp_path) not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "words"),
+    [
+        (
+            'model_config_list {\n config {\n  name: "m" base_path: "/m"\n  model_platform: "caffe"\n } }',
+            "m.cfg",
+            'm.cfg:4:3: model_config_list.config[0].model_platform: model m requests unsupported platform "caffe"; '
+            "this server has: python, pytorch_export",
+        ),
+        (
+            "model_config_list:\n  config:\n    - name: m\n      base_path: /m\n      model_platform: pythom",
+            "m.yaml",
+            'm.yaml:5:7: model_config_list.config[0].model_platform: model m requests unsupported platform "pythom"; '
+            'did you mean "python"?',
+        ),
+    ],
+)
+def test_platform_that_the_server_lacks_is_refused_with_its_place(text: str, name: str, words: str) -> None:
+    with pytest.raises(ServingError) as raised:
+        parse_model_server_config(text, name, WORKING_DIRECTORY, PLATFORMS)
+    assert str(raised.value) == words
+    assert parse(text, name).models, "without a server's platforms nobody can tell"
+
+
+def test_platforms_of_the_server_and_the_choice_by_artefact_are_taken() -> None:
+    for platform in (*PLATFORMS, "tensorflow", ""):
+        text = f'model_config_list {{ config {{ name: "m" base_path: "/m" model_platform: "{platform}" }} }}'
+        config = parse_model_server_config(text, "m.cfg", WORKING_DIRECTORY, PLATFORMS)
+        assert config.models[0].model_platform == platform

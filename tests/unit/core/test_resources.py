@@ -81,11 +81,13 @@ def test_what_the_machine_does_not_have_is_invalid(allocation: ResourceAllocatio
         (on(MAIN, 0), NO_RESOURCES),
     ],
 )
-def test_normal_form(allocation: ResourceAllocation, normal: ResourceAllocation) -> None:
+def test_normal_form_is_bound_where_there_is_one_instance_and_holds_no_zeros(
+    allocation: ResourceAllocation, normal: ResourceAllocation
+) -> None:
     assert UTIL.normalize(allocation) == normal
 
 
-def test_bound_after_normalising() -> None:
+def test_allocation_is_bound_when_its_normal_form_is() -> None:
     assert UTIL.is_bound(on(MAIN, 1))
     assert not UTIL.is_bound(on(GPU, 1))
     assert UTIL.is_bound(on(GPU, 0))
@@ -119,11 +121,13 @@ def test_sum_keeps_bound_and_unbound_apart() -> None:
         (on(MAIN, 5, 0), on(MAIN, 1), on(MAIN, 4, 0)),
     ],
 )
-def test_difference(left: ResourceAllocation, right: ResourceAllocation, rest: ResourceAllocation | None) -> None:
+def test_difference_is_none_when_the_right_side_is_not_contained(
+    left: ResourceAllocation, right: ResourceAllocation, rest: ResourceAllocation | None
+) -> None:
     assert UTIL.subtract(left, right) == rest
 
 
-def test_product() -> None:
+def test_product_multiplies_every_entry() -> None:
     assert UTIL.multiply(both(on(GPU, 2), on(MAIN, 3)), 4) == both(on(GPU, 8), on(MAIN, 12, 0))
     assert UTIL.multiply(on(GPU, 2), 0) == NO_RESOURCES
 
@@ -146,7 +150,9 @@ def test_product() -> None:
         ),
     ],
 )
-def test_comparison(left: ResourceAllocation, right: ResourceAllocation, fits: bool) -> None:
+def test_left_side_fits_when_each_of_its_entries_finds_room(
+    left: ResourceAllocation, right: ResourceAllocation, fits: bool
+) -> None:
     assert UTIL.less_than_or_equal(left, right) is fits
 
 
@@ -172,7 +178,7 @@ def test_equality_is_modulo_normal_form() -> None:
     assert not UTIL.equal(on(GPU, 5), on(GPU, 5, 0))
 
 
-def test_bytes_of_main_memory() -> None:
+def test_main_ram_is_bound_to_the_only_instance() -> None:
     assert main_ram(5) == on(MAIN, 5, 0)
 
 

@@ -18,7 +18,7 @@ from tfs_lite.core.status import (
 )
 
 
-def test_ok_is_ok() -> None:
+def test_status_is_written_as_code_and_message() -> None:
     assert (OK.ok, str(OK)) == (True, "OK")
     assert str(Status(StatusCode.NOT_FOUND, "m")) == "NOT_FOUND: m"
 

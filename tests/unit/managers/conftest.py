@@ -1,4 +1,4 @@
-"""A basic manager in virtual time, without anybody above it."""
+"""Managers in virtual time: the basic one without anybody above it, and a whole world."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.testing.clock import VirtualClock
 from tfs_lite.testing.executor import ManualExecutor
 from tfs_lite.testing.loader import FakeLoader
+from tfs_lite.testing.world import ManagerWorld
 
 
 class Basic:
@@ -84,3 +85,8 @@ def basic() -> Basic:
 def make_basic() -> type[Basic]:
     """For managers with options."""
     return Basic
+
+
+@pytest.fixture
+def world() -> ManagerWorld:
+    return ManagerWorld()

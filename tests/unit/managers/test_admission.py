@@ -35,7 +35,9 @@ def demand(staying: int = 0, leaving: int = 0, ahead: tuple[int, ...] = (), in_f
         (demand(ahead=(10,), in_flight=False), 6, Verdict.PARK),  # who is ahead is about to be decided
     ],
 )
-def test_verdict(others: Demand, wanted: int, verdict: Verdict) -> None:
+def test_load_is_admitted_parked_or_refused_by_what_stays_leaves_and_waits(
+    others: Demand, wanted: int, verdict: Verdict
+) -> None:
     assert decide(TRACKER, others, main_ram(wanted)) is verdict
 
 

@@ -1,4 +1,4 @@
-"""Wishes and what becomes of them: lists, coalescing, ticks, errors that get another chance."""
+"""Wishes and what becomes of them: lists, coalescing, versions that come back, ticks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from tfs_lite.core.executor import PoolExecutor
-from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -22,11 +21,6 @@ from tfs_lite.testing.world import ManagerWorld
 S = HarnessState
 BAD = Status(StatusCode.INVALID_ARGUMENT, "not a model")
 LIFE = ["Start", "Loading", "Available"]
-
-
-@pytest.fixture
-def world() -> ManagerWorld:
-    return ManagerWorld()
 
 
 def serve(world: ManagerWorld, *versions: int, name: str = "m") -> None:
@@ -99,6 +93,15 @@ def test_loader_offered_for_a_version_that_is_managed_is_dropped(world: ManagerW
     serve(world, 1)
     serve(world, 1)
     assert [loader.loads for loader in world.loaders[ServableId("m", 1)]] == [1, 0]
+
+
+def test_ready_version_with_another_revision_goes_on_serving_and_is_logged_once(world, caplog) -> None:
+    serve(world, 1)
+    for _ in range(3):
+        world.aspire("m", 1, revision="changed")
+        world.settle()
+    assert world.story("m", 1) == LIFE
+    assert caplog.text.count("changed on disk while it is served") == 1
 
 
 def test_erroneous_item_does_not_disturb_its_siblings(world: ManagerWorld) -> None:
@@ -212,164 +215,6 @@ def test_version_dropped_from_the_queue_comes_back_although_a_long_load_holds_th
     world.loads.finish()
     world.settle()
     assert world.story("m", 1) == ["Start", "End(CANCELLED)", *LIFE]
-
-
-# Errors that get another chance.
-
-
-def fail(world: ManagerWorld, revision: str = "r1") -> None:
-    world.loading[ServableId("m", 1)] = {"failures": -1, "failure": BAD}
-    world.aspire("m", 1, revision=revision)
-    world.settle()
-    world.loading.clear()
-    assert world.state("m", 1) is S.ERROR
-
-
-@pytest.fixture
-def once() -> ManagerWorld:
-    """A world without retries."""
-    return ManagerWorld(max_num_load_retries=0)
-
-
-def test_error_with_the_same_revision_is_left_alone(once: ManagerWorld) -> None:
-    fail(once)
-    once.aspire("m", 1, revision="r1")
-    once.settle()
-    assert once.story("m", 1) == ["Start", "Loading", "End(INVALID_ARGUMENT)"]
-
-
-def test_error_with_another_revision_is_loaded_anew(once: ManagerWorld) -> None:
-    fail(once)
-    once.aspire("m", 1, revision="r2")
-    once.settle()
-    assert once.story("m", 1) == ["Start", "Loading", "End(INVALID_ARGUMENT)", *LIFE]
-    assert [loader.loads for loader in once.loaders[ServableId("m", 1)]] == [1, 1]
-
-
-def test_repair_of_one_version_leaves_its_ready_sibling_alone(once: ManagerWorld) -> None:
-    once.loading[ServableId("m", 1)] = {"failures": -1}
-    once.aspire("m", 1, 2, revision="r1")
-    once.settle()
-    once.loading.clear()
-    once.emit("m", [once.data("m", 1, "r2"), once.data("m", 2, "r1")])
-    once.settle()
-    assert (once.ready("m"), once.story("m", 2)) == ([1, 2], LIFE)
-
-
-def test_errored_item_that_comes_back_healthy_is_loaded(once: ManagerWorld) -> None:
-    once.emit("m", [ServableData.error(ServableId("m", 1), BAD, "r1")])
-    once.settle()
-    once.aspire("m", 1, revision="r1")
-    once.settle()
-    assert once.story("m", 1) == ["End(INVALID_ARGUMENT)", *LIFE]
-
-
-def test_errored_item_that_comes_back_errored_is_left_alone(once: ManagerWorld) -> None:
-    for _ in range(3):
-        once.emit("m", [ServableData.error(ServableId("m", 1), BAD, "r1")])
-        once.settle()
-    assert once.story("m", 1) == ["End(INVALID_ARGUMENT)"]
-
-
-def test_ready_version_with_another_revision_goes_on_serving_and_is_logged_once(world, caplog) -> None:
-    serve(world, 1)
-    for _ in range(3):
-        world.aspire("m", 1, revision="changed")
-        world.settle()
-    assert world.story("m", 1) == LIFE
-    assert caplog.text.count("changed on disk while it is served") == 1
-
-
-def test_error_that_nobody_wants_any_more_is_dropped(once: ManagerWorld) -> None:
-    fail(once)
-    once.aspire("m")
-    once.settle()
-    assert once.state("m", 1) is None
-    once.aspire("m", 1, revision="r1")
-    once.settle()
-    assert once.ready("m") == [1]
-
-
-# Memory that becomes free later.
-
-
-def full() -> ManagerWorld:
-    """15 units: a has 10, the swap of m from 1 to 2 lacks room."""
-    world = ManagerWorld(ram=15)
-    sizes = {("a", 1): 10, ("m", 1): 2, ("m", 2): 10}
-    for (name, version), size in sizes.items():
-        world.loading[ServableId(name, version)] = {"estimate": main_ram(size)}
-    world.aspire("a", 1)
-    world.aspire("m", 1)
-    world.settle()
-    world.aspire("m", 2)
-    world.settle()
-    assert world.status("m", 2).code is StatusCode.RESOURCE_EXHAUSTED
-    assert world.ready("m") == [1]
-    return world
-
-
-def test_version_that_lacked_memory_is_tried_again_when_another_model_was_unloaded() -> None:
-    world = full()
-    world.aspire("a")
-    world.settle()
-    assert world.ready("m") == [2]
-    assert world.story("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)", *LIFE]
-    assert world.story("m", 1) == [*LIFE, "Unloading", "End"]
-
-
-def test_version_that_lacked_memory_is_not_tried_again_before_something_was_unloaded() -> None:
-    world = full()
-    for _ in range(3):
-        world.aspire("m", 2)
-        world.settle()
-    assert world.story("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)"]
-
-
-def test_version_that_still_lacks_memory_is_tried_once_per_unload() -> None:
-    world = full()
-    world.loading[ServableId("b", 1)] = {"estimate": main_ram(1)}
-    for _ in range(2):
-        world.aspire("b", 1)
-        world.settle()
-        world.aspire("b")
-        world.settle()
-        world.aspire("m", 2)
-        world.settle()
-    assert world.story("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)"] * 3
-    assert world.ready("m") == [1]
-
-
-def test_version_that_ran_out_of_memory_while_loading_is_tried_again_too() -> None:
-    world = ManagerWorld(max_num_load_retries=0)
-    serve(world, 1, name="a")
-    full_gpu = Status(StatusCode.RESOURCE_EXHAUSTED, "GPU 0 is full")
-    world.loading[ServableId("m", 1)] = {"failures": 1, "failure": full_gpu}
-    world.aspire("m", 1)
-    world.settle()
-    assert world.status("m", 1) == full_gpu
-    world.aspire("a")
-    world.settle()
-    assert (world.ready("m"), world.loader("m", 1).loads) == ([1], 2)
-
-
-def test_version_that_lacked_memory_and_is_not_wanted_any_more_is_not_tried_again() -> None:
-    world = full()
-    world.aspire("m", 1)
-    world.aspire("a")
-    world.settle()
-    assert world.story("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)"]
-
-
-def test_version_dropped_by_the_very_tick_that_could_try_it_again_is_dropped() -> None:
-    world = full()
-    world.aspire("a")
-    world.tick()
-    world.unloads.run_all()  # room now
-    world.aspire("m", 1)
-    world.settle()
-    assert world.story("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)"]
-    assert world.ready("m") == [1]
 
 
 # The tick.
@@ -492,6 +337,11 @@ def test_retry_reaches_a_manager_without_load_threads() -> None:
 def test_load_threads_can_be_changed(world: ManagerWorld) -> None:
     world.manager.set_num_load_threads(7)
     assert world.manager.num_load_threads == 7
+
+
+def test_unload_threads_can_be_changed(world: ManagerWorld) -> None:
+    world.manager.set_num_unload_threads(7)
+    assert world.manager.num_unload_threads == 7
 
 
 def test_loader_type_is_what_sources_emit(world: ManagerWorld) -> None:

@@ -155,7 +155,7 @@ def test_dropped_version_may_be_managed_again_with_another_loader(basic) -> None
     assert basic.events == [*life, "Unloading 1", "End 1", *life]
 
 
-def test_names_and_snapshots(basic) -> None:
+def test_managed_names_and_snapshots_are_listed_in_order(basic) -> None:
     basic.manage(2)
     basic.manage(1)
     basic.manager.manage_servable(ServableData.ok(ServableId("a", 5), FakeLoader(), "r"))
@@ -199,7 +199,7 @@ def test_version_is_served_from_available_to_unloading_only(basic) -> None:
     assert answers == [False, False, True, False, False]
 
 
-def test_handles_to_everything_available(basic) -> None:
+def test_available_handles_cover_every_ready_version_and_no_other(basic) -> None:
     basic.make_ready(2, 1)
     basic.manage(3)
     handles = basic.manager.get_available_servable_handles()
@@ -257,6 +257,13 @@ def test_loader_that_loads_nothing_has_failed(make_basic) -> None:
 def test_number_of_load_threads_can_be_changed(basic) -> None:
     basic.manager.set_num_load_threads(9)
     assert basic.manager.num_load_threads == basic.loads.num_threads == 9
+
+
+def test_number_of_unload_threads_can_be_changed(basic) -> None:
+    loads_before = basic.loads.num_threads
+    basic.manager.set_num_unload_threads(9)
+    assert basic.manager.num_unload_threads == basic.unloads.num_threads == 9
+    assert basic.loads.num_threads == loads_before
 
 
 def test_works_without_an_event_bus(make_basic) -> None:

@@ -194,7 +194,7 @@ def test_version_that_becomes_ready_while_closing_is_unloaded_too(basic) -> None
     assert basic.events == ["Start 1", "Loading 1", "Available 1", "Unloading 1", "End 1"]
 
 
-def test_threads_end(make_real) -> None:
+def test_close_ends_every_thread_and_disables_every_version(make_real) -> None:
     basic = make_real(4)
     for version in range(8):
         basic.manage(version)

@@ -19,7 +19,7 @@ def world_with(version: int = 1, options: dict | None = None, **loading: object)
     return world
 
 
-def test_normal_life() -> None:
+def test_version_that_comes_and_goes_says_all_five_states() -> None:
     world = ManagerWorld()
     world.aspire("m", 1)
     world.settle()
@@ -190,7 +190,7 @@ def test_aspired_again_after_its_unload() -> None:
     assert world.story("m", 1) == [*life, "Unloading", "End", *life]
 
 
-def test_closed_while_ready() -> None:
+def test_ready_version_unloads_when_the_manager_closes() -> None:
     world = ManagerWorld()
     world.aspire("m", 1)
     world.settle()
@@ -219,7 +219,7 @@ def test_handle_held_during_unload_delays_the_end_only() -> None:
         ("resource", [("Start", 2), ("Unloading", 1), ("End", 1), ("Loading", 2), ("Available", 2)]),
     ],
 )
-def test_order_of_an_upgrade(policy: str, chronicle: list[tuple[str, int]]) -> None:
+def test_upgrade_loads_and_unloads_in_the_order_of_its_policy(policy: str, chronicle: list[tuple[str, int]]) -> None:
     world = ManagerWorld(policy)
     world.aspire("m", 1)
     world.settle()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.managers.harness import FINAL, HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import Action, ActionKind, AvailabilityPreservingPolicy, ResourcePreservingPolicy
+from tfs_lite.testing.strategies import snapshots
 
 UNLOADING_STATES = ["unload-requested", "quiescing", "quiesced", "unloading"]
 
@@ -75,7 +75,7 @@ RESOURCE = [
 
 
 @pytest.mark.parametrize(("versions", "action"), AVAILABILITY)
-def test_availability_preserving(versions: str, action: str) -> None:
+def test_availability_chooses_the_action_of_each_row(versions: str, action: str) -> None:
     assert text(AvailabilityPreservingPolicy().next_action(stream(versions))) == action
 
 
@@ -91,19 +91,8 @@ def test_availability_ignores_loads_that_are_no_longer_wanted() -> None:
 
 
 @pytest.mark.parametrize(("versions", "action"), RESOURCE)
-def test_resource_preserving(versions: str, action: str) -> None:
+def test_resource_chooses_the_action_of_each_row(versions: str, action: str) -> None:
     assert text(ResourcePreservingPolicy().next_action(stream(versions))) == action
-
-
-snapshots = st.lists(
-    st.builds(
-        ServableStateSnapshot,
-        st.builds(ServableId, st.just("m"), st.integers(0, 9)),
-        st.sampled_from(HarnessState),
-        st.booleans(),
-    ),
-    unique_by=lambda found: found.id,
-)
 
 
 @given(versions=snapshots)

@@ -58,7 +58,9 @@ def test_estimate_of_an_unknown_device_is_invalid() -> None:
         ([main_ram(200)], main_ram(1), False),
     ],
 )
-def test_what_fits(used: list[ResourceAllocation], wanted: ResourceAllocation, fits: bool) -> None:
+def test_wanted_fits_when_what_is_free_covers_it_on_some_instance(
+    used: list[ResourceAllocation], wanted: ResourceAllocation, fits: bool
+) -> None:
     assert TRACKER.fits(used, wanted) is fits
 
 

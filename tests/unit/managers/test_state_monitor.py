@@ -89,7 +89,7 @@ def test_live_states_leave_out_what_ended_until_it_comes_back(wire: Wire) -> Non
     assert set(wire.monitor.get_live_servable_states()) == {"m", "gone"}
 
 
-def test_available_names(wire: Wire) -> None:
+def test_model_is_available_while_one_of_its_versions_is(wire: Wire) -> None:
     wire.say(1, M.AVAILABLE)
     wire.say(1, M.LOADING, name="b")
     assert wire.monitor.get_available_servable_states() == {"m"}
@@ -132,6 +132,35 @@ def test_forgetting_drops_what_ended_and_keeps_the_names(wire: Wire) -> None:
     wire.say(1, M.END, name="b")
     wire.monitor.forget_unloaded_servable_states()
     assert {name: list(found) for name, found in wire.monitor.get_all_servable_states().items()} == {"m": [2], "b": []}
+
+
+def test_names_without_a_live_version_are_bounded_and_the_first_to_end_goes_first() -> None:
+    wire = Wire(max_ended_names=2)
+    wire.say(1, M.AVAILABLE, name="alive")
+    for name in ("a", "b", "a", "c"):
+        wire.say(1, M.END, name=name)
+    assert list(wire.monitor.get_all_servable_states()) == ["alive", "a", "c"]
+
+
+def test_name_that_came_back_to_life_is_kept_until_it_ends_again() -> None:
+    wire = Wire(max_ended_names=1)
+    wire.say(1, M.END, name="a")
+    wire.say(2, M.START, WAITING, name="a")
+    for name in ("b", "c"):
+        wire.say(1, M.END, name=name)
+    assert set(wire.monitor.get_all_servable_states()) == {"a", "c"}
+    wire.say(2, M.END, name="a")
+    assert set(wire.monitor.get_all_servable_states()) == {"a"}
+
+
+def test_dropped_names_do_not_stop_forgetting_or_coming_back() -> None:
+    wire = Wire(max_ended_names=1)
+    for name in ("a", "b"):
+        wire.say(1, M.END, name=name)
+    wire.monitor.forget_unloaded_servable_states()
+    wire.say(1, M.AVAILABLE, name="a")
+    wire.say(1, M.END, name="c")
+    assert set(wire.monitor.get_all_servable_states()) == {"a", "c"}
 
 
 # Not accepted yet.

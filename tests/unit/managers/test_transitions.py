@@ -43,7 +43,7 @@ def with_ready(*versions: int, policy: str = "availability", broken: tuple[int, 
         ([1], [1], (), [], [1]),
     ],
 )
-def test_availability_case(
+def test_availability_keeps_one_version_ready_throughout(
     ready: list[int], aspired: list[int], broken: tuple[int, ...], sequence: list[str], left: list[int]
 ) -> None:
     world = with_ready(*ready, broken=broken)
@@ -64,7 +64,7 @@ def test_availability_case(
         ([1], [1, 2], (), ["load 2"], [1, 2]),
     ],
 )
-def test_resource_case(
+def test_resource_unloads_before_it_loads(
     ready: list[int], aspired: list[int], broken: tuple[int, ...], sequence: list[str], left: list[int]
 ) -> None:
     world = with_ready(*ready, policy="resource", broken=broken)

@@ -22,9 +22,14 @@ def test_result_and_error_of_the_work_come_back() -> None:
 
 def test_more_than_the_bound_is_refused_and_the_rest_is_done() -> None:
     async def main() -> None:
-        runner, gate = BackgroundRunner("test", 1, 2), threading.Event()
-        waiting = [asyncio.ensure_future(runner.run(lambda: gate.wait(20))) for _ in range(2)]
-        await asyncio.sleep(0)
+        runner, gate, begun = BackgroundRunner("test", 1, 2), threading.Event(), threading.Semaphore(0)
+
+        def work() -> bool:
+            begun.release()
+            return gate.wait(20)
+
+        waiting = [asyncio.ensure_future(runner.run(work)) for _ in range(2)]
+        assert await asyncio.to_thread(begun.acquire, timeout=20)
         with pytest.raises(ServingError) as caught:
             await runner.run(lambda: None)
         assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
@@ -38,14 +43,16 @@ def test_more_than_the_bound_is_refused_and_the_rest_is_done() -> None:
 
 def test_work_goes_on_when_its_caller_is_cancelled() -> None:
     async def main() -> None:
-        runner, gate, done = BackgroundRunner("test", 1, 2), threading.Event(), threading.Event()
+        runner, gate = BackgroundRunner("test", 1, 2), threading.Event()
+        begun, done = threading.Event(), threading.Event()
 
         def work() -> None:
+            begun.set()
             gate.wait(20)
             done.set()
 
         task = asyncio.ensure_future(runner.run(work))
-        await asyncio.sleep(0)
+        assert await asyncio.to_thread(begun.wait, 20)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

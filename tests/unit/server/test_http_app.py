@@ -110,7 +110,7 @@ def test_status_is_upstreams_json(client: httpx.Client) -> None:
     }
 
 
-def test_status_of_one_version(client: httpx.Client) -> None:
+def test_status_of_one_version_leaves_out_the_others(client: httpx.Client) -> None:
     (status,) = client.get("/v1/models/m/versions/7").json()["model_version_status"]
     assert status["version"] == "7"
 

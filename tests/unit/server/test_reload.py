@@ -90,6 +90,10 @@ WRONG = [
     ([entry("a"), entry("a")], "Illegal to list model a multiple times"),
     ([entry("a", path="relative/path")], "to have an absolute path or URI"),
     ([entry("a", path="s3://bucket/a")], "URI"),
+    (
+        [entry("a", 'model_platform: "ensemble"')],
+        'model a requests unsupported platform "ensemble"; this server has: python, pytorch_export, pytorch_libtorch',
+    ),
     ([entry("a", 'model_platform: "pythom"')], 'unsupported platform "pythom"; did you mean "python"'),
     ([entry("a", 'model_platform: "python"')], "Illegal to change a model's platform"),
 ]
@@ -117,10 +121,21 @@ def test_model_that_fails_is_told_and_the_others_serve(house: House) -> None:
     (house.root / "broken" / "1" / "model.py").write_text("class Model: pass")
     error = refused(house, entry("a"), entry("broken"), entry("b"))
     assert error.code is StatusCode.UNKNOWN
-    assert str(error).startswith("1 model(s) did not become available: {{{name: broken version: 1} due to error: ")
+    assert str(error).startswith(
+        "config applied; 1 model(s) did not become available: {{{name: broken version: 1} due to error: "
+    )
     assert str(house.root) not in str(error)
     assert house.version("a") == house.version("b") == 1
     house.reload(entry("a"), entry("broken"), entry("b"))
+
+
+def test_log_tells_a_config_in_force_from_a_refused_one(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    refused(house, entry("a"), entry("missing"))
+    refused(house, entry("a", STABLE.format(9)))
+    applied, no = [record.getMessage() for record in caplog.records if record.name == "tfs_lite.server.core"]
+    assert applied.startswith("config applied; 1 model(s) did not become available: {{{name: missing} due to error: ")
+    assert no.startswith("config refused, nothing changed: ")
+    assert [report.name for report in house.server.core.models()] == ["a", "missing"]
 
 
 def test_missing_base_path_answers_soon_with_the_reason(house: House, publish: Publish) -> None:

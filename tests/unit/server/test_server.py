@@ -14,11 +14,11 @@ import pytest
 from tfs_lite.client import Client
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import HealthCheckRequest, HealthCheckResponse
-from tfs_lite.protocols.serving import VersionState
+from tfs_lite.protocols.serving import ModelRef, VersionState
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.server.server import Server
 from tfs_lite.testing.in_process import ROW, House, config_text, entry, serving
-from tfs_lite.testing.models import gated_source
+from tfs_lite.testing.models import gated_source, waiting_source
 from tfs_lite.testing.process import wait_until
 
 AVAILABLE, END, LOADING, START = (
@@ -29,19 +29,6 @@ AVAILABLE, END, LOADING, START = (
 )
 Publish = Callable[[str, int], Path]
 PublishPython = Callable[[str, int, str], Path]
-
-SLOW_TO_LOAD = """
-import pathlib, time
-
-class Model:
-    def __init__(self, context):
-        while not pathlib.Path({gate!r}).exists():
-            time.sleep(0.005)
-
-    def predict(self, inputs):
-        return {{"y": inputs["x"] + {version}}}
-"""
-
 
 NO_DATABASE = """
 class Model:
@@ -117,7 +104,8 @@ def test_no_request_fails_during_a_swap(tmp_path: Path, publish: Publish) -> Non
 
 def test_ports_answer_before_the_first_model_is_loaded(tmp_path: Path, publish_python: PublishPython) -> None:
     gate = tmp_path / "gate"
-    publish_python("m", 1, SLOW_TO_LOAD.format(gate=str(gate), version=1))
+    gate.mkdir()
+    publish_python("m", 1, waiting_source(1, gate))
     with serving(tmp_path, ready=False, **one(tmp_path, trusted_model_base_paths=(str(tmp_path),))) as house:
         assert httpx.get(house.url + "/livez").status_code == httpx.get(house.url + "/startupz").status_code == 200
         assert httpx.get(house.url + "/readyz").status_code == 503
@@ -126,7 +114,7 @@ def test_ports_answer_before_the_first_model_is_loaded(tmp_path: Path, publish_p
         with pytest.raises(ServingError) as caught:
             house.server.wait_ready(0.01)
         assert caught.value.code is StatusCode.DEADLINE_EXCEEDED
-        gate.touch()
+        (gate / "open").touch()
         house.server.wait_ready(30)
         assert httpx.get(house.url + "/readyz").status_code == 200
         assert health(house, "") == health(house, "m") == "SERVING"
@@ -303,6 +291,24 @@ def test_stop_waits_for_a_request_that_takes_long(tmp_path: Path, publish_python
         assert house.server.wait(0)
 
 
+def test_pages_are_answered_until_everything_is_unloaded(tmp_path: Path, publish: Publish) -> None:
+    publish("m", 1)
+    with serving(tmp_path, **one(tmp_path)) as house:
+        core = house.server.core
+        with core.handle(ModelRef("m")):
+            stopping = threading.Thread(target=house.server.stop)
+            stopping.start()
+            wait_until(lambda: core.models()[0].versions[0].state is VersionState.UNLOADING, "it unloads", 30)
+            assert httpx.get(house.url + "/livez").status_code == 200
+            assert httpx.get(house.url + "/readyz").status_code == 503
+            assert "tfs_lite_requests_total" in httpx.get(house.url + "/metrics").text
+            (model,) = httpx.get(house.url + "/v1/models").json()["models"]
+            assert model["model_version_status"][0]["state"] == "UNLOADING"
+        stopping.join()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(house.url + "/livez")
+
+
 def test_second_stop_does_not_wait_for_requests(tmp_path: Path, publish_python: PublishPython) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
@@ -361,7 +367,10 @@ WRONG_STARTS = [
     ({}, "nothing to serve"),
     ({"model_config_file": "ROOT/none.config"}, "there is no such file"),
     ({"model_config_file": "ROOT/twice.config"}, "twice.config:1:.*Illegal to list model a multiple times"),
-    ({"model_config_file": "ROOT/platform.config"}, 'model a requests unsupported platform "pytorch_exportt"'),
+    (
+        {"model_config_file": "ROOT/platform.config"},
+        'platform.config:1:.*model a requests unsupported platform "pytorch_exportt"',
+    ),
     ({"model_repository": "ROOT/none"}, "--model_repository"),
     ({"model_base_path": "/elsewhere", "allowed_model_base_paths": ("ROOT",)}, "outside the allowed roots"),
     ({"model_base_path": "/m", "device": "cuda:77"}, "cuda:77"),

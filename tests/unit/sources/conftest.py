@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ServableData
-from tfs_lite.sources.source_config import SourceReport
+from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
+from tfs_lite.sources.source_config import SourceConfig, SourceReport
 from tfs_lite.testing.clock import VirtualClock
 from tfs_lite.testing.disk import MemoryDisk
 
@@ -63,3 +65,35 @@ class Target:
 @pytest.fixture
 def target() -> Target:
     return Target()
+
+
+@pytest.fixture
+def start(
+    disk: MemoryDisk, clock: VirtualClock, target: Target
+) -> Iterator[Callable[[SourceConfig], FileSystemStoragePathSource]]:
+    """Makes a source whose every poll is a call of ``poll``; hashing happens inside it."""
+    sources = []
+
+    def make(settings: SourceConfig) -> FileSystemStoragePathSource:
+        source = FileSystemStoragePathSource(
+            settings, disk, clock, target.reports.append, watch=False, executor=PoolExecutor("digests", 0)
+        )
+        sources.append(source)
+        source.set_aspired_versions_callback(target.aspire)
+        source.poll()
+        return source
+
+    yield make
+    for source in sources:
+        source.close()
+
+
+@pytest.fixture
+def put(disk: MemoryDisk, clock: VirtualClock, archive: bytes) -> Callable[..., None]:
+    """Puts a version of long ago on the disk."""
+
+    def write(name: str, child: int | str, data: bytes = archive) -> None:
+        disk.write(f"/models/{name}/{child}/model.pt2", data)
+        clock.advance(3600.0)
+
+    return write

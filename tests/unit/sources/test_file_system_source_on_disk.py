@@ -23,7 +23,9 @@ from tfs_lite.sources.file_system_source import FileSystemStoragePathSource, Ser
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import AllPolicy
 
+POLL_INTERVAL = 60.0
 BOUND = 30.0
+PROMPT = 5.0
 QUIET = 0.05
 
 
@@ -36,7 +38,7 @@ class Watched:
         self.reports: dict[str, SourceReport] = {}
         self.polls = 0
         self.clock = SystemClock()
-        self.settings = {"poll_interval": 60.0, "quiet_period": QUIET, **settings}
+        self.settings = {"poll_interval": POLL_INTERVAL, "quiet_period": QUIET, **settings}
         config = SourceConfig(servables, **self.settings)
         self.source = FileSystemStoragePathSource(config, disk, self.clock, self.on_report)
         self.source.set_aspired_versions_callback(self.aspire)
@@ -52,12 +54,12 @@ class Watched:
             self.reports[report.name] = report
             self.changed.notify_all()
 
-    def wait(self, condition: Callable[[], bool]) -> None:
+    def wait(self, condition: Callable[[], bool], bound: float = BOUND) -> None:
         with self.changed:
-            assert self.changed.wait_for(condition, BOUND), (self.lists, self.reports)
+            assert self.changed.wait_for(condition, bound), (self.lists, self.reports)
 
-    def wait_for(self, name: str, *versions: int) -> None:
-        self.wait(lambda: [item.id.version for item in self.lists.get(name, [])] == list(versions))
+    def wait_for(self, name: str, *versions: int, bound: float = BOUND) -> None:
+        self.wait(lambda: [item.id.version for item in self.lists.get(name, [])] == list(versions), bound)
 
     def wait_for_reason(self, name: str, version: int, reason: str) -> None:
         self.wait(lambda: name in self.reports and reason in self.reports[name].waiting.get(version, ""))
@@ -110,6 +112,16 @@ def test_a_renamed_directory_and_a_removed_one_are_noticed(run: Callable[..., Wa
     watched.wait_for("m", 7)
     shutil.rmtree(base / "7")
     watched.wait_for("m")
+
+
+def test_a_rename_into_the_base_path_is_emitted_long_before_the_next_poll(
+    run: Callable[..., Watched], base: Path, made: Path
+) -> None:
+    shutil.copytree(made.parent, base / "1")
+    watched = run(servable(base))
+    watched.wait_for("m", 1)
+    made.parent.rename(base / "2")
+    watched.wait_for("m", 2, bound=PROMPT)
 
 
 def test_a_version_written_in_place_is_noticed_when_it_is_quiet(

@@ -1,0 +1,127 @@
+"""Connections that misbehave, against a real HTTP server: none of them keeps the probes from being answered."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from tfs_lite.server.http_server import HttpServer
+from tfs_lite.testing.process import wait_until
+
+Start = Callable[..., int]
+HEAD = b"POST /page HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def page(request: Request) -> Response:
+    return PlainTextResponse("fine")
+
+
+@pytest.fixture
+def start(loop_thread: Any) -> Iterator[Start]:
+    with contextlib.ExitStack() as stack:
+
+        def begin(**limits: Any) -> int:
+            server = HttpServer(Starlette(routes=[Route("/page", page, methods=["GET", "POST"])]), **limits)
+            port: int = loop_thread.run(server.start("127.0.0.1", 0))
+            stack.callback(lambda: loop_thread.run(server.stop(5)))
+            return port
+
+        yield begin
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[int, bytes], socket.socket]]:
+    with contextlib.ExitStack() as stack:
+
+        def open_one(port: int, sent: bytes = b"") -> socket.socket:
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            client.sendall(sent)
+            return client
+
+        yield open_one
+
+
+def read_all(client: socket.socket) -> bytes:
+    """Until the server closes the connection."""
+    with contextlib.suppress(ConnectionResetError):
+        return b"".join(iter(lambda: client.recv(65536), b""))
+    return b""
+
+
+def fetch(port: int) -> int:
+    return httpx.get(f"http://127.0.0.1:{port}/page", timeout=20).status_code
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Both ends of a thousand connections are in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 4096), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+@pytest.mark.parametrize("sent", [b"", b"GET /page HT"])
+def test_thousand_connections_without_a_request_do_not_disturb_another(start: Start, connect: Any, sent: bytes) -> None:
+    port = start()
+    held = [connect(port, sent) for _ in range(1001)]
+    assert [fetch(port) for _ in range(3)] == [200] * 3
+    assert len(held) == 1001
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /page HT", b"GET /page HTTP/1.1\r\nHost: x\r\n\r\nGET /pa", HEAD])
+def test_connection_without_a_whole_request_is_closed(start: Start, connect: Any, sent: bytes) -> None:
+    client = connect(start(request_timeout=0.1), sent)
+    answer = read_all(client)
+    assert answer.count(b"200 OK") == sent.count(b"Host")
+
+
+def test_bytes_that_trickle_in_do_not_prolong_the_wait(start: Start, connect: Any) -> None:
+    client = connect(start(request_timeout=0.3), b"GET /page HTTP/1.1\r\nx: ")
+
+    def closed() -> bool:
+        try:
+            client.sendall(b"x")
+        except OSError:
+            return True
+        return False
+
+    wait_until(closed, "the connection is closed", 20)
+
+
+def test_connection_that_waited_longest_makes_room(start: Start, connect: Any) -> None:
+    port = start(max_connections=4)
+    first, *others = [connect(port) for _ in range(4)]
+    assert fetch(port) == 200
+    assert read_all(first) == b""
+    for client in others:
+        client.sendall(b"GET /page HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert b"200 OK" in read_all(client)
+
+
+@pytest.mark.parametrize("pieces", [[HEAD + b"ZZZ\r\n"], [HEAD, b"ZZZ\r\n"], [b"ZZZ\r\n\r\n"]])
+def test_broken_request_takes_one_line_of_the_log(
+    start: Start, connect: Any, pieces: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = connect(start())
+    answer = b""
+    for piece in pieces:
+        client.sendall(piece)
+        if piece is HEAD:
+            answer = client.recv(65536)
+    answer += read_all(client)
+    assert answer.startswith(b"HTTP/1.1 200 OK" if pieces[0] is HEAD else b"HTTP/1.1 400 Bad Request")
+    assert [record.getMessage() for record in caplog.records] == ["Invalid HTTP request received."]
+    assert caplog.records[0].exc_info is None
+    assert caplog.records[0].levelname == "WARNING"
