@@ -130,7 +130,8 @@ class Referee:
                 self._expect_within_total(event.id)
             case ManagerState.AVAILABLE:
                 self.expect(self._is_obtainable(event.id), f"(5) {event.id} is Available and not obtainable")
-                self.expect(not life.unwanted, f"{event.id} becomes Available, although its load was cancelled")
+                cancelled = life.unwanted or self.closing
+                self.expect(not cancelled, f"{event.id} becomes Available, although its load was cancelled")
             case ManagerState.UNLOADING:
                 self._see_unloading(event.id)
             case ManagerState.END:
@@ -269,8 +270,9 @@ class Referee:
         return life.loader.explains(status)
 
     def _waits_for_room(self, life: Life) -> bool:
-        """Something is on its way out under a live handle; this one waits for its memory, or behind one that does."""
-        if life.state is not _M.START or life.loader is None or not self.handles:
+        """It waits for memory, or behind one that does, while a held stream is in the middle of something."""
+        under_way = any(other.state in (_M.LOADING, _M.UNLOADING) for other in self.lives.values())
+        if life.state is not _M.START or life.loader is None or not under_way:
             return False
         waiting = [other for other in self.lives.values() if other.state is _M.START and other.loader is not None]
         return len(waiting) > 1 or not has_room(self.held(), life.loader.need)

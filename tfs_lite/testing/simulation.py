@@ -140,6 +140,14 @@ class Simulation:
         with self._step(Stage.EXECUTOR):
             executor.finish(index)
 
+    def move(self, executor: ManualExecutor) -> None:
+        """Begins the next queued task if there is a thread for it, else finishes the one that began first."""
+        with self._step(Stage.EXECUTOR):
+            if executor.can_start:
+                executor.start()
+            elif executor.running:
+                executor.finish()
+
     def resize_loads(self, num_threads: int) -> None:
         with self._step(Stage.TICK):
             self._manager.set_num_load_threads(num_threads)
@@ -164,12 +172,6 @@ class Simulation:
         """A request ends."""
         with self._step(Stage.REQUEST):
             self._release(self.referee.handles[index])
-
-    def run(self) -> None:
-        """One tick, and everything that is queued then; what already runs goes on running."""
-        with self._step(Stage.TICK):
-            self._tick()
-            self._run_queued()
 
     def settle(self, held: str | None = None) -> None:
         """Faults that pass are over, the disk is quiet, requests end, everything runs: the convergence check.
