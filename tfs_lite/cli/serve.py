@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     _start_logging(settings["log_level"])
     for sentence in without_effect(settings):
         logger.warning(sentence)
-    _share_the_cores(*threads)
+    _set_torch_threads(*threads)
     return _serve(options, alarm, settings["json"])
 
 
@@ -126,10 +126,7 @@ def _start_logging(level: str) -> None:
     )
 
 
-def _share_the_cores(intra: int, inter: int) -> None:
-    """A load is a long run of Python beside the requests. Threads that wait for the interpreter ask for it after half a
-    millisecond instead of five, since a request changes threads several times."""
+def _set_torch_threads(intra: int, inter: int) -> None:
     from tfs_lite.adapters.device import configure_torch_threads
 
-    sys.setswitchinterval(_SWITCH_INTERVAL)
     configure_torch_threads(intra, inter)
