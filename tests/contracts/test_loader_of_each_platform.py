@@ -30,7 +30,7 @@ SLACK = 40 << 20
 
 def make_loader(directory: Path) -> ArtifactLoader:
     settings = AdapterSettings(
-        thread_servable_factory(), "cpu", TrustedPaths.of([str(directory)]), lambda path: SETTINGS
+        thread_servable_factory(), "cpu", TrustedPaths.of([str(directory)]), lambda path, model: SETTINGS
     )
     return ArtifactLoader(str(directory), "", settings, PLATFORMS)
 

@@ -26,7 +26,7 @@ SLACK = 8 << 20
 
 def make_loader(directory, device="auto"):
     settings = AdapterSettings(
-        lambda model, name: model, device, TrustedPaths.of([str(directory)]), lambda path: SETTINGS
+        lambda model, name: model, device, TrustedPaths.of([str(directory)]), lambda path, model: SETTINGS
     )
     return ArtifactLoader(str(directory), "", settings, PLATFORMS)
 

@@ -29,20 +29,20 @@ from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 logger = logging.getLogger(__name__)
 
 
-def no_settings(_: str) -> ModelSettings | None:
+def no_settings(directory: str, model: str) -> ModelSettings | None:
     """For servers without model configs."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """What a server decides for all its models. ``model_settings`` finds the config of a version's directory; its
-    errors fail the load."""
+    """What a server decides for all its models. ``model_settings`` finds the config of a version, by its directory and
+    the model's name; its errors fail the load."""
 
     servable_factory: ServableFactory
     device: str = "auto"
     trusted: TrustedPaths = NO_TRUST
-    model_settings: Callable[[str], ModelSettings | None] = field(default=no_settings)
+    model_settings: Callable[[str, str], ModelSettings | None] = field(default=no_settings)
 
 
 class ArtifactLoader(Loader):
@@ -117,7 +117,7 @@ class ArtifactLoader(Loader):
 
     def _plan(self, servable_id: ServableId) -> tuple[OpenRequest, Platform]:
         """What is to be opened, where, and by whom."""
-        settings = self._settings.model_settings(self._directory) or ModelSettings()
+        settings = self._settings.model_settings(self._directory, servable_id.name) or ModelSettings()
         if settings.name not in ("", servable_id.name):
             raise invalid_argument(f'the config is for model "{settings.name}"')
         files = read_version(self._directory)

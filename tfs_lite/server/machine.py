@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 
 from tfs_lite.adapters.device import check_device, machine_resources
 from tfs_lite.adapters.loader import AdapterSettings
 from tfs_lite.adapters.trust import TrustedPaths
+from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.resources import NO_RESOURCES, ResourceUtil
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.managers.resource_tracker import ResourceTracker
@@ -35,6 +37,7 @@ def adapter_settings(options: ServerOptions) -> AdapterSettings:
         servable_factory=thread_servable_factory(options.max_queued_requests),
         device=options.device,
         trusted=TrustedPaths.of(options.trusted_model_base_paths),
+        model_settings=lambda directory, model: load_model_settings(Path(directory), model),
     )
 
 

@@ -75,8 +75,6 @@ class ServerOptions:
     """Of a gRPC message or an HTTP body."""
     max_queued_requests: int = 1000
     """Per servable; a request beyond it is refused at once."""
-    rest_api_timeout_in_ms: int = 30_000
-    """Time limit of a prediction over HTTP; 0 or less: none."""
 
     def __post_init__(self) -> None:
         self._check_sources()

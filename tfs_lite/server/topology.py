@@ -9,13 +9,11 @@ All of it is built once and stays; a new config only changes what the source loo
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
-from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.platforms import PLATFORMS
+from tfs_lite.adapters.source_adapter import AdapterSettings, make_source_adapter
 from tfs_lite.config.model_server import ModelServerConfig
-from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.router import DynamicSourceRouter
@@ -71,7 +69,7 @@ class Topology:
         self._source = FileSystemStoragePathSource(source_config, disk, clock, view.on_source_report, watch)
         self._router: DynamicSourceRouter[StoragePath] = DynamicSourceRouter(len(platforms.names) + 1, {})
         self._adapters: list[SourceAdapter[StoragePath, Loader]] = [
-            *(_adapter(platform, adapter_settings) for platform in platforms.names),
+            *(make_source_adapter(platform, adapter_settings) for platform in platforms.names),
             ErrorInjectingSourceAdapter(NO_PLATFORM),
         ]
         self._journaled = _journaling(journal)
@@ -102,17 +100,6 @@ class Topology:
         for adapter in self._adapters:
             adapter.detach()
         self._journaled.detach()
-
-
-def _adapter(platform: str | None, settings: AdapterSettings) -> UnarySourceAdapter[StoragePath, Loader]:
-    """Each version is loaded with the settings that the operator wrote for its model."""
-
-    def make_loader(item: ServableData[StoragePath]) -> Loader:
-        model = item.id.name
-        own = replace(settings, model_settings=lambda directory: load_model_settings(Path(directory), model))
-        return ArtifactLoader(item.payload, platform or "", own, PLATFORMS)
-
-    return UnarySourceAdapter(make_loader)
 
 
 def _journaling(journal: LoadJournal) -> UnarySourceAdapter[Loader, Loader]:

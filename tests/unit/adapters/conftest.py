@@ -67,7 +67,7 @@ def loader_for() -> Callable[..., ArtifactLoader]:
     def make(
         directory: Path, settings: ModelSettings | None = None, trusted: str = "", platform: str = ""
     ) -> ArtifactLoader:
-        adapter = AdapterSettings(bare, "cpu", TrustedPaths.of([trusted]), lambda path: settings)
+        adapter = AdapterSettings(bare, "cpu", TrustedPaths.of([trusted]), lambda path, model: settings)
         return ArtifactLoader(str(directory), platform, adapter, PLATFORMS)
 
     return make

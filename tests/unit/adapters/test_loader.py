@@ -143,7 +143,7 @@ def test_config_of_another_model_is_noticed(exported_once, loader_for):
 
 
 def test_config_that_cannot_be_read_fails_the_load(exported_once):
-    def broken(path):
+    def broken(path, model):
         raise invalid_argument("config.pbtxt:3:1: unknown field")
 
     settings = AdapterSettings(lambda model, name: model, "cpu", TrustedPaths(), broken)
