@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from tfs_lite.testing.process import ServerProcess
 
 QUIET_SECONDS = 0.5
+LONGEST_ID = 60
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Long values (bodies, keys made for the run) are not part of a test's name: workers must agree on it."""
+    return argname if isinstance(val, str | bytes) and len(val) > LONGEST_ID else None
 
 
 class Repository:

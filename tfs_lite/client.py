@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 import grpc
 import numpy as np
 
+from tfs_lite.core.pem import certificate_problem, key_problem
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols import messages, serving
@@ -25,6 +26,7 @@ from tfs_lite.protocols.dtypes import to_numpy
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.serving import ModelRef, VersionStatus
 from tfs_lite.protocols.tensor_proto import Array, decode, encode
+from tfs_lite.protocols.trailers import APPLIED, decode_trailer
 
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 _METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
@@ -40,6 +42,9 @@ _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+_NAME_BEHIND_SOCKET = (("grpc.ssl_target_name_override", "localhost"),)
+"""A path is no name that a certificate could be for."""
+_TELL_SECONDS = 1.0
 _REMEMBERED_MODELS = 64
 
 
@@ -74,14 +79,34 @@ class Client:
     The connection is made by the first call, which waits up to ``connect_timeout`` seconds for the server and then
     raises UNAVAILABLE. Every call takes at most ``timeout`` seconds (DEADLINE_EXCEEDED). All failures are
     :class:`ServingError` with the server's code and message.
+
+    ``address`` is ``host:port`` or ``unix:path``. With ``root_certificates`` (PEM) the connection is TLS, to a server
+    whose certificate comes from one of them; a server that wants to know its clients gets ``client_certificate``,
+    whose private key is ``client_key``. INVALID_ARGUMENT if they cannot be used. Behind ``unix:`` the server's
+    certificate must be for ``localhost``.
     """
 
-    def __init__(self, target: str, *, timeout: float = 60.0, connect_timeout: float = 10.0) -> None:
-        self._target = target
+    def __init__(
+        self,
+        address: str,
+        root_certificates: bytes | None = None,
+        client_key: bytes | None = None,
+        client_certificate: bytes | None = None,
+        *,
+        timeout: float = 60.0,
+        connect_timeout: float = 10.0,
+    ) -> None:
+        self._address = address
         self._timeout = timeout
         self._connect_timeout = connect_timeout
         self._connected = False
-        self._channel = grpc.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        self._secure = _uses_tls(root_certificates, client_key, client_certificate)
+        if self._secure:
+            credentials = grpc.ssl_channel_credentials(root_certificates, client_key, client_certificate)
+            options = (*_CHANNEL_OPTIONS, *(_NAME_BEHIND_SOCKET if address.startswith("unix:") else ()))
+            self._channel = grpc.secure_channel(address, credentials, options=options)
+        else:
+            self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._lock = threading.Lock()
         """Guards _metadata, the latest of each model, version or label asked for."""
         self._metadata: dict[ModelRef, ModelMetadata] = {}
@@ -146,26 +171,35 @@ class Client:
         request = messages.GetModelStatusRequest(model_spec=serving.model_spec(ModelRef(model, version)))
         return serving.read_model_status(self._call(_STATUS, request, messages.GetModelStatusResponse, timeout))
 
-    def reload(self, config: HasProto | Message, *, timeout: float | None = None) -> None:
-        """Replaces the server's whole config; returns when every new model is available.
+    def reload(self, config: HasProto | Message, *, timeout: float | None = None) -> str:
+        """Replaces the server's whole config; returns when every new model is available, with what was applied in words
+        (empty from other servers).
 
         ``config`` is a ``ModelServerConfig``: the settings of ``tfs_lite.config``, or the message of any protobuf pool.
         """
         message: Message = config.to_proto() if hasattr(config, "to_proto") else config
         request = messages.ReloadConfigRequest()
         request.config.MergeFromString(message.SerializeToString())
-        response = self._call(_RELOAD, request, messages.ReloadConfigResponse, timeout)
+        response, trailers = self._call_with_trailers(_RELOAD, request, messages.ReloadConfigResponse, timeout)
         status = serving.read_status(response.status)
         if not status.ok:
             raise ServingError(status.code, status.message)
+        return decode_trailer(trailers.get(APPLIED, ""))
 
     def _call(self, path: str, request: Message, answer: Any, timeout: float | None) -> Message:
+        response, _ = self._call_with_trailers(path, request, answer, timeout)
+        return response
+
+    def _call_with_trailers(
+        self, path: str, request: Message, answer: Any, timeout: float | None
+    ) -> tuple[Message, dict[str, str]]:
         self._connect()
         call = self._channel.unary_unary(
             path, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
         )
         try:
-            return call(request, timeout=self._timeout if timeout is None else timeout)
+            response, ended = call.with_call(request, timeout=self._timeout if timeout is None else timeout)
+            return response, dict(ended.trailing_metadata() or ())
         except grpc.RpcError as error:
             raise ServingError(StatusCode(error.code().value[0]), error.details() or error.code().name) from error
 
@@ -178,12 +212,22 @@ class Client:
             check(b"", timeout=self._connect_timeout, wait_for_ready=True)
         except grpc.RpcError as error:
             if error.code() in _UNREACHABLE:
+                kind = "with TLS" if self._secure else "without TLS"
                 raise ServingError(
                     StatusCode.UNAVAILABLE,
-                    f"no gRPC server answered at {self._target} within {self._connect_timeout:g} s; "
-                    f"is it running, and is this its gRPC port?",
+                    f"no gRPC server answered at {self._address} within {self._connect_timeout:g} s; "
+                    f"is it running, is this its gRPC port, and does it speak {kind}? ({self._last_failure()})",
                 ) from error
         self._connected = True
+
+    def _last_failure(self) -> str:
+        """Why the connection failed, in gRPC's words: only a call that does not wait for one is told."""
+        check = self._channel.unary_unary(_HEALTH, request_serializer=None, response_deserializer=None)
+        try:
+            check(b"", timeout=_TELL_SECONDS)
+        except grpc.RpcError as error:
+            return str(error.details() or error.code().name)
+        return "it answers now"
 
     def _tensor(self, ref: ModelRef, name: str, value: Any, timeout: float | None) -> Message:
         dtype = DataType.INVALID
@@ -221,6 +265,26 @@ def _reference(model: str, version: int | None, label: str | None, signature: st
     if version is not None and label is not None:
         raise invalid_argument(f"model {model}: version {version} and label {label} exclude each other")
     return ModelRef(model, version, label, signature)
+
+
+def _uses_tls(roots: bytes | None, key: bytes | None, certificate: bytes | None) -> bool:
+    """Whether the connection is to be TLS. gRPC would never connect, nor say why, with what is refused here."""
+    if (key is None) != (certificate is None):
+        raise invalid_argument("client_key and client_certificate belong together; only one of them is given")
+    if roots is None and key is not None:
+        raise invalid_argument(
+            "client_key needs root_certificates: the authorities that the server's certificate is from"
+        )
+    if roots is None:
+        return False
+    if wrong := certificate_problem(roots):
+        raise invalid_argument(f"root_certificates: {wrong}")
+    if key is not None and certificate is not None:
+        if wrong := certificate_problem(certificate):
+            raise invalid_argument(f"client_certificate: {wrong}")
+        if wrong := key_problem(key, certificate):
+            raise invalid_argument(f"client_key: {wrong}")
+    return True
 
 
 def _from_python(value: Any, dtype: DataType) -> Array:

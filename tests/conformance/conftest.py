@@ -54,6 +54,8 @@ model_config_list {{
   config {{ name: "two_inputs" base_path: "{root}/two_inputs" model_platform: "pytorch_export" }}
   config {{ name: "numbers" base_path: "{root}/numbers" }}
   config {{ name: "shout" base_path: "{root}/shout" }}
+  config {{ name: "half_plus_two" base_path: "{root}/half_plus_two" }}
+  config {{ name: "digits" base_path: "{root}/digits" }}
   config {{ name: "corrupt" base_path: "{root}/corrupt" }}
   config {{ name: "missing" base_path: "{root}/nothing_here" }}
 }}

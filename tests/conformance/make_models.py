@@ -100,7 +100,51 @@ output { name: "shout" data_type: TYPE_STRING dims: [ -1 ] }
 """
 
 
+class HalfPlusTwo(nn.Module):
+    """x / 2 + 2 and x / 2 + 3, as TensorFlow Serving's own test models compute them."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"y": x / 2 + 2, "y2": x / 2 + 3}
+
+
+class Digits(nn.Module):
+    """Scores of three classes out of two features, and their sum as a regression."""
+
+    def forward(self, length: Tensor, width: Tensor) -> dict[str, Tensor]:
+        pair = torch.stack([length, width, length - width], dim=1)
+        return {"scores": torch.softmax(pair, dim=1), "total": length + width}
+
+
+HALF_PLUS_TWO_CONFIG = """
+signatures {
+  key: "tensorflow/serving/regress"
+  value { method_name: "tensorflow/serving/regress" outputs { key: "outputs" value: "y" } }
+}
+signatures { key: "regress_x_to_y2" value { method_name: "regress" outputs { key: "outputs" value: "y2" } } }
+"""
+
+DIGITS_CONFIG = """
+signatures:
+  serving_default:
+    method_name: classify
+    outputs: {scores: scores}
+    label_filename: labels.txt
+    defaults: {width: 0.5}
+  total:
+    method_name: regress
+    outputs: {outputs: total}
+  scores_only:
+    outputs: {scores: scores}
+warmup:
+  - body: {instances: [{length: 1.0, width: 2.0}], signature_name: scores_only}
+"""
+
+
 def main(root: Path) -> None:
+    write_with_config(root / "half_plus_two", HalfPlusTwo(), (torch.zeros(2),), "config.pbtxt", HALF_PLUS_TWO_CONFIG)
+    floats = (torch.zeros(2), torch.zeros(2))
+    write_with_config(root / "digits", Digits(), floats, "config.yaml", DIGITS_CONFIG)
+    (root / "digits" / "labels.txt").write_text("long\nwide\nneither\n")
     example = (torch.zeros(2, 3),)
     for version in (1, 2, 3):
         tfs_lite.save(HalfPlus(float(version)), root / "half_plus", example_inputs=example, version=version)
@@ -116,6 +160,12 @@ def write_shout(base: Path) -> None:
     (base / "1").mkdir(parents=True)
     (base / "1" / "model.py").write_text(SHOUT)
     (base / "config.pbtxt").write_text(SHOUT_CONFIG)
+
+
+def write_with_config(base: Path, module: nn.Module, example: tuple[Tensor, ...], name: str, config: str) -> None:
+    base.mkdir(parents=True)
+    (base / name).write_text(config)
+    tfs_lite.save(module, base, example_inputs=example, version=123)
 
 
 def publish_corrupt(base: Path) -> None:

@@ -1,6 +1,6 @@
 """The contract of a platform: how it recognises its artefact, and how it makes a model of it.
 
-    recognises(files)  ->  open(request)  ->  LoadedModel.run*  ->  LoadedModel.close
+    recognises(files)  ->  open(request)  ->  OpenedModel.run*  ->  OpenedModel.close
 
 A platform is a value: a name, a rule, a function. Whoever adds one writes a file with a :class:`Platform` in it and
 registers it under the entry point group ``tfs_lite.platforms``; everything around it (trust, devices, memory, workers)
@@ -13,7 +13,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 
@@ -21,6 +21,7 @@ from tfs_lite.adapters.failures import run_failure, story
 from tfs_lite.adapters.results import check_outputs, shows_type
 from tfs_lite.adapters.tensors import Array, to_arrays
 from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode
@@ -53,8 +54,15 @@ class OpenRequest:
     settings: ModelSettings = field(default_factory=ModelSettings)
 
 
+class OpenedModel(Model, Protocol):
+    """What opening a version gives: a model with one signature, ``serving_default``, that tells what it weighs."""
+
+    def resident_bytes(self) -> int | None:
+        """Bytes of the model's tensors; None if nobody can tell."""
+
+
 class LoadedModel(ABC):
-    """A model in memory: :class:`tfs_lite.core.model.Model`, and how much memory its tensors take.
+    """The :class:`OpenedModel` that every platform here makes: the machinery around the call of the artefact.
 
     Threads: ``run`` and ``close`` by one thread at a time, ``signatures`` by any. Promises: arrays of the caller are
     never written to; results are the caller's own. Errors: every failure of ``run`` is a ServingError.
@@ -139,6 +147,6 @@ class Platform:
     name: str
     artefact: str
     recognises: Callable[[VersionFiles], bool]
-    open: Callable[[OpenRequest], LoadedModel] | None
+    open: Callable[[OpenRequest], OpenedModel] | None
     needs_trust: bool = False
     missing: str = ""

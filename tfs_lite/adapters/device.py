@@ -63,18 +63,28 @@ def gpu_instance(setting: str) -> int | None:
     return int(number) if number else None
 
 
-def machine_resources(limit_bytes: int | None = None) -> tuple[Mapping[str, int], ResourceAllocation]:
+def machine_resources(
+    limit_bytes: int | None = None, gpu_fraction: float = 0.0
+) -> tuple[Mapping[str, int], ResourceAllocation]:
     """(devices of each type, total memory of each): what a resource tracker needs.
 
     Main memory is the machine's or that of the control group this process is in, whichever is less. ``limit_bytes``
-    lowers it further.
+    lowers it further. Of a GPU's memory ``gpu_fraction`` counts (0: all of it).
     """
     main = min(limit for limit in (_physical_bytes(), _cgroup_bytes(), limit_bytes) if limit is not None)
     gpus = gpu_count()
     totals = {Resource(MAIN, RAM, 0): main}
     for index in range(gpus):
-        totals[Resource(GPU, RAM, index)] = torch.cuda.get_device_properties(index).total_memory
+        memory = torch.cuda.get_device_properties(index).total_memory
+        totals[Resource(GPU, RAM, index)] = int(memory * (gpu_fraction or 1.0))
     return {MAIN: 1, GPU: gpus}, ResourceAllocation(totals)
+
+
+def limit_gpu_memory(fraction: float) -> None:
+    """Lets torch take at most this share of each GPU's memory in this process; 0: all of it. More is an out-of-memory
+    error of whoever asks for it. Without a GPU there is nothing to limit."""
+    for index in range(gpu_count() if fraction else 0):
+        torch.cuda.set_per_process_memory_fraction(fraction, index)
 
 
 def configure_torch_threads(intra: int = 0, inter: int = 0) -> None:

@@ -1,6 +1,7 @@
 """The loader of every platform: trust, device, memory and worker are the same for all of them.
 
-    find the platform -> may its files be loaded? -> open on the device -> hand to the servable factory
+    find the platform -> may its files be loaded? -> open on the device -> give it its signatures
+    -> hand it to the servable factory -> warm it up
 
 Everything that can fail happens inside ``load``; afterwards the loader holds a servable, or nothing at all.
 """
@@ -17,7 +18,9 @@ from tfs_lite.adapters.contract import OpenRequest, Platform
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.device import check_device, gpu_instance, pick_device, uses_gpu
 from tfs_lite.adapters.failures import load_failure, story
+from tfs_lite.adapters.file_caches import drop_file_caches
 from tfs_lite.adapters.inspect_archive import unsafe
+from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.loader import Loader
@@ -34,15 +37,22 @@ def no_settings(directory: str, model: str) -> ModelSettings | None:
     return None
 
 
+def no_warm_up(servable: Servable, request: OpenRequest) -> None:
+    """For servers without warm-up."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
     """What a server decides for all its models. ``model_settings`` finds the config of a version, by its directory and
-    the model's name; its errors fail the load."""
+    the model's name; ``warm_up`` sends it its first requests, as the last step of the load. The errors of both fail the
+    load. ``drop_file_caches``: files that were loaded need not stay in the system's cache."""
 
     servable_factory: ServableFactory
     device: str = "auto"
     trusted: TrustedPaths = NO_TRUST
     model_settings: Callable[[str, str], ModelSettings | None] = field(default=no_settings)
+    warm_up: Callable[[Servable, OpenRequest], None] = field(default=no_warm_up)
+    drop_file_caches: bool = False
 
 
 class ArtifactLoader(Loader):
@@ -107,11 +117,19 @@ class ArtifactLoader(Loader):
             raise unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
         model = platform.open(request)
         try:
+            model = sign(model, request)
             measured = memory.measured(servable_id, model.resident_bytes(), self._reserve(), request.device)
             servable = self._settings.servable_factory(model, f"{servable_id.name}-{servable_id.version}")
         except BaseException:
             model.close()
             raise
+        try:
+            self._settings.warm_up(servable, request)
+        except BaseException:
+            servable.close()
+            raise
+        if self._settings.drop_file_caches:
+            drop_file_caches(self._directory)
         self._measured = measured
         return servable
 

@@ -81,14 +81,15 @@ def open_exported(request: OpenRequest) -> ExportedModel:
             return ExportedModel(request, program)
 
 
-def check_config(directory: str, settings: ModelSettings) -> None:
-    """INVALID_ARGUMENT if the config contradicts the program. Reads a harmless archive and runs nothing of it;
-    PERMISSION_DENIED for one that is not, whoever trusts it."""
+def check_config(directory: str, settings: ModelSettings) -> Signature:
+    """The program's signature; INVALID_ARGUMENT if the config contradicts it. Reads a harmless archive and runs nothing
+    of it; PERMISSION_DENIED for one that is not, whoever trusts it."""
     with open_archive(os.path.join(directory, ARTEFACT), ARTEFACT) as archive:
         check_exported(archive, trusted=False)
         with _READING, _generated_code_forgotten():
             signature = signature_of(_read_program(archive))
     _check_settings(signature, settings)
+    return signature
 
 
 @contextmanager

@@ -1,19 +1,22 @@
 """``tfs-lite check PATH|CONFIG``: what would be served, and why the rest would not. A dry run: nothing is served, no
 code of a model is run.
 
-PATH is a model's base path or a model repository; CONFIG is a ModelServerConfig, validated with line and column first.
+PATH is a model's base path or a model repository; CONFIG is a ModelServerConfig, validated with line and column first,
+and may be given as ``--model_config_file`` too. The other files of a server are checked under the names of its flags.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfs_lite.cli.arguments import Parser
-from tfs_lite.cli.errors import DONE, FAILED, CliError
+from tfs_lite.cli.check_files import FILE_FLAGS, check_files, files_as_json, print_files
+from tfs_lite.cli.errors import DONE, FAILED, CliError, UsageError
 from tfs_lite.cli.output import console, print_json, table
 from tfs_lite.core.manifest import parse_version
 
@@ -26,31 +29,58 @@ _STYLES = {"served": "green", "waiting": "yellow", "refused": "red", "not wanted
 
 def run(argv: Sequence[str]) -> int:
     args = _arguments(argv)
-    path = Path(args.path)
-    if not path.exists():
-        raise CliError(f"{args.path}: there is no such file or directory", "NOT_FOUND")
-    checks = _check(_config(path), args)
+    files = check_files(args)
+    if files and not args.json:
+        print_files(files)
+    checks = _check(_config(_path(args)), args) if args.path or args.model_config_file else []
+    bad_files = [f"--{file.flag}" for file in files if not file.ok]
+    bad_models = [check.name for check in checks if not check.ok]
     if args.json:
-        print_json({"ok": all(check.ok for check in checks), "models": [_as_json(check) for check in checks]})
-    else:
+        models = [_as_json(check) for check in checks]
+        print_json({"ok": not bad_files and not bad_models, "models": models, "files": files_as_json(files)})
+    elif checks or not files:
         _print_table(checks)
-    bad = [check.name for check in checks if not check.ok]
-    if not bad:
+    if not bad_files and not bad_models:
         return DONE
     if not args.json:
-        print(f"tfs-lite: not served as wanted: {', '.join(bad)}; the table says why", file=sys.stderr)
+        kinds = (("refused", bad_files), ("not served as wanted", bad_models))
+        words = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds if names)
+        print(f"tfs-lite: {words}; the table says why", file=sys.stderr)
     return FAILED
 
 
 def _arguments(argv: Sequence[str]) -> Namespace:
     parser = Parser("check", "Says what a server would serve, and why it would not serve the rest. Runs nothing.")
-    parser.add_argument("path", metavar="PATH|CONFIG", help="a base path, a model repository, or a config file")
+    text = "a base path, a model repository, or a config file"
+    parser.add_argument("path", nargs="?", default="", metavar="PATH|CONFIG", help=text)
+    _add_option(parser, "model_config_file", "FILE", "a config file, as for serve; in place of CONFIG")
     for flag, text in (
         ("trusted_model_base_paths", "comma-separated globs, as for serve"),
         ("allowed_model_base_paths", "comma-separated directories, as for serve"),
     ):
-        parser.add_argument(f"--{flag}", f"--{flag.replace('_', '-')}", default="", metavar="A,B", help=text)
-    return parser.parse(argv)
+        _add_option(parser, flag, "A,B", text)
+    for flag, text in FILE_FLAGS.items():
+        _add_option(parser, flag, "FILE", text)
+    args = parser.parse(argv)
+    if args.path and args.model_config_file:
+        raise UsageError("PATH and --model_config_file both say what is served; give one of them")
+    if not any((args.path, args.model_config_file, *(getattr(args, flag) for flag in FILE_FLAGS))):
+        raise UsageError(f"nothing to check; {parser.prog} --help shows what it takes")
+    return args
+
+
+def _add_option(parser: Parser, flag: str, metavar: str, text: str) -> None:
+    """A flag of serve, in both spellings; empty when it is not given."""
+    parser.add_argument(f"--{flag}", f"--{flag.replace('_', '-')}", default="", metavar=metavar, help=text)
+
+
+def _path(args: Namespace) -> Path:
+    given = args.path or args.model_config_file
+    if not Path(given).exists():
+        raise CliError(f"{given}: there is no such file or directory", "NOT_FOUND")
+    if args.model_config_file and Path(given).is_dir():
+        raise CliError(f"{given}: --model_config_file names a directory", "FAILED_PRECONDITION")
+    return Path(given)
 
 
 def _config(path: Path) -> ModelServerConfig:
@@ -121,10 +151,7 @@ def _as_json(check: ModelCheck) -> dict[str, Any]:
         "ok": check.ok,
         "problem": check.problem,
         "label_problems": list(check.label_problems),
-        "versions": [
-            {"version": item.version, "verdict": item.verdict.value, "platform": item.platform, "reason": item.reason}
-            for item in check.versions
-        ],
+        "versions": [{**asdict(item), "verdict": item.verdict.value} for item in check.versions],
     }
 
 
@@ -138,7 +165,20 @@ def _print_table(checks: Sequence[ModelCheck]) -> None:
         for item in check.versions:
             verdict = Text(item.verdict.value, style=_STYLES[item.verdict.value])
             rows.append((check.name, item.version, verdict, item.platform, item.reason))
-    if rows:
-        console().print(table(("model", "version", "would be", "platform", "why not"), rows))
-    else:
+    if not rows:
         print("no models")
+        return
+    console().print(table(("model", "version", "would be", "platform", "why not"), rows))
+    calls = [
+        (check.name, item.version, entry.name, entry.method, _tensors(entry.inputs), _tensors(entry.outputs))
+        for check in checks
+        for item in check.versions
+        for entry in item.signatures
+    ]
+    if calls:
+        console().print()
+        console().print(table(("model", "version", "signature", "method", "takes", "gives"), calls))
+
+
+def _tensors(texts: Mapping[str, str] | None) -> str:
+    return ", ".join(f"{name} {text}".rstrip() for name, text in texts.items()) if texts else "-"

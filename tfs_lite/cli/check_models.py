@@ -25,11 +25,13 @@ from tfs_lite.adapters.python_model import NAME as PYTHON
 from tfs_lite.adapters.python_model import declared_signature, no_class
 from tfs_lite.adapters.python_source import ARTEFACT as PYTHON_SOURCE
 from tfs_lite.adapters.trust import TrustedPaths
-from tfs_lite.config.model import ModelSettings
+from tfs_lite.cli.check_signatures import SignatureCheck, check_signatures
+from tfs_lite.config.model import ModelSettings, signature_of
 from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, status_of
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.inspector import VersionInspector
@@ -52,12 +54,13 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class VersionCheck:
-    """One version; ``reason`` says why it is not served."""
+    """One version; ``reason`` says why it is not served, ``signatures`` how it could be called if it is."""
 
     version: int
     verdict: Verdict
     platform: str = ""
     reason: str = ""
+    signatures: tuple[SignatureCheck, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,32 +148,35 @@ def _check_version(name: str, version: int, path: str, platform: str, trusted: T
         trusts = all(trusted.allows(os.path.join(path, file)) for file in ("", *files.names))
         if chosen.needs_trust and not trusts:
             raise unsafe(f"platform {found} runs code of the version ({chosen.artefact})")
-        _INSPECTIONS.get(found, _nothing_to_inspect)(files, trusts, settings)
+        own = _INSPECTIONS.get(found, _nothing_to_inspect)(files, trusts, settings)
+        signatures = check_signatures(own, settings, path)
     except (ServingError, OSError) as error:
         return VersionCheck(version, Verdict.REFUSED, found, str(status_of(error)))
     except Exception as error:  # of torch, for an archive that it cannot read
         return VersionCheck(version, Verdict.REFUSED, found, str(load_failure(ServableId(name, version), error).status))
-    return VersionCheck(version, Verdict.SERVED, found)
+    return VersionCheck(version, Verdict.SERVED, found, signatures=signatures)
 
 
-def _inspect_exported(files: VersionFiles, trusted: bool, settings: ModelSettings) -> None:
+def _inspect_exported(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
     artefact = pytorch_export.ARTEFACT
     inspect_exported(os.path.join(files.directory, artefact), artefact, trusted)
-    if not (settings.input or settings.output):
-        return
+    if not (settings.input or settings.output or settings.signatures):
+        return None
     try:
-        pytorch_export.check_config(files.directory, settings)
+        return pytorch_export.check_config(files.directory, settings)
     except ServingError as error:
         if not (trusted and error.code is StatusCode.PERMISSION_DENIED):
             raise
+    return None
 
 
-def _inspect_script(files: VersionFiles, trusted: bool, settings: ModelSettings) -> None:
+def _inspect_script(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
     artefact = pytorch_libtorch.ARTEFACT
     inspect_script(os.path.join(files.directory, artefact), artefact, trusted)
+    return signature_of(settings) if settings.input and settings.output else None
 
 
-def _inspect_source(files: VersionFiles, trusted: bool, settings: ModelSettings) -> None:
+def _inspect_source(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
     """That it is Python and may define a Model, whose inputs are declared if it is a plain class; by reading it."""
     source = Path(files.directory, PYTHON_SOURCE).read_bytes()
     try:
@@ -182,6 +188,7 @@ def _inspect_source(files: VersionFiles, trusted: bool, settings: ModelSettings)
         raise no_class()
     if len(definitions) == 1 and _has_only_predict(definitions[0]):
         declared_signature(settings)
+    return signature_of(settings) if settings.input else None
 
 
 def _may_define_model(node: ast.AST) -> bool:
@@ -201,12 +208,14 @@ def _has_only_predict(node: ast.AST) -> bool:
     return plain and any(isinstance(part, ast.FunctionDef) and part.name == "predict" for part in node.body)
 
 
-def _nothing_to_inspect(files: VersionFiles, trusted: bool, settings: ModelSettings) -> None:
+def _nothing_to_inspect(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
     """Platforms of other distributions say what is wrong when they load."""
+    return None
 
 
-_INSPECTIONS: Mapping[str, Callable[[VersionFiles, bool, ModelSettings], None]] = {
+_INSPECTIONS: Mapping[str, Callable[[VersionFiles, bool, ModelSettings], Signature | None]] = {
     pytorch_export.NAME: _inspect_exported,
     pytorch_libtorch.NAME: _inspect_script,
     PYTHON: _inspect_source,
 }
+"""By platform: raises what loading would raise, and gives the model's own signature where that is known."""

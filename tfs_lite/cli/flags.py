@@ -3,8 +3,7 @@
 The names, types and defaults are those of ``tensorflow_model_server``, so that its command lines work unchanged;
 ours follow. A flag is honoured, or belongs to a feature that is not here yet, or steers something that PyTorch does
 not have. The last two pass when they ask for what happens anyway (their default, or a value in ``also_fine``) and
-are refused otherwise. A hint about speed that cannot help here passes, and the log says that it has no effect: nothing
-is ignored in silence. ``flag_parser.py`` reads command lines with this table.
+are refused otherwise: nothing is accepted and ignored. ``flag_parser.py`` reads command lines with this table.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ class Support(enum.Enum):
     """Its feature is not here yet."""
     NO_MEANING = "no meaning for PyTorch"
     """It steers something that only TensorFlow has."""
-    NO_EFFECT = "no effect"
-    """A hint that changes no answer; any valid value passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +68,7 @@ class Flag:
 
     def accepts(self, value: Any) -> bool:
         """Whether the flag may have this value here."""
-        any_value = self.support in (Support.HONOURED, Support.NO_EFFECT)
-        return any_value or value == self.default or value in self.also_fine
+        return self.support is Support.HONOURED or value == self.default or value in self.also_fine
 
 
 class _Group:
@@ -95,9 +91,6 @@ class _Group:
     def no_meaning(self, name: str, kind: Kind, default: Any, reason: str, **rest: Any) -> Flag:
         return self(name, kind, default, reason, support=Support.NO_MEANING, reason=reason, **rest)
 
-    def no_effect(self, name: str, kind: Kind, default: Any, reason: str, **rest: Any) -> Flag:
-        return self(name, kind, default, reason, support=Support.NO_EFFECT, reason=reason, **rest)
-
 
 _what = _Group("What is served")
 _where = _Group("Where it listens")
@@ -106,7 +99,6 @@ _run = _Group("Running models")
 _process = _Group("The process")
 _later = _Group("Not here yet (refused unless the value asks for what happens anyway)")
 _tf = _Group("TensorFlow only (refused unless the value asks for what happens anyway)")
-_hints = _Group("Without effect (accepted; the log says so)")
 _BOOL, _INT, _FLOAT, _STRING, _LIST = Kind.BOOL, Kind.INT, Kind.FLOAT, Kind.STRING, Kind.LIST
 
 FLAGS: tuple[Flag, ...] = (
@@ -131,6 +123,13 @@ FLAGS: tuple[Flag, ...] = (
     _where("rest_api_port", _INT, 8501, "HTTP port; 0 turns it off", minimum=0, maximum=65535),
     _where("grpc_socket_path", _STRING, "", "gRPC on this UNIX socket too"),
     _where("host", _STRING, "127.0.0.1", "address to listen on; 0.0.0.0 for all"),
+    _where("ssl_config_file", _STRING, "", "TLS for gRPC: an SSLConfig (text proto or YAML), read again on change"),
+    _where("grpc_channel_arguments", _STRING, "", "gRPC's own settings: name=value,..."),
+    _where("grpc_max_threads", _INT, 0, "most gRPC calls inside at once, one more is refused; 0: no limit", minimum=0),
+    _where("rest_api_num_threads", _INT, 4 * _CPUS, "threads that parse and print large HTTP bodies", minimum=1),
+    _where("rest_api_timeout_in_ms", _INT, 30000, "time limit of a prediction over HTTP; 0 or less: none"),
+    _where("rest_api_enable_cors_support", _BOOL, False, "CORS headers on every HTTP answer below /v1/"),
+    _where("monitoring_config_file", _STRING, "", "where the page with TensorFlow Serving's metric names is"),
     _where("max_message_bytes", _INT, 100 * 2**20, "largest gRPC message and HTTP body", minimum=1),
     _where("enable_grpc_healthcheck_service", _BOOL, False, "the health service is on, with or without this"),
     _load("file_system_poll_wait_seconds", _INT, 1, "look for versions this often; 0: once; below: never"),
@@ -147,6 +146,9 @@ FLAGS: tuple[Flag, ...] = (
     _load("num_initial_load_threads", _INT, 4, "threads that load the models known at start", minimum=1),
     _load("max_num_load_retries", _INT, 5, "tries after a failed load", minimum=0),
     _load("load_retry_interval_micros", _INT, 60_000_000, "wait between tries; negative: none", maximum=INT64_MAX),
+    _load("enable_model_warmup", _BOOL, True, "send a version its warm-up requests before it becomes available"),
+    _load("num_request_iterations_for_warmup", _INT, 0, "send each of them this often; 0: once", minimum=0),
+    _load("flush_filesystem_caches", _BOOL, True, "let the system forget the files of a version that was loaded"),
     _load("reload_timeout_seconds", _FLOAT, 120.0, "how long a new config waits for its new models", minimum=0),
     _load("total_model_memory_limit_bytes", _INT, 0, "memory for all models; 0: all", minimum=0, maximum=INT64_MAX),
     _load("exit_on_initial_load_failure", _BOOL, False, "stop when a model fails to load at start"),
@@ -159,6 +161,9 @@ FLAGS: tuple[Flag, ...] = (
         pattern="auto|cpu|cuda(:[0-9]+)?",
         expects="auto, cpu or cuda[:N]",
     ),
+    _run("per_process_gpu_memory_fraction", _FLOAT, 0.0, "torch's share of a GPU; 0: all", minimum=0, maximum=1),
+    _run("enable_signature_method_name_check", _BOOL, False, "a signature takes only the method it is meant for"),
+    _run("enable_serialization_as_tensor_content", _BOOL, False, "tensors in gRPC answers are raw bytes"),
     _run("max_queued_requests", _INT, 1000, "waiting per version; one more is refused at once", minimum=1),
     _run("tensorflow_session_parallelism", _INT, 0, "both of the next two; 0: each its default", minimum=0),
     _run("tensorflow_intra_op_parallelism", _INT, 0, "threads inside an operator; 0: all cores but one", minimum=0),
@@ -171,19 +176,6 @@ FLAGS: tuple[Flag, ...] = (
     _later.later("enable_batching", _BOOL, False, "batching"),
     _later.later("batching_parameters_file", _STRING, "", "batching"),
     _later.later("enable_per_model_batching_parameters", _BOOL, False, "batching settings per model"),
-    _later.later("enable_model_warmup", _BOOL, True, "warm-up", also_fine=(False,)),
-    _later.later("num_request_iterations_for_warmup", _INT, 0, "warm-up"),
-    _later.later("ssl_config_file", _STRING, "", "TLS"),
-    _later.later("grpc_channel_arguments", _STRING, "", "gRPC channel arguments"),
-    _later.later("rest_api_timeout_in_ms", _INT, 30000, "predictions over HTTP and their time limit"),
-    _later.later("rest_api_enable_cors_support", _BOOL, False, "CORS headers"),
-    _later.later("monitoring_config_file", _STRING, "", "settings of the metrics page (it is always at /metrics)"),
-    _later.later("flush_filesystem_caches", _BOOL, True, "dropping file caches after a load", also_fine=(False,)),
-    _later.later("per_process_gpu_memory_fraction", _FLOAT, 0.0, "a share of the GPU's memory"),
-    _later.later("enable_signature_method_name_check", _BOOL, False, "checking a signature's method name"),
-    _later.later("enable_serialization_as_tensor_content", _BOOL, False, "packed tensors in answers"),
-    _hints.no_effect("rest_api_num_threads", _INT, 4 * _CPUS, "one event loop takes all requests", minimum=1),
-    _hints.no_effect("grpc_max_threads", _INT, 4 * _CPUS, "one event loop takes all requests", minimum=1),
     _tf.no_meaning("use_alts_credentials", _BOOL, False, "ALTS exists only inside Google's cloud"),
     _tf.no_meaning("platform_config_file", _STRING, "", "it configures TensorFlow session bundles"),
     _tf.no_meaning("tensorflow_session_config_file", _STRING, "", "there is no TensorFlow session"),

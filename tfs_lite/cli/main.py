@@ -21,6 +21,7 @@ COMMANDS = {
     "publish": "copy a model into a base directory as its next version, whole or not at all",
     "status": "show the models of a running server, their versions, states and reasons",
     "predict": "send one request to a running server",
+    "record": "make a file of requests that a version answers before it becomes available",
     "reload": "give a running server a new model config",
     "check": "say what would be served from a path or config, and why the rest would not; runs nothing",
     "demo": "watch new versions of a real model go live under load",

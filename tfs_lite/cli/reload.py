@@ -29,10 +29,11 @@ def run(argv: Sequence[str]) -> int:
 
     config = read_model_server_config(args.file, Path.cwd())
     with grpc_client(args.server, args.timeout) as client:
-        client.reload(config)
+        applied = client.reload(config)
         models = [_ask(client, model.name) for model in config.models]
     if not args.json:
-        print(f"reloaded: the server has {len(models)} model{'s' if len(models) != 1 else ''}")
+        change = f" ({applied})" if applied else ""
+        print(f"reloaded: the server has {len(models)} model{'s' if len(models) != 1 else ''}{change}")
     print_models(models, args.json)
     return DONE
 

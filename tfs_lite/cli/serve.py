@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -19,14 +20,11 @@ from tfs_lite import __version__
 from tfs_lite.cli.errors import DONE, CliError
 from tfs_lite.cli.flag_parser import parse_flags
 from tfs_lite.cli.output import print_json
-from tfs_lite.cli.serve_settings import help_text, server_options, torch_threads, without_effect
+from tfs_lite.cli.serve_settings import help_text, server_options, torch_threads
 
 if TYPE_CHECKING:
     from tfs_lite.server.options import ServerOptions
     from tfs_lite.server.server import Server
-
-_SWITCH_INTERVAL = 0.0005
-logger = logging.getLogger(__name__)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -35,13 +33,11 @@ def run(argv: Sequence[str]) -> int:
         print(help_text())
         return DONE
     if settings["version"]:
-        print(f"tfs_lite {__version__}")
+        print(f"tfs_lite ModelServer: {__version__}\nPyTorch Library: {version('torch')}")
         return DONE
     options, threads = server_options(settings), torch_threads(settings)
     alarm = Alarm()
     _start_logging(settings["log_level"])
-    for sentence in without_effect(settings):
-        logger.warning(sentence)
     _set_torch_threads(*threads)
     return _serve(options, alarm, settings["json"])
 
@@ -49,13 +45,17 @@ def run(argv: Sequence[str]) -> int:
 class Alarm:
     """Wakes the main thread: for the first signal, or because the server has ended by itself.
 
-    Made and awaited on the main thread. The handlers only write to a pipe, which is safe at any moment; it stays open
-    until the process ends.
+    Made and awaited on the main thread. A signal that comes just before the wait must not be lost: Python runs a
+    handler only when the main thread runs Python again, which a thread that waits does not. Therefore the number of the
+    signal goes into a pipe at the moment it comes (``signal.set_wakeup_fd``), and the wait is for the pipe, which stays
+    open until the process ends.
     """
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
         self._signalled = False
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -70,7 +70,6 @@ class Alarm:
         if self._signalled:
             os._exit(128 + number)
         self._signalled = True
-        self.ring()
 
 
 def _serve(options: ServerOptions, alarm: Alarm, as_json: bool) -> int:

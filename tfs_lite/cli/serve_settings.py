@@ -7,7 +7,7 @@ from typing import Any
 
 from tfs_lite.cli.errors import UsageError
 from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, Settings
-from tfs_lite.cli.flags import FLAGS, Flag, Kind, Support
+from tfs_lite.cli.flags import FLAGS, Flag, Kind
 from tfs_lite.core.status import ServingError
 from tfs_lite.server.options import ServerOptions
 
@@ -40,15 +40,6 @@ def torch_threads(settings: Settings) -> tuple[int, int]:
     if session and intra and inter:
         raise UsageError(f"--{_SESSION} sets both --{_INTRA} and --{_INTER}: give it or the two, not all three")
     return intra or session, inter or session
-
-
-def without_effect(settings: Settings) -> list[str]:
-    """One sentence for each flag that somebody gave and that changes nothing here."""
-    return [
-        f"{settings.given[flag.name]}={settings[flag.name]} has no effect: {flag.reason}"
-        for flag in FLAGS
-        if flag.support is Support.NO_EFFECT and flag.name in settings.given
-    ]
 
 
 def help_text() -> str:

@@ -66,5 +66,6 @@ def _differing_fields(old: ModelConfig, new: ModelConfig) -> tuple[str, ...]:
         "model_platform": (old.platform, new.platform),
         "model_version_policy": (old.model_version_policy.choice, new.model_version_policy.choice),
         "version_labels": (old.version_labels, new.version_labels),
+        "logging_config": (old.logging_config, new.logging_config),
     }
     return tuple(name for name, (before, after) in compared.items() if before != after)

@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, field_validator
 
 from tfs_lite.config.settings import Settings, nearest, problem
+from tfs_lite.config.signatures import ModelSignature, Name, WarmupRequest, check_warmup
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, TensorSpec
 from tfs_lite.protocols.dtypes import FROM_CONFIG_NAME
 
@@ -44,7 +45,7 @@ def _parameter(value: object) -> object:
 class ModelTensor(Settings):
     """One input or output. ``dims`` has no batch dimension; -1 is a size that a request chooses."""
 
-    name: Annotated[StrictStr, Field(min_length=1)]
+    name: Name
     data_type: Annotated[DataType, BeforeValidator(_data_type)]
     dims: Annotated[tuple[Annotated[StrictInt, AfterValidator(_dim)], ...], Field(min_length=1)]
 
@@ -60,6 +61,10 @@ class ModelSettings(Settings):
     input: tuple[ModelTensor, ...] = ()
     output: tuple[ModelTensor, ...] = ()
     parameters: Mapping[StrictStr, Annotated[StrictStr, BeforeValidator(_parameter)]] = {}
+    signatures: Mapping[Name, ModelSignature] = {}
+    """Ways to call the model beside its own, which stays ``serving_default`` unless that key is among these."""
+    warmup: Annotated[tuple[WarmupRequest, ...], AfterValidator(check_warmup)] = ()
+    """What is asked of a version before it becomes available."""
 
     @field_validator("input", "output")
     @classmethod

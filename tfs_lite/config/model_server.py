@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationInfo, field_validator, model_validator
 
+from tfs_lite.config.logging_config import LoggingSettings
 from tfs_lite.config.proto_text import to_plain
 from tfs_lite.config.settings import Document, Settings, build, problem
 from tfs_lite.core.servable import MAX_VERSION
@@ -82,7 +83,7 @@ class ModelConfig(Settings):
     model_platform: StrictStr = ""
     model_version_policy: VersionPolicy = VersionPolicy()
     version_labels: Mapping[Name, Version] = {}
-    logging_config: Any = None
+    logging_config: LoggingSettings | None = None
 
     @field_validator("base_path")
     @classmethod
@@ -110,13 +111,6 @@ class ModelConfig(Settings):
         if platforms is not None and platform not in (*FIND_OUT, *platforms):
             raise problem(unsupported_platform(info.data.get("name", ""), platform, platforms))
         return platform
-
-    @field_validator("logging_config")
-    @classmethod
-    def _no_logging(cls, value: object) -> object:
-        if value is not None:
-            raise problem("request logging is not available yet")
-        return value
 
     @model_validator(mode="after")
     def _one_platform(self) -> ModelConfig:
@@ -193,6 +187,8 @@ def _fill(message: Message, model: ModelConfig) -> None:
     message.base_path = model.base_path
     message.model_platform = model.model_platform
     message.version_labels.update(model.version_labels)
+    if model.logging_config is not None:
+        message.logging_config.CopyFrom(model.logging_config.to_proto())
     policy = message.model_version_policy
     match model.model_version_policy.choice:
         case Latest(num_versions=number):

@@ -84,5 +84,5 @@ class _Walk:
         return ""
 
     def _place(self) -> tuple[int, int]:
-        here = self._tokens.ParseError("")  # type: ignore[arg-type]  # the stub means a text by "Message"
-        return here.GetLine() or 1, here.GetColumn() or 1
+        """Of the current token. Its ``ParseError`` tells the same, but copies the whole line each time."""
+        return self._tokens._line + 1, self._tokens._column + 1  # type: ignore[attr-defined]

@@ -18,12 +18,15 @@ from tfs_lite.protocols.descriptors import POOL
 from tfs_lite.protocols.messages import Message
 
 _UNKNOWN_FIELD = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>\w+)"')
+_TEXT_OR_COMMENT = re.compile(r"""#.*$|(["'])(?:(?!\1)[^\n\\]|\\.)*?(?:\1|\\?$)""", re.MULTILINE)
+_ESCAPE = re.compile(r"""\\(?:(?P<bad>[4-7][0-7]{2}|[^abfnrtv\\'"xuU0-7])|.)""")
 _PREFIX = re.compile(r"^\d+:\d+ : ('.*': )?", re.DOTALL)
 
 
 def parse_proto_text(text: str, message_class: Any, name: str) -> Message:
     """The message that ``text`` spells. Any mistake raises INVALID_ARGUMENT with ``name``, line and column."""
     message = message_class()
+    _check_escapes(text, name)
     try:
         text_format.Parse(text, message, descriptor_pool=POOL)
     except text_format.ParseError as error:
@@ -33,13 +36,28 @@ def parse_proto_text(text: str, message_class: Any, name: str) -> Message:
 
 def read_proto_text(text: str, message_class: Any, name: str) -> Document:
     """``text`` as plain data with positions."""
-    message = parse_proto_text(text, message_class, name)
-    return Document(to_plain(message), name, locate(text, message_class.DESCRIPTOR))
+    try:
+        message = parse_proto_text(text, message_class, name)
+        return Document(to_plain(message), name, locate(text, message_class.DESCRIPTOR))
+    except RecursionError:
+        raise config_error(name, 1, 1, "the text is nested too deeply") from None
 
 
 def to_plain(message: Message) -> dict[str, Any]:
     """The fields that are set, by name; enums by name, maps as dicts. Values equal to the default are not set."""
     return {field.name: _plain_field(field, value) for field, value in message.ListFields()}
+
+
+def _check_escapes(text: str, name: str) -> None:
+    """The parser takes escapes that the format does not have, each in its own way."""
+    if "\\" not in text:
+        return
+    for token in _TEXT_OR_COMMENT.finditer(text):
+        for escape in _ESCAPE.finditer(token[0]) if token[1] else ():
+            if escape["bad"]:
+                at = token.start() + escape.start()
+                line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+                raise config_error(name, line, column, f"{escape[0]} is no escape sequence")
 
 
 def _explain(error: str) -> str:

@@ -18,7 +18,7 @@ from tfs_lite.config.yaml_text import read_yaml
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 from tfs_lite.protocols import messages
 
-MAX_FILE_BYTES = 16 * 1024 * 1024
+MAX_FILE_BYTES = 4 * 1024 * 1024
 MODEL_SETTINGS_FILES = ("config.pbtxt", "config.yaml")
 
 
@@ -30,20 +30,20 @@ def parse_model_server_config(
     Relative base paths are resolved against ``working_directory``; without one they are refused. ``platforms`` are
     those of the server; None: only the server can tell.
     """
-    return build(ModelServerConfig, _document(text, name, messages.ModelServerConfig), working_directory, platforms)
+    return build(ModelServerConfig, read_document(text, name, messages.ModelServerConfig), working_directory, platforms)
 
 
 def read_model_server_config(
     path: str, working_directory: Path | None = None, platforms: Collection[str] | None = None
 ) -> ModelServerConfig:
     """The same, from a file. A relative ``path`` is below ``working_directory``; messages show it as given."""
-    text = _read((working_directory or Path()) / path, path)
+    text = read_text((working_directory or Path()) / path, path)
     return parse_model_server_config(text, path, working_directory, platforms)
 
 
 def parse_model_settings(text: str, name: str) -> ModelSettings:
     """The settings of one model. ``name`` decides the syntax and stands in messages."""
-    return build(ModelSettings, _document(text, name, messages.TritonModelConfig))
+    return build(ModelSettings, read_document(text, name, messages.TritonModelConfig))
 
 
 def load_model_settings(version_directory: Path, model: str) -> ModelSettings:
@@ -57,20 +57,22 @@ def load_model_settings(version_directory: Path, model: str) -> ModelSettings:
             raise invalid_argument(f"model {model} has both {' and '.join(prefix + name for name in found)}; keep one")
         if found:
             shown = prefix + found[0]
-            settings = parse_model_settings(_read(directory / found[0], shown), shown)
+            settings = parse_model_settings(read_text(directory / found[0], shown), shown)
             if settings.name not in ("", model):
                 raise invalid_argument(f'{shown}: name is "{settings.name}", but the model is called "{model}"')
             return settings
     return ModelSettings()
 
 
-def _document(text: str, name: str, message_class: Any) -> Document:
+def read_document(text: str, name: str, message_class: Any) -> Document:
+    """``text`` as plain data with positions. ``name`` decides the syntax; ``message_class`` is that of text format."""
     if name.endswith((".yaml", ".yml")):
         return read_yaml(text, name)
     return read_proto_text(text, message_class, name)
 
 
-def _read(path: Path, name: str) -> str:
+def read_text(path: Path, name: str) -> str:
+    """What is in a file. Without, NOT_FOUND, FAILED_PRECONDITION or INVALID_ARGUMENT says so with ``name``."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

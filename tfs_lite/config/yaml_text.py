@@ -1,8 +1,8 @@
 """YAML -> plain data, with the place of every field.
 
 The safe loader only: a config makes no objects. Two freedoms of YAML are taken away because they hide mistakes: a key
-that comes twice, and a key without a value (write ``{}`` for an empty block). Aliases are refused, so that a small
-file cannot unfold into a large one.
+that comes twice, and a key without a value (write ``{}`` for an empty block). Aliases, deep nesting and very long
+numbers are refused, so that a small file can neither unfold into a large one nor take long to read.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from tfs_lite.config.settings import Document, FieldPath, config_error
 from tfs_lite.core.status import ServingError
 
 _NULL = "tag:yaml.org,2002:null"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+MAX_DEPTH = 100
+MAX_NUMBER_LENGTH = 400
 
 
 def read_yaml(text: str, name: str) -> Document:
@@ -22,9 +25,7 @@ def read_yaml(text: str, name: str) -> Document:
     positions: dict[FieldPath, tuple[int, int]] = {(): (1, 1)}
     try:
         loader = yaml.SafeLoader(text)
-        for event in yaml.parse(text, yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                raise config_error(name, *_place(event.start_mark), "aliases are not allowed")
+        _check_events(text, name)
         node = loader.get_single_node()
         if node is None:
             return Document({}, name, positions)
@@ -35,15 +36,29 @@ def read_yaml(text: str, name: str) -> Document:
         raise config_error(name, *place, error.problem or error.context or "invalid YAML") from None
     except yaml.reader.ReaderError as error:
         raise config_error(name, text.count("\n", 0, error.position) + 1, 1, error.reason) from None
-    except RecursionError:
-        raise config_error(name, 1, 1, "the YAML is nested too deeply") from None
     except ValueError as error:
         raise config_error(name, 1, 1, f"a value cannot be read: {error}") from None
+    except (LookupError, AttributeError, TypeError):
+        raise config_error(name, 1, 1, "a value cannot be read: it does not have the form of its tag") from None
+
+
+def _check_events(text: str, name: str) -> None:
+    """Whether the text is worth building anything from."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise config_error(name, *_place(event.start_mark), "aliases are not allowed")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise config_error(name, 1, 1, "the YAML is nested too deeply")
 
 
 def _walk(node: yaml.Node, path: FieldPath, name: str, positions: dict[FieldPath, tuple[int, int]]) -> None:
+    if node.tag in _NUMBERS and len(node.value) > MAX_NUMBER_LENGTH:
+        raise _at(node, name, f"a value cannot be read: a number of more than {MAX_NUMBER_LENGTH} characters")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
+            _walk(key, (*path, "?"), name, {})
             below = (*path, key.value if isinstance(key, yaml.ScalarNode) else "?")
             if below in positions:
                 raise _at(key, name, f'"{below[-1]}" comes twice')

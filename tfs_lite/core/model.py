@@ -39,7 +39,8 @@ class PredictCall:
 
     ``deadline`` is in seconds of ``time.monotonic``. ``on_done`` is called exactly once, on any thread, with the
     outputs or with the status of the failure; it must be short and must not raise. Setting ``cancelled`` lets the
-    servable skip the call if it has not started; ``on_done`` is still called (CANCELLED).
+    servable skip the call if it has not started; ``on_done`` is still called (CANCELLED). The servable sets
+    ``run_seconds``, the time in the model, before it calls ``on_done``.
     """
 
     signature: str
@@ -48,6 +49,7 @@ class PredictCall:
     deadline: float | None
     on_done: Callable[[Mapping[str, Tensor] | Status], None]
     cancelled: bool = field(default=False)
+    run_seconds: float = field(default=0.0)
 
 
 class Servable(Protocol):

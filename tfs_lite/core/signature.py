@@ -7,14 +7,17 @@ guards, so :func:`check_inputs` is the only thing between a request and the mode
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tfs_lite.core.status import failed_precondition, invalid_argument
 
 DEFAULT_SIGNATURE = "serving_default"
 PREDICT_METHOD = "tensorflow/serving/predict"
+CLASSIFY_METHOD = "tensorflow/serving/classify"
+REGRESS_METHOD = "tensorflow/serving/regress"
+METHODS = {"predict": PREDICT_METHOD, "classify": CLASSIFY_METHOD, "regress": REGRESS_METHOD}
 
 
 class DataType(enum.IntEnum):
@@ -87,11 +90,16 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One callable of a model: inputs in the order of ``forward``'s parameters, outputs in the order returned."""
+    """One callable of a model: inputs in the order of ``forward``'s parameters, outputs in the order returned.
+
+    ``defaults`` supply inputs that a request leaves out. For an input whose first dimension is symbolic (the batch) the
+    default is one row, without that dimension, and is repeated for every row; otherwise it is the whole tensor.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     method_name: str = PREDICT_METHOD
+    defaults: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -113,20 +121,28 @@ def find_signature(signatures: Mapping[str, Signature], key: str) -> Signature:
         ) from None
 
 
-def check_input_names(signature: Signature, sent: Sequence[str]) -> None:
-    """INVALID_ARGUMENT unless exactly the signature's inputs were sent. Runs before anything is decoded."""
+def check_input_names(signature: Signature, sent: Collection[str]) -> None:
+    """INVALID_ARGUMENT unless the signature's inputs were sent, all but those with a default, and no others. Runs
+    before anything is decoded."""
     expected, got = set(signature.input_names), set(sent)
     if expected == got:
         return
-    if len(expected) == len(got):
-        raise invalid_argument(
-            f"Signature input alias: {_join(expected - got)} not found in request and no default value provided. "
-            f"Inputs contains invalid name: {_join(got - expected)}."
-        )
+    missing, extra = expected - got - set(signature.defaults), got - expected
+    if not missing and not extra:
+        return
+    if len(got) == len(expected) or (signature.defaults and len(got) < len(expected)):
+        reasons = []
+        if missing:
+            reasons.append(
+                f"Signature input alias: {_join(missing)} not found in request and no default value provided."
+            )
+        if extra:
+            reasons.append(f"Inputs contains invalid name: {_join(extra)}.")
+        raise invalid_argument(" ".join(reasons))
     raise invalid_argument(
         f"input size does not match signature: {len(got)}!={len(expected)} "
         f"len({{{_join(got)}}}) != len({{{_join(expected)}}}). "
-        f"Sent extra: {{{_join(got - expected)}}}. Missing but required: {{{_join(expected - got)}}}."
+        f"Sent extra: {{{_join(extra)}}}. Missing but required: {{{_join(missing)}}}."
     )
 
 

@@ -25,6 +25,9 @@ ModelSpec = message_class("tensorflow.serving.ModelSpec")
 PredictRequest = message_class("tensorflow.serving.PredictRequest")
 PredictResponse = message_class("tensorflow.serving.PredictResponse")
 Input = message_class("tensorflow.serving.Input")
+Classifications = message_class("tensorflow.serving.Classifications")
+ClassificationResult = message_class("tensorflow.serving.ClassificationResult")
+RegressionResult = message_class("tensorflow.serving.RegressionResult")
 ClassificationRequest = message_class("tensorflow.serving.ClassificationRequest")
 ClassificationResponse = message_class("tensorflow.serving.ClassificationResponse")
 RegressionRequest = message_class("tensorflow.serving.RegressionRequest")
@@ -34,6 +37,10 @@ MultiInferenceResponse = message_class("tensorflow.serving.MultiInferenceRespons
 SignatureDefMap = message_class("tensorflow.serving.SignatureDefMap")
 GetModelMetadataRequest = message_class("tensorflow.serving.GetModelMetadataRequest")
 GetModelMetadataResponse = message_class("tensorflow.serving.GetModelMetadataResponse")
+
+# Logged requests
+PredictionLog = message_class("tensorflow.serving.PredictionLog")
+LogMetadata = message_class("tensorflow.serving.LogMetadata")
 
 # ModelService
 StatusProto = message_class("tensorflow.serving.StatusProto")
@@ -45,6 +52,7 @@ ReloadConfigResponse = message_class("tensorflow.serving.ReloadConfigResponse")
 
 # Files of the server
 ModelServerConfig = message_class("tensorflow.serving.ModelServerConfig")
+LoggingConfig = message_class("tensorflow.serving.LoggingConfig")
 BatchingParameters = message_class("tensorflow.serving.BatchingParameters")
 MonitoringConfig = message_class("tensorflow.serving.MonitoringConfig")
 PlatformConfigMap = message_class("tensorflow.serving.PlatformConfigMap")

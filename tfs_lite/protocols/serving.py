@@ -10,11 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import DecodeError
 
-from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, TensorSpec
-from tfs_lite.core.status import Status, StatusCode, invalid_argument
+from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, Tensor, TensorSpec
+from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
+from tfs_lite.protocols import tensor_proto
+from tfs_lite.protocols.defaults import holds_rows
 from tfs_lite.protocols.messages import (
     GetModelStatusResponse,
     Message,
@@ -142,19 +145,46 @@ def signature_def_map(signatures: Mapping[str, Signature]) -> Message:
 
 
 def read_signature_def_map(message: Message) -> dict[str, Signature]:
-    """The signatures of a SignatureDefMap, tensors by name: a map has no order of its own."""
-    return {
-        key: Signature(_read_infos(value.inputs), _read_infos(value.outputs), value.method_name)
-        for key, value in message.signature_def.items()
-    }
+    """The signatures of a SignatureDefMap, tensors by name: a map has no order of its own.
+
+    Defaults that cannot be values of a :class:`Signature` (several rows, types that only TensorFlow has) are left out.
+    """
+    return {key: _read_signature(value) for key, value in message.signature_def.items()}
 
 
 def _signature_def(signature: Signature) -> Message:
+    inputs = {spec.name: spec for spec in signature.inputs}
     return SignatureDef(
-        inputs={spec.name: _tensor_info(spec) for spec in signature.inputs},
+        inputs={name: _tensor_info(spec) for name, spec in inputs.items()},
         outputs={spec.name: _tensor_info(spec) for spec in signature.outputs},
         method_name=signature.method_name,
+        defaults={name: _default(value, inputs[name]) for name, value in signature.defaults.items()},
     )
+
+
+def _read_signature(definition: Message) -> Signature:
+    inputs = _read_infos(definition.inputs)
+    found = {spec.name: _read_default(definition.defaults, spec) for spec in inputs}
+    defaults = {name: value for name, value in found.items() if value is not None}
+    return Signature(inputs, _read_infos(definition.outputs), definition.method_name, defaults)
+
+
+def _default(value: Tensor, spec: TensorSpec) -> Message:
+    """As a request of one row would send it."""
+    array = np.asarray(value)
+    return tensor_proto.encode(array[np.newaxis] if holds_rows(spec) else array)
+
+
+def _read_default(defaults: Mapping[str, Message], spec: TensorSpec) -> Tensor | None:
+    if spec.name not in defaults:
+        return None
+    try:
+        array = tensor_proto.decode(defaults[spec.name], spec.name)
+    except ServingError:
+        return None
+    if not holds_rows(spec):
+        return array
+    return array.reshape(array.shape[1:]) if array.shape[:1] == (1,) else None
 
 
 def _tensor_info(spec: TensorSpec) -> Message:

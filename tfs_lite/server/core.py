@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
+from tfs_lite.adapters.warmup import WarmupReport
 from tfs_lite.config.diff import ConfigDiff
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import SystemClock
@@ -33,12 +35,14 @@ from tfs_lite.server.model_report import ModelReport
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.server.plan import source_config
 from tfs_lite.server.reload import AppliedButIncomplete, Reloader
+from tfs_lite.server.request_log import RequestLogs
 from tfs_lite.server.request_metrics import RequestMetrics
 from tfs_lite.server.topology import Platforms, Topology
 from tfs_lite.server.view import ServingView
 from tfs_lite.server.waiting import ModelWaiter, WaitResult
 from tfs_lite.sources.disk import RealDisk
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 EMPTY = ModelServerConfig.model_validate({"model_config_list": {}})
@@ -52,12 +56,13 @@ class ServerCore:
         self.registry = registry or CollectorRegistry()
         self.changes = Changes()
         self.clock = SystemClock()
-        self._machine = Machine.measure(options.total_model_memory_limit_bytes)
+        self._machine = Machine.measure(options.total_model_memory_limit_bytes, options.per_process_gpu_memory_fraction)
         self._bus: EventBus[ServableState] = EventBus(self.clock)
         self._monitor = ServableStateMonitor(self._bus)
         self._journal = LoadJournal(self._on_attempt)
         self.view = ServingView(self._monitor.get_version_states, self._journal.last, self.changes.ring)
         self.request_metrics = RequestMetrics(self.registry, lambda name: name in self.view.configured)
+        self.request_logs = RequestLogs(self.clock, self.request_metrics.upstream.on_logged)
         self._metrics = LifecycleMetrics(self.registry)
         self._gone = GoneModels()
         self._monitor.subscribe(self._on_event)
@@ -70,7 +75,7 @@ class ServerCore:
             self.view,
             self._journal,
             platforms,
-            adapter_settings(options),
+            adapter_settings(options, self._on_warm_up),
             source_config(EMPTY, options),
             RealDisk(),
             self.clock,
@@ -83,6 +88,7 @@ class ServerCore:
             self._labels,
             self.view,
             self._waiter,
+            self.request_logs,
             self.clock,
             self._is_available,
             self._actual_platforms,
@@ -149,6 +155,7 @@ class ServerCore:
         self._topology.close()
         self._manager.close(drain_timeout)
         self._monitor.close()
+        self.request_logs.close()
         self.clock.close()
 
     # Configs.
@@ -157,25 +164,27 @@ class ServerCore:
         """Raises if this server could not serve the config."""
         self._reloader.check(config)
 
-    def reload(self, config: ModelServerConfig) -> None:
-        """See :meth:`Reloader.apply`. FAILED_PRECONDITION where the options say that nothing changes."""
+    def reload(self, config: ModelServerConfig) -> str:
+        """What was applied; see :meth:`Reloader.apply`. FAILED_PRECONDITION where the options say that nothing
+        changes."""
         if not self.options.follows_changes:
             raise failed_precondition("the server was started with model_control_mode none: its models do not change")
-        self._counted(self._reloader.apply, config)
+        return self._counted(self._reloader.apply, config)
 
     def follow(self, config: ModelServerConfig) -> None:
         """See :meth:`Reloader.follow`."""
         self._counted(self._reloader.follow, config)
 
-    def _counted(self, apply: Callable[[ModelServerConfig], None], config: ModelServerConfig) -> None:
+    def _counted(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig) -> T:
         try:
-            apply(config)
+            result = apply(config)
         except ServingError as error:
             refused = "" if isinstance(error, AppliedButIncomplete) else "config refused, nothing changed: "
             logger.warning("%s%s", refused, str(error))
             self._metrics.on_reload(ok=False)
             raise
         self._metrics.on_reload(ok=True)
+        return result
 
     # Requests.
 
@@ -210,7 +219,10 @@ class ServerCore:
         return ref.version if ref.label is None else self._labels.resolve(ref.name, ref.label)
 
     def counter_value(self, name: str) -> float:
-        """The first cell of a counter, 0 if there is no such counter."""
+        """The first cell of a counter, under TensorFlow Serving's name or ours; 0 if there is no such counter."""
+        upstream = self.request_metrics.upstream.counter_value(name)
+        if upstream is not None:
+            return upstream
         for family in self.registry.collect():
             for sample in family.samples:
                 if sample.name in (name, f"{name}_total"):
@@ -245,6 +257,10 @@ class ServerCore:
         if attempt.status.ok:
             logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
         self.changes.ring()
+
+    def _on_warm_up(self, report: WarmupReport) -> None:
+        upstream = self.request_metrics.upstream
+        upstream.on_warm_up(report.directory, report.status, report.seconds, report.records)
 
     def _on_event(self, timed: TimedState) -> None:
         """After each event of the manager, on its publisher's thread, under the bus."""

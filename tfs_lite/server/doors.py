@@ -1,7 +1,7 @@
 """The ways in: every service of the server on gRPC, every route on HTTP, in front of one core.
 
-Everything here runs on one event loop. Slow work is handed to two small pools: reloads, which wait for models, and
-pages, which take a moment to write.
+Everything here runs on one event loop. Slow work is handed to small pools: reloads, which wait for models; pages, which
+take a moment to write; the parsing and printing of large bodies.
 """
 
 from __future__ import annotations
@@ -12,34 +12,61 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from tfs_lite.config.model_server import from_proto
 from tfs_lite.protocols.messages import Message
+from tfs_lite.server import upstream_metrics
 from tfs_lite.server.background import BackgroundRunner
+from tfs_lite.server.body_metrics import BodyCollector
 from tfs_lite.server.core import ServerCore
+from tfs_lite.server.door_settings import DoorSettings
 from tfs_lite.server.grpc_server import GrpcServer
 from tfs_lite.server.grpc_table import Method
 from tfs_lite.server.health import ChangeSignal, Health
 from tfs_lite.server.health_service import HealthService
-from tfs_lite.server.http_app import HttpRoutes
+from tfs_lite.server.http_app import HttpApp
 from tfs_lite.server.http_server import HttpServer
+from tfs_lite.server.inference import Inferences
 from tfs_lite.server.model_service import ModelService
 from tfs_lite.server.plan import base_directory
 from tfs_lite.server.prediction_service import PredictionService
 from tfs_lite.server.predictor import Predictor
+from tfs_lite.server.rest_models import ModelPages
+from tfs_lite.server.rest_service import RestService, RestSettings
 
 MAX_PENDING_RELOADS = 8
 MAX_PENDING_PAGES = 16
+MAX_PENDING_BODIES = 1000
 LAST_PAGES = 1.0
 """Seconds for HTTP requests that are inside when everything else has ended."""
 
 
 class Doors:
     """``open`` -> ``drain`` -> ``close``, all on the loop. From any other thread: ``close_reloads`` between the last
-    two, ``close_pages`` at the end."""
+    two, ``close_workers`` at the end."""
 
-    def __init__(self, core: ServerCore, health: Health) -> None:
+    def __init__(self, core: ServerCore, health: Health, settings: DoorSettings) -> None:
+        options = core.options
         self._core = core
         self._health = health
+        self._settings = settings
         self._reloads = BackgroundRunner("reload", 1, MAX_PENDING_RELOADS)
         self._pages = BackgroundRunner("page", 1, MAX_PENDING_PAGES)
+        self._bodies = BackgroundRunner("large body", options.rest_api_num_threads, MAX_PENDING_BODIES)
+        self._predictor = Predictor(core.handle, core.request_metrics, options.max_message_bytes)
+        self._inferences = Inferences(
+            self._predictor,
+            options.enable_signature_method_name_check,
+            max_bytes=options.max_message_bytes,
+            on_examples=core.request_metrics.upstream.on_examples,
+            background=self._bodies,
+        )
+        timeout = options.rest_api_timeout_in_ms / 1e3
+        bounds = RestSettings(
+            options.max_message_bytes,
+            timeout_seconds=timeout if timeout > 0 else None,
+            check_method_names=options.enable_signature_method_name_check,
+        )
+        metrics, log = core.request_metrics, core.request_logs
+        self._rest = RestService(self._predictor, self._inferences, metrics, self._bodies, bounds, log)
+        core.registry.register(BodyCollector(lambda: self._rest.bodies.numbers))
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
         self.grpc_port: int | None = None
@@ -47,14 +74,20 @@ class Doors:
 
     async def open(self) -> None:
         """Listens. Raises FAILED_PRECONDITION, with nothing left open, if an address cannot be had."""
-        options = self._core.options
+        options, tls = self._core.options, self._settings.tls
         changes = ChangeSignal(asyncio.get_running_loop())
         self._core.changes.listen(changes.notify)
-        self._grpc = GrpcServer(self._methods(changes), options.max_message_bytes)
+        self._grpc = GrpcServer(
+            self._methods(changes),
+            options.max_message_bytes,
+            arguments=self._settings.grpc_arguments,
+            credentials=tls.credentials if tls else None,
+            max_concurrent_calls=options.grpc_max_threads or None,
+        )
         try:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
             if options.rest_api_port is not None:
-                self._http = HttpServer(self._routes().app())
+                self._http = HttpServer(self._app())
                 self.rest_api_port = await self._http.start(options.host, options.rest_api_port)
         except BaseException:
             await self.drain(0.0)
@@ -64,9 +97,11 @@ class Doors:
     async def drain(self, grace: float) -> None:
         """Lets no more predictions in; returns when those inside are answered, at the latest after ``grace`` seconds. A
         second call with a shorter grace makes the first one return sooner. HTTP goes on telling how it fares."""
+        rest = asyncio.create_task(self._rest.calls.drain(grace))
         if self._grpc is not None:
             await self._grpc.stop(grace)
         self._grpc = None  # the last reference ends gRPC's own thread
+        await rest
 
     async def close(self) -> None:
         """Closes the HTTP port, once there is nothing left to tell."""
@@ -77,30 +112,40 @@ class Doors:
     def close_reloads(self) -> None:
         self._reloads.close()
 
-    def close_pages(self) -> None:
+    def close_workers(self) -> None:
         self._pages.close()
+        self._bodies.close()
 
     def _methods(self, changes: ChangeSignal) -> list[Method]:
-        core, limit = self._core, self._core.options.max_message_bytes
-        predictor = Predictor(core.handle, core.request_metrics)
-        services = (
-            PredictionService(predictor, core.handle, core.request_metrics, limit),
-            ModelService(core.status, self._reload, self._reloads, core.request_metrics, core.counter_value),
-            HealthService(self._health, changes),
+        core, options = self._core, self._core.options
+        prediction = PredictionService(
+            self._predictor,
+            self._inferences,
+            core.handle,
+            core.request_metrics,
+            options.max_message_bytes,
+            as_tensor_content=options.enable_serialization_as_tensor_content,
+            check_method_names=options.enable_signature_method_name_check,
+            log=core.request_logs,
         )
+        models = ModelService(core.status, self._reload, self._reloads, core.request_metrics, core.counter_value)
+        services = (prediction, models, HealthService(self._health, changes))
         return [method for service in services for method in service.methods()]
 
-    def _routes(self) -> HttpRoutes:
+    def _app(self) -> HttpApp:
         core = self._core
-        return HttpRoutes(
-            lookup=core.handle,
-            status=core.status,
-            models=core.models,
-            health=self._health,
-            metrics=core.request_metrics,
+        return HttpApp(
+            ModelPages(core.handle, core.status, core.models, core.request_metrics),
+            self._rest,
+            self._health,
+            core.request_metrics,
             metrics_page=lambda: (generate_latest(core.registry), CONTENT_TYPE_LATEST),
-            background=self._pages,
+            pages=self._pages,
+            slow=self._bodies,
+            enable_cors=core.options.rest_api_enable_cors_support,
+            upstream_metrics_path=self._settings.metrics_path,
+            upstream_page=lambda: (core.request_metrics.upstream.page(), upstream_metrics.CONTENT_TYPE),
         )
 
-    def _reload(self, message: Message) -> None:
-        self._core.reload(from_proto(message, base_directory(self._core.options)))
+    def _reload(self, message: Message) -> str:
+        return self._core.reload(from_proto(message, base_directory(self._core.options)))

@@ -1,12 +1,11 @@
 """Puts tables of methods on ``grpc.aio``.
 
 Everything that only gRPC has is here: status codes, the cut of long error texts, message limits, reflection, and a
-clear error when an address cannot be had.
+clear error when an address cannot be had. Whether a call is let in is decided at the door.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import defaultdict
@@ -16,20 +15,23 @@ from typing import Any, cast
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode, failed_precondition
 from tfs_lite.protocols.descriptors import POOL
 from tfs_lite.server.addresses import check_address, in_use
+from tfs_lite.server.door import Door
 from tfs_lite.server.grpc_table import CallContext, CallKind, Method, StreamHandler, UnaryHandler
+from tfs_lite.server.unix_socket import cannot_listen, claim
 
 logger = logging.getLogger(__name__)
 
 MAX_DETAILS = 1024
 """Longer error texts are cut: they travel in a header."""
 INTERNAL = Status(StatusCode.INTERNAL, "internal error")
-HEALTH = "/grpc.health.v1.Health/"
-QUIET = 0.1
 MAX_KNOCKING = 1.0
-"""Seconds without a new call before gRPC is stopped, and how long to wait for them at most."""
+"""Seconds to wait at most, before gRPC is stopped, for a moment without a new call."""
+SHARE_PORT = "grpc.so_reuseport"
+PORT_FLAG = "--port"
+SOCKET_FLAG = "--grpc_socket_path"
 REFLECTION_SERVICES = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
 """The two have the same messages."""
 
@@ -37,16 +39,32 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class GrpcServer:
-    """``start`` -> ``stop``, both on the event loop that runs the handlers."""
+    """``start`` -> ``stop``, both on the event loop that runs the handlers.
 
-    def __init__(self, methods: Sequence[Method], max_message_bytes: int) -> None:
-        options = [
-            ("grpc.so_reuseport", 0),  # a port in use is an error, not a port shared with a stranger
-            ("grpc.max_receive_message_length", max_message_bytes),
-            ("grpc.max_send_message_length", -1),
-        ]
-        self._server = grpc.aio.server(options=options)
-        self._door = Door()
+    ``arguments`` are gRPC options that win over ours. ``credentials`` makes TLS for one address, and is called for
+    each; None: no TLS. Beyond ``max_concurrent_calls`` (above 0) a call is refused with RESOURCE_EXHAUSTED; health
+    and reflection do not count.
+    """
+
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        max_message_bytes: int,
+        *,
+        arguments: Sequence[tuple[str, int | str]] = (),
+        credentials: Callable[[], grpc.ServerCredentials] | None = None,
+        max_concurrent_calls: int | None = None,
+    ) -> None:
+        options: dict[str, int | str] = {
+            SHARE_PORT: 0,  # a port in use is an error, not a port shared with a stranger
+            "grpc.max_receive_message_length": max_message_bytes,
+            "grpc.max_send_message_length": -1,
+        }
+        options.update(arguments)
+        self._server = grpc.aio.server(options=list(options.items()))
+        self._shares_port = options[SHARE_PORT] == 1
+        self._credentials = credentials
+        self._door = Door(max_concurrent_calls)
         services: dict[str, dict[str, Any]] = defaultdict(dict)
         for method in methods:
             services[method.service][method.name] = _rpc_handler(method, self._door)
@@ -57,10 +75,12 @@ class GrpcServer:
         """The TCP port, None without one. FAILED_PRECONDITION, naming port and flag, if it cannot be had."""
         bound = None
         if port is not None:
-            check_address(host, port, "--port")
-            bound = self._add(_target(host, port), lambda: in_use(host, port, "--port"))
+            if not self._shares_port:
+                check_address(host, port, PORT_FLAG)
+            bound = self._add(_target(host, port), lambda: self._explain_port(host, port))
         if socket_path:
-            self._add(f"unix:{socket_path}", lambda: in_use_socket(socket_path))
+            address = claim(socket_path, SOCKET_FLAG)
+            self._add(address, lambda: cannot_listen(socket_path, SOCKET_FLAG, f"gRPC refuses it{self._or_tls}"))
         await self._server.start()
         return bound
 
@@ -78,40 +98,25 @@ class GrpcServer:
 
     def _add(self, target: str, error: Callable[[], ServingError]) -> int:
         try:
-            return cast(int, self._server.add_insecure_port(target))
+            if self._credentials is None:
+                return cast(int, self._server.add_insecure_port(target))
+            return cast(int, self._server.add_secure_port(target, self._credentials()))
         except RuntimeError:
             raise error() from None
 
+    def _explain_port(self, host: str, port: int) -> ServingError:
+        """gRPC does not say what it dislikes; a port that is free now was not it."""
+        try:
+            check_address(host, port, PORT_FLAG)
+        except ServingError as error:
+            return error
+        if self._credentials is None:
+            return in_use(host, port, PORT_FLAG)
+        return failed_precondition(f"gRPC refuses to listen on port {port} of {host} ({PORT_FLAG}){self._or_tls}")
 
-class Door:
-    """Whether calls are let in, and whether any still come. Health is always answered."""
-
-    def __init__(self) -> None:
-        self._open = True
-        self._knocked = asyncio.Event()
-
-    def enter(self, path: str) -> None:
-        """UNAVAILABLE once the door is shut."""
-        self._knocked.set()
-        if not self._open and not path.startswith(HEALTH):
-            raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down; try another one")
-
-    def shut(self) -> None:
-        self._open = False
-
-    async def quiet(self, patience: float) -> None:
-        """Returns when nobody has knocked for a moment, at the latest after ``patience`` seconds."""
-        ends = time.monotonic() + patience
-        while (left := ends - time.monotonic()) > 0:
-            self._knocked.clear()
-            try:
-                await asyncio.wait_for(self._knocked.wait(), min(QUIET, left))
-            except TimeoutError:
-                return
-
-
-def in_use_socket(path: str) -> ServingError:
-    return ServingError(StatusCode.FAILED_PRECONDITION, f"cannot listen on the UNIX socket {path} (--grpc_socket_path)")
+    @property
+    def _or_tls(self) -> str:
+        return "" if self._credentials is None else ", or the key or certificate (--ssl_config_file)"
 
 
 def _target(host: str, port: int) -> str:
@@ -131,8 +136,12 @@ def _rpc_handler(method: Method, door: Door) -> Any:
 def _unary(path: str, handler: UnaryHandler, door: Door) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def call(request: bytes, context: Any) -> bytes:
         try:
-            door.enter(path)
-            return await handler(request, _call_context(context))
+            with door.entered(path):
+                told = _call_context(context)
+                answer = await handler(request, told)
+            if told.trailers:
+                context.set_trailing_metadata(tuple(told.trailers))
+            return answer
         except Exception as error:
             return cast(bytes, await _abort(path, context, error))
 
@@ -142,9 +151,9 @@ def _unary(path: str, handler: UnaryHandler, door: Door) -> Callable[[bytes, Any
 def _stream(path: str, handler: StreamHandler, door: Door) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
     async def call(request: bytes, context: Any) -> AsyncIterator[bytes]:
         try:
-            door.enter(path)
-            async for message in handler(request, _call_context(context)):
-                yield message
+            with door.entered(path):
+                async for message in handler(request, _call_context(context)):
+                    yield message
         except Exception as error:
             await _abort(path, context, error)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 
@@ -24,10 +24,12 @@ class CallContext:
     """What a handler may know about the call besides its bytes.
 
     ``deadline`` is in seconds of ``time.monotonic``; None: the client set none. When the client goes, the handler's
-    task is cancelled.
+    task is cancelled. What the handler appends to ``trailers`` (lower-case name, printable ASCII text) goes out with
+    the status of a unary call, for clients that know to look there.
     """
 
     deadline: float | None
+    trailers: list[tuple[str, str]] = field(default_factory=list)
 
 
 UnaryHandler: TypeAlias = Callable[[bytes, CallContext], Awaitable[bytes]]

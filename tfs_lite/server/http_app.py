@@ -1,145 +1,161 @@
-"""The HTTP routes: TensorFlow Serving's status and metadata, the list of models, probes, metrics.
+"""The HTTP routes, as one ASGI application: TensorFlow Serving's REST API, probes, metrics and the API's description.
 
-Every answer about models is JSON, errors too: ``{"error": "..."}``. Paths below ``/v1/`` follow TensorFlow Serving's
-grammar, which is stricter than a router's (``rest_path`` reads it).
+It finds who answers, and sees to what all answers share: errors in the form that the answer would have had, headers for
+browsers, compression. Paths below ``/v1/`` follow TensorFlow Serving's grammar, which no router has (``rest_path``).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeAlias
 
-import orjson
-from google.protobuf.json_format import MessageToDict
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
-from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.codes import http_status
-from tfs_lite.protocols.serving import ModelRef, VersionStatus, model_status, signature_def_map, status_json
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, not_found
+from tfs_lite.protocols.json_text import COMFORTABLE_BYTES
+from tfs_lite.server import cors, openapi
 from tfs_lite.server.background import BackgroundRunner
 from tfs_lite.server.health import Health
-from tfs_lite.server.model_report import ModelReport
-from tfs_lite.server.predictor import Lookup
-from tfs_lite.server.request_metrics import RequestMetrics
-from tfs_lite.server.rest_path import Action, parse_path
+from tfs_lite.server.http_gzip import SMALLEST_ANSWER, accepts_gzip, pack
+from tfs_lite.server.http_reply import JSON, HttpError, answer_form, error_reply
+from tfs_lite.server.request_metrics import REST, RequestMetrics
+from tfs_lite.server.rest_models import ModelPages
+from tfs_lite.server.rest_path import Action, is_rest, parse_path
+from tfs_lite.server.rest_service import RestService
 
 logger = logging.getLogger(__name__)
 
-JSON = "application/json"
-Endpoint = Callable[[Request], Awaitable[Response]]
-METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]
+Answer: TypeAlias = Callable[[Request, str, str], Awaitable[Response]]
+Page: TypeAlias = Callable[[], tuple[bytes, str]]
+"""Makes a page and its content type. It may take a moment, and runs on a thread."""
 
 
-class HttpRoutes:
-    """Handlers run on the event loop. ``status`` and ``models`` are short; ``metrics_page`` is not, and runs on
-    ``background``."""
+class HttpApp:
+    """An ASGI application. Handlers run on the event loop; metrics pages are made on ``pages``, large answers packed on
+    ``slow``. ``upstream_page`` is at ``upstream_metrics_path`` when there is one, before every other page."""
 
     def __init__(
         self,
-        lookup: Lookup,
-        status: Callable[[ModelRef], list[VersionStatus]],
-        models: Callable[[], Sequence[ModelReport]],
+        models: ModelPages,
+        rest: RestService,
         health: Health,
         metrics: RequestMetrics,
-        metrics_page: Callable[[], tuple[bytes, str]],
-        background: BackgroundRunner,
+        metrics_page: Page,
+        pages: BackgroundRunner,
+        slow: BackgroundRunner,
+        enable_cors: bool = False,
+        upstream_metrics_path: str | None = None,
+        upstream_page: Page = lambda: (b"", "text/plain"),
     ) -> None:
-        self._lookup = lookup
-        self._status = status
         self._models = models
+        self._rest = rest
         self._health = health
         self._metrics = metrics
         self._metrics_page = metrics_page
-        self._background = background
-
-    def app(self) -> Starlette:
-        pages = {
-            "/livez": self.livez,
-            "/startupz": self.livez,
-            "/readyz": self.readyz,
-            "/metrics": self.metrics,
-            "/monitoring/prometheus/metrics": self.metrics,
-            "/v1/models": self.list_models,
+        self._background = pages
+        self._slow = slow
+        self._cors = cors.HEADERS if enable_cors else {}
+        self._upstream_path = upstream_metrics_path
+        self._upstream_page = upstream_page
+        self._openapi = openapi.document()
+        self._pages: dict[str, Callable[[], Awaitable[Response]]] = {
+            "/livez": self._livez,
+            "/startupz": self._livez,
+            "/readyz": self._readyz,
+            "/metrics": partial(self._page, metrics_page),
+            "/monitoring/prometheus/metrics": partial(self._page, metrics_page),
+            "/openapi.json": self._description,
         }
-        routes = [Route(path, _guarded(endpoint)) for path, endpoint in pages.items()]
-        return Starlette(routes=[*routes, Route("/{path:path}", _guarded(self.rest), methods=METHODS)])
 
-    async def livez(self, request: Request) -> Response:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        path = scope["raw_path"].decode("latin-1")
+        rest = is_rest(path) and path != self._upstream_path
+        query = scope["query_string"].decode("latin-1")
+        answer = self._rest_answer if rest else self._page_answer
+        response = await self._guarded(answer, request, path, query)
+        if rest:
+            response.headers.update(self._cors)
+        await self._packed(request, response)
+        await response(scope, receive, send)
+
+    async def _guarded(self, answer: Answer, request: Request, path: str, query: str) -> Response:
+        """Errors become answers; what nobody expected goes to the log."""
+        try:
+            return await answer(request, path, query)
+        except ServingError as error:
+            failure = error
+        except Exception:
+            logger.exception("%s %s failed", request.method, path)
+            failure = ServingError(StatusCode.INTERNAL, "internal error")
+        return error_reply(failure, answer_form(request.headers) if path.endswith(":predict") else JSON)
+
+    async def _page_answer(self, request: Request, path: str, query: str) -> Response:
+        if path == self._upstream_path:
+            if query:
+                raise invalid_argument(f"Unexpected path: {path}?{query}")
+            return await self._page(self._upstream_page)
+        page = self._pages.get(path)
+        if page is None:
+            raise not_found(f"no such page: {path}")
+        if request.method not in ("GET", "HEAD"):
+            message = f"{path} answers GET only, not {request.method}"
+            raise HttpError(StatusCode.UNIMPLEMENTED, message, 405, {"Allow": "GET, HEAD"})
+        return await page()
+
+    async def _rest_answer(self, request: Request, path: str, query: str) -> Response:
+        if request.method == "OPTIONS":
+            return Response(status_code=cors.preflight_status(request.headers.get("origin")))
+        try:
+            action, ref = parse_path(request.method, f"{path}?{query}" if query else path)
+        except ServingError:
+            with self._metrics.record("", "", REST):
+                raise
+        match action:
+            case Action.LIST:
+                return self._models.list()
+            case Action.STATUS:
+                return self._models.status(ref)
+            case Action.METADATA:
+                return self._models.metadata(ref)
+            case Action.PREDICT:
+                return await self._rest.predict(request, ref)
+            case Action.CLASSIFY:
+                return await self._rest.classify(request, ref)
+            case Action.REGRESS:
+                return await self._rest.regress(request, ref)
+
+    async def _livez(self) -> Response:
         return PlainTextResponse("ok\n")
 
-    async def readyz(self, request: Request) -> Response:
+    async def _readyz(self) -> Response:
         if self._health.ready:
             return PlainTextResponse("ok\n")
         reason = "draining" if self._health.draining else "models are being loaded"
         return PlainTextResponse(f"{reason}\n", status_code=503)
 
-    async def metrics(self, request: Request) -> Response:
-        page, content_type = await self._background.run(self._metrics_page)
+    async def _description(self) -> Response:
+        return Response(self._openapi, media_type=JSON.media_type)
+
+    async def _page(self, make: Page) -> Response:
+        page, content_type = await self._background.run(make)
         return Response(page, media_type=content_type)
 
-    async def list_models(self, request: Request) -> Response:
-        return _json({"models": [_report(report) for report in self._models()]})
-
-    async def rest(self, request: Request) -> Response:
-        raw_path: bytes = request.scope["raw_path"]
-        if raw_path[:4].lower() != b"/v1/":
-            return _error(404, f"no such page: {request.url.path}")
-        action, ref = parse_path(request.method, raw_path.decode("latin-1"))
-        if action is Action.STATUS:
-            return self._model_status(ref)
-        if action is Action.METADATA:
-            return self._model_metadata(ref)
-        raise ServingError(
-            StatusCode.UNIMPLEMENTED, "REST predictions are not available in this version of the server; gRPC's are"
-        )
-
-    def _model_status(self, ref: ModelRef) -> Response:
-        with self._metrics.record("GetModelStatus", ref.name):
-            return Response(status_json(model_status(self._status(ref))), media_type=JSON)
-
-    def _model_metadata(self, ref: ModelRef) -> Response:
-        with self._metrics.record("GetModelMetadata", ref.name) as record, self._lookup(ref) as handle:
-            record.version = handle.id.version
-            signatures = MessageToDict(
-                signature_def_map(handle.servable.signatures),
-                preserving_proto_field_name=True,
-                always_print_fields_with_no_presence=True,
-            )
-            spec = {"name": ref.name, "signature_name": "", "version": str(handle.id.version)}
-        return _json({"model_spec": spec, "metadata": {"signature_def": signatures}})
-
-
-def _report(report: ModelReport) -> dict[str, Any]:
-    """A model in the list: the same statuses as its own page, and the reason when it has nothing to offer."""
-    statuses = orjson.loads(status_json(model_status(report.versions)))
-    body = {"name": report.name, "model_version_status": statuses["model_version_status"]}
-    if not report.problem.ok:
-        body["reason"] = report.problem.message
-    return body
-
-
-def _json(body: dict[str, Any], status: int = 200) -> Response:
-    return Response(orjson.dumps(body, option=orjson.OPT_INDENT_2), status, media_type=JSON)
-
-
-def _error(status: int, message: str) -> Response:
-    return _json({"error": message}, status)
-
-
-def _guarded(endpoint: Endpoint) -> Endpoint:
-    """Errors become JSON; what nobody expected goes to the log."""
-
-    async def call(request: Request) -> Response:
+    async def _packed(self, request: Request, response: Response) -> None:
+        """Packs an answer that is worth it, for clients that can unpack it."""
+        data = bytes(response.body)
+        if len(data) <= SMALLEST_ANSWER:
+            return
+        response.headers["Vary"] = "Accept-Encoding"
+        if not accepts_gzip(request.headers.get("accept-encoding", "")):
+            return
         try:
-            return await endpoint(request)
-        except ServingError as error:
-            return _error(http_status(error.code), str(error))
-        except Exception:
-            logger.exception("%s %s failed", request.method, request.url.path)
-            return _error(500, "internal error")
-
-    return call
+            packed = pack(data) if len(data) <= COMFORTABLE_BYTES else await self._slow.run(partial(pack, data))
+        except ServingError:
+            return  # the threads are busy: the answer goes out as it is
+        response.body = packed
+        response.headers["Content-Encoding"] = "gzip"
+        response.headers["Content-Length"] = str(len(packed))

@@ -1,16 +1,19 @@
 """Serves an ASGI application with uvicorn, on a socket of ours and on the loop of the gRPC server.
 
-Nobody can keep the probes from being answered by holding connections: one without a whole request is closed after a
-while, and where there are too many, the one that has waited longest makes room for a new one.
+Nobody can keep the probes from being answered by holding connections: one without the whole head of a request is closed
+after a while, one whose client has stopped reading its answer is cut, and where there are too many, the one that has
+waited longest makes room for a new one. How long a body and its answer may take is the application's affair.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 from typing import Any
 
 import h11
+import orjson
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -22,7 +25,10 @@ MAX_CONNECTIONS = 10_000
 BACKLOG = 256
 """Also how many connections are accepted at once, before the bound is looked at."""
 REQUEST_TIMEOUT = 10.0
-"""Seconds for the head of a request, from the start of the connection or the end of the request before."""
+"""Seconds for the head of a request, from the start of the connection or the end of the request before; also for the
+rest of a body that nobody wanted, and for a client to read some more of its answer."""
+READ_BYTES = 16 * 1024
+"""Taken from a connection before others have their turn: a body in tiny chunks costs a microsecond or two a byte."""
 _TICK = 0.01
 
 
@@ -78,6 +84,8 @@ class Connection(H11Protocol):
     timeout: float
     limit: int
     _overdue: asyncio.TimerHandle | None = None
+    _unread = 0
+    """Bytes of answers that the client had not read when somebody looked last."""
     _since = 0.0
     """When it began to wait for a request, or to work on one."""
 
@@ -88,6 +96,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= self.limit:
             self._make_room()
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined] # of asyncio's own transports
         super().connection_made(transport)
         self._watch()
 
@@ -107,18 +116,38 @@ class Connection(H11Protocol):
         """Also for a body that breaks off while its request is worked on, or after it was answered."""
         if self.cycle is not None:
             self.cycle.disconnected = True
+            self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
+            self._send_error(msg)
+        self.transport.close()
+
+    def _send_error(self, msg: str) -> None:
+        body = orjson.dumps({"error": msg})
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+        with contextlib.suppress(h11.LocalProtocolError):  # the answer to HEAD has no body
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
 
     def _watch(self) -> None:
         """Bytes that make no request do not prolong the wait for one."""
-        if self._busy or self.transport.is_closing():
+        unread = self.transport.get_write_buffer_size()
+        if not unread and (self._busy or self.transport.is_closing()):
             self._unwatch()
         elif self._overdue is None:
-            self._since = self.loop.time()
-            self._overdue = self.loop.call_later(self.timeout, self.transport.close)
+            self._since, self._unread = self.loop.time(), unread
+            self._overdue = self.loop.call_later(self.timeout, self._give_up)
+
+    def _give_up(self) -> None:
+        """Closes, but not on a client that goes on reading its answer."""
+        before, self._unread = self._unread, self.transport.get_write_buffer_size()
+        self._overdue = None
+        if self._unread < before:
+            self._overdue = self.loop.call_later(self.timeout, self._give_up)
+        elif self._unread:
+            self.transport.abort()
+        elif not self._busy:
+            self.transport.close()
 
     def _unwatch(self) -> None:
         if self._overdue is not None:
@@ -127,7 +156,7 @@ class Connection(H11Protocol):
             self._since = self.loop.time()
 
     def _make_room(self) -> None:
-        """Requests take no time; one that is in the way has a client that does not read."""
+        """By whoever waits for a request, or, if nobody does, by the request that has been inside longest."""
         others = [other for other in self.connections if isinstance(other, Connection)]
         oldest = min(others, key=lambda other: (other._busy, other._since))
         oldest.connections.discard(oldest)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
-from tfs_lite.adapters.device import check_device, machine_resources
-from tfs_lite.adapters.loader import AdapterSettings
+from tfs_lite.adapters.device import check_device, limit_gpu_memory, machine_resources
+from tfs_lite.adapters.loader import AdapterSettings, no_warm_up
 from tfs_lite.adapters.trust import TrustedPaths
+from tfs_lite.adapters.warmup import Warmup, WarmupReport, nobody_listens
 from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.resources import NO_RESOURCES, ResourceUtil
 from tfs_lite.core.status import Status, StatusCode
@@ -30,10 +31,20 @@ def may_be_retried(status: Status) -> bool:
     return status.code not in _PERMANENT
 
 
-def adapter_settings(options: ServerOptions) -> AdapterSettings:
-    """How models run here: where, on whose trust, and on a thread of their own. Raises if there is no such device."""
+def adapter_settings(
+    options: ServerOptions, on_warm_up: Callable[[WarmupReport], None] = nobody_listens
+) -> AdapterSettings:
+    """How models run here: where, on whose trust, after which first requests, and on a thread of their own. Raises if
+    there is no such device."""
     check_device(options.device)
+    warm_up = Warmup(
+        options.num_request_iterations_for_warmup,
+        on_warm_up,
+        check_method_names=options.enable_signature_method_name_check,
+    )
     return AdapterSettings(
+        warm_up=warm_up if options.enable_model_warmup else no_warm_up,
+        drop_file_caches=options.flush_filesystem_caches,
         servable_factory=thread_servable_factory(options.max_queued_requests),
         device=options.device,
         trusted=TrustedPaths.of(options.trusted_model_base_paths),
@@ -49,9 +60,11 @@ class Machine:
     tracker: ResourceTracker
 
     @classmethod
-    def measure(cls, memory_limit_bytes: int) -> Machine:
-        """``memory_limit_bytes`` lowers main memory; 0: no limit but the machine's own."""
-        devices, total = machine_resources(memory_limit_bytes or None)
+    def measure(cls, memory_limit_bytes: int, gpu_fraction: float = 0.0) -> Machine:
+        """``memory_limit_bytes`` lowers main memory, ``gpu_fraction`` that of each GPU; 0: no limit but the machine's
+        own."""
+        limit_gpu_memory(gpu_fraction)
+        devices, total = machine_resources(memory_limit_bytes or None, gpu_fraction)
         util = ResourceUtil(devices)
         return cls(util, ResourceTracker(util, total))
 

@@ -14,6 +14,7 @@ from tfs_lite.protocols.serving import (
     read_model_spec,
     status_proto,
 )
+from tfs_lite.protocols.trailers import APPLIED, encode_trailer
 from tfs_lite.server.background import BackgroundRunner
 from tfs_lite.server.grpc_table import CallContext, Method, unary
 from tfs_lite.server.request_metrics import RequestMetrics
@@ -25,12 +26,13 @@ CounterValue = Callable[[str], float]
 
 
 class ModelService:
-    """``status`` answers GetModelStatus. ``reload`` may take minutes and runs on ``background``, never on the loop."""
+    """``status`` answers GetModelStatus. ``reload`` may take minutes and runs on ``background``, never on the loop; what
+    it says was applied goes into the trailer ``tfs-lite-applied``, since the answer itself has no place for it."""
 
     def __init__(
         self,
         status: Callable[[ModelRef], list[VersionStatus]],
-        reload: Callable[[Message], None],
+        reload: Callable[[Message], str],
         background: BackgroundRunner,
         metrics: RequestMetrics,
         counter_value: CounterValue,
@@ -57,15 +59,18 @@ class ModelService:
         message = parse(ReloadConfigRequest, data)
         if message.config.WhichOneof("config") != "model_config_list":
             raise invalid_argument("Only ModelConfigList is currently supported")
-        return await self._background.run(lambda: self._reload_and_measure(message))
+        answer, applied = await self._background.run(lambda: self._reload_and_measure(message))
+        context.trailers.append((APPLIED, encode_trailer(applied)))
+        return answer
 
-    def _reload_and_measure(self, message: Message) -> bytes:
+    def _reload_and_measure(self, message: Message) -> tuple[bytes, str]:
+        """The answer, and what was applied."""
         before = {name: self._counter_value(name) for name in message.metric_names}
-        self._reload(message.config)
+        applied = self._reload(message.config)
         response = ReloadConfigResponse(status=status_proto(OK))
         for name, value in before.items():
             response.metric.add(name=name, int64_value_increase=int(self._counter_value(name) - value))
-        return _bytes(response)
+        return _bytes(response), applied
 
 
 def _bytes(message: Message) -> bytes:

@@ -27,6 +27,19 @@ class ServerOptions:
     rest_api_port: int | None = 0
     """HTTP. 0: a free one; None: no HTTP."""
     grpc_socket_path: str = ""
+    ssl_config_file: str = ""
+    """TLS for gRPC: an SSLConfig (text proto or YAML), read again when it changes."""
+    grpc_channel_arguments: str = ""
+    """``name=value,...`` for gRPC's own settings."""
+    grpc_max_threads: int = 0
+    """The most gRPC calls inside at once; one more is refused. 0: no limit."""
+    rest_api_num_threads: int = 4
+    """Threads that parse and print large HTTP bodies."""
+    rest_api_timeout_in_ms: int = 30_000
+    """Of a prediction over HTTP; 0 or less: none."""
+    rest_api_enable_cors_support: bool = False
+    monitoring_config_file: str = ""
+    """Where the page with TensorFlow Serving's metric names is, or that there is none."""
 
     # what it serves: one of the three
     model_name: str = "default"
@@ -61,9 +74,22 @@ class ServerOptions:
     load_retry_interval_micros: int = 60_000_000
     reload_timeout_seconds: float = 120.0
     """How long applying a config waits for the new models to answer."""
+    enable_model_warmup: bool = True
+    num_request_iterations_for_warmup: int = 0
+    """How often each warm-up request is sent; 0 counts as 1."""
+    flush_filesystem_caches: bool = True
+    """After a load, the system may forget the files that were read."""
     device: str = "auto"
+    per_process_gpu_memory_fraction: float = 0.0
+    """The share of a GPU's memory that torch may take; 0: all of it."""
     total_model_memory_limit_bytes: int = 0
     """Main memory for all models; 0: what the machine has."""
+
+    # answers
+    enable_signature_method_name_check: bool = False
+    """A signature may be called only by the method that it is meant for."""
+    enable_serialization_as_tensor_content: bool = False
+    """Tensors in gRPC answers are raw bytes instead of typed fields."""
 
     # the process
     drain_timeout_seconds: float = 30.0
@@ -88,6 +114,10 @@ class ServerOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise invalid_argument(f"{name} is {value}, expected at least {least}")
+        if not 0 <= self.per_process_gpu_memory_fraction <= 1:
+            raise invalid_argument(
+                f"per_process_gpu_memory_fraction is {self.per_process_gpu_memory_fraction}, expected 0 to 1"
+            )
 
     def _check_sources(self) -> None:
         if self.model_repository and (self.model_base_path or self.model_config_file):
@@ -123,6 +153,9 @@ class ServerOptions:
 _MINIMA = {
     "port": 0,
     "rest_api_port": 0,
+    "grpc_max_threads": 0,
+    "rest_api_num_threads": 1,
+    "num_request_iterations_for_warmup": 0,
     "num_load_threads": 0,
     "num_unload_threads": 0,
     "num_initial_load_threads": 1,

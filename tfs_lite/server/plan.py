@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tfs_lite.config.diff import ConfigDiff
+from tfs_lite.config.logging_config import LoggingSettings
 from tfs_lite.config.model_server import All, ModelConfig, ModelServerConfig, Specific, unsupported_platform
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.server.options import ServerOptions
@@ -57,6 +58,11 @@ def base_directory(options: ServerOptions) -> Path | None:
 def version_labels(config: ModelServerConfig) -> dict[str, dict[str, int]]:
     """Model -> label -> version; models without labels are left out."""
     return {model.name: dict(model.version_labels) for model in config.models if model.version_labels}
+
+
+def logged_models(config: ModelServerConfig) -> dict[str, LoggingSettings]:
+    """The models whose requests are logged."""
+    return {model.name: model.logging_config for model in config.models if model.logging_config is not None}
 
 
 def _policy(model: ModelConfig) -> VersionPolicy:

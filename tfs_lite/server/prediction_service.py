@@ -1,81 +1,155 @@
-"""``tensorflow.serving.PredictionService``: messages on the outside, the Predictor on the inside."""
+"""``tensorflow.serving.PredictionService``: messages on the outside, the Predictor on the inside.
+
+Every call is counted from the moment its message is read until its answer is written. What was answered is offered to
+the request log; the log cannot change an answer.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.protocols import tensor_proto
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, check_input_names, find_signature
+from tfs_lite.core.status import invalid_argument
+from tfs_lite.protocols import prediction_log, tensor_proto
+from tfs_lite.protocols.inference import check_predict_method
 from tfs_lite.protocols.messages import (
+    ClassificationRequest,
     GetModelMetadataRequest,
     GetModelMetadataResponse,
     Message,
+    MultiInferenceRequest,
     PredictRequest,
     PredictResponse,
+    RegressionRequest,
 )
 from tfs_lite.protocols.serving import ModelRef, model_spec, parse, read_model_spec, signature_def_map
-from tfs_lite.server.grpc_table import CallContext, Method, UnaryHandler, unary
-from tfs_lite.server.predictor import Lookup, Prediction, PredictionRequest, Predictor
+from tfs_lite.server.grpc_table import CallContext, Method, unary
+from tfs_lite.server.inference import Inferences
+from tfs_lite.server.predictor import Inference, Lookup, Predictor, Run
+from tfs_lite.server.request_log import NO_LOG, RequestLog
 from tfs_lite.server.request_metrics import RequestMetrics
 
 SERVICE = "/tensorflow.serving.PredictionService"
 SIGNATURE_DEF = "signature_def"
-LATER = ("Classify", "Regress", "MultiInference")
 
 
 class PredictionService:
-    """``max_bytes`` bounds what a tensor may be filled up to when a client sends fewer values than elements."""
+    """``max_bytes`` bounds what a tensor may be filled up to when a client sends fewer values than elements.
+    ``as_tensor_content``: answers of Predict carry raw bytes instead of typed fields. ``check_method_names``: Predict
+    runs only signatures whose method name is known; ``inferences`` has a check of its own."""
 
-    def __init__(self, predictor: Predictor, lookup: Lookup, metrics: RequestMetrics, max_bytes: int) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        inferences: Inferences,
+        lookup: Lookup,
+        metrics: RequestMetrics,
+        max_bytes: int,
+        *,
+        as_tensor_content: bool = False,
+        check_method_names: bool = False,
+        log: RequestLog = NO_LOG,
+    ) -> None:
         self._predictor = predictor
+        self._inferences = inferences
         self._lookup = lookup
         self._metrics = metrics
         self._max_bytes = max_bytes
+        self._as_tensor_content = as_tensor_content
+        self._check_method_names = check_method_names
+        self._log = log
 
     def methods(self) -> list[Method]:
         return [
             unary(f"{SERVICE}/Predict", self.predict),
+            unary(f"{SERVICE}/Classify", self.classify),
+            unary(f"{SERVICE}/Regress", self.regress),
+            unary(f"{SERVICE}/MultiInference", self.multi_inference),
             unary(f"{SERVICE}/GetModelMetadata", self.get_model_metadata),
-            *(unary(f"{SERVICE}/{name}", _not_yet(name)) for name in LATER),
         ]
 
     async def predict(self, data: bytes, context: CallContext) -> bytes:
-        message = parse(PredictRequest, data)
-        prediction = await self._predictor.predict(
-            PredictionRequest(
-                model=read_model_spec(message),
-                inputs=message.inputs,
-                decode=self._decode,
-                wanted=tuple(message.output_filter),
-                deadline=context.deadline,
-            )
-        )
-        return _predict_response(prediction)
+        request = parse(PredictRequest, data)
+        with self._metrics.record("Predict", request.model_spec.name) as record:
+            model = read_model_spec(request)
+
+            async def plan(signatures: Mapping[str, Signature]) -> list[Run]:
+                return [self._run(request, model, signatures)]
+
+            inference = await self._predictor.infer(model, plan, record, context.deadline)
+            response = self._predict_response(inference)
+            answer = _bytes(response)
+        self._offer(prediction_log.Method.PREDICT, request, response, response.model_spec, len(data) + len(answer))
+        return answer
+
+    async def classify(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(ClassificationRequest, data)
+        with self._metrics.record("Classify", request.model_spec.name) as record:
+            model = read_model_spec(request)
+            response = await self._inferences.classify(model, request.input, record, context.deadline)
+            answer = _bytes(response)
+        self._offer(prediction_log.Method.CLASSIFY, request, response, response.model_spec, len(data) + len(answer))
+        return answer
+
+    async def regress(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(RegressionRequest, data)
+        with self._metrics.record("Regress", request.model_spec.name) as record:
+            model = read_model_spec(request)
+            response = await self._inferences.regress(model, request.input, record, context.deadline)
+            answer = _bytes(response)
+        self._offer(prediction_log.Method.REGRESS, request, response, response.model_spec, len(data) + len(answer))
+        return answer
+
+    async def multi_inference(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(MultiInferenceRequest, data)
+        name = request.tasks[0].model_spec.name if request.tasks else ""
+        with self._metrics.record("MultiInference", name) as record:
+            response = await self._inferences.multi_inference(request, record, context.deadline)
+            answer = _bytes(response)
+        spec, size = response.results[0].model_spec, len(data) + len(answer)
+        self._offer(prediction_log.Method.MULTI_INFERENCE, request, response, spec, size)
+        return answer
 
     async def get_model_metadata(self, data: bytes, context: CallContext) -> bytes:
-        message = parse(GetModelMetadataRequest, data)
-        ref = read_model_spec(message, require_name=False)
-        _check_metadata_fields(message.metadata_field)
-        if not ref.name:
-            raise invalid_argument("ModelSpec has no name specified")
-        with self._metrics.record("GetModelMetadata", ref.name) as record, self._lookup(ref) as handle:
-            record.version = handle.id.version
-            response = GetModelMetadataResponse(model_spec=model_spec(ModelRef(ref.name, handle.id.version)))
-            response.metadata[SIGNATURE_DEF].Pack(signature_def_map(handle.servable.signatures))
-        return _bytes(response)
+        request = parse(GetModelMetadataRequest, data)
+        with self._metrics.record("GetModelMetadata", request.model_spec.name) as record:
+            ref = read_model_spec(request, require_name=False)
+            _check_metadata_fields(request.metadata_field)
+            if not ref.name:
+                raise invalid_argument("ModelSpec has no name specified")
+            with self._lookup(ref) as handle:
+                record.version = handle.id.version
+                response = GetModelMetadataResponse(model_spec=model_spec(ModelRef(ref.name, handle.id.version)))
+                response.metadata[SIGNATURE_DEF].Pack(signature_def_map(handle.servable.signatures))
+            return _bytes(response)
 
-    def _decode(self, tensor: Message, alias: str) -> Any:
-        return tensor_proto.decode(tensor, alias, self._max_bytes)
+    def _run(self, request: Message, model: ModelRef, signatures: Mapping[str, Signature]) -> Run:
+        signature = find_signature(signatures, model.signature)
+        if self._check_method_names:
+            check_predict_method(signature)
+        check_input_names(signature, request.inputs)
+        inputs = {name: tensor_proto.decode(tensor, name, self._max_bytes) for name, tensor in request.inputs.items()}
+        return Run(model.signature or DEFAULT_SIGNATURE, inputs, tuple(request.output_filter))
 
+    def _predict_response(self, inference: Inference) -> Message:
+        ref = ModelRef(inference.id.name, inference.id.version, signature=inference.run.signature)
+        response = PredictResponse(model_spec=model_spec(ref))
+        for name, array in inference.output.items():
+            response.outputs[name].CopyFrom(tensor_proto.encode(np.asarray(array), self._as_tensor_content))
+        return response
 
-def _predict_response(prediction: Prediction) -> bytes:
-    ref = ModelRef(prediction.id.name, prediction.id.version, signature=prediction.signature)
-    response = PredictResponse(model_spec=model_spec(ref))
-    for name, array in prediction.outputs.items():
-        response.outputs[name].CopyFrom(tensor_proto.encode(np.asarray(array)))
-    return _bytes(response)
+    def _offer(
+        self, method: prediction_log.Method, request: Message, response: Message, answered: Message, size: int
+    ) -> None:
+        """``answered`` is the model spec of the answer."""
+        servable_id = ServableId(answered.name, answered.version.value)
+        make = partial(prediction_log.make_log, method, request, response)
+        self._log.offer(servable_id, answered.signature_name, size, make)
 
 
 def _check_metadata_fields(fields: Any) -> None:
@@ -84,15 +158,6 @@ def _check_metadata_fields(fields: Any) -> None:
     for field in fields:
         if field != SIGNATURE_DEF:
             raise invalid_argument(f"Metadata field {field} is not supported; {SIGNATURE_DEF} is")
-
-
-def _not_yet(name: str) -> UnaryHandler:
-    async def refuse(data: bytes, context: CallContext) -> bytes:
-        raise ServingError(
-            StatusCode.UNIMPLEMENTED, f"{name} is not available in this version of the server; Predict is"
-        )
-
-    return refuse
 
 
 def _bytes(message: Message) -> bytes:

@@ -1,122 +1,154 @@
-"""The one path of a prediction, whatever protocol it came by.
+"""The one path of a request to a model, whatever protocol and method it came by.
 
-    which version -> which signature -> are the names right -> decode -> which outputs -> do dtypes and shapes fit
-    -> hand the call to the servable -> wait for the answer, the deadline or the client's going
+    which version -> [plan: which signature, are the names right, decode] -> which outputs -> do dtypes and shapes fit
+    -> hand the calls to the servable -> wait for the answers, the deadline or the client's going
 
-Decoding is passed in, so that a request whose names are wrong costs nothing. The handle is held until the servable
-has answered, also when the client has gone in the meantime: the model may still be reading the inputs.
+The plan is passed in: it is all that protocols and methods differ in before the model runs. It may ask for several
+runs; all of them are answered by the same version. The handle is held until the servable has answered every run, also
+when the client has gone in the meantime: the model may still be reading the inputs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias, cast
 
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import PredictCall, Servable
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import (
-    DEFAULT_SIGNATURE,
-    Signature,
-    Tensor,
-    check_input_names,
-    check_inputs,
-    check_output_filter,
-    find_signature,
-)
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.signature import Signature, Tensor, check_inputs, check_output_filter
+from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
+from tfs_lite.protocols.defaults import fill_defaults
 from tfs_lite.protocols.dtypes import from_numpy
 from tfs_lite.protocols.serving import ModelRef
-from tfs_lite.server.request_metrics import RequestMetrics
+from tfs_lite.protocols.tensor_proto import MAX_FILL_BYTES, Array
+from tfs_lite.server.request_metrics import RequestMetrics, RequestRecord
 
 logger = logging.getLogger(__name__)
 
-Lookup = Callable[[ModelRef], ServableHandle]
+Lookup: TypeAlias = Callable[[ModelRef], ServableHandle]
 """Resolves name, version or label to a handle; raises ServingError."""
 
 
 @dataclass(frozen=True, slots=True)
-class PredictionRequest:
-    """What a protocol hands over. ``inputs`` are still in the protocol's form; ``decode(raw, name)`` makes an array of
-    one. ``deadline`` is in seconds of the event loop's clock, which is ``time.monotonic``."""
+class Run:
+    """One run of the model: the key of a signature that it has, the inputs that were sent, and the outputs that are
+    wanted (none: all of them)."""
 
-    model: ModelRef
-    inputs: Mapping[str, Any]
-    decode: Callable[[Any, str], Tensor]
-    wanted: tuple[str, ...] = ()
-    deadline: float | None = None
+    signature: str
+    inputs: Mapping[str, Array]
+    outputs: tuple[str, ...] = ()
+
+
+Plan: TypeAlias = Callable[[Mapping[str, Signature]], Awaitable[Sequence[Run]]]
+"""From the signatures of the version to what is to be run, once at least; raises ServingError."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """The answer of exactly one version."""
+class Inference:
+    """The answer of exactly one version: the outputs of each run."""
 
     id: ServableId
-    signature: str
-    outputs: Mapping[str, Tensor]
+    runs: tuple[Run, ...]
+    outputs: tuple[Mapping[str, Array], ...]
+
+    @property
+    def run(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def output(self) -> Mapping[str, Array]:
+        return self.outputs[0]
 
 
 class Predictor:
-    """Used on the event loop only."""
+    """Used on the event loop only. ``max_bytes`` bounds what a default may be repeated to."""
 
-    def __init__(self, lookup: Lookup, metrics: RequestMetrics) -> None:
+    def __init__(self, lookup: Lookup, metrics: RequestMetrics, max_bytes: int = MAX_FILL_BYTES) -> None:
         self._lookup = lookup
         self._metrics = metrics
+        self._max_bytes = max_bytes
 
-    async def predict(self, request: PredictionRequest) -> Prediction:
-        """Raises ServingError; CancelledError when the client has gone, after which the answer is dropped."""
-        with self._metrics.record("Predict", request.model.name) as record:
-            handle = self._lookup(request.model)
-            record.version = handle.id.version
-            try:
-                call, answer = _prepare(handle, request)
-            except BaseException:
-                handle.release()
-                raise
-            servable_id, servable = handle.id, handle.servable
-            self._metrics.entered(servable_id)
-            call.on_done = _when_done(asyncio.get_running_loop(), handle, answer, self._metrics)
-            servable.submit(call)
-            outputs = await _answer_or_deadline(call, answer)
-            return Prediction(servable_id, call.signature, outputs)
+    async def infer(self, model: ModelRef, plan: Plan, record: RequestRecord, deadline: float | None) -> Inference:
+        """``deadline`` is in seconds of the event loop's clock, which is ``time.monotonic``. Fills in the version and
+        the time in the model of ``record``. Raises ServingError; CancelledError when the client has gone, after which
+        the answers are dropped."""
+        handle = self._lookup(model)
+        record.version = handle.id.version
+        try:
+            servable: Servable = handle.servable
+            runs = tuple(await plan(servable.signatures))
+            calls = [self._call(servable.signatures[run.signature], run, deadline) for run in runs]
+            if not calls:
+                raise invalid_argument("nothing is to be run")
+        except BaseException:
+            handle.release()
+            raise
+        servable_id, answers = handle.id, _submit(handle, calls, self._metrics)
+        outputs = await _answers_or_deadline(calls, answers, deadline)
+        record.run_seconds = sum(call.run_seconds for call in calls)
+        return Inference(servable_id, runs, outputs)
+
+    def _call(self, signature: Signature, run: Run, deadline: float | None) -> PredictCall:
+        """Every check that needs no model, in the order in which clients know them."""
+        check_output_filter(signature, run.outputs)
+        arrays = fill_defaults(signature, run.inputs, self._max_bytes)
+        check_inputs(signature, {name: (from_numpy(array.dtype), array.shape) for name, array in arrays.items()})
+        return PredictCall(run.signature, arrays, run.outputs, deadline, on_done=lambda result: None)
 
 
-Answer = asyncio.Future[Mapping[str, Tensor]]
+Answer: TypeAlias = "asyncio.Future[Mapping[str, Tensor]]"
 
 
-def _prepare(handle: ServableHandle, request: PredictionRequest) -> tuple[PredictCall, Answer]:
-    """Every check that needs no model, in the order in which clients know them."""
+def _submit(handle: ServableHandle, calls: Sequence[PredictCall], metrics: RequestMetrics) -> list[Answer]:
+    """Queues every call; the handle is released after the last of them."""
+    loop = asyncio.get_running_loop()
+    holder = Holder(handle, len(calls), metrics)
+    answers: list[Answer] = []
+    for call in calls:
+        answers.append(loop.create_future())
+        call.on_done = _when_done(loop, holder, answers[-1])
     servable: Servable = handle.servable
-    signature = find_signature(servable.signatures, request.model.signature)
-    check_input_names(signature, tuple(request.inputs))
-    arrays = {name: request.decode(request.inputs[name], name) for name in signature.input_names}
-    check_output_filter(signature, request.wanted)
-    _check_tensors(signature, arrays)
-    key = request.model.signature or DEFAULT_SIGNATURE
-    call = PredictCall(key, arrays, request.wanted, request.deadline, on_done=lambda result: None)
-    return call, asyncio.get_running_loop().create_future()
+    for call in calls:
+        servable.submit(call)
+    return answers
 
 
-def _check_tensors(signature: Signature, arrays: Mapping[str, Tensor]) -> None:
-    check_inputs(signature, {name: (from_numpy(array.dtype), array.shape) for name, array in arrays.items()})
+class Holder:
+    """Holds a version for a number of calls. ``done`` is called on any thread, once for each."""
+
+    def __init__(self, handle: ServableHandle, calls: int, metrics: RequestMetrics) -> None:
+        self.id = handle.id
+        self._handle = handle
+        self._metrics = metrics
+        self._lock = threading.Lock()  # guards _left
+        self._left = calls
+        metrics.entered(handle.id)
+
+    def done(self) -> None:
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._metrics.left(self.id)
+            self._handle.release()
 
 
 def _when_done(
-    loop: asyncio.AbstractEventLoop, handle: ServableHandle, answer: Answer, metrics: RequestMetrics
+    loop: asyncio.AbstractEventLoop, holder: Holder, answer: Answer
 ) -> Callable[[Mapping[str, Tensor] | Status], None]:
     """Called by the servable, on any thread: the model is done with the inputs."""
 
     def done(result: Mapping[str, Tensor] | Status) -> None:
-        servable_id = handle.id
-        metrics.left(servable_id)
-        handle.release()
+        holder.done()
         try:
             loop.call_soon_threadsafe(_settle, answer, result)
         except RuntimeError:
-            logger.debug("an answer of %s came after the event loop had closed", servable_id)
+            logger.debug("an answer of %s came after the event loop had closed", holder.id)
 
     return done
 
@@ -130,20 +162,26 @@ def _settle(answer: Answer, result: Mapping[str, Tensor] | Status) -> None:
         answer.set_result(result)
 
 
-async def _answer_or_deadline(call: PredictCall, answer: Answer) -> Mapping[str, Tensor]:
+async def _answers_or_deadline(
+    calls: Sequence[PredictCall], answers: Sequence[Answer], deadline: float | None
+) -> tuple[Mapping[str, Array], ...]:
+    """All answers, in order; or the first failure, and then the others are not worth running."""
     timer = None
-    if call.deadline is not None:
-        timer = asyncio.get_running_loop().call_at(call.deadline, _expire, answer)
+    if deadline is not None:
+        timer = asyncio.get_running_loop().call_at(deadline, _expire, answers)
     try:
-        return await answer
+        outputs = (await answers[0],) if len(answers) == 1 else tuple(await asyncio.gather(*answers))
+        return cast(tuple[Mapping[str, Array], ...], outputs)
     finally:
         if timer is not None:
             timer.cancel()
-        call.cancelled = True  # without effect on a call that was answered
+        for call in calls:
+            call.cancelled = True  # without effect on a call that was answered
 
 
-def _expire(answer: Answer) -> None:
-    if not answer.done():
-        answer.set_exception(
-            ServingError(StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the model had answered")
-        )
+def _expire(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        if not answer.done():
+            answer.set_exception(
+                ServingError(StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the model had answered")
+            )

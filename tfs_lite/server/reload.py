@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from tfs_lite.config.diff import ConfigDiff, check_platforms, diff
 from tfs_lite.config.model_server import ModelServerConfig
@@ -17,7 +18,14 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.managers.labels import LabelRules, VersionLabels, check_labels
 from tfs_lite.server.options import ServerOptions
-from tfs_lite.server.plan import check_actual_platforms, check_models, source_config, version_labels
+from tfs_lite.server.plan import (
+    check_actual_platforms,
+    check_models,
+    logged_models,
+    source_config,
+    version_labels,
+)
+from tfs_lite.server.request_log import RequestLogs
 from tfs_lite.server.topology import Platforms, Topology
 from tfs_lite.server.view import ServingView
 from tfs_lite.server.waiting import ModelWaiter
@@ -45,6 +53,7 @@ class Reloader:
         labels: VersionLabels,
         view: ServingView,
         waiter: ModelWaiter,
+        logs: RequestLogs,
         clock: Clock,
         is_available: Callable[[ServableId], bool],
         actual_platforms: Callable[[], Mapping[str, str]],
@@ -56,6 +65,7 @@ class Reloader:
         self._labels = labels
         self._view = view
         self._waiter = waiter
+        self._logs = logs
         self._clock = clock
         self._is_available = is_available
         self._actual_platforms = actual_platforms
@@ -67,10 +77,11 @@ class Reloader:
     def check(self, config: ModelServerConfig) -> None:
         """Raises what :meth:`apply` would raise before it changes anything, labels aside."""
         check_models(config, self._platforms.named, self._options.allowed_model_base_paths)
+        self._logs.check(logged_models(config))
 
-    def apply(self, config: ModelServerConfig) -> None:
-        """Returns once every new model is available. :class:`AppliedButIncomplete` names those that are not, with the
-        reasons (UNKNOWN), or says that the server stops (UNAVAILABLE).
+    def apply(self, config: ModelServerConfig) -> str:
+        """Returns once every new model is available, with what was applied. :class:`AppliedButIncomplete` names those
+        that are not, with the reasons (UNKNOWN), or says that the server stops (UNAVAILABLE).
 
         Any other error leaves everything as it was: INVALID_ARGUMENT, FAILED_PRECONDITION, and UNAVAILABLE before the
         first config or when another reload takes too long.
@@ -81,14 +92,15 @@ class Reloader:
             since = self._clock.time()
             with self._committing:
                 self._require_started()
-                added = self._commit(config)
-            result = self._waiter.wait(added, self._options.reload_timeout_seconds, since=since)
+                change = self._commit(config)
+            result = self._waiter.wait(change.awaited, self._options.reload_timeout_seconds, since=since)
         finally:
             self._applying.release()
         if self._waiter.closed:
             raise AppliedButIncomplete(ServingError(StatusCode.UNAVAILABLE, "the server is shutting down"))
         if result.error is not None:
             raise AppliedButIncomplete(result.error)
+        return change.summary
 
     def follow(self, config: ModelServerConfig) -> None:
         """Like :meth:`apply`, but nothing is waited for: a new model that takes long must not hold up the next change.
@@ -106,20 +118,22 @@ class Reloader:
         if self._config is None:
             raise ServingError(StatusCode.UNAVAILABLE, "the server is starting; try again in a moment")
 
-    def _commit(self, config: ModelServerConfig) -> list[str]:
-        """Carries the config out and returns the names of the models that are to be waited for: the new ones."""
+    def _commit(self, config: ModelServerConfig) -> _Change:
+        """Carries the config out. The models that are to be waited for are the new ones."""
         old, difference = self._config, diff(self._config, config)
         if old is not None and not (difference.added or difference.removed or difference.changed):
-            return []
+            return _Change((), _summary(difference))
         self.check(config)
         self._check_against(config, difference)
+        self._logs.configure(logged_models(config))
         self._config = config
         self._labels.replace(version_labels(config))
         self._view.configure(model.name for model in config.models)
         self._topology.reconfigure(config, source_config(config, self._options), old)
         self._on_applied(difference)
-        _log(difference)
-        return [model.name for model in difference.added if self._options.looks_at_disk]
+        summary = _summary(difference)
+        logger.info("config applied: %s", summary)
+        return _Change(tuple(m.name for m in difference.added if self._options.looks_at_disk), summary)
 
     def _check_against(self, config: ModelServerConfig, difference: ConfigDiff) -> None:
         check_platforms(difference)
@@ -133,11 +147,17 @@ class Reloader:
         )
 
 
-def _log(difference: ConfigDiff) -> None:
-    logger.info(
-        "config applied: added [%s], removed [%s], changed [%s], %d unchanged",
-        ", ".join(model.name for model in difference.added),
-        ", ".join(model.name for model in difference.removed),
-        ", ".join(f"{change.new.name}: {' and '.join(change.fields)}" for change in difference.changed),
-        len(difference.unchanged),
-    )
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What a config brought: the models that are to be waited for, and all of it in words."""
+
+    awaited: tuple[str, ...]
+    summary: str
+
+
+def _summary(difference: ConfigDiff) -> str:
+    """``added [a], removed [b], changed [c: base_path], 3 unchanged``."""
+    added = ", ".join(model.name for model in difference.added)
+    removed = ", ".join(model.name for model in difference.removed)
+    changed = ", ".join(f"{change.new.name}: {' and '.join(change.fields)}" for change in difference.changed)
+    return f"added [{added}], removed [{removed}], changed [{changed}], {len(difference.unchanged)} unchanged"

@@ -18,28 +18,39 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.server.upstream_metrics import GRPC_METHODS, UpstreamMetrics
 
+GRPC = "GRPC"
+REST = "REST"
 UNKNOWN = "unknown"
 KEPT_VERSIONS = 8
 """Versions of a model whose series stay readable after they are gone."""
 LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+PREDICTIONS = (*GRPC_METHODS, "MultiInference")
 REJECTED = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request while it runs. ``version`` is filled in once it is known."""
+    """One request while it runs. ``version`` and ``run_seconds``, the time in the model, are filled in once they are
+    known."""
 
     method: str
     model: str
+    entrypoint: str
     version: int | None = None
+    run_seconds: float = 0.0
 
 
 class RequestMetrics:
-    """Any thread may call any method. ``is_known`` says whether a model of that name is served."""
+    """Any thread may call any method. ``is_known`` says whether a model of that name is served. What is counted here is
+    counted under ``upstream``'s names too."""
 
-    def __init__(self, registry: CollectorRegistry, is_known: Callable[[str], bool]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, is_known: Callable[[str], bool], upstream: UpstreamMetrics | None = None
+    ) -> None:
         self._is_known = is_known
+        self.upstream = upstream or UpstreamMetrics()
         self._count = Counter(
             "tfs_lite_requests", "Requests answered.", ("model", "version", "method", "code"), registry=registry
         )
@@ -61,9 +72,9 @@ class RequestMetrics:
         self._gone: dict[str, deque[str]] = {}
 
     @contextmanager
-    def record(self, method: str, model: str) -> Iterator[RequestRecord]:
+    def record(self, method: str, model: str, entrypoint: str = GRPC) -> Iterator[RequestRecord]:
         """Times the block and counts it under the code that it ended with."""
-        record, started = RequestRecord(method, model), time.perf_counter()
+        record, started = RequestRecord(method, model, entrypoint), time.perf_counter()
         code = StatusCode.OK
         try:
             yield record
@@ -104,6 +115,7 @@ class RequestMetrics:
             for model, version in [key for key in self._seen if key[0] == name]:
                 self._drop(model, version)
             remove_series(self._rejected, name)
+        self.upstream.model_gone(name)
 
     def _drop(self, model: str, version: str) -> None:
         for method, code in self._seen.pop((model, version), ()):
@@ -112,13 +124,14 @@ class RequestMetrics:
             remove_series(metric, model, version)
 
     def _observe(self, record: RequestRecord, code: StatusCode, seconds: float) -> None:
-        known = record.version is not None or self._is_known(record.model)
+        known = record.version is not None or self._is_known(record.model) or not record.model
         model = record.model if known else UNKNOWN
+        self.upstream.on_request(record.method, model, record.entrypoint == GRPC, code, seconds, record.run_seconds)
         version = "" if record.version is None else str(record.version)
         with self._lock:
             self._seen.setdefault((model, version), set()).add((record.method, code.name))
         self._count.labels(model, version, record.method, code.name).inc()
-        if code is StatusCode.OK and record.method == "Predict":
+        if code is StatusCode.OK and record.method in PREDICTIONS:
             self._seconds.labels(model, version).observe(seconds)
         if code in REJECTED:
             self._rejected.labels(model).inc()

@@ -1,4 +1,8 @@
-"""TensorFlow Serving's REST paths: ``/v1/models/NAME[/versions/N|/labels/L][:VERB | /metadata]``. Pure."""
+"""TensorFlow Serving's REST paths: ``/v1/models/NAME[/versions/N|/labels/L][:VERB | /metadata]``. Pure.
+
+Stricter than a router: a trailing slash or a query after a verb is malformed, while a query after a name is part of the
+name. The list of models, ``/v1/models``, is ours.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,17 @@ from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols.serving import ModelRef
 
+ROOT = "/v1/"
+_LIST = re.compile(r"/v1/models", re.IGNORECASE)
 _MODEL = r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
 _GET = re.compile(_MODEL + r"(?P<metadata>/metadata)?", re.IGNORECASE)
-_POST = re.compile(_MODEL + r":(?P<verb>predict|classify|regress)", re.IGNORECASE)
+_POST = re.compile(_MODEL + r":(?P<verb>(?-i:predict|classify|regress))", re.IGNORECASE)
 
 
 class Action(enum.Enum):
     """What a path asks for; the values of the POST ones are their verbs."""
 
+    LIST = "list"
     STATUS = "status"
     METADATA = "metadata"
     PREDICT = "predict"
@@ -25,8 +32,15 @@ class Action(enum.Enum):
     REGRESS = "regress"
 
 
+def is_rest(path: str) -> bool:
+    return path[: len(ROOT)].lower() == ROOT
+
+
 def parse_path(method: str, path: str) -> tuple[Action, ModelRef]:
-    """``path`` still percent-encoded. INVALID_ARGUMENT ``Malformed request`` for whatever is not in the grammar."""
+    """``path`` still percent-encoded, its query included. The list has no model: an empty name. INVALID_ARGUMENT
+    ``Malformed request`` for whatever is not in the grammar."""
+    if method == "GET" and _LIST.fullmatch(path):
+        return Action.LIST, ModelRef("")
     pattern = {"GET": _GET, "POST": _POST}.get(method)
     match = pattern.fullmatch(path) if pattern else None
     if match is None:
@@ -35,15 +49,16 @@ def parse_path(method: str, path: str) -> tuple[Action, ModelRef]:
     ref = ModelRef(unquote(found["name"]), _version(found["version"]), _decoded(found["label"]))
     if method == "GET":
         return (Action.METADATA if found["metadata"] else Action.STATUS), ref
-    return Action(found["verb"].lower()), ref
+    return Action(found["verb"]), ref
 
 
 def _version(digits: str | None) -> int | None:
     if digits is None:
         return None
-    if len(digits.lstrip("0")) > 19 or int(digits) > MAX_VERSION:
-        raise invalid_argument(f"Failed to convert version: {digits:.40} is more than {MAX_VERSION}")
-    return int(digits)
+    significant = digits.lstrip("0") or "0"
+    if len(significant) > 19 or int(significant) > MAX_VERSION:
+        raise invalid_argument(f"Failed to convert version: {significant:.40} is more than {MAX_VERSION}")
+    return int(significant)
 
 
 def _decoded(label: str | None) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from tfs_lite.adapters.memory import settle
 from tfs_lite.core.status import ServingError
 from tfs_lite.server.core import ServerCore
+from tfs_lite.server.door_settings import DoorSettings
 from tfs_lite.server.doors import Doors
 from tfs_lite.server.first_config import read_first_config, working_directory
 from tfs_lite.server.followers import ConfigFileFollower, RepositoryFollower
@@ -27,9 +28,10 @@ class Running:
 
     def __init__(self, options: ServerOptions) -> None:
         settle()
+        settings = DoorSettings.read(options)
         self.core = ServerCore(options)
         self.health = Health(self.core.is_model_available)
-        self.doors = Doors(self.core, self.health)
+        self.doors = Doors(self.core, self.health, settings)
         self._loop = LoopThread("tfs-server")
         self._first_load: threading.Thread | None = None
         self._repository = (
@@ -133,6 +135,6 @@ class Running:
         self.doors.close_reloads()
         self.core.close(drain_timeout)
         self._loop.run(self.doors.close())
-        self.doors.close_pages()
+        self.doors.close_workers()
         self._loop.close()
         gc.collect()  # gRPC's own thread ends with its server object, which errors of past calls may still refer to

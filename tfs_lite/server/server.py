@@ -65,9 +65,10 @@ class Server:
         """Returns True once the server has stopped, or has failed at the start; False after ``timeout`` seconds."""
         return self._ended.wait(timeout)
 
-    def reload(self, config: ModelServerConfig) -> None:
-        """Replaces what is served; returns when the new models are available. See :meth:`ServerCore.reload`."""
-        self._require_running().core.reload(config)
+    def reload(self, config: ModelServerConfig) -> str:
+        """Replaces what is served; returns when the new models are available, with what was applied. See
+        :meth:`ServerCore.reload`."""
+        return self._require_running().core.reload(config)
 
     def stop(self, drain_timeout: float | None = None) -> None:
         """Not ready; no new requests; those inside are answered, for up to ``drain_timeout`` seconds (default: the

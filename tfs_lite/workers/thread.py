@@ -111,6 +111,7 @@ class ThreadServable:
         return None
 
     def _run(self, call: PredictCall) -> Mapping[str, Tensor] | Status:
+        started = self._monotonic()
         try:
             return self._model.run(call.signature, call.inputs, call.outputs)
         except ServingError as error:
@@ -118,6 +119,8 @@ class ThreadServable:
         except BaseException as error:
             logger.exception("%s broke its contract: it may only raise ServingError", self._name)
             return Status(StatusCode.INTERNAL, f"{self._name} failed: {type(error).__name__}")
+        finally:
+            call.run_seconds = self._monotonic() - started
 
     def _finish(self, call: PredictCall, result: Mapping[str, Tensor] | Status) -> None:
         try:

@@ -80,7 +80,9 @@ def test_reload_sends_the_file_and_shows_the_models(
     (model,) = json.loads(capsys.readouterr().out)["models"]
     assert (model["name"], model["versions"][0]["state"]) == ("tagged", "AVAILABLE")
     assert main(["reload", str(config), grpc(server)]) == 0
-    assert capsys.readouterr().out.startswith("reloaded: the server has 1 model\n")
+    assert capsys.readouterr().out.startswith(
+        "reloaded: the server has 1 model (added [], removed [], changed [], 1 unchanged)\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,10 @@ def reason(model: dict[str, Any], version: int) -> str:
 def test_a_good_version_would_be_served(published: Path, capsys: Captured) -> None:
     code, model = check(published, capsys)
     assert code == 0
-    assert model["versions"] == [{"version": 1, "verdict": "served", "platform": "pytorch_export", "reason": ""}]
+    (version,) = model["versions"]
+    own = {"name": "serving_default", "method": "predict", "inputs": None, "outputs": None}
+    assert version.pop("signatures") == [own]
+    assert version == {"version": 1, "verdict": "served", "platform": "pytorch_export", "reason": ""}
 
 
 def test_only_the_latest_version_is_wanted(published: Path, capsys: Captured) -> None:
@@ -263,3 +266,63 @@ def test_a_config_that_contradicts_the_program_is_refused(
     code, model = check(published, capsys, *flags)
     assert (code, verdicts(model)) == (1, {1: "refused"})
     assert 'INVALID_ARGUMENT: input "nothing_like_this" of the config: the model has "' in reason(model, 1)
+
+
+SIGNATURES = """
+signatures:
+  total: {method_name: regress, inputs: {pixels: x}, outputs: {outputs: y}, defaults: {pixels: [1, 2, 3]}}
+"""
+
+
+def test_all_signatures_of_a_served_version_are_shown(published: Path, capsys: Captured) -> None:
+    (published / "config.yaml").write_text(SIGNATURES)
+    code, model = check(published, capsys)
+    assert code == 0
+    assert model["versions"][0]["signatures"] == [
+        {
+            "name": "serving_default",
+            "method": "predict",
+            "inputs": {"x": "float[-1,3]"},
+            "outputs": {"y": "float[-1,3]", "version": "float[-1]"},
+        },
+        {
+            "name": "total",
+            "method": "regress",
+            "inputs": {"pixels": "float[-1,3] or its default"},
+            "outputs": {"outputs": "float[-1,3]"},
+        },
+    ]
+    assert main(["check", str(published)]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "base 1 total regress pixels float[-1,3] or its default outputs float[-1,3]" in lines
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (SIGNATURES.replace(": y", ": z"), 'signatures.total.outputs.outputs: the model has no output "z"'),
+        (SIGNATURES.replace("regress", "guess"), "config.yaml:3:11: signatures.total.method_name: "),
+        ("signatures: {c: {method_name: classify, outputs: {scores: y}, label_filename: a.txt}}", "no file a.txt"),
+    ],
+)
+def test_a_signature_that_would_fail_the_load_is_refused(
+    published: Path, capsys: Captured, config: str, why: str
+) -> None:
+    (published / "config.yaml").write_text(config)
+    code, model = check(published, capsys)
+    assert (code, verdicts(model)) == (1, {1: "refused"})
+    assert reason(model, 1).startswith("INVALID_ARGUMENT: ")
+    assert why in reason(model, 1)
+    assert model["versions"][0]["signatures"] == []
+
+
+def test_signatures_of_code_are_checked_as_far_as_its_config_declares_them(tmp_path: Path, capsys: Captured) -> None:
+    draft = write_python_version(tmp_path / "drafts", 1, PLAIN)
+    (draft / "config.yaml").write_text(
+        "input: [{name: x, data_type: TYPE_FP32, dims: [3]}]\nsignatures: {s: {inputs: {a: b}}}"
+    )
+    (draft / "config.pbtxt").unlink()
+    publish(str(draft), str(tmp_path / "base"))
+    code, model = check(tmp_path / "base", capsys, f"--trusted_model_base_paths={tmp_path}")
+    assert (code, verdicts(model)) == (1, {1: "refused"})
+    assert 'signatures.s.inputs.a: the model has no input "b"' in reason(model, 1)

@@ -41,7 +41,6 @@ UPSTREAM = {
     "per_process_gpu_memory_fraction": 0.0,
     "saved_model_tags": "serve",
     "grpc_channel_arguments": "",
-    "grpc_max_threads": 4 * CPUS,
     "enable_model_warmup": True,
     "num_request_iterations_for_warmup": 0,
     "version": False,
@@ -62,8 +61,9 @@ UPSTREAM = {
 }
 """TensorFlow Serving's flags with its defaults, where ours are the same."""
 
-OTHER_DEFAULTS = {"rest_api_port": 8501, "num_load_threads": 1, "num_unload_threads": 1}
-"""HTTP is on, and loads and unloads have a thread of their own; one at a time all the same."""
+OTHER_DEFAULTS = {"rest_api_port": 8501, "num_load_threads": 1, "num_unload_threads": 1, "grpc_max_threads": 0}
+"""HTTP is on; loads and unloads have a thread of their own, one at a time all the same; and the number of calls inside
+is not bounded by a number of threads."""
 
 
 def find(name: str) -> Flag:
@@ -105,7 +105,7 @@ def test_defaults_have_the_type_of_their_flag(flag: Flag) -> None:
 
 def test_defaults_agree_with_those_of_the_server() -> None:
     ours = ServerOptions(model_base_path="/m")
-    differing = {"port", "rest_api_port", "model_base_path", "model_config_list_root_dir"}
+    differing = {"port", "rest_api_port", "model_base_path", "model_config_list_root_dir", "rest_api_num_threads"}
     for field in dataclasses.fields(ServerOptions):
         if field.name not in differing:
             assert find(field.name).default == getattr(ours, field.name), field.name

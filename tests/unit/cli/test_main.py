@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -24,7 +25,9 @@ def test_help_lists_every_command(argv: list[str], capsys: Captured) -> None:
 def test_version_prints_the_version(capsys: Captured) -> None:
     assert main(["--version"]) == 0
     assert main(["serve", "--version"]) == 0
-    assert capsys.readouterr().out == f"tfs_lite {__version__}\n" * 2
+    own, server = capsys.readouterr().out.split("\n", 1)
+    assert own == f"tfs_lite {__version__}"
+    assert server.splitlines() == [f"tfs_lite ModelServer: {__version__}", f"PyTorch Library: {version('torch')}"]
 
 
 def test_no_command_is_wrong_usage(capsys: Captured) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tfs_lite.cli.errors import UsageError
 from tfs_lite.cli.flag_parser import parse_flags
 from tfs_lite.cli.flags import FLAGS
-from tfs_lite.cli.serve_settings import help_text, server_options, torch_threads, without_effect
+from tfs_lite.cli.serve_settings import help_text, server_options, torch_threads
 from tfs_lite.server.options import ServerOptions
 
 
@@ -74,15 +74,6 @@ def test_all_three_parallelism_flags_contradict_one_another() -> None:
     flags = [f"--tensorflow_{kind}_parallelism=2" for kind in ("session", "intra_op", "inter_op")]
     with pytest.raises(UsageError, match="not all three"):
         torch_threads(parse_flags(flags, {}))
-
-
-def test_hints_without_effect_are_told_as_they_were_given() -> None:
-    settings = parse_flags(["--rest-api-num-threads=3"], {"TFS_LITE_GRPC_MAX_THREADS": "777"})
-    assert without_effect(settings) == [
-        "--rest_api_num_threads=3 has no effect: one event loop takes all requests",
-        "TFS_LITE_GRPC_MAX_THREADS=777 has no effect: one event loop takes all requests",
-    ]
-    assert without_effect(parse_flags(["--port=1"], {})) == []
 
 
 def test_help_names_every_flag_once() -> None:

@@ -43,6 +43,7 @@ def test_the_first_config_adds_everything() -> None:
         ({"model_version_policy": {"all": {}}}, ("model_version_policy",)),
         ({"model_version_policy": {"latest": {"num_versions": 2}}}, ("model_version_policy",)),
         ({"base_path": "/x", "version_labels": {"a": 1}}, ("base_path", "version_labels")),
+        ({"logging_config": {"log_collector_config": {"filename_prefix": "/x"}}}, ("logging_config",)),
         ({"model_version_policy": {"latest": {"num_versions": 1}}}, ()),
         ({"model_platform": "tensorflow"}, ()),
         ({"model_type": "TENSORFLOW"}, ()),

@@ -86,7 +86,7 @@ def test_tensorflow_or_no_platform_means_find_out_from_the_artefact(
         ({"version_labels": {"": 1}}, "must not be empty"),
         ({"version_labels": {"stable": -1}}, r"version_labels\.stable: .* got -1"),
         ({"version_labels": {"stable": "1"}}, "valid integer, got '1'"),
-        ({"logging_config": {}}, "request logging is not available yet"),
+        ({"logging_config": {}}, r"config\[0\]\.logging_config\.log_collector_config: is required"),
         ({"base_pth": "/x"}, 'base_pth: unknown field; did you mean "base_path"?'),
         ({"model_version_policy": {"newest": {}}}, r"unknown field; known: all, latest, specific"),
     ],
@@ -165,7 +165,11 @@ def test_settings_survive_the_way_over_the_wire() -> None:
         model(model_version_policy={"latest": {"num_versions": 2}}, version_labels={"a": 1, "b": 0}),
         model(name="n", model_version_policy={"all": {}}, model_platform="python"),
         model(name="o", model_version_policy={"specific": {"versions": [3, 4]}}),
-        model(name="p", model_version_policy={"specific": {}}),
+        model(
+            name="p",
+            model_version_policy={"specific": {}},
+            logging_config={"log_collector_config": {"filename_prefix": "/logs/p"}},
+        ),
     )
     wire = settings.to_proto().SerializeToString()
     assert from_proto(messages.ModelServerConfig.FromString(wire)) == settings

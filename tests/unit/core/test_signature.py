@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tfs_lite.core.signature import (
@@ -60,6 +62,59 @@ def test_input_under_another_name_is_refused_with_both_names() -> None:
     message = refused(lambda: check_input_names(SIGNATURE, ["x", "w"]))
     assert "mask not found in request" in message
     assert "invalid name: w." in message
+
+
+HALF_GIVEN = replace(SIGNATURE, defaults={"mask": object()})  # only the names of defaults are looked at here
+
+
+@pytest.mark.parametrize("sent", [("x",), ("x", "mask"), ("mask", "x")])
+def test_input_with_a_default_may_be_left_out(sent: tuple[str, ...]) -> None:
+    check_input_names(HALF_GIVEN, sent)
+
+
+def test_signature_without_inputs_takes_none() -> None:
+    check_input_names(Signature((), ()), ())
+    assert "1!=0" in refused(lambda: check_input_names(Signature((), ()), ("x",)))
+
+
+NOT_FOUND = "Signature input alias: x not found in request and no default value provided."
+INVALID_NAME = "Inputs contains invalid name: w."
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (("mask",), NOT_FOUND),
+        ((), NOT_FOUND),
+        (("w",), f"{NOT_FOUND} {INVALID_NAME}"),
+        (("mask", "w"), f"{NOT_FOUND} {INVALID_NAME}"),
+        (("x", "w"), INVALID_NAME),
+        (
+            ("x", "mask", "w"),
+            "input size does not match signature: 3!=2 len({mask,w,x}) != len({mask,x}). "
+            "Sent extra: {w}. Missing but required: {}.",
+        ),
+        (
+            ("mask", "v", "w"),
+            "input size does not match signature: 3!=2 len({mask,v,w}) != len({mask,x}). "
+            "Sent extra: {v,w}. Missing but required: {x}.",
+        ),
+    ],
+)
+def test_names_that_defaults_do_not_excuse_are_refused(sent: tuple[str, ...], message: str) -> None:
+    assert refused(lambda: check_input_names(HALF_GIVEN, sent)) == message
+
+
+def test_fewer_inputs_without_any_default_are_counted() -> None:
+    message = refused(lambda: check_input_names(SIGNATURE, ["x"]))
+    assert message == (
+        "input size does not match signature: 1!=2 len({x}) != len({mask,x}). "
+        "Sent extra: {}. Missing but required: {mask}."
+    )
+
+
+def test_defaults_do_not_make_signatures_unequal() -> None:
+    assert SIGNATURE == HALF_GIVEN
 
 
 def test_output_filter_names_known_outputs_once() -> None:

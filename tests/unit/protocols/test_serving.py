@@ -2,11 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.signature import CLASSIFY_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.serving import (
@@ -149,3 +150,55 @@ def test_types_that_only_tensorflow_has_are_read_as_not_declared() -> None:
     message = messages.SignatureDefMap()
     message.signature_def["s"].inputs["x"].dtype = 20
     assert read_signature_def_map(message)["s"].inputs[0].dtype is DataType.INVALID
+
+
+WITH_DEFAULTS = Signature(
+    inputs=(
+        TensorSpec("a", DataType.FLOAT, (SymbolicDim("a_0"), 2)),
+        TensorSpec("b", DataType.INT64, (SymbolicDim("b_0"),)),
+        TensorSpec("c", DataType.STRING, (2,)),
+        TensorSpec("d"),
+        TensorSpec("e", DataType.STRING, (SymbolicDim("e_0"),)),
+    ),
+    outputs=(TensorSpec("scores", DataType.FLOAT, (SymbolicDim("scores_0"), 3)),),
+    method_name=CLASSIFY_METHOD,
+    defaults={
+        "a": np.array([1, 2], np.float32),
+        "b": np.array(7),
+        "c": np.array([b"x", b"y"], object),
+        "d": np.array([[1.5]], np.float32),
+        "e": np.array(b"z", object),
+    },
+)
+
+
+def test_defaults_and_method_are_read_as_they_were_written() -> None:
+    wire = signature_def_map({"s": WITH_DEFAULTS}).SerializeToString()
+    found = read_signature_def_map(parse(messages.SignatureDefMap, wire))["s"]
+    assert found == WITH_DEFAULTS
+    assert found.method_name == "tensorflow/serving/classify"
+    assert set(found.defaults) == set(WITH_DEFAULTS.defaults)
+    for name, value in WITH_DEFAULTS.defaults.items():
+        assert found.defaults[name].dtype == value.dtype
+        np.testing.assert_array_equal(np.asarray(found.defaults[name]), np.asarray(value))
+
+
+def test_a_default_is_shown_as_a_request_of_one_row_would_send_it() -> None:
+    definition = signature_def_map({"s": WITH_DEFAULTS}).signature_def["s"]
+    sizes = {name: [dim.size for dim in value.tensor_shape.dim] for name, value in definition.defaults.items()}
+    assert sizes == {"a": [1, 2], "b": [1], "c": [2], "d": [1, 1], "e": [1]}
+    assert list(definition.defaults["a"].float_val) == [1, 2]
+
+
+def test_a_signature_without_defaults_has_none_on_the_wire() -> None:
+    assert not signature_def_map({"s": Signature((TensorSpec("x"),), ())}).signature_def["s"].defaults
+
+
+def test_defaults_that_a_signature_cannot_hold_are_left_out() -> None:
+    message = signature_def_map({"s": WITH_DEFAULTS})
+    defaults = message.signature_def["s"].defaults
+    defaults["a"].tensor_shape.dim[0].size = 2
+    defaults["b"].dtype = 20
+    defaults["nowhere"].dtype = 1
+    found = read_signature_def_map(message)["s"]
+    assert set(found.defaults) == {"c", "d", "e"}

@@ -6,6 +6,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,8 +17,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.server.door import HEALTH
 from tfs_lite.server.grpc_server import GrpcServer, truncate
 from tfs_lite.server.grpc_table import CallContext, server_stream, unary
+from tfs_lite.testing.process import wait_until
 
 LIMIT = 100_000
 
@@ -33,7 +37,10 @@ class Service:
     def methods(self) -> list[Any]:
         handlers = (self.echo, self.refuse, self.crash, self.wait)
         rows = [unary(f"/test.Service/{handler.__name__}", handler) for handler in handlers]
-        return [*rows, server_stream("/test.Service/count", self.count)]
+        streams = [
+            server_stream(f"/test.Service/{handler.__name__}", handler) for handler in (self.count, self.trickle)
+        ]
+        return [*rows, *streams, unary(f"{HEALTH}Check", self.echo)]
 
     async def echo(self, data: bytes, context: CallContext) -> bytes:
         self.contexts.append(context)
@@ -59,6 +66,10 @@ class Service:
             yield b"%d" % number
         if data == b"fail":
             raise invalid_argument("no more")
+
+    async def trickle(self, data: bytes, context: CallContext) -> AsyncIterator[bytes]:
+        yield b"first"
+        await self.gate.wait()
 
 
 @pytest.fixture
@@ -242,30 +253,112 @@ def test_address_of_another_machine_is_refused(loop_thread: Any, service: Servic
         loop_thread.run(start())
 
 
-def test_unix_socket_serves_too(loop_thread: Any, service: Service, tmp_path: Any) -> None:
-    path = str(tmp_path / "grpc.sock")
+@contextmanager
+def serving(loop_thread: Any, service: Service, path: str = "", **settings: Any) -> Iterator[str]:
+    """The address of a server with these settings: of its UNIX socket if it has one, else of its port."""
 
-    async def start() -> GrpcServer:
-        server = GrpcServer(service.methods(), LIMIT)
-        assert await server.start("127.0.0.1", None, path) is None
-        return server
+    async def start() -> tuple[GrpcServer, int | None]:
+        server = GrpcServer(service.methods(), LIMIT, **settings)
+        return server, await server.start("127.0.0.1", None if path else 0, path)
 
-    server = loop_thread.run(start())
-    with grpc.insecure_channel(f"unix:{path}") as channel:
-        assert call(channel, "echo") == b"x"
+    server, port = loop_thread.run(start())
+    yield f"unix:{path}" if path else f"127.0.0.1:{port}"
     loop_thread.run(server.stop(0))
 
 
-@pytest.mark.parametrize("version", ["v1", "v1alpha"])
-def test_reflection_lists_the_services_under_both_names(channel: grpc.Channel, version: str) -> None:
+def connect(address: str) -> grpc.Channel:
+    return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def test_unix_socket_serves_too_and_is_gone_afterwards(loop_thread: Any, service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "a socket"
+    with serving(loop_thread, service, str(path)), connect(f"unix:{tmp_path}/a%20socket") as channel:
+        assert call(channel, "echo") == b"x"
+        assert path.is_socket()
+    assert not path.exists()
+
+
+def test_the_socket_of_a_server_that_died_is_taken_over(loop_thread: Any, service: Service, tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+        dead.listen()
+    with serving(loop_thread, service, path) as address, connect(address) as channel:
+        assert call(channel, "echo") == b"x"
+
+
+def test_the_socket_of_a_server_that_lives_is_not_taken_away(
+    loop_thread: Any, service: Service, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "s")
+    with serving(loop_thread, service, path) as address:
+        with pytest.raises(ServingError, match="another server listens there"), serving(loop_thread, service, path):
+            pass
+        with connect(address) as channel:
+            assert call(channel, "echo") == b"x"
+
+
+def test_arguments_win_over_our_own(loop_thread: Any, service: Service) -> None:
+    arguments = [("grpc.max_receive_message_length", 10), ("grpc.primary_user_agent", "me")]
+    with serving(loop_thread, service, arguments=arguments) as address, connect(address) as channel:
+        assert refusal(channel, "echo", b"x" * 11)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert call(channel, "echo", b"x" * 10) == b"x" * 10
+
+
+def test_a_port_is_shared_only_if_the_arguments_say_so(loop_thread: Any, service: Service) -> None:
+    sharing = [("grpc.so_reuseport", 1)]
+
+    async def start(port: int) -> GrpcServer:
+        server = GrpcServer(service.methods(), LIMIT, arguments=sharing)
+        assert await server.start("127.0.0.1", port, "") == port
+        return server
+
+    with serving(loop_thread, service, arguments=sharing) as address:
+        port = int(address.rpartition(":")[2])
+        loop_thread.run(loop_thread.run(start(port)).stop(0))
+    with serving(loop_thread, service) as address, pytest.raises(ServingError, match=r"in use \(--port\)"):
+        loop_thread.run(start(int(address.rpartition(":")[2])))
+
+
+def test_calls_beyond_the_limit_are_refused_at_once(loop_thread: Any, service: Service) -> None:
+    with serving(loop_thread, service, max_concurrent_calls=2) as address, connect(address) as channel:
+        waiting = channel.unary_unary("/test.Service/wait").future(b"inside")
+        assert service.entered.acquire(timeout=20)
+        stream = channel.unary_stream("/test.Service/trickle")(b"", timeout=20)
+        assert next(stream) == b"first"
+        code, details = refusal(channel, "echo")
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "2 calls inside" in details
+        assert channel.unary_unary(f"{HEALTH}Check")(b"x", timeout=20) == b"x"
+        assert "test.Service" in reflected(channel, "v1")
+        stream.cancel()
+        wait_until(lambda: answers(channel), "the place of a stream that was cancelled is free")
+        loop_thread.loop.call_soon_threadsafe(service.gate.set)
+        assert waiting.result(timeout=20) == b"inside"
+
+
+def answers(channel: grpc.Channel) -> bool:
+    try:
+        return call(channel, "echo") == b"x"
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # noqa: PT017
+        return False
+
+
+def reflected(channel: grpc.Channel, version: str) -> set[str]:
+    """The services that reflection lists."""
     method = channel.stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
     )
     (answer,) = method(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=20)
-    names = {service.name for service in answer.list_services_response.service}
-    assert {"test.Service", f"grpc.reflection.{version}.ServerReflection"} <= names
+    return {service.name for service in answer.list_services_response.service}
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection_lists_the_services_under_both_names(channel: grpc.Channel, version: str) -> None:
+    assert {"test.Service", f"grpc.reflection.{version}.ServerReflection"} <= reflected(channel, version)
 
 
 def test_reflection_describes_messages_of_our_own_pool(channel: grpc.Channel) -> None:

@@ -1,103 +1,175 @@
+"""Which request is answered by whom, with which code, form and headers; against a real HTTP server."""
+
 from __future__ import annotations
 
+import contextlib
+import gzip
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import orjson
+import ormsgpack
 import pytest
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
-from tfs_lite.core.status import OK, ServingError, Status, StatusCode, not_found
-from tfs_lite.protocols.serving import ModelRef, VersionState, VersionStatus
-from tfs_lite.server.background import BackgroundRunner
-from tfs_lite.server.health import Health
-from tfs_lite.server.http_app import HttpRoutes
+from tfs_lite.core.status import ServingError
 from tfs_lite.server.http_server import HttpServer
-from tfs_lite.server.model_report import ModelReport
-from tfs_lite.server.request_metrics import RequestMetrics
+from tfs_lite.testing.rest_client import ROW, error, serving_rest
+from tfs_lite.testing.rest_house import RestHouse
 
-AVAILABLE = VersionStatus(7, VersionState.AVAILABLE, OK)
-FAILED = VersionStatus(8, VersionState.END, Status(StatusCode.DATA_LOSS, "model.pt2 is truncated"))
+CORS = {"access-control-allow-origin", "access-control-allow-methods", "access-control-allow-headers"}
 
-
-class Servable:
-    platform = "test"
-
-    def __init__(self) -> None:
-        spec = TensorSpec("x", DataType.FLOAT, (SymbolicDim("batch"), 3))
-        self.signatures = {"serving_default": Signature((spec,), (TensorSpec("y", DataType.FLOAT),))}
-
-
-class House:
-    """What the routes need of a server, with one model."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.health = Health(lambda name: None)
-        self.handles = 0
-        self.pages = BackgroundRunner("page", 1, 4)
-        self.routes = HttpRoutes(
-            lookup=self.lookup,
-            status=self.status,
-            models=self.models,
-            health=self.health,
-            metrics=RequestMetrics(self.registry, lambda name: name == "m"),
-            metrics_page=lambda: (generate_latest(self.registry), CONTENT_TYPE_LATEST),
-            background=self.pages,
-        )
-
-    def lookup(self, ref: ModelRef) -> ServableHandle:
-        if ref.name != "m":
-            raise not_found(f"Servable not found for request: Latest({ref.name})")
-        self.handles += 1
-        return ServableHandle(ServableId("m", 7), Servable(), self._release)
-
-    def _release(self) -> None:
-        self.handles -= 1
-
-    def status(self, ref: ModelRef) -> list[VersionStatus]:
-        if ref.name == "crash":
-            raise RuntimeError("the secret is in /etc/secret")
-        if ref.name != "m":
-            raise not_found(f"Could not find any versions of model {ref.name}")
-        return [status for status in (FAILED, AVAILABLE) if ref.version in (None, status.version)]
-
-    def models(self) -> list[ModelReport]:
-        missing = Status(StatusCode.NOT_FOUND, "its base path does not exist")
-        return [ModelReport("m", (FAILED, AVAILABLE)), ModelReport("n", (), missing)]
+Open = Callable[..., tuple[RestHouse, httpx.Client]]
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    house = House()
-    yield house
-    house.pages.close()
+def open_house() -> Iterator[Open]:
+    with contextlib.ExitStack() as stack:
+
+        def begin(**options: Any) -> tuple[RestHouse, httpx.Client]:
+            served = stack.enter_context(serving_rest(**options))
+            return served.house, served.client
+
+        yield begin
 
 
 @pytest.fixture
-def client(loop_thread: Any, house: House) -> Iterator[httpx.Client]:
-    server = HttpServer(house.routes.app())
-    port = loop_thread.run(server.start("127.0.0.1", 0))
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
-        yield client
-    loop_thread.run(server.stop(5))
+def house_and_client(open_house: Open) -> tuple[RestHouse, httpx.Client]:
+    return open_house()
 
 
-def error(response: httpx.Response) -> str:
-    assert response.headers["content-type"] == "application/json"
-    assert list(response.json()) == ["error"]
-    text: str = response.json()["error"]
-    return text
+@pytest.fixture
+def house(house_and_client: tuple[RestHouse, httpx.Client]) -> RestHouse:
+    return house_and_client[0]
 
 
-def test_status_is_upstreams_json(client: httpx.Client) -> None:
-    answer = client.get("/v1/models/m")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "application/json"
+@pytest.fixture
+def client(house_and_client: tuple[RestHouse, httpx.Client]) -> httpx.Client:
+    return house_and_client[1]
+
+
+MALFORMED = "Malformed request: {method} {path}"
+NO_STATUS = "Could not find any versions of model {path}"
+REFUSED = [
+    ("GET", "/v1/models/", 400, MALFORMED),
+    ("GET", "/v1/models?x=1", 400, MALFORMED),
+    ("POST", "/v1/models", 400, MALFORMED),
+    ("GET", "/v1/models/m/", 400, MALFORMED),
+    ("GET", "/v1/models/m:predict", 400, MALFORMED),
+    ("GET", "/v1/models/m/metadata/", 400, MALFORMED),
+    ("GET", "/v1/models/m/version/50", 400, MALFORMED),
+    ("GET", "/v1/models/m/versions/text", 400, MALFORMED),
+    ("GET", "/v1/models/m/label/x", 400, MALFORMED),
+    ("GET", "/v1/models/m/versions/1/labels/x", 400, MALFORMED),
+    ("GET", "/v1/anything", 400, MALFORMED),
+    ("POST", "/v1/models/m", 400, MALFORMED),
+    ("POST", "/v1/models/m/metadata", 400, MALFORMED),
+    ("POST", "/v1/models/m:PREDICT", 400, MALFORMED),
+    ("POST", "/v1/models/m:predict/", 400, MALFORMED),
+    ("POST", "/v1/models/m:predict?x=1", 400, MALFORMED),
+    ("POST", "/v1/models/m:explain", 400, MALFORMED),
+    ("PUT", "/v1/models/m", 400, MALFORMED),
+    ("DELETE", "/v1/models/m", 400, MALFORMED),
+    ("PATCH", "/v1/models/m:predict", 400, MALFORMED),
+    ("GET", "/v1/models/m/versions/9223372036854775808", 400, "Failed to convert version"),
+    ("POST", "/v1/models/m/versions/99999999999999999999:predict", 400, "Failed to convert version"),
+    ("GET", "/v1/models/m?x=1", 404, "Could not find any versions of model m?x=1"),
+    ("GET", "/v1/models/metadata", 404, "Could not find any versions of model metadata"),
+    ("GET", "/v1/models/a%2Fb%3Ac+%21", 404, "Could not find any versions of model a/b:c+!"),
+    ("GET", "/v1/models/nobody/metadata", 404, "Latest(nobody)"),
+    ("GET", "/v1/models/m/versions/8/metadata", 404, "Specific(m, 8)"),
+    ("POST", "/v1/models/nobody:predict", 404, "Latest(nobody)"),
+    ("GET", "/", 404, "no such page: /"),
+    ("GET", "/v1", 404, "no such page: /v1"),
+    ("GET", "/v2/models/m", 404, "no such page: /v2/models/m"),
+    ("GET", "/livez/", 404, "no such page: /livez/"),
+    ("POST", "/livez", 405, "/livez answers GET only, not POST"),
+    ("DELETE", "/metrics", 405, "/metrics answers GET only, not DELETE"),
+]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[httpx.Client]:
+    """One house for the tests that only ask."""
+    with serving_rest() as served:
+        yield served.client
+
+
+@pytest.mark.parametrize(("method", "path", "status", "words"), REFUSED)
+def test_request_that_nobody_answers_is_refused_in_json(
+    shared: httpx.Client, method: str, path: str, status: int, words: str
+) -> None:
+    answer = shared.request(method, path, json=ROW if method == "POST" else None)
+    assert answer.status_code == status
+    assert words.format(method=method, path=path) in error(answer)
+
+
+ANSWERED = [
+    ("GET", "/v1/models"),
+    ("GET", "/V1/Models"),
+    ("GET", "/v1/models/m"),
+    ("GET", "/V1/MODELS/m"),
+    ("GET", "/v1/models/%6D"),
+    ("GET", "/v1/models/m/versions/7"),
+    ("GET", "/v1/models/m/versions/007"),
+    ("GET", "/v1/models/m/labels/x"),
+    ("GET", "/v1/models/m/metadata"),
+    ("GET", "/v1/models/m/versions/7/metadata"),
+    ("GET", "/v1/models/m/labels/x/metadata"),
+    ("POST", "/v1/models/m:predict"),
+    ("POST", "/v1/models/m/versions/7:predict"),
+    ("POST", "/v1/models/m/labels/x:predict"),
+    ("POST", "/V1/models/%6d:predict"),
+    ("GET", "/openapi.json"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ANSWERED)
+def test_request_of_the_grammar_is_answered_in_json(shared: httpx.Client, method: str, path: str) -> None:
+    answer = shared.request(method, path, json=ROW if method == "POST" else None)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v1/models/m", 400), ("/v1/models", 400), ("/livez", 200), ("/openapi.json", 200), ("/nothing", 404)],
+)
+def test_head_has_the_status_and_no_body(shared: httpx.Client, path: str, status: int) -> None:
+    answer = shared.head(path)
+    assert (answer.status_code, answer.content) == (status, b"")
+
+
+@pytest.mark.parametrize("path", ["/v1/models/m:predict", "/v1/models", "/v1/anything"])
+@pytest.mark.parametrize(("origin", "status"), [("http://a.example", 200), ("", 400), ("null", 400)])
+def test_options_have_neither_body_nor_type(shared: httpx.Client, path: str, origin: str, status: int) -> None:
+    answer = shared.options(path, headers={"origin": origin} if origin else {})
+    assert (answer.status_code, answer.content) == (status, b"")
+    assert "content-type" not in answer.headers
+    assert not CORS & set(answer.headers)
+
+
+def test_cors_headers_are_on_every_rest_answer_and_on_no_other_page(open_house: Open) -> None:
+    _, client = open_house(app={"enable_cors": True})
+    answers = [
+        client.get("/v1/models"),
+        client.get("/v1/models/nobody"),
+        client.put("/v1/models/m"),
+        client.post("/v1/models/m:predict", json=ROW),
+        client.options("/v1/models/m", headers={"origin": "https://a.example"}),
+        client.options("/v1/models/m"),
+    ]
+    assert [answer.status_code for answer in answers] == [200, 404, 400, 200, 200, 400]
+    for answer in answers:
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert answer.headers["access-control-allow-methods"] == "POST, GET"
+        assert answer.headers["access-control-allow-headers"] == "Content-Type"
+    for path in ("/metrics", "/livez", "/nothing"):
+        assert not CORS & set(client.get(path).headers)
+
+
+def test_status_is_upstreams_json(shared: httpx.Client) -> None:
+    answer = shared.get("/v1/models/m")
     assert answer.json() == {
         "model_version_status": [
             {
@@ -110,25 +182,20 @@ def test_status_is_upstreams_json(client: httpx.Client) -> None:
     }
 
 
-def test_status_of_one_version_leaves_out_the_others(client: httpx.Client) -> None:
-    (status,) = client.get("/v1/models/m/versions/7").json()["model_version_status"]
+def test_status_of_one_version_leaves_out_the_others(shared: httpx.Client) -> None:
+    (status,) = shared.get("/v1/models/m/versions/7").json()["model_version_status"]
     assert status["version"] == "7"
 
 
-def test_status_of_an_unknown_model_is_404(client: httpx.Client) -> None:
-    answer = client.get("/v1/models/nobody")
-    assert (answer.status_code, error(answer)) == (404, "Could not find any versions of model nobody")
-
-
-def test_list_names_every_model_and_why_one_has_nothing(client: httpx.Client) -> None:
-    first, second = client.get("/v1/models").json()["models"]
+def test_list_names_every_model_and_why_one_has_nothing(shared: httpx.Client) -> None:
+    first, second = shared.get("/v1/models").json()["models"]
     assert first["name"] == "m"
-    assert first["model_version_status"] == client.get("/v1/models/m").json()["model_version_status"]
+    assert first["model_version_status"] == shared.get("/v1/models/m").json()["model_version_status"]
     assert "reason" not in first
     assert second == {"name": "n", "model_version_status": [], "reason": "its base path does not exist"}
 
 
-def test_metadata_is_upstreams_json_and_gives_its_handle_back(client: httpx.Client, house: House) -> None:
+def test_metadata_is_upstreams_json_and_gives_its_handle_back(client: httpx.Client, house: RestHouse) -> None:
     body = client.get("/v1/models/m/metadata").json()
     assert body["model_spec"] == {"name": "m", "signature_name": "", "version": "7"}
     signature = body["metadata"]["signature_def"]["signature_def"]["serving_default"]
@@ -142,37 +209,71 @@ def test_metadata_is_upstreams_json_and_gives_its_handle_back(client: httpx.Clie
     assert house.handles == 0
 
 
-@pytest.mark.parametrize("verb", ["predict", "classify", "regress"])
-def test_predictions_say_that_they_come_later(client: httpx.Client, verb: str) -> None:
-    answer = client.post(f"/v1/models/m:{verb}", json={"instances": [1]})
-    assert answer.status_code == 501
-    assert "not available in this version" in error(answer)
+def test_requests_are_counted_by_method_malformed_ones_without_a_name(client: httpx.Client, house: RestHouse) -> None:
+    for path in ("/v1/models", "/v1/models/m", "/v1/models/m/metadata", "/v1/nothing"):
+        client.get(path)
+    client.post("/v1/models/m:predict", json=ROW)
+    assert house.count("OK", "ListModels", "", "") == 1
+    assert house.count("OK", "GetModelStatus", "m", "") == 1
+    assert house.count("OK", "GetModelMetadata") == 1
+    assert house.count("INVALID_ARGUMENT", "", "", "") == 1
+    assert house.count("OK", "Predict") == 1
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models/m/"), ("PUT", "/v1/models/m"), ("GET", "/v1/x")])
-def test_what_is_not_in_the_grammar_is_malformed(client: httpx.Client, method: str, path: str) -> None:
-    answer = client.request(method, path)
-    assert (answer.status_code, error(answer)) == (400, f"Malformed request: {method} {path}")
-
-
-@pytest.mark.parametrize(("method", "path"), [("GET", "/nothing"), ("GET", "/"), ("POST", "/livez")])
-def test_unknown_page_is_a_json_404(client: httpx.Client, method: str, path: str) -> None:
-    answer = client.request(method, path)
-    assert answer.status_code == 404
-    assert "no such page" in error(answer)
-
-
-def test_encoded_names_reach_the_server_decoded(client: httpx.Client) -> None:
-    assert error(client.get("/v1/models/a%2Fb%3Ac")) == "Could not find any versions of model a/b:c"
-
-
-def test_unexpected_error_is_500_without_details(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_error_is_500_without_details(
+    client: httpx.Client, house: RestHouse, caplog: pytest.LogCaptureFixture
+) -> None:
     answer = client.get("/v1/models/crash")
     assert (answer.status_code, error(answer)) == (500, "internal error")
     assert "the secret is in" in caplog.text
 
 
-def test_probes_follow_the_health(client: httpx.Client, house: House) -> None:
+def test_answer_that_asks_to_try_again_says_when(shared: httpx.Client) -> None:
+    answer = shared.post("/v1/models/m:predict", json={"signature_name": "broken", "instances": [1.0]})
+    assert (answer.status_code, error(answer)) == (503, "the queue is full")
+    assert answer.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"content-type": "application/msgpack"}, {"content-type": "application/x-msgpack; v=1", "accept": "*/*"}],
+)
+def test_msgpack_is_answered_in_msgpack_errors_too(shared: httpx.Client, headers: dict[str, str]) -> None:
+    for body, status, expected in (
+        (ROW, 200, {"predictions": [[8.0, 9.0, 10.0]]}),
+        ({"signature_name": "broken", "instances": [1.0]}, 503, {"error": "the queue is full"}),
+    ):
+        answer = shared.post("/v1/models/m:predict", content=ormsgpack.packb(body), headers=headers)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "application/msgpack")
+        assert ormsgpack.unpackb(answer.content) == expected
+
+
+def test_form_of_the_answer_is_what_the_client_accepts_by_name(shared: httpx.Client) -> None:
+    wants_msgpack = shared.post("/v1/models/m:predict", json=ROW, headers={"accept": "text/html, application/msgpack"})
+    assert ormsgpack.unpackb(wants_msgpack.content) == {"predictions": [[8.0, 9.0, 10.0]]}
+    headers = {"content-type": "application/msgpack", "accept": "application/json"}
+    wants_json = shared.post("/v1/models/m:predict", content=ormsgpack.packb(ROW), headers=headers)
+    assert wants_json.json() == {"predictions": [[8.0, 9.0, 10.0]]}
+    assert "Malformed" in error(shared.get("/v1/models/m:explain", headers={"accept": "application/msgpack"}))
+
+
+@pytest.mark.parametrize(
+    ("rows", "accepted", "packed"),
+    [(1000, "gzip", True), (10_000, "deflate, gzip;q=0.1", True), (1000, "identity", False), (1, "gzip", False)],
+)
+def test_large_answers_are_packed_for_clients_that_unpack(
+    shared: httpx.Client, rows: int, accepted: str, packed: bool
+) -> None:
+    body = {"instances": [[1.0, 2.0, 3.0]] * rows}
+    with shared.stream("POST", "/v1/models/m:predict", json=body, headers={"accept-encoding": accepted}) as answer:
+        data = b"".join(answer.iter_raw())
+    assert answer.headers.get("content-encoding") == ("gzip" if packed else None)
+    assert int(answer.headers["content-length"]) == len(data)
+    assert ("vary" in answer.headers) is (rows > 1)
+    assert len(orjson.loads(gzip.decompress(data) if packed else data)["predictions"]) == rows
+
+
+def test_probes_follow_the_health(client: httpx.Client, house: RestHouse) -> None:
     assert client.get("/livez").status_code == client.get("/startupz").status_code == 200
     assert (client.get("/readyz").status_code, client.get("/readyz").text) == (503, "models are being loaded\n")
     house.health.set_ready()
@@ -190,14 +291,27 @@ def test_metrics_are_prometheus_text(client: httpx.Client, path: str) -> None:
     assert 'tfs_lite_requests_total{code="OK",method="GetModelStatus",model="m",version=""} 1.0' in answer.text
 
 
-def test_port_in_use_names_port_and_flag(loop_thread: Any, house: House) -> None:
+@pytest.mark.parametrize("path", ["/monitoring/prometheus/metrics", "/v1/metrics", "/metrics"])
+def test_upstreams_page_is_where_it_is_told_to_be(open_house: Open, path: str) -> None:
+    page = {"upstream_metrics_path": path, "upstream_page": lambda: (b":tensorflow:x{} 1\n", "text/plain")}
+    _, client = open_house(app={**page, "enable_cors": True})
+    for method in ("GET", "POST"):
+        answer = client.request(method, path)
+        assert (answer.status_code, answer.text) == (200, ":tensorflow:x{} 1\n")
+        assert answer.headers["content-type"].startswith("text/plain")
+        assert not CORS & set(answer.headers)
+    refused = client.get(f"{path}?x=1")
+    assert (refused.status_code, error(refused)) == (400, f"Unexpected path: {path}?x=1")
+
+
+def test_port_in_use_names_port_and_flag(loop_thread: Any, house: RestHouse) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ServingError, match=rf"port {port} of 127.0.0.1 is already in use \(--rest_api_port\)"):
-            loop_thread.run(HttpServer(house.routes.app()).start("127.0.0.1", port))
+            loop_thread.run(HttpServer(house.app).start("127.0.0.1", port))
 
 
-def test_stop_before_start_does_nothing(loop_thread: Any, house: House) -> None:
-    loop_thread.run(HttpServer(house.routes.app()).stop(1))
+def test_stop_before_start_does_nothing(loop_thread: Any, house: RestHouse) -> None:
+    loop_thread.run(HttpServer(house.app).stop(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,8 +23,16 @@ Start = Callable[..., int]
 HEAD = b"POST /page HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
+LARGE = 64 << 20
+"""Bytes; more than the sockets of a connection hold."""
+
+
 async def page(request: Request) -> Response:
     return PlainTextResponse("fine")
+
+
+async def large(request: Request) -> Response:
+    return Response(bytes(LARGE))
 
 
 @pytest.fixture
@@ -31,7 +40,8 @@ def start(loop_thread: Any) -> Iterator[Start]:
     with contextlib.ExitStack() as stack:
 
         def begin(**limits: Any) -> int:
-            server = HttpServer(Starlette(routes=[Route("/page", page, methods=["GET", "POST"])]), **limits)
+            routes = [Route("/page", page, methods=["GET", "POST"]), Route("/large", large)]
+            server = HttpServer(Starlette(routes=routes), **limits)
             port: int = loop_thread.run(server.start("127.0.0.1", 0))
             stack.callback(lambda: loop_thread.run(server.stop(5)))
             return port
@@ -56,6 +66,15 @@ def read_all(client: socket.socket) -> bytes:
     with contextlib.suppress(ConnectionResetError):
         return b"".join(iter(lambda: client.recv(65536), b""))
     return b""
+
+
+def is_closed(client: socket.socket) -> bool:
+    """By the server; what is sent to find out makes no request."""
+    try:
+        client.sendall(b"x")
+    except OSError:
+        return True
+    return False
 
 
 def fetch(port: int) -> int:
@@ -90,14 +109,7 @@ def test_connection_without_a_whole_request_is_closed(start: Start, connect: Any
 def test_bytes_that_trickle_in_do_not_prolong_the_wait(start: Start, connect: Any) -> None:
     client = connect(start(request_timeout=0.3), b"GET /page HTTP/1.1\r\nx: ")
 
-    def closed() -> bool:
-        try:
-            client.sendall(b"x")
-        except OSError:
-            return True
-        return False
-
-    wait_until(closed, "the connection is closed", 20)
+    wait_until(lambda: is_closed(client), "the connection is closed", 20)
 
 
 def test_connection_that_waited_longest_makes_room(start: Start, connect: Any) -> None:
@@ -122,6 +134,31 @@ def test_broken_request_takes_one_line_of_the_log(
             answer = client.recv(65536)
     answer += read_all(client)
     assert answer.startswith(b"HTTP/1.1 200 OK" if pieces[0] is HEAD else b"HTTP/1.1 400 Bad Request")
+    assert pieces[0] is HEAD or answer.endswith(b'\r\n\r\n{"error":"Invalid HTTP request received."}')
     assert [record.getMessage() for record in caplog.records] == ["Invalid HTTP request received."]
     assert caplog.records[0].exc_info is None
     assert caplog.records[0].levelname == "WARNING"
+
+
+def test_broken_body_of_a_request_for_the_head_only_is_answered(start: Start, connect: Any) -> None:
+    client = connect(start(), HEAD.replace(b"POST", b"HEAD", 1) + b"ZZZ\r\n")
+    assert read_all(client).startswith(b"HTTP/1.1 ")
+
+
+@pytest.mark.parametrize("last", [b"", b"Connection: close\r\n"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_client_that_does_not_read_its_answer_is_cut(start: Start, connect: Any, last: bytes, number: int) -> None:
+    request = b"GET /large HTTP/1.1\r\nHost: x\r\n%s\r\n"
+    client = connect(start(request_timeout=0.2), request % b"" * (number - 1) + request % last)
+
+    wait_until(lambda: is_closed(client), "the connection is cut", 20)
+
+
+def test_client_that_reads_slowly_gets_all_of_its_answer(start: Start, connect: Any) -> None:
+    client = connect(start(request_timeout=0.6), b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+    pause, received = threading.Event(), 0
+    while received < LARGE:
+        piece = client.recv(1 << 20)
+        assert piece, f"closed after {received} bytes"
+        received += len(piece)
+        pause.wait(0.02)

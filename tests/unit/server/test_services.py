@@ -10,14 +10,38 @@ import httpx
 import numpy as np
 import pytest
 
+from tfs_lite.core.signature import REGRESS_METHOD
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensor_proto import decode, encode
+from tfs_lite.testing.examples import rows
 from tfs_lite.testing.in_process import ROW, House, config_text, entry, serving
-from tfs_lite.testing.models import TaggedArchives
+from tfs_lite.testing.models import TaggedArchives, write_python_version
 
 PREDICTION, MODEL = "/tensorflow.serving.PredictionService", "/tensorflow.serving.ModelService"
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 LIMIT = 1_000_000
+EXAMPLES = rows({"x": [1.0, 2.0, 3.0]}, {"x": [4, 5, 6]})
+
+GRADED = """
+import numpy as np
+
+
+class Model:
+    def __init__(self, context):
+        pass
+
+    def predict(self, inputs):
+        x = inputs["x"]
+        labels = np.array([[b"low", b"mid", b"high"]] * len(x), object)
+        return {"classes": labels, "scores": x, "outputs": x.sum(1)}
+"""
+GRADED_CONFIG = """
+platform: "python"
+input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] }
+output { name: "classes" data_type: TYPE_STRING dims: [ -1, 3 ] }
+output { name: "scores" data_type: TYPE_FP32 dims: [ -1, 3 ] }
+output { name: "outputs" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +49,12 @@ def house(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactory) ->
     root = tmp_path_factory.mktemp("services")
     archives.write_version(1, root / "m")
     archives.write_version(2, root / "m")
+    (write_python_version(root / "graded", 1, GRADED) / "config.pbtxt").write_text(GRADED_CONFIG)
     file = root / "models.config"
     policy = 'model_version_policy { specific { versions: 2 } } version_labels { key: "stable" value: 2 }'
-    file.write_text(config_text(root, entry("m", policy), entry("missing")))
-    with serving(root, model_config_file=str(file), max_message_bytes=LIMIT) as house:
+    file.write_text(config_text(root, entry("m", policy), entry("missing"), entry("graded")))
+    trusted = (str(root / "graded"),)
+    with serving(root, model_config_file=str(file), max_message_bytes=LIMIT, trusted_model_base_paths=trusted) as house:
         yield house
 
 
@@ -102,7 +128,16 @@ def test_predict_checks_the_tensors(channel: grpc.Channel) -> None:
     assert refusal(channel, path, broken)[1].startswith("tensor parsing error: x")
 
 
-@pytest.mark.parametrize("path", [f"{PREDICTION}/Predict", f"{PREDICTION}/GetModelMetadata", f"{MODEL}/GetModelStatus"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{PREDICTION}/Predict",
+        f"{PREDICTION}/Classify",
+        f"{PREDICTION}/Regress",
+        f"{PREDICTION}/GetModelMetadata",
+        f"{MODEL}/GetModelStatus",
+    ],
+)
 def test_request_without_model_spec_is_refused(channel: grpc.Channel, path: str) -> None:
     assert refusal(channel, path, b"") == (INVALID, "Missing ModelSpec")
 
@@ -111,6 +146,9 @@ def test_request_without_model_spec_is_refused(channel: grpc.Channel, path: str)
     "path",
     [
         f"{PREDICTION}/Predict",
+        f"{PREDICTION}/Classify",
+        f"{PREDICTION}/Regress",
+        f"{PREDICTION}/MultiInference",
         f"{PREDICTION}/GetModelMetadata",
         f"{MODEL}/GetModelStatus",
         f"{MODEL}/HandleReloadConfigRequest",
@@ -129,11 +167,67 @@ def test_message_over_the_limit_is_refused_and_the_next_is_served(channel: grpc.
     call(channel, f"{PREDICTION}/Predict", predict_request())
 
 
-@pytest.mark.parametrize("method", ["Classify", "Regress", "MultiInference"])
-def test_services_that_come_later_say_so(channel: grpc.Channel, method: str) -> None:
-    code, details = refusal(channel, f"{PREDICTION}/{method}", b"")
+def test_predict_works_on_a_signature_of_graded_rows(channel: grpc.Channel) -> None:
+    answer = call(channel, f"{PREDICTION}/Predict", predict_request(name="graded"), messages.PredictResponse)
+    assert [bytes(label) for label in answer.outputs["classes"].string_val] == [b"low", b"mid", b"high"]
+
+
+def test_classify_answers_examples_with_labels_and_scores(channel: grpc.Channel) -> None:
+    request = messages.ClassificationRequest(model_spec={"name": "graded"}, input=EXAMPLES)
+    answer = call(channel, f"{PREDICTION}/Classify", request, messages.ClassificationResponse)
+    spec = answer.model_spec
+    assert (spec.name, spec.version.value, spec.signature_name) == ("graded", 1, "serving_default")
+    assert [[(item.label, item.score) for item in row.classes] for row in answer.result.classifications] == [
+        [("low", 1), ("mid", 2), ("high", 3)],
+        [("low", 4), ("mid", 5), ("high", 6)],
+    ]
+
+
+def test_regress_answers_examples_with_values(channel: grpc.Channel) -> None:
+    request = messages.RegressionRequest(model_spec={"name": "graded"}, input=EXAMPLES)
+    answer = call(channel, f"{PREDICTION}/Regress", request, messages.RegressionResponse)
+    assert [item.value for item in answer.result.regressions] == [6, 15]
+
+
+def test_multi_inference_answers_its_tasks(channel: grpc.Channel) -> None:
+    request = messages.MultiInferenceRequest(input=EXAMPLES)
+    request.tasks.add(model_spec={"name": "graded"}, method_name=REGRESS_METHOD)
+    answer = call(channel, f"{PREDICTION}/MultiInference", request, messages.MultiInferenceResponse)
+    (result,) = answer.results
+    assert (result.model_spec.version.value, result.model_spec.signature_name) == (1, "serving_default")
+    assert [item.value for item in result.regression_result.regressions] == [6, 15]
+
+
+@pytest.mark.parametrize(
+    ("method", "request_type"),
+    [("Classify", messages.ClassificationRequest), ("Regress", messages.RegressionRequest)],
+)
+@pytest.mark.parametrize(
+    ("spec", "sent", "code", "words"),
+    [
+        ({"name": "nobody"}, rows({}), MISSING, "Servable not found for request: Latest(nobody)"),
+        ({"name": ""}, rows({}), INVALID, "ModelSpec has no name specified"),
+        ({"name": "m", "signature_name": "no"}, rows({}), INVALID, "No signature was found with the name: no"),
+        ({"name": "m"}, rows({}), INVALID, "outputs"),
+        ({"name": "graded"}, messages.Input(), INVALID, "Input is empty"),
+        ({"name": "graded"}, rows({"x": [1.0] * 3}, {}), INVALID, "feature x is missing in example 1"),
+        ({"name": "graded"}, rows({"x": [1.0] * 4}), INVALID, "feature x of example 0 has 4 values, expected 3"),
+    ],
+)
+def test_examples_that_nobody_can_answer_are_refused(
+    channel: grpc.Channel, method: str, request_type: Any, spec: Any, sent: Any, code: grpc.StatusCode, words: str
+) -> None:
+    found, details = refusal(channel, f"{PREDICTION}/{method}", request_type(model_spec=spec, input=sent))
+    assert found is code
+    assert words in details
+
+
+def test_tasks_of_unknown_methods_are_not_implemented(channel: grpc.Channel) -> None:
+    request = messages.MultiInferenceRequest(tasks=[{"model_spec": {"name": "graded"}, "method_name": "predict"}])
+    code, details = refusal(channel, f"{PREDICTION}/MultiInference", request)
     assert code is grpc.StatusCode.UNIMPLEMENTED
-    assert f"{method} is not available in this version" in details
+    assert "Unsupported signature method_name: predict" in details
+    assert refusal(channel, f"{PREDICTION}/MultiInference", b"") == (INVALID, "ModelSpec has no name specified")
 
 
 def test_metadata_names_the_version_and_packs_the_signatures(channel: grpc.Channel) -> None:
@@ -214,6 +308,6 @@ def test_http_shows_the_same_states(house: House) -> None:
     (version,) = httpx.get(house.url + "/v1/models/m").json()["model_version_status"]
     assert (version["version"], version["state"]) == ("2", "AVAILABLE")
     models = httpx.get(house.url + "/v1/models").json()["models"]
-    assert [model["name"] for model in models] == ["m", "missing"]
+    assert [model["name"] for model in models] == ["m", "missing", "graded"]
     assert "does not exist" in models[1]["reason"]
     assert httpx.get(house.url + "/v1/models/m/labels/stable/metadata").json()["model_spec"]["version"] == "2"

@@ -1,0 +1,261 @@
+"""Changes to inputs that keep most of what they mean: a fuzzer that only flips bytes seldom gets past the first parser.
+
+    mutator(data, chance) -> data
+
+Messages are changed field by field, JSON and msgpack node by node, everything else as bytes and words.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ormsgpack
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError
+from house import FUNCTIONS, MODEL
+
+from tfs_lite.core.signature import METHODS
+from tfs_lite.protocols import messages
+from tfs_lite.protocols.messages import Message
+
+Mutator = Callable[[bytes, random.Random], bytes]
+
+MAX_DEPTH = 40
+NAMES = [
+    *FUNCTIONS,
+    *("x", "y", "a", "b", "k", "f", "s", "name", "any", "inputs", "scores", "classes", "outputs", "c", "d_bytes"),
+    *(MODEL, "nobody", "stable", "signature_def", *METHODS.values(), "/srv/m", "python", "/srv/\0", "s3://b/m", "é"),
+]
+WORDS = [
+    *(b"{", b"}", b"[", b"]", b"<", b">", b":", b";", b",", b'"', b"'", b"\\", b"\n", b"\r\n", b"\0", b"#", b"&", b"*"),
+    *(b"|", b"%", b"@", b"`", b"?", b"-", b"~", b"=", b"/", b"%00", b"%2F", b"%ff", b" ", b"\t", b"\xef\xbb\xbf", b"\xff"),
+    *(b"null", b"true", b"false", b"{}", b"[]", b"NaN", b"Infinity", b"-Inf", b"-0", b"1e999", b"1E-999", b"0x1f", b"0o9"),
+    *(b"9223372036854775807", b"9223372036854775808", b"-9223372036854775809", b"18446744073709551616", b"9" * 40, b"1:1"),
+    *(b".inf", b"nan", b"1_0", b"- ", b"? ", b"---\n", b"...\n", b"<<: ", b"&a ", b"*a", b"!!binary ", b"!!set ", b"!!omap "),
+    *(b"!!timestamp ", b"!!python/name:os.system ", b"!!int ", b"2020-13-45", b"\\xff", b"\\777", b"\\u0000", b"\\ud800"),
+    *(b"\xe2\x80\xa8", b"\xf0\x9f\x98\x80", b"\xed\xa0\x80", b'{"b64": "/w=="}', b'{"b64": 1}', b"b64", b"instances"),
+    *(b"signature_name", b"examples", b"context", b"max_batch_size", b"value", b"key", b"config", b"model_config_list"),
+    *(b"custom_model_config", b"[type.googleapis.com/google.protobuf.Any] { }", b"TYPE_STRING", b"@KEY@", b"@CERT@"),
+    *(b"defaults", b"warmup", b"body", b"count", b"dims", b"logging_config", b"sampling_rate", b"label_filename", b"../x"),
+    *(b"GET ", b"POST ", b"HEAD ", b"PUT ", b"OPTIONS ", b"/v1/models", b"/versions/", b"/labels/", b"/metadata", b":predict"),
+    *(b":classify", b":regress", b"content-type: application/msgpack\r\n", b"accept: application/json\r\n", b"/openapi.json"),
+    *(b"content-encoding: gzip\r\n", b"accept-encoding: *;q=0\r\n", b"transfer-encoding: chunked\r\n", b"origin: null\r\n"),
+    *(b"\x1f\x8b\x08", b"\xc7", b"\xd4", b"\xdd\xff\xff\xff\xff", b"\xdf\0\0\0\1", b"\xc1", b"\xcb\x7f\xf0\0\0\0\0\0\0"),
+]
+NUMBERS = [0, 1, -1, 2, 3, 7, 64, 65, 127, 128, 255, 256, 2**15, 2**16, 2**20, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40]
+NUMBERS += [2**53 + 1, 2**62, 2**63 - 1, 2**63, -(2**63), 2**64 - 1]
+FLOATS = [0.0, -0.0, 0.5, 1.5, 1e-45, 3.5e38, 1e308, -1e308, float("inf"), float("nan"), 65504.0, 2.0**63]
+TEXTS = [b"", b"\xff", b"a", b"\0", b"\x01\x02abc", bytes(8), b"\xff" * 9, b"text" * 9]
+
+
+def of_bytes(data: bytes, chance: random.Random) -> bytes:
+    """One to four small changes, anywhere."""
+    changed = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randint(0, len(changed))
+        end = min(len(changed), at + chance.choice((1, 2, 4, 8, 16, 64)))
+        match chance.randrange(7):
+            case 0 if at < len(changed):
+                changed[at] ^= 1 << chance.randrange(8)
+            case 1 if at < len(changed):
+                changed[at] = chance.randrange(256)
+            case 2:
+                del changed[at:end]
+            case 3:
+                changed[at:at] = chance.choice(WORDS)
+            case 4:
+                changed[at:end] = chance.choice(WORDS)
+            case 5:
+                changed[at:at] = changed[at:end] * chance.choice((1, 1, 2, 9, 60))
+            case _:
+                other = chance.randint(0, len(changed))
+                changed[at:at] = changed[other : other + end - at]
+    return bytes(changed)
+
+
+def of_message(message_class: Any) -> Mutator:
+    """For bytes that are such a message."""
+
+    def mutate(data: bytes, chance: random.Random) -> bytes:
+        try:
+            message = message_class.FromString(data)
+        except DecodeError:
+            return of_bytes(data, chance)
+        for _ in range(chance.randint(1, 4)):
+            try:
+                _change_message(message, chance)
+            except (ValueError, TypeError):
+                continue
+        return bytes(message.SerializeToString())
+
+    return mutate
+
+
+def of_tree(loads: Callable[[bytes], Any], dumps: Callable[[Any], bytes], head: int) -> Mutator:
+    """For bytes that are a tree of dicts and lists after ``head`` bytes of another kind."""
+
+    def mutate(data: bytes, chance: random.Random) -> bytes:
+        try:
+            root = [loads(data[head:])]
+            for _ in range(chance.randint(1, 4)):
+                _change_node(root, chance)
+            return data[:head] + dumps(root[0])
+        except (ValueError, TypeError, RecursionError):
+            return of_bytes(data, chance)
+
+    return mutate
+
+
+def either(*mutators: Mutator) -> Mutator:
+    return lambda data, chance: chance.choice(mutators)(data, chance)
+
+
+def _change_message(message: Message, chance: random.Random) -> None:
+    """Changes one field of the message, or of one inside it."""
+    present = [(field, value) for field, value in message.ListFields() if field.message_type is not None]
+    if present and chance.random() < 0.7:
+        field, value = chance.choice(present)
+        inside = list(value.values() if _is_map(field) else value) if field.is_repeated else [value]
+        inside = [item for item in inside if hasattr(item, "ListFields")]
+        if inside:
+            _change_message(chance.choice(inside), chance)
+            return
+    fields = message.DESCRIPTOR.fields
+    if fields:
+        _change_field(message, chance.choice(fields), chance)
+
+
+def _change_field(message: Message, field: FieldDescriptor, chance: random.Random) -> None:
+    if chance.random() < 0.2:
+        message.ClearField(field.name)
+    elif _is_map(field):
+        _change_map(getattr(message, field.name), field, chance)
+    elif field.is_repeated:
+        _change_repeated(getattr(message, field.name), field, chance)
+    elif field.message_type is not None:
+        getattr(message, field.name).SetInParent()
+    else:
+        setattr(message, field.name, _scalar(field, chance))
+
+
+def _change_map(entries: Any, field: FieldDescriptor, chance: random.Random) -> None:
+    key = _scalar(field.message_type.fields_by_name["key"], chance)
+    value = field.message_type.fields_by_name["value"]
+    known = list(entries)
+    if known and chance.random() < 0.3:
+        del entries[chance.choice(known)]
+    elif value.message_type is None:
+        entries[key] = _scalar(value, chance)
+    elif known:
+        entries[key].CopyFrom(entries[chance.choice(known)])
+    else:
+        entries[key].SetInParent()
+
+
+def _change_repeated(items: Any, field: FieldDescriptor, chance: random.Random) -> None:
+    kind = chance.randrange(4)
+    if kind == 0 and len(items):
+        del items[chance.randrange(len(items)) :]
+    elif kind == 1 and len(items):
+        copies = [items[chance.randrange(len(items))]] * chance.choice((1, 2, 40))
+        items.extend(copies)
+    elif field.message_type is not None:
+        items.add()
+    else:
+        items.append(_scalar(field, chance))
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def _scalar(field: FieldDescriptor, chance: random.Random) -> Any:
+    match field.cpp_type:
+        case FieldDescriptor.CPPTYPE_STRING:
+            return chance.choice(TEXTS) if field.type == FieldDescriptor.TYPE_BYTES else chance.choice(NAMES)
+        case FieldDescriptor.CPPTYPE_FLOAT | FieldDescriptor.CPPTYPE_DOUBLE:
+            return chance.choice(FLOATS)
+        case FieldDescriptor.CPPTYPE_BOOL:
+            return chance.random() < 0.5
+        case FieldDescriptor.CPPTYPE_ENUM:
+            return chance.randrange(32)
+        case _:
+            return chance.choice(NUMBERS)  # one that does not fit raises ValueError, and nothing is changed
+
+
+def _change_node(root: list[Any], chance: random.Random) -> None:
+    """Changes a random place of the tree in ``root``."""
+    container: Any = root
+    for _ in range(chance.randrange(MAX_DEPTH)):
+        inside = [item for item in _values(container) if isinstance(item, dict | list) and item]
+        if not inside or chance.random() < 0.2:
+            break
+        container = chance.choice(inside)
+    keys = list(container) if isinstance(container, dict) else list(range(len(container)))
+    key = chance.choice(keys)
+    match chance.randrange(7):
+        case 0 if container is not root:
+            del container[key]
+        case 1:
+            container[key] = [container[key]] * chance.choice((1, 1, 2, 70))
+        case 2 if isinstance(container, dict):
+            container[chance.choice(NAMES)] = container[key]
+        case 3 if isinstance(container, list) and container is not root:
+            container.extend([container[key]] * chance.choice((1, 2, 30)))
+        case 4 if isinstance(container[key], list) and container[key]:
+            container[key] = container[key][0]
+        case _:
+            container[key] = _leaf(chance)
+
+
+def _values(container: Any) -> Sequence[Any]:
+    return list(container.values()) if isinstance(container, dict) else container
+
+
+def _leaf(chance: random.Random) -> Any:
+    match chance.randrange(7):
+        case 0:
+            return chance.choice(NUMBERS)
+        case 1:
+            return chance.choice(FLOATS)
+        case 2:
+            return chance.choice((None, True, False, [], {}, [[]], {"b64": "/w=="}, {"b64": ""}, {"b64": "?"}))
+        case 3:
+            return {"b64": chance.choice(NAMES)}
+        case 4:
+            return chance.randint(-130, 300)
+        case _:
+            return chance.choice(NAMES)
+
+
+def _print_json(tree: Any) -> bytes:
+    return json.dumps(tree).encode()
+
+
+def _print_msgpack(tree: Any) -> bytes:
+    return ormsgpack.packb(tree)
+
+
+_json = of_tree(json.loads, _print_json, 0)
+_json_body = of_tree(json.loads, _print_json, 1)
+
+MUTATORS: dict[str, Mutator] = {
+    "predict": of_message(messages.PredictRequest),
+    "examples": of_message(messages.ClassificationRequest),
+    "multi_inference": of_message(messages.MultiInferenceRequest),
+    "model_info": of_message(messages.GetModelMetadataRequest),
+    "reload": of_message(messages.ReloadConfigRequest),
+    "tensor": of_message(messages.TensorProto),
+    "rest_json": _json_body,
+    "rest_msgpack": of_tree(ormsgpack.unpackb, _print_msgpack, 1),
+    "rest_gzip": of_bytes,
+    "http": of_bytes,
+    "json_body": either(_json, of_bytes),
+    "tfrecord": of_bytes,
+    "warmup": either(of_message(messages.PredictionLog), _json),
+    "config_pbtxt": of_bytes,
+    "config_yaml": of_bytes,
+}

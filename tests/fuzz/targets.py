@@ -1,0 +1,359 @@
+"""Everything that reads bytes from outside, as functions of bytes that raise when a promise is broken.
+
+A target takes any bytes. It raises nothing if they were answered, or refused with a canonical code that blames the
+request; whatever else happens (another exception, INTERNAL, an answer that cannot be read, a handle that was not given
+back) is a violation. Time and memory are held against their bounds by whoever calls a target.
+
+Inputs of several kinds begin with a byte that says which; see the functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ormsgpack
+from google.protobuf.message import DecodeError
+from house import FUNCTIONS, MAX_BODY_BYTES, PLATFORMS, ROOT, Model, Reply, house
+
+from tfs_lite.adapters.replay import replay_of_body, replay_of_log
+from tfs_lite.config.server_files import parse_batching_parameters, parse_monitoring_config, parse_ssl_config
+from tfs_lite.config.settings import Settings
+from tfs_lite.config.text import parse_model_server_config, parse_model_settings
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols import json_text, messages
+from tfs_lite.protocols.json_fault import find_fault
+from tfs_lite.protocols.json_pieces import read_large
+from tfs_lite.protocols.json_tree import Refused, read
+from tfs_lite.protocols.prediction_log import logged_request, parse_log
+from tfs_lite.protocols.tensor_proto import decode, encode
+from tfs_lite.protocols.tfrecord import frame, read_records
+
+BLAMES_THE_REQUEST = frozenset(
+    {StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND, StatusCode.FAILED_PRECONDITION, StatusCode.UNIMPLEMENTED}
+)
+MAX_RECORD_BYTES = 1 << 16
+SMALLEST_PIECE = 2048
+"""Bytes of the pieces that JSON is read in here, so that small inputs have several."""
+REPEAT = b"\x02"
+"""Stands for a repetition in JSON inputs: a length and a number follow, one byte each."""
+
+Target = Callable[[bytes], None]
+
+
+class Violation(Exception):
+    """A promise is broken."""
+
+
+def require(holds: object, what: str) -> None:
+    if not holds:
+        raise Violation(what)
+
+
+def predict(data: bytes) -> None:
+    """A PredictRequest."""
+    answer = _grpc("Predict", data)
+    if answer is not None:
+        for name, tensor in messages.PredictResponse.FromString(answer).outputs.items():
+            decode(tensor, name)
+
+
+def examples(data: bytes) -> None:
+    """A request of Classify, which one of Regress looks like: both are asked."""
+    for method, answer_class in (
+        ("Classify", messages.ClassificationResponse),
+        ("Regress", messages.RegressionResponse),
+    ):
+        answer = _grpc(method, data)
+        if answer is not None:
+            answer_class.FromString(answer)
+
+
+def multi_inference(data: bytes) -> None:
+    answer = _grpc("MultiInference", data)
+    if answer is not None:
+        request = messages.MultiInferenceRequest.FromString(data)
+        require(len(messages.MultiInferenceResponse.FromString(answer).results) == len(request.tasks), "a result is missing")
+
+
+def model_info(data: bytes) -> None:
+    """A request of GetModelMetadata, and as far as they look like it of GetModelStatus and of the health check."""
+    for method in ("GetModelMetadata", "GetModelStatus", "Check"):
+        _grpc(method, data)
+
+
+def reload(data: bytes) -> None:
+    """A ReloadConfigRequest, up to the check of its config."""
+    _grpc("HandleReloadConfigRequest", data)
+
+
+def tensor(data: bytes) -> None:
+    """A TensorProto: what is read can be written, and then reads the same."""
+    try:
+        message = messages.TensorProto.FromString(data)
+    except DecodeError:
+        return
+    try:
+        array = decode(message, "x", MAX_RECORD_BYTES)
+    except ServingError as error:
+        _check_error(error, {StatusCode.INVALID_ARGUMENT})
+        return
+    for as_content in (False, True):
+        again = decode(encode(array, as_content), "x")
+        require(again.dtype == array.dtype and again.shape == array.shape, "a tensor changes on its way")
+        require(again.tobytes() == array.tobytes() or _same(again.tolist(), array.tolist()), "a tensor changes on its way")
+
+
+_REST = {
+    ord("p"): "POST /v1/models/m:predict HTTP/1.1\r\n",
+    ord("v"): "POST /v1/models/m/versions/7:predict HTTP/1.1\r\naccept: application/msgpack\r\n",
+    ord("c"): "POST /v1/models/m:classify HTTP/1.1\r\n",
+    ord("r"): "POST /v1/models/m/labels/stable:regress HTTP/1.1\r\naccept-encoding: gzip\r\n",
+}
+
+
+def rest_json(data: bytes) -> None:
+    """A JSON body after a byte for the verb: p, v (answered in msgpack), c, r."""
+    head = _REST.get(data[0] if data else 0, _REST[ord("p")])
+    _http(_request(head, data[1:]))
+
+
+def rest_msgpack(data: bytes) -> None:
+    """A msgpack body after a byte for the verb."""
+    head = _REST.get(data[0] if data else 0, _REST[ord("p")]) + "content-type: application/msgpack\r\n"
+    _http(_request(head, data[1:]))
+
+
+def rest_gzip(data: bytes) -> None:
+    """A gzip body after a byte for the verb."""
+    head = _REST.get(data[0] if data else 0, _REST[ord("p")]) + "content-encoding: gzip\r\n"
+    _http(_request(head, data[1:]))
+
+
+def http(data: bytes) -> None:
+    """A whole HTTP/1.1 request."""
+    _http(data)
+
+
+def json_body(data: bytes) -> None:
+    """A JSON text, in which repetitions may be short (see ``REPEAT``). The ways to read it must agree."""
+    text = _expanded(data)
+    accepted, tree = _read(read, text)
+    large = functools.partial(read_large, piece_bytes=SMALLEST_PIECE, least_array=16)
+    also, same = _read(large, text)
+    require(accepted == also, "a text is accepted whole, but not in pieces, or the other way round")
+    require((find_fault(text) is None) == accepted, "a text has a fault and is accepted, or has none and is not")
+    require(not accepted or _same(_plain(tree), _plain(same)), "a text means something else in pieces")
+    try:
+        loaded = json_text.loads(text)
+    except ServingError as error:
+        _check_error(error, {StatusCode.INVALID_ARGUMENT})
+        require(str(error).startswith("JSON Parse error: "), f"unknown words: {error}")
+        return
+    again = json_text.loads(json_text.dumps(loaded))
+    require(_same(_plain(loaded), _plain(again)), "a tree changes when it is printed and read")
+
+
+def tfrecord(data: bytes) -> None:
+    """A file of TFRecords."""
+    try:
+        size = sum(len(frame(record)) for record in read_records(io.BytesIO(data), MAX_RECORD_BYTES))
+        require(size <= len(data), "records came out that did not go in")
+    except ServingError as error:
+        _check_error(error, {StatusCode.DATA_LOSS, StatusCode.INVALID_ARGUMENT})
+
+
+def warmup(data: bytes) -> None:
+    """A PredictionLog, which becomes a record and is run again; with a leading "{" the JSON row of a config."""
+    servable = Model()
+    try:
+        if data.startswith(b"{"):
+            replay_of_body(servable.signatures, data.decode()).once(servable, 1.0)
+            return
+        for record in read_records(io.BytesIO(frame(data)), len(data)):
+            request = logged_request(parse_log(record))
+            if request is not None:
+                require(request.model_names is not None, "no names")
+                replay_of_log(servable.signatures, request).once(servable, 1.0)
+    except UnicodeDecodeError:
+        return
+    except ServingError as error:
+        _check_error(error)
+
+
+def config_pbtxt(data: bytes) -> None:
+    """A text-format file after a byte for its kind: s(erved models), m(odel), t(ls), p(rometheus), b(atching)."""
+    _config(data, "c.pbtxt")
+
+
+def config_yaml(data: bytes) -> None:
+    """The same in YAML."""
+    _config(data, "c.yaml")
+
+
+TARGETS: dict[str, Target] = {
+    "predict": predict,
+    "examples": examples,
+    "multi_inference": multi_inference,
+    "model_info": model_info,
+    "reload": reload,
+    "tensor": tensor,
+    "rest_json": rest_json,
+    "rest_msgpack": rest_msgpack,
+    "rest_gzip": rest_gzip,
+    "http": http,
+    "json_body": json_body,
+    "tfrecord": tfrecord,
+    "warmup": warmup,
+    "config_pbtxt": config_pbtxt,
+    "config_yaml": config_yaml,
+}
+
+
+def _grpc(method: str, data: bytes) -> bytes | None:
+    """The answer; None for a refusal that is in order."""
+    try:
+        return house().grpc(method, data)
+    except ServingError as error:
+        _check_error(error)
+        return None
+    finally:
+        _check_handles()
+
+
+def _http(data: bytes) -> None:
+    reply = house().http(data)
+    if reply is not None:
+        _check_reply(reply)
+        _check_handles()
+        require(house().rest.bodies.numbers.held_bytes == 0, "the room of a body is not given back")
+
+
+def _request(head: str, body: bytes) -> bytes:
+    return f"{head}host: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _check_handles() -> None:
+    held, house().handles = house().handles, 0
+    require(held == 0, f"{held} handles are not given back")
+
+
+def _check_error(error: ServingError, codes: frozenset[StatusCode] | set[StatusCode] = BLAMES_THE_REQUEST) -> None:
+    require(error.code in codes, f"{error.code.name}: {error}")
+    require(str(error).strip(), f"{error.code.name} without a word")
+    str(error).encode()
+
+
+def _check_reply(reply: Reply) -> None:
+    require(reply.starts == 1 and reply.ended, "an answer is not whole")
+    require(reply.status < 500 or reply.status == 501, f"{reply.status}: {reply.body[:300]!r}")
+    require(reply.status != 499 or reply.broken_off, "the client is said to have gone")
+    require(int(reply.headers.get("content-length", 0)) == len(reply.body), "the length of an answer is wrong")
+    if reply.headers.get("content-encoding") == "gzip":
+        import gzip
+
+        reply.body = gzip.decompress(reply.body)
+    kind = reply.headers.get("content-type", "")
+    if kind == "application/json":
+        tree = json.loads(reply.body)
+    elif kind == "application/msgpack":
+        tree = ormsgpack.unpackb(reply.body)
+    else:
+        return
+    require((list(tree) == ["error"]) == (reply.status >= 400), f"{reply.status} with {list(tree)}")
+    require(reply.status < 400 or tree["error"].strip(), "an error without a word")
+
+
+def _read(reader: Callable[[bytes], Any], text: bytes) -> tuple[bool, Any]:
+    try:
+        return True, reader(text)
+    except Refused:
+        return False, None
+
+
+def _expanded(data: bytes) -> bytes:
+    """Every ``REPEAT`` L N becomes the L bytes before it, N times more."""
+    text, done = bytearray(), 0
+    while (at := data.find(REPEAT, done)) >= 0:
+        text += data[done:at]
+        length, times = (*data[at + 1 : at + 3], 0, 0)[:2]
+        if length and len(text) + length * times <= MAX_BODY_BYTES:
+            text += bytes(text[-length:]) * times
+        done = at + 3
+    return bytes(text + data[done:])
+
+
+def _plain(tree: Any) -> Any:
+    """Lists in place of arrays."""
+    if isinstance(tree, np.ndarray):
+        return tree.tolist()
+    if isinstance(tree, list):
+        return [_plain(item) for item in tree]
+    if isinstance(tree, dict):
+        return {name: _plain(item) for name, item in tree.items()}
+    return tree
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two trees mean the same. An integer may have become the float nearest to it."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(map(_same, one.values(), other.values()))
+    if isinstance(one, complex) or isinstance(other, complex):
+        return repr(one) == repr(other) or one == other
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, float) or isinstance(other, float):
+        if not (isinstance(one, int | float) and isinstance(other, int | float)):
+            return one == other
+        return float(one) == float(other) or (math.isnan(one) and math.isnan(other))
+    return type(one) is type(other) and one == other
+
+
+Parser = Callable[[str, str], Settings]
+_PARSERS: Mapping[int, Parser] = {
+    ord("s"): lambda text, name: parse_model_server_config(text, name, Path(ROOT), PLATFORMS),
+    ord("m"): parse_model_settings,
+    ord("t"): parse_ssl_config,
+    ord("p"): parse_monitoring_config,
+    ord("b"): parse_batching_parameters,
+}
+
+
+@functools.cache
+def _pair() -> tuple[str, str]:
+    """A key and its certificate, as they stand in a quoted text."""
+    import trustme
+
+    pair = trustme.CA().issue_cert("localhost")
+    key, certificate = pair.private_key_pem.bytes().decode(), pair.cert_chain_pems[0].bytes().decode()
+    return json.dumps(key)[1:-1], json.dumps(certificate)[1:-1]
+
+
+def _config(data: bytes, name: str) -> None:
+    """KEY and CERT in a TLS file stand for a key and its certificate."""
+    kind = data[0] if data and data[0] in _PARSERS else ord("s")
+    try:
+        text = data[1:].decode()
+    except UnicodeDecodeError:
+        return
+    if kind == ord("t"):
+        key, certificate = _pair()
+        text = text.replace("@KEY@", key).replace("@CERT@", certificate)
+    try:
+        settings = _PARSERS[kind](text, name)
+    except ServingError as error:
+        _check_error(error, {StatusCode.INVALID_ARGUMENT})
+        require(str(error).startswith(f"{name}:"), f"an error without a place: {error}")
+        return
+    require(isinstance(settings, Settings), "no settings")
+
+
+SIGNATURES = tuple(FUNCTIONS)

@@ -1,0 +1,78 @@
+"""A fuzzer reads the API's description and tries every route: each answer must be as described, and none a crash."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import httpx
+import orjson
+import ormsgpack
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, seed, settings
+from schemathesis.checks import load_all_checks
+from schemathesis.specs.openapi.checks import positive_data_acceptance, unsupported_method
+
+from tfs_lite.server.openapi import document
+
+SEED = 20
+EXAMPLES = 8
+"""Random ones for each route, beside those that follow from the description."""
+
+
+def narrowed() -> dict[str, Any]:
+    """The description with one model's name and inputs among the things to try."""
+    tree: dict[str, Any] = orjson.loads(document())
+    components = tree["components"]
+    components["parameters"]["model"]["schema"] = {"anyOf": [{"const": "steady"}, {"type": "string", "minLength": 1}]}
+    row = {"type": "array", "items": {"type": "number"}, "minItems": 3, "maxItems": 3}
+    fitting = {"type": "array", "items": row, "minItems": 1}
+    for choice, key in zip(components["schemas"]["PredictBody"]["oneOf"], ("instances", "inputs"), strict=True):
+        known = choice["properties"][key]
+        choice["properties"][key] = {"anyOf": [fitting, known]}
+    return tree
+
+
+load_all_checks()
+schema = schemathesis.openapi.from_dict(narrowed())
+schema.config.generation.update(modes=list(schemathesis.GenerationMode), max_examples=EXAMPLES)
+statuses: Counter[tuple[str, int]] = Counter()
+"""Answers by verb (none for other routes) and status."""
+
+
+@schemathesis.serializer("application/msgpack")
+def packed(context: Any, value: Any) -> bytes:
+    try:
+        return ormsgpack.packb(value)
+    except TypeError:  # msgpack ends at 64 bits
+        return b"\xc1"
+
+
+@schemathesis.deserializer("application/msgpack")
+def unpacked(context: Any, response: Any) -> Any:
+    return ormsgpack.unpackb(response.content)
+
+
+@pytest.fixture(scope="session")
+def url(repository) -> str:
+    return f"http://127.0.0.1:{repository.server.http_port}"
+
+
+def test_description_is_the_one_that_is_tried(url):
+    assert httpx.get(f"{url}/openapi.json").content == document()
+
+
+@schema.parametrize()
+@settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@seed(SEED)
+def test_every_answer_is_as_described(case, url):
+    # Which values a model takes is not in the description; upstream has its own ways with methods.
+    upstreams = (unsupported_method,) if case.operation.path.startswith(("/v1/", "/monitoring/")) else ()
+    response = case.call_and_validate(base_url=url, excluded_checks=[positive_data_acceptance, *upstreams])
+    statuses[case.operation.path.partition(":")[2], response.status_code] += 1
+
+
+def test_routes_were_answered_and_refused(url):
+    print(f"seed {SEED}: {dict(statuses)}")
+    assert {("", 200), ("", 400), ("", 404), ("", 405), ("predict", 200), ("predict", 400)} <= set(statuses)

@@ -1,0 +1,329 @@
+"""What a version is asked before it becomes available, and how that may end."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from tfs_lite.adapters import warmup
+from tfs_lite.adapters.contract import OpenRequest, VersionFiles
+from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+from tfs_lite.adapters.platforms import PLATFORMS
+from tfs_lite.adapters.trust import TrustedPaths
+from tfs_lite.adapters.warmup import Warmup
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.signatures import WarmupRequest
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.status import OK, ServingError, StatusCode
+from tfs_lite.protocols.tfrecord import frame
+from tfs_lite.testing.logs import examples_log, log_file, predict_log, write_warmup
+from tfs_lite.testing.platforms import SETTINGS, write_plain
+from tfs_lite.workers.thread import ThreadServable
+
+ID = ServableId("m", 7)
+FILE = "assets.extra/tf_serving_warmup_requests"
+MARKER = "Please verify your warmup data is in TFRecord format"
+BATCH = SymbolicDim("batch")
+X = TensorSpec("x", DataType.FLOAT, (BATCH, 2))
+
+
+class Model:
+    """Adds up rows, and remembers the signatures that it was asked for."""
+
+    platform = "test"
+
+    def __init__(self) -> None:
+        self.signatures = {
+            "serving_default": Signature((X,), (TensorSpec("y", DataType.FLOAT, (BATCH,)),)),
+            "value": Signature((X,), (TensorSpec("outputs", DataType.FLOAT, (BATCH,)),), REGRESS_METHOD),
+        }
+        self.asked: list[str] = []
+        self.failure: ServingError | None = None
+
+    def run(self, signature, inputs, outputs):
+        self.asked.append(signature)
+        if self.failure is not None:
+            raise self.failure
+        (name,) = self.signatures[signature].output_names
+        return {name: inputs["x"].sum(1)}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def servable(model):
+    found = ThreadServable(model, "m-7")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def reports() -> list:
+    return []
+
+
+@pytest.fixture
+def warm_up(servable, reports, tmp_path):
+    """Warms the model up with the bytes of a file and the rows of a config."""
+
+    def run(content=None, *rows: WarmupRequest, **options) -> None:
+        if content is not None:
+            write_warmup(tmp_path).write_bytes(content)
+        files = VersionFiles(str(tmp_path), frozenset())
+        request = OpenRequest(ID, files, torch.device("cpu"), False, ModelSettings(warmup=rows))
+        Warmup(on_report=reports.append, **options)(servable, request)
+
+    return run
+
+
+@pytest.fixture
+def refusal(warm_up, reports):
+    """The error of a warm-up that fails; it has to be reported as well."""
+
+    def run(content=None, *rows: WarmupRequest, **options) -> ServingError:
+        with pytest.raises(ServingError) as caught:
+            warm_up(content, *rows, **options)
+        assert reports[-1].status == caught.value.status
+        return caught.value
+
+    return run
+
+
+def predict(x=((1, 2),), dtype=np.float32, **rest):
+    return predict_log({"x": np.array(x, dtype)}, **rest)
+
+
+def regress():
+    return examples_log("regress", [{"x": [1.0, 2.0]}], "value")
+
+
+ROW = WarmupRequest(body='{"instances": [[1, 2]]}')
+
+
+def test_records_of_the_file_are_run_in_order_and_then_the_rows_of_the_config(model, warm_up, reports, tmp_path):
+    warm_up(log_file(regress(), predict(), regress()), ROW, ROW)
+    assert model.asked == ["value", "serving_default", "value", "serving_default", "serving_default"]
+    (report,) = reports
+    assert (report.id, report.directory, report.records, report.status) == (ID, str(tmp_path), 5, OK)
+
+
+@pytest.mark.parametrize(("iterations", "times"), [(0, 1), (1, 1), (3, 3)])
+def test_each_request_is_repeated_before_the_next(model, warm_up, reports, iterations, times):
+    row = WarmupRequest(body='{"signature_name": "value", "instances": [[1, 2]]}', count=2)
+    warm_up(log_file(predict(), regress(), predict()), row, iterations=iterations)
+    expected = ["serving_default"] * times + ["value"] * times + ["serving_default"] * times + ["value"] * 2 * times
+    assert model.asked == expected
+    assert reports[0].records == 4
+
+
+def test_without_a_file_and_rows_there_is_nothing_to_report(model, warm_up, reports, tmp_path):
+    warm_up()
+    (tmp_path / "assets.extra").write_bytes(b"a file where a directory is expected")
+    warm_up()
+    assert (model.asked, reports) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("content", "records"),
+    [
+        pytest.param(b"", 0, id="empty"),
+        pytest.param(b"\xff" * 11, 0, id="stray bytes"),
+        pytest.param(log_file({}), 1, id="unset type"),
+        pytest.param(frame(b""), 1, id="empty record"),
+        pytest.param(log_file(predict()) + b"stray", 1, id="stray bytes after a record"),
+    ],
+)
+def test_files_without_much_in_them_are_fine(warm_up, reports, content, records):
+    warm_up(content)
+    (report,) = reports
+    assert (report.records, report.status) == (records, OK)
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "message"),
+    [
+        (b"this is no TFRecord file", StatusCode.DATA_LOSS, "record 1 is truncated or damaged"),
+        (log_file(predict())[:-1], StatusCode.DATA_LOSS, "record 1 is truncated or damaged"),
+        (frame(b"\xff\xff"), StatusCode.INVALID_ARGUMENT, "record 1: Failed to parse warmup record"),
+        (
+            log_file({}, {"session_run_log": {}}),
+            StatusCode.UNIMPLEMENTED,
+            "record 2: Unsupported log_type for warmup",
+        ),
+        (log_file({"predict_streamed_log": {}}), StatusCode.UNIMPLEMENTED, "record 1: Unsupported log_type for warmup"),
+        (log_file(predict([[1, 2, 3]])), StatusCode.INVALID_ARGUMENT, "record 1: input x has size 3 in dimension 1"),
+        (log_file(predict(signature="other")), StatusCode.FAILED_PRECONDITION, "record 1: Serving signature key"),
+    ],
+)
+def test_a_file_that_cannot_be_answered_fails_the_load_and_names_the_record(refusal, content, code, message):
+    error = refusal(content)
+    assert error.code is code
+    assert str(error).startswith(f"{FILE}: {message}")
+    assert (MARKER in str(error)) == (code is StatusCode.DATA_LOSS)
+
+
+def test_records_before_the_damage_are_run(model, refusal, reports):
+    error = refusal(log_file(predict(), predict())[:-10])
+    assert str(error).startswith(f"{FILE}: record 2 is truncated or damaged")
+    assert len(model.asked) == reports[0].records == 1
+
+
+def test_a_record_above_the_bound_is_refused(refusal, monkeypatch):
+    monkeypatch.setattr(warmup, "MAX_LOG_BYTES", 10)
+    error = refusal(log_file(predict()))
+    assert error.code is StatusCode.INVALID_ARGUMENT
+    assert "at most 10 are allowed" in str(error)
+
+
+def test_an_error_of_the_model_keeps_its_code(model, refusal, reports):
+    model.failure = ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory left")
+    error = refusal(log_file(predict()))
+    assert (error.code, str(error)) == (StatusCode.RESOURCE_EXHAUSTED, f"{FILE}: record 1: no memory left")
+    assert reports[0].records == 1
+
+
+def test_a_row_that_would_be_refused_is_named(refusal, reports):
+    error = refusal(None, ROW, WarmupRequest(body='{"inputs": [["a", "b"]]}'))
+    assert error.code is StatusCode.INVALID_ARGUMENT
+    assert str(error).startswith("warmup[1] of the config: ")
+    assert reports[0].records == 2
+
+
+def test_method_names_are_checked_where_the_server_checks_them(refusal, warm_up):
+    log = log_file(examples_log("classify", [{"x": [1.0, 2.0]}], "value"))
+    assert "method_name" in str(refusal(log, check_method_names=True))
+    assert "method_name" not in str(refusal(log))
+
+
+def test_a_thousand_records_are_the_most_and_one_more_is_run_and_refused(model, warm_up, refusal, reports):
+    thousand = log_file(predict()) * 1000
+    warm_up(thousand)
+    assert len(model.asked) == reports[0].records == 1000
+    error = refusal(thousand + log_file(predict(), predict()))
+    assert error.code is StatusCode.INVALID_ARGUMENT
+    assert "Number of warmup records exceeds the maximum (1000)" in str(error)
+    assert len(model.asked) == 2001
+    assert reports[1].records == 1001
+
+
+def make_link(path, directory):
+    path.rename(directory / "elsewhere")
+    path.symlink_to(directory / "elsewhere")
+
+
+def make_link_of_directory(path, directory):
+    path.parent.rename(directory / "other")
+    path.parent.symlink_to(directory / "other")
+
+
+def make_pipe(path, directory):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_directory(path, directory):
+    path.unlink()
+    path.mkdir()
+
+
+def make_large(path, directory):
+    os.truncate(path, warmup.MAX_FILE_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (make_link, "it is a link"),
+        (make_link_of_directory, "assets.extra is a link"),
+        (make_pipe, "it is no file but something else"),
+        (make_directory, "it is no file but something else"),
+        (make_large, "at most 4294967296 are allowed"),
+    ],
+)
+def test_what_is_no_plain_file_is_refused_and_not_read(model, refusal, tmp_path, make, reason):
+    make(write_warmup(tmp_path, predict()), tmp_path)
+    error = refusal()
+    assert error.code is StatusCode.INVALID_ARGUMENT
+    assert reason in str(error)
+    assert str(tmp_path) not in str(error)
+    assert model.asked == []
+
+
+def test_a_file_that_the_system_refuses_may_be_tried_again(servable, reports):
+    request = OpenRequest(ID, VersionFiles("x" * 300, frozenset()), torch.device("cpu"), False)
+    with pytest.raises(ServingError) as caught:
+        Warmup(on_report=reports.append)(servable, request)
+    assert (caught.value.code, str(caught.value)) == (
+        StatusCode.UNAVAILABLE,
+        f"{FILE} cannot be read: File name too long",
+    )
+    assert reports[0].status == caught.value.status
+
+
+def test_a_model_that_does_not_answer_fails_the_load(model, refusal):
+    gate = threading.Event()
+    model.run = lambda signature, inputs, outputs: {"y": inputs["x"]} if gate.wait(30) else {}
+    try:
+        error = refusal(log_file(predict()), seconds_per_run=0.05)
+    finally:
+        gate.set()
+    assert error.code is StatusCode.DEADLINE_EXCEEDED
+    assert str(error).startswith(f"{FILE}: record 1: the model did not answer")
+
+
+def test_seconds_are_those_of_the_clock(warm_up, reports):
+    times = iter([10.0, 12.5])
+    warm_up(log_file(predict()), monotonic=lambda: next(times))
+    assert reports[0].seconds == 2.5
+
+
+def test_a_listener_that_fails_is_logged_and_fails_nothing(servable, tmp_path, caplog):
+    write_warmup(tmp_path, predict())
+    request = OpenRequest(ID, VersionFiles(str(tmp_path), frozenset()), torch.device("cpu"), False)
+    Warmup(on_report=lambda report: 1 / 0)(servable, request)
+    assert "could not be reported" in caplog.text
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Loads a doubling python model behind a thread, with a warm-up file of these logs."""
+
+    def run(*logs, warm_up=None) -> ArtifactLoader:
+        write_plain(tmp_path)
+        write_warmup(tmp_path, *logs)
+        settings = AdapterSettings(
+            ThreadServable, "cpu", TrustedPaths.of([str(tmp_path)]), lambda path, name: SETTINGS, warm_up or Warmup()
+        )
+        loader = ArtifactLoader(str(tmp_path), "", settings, PLATFORMS)
+        loader.load(ID)
+        return loader
+
+    return run
+
+
+def test_a_load_ends_after_its_warm_up(load, reports):
+    loader = load(predict([[1, 2, 3, 4]]), warm_up=Warmup(on_report=reports.append))
+    assert (reports[0].records, reports[0].status) == (1, OK)
+    assert loader.servable is not None
+    loader.unload()
+
+
+def test_a_failing_warm_up_fails_the_load_and_leaves_nothing_behind(load, tmp_path):
+    before = set(threading.enumerate())
+    with pytest.raises(ServingError) as caught:
+        load(predict([[1, 2, 3, 4, 5]]))
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert str(caught.value).startswith(f"model m version 7: {FILE}: record 1: input x has size 5 in dimension 1")
+    assert str(tmp_path) not in str(caught.value)
+    assert set(threading.enumerate()) == before

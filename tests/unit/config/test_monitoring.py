@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tfs_lite.config.monitoring import DEFAULT_PATH
+from tfs_lite.config.server_files import parse_monitoring_config, read_monitoring_config
+from tfs_lite.core.status import ServingError, StatusCode
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "path"),
+    [
+        ("", "m.pbtxt", None),
+        ("", "m.yaml", None),
+        ("prometheus_config {}", "m.pbtxt", None),
+        ('prometheus_config { path: "/metrics" }', "m.pbtxt", None),
+        ("prometheus_config { enable: true }", "m.pbtxt", DEFAULT_PATH),
+        ('prometheus_config { enable: true path: "" }', "m.pbtxt", DEFAULT_PATH),
+        ('prometheus_config: { enable: true, path: "/metrics" }', "m.pbtxt", "/metrics"),
+        ('prometheus_config {\n  enable: true\n  path: "/a-b/c_d.e"\n}', "m.pbtxt", "/a-b/c_d.e"),
+        ("prometheus_config: {enable: true, path: /metrics}", "m.yaml", "/metrics"),
+        ("prometheus_config: {enable: true}", "m.yaml", DEFAULT_PATH),
+        ("prometheus_config: {enable: false}", "m.yml", None),
+    ],
+)
+def test_the_page_is_where_the_file_says_and_only_if_enabled(text: str, name: str, path: str | None) -> None:
+    assert parse_monitoring_config(text, name).prometheus_path == path
+
+
+def test_the_default_path_is_that_of_tensorflow_serving() -> None:
+    assert DEFAULT_PATH == "/monitoring/prometheus/metrics"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        (
+            'prometheus_config { enable: true\n  path: "metrics" }',
+            "m.pbtxt",
+            'm.pbtxt:2:3: prometheus_config.path: must start with "/"; got "metrics"',
+        ),
+        ("prometheus_config:\n  path: metrics", "m.yaml", 'm.yaml:2:3: prometheus_config.path: must start with "/"'),
+        ('prometheus_config { path: "/m?x=1" }', "m.pbtxt", "m.pbtxt:1:21: prometheus_config.path: .* cannot hold"),
+        ('prometheus_config { path: "/{x}" }', "m.pbtxt", "m.pbtxt:1:21: prometheus_config.path: .* cannot hold"),
+        ('prometheus_config { path: "/a\\n" }', "m.pbtxt", "m.pbtxt:1:21: prometheus_config.path: .* cannot hold"),
+        ('prometheus_config { pth: "/m" }', "m.pbtxt", 'm.pbtxt:1:21: unknown field "pth"; did you mean "path"?'),
+        ("prometheus_config: {enable: 1}", "m.yaml", "m.yaml:1:21: prometheus_config.enable: .*valid boolean, got 1"),
+        ("prometheus: {}", "m.yaml", 'm.yaml:1:1: prometheus: unknown field; did you mean "prometheus_config"?'),
+        ("prometheus_config { enable: true", "m.pbtxt", "m.pbtxt:1:"),
+    ],
+)
+def test_a_mistake_names_file_place_and_field(text: str, name: str, message: str) -> None:
+    with pytest.raises(ServingError) as raised:
+        parse_monitoring_config(text, name)
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    pattern = ".*".join(re.escape(part) for part in message.split(".*"))
+    assert re.match(pattern, str(raised.value), re.DOTALL)
+
+
+def test_a_file_is_read_below_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text("prometheus_config: {enable: true}")
+    assert read_monitoring_config("m.yaml", tmp_path).prometheus_path == DEFAULT_PATH

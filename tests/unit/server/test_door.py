@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.server.door import HEALTH, Door
+
+PATH = "/test.Service/echo"
+
+
+def knock(door: Door, path: str = PATH) -> StatusCode:
+    try:
+        with door.entered(path):
+            return StatusCode.OK
+    except ServingError as error:
+        return error.code
+
+
+def test_a_shut_door_lets_in_health_only() -> None:
+    door = Door()
+    assert knock(door) is StatusCode.OK
+    door.shut()
+    assert knock(door) is StatusCode.UNAVAILABLE
+    assert knock(door, f"{HEALTH}Check") is StatusCode.OK
+
+
+def test_one_call_more_than_there_are_places_is_refused_until_one_leaves() -> None:
+    door = Door(2)
+    with ExitStack() as inside:
+        inside.enter_context(door.entered(PATH))
+        with door.entered(PATH):
+            assert knock(door) is StatusCode.RESOURCE_EXHAUSTED
+            with pytest.raises(ServingError, match=r"2 calls inside, the most it takes .*--grpc_max_threads"):
+                inside.enter_context(door.entered(PATH))
+        assert knock(door) is StatusCode.OK
+
+
+def test_health_takes_no_place_and_needs_none() -> None:
+    door = Door(1)
+    with door.entered(f"{HEALTH}Watch"), door.entered(PATH), door.entered(f"{HEALTH}Check"):
+        assert knock(door) is StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+def test_a_call_that_fails_gives_its_place_back(error: Any) -> None:
+    door = Door(1)
+    with pytest.raises(error), door.entered(PATH):
+        raise error
+    assert knock(door) is StatusCode.OK
+
+
+def test_without_a_limit_there_is_always_room() -> None:
+    door = Door()
+    with ExitStack() as inside:
+        for _ in range(1000):
+            inside.enter_context(door.entered(PATH))

@@ -1,0 +1,73 @@
+"""Keys and certificates in PEM form: whether TLS can use them, found out before anybody has to listen or connect.
+
+gRPC refuses bad ones without saying why, so they are tried with Python's own TLS first. A private key is never put
+into a file that has a name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_BEGIN_CERTIFICATE = re.compile(rb"-----BEGIN (X509 |TRUSTED )?CERTIFICATE-----")
+_BEGIN_KEY = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY-----")
+_BEGIN = b"-----BEGIN "
+_ENCRYPTED = b"ENCRYPTED"
+_MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
+_ANY_STRENGTH = "ALL:@SECLEVEL=0"
+"""Weak keys are the operator's choice; only unusable ones are refused."""
+
+
+def certificate_problem(pem: bytes) -> str | None:
+    """What is wrong with one or more certificates; None if nothing is."""
+    if not _BEGIN_CERTIFICATE.search(pem):
+        return f"holds no certificate in PEM form{_hint(pem)}"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(
+            cadata=pem.decode("latin-1").encode("ascii", "replace").decode()
+        )
+    except (ssl.SSLError, ValueError):
+        return "holds a damaged certificate"
+    return None
+
+
+def key_problem(key: bytes, certificates: bytes) -> str | None:
+    """What is wrong with a private key and the good ``certificates`` it stands for; None if nothing is.
+
+    The text never repeats any of the key.
+    """
+    if not _BEGIN_KEY.search(key):
+        return f"holds no private key in PEM form{_hint(key)}"
+    if _ENCRYPTED in key:
+        return "is encrypted; gRPC takes keys without a pass phrase only"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers(_ANY_STRENGTH)
+    try:
+        with _nameless(certificates) as certificates_path, _nameless(key) as key_path:
+            context.load_cert_chain(certificates_path, key_path, password=lambda: b"")
+    except ssl.SSLError as error:
+        if error.reason in _MISMATCHES:
+            return "does not belong to the first certificate"
+        return "is damaged, or of a kind that is not known"
+    except OSError:
+        return None  # a system without /dev/fd: gRPC itself has the last word
+    return None
+
+
+def _hint(pem: bytes) -> str:
+    """For the most likely mistake."""
+    return "" if _BEGIN in pem else "; the text itself is wanted here, not the name of a file"
+
+
+@contextmanager
+def _nameless(content: bytes) -> Iterator[str]:
+    """A path to read ``content`` from: memory, or where that is not to be had a file that no directory lists."""
+    with os.fdopen(os.memfd_create("pem"), "w+b") if sys.platform == "linux" else tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield f"/dev/fd/{file.fileno()}"

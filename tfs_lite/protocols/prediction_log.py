@@ -1,0 +1,85 @@
+"""A logged request: the ``PredictionLog`` that warm-up files and request logs consist of.
+
+Reading tells which method was called and gives its request; building makes a log of a request and its answer. The
+rules of a warm-up file that its writers and its reader share stand here too.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols.messages import Message, PredictionLog
+
+WARMUP_DIRECTORY = "assets.extra"
+WARMUP_NAME = "tf_serving_warmup_requests"
+WARMUP_FILE = f"{WARMUP_DIRECTORY}/{WARMUP_NAME}"
+"""Where the warm-up requests lie inside a version's directory."""
+
+MAX_WARMUP_RECORDS = 1000
+MAX_LOG_BYTES = 512 << 20
+"""The most bytes of one log: a request and an answer, each as long as any may be by default, and room to spare."""
+
+
+class Method(enum.Enum):
+    """The methods that are logged with one request. The value is the field of the log."""
+
+    PREDICT = "predict_log"
+    CLASSIFY = "classify_log"
+    REGRESS = "regress_log"
+    MULTI_INFERENCE = "multi_inference_log"
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """A request and the method that it was sent to. ``message`` is that method's request."""
+
+    method: Method
+    message: Message
+
+    @property
+    def model_names(self) -> frozenset[str]:
+        """The models that it names: one, if it makes sense; none, if it names none."""
+        specs = (
+            [task.model_spec for task in self.message.tasks]
+            if self.method is Method.MULTI_INFERENCE
+            else [self.message.model_spec]
+        )
+        return frozenset(spec.name for spec in specs if spec.name)
+
+
+def parse_log(data: bytes) -> Message:
+    """The log in the bytes of a record. INVALID_ARGUMENT if they are none."""
+    try:
+        return PredictionLog.FromString(data)
+    except DecodeError:
+        raise invalid_argument(
+            f"Failed to parse warmup record: its {len(data)} bytes are not a {PredictionLog.DESCRIPTOR.full_name}"
+        ) from None
+
+
+def logged_request(log: Message) -> LoggedRequest | None:
+    """The request of a log; None if it holds none at all. UNIMPLEMENTED for logs of sessions and streams."""
+    field = log.WhichOneof("log_type")
+    if field is None:
+        return None
+    try:
+        method = Method(field)
+    except ValueError:
+        raise ServingError(
+            StatusCode.UNIMPLEMENTED,
+            f"Unsupported log_type for warmup: {field}; expected one of {', '.join(known.value for known in Method)}",
+        ) from None
+    return LoggedRequest(method, getattr(log, field).request)
+
+
+def make_log(method: Method, request: Message, response: Message) -> Message:
+    """The log of a request and its answer, messages of ``method``, without metadata."""
+    log = PredictionLog()
+    entry = getattr(log, method.value)
+    entry.request.CopyFrom(request)
+    entry.response.CopyFrom(response)
+    return log

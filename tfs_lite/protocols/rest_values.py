@@ -1,0 +1,196 @@
+"""One value of a REST body: what it is called in messages, how it is shown there, and what it means as an element.
+
+A tree comes from ``json_text`` or ``msgpack_body``. Its leaves are None, bool, int, float, str, with msgpack also
+``bytes``; numpy arrays (int64, uint64, float64) stand for large dense lists of numbers. An integer that 64 bits
+cannot hold is a float there, as in other parsers. Every text below that shows a value is short, however large the
+value is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tfs_lite.core.signature import DataType
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols.dtypes import to_numpy
+
+SHOWN = 256
+"""Characters of a value that a message shows."""
+
+INTEGERS = {
+    dtype: np.iinfo(to_numpy(dtype))
+    for dtype in (
+        DataType.INT32,
+        DataType.INT16,
+        DataType.INT8,
+        DataType.UINT8,
+        DataType.UINT16,
+        DataType.INT64,
+        DataType.UINT32,
+        DataType.UINT64,
+    )
+}
+"""Element types that take integers, with their ranges."""
+
+FLOATS = frozenset(
+    {
+        DataType.FLOAT,
+        DataType.DOUBLE,
+        DataType.HALF,
+        DataType.BFLOAT16,
+        DataType.FLOAT8_E5M2,
+        DataType.FLOAT8_E4M3FN,
+        DataType.FLOAT8_E4M3FNUZ,
+        DataType.FLOAT8_E5M2FNUZ,
+    }
+)
+"""Element types that take any number."""
+
+_TYPES: dict[type, str] = {
+    type(None): "Null",
+    dict: "Object",
+    list: "Array",
+    np.ndarray: "Array",
+    str: "String",
+    bytes: "Binary",
+    int: "Number",
+    float: "Number",
+}
+
+
+def body_members(tree: object) -> dict[str, Any]:
+    """The members of a body. INVALID_ARGUMENT if it is no object."""
+    if not isinstance(tree, dict):
+        raise invalid_argument(f"JSON Value: {show(tree)} Is not object")
+    return tree
+
+
+def read_signature_name(members: dict[str, Any]) -> str:
+    """The body's ``signature_name``, empty if it has none. INVALID_ARGUMENT if it is no string."""
+    name = members.get("signature_name", "")
+    if not isinstance(name, str):
+        raise invalid_argument(f"'signature_name' key must be a string value, got {type_name(name)}: {show(name)}")
+    return name
+
+
+def type_name(value: object) -> str:
+    """What kind of JSON value it is, as messages call it: Null, True, False, Object, Array, String, Number, Binary."""
+    if isinstance(value, bool):
+        return str(value)
+    return _TYPES[type(value)]
+
+
+def show(value: object) -> str:
+    """The value as compact JSON, cut after ``SHOWN`` characters. Takes no longer for a large value."""
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > SHOWN:
+            return text[:SHOWN] + "..."
+    return text
+
+
+def shorten(text: str) -> str:
+    """A name that a client chose, cut after ``SHOWN`` characters."""
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+
+
+def is_base64(value: object) -> bool:
+    """Whether it is the wrapper of binary data: an object with one member, ``b64``, which is a string."""
+    return isinstance(value, dict) and len(value) == 1 and isinstance(value.get("b64"), str)
+
+
+def read_base64(value: object) -> bytes:
+    """The bytes of a wrapper. Standard alphabet; padding may be missing, but not be wrong. INVALID_ARGUMENT else."""
+    if not isinstance(value, dict) or not is_base64(value):
+        raise invalid_argument(f"JSON Value: {show(value)} not formatted correctly for base64 data")
+    text: str = value["b64"]
+    digits = text.rstrip("=")
+    missing = -len(digits) % 4
+    try:
+        if len(text) - len(digits) not in (0, missing):
+            raise binascii.Error
+        return binascii.a2b_base64(digits + "=" * missing, strict_mode=True)
+    except ValueError:
+        raise invalid_argument(f"Unable to base64 decode: {show(value)}") from None
+
+
+def write_base64(data: bytes) -> dict[str, str]:
+    """The wrapper of ``data``."""
+    return {"b64": base64.b64encode(data).decode()}
+
+
+def read_element(value: object, dtype: DataType) -> object:
+    """The element of a tensor that ``value`` stands for: bool, int, float or ``bytes``.
+
+    INVALID_ARGUMENT if it is not of that type or not in its range, UNIMPLEMENTED if REST has no form for the type.
+    """
+    if dtype is DataType.STRING:
+        return _read_string(value)
+    if dtype is DataType.BOOL:
+        fits = isinstance(value, bool)
+    elif dtype in INTEGERS:
+        fits = type(value) is int and INTEGERS[dtype].min <= value <= INTEGERS[dtype].max
+    elif dtype in FLOATS:
+        fits = type(value) in (int, float)
+    else:
+        raise ServingError(
+            StatusCode.UNIMPLEMENTED, f"JSON Value: {show(value)} has no conversion to type: {dtype.text}"
+        )
+    if not fits:
+        raise type_error(value, dtype)
+    return value
+
+
+def type_error(value: object, dtype: DataType) -> ServingError:
+    """INVALID_ARGUMENT: the value is not what the element type takes. For an integer it names the range."""
+    text = f"JSON Value: {show(value)} Type: {type_name(value)} is not of expected type: {dtype.text}"
+    if type(value) is int and dtype in INTEGERS:
+        text += f", whose range is {INTEGERS[dtype].min} to {INTEGERS[dtype].max}"
+    return invalid_argument(text)
+
+
+def _read_string(value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, dict):
+        return read_base64(value)
+    raise type_error(value, DataType.STRING)
+
+
+def _pieces(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield "{"
+        for position, (key, member) in enumerate(value.items()):
+            yield ("," if position else "") + _quote(key) + ":"
+            yield from _pieces(member)
+        yield "}"
+    elif isinstance(value, list | np.ndarray):
+        yield "["
+        for position, item in enumerate(value):
+            if position:
+                yield ","
+            yield from _pieces(item)
+        yield "]"
+    else:
+        yield _scalar(value)
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, str):
+        return _quote(value)
+    if isinstance(value, bytes):
+        return json.dumps(write_base64(value[:SHOWN]), separators=(",", ":"))
+    return json.dumps(value.item() if isinstance(value, np.generic) else value)
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text[: SHOWN + 1], ensure_ascii=False)

@@ -1,0 +1,208 @@
+"""TensorFlow Serving's REST API: predictions, and what is known about models.
+
+A request is answered on the event loop, except for what takes long: parsing, decoding and printing of large bodies go
+to a few threads. Its deadline counts from the arrival of its head; when it passes, or the client goes, the call is
+dropped wherever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
+from tfs_lite.core.status import StatusCode
+from tfs_lite.protocols.inference import check_predict_method
+from tfs_lite.protocols.json_text import COMFORTABLE_BYTES, Json
+from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.prediction_log import Method
+from tfs_lite.protocols.rest_examples import classification_tree, read_examples_body, regression_tree
+from tfs_lite.protocols.rest_predict import (
+    PredictBody,
+    find_rest_signature,
+    predict_tree,
+    read_predict_body,
+    tensors_of,
+)
+from tfs_lite.protocols.serving import ModelRef
+from tfs_lite.protocols.tensor_proto import Array
+from tfs_lite.server.background import BackgroundRunner
+from tfs_lite.server.http_body import BODY_SECONDS, BodyReader, ClientGone
+from tfs_lite.server.http_reply import JSON, Form, HttpError, answer_form, body_form
+from tfs_lite.server.inference import Inferences
+from tfs_lite.server.predictor import Plan, Predictor, Run
+from tfs_lite.server.request_log import NO_LOG, RequestLog
+from tfs_lite.server.request_metrics import REST, RequestMetrics, RequestRecord
+from tfs_lite.server.rest_calls import Call, Calls
+from tfs_lite.server.rest_logs import example_log, predict_log
+
+T = TypeVar("T")
+Infer: TypeAlias = Callable[[ModelRef, Message, RequestRecord, float | None], Awaitable[Message]]
+
+NUMBER_BYTES = 16
+"""About as many bytes as a number has when it is printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestSettings:
+    """``max_body_bytes`` holds before and after unpacking; ``room_bytes`` is for all bodies together (None: four
+    of the largest). ``timeout_seconds`` is for a whole prediction (None: no bound), ``body_seconds`` for its body.
+
+    ``check_method_names``: Predict refuses signatures of a method that is none of TensorFlow Serving's.
+    """
+
+    max_body_bytes: int = 100 << 20
+    room_bytes: int | None = None
+    timeout_seconds: float | None = 30.0
+    body_seconds: float = BODY_SECONDS
+    check_method_names: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Verb:
+    """What Classify and Regress differ in. ``tree`` makes the answer of a response's ``result``."""
+
+    name: str
+    log: Method
+    tree: Callable[[Message], dict[str, Any]]
+
+
+_CLASSIFY = _Verb("Classify", Method.CLASSIFY, classification_tree)
+_REGRESS = _Verb("Regress", Method.REGRESS, regression_tree)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent(Generic[T]):
+    """A body that was read: how many bytes it has, unpacked, and whether work on it belongs to the threads. What it was
+    parsed to is popped when it is used, and is gone then."""
+
+    parsed: list[T]
+    size: int
+    large: bool
+
+
+class RestService:
+    """Used on the event loop only. ``slow`` runs the work on large bodies; ``log`` is offered every success.
+
+    ``bodies.numbers`` tells about request bodies; ``calls.drain`` lets no more predictions in.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        inferences: Inferences,
+        metrics: RequestMetrics,
+        slow: BackgroundRunner,
+        settings: RestSettings | None = None,
+        log: RequestLog = NO_LOG,
+    ) -> None:
+        settings = settings or RestSettings()
+        self._predictor = predictor
+        self._inferences = inferences
+        self._metrics = metrics
+        self._slow = slow
+        self._log = log
+        self._check_method_names = settings.check_method_names
+        self.bodies = BodyReader(settings.max_body_bytes, settings.room_bytes, settings.body_seconds)
+        self.calls = Calls(settings.timeout_seconds)
+
+    async def predict(self, request: Request, ref: ModelRef) -> Response:
+        """Raises ServingError; CancelledError when the server gives up."""
+        form = answer_form(request.headers)
+        with self._metrics.record("Predict", ref.name, REST) as record:
+            async with self.calls.call() as call:
+                sent = await self._read(request, call, body_form(request.headers), read_predict_body)
+                rows = sent.parsed[0].rows
+                inference = await self._predictor.infer(ref, self._plan(sent), record, call.deadline)
+                outputs = inference.output
+                data = await self._run(
+                    _are_large(outputs), lambda: form.dumps(predict_tree(outputs, rows, binary=form.binary))
+                )
+        make = partial(predict_log, ref, inference)
+        self._log.offer(inference.id, inference.run.signature, sent.size + len(data), make)
+        return Response(data, media_type=form.media_type)
+
+    async def classify(self, request: Request, ref: ModelRef) -> Response:
+        """As ``predict``."""
+        return await self._infer(request, ref, _CLASSIFY, self._inferences.classify)
+
+    async def regress(self, request: Request, ref: ModelRef) -> Response:
+        """As ``predict``."""
+        return await self._infer(request, ref, _REGRESS, self._inferences.regress)
+
+    async def _infer(self, request: Request, ref: ModelRef, verb: _Verb, infer: Infer) -> Response:
+        with self._metrics.record(verb.name, ref.name, REST) as record:
+            async with self.calls.call() as call:
+                sent = await self._read(request, call, _json_only(request.headers, verb), read_examples_body)
+                body = sent.parsed.pop()
+                model = replace(ref, signature=body.signature_name)
+                response = await infer(model, body.input, record, call.deadline)
+                large = response.ByteSize() > COMFORTABLE_BYTES
+                data = await self._run(large, lambda: JSON.dumps(verb.tree(response.result)))
+        servable_id = ServableId(response.model_spec.name, response.model_spec.version.value)
+        make = partial(example_log, verb.log, model, body.input, response)
+        self._log.offer(servable_id, response.model_spec.signature_name, sent.size + len(data), make)
+        return Response(data, media_type=JSON.media_type)
+
+    async def _read(self, request: Request, call: Call, form: Form, parse: Callable[[Json], T]) -> _Sent[T]:
+        """The bytes of the body are gone when this returns."""
+        with await self.bodies.read(request) as body:
+            call.watch(request.receive)
+            large = body.packed or body.size > COMFORTABLE_BYTES
+            parsed = await self._run(large, lambda: parse(form.loads(body.take())))
+        return _Sent([parsed], max(body.size, body.unpacked_size), large)
+
+    def _plan(self, sent: _Sent[PredictBody]) -> Plan:
+        async def plan(signatures: Mapping[str, Signature]) -> Sequence[Run]:
+            key = sent.parsed[0].signature_name
+            signature = find_rest_signature(signatures, key)
+            if self._check_method_names:
+                check_predict_method(signature)
+            inputs = await self._run(sent.large, lambda: tensors_of(sent.parsed.pop(), signature))
+            return [Run(key or DEFAULT_SIGNATURE, inputs)]
+
+        return plan
+
+    async def _run(self, large: bool, work: Callable[[], T]) -> T:
+        """On the loop if that takes no time. Work that nobody waits for any more is not begun."""
+        if not large:
+            return work()
+        wanted = True
+
+        def if_wanted() -> T:
+            if not wanted:
+                raise ClientGone
+            return work()
+
+        try:
+            return await self._slow.run(if_wanted)
+        finally:
+            wanted = False
+
+
+def _json_only(headers: Headers, verb: _Verb) -> Form:
+    form = body_form(headers)
+    if form is not JSON:
+        raise HttpError(
+            StatusCode.INVALID_ARGUMENT,
+            f"{verb.name} takes {JSON.media_type} only; {form.media_type} is for Predict",
+            415,
+            {"Accept": JSON.media_type},
+        )
+    return form
+
+
+def _are_large(outputs: Mapping[str, Array]) -> bool:
+    """Whether printing them takes long."""
+    numbers = sum(array.size for array in outputs.values())
+    if numbers * NUMBER_BYTES > COMFORTABLE_BYTES:
+        return True
+    size = sum(len(text) for array in outputs.values() if array.dtype == object for text in array.flat)
+    return bool(size > COMFORTABLE_BYTES)

@@ -1,0 +1,77 @@
+"""A path for a UNIX socket: clear errors before gRPC, which would take it away from whoever listens there.
+
+A server that died leaves its socket file behind. It is removed if nobody listens there any more.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+from urllib.parse import quote
+
+from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
+
+_KNOCK_SECONDS = 1.0
+_NOBODY = (errno.ECONNREFUSED, errno.ENOENT)
+
+
+def claim(path: str, flag: str) -> str:
+    """The gRPC address of ``path``, once a server may listen there.
+
+    INVALID_ARGUMENT if it cannot be an address; FAILED_PRECONDITION if somebody listens there, if something else lies
+    there, or if the system allows no socket there. Both name ``flag``.
+    """
+    try:
+        if _is_socket(path, flag):
+            _refuse_if_alive(path, flag)
+            Path(path).unlink(missing_ok=True)
+        _try_out(path)
+    except ValueError:
+        raise invalid_argument(f"{path!r} ({flag}) is no path") from None
+    except OSError as error:
+        raise _cannot(path, flag, error) from None
+    return f"unix:{quote(os.fsencode(path))}"
+
+
+def cannot_listen(path: str, flag: str, why: str) -> ServingError:
+    return failed_precondition(f"cannot listen on the UNIX socket {path} ({flag}): {why}")
+
+
+def _is_socket(path: str, flag: str) -> bool:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISSOCK(mode):
+        raise cannot_listen(path, flag, "something that is no socket lies there")
+    return True
+
+
+def _refuse_if_alive(path: str, flag: str) -> None:
+    """A socket that takes the connection, or is too busy to, has a server."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(_KNOCK_SECONDS)
+        try:
+            client.connect(path)
+        except OSError as error:
+            if error.errno in _NOBODY:
+                return
+            if error.errno in (errno.EACCES, errno.EPERM):
+                raise
+    raise cannot_listen(path, flag, "another server listens there")
+
+
+def _try_out(path: str) -> None:
+    """Raises what the system has against a socket there."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.bind(path)
+        os.unlink(path)
+
+
+def _cannot(path: str, flag: str, error: OSError) -> ServingError:
+    if error.errno is None:  # Python's own refusal, before the system is asked
+        return invalid_argument(f"{path} ({flag}) is too long for a UNIX socket")
+    return cannot_listen(path, flag, os.strerror(error.errno))
