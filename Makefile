@@ -5,10 +5,11 @@ TFVENV := .venv-conformance
 BIN    := $(VENV)/bin
 MODELS ?= .models
 ARGS   ?=
+SECONDS ?= 60
 PYTEST_ARGS ?=
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: install serve test conformance check format bench demo gpu protos clean
+.PHONY: install serve test conformance fuzz check format bench demo gpu protos clean
 
 install: $(VENV)/.installed
 
@@ -45,6 +46,15 @@ test: $(VENV)/.dev
 # The stock TensorFlow Serving client, in an environment of its own, against a server process.
 conformance: $(VENV)/.installed $(TFVENV)/.installed
 	$(TFVENV)/bin/python -m pytest -c tests/conformance/pytest.ini tests/conformance $(PYTEST_ARGS)
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[fuzz]' || echo "no atheris for this Python: fuzzing is not guided"
+	@touch $@
+
+# Everything that reads bytes from outside, SECONDS for each target. What breaks something lies in tests/fuzz/found.
+fuzz: $(VENV)/.fuzz
+	@failed=0; for target in $$(ls tests/fuzz/corpus); do \
+	  $(BIN)/python tests/fuzz/drive.py $$target --seconds $(SECONDS) $(ARGS) || failed=1; done; exit $$failed
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

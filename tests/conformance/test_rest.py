@@ -7,20 +7,21 @@ import gzip
 import json
 import urllib.error
 import urllib.request
+from email.message import Message
 
 import pytest
 
 
-def call(server, method: str, path: str, body=None, headers=None) -> tuple[int, dict, object]:
+def call(server, method: str, path: str, body=None, headers=None) -> tuple[int, Message, object]:
     """(status, headers, body) of one request. Bytes are sent as they are, everything else as JSON."""
     data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{server.http_port}{path}", data, headers or {}, method=method)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, dict(answer.headers), read(answer)
+            return answer.status, answer.headers, read(answer)
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, dict(error.headers), read(error)
+            return error.code, error.headers, read(error)
 
 
 def read(answer) -> object:
@@ -50,7 +51,7 @@ def post(server, path: str, body, **rest):
         ("half_plus_two:predict", {"inputs": [1.0, 2.0]}, {"outputs": {"y": [2.5, 3.0], "y2": [3.5, 4.0]}}),
         ("half_plus_two:predict", {"inputs": {"x": [5.0]}}, {"outputs": {"y": [4.5], "y2": [5.5]}}),
         ("half_plus_two/versions/123:predict", {"inputs": [0]}, {"outputs": {"y": [2.0], "y2": [3.0]}}),
-        ("half_plus:predict", {"instances": [[2.0, 4.0, 6.0]]}, {"predictions": [[4.0, 5.0, 6.0]]}),
+        ("half_plus:predict", {"instances": [[2.0, 4.0, 6.0]]}, {"predictions": [[3.0, 4.0, 5.0]]}),
         ("half_plus/labels/stable:predict", {"instances": [[2, 4, 6]]}, {"predictions": [[2.0, 3.0, 4.0]]}),
         ("half_plus/versions/1:predict", {"inputs": [[2.0, 4.0, 6.0]]}, {"outputs": [[2.0, 3.0, 4.0]]}),
         (

@@ -53,6 +53,8 @@ MODEL, VERSION = "m", 7
 MAX_BYTES = 1 << 20
 """What a small request may be filled up to."""
 MAX_BODY_BYTES = 1 << 18
+MAX_ROWS = 1 << 20
+"""What the model answers; rows without values cost a request nothing."""
 PATIENCE = 8.0
 """Seconds for one request. Nothing here waits for anything, so this is for ever."""
 ROOT = "/srv"
@@ -92,7 +94,10 @@ _NAME = np.array(b"nobody", object)
 _X, _Y = _spec("x"), _spec("y")
 _CLASSES, _SCORES = _spec("classes", DataType.STRING, 2), _spec("scores", DataType.FLOAT, 2)
 FUNCTIONS: dict[str, tuple[Signature, Callable[[Mapping[str, Any]], Outputs]]] = {
-    "serving_default": (Signature((_spec("x", DataType.FLOAT, 3),), (_spec("y", DataType.FLOAT, 3),)), _echo({"y": "x"})),
+    "serving_default": (
+        Signature((_spec("x", DataType.FLOAT, 3),), (_spec("y", DataType.FLOAT, 3),)),
+        _echo({"y": "x"}),
+    ),
     "two": (
         Signature((_spec("a"), _spec("b", DataType.STRING)), (_spec("c"), _spec("d_bytes", DataType.STRING))),
         _echo({"c": "a", "d_bytes": "b"}),
@@ -101,12 +106,18 @@ FUNCTIONS: dict[str, tuple[Signature, Callable[[Mapping[str, Any]], Outputs]]] =
     "open_two": (Signature((TensorSpec("a"), TensorSpec("b")), (TensorSpec("y"),)), _echo({"y": "a", "z": "b"})),
     "shapes": (
         Signature(
-            (_spec("x", DataType.INT64, SymbolicDim("n", 4), 2), TensorSpec("k", DataType.DOUBLE, (2, SymbolicDim("n")))),
+            (
+                _spec("x", DataType.INT64, SymbolicDim("n", 4), 2),
+                TensorSpec("k", DataType.DOUBLE, (2, SymbolicDim("n"))),
+            ),
             (_spec("y", DataType.INT64, SymbolicDim("n"), 2), TensorSpec("k", DataType.DOUBLE, (2, SymbolicDim("n")))),
         ),
         _echo({"y": "x", "k": "k"}),
     ),
-    "scalar": (Signature((TensorSpec("x", DataType.INT32, ()),), (TensorSpec("y", DataType.INT32, ()),)), _echo({"y": "x"})),
+    "scalar": (
+        Signature((TensorSpec("x", DataType.INT32, ()),), (TensorSpec("y", DataType.INT32, ()),)),
+        _echo({"y": "x"}),
+    ),
     "defaults": (
         Signature(
             (_spec("x"), _spec("k", DataType.FLOAT, 2), TensorSpec("f", DataType.INT64, (2,))),
@@ -134,10 +145,7 @@ FUNCTIONS: dict[str, tuple[Signature, Callable[[Mapping[str, Any]], Outputs]]] =
         Signature((_spec("inputs", DataType.STRING),), (_spec("scores", DataType.FLOAT, 1), _spec("outputs"))),
         _serialized,
     ),
-    **{
-        dtype.text: (Signature((_spec("x", dtype),), (_spec("y", dtype),)), _echo({"y": "x"}))
-        for dtype in _TYPES
-    },
+    **{dtype.text: (Signature((_spec("x", dtype),), (_spec("y", dtype),)), _echo({"y": "x"})) for dtype in _TYPES},
     **{
         f"classify_{dtype.text}": (
             Signature((_spec("x", dtype, SymbolicDim("n")),), (_spec("scores", DataType.FLOAT, 1),), CLASSIFY_METHOD),
@@ -155,6 +163,9 @@ class Model:
     signatures = {key: signature for key, (signature, _) in FUNCTIONS.items()}  # noqa: RUF012
 
     def submit(self, call: PredictCall) -> None:
+        if any(max(array.shape, default=0) > MAX_ROWS for array in call.inputs.values()):
+            call.on_done(Status(StatusCode.INVALID_ARGUMENT, "too many rows for this model"))
+            return
         answers = FUNCTIONS[call.signature][1](call.inputs)
         call.on_done({name: answers[name] for name in call.outputs or answers})
 

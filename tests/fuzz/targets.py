@@ -16,18 +16,19 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import ormsgpack
 from google.protobuf.message import DecodeError
-from house import FUNCTIONS, MAX_BODY_BYTES, PLATFORMS, ROOT, Model, Reply, house
+from house import FUNCTIONS, PLATFORMS, ROOT, Model, Reply, house
 
 from tfs_lite.adapters.replay import replay_of_body, replay_of_log
 from tfs_lite.config.server_files import parse_batching_parameters, parse_monitoring_config, parse_ssl_config
 from tfs_lite.config.settings import Settings
 from tfs_lite.config.text import parse_model_server_config, parse_model_settings
-from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols import json_text, messages
+from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.protocols import json_text, messages, msgpack_body
 from tfs_lite.protocols.json_fault import find_fault
 from tfs_lite.protocols.json_pieces import read_large
 from tfs_lite.protocols.json_tree import Refused, read
@@ -41,6 +42,8 @@ BLAMES_THE_REQUEST = frozenset(
 MAX_RECORD_BYTES = 1 << 16
 SMALLEST_PIECE = 2048
 """Bytes of the pieces that JSON is read in here, so that small inputs have several."""
+SMALLEST_ARRAY = 16
+MAX_TEXT_BYTES = 1 << 13
 REPEAT = b"\x02"
 """Stands for a repetition in JSON inputs: a length and a number follow, one byte each."""
 
@@ -79,7 +82,9 @@ def multi_inference(data: bytes) -> None:
     answer = _grpc("MultiInference", data)
     if answer is not None:
         request = messages.MultiInferenceRequest.FromString(data)
-        require(len(messages.MultiInferenceResponse.FromString(answer).results) == len(request.tasks), "a result is missing")
+        require(
+            len(messages.MultiInferenceResponse.FromString(answer).results) == len(request.tasks), "a result is missing"
+        )
 
 
 def model_info(data: bytes) -> None:
@@ -107,7 +112,9 @@ def tensor(data: bytes) -> None:
     for as_content in (False, True):
         again = decode(encode(array, as_content), "x")
         require(again.dtype == array.dtype and again.shape == array.shape, "a tensor changes on its way")
-        require(again.tobytes() == array.tobytes() or _same(again.tolist(), array.tolist()), "a tensor changes on its way")
+        require(
+            again.tobytes() == array.tobytes() or _same(again.tolist(), array.tolist()), "a tensor changes on its way"
+        )
 
 
 _REST = {
@@ -145,7 +152,7 @@ def json_body(data: bytes) -> None:
     """A JSON text, in which repetitions may be short (see ``REPEAT``). The ways to read it must agree."""
     text = _expanded(data)
     accepted, tree = _read(read, text)
-    large = functools.partial(read_large, piece_bytes=SMALLEST_PIECE, least_array=16)
+    large = functools.partial(read_large, piece_bytes=SMALLEST_PIECE, least_array=SMALLEST_ARRAY)
     also, same = _read(large, text)
     require(accepted == also, "a text is accepted whole, but not in pieces, or the other way round")
     require((find_fault(text) is None) == accepted, "a text has a fault and is accepted, or has none and is not")
@@ -158,6 +165,24 @@ def json_body(data: bytes) -> None:
         return
     again = json_text.loads(json_text.dumps(loaded))
     require(_same(_plain(loaded), _plain(again)), "a tree changes when it is printed and read")
+
+
+def msgpack_tree(data: bytes) -> None:
+    """A msgpack value, in which repetitions may be short (see ``REPEAT``): large arrays mean what small ones mean."""
+    packed = _expanded(data)
+    trees = []
+    for least in (msgpack_body.LEAST_ARRAY_BYTES, SMALLEST_ARRAY):
+        with mock.patch.object(msgpack_body, "LEAST_ARRAY_BYTES", least):
+            try:
+                trees.append(_plain(msgpack_body.loads(packed)))
+            except ServingError as error:
+                _check_error(error, {StatusCode.INVALID_ARGUMENT})
+                require(str(error).startswith("msgpack Parse error: "), f"unknown words: {error}")
+                trees.append(error.status)
+    require(_same(*trees), "a value means something else as an array")
+    if not isinstance(trees[0], Status):
+        again = _plain(msgpack_body.loads(msgpack_body.dumps(trees[0])))
+        require(_same(trees[0], again), "a tree changes when it is packed and read")
 
 
 def tfrecord(data: bytes) -> None:
@@ -209,6 +234,7 @@ TARGETS: dict[str, Target] = {
     "rest_gzip": rest_gzip,
     "http": http,
     "json_body": json_body,
+    "msgpack_tree": msgpack_tree,
     "tfrecord": tfrecord,
     "warmup": warmup,
     "config_pbtxt": config_pbtxt,
@@ -283,7 +309,7 @@ def _expanded(data: bytes) -> bytes:
     while (at := data.find(REPEAT, done)) >= 0:
         text += data[done:at]
         length, times = (*data[at + 1 : at + 3], 0, 0)[:2]
-        if length and len(text) + length * times <= MAX_BODY_BYTES:
+        if length and len(text) + length * times <= MAX_TEXT_BYTES:
             text += bytes(text[-length:]) * times
         done = at + 3
     return bytes(text + data[done:])

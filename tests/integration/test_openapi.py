@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import httpx
@@ -37,8 +36,6 @@ def narrowed() -> dict[str, Any]:
 load_all_checks()
 schema = schemathesis.openapi.from_dict(narrowed())
 schema.config.generation.update(modes=list(schemathesis.GenerationMode), max_examples=EXAMPLES)
-statuses: Counter[tuple[str, int]] = Counter()
-"""Answers by verb (none for other routes) and status."""
 
 
 @schemathesis.serializer("application/msgpack")
@@ -69,10 +66,4 @@ def test_description_is_the_one_that_is_tried(url):
 def test_every_answer_is_as_described(case, url):
     # Which values a model takes is not in the description; upstream has its own ways with methods.
     upstreams = (unsupported_method,) if case.operation.path.startswith(("/v1/", "/monitoring/")) else ()
-    response = case.call_and_validate(base_url=url, excluded_checks=[positive_data_acceptance, *upstreams])
-    statuses[case.operation.path.partition(":")[2], response.status_code] += 1
-
-
-def test_routes_were_answered_and_refused(url):
-    print(f"seed {SEED}: {dict(statuses)}")
-    assert {("", 200), ("", 400), ("", 404), ("", 405), ("predict", 200), ("predict", 400)} <= set(statuses)
+    case.call_and_validate(base_url=url, excluded_checks=[positive_data_acceptance, *upstreams])

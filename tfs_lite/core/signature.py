@@ -87,6 +87,12 @@ class TensorSpec:
     dtype: DataType = DataType.INVALID
     shape: tuple[Dim, ...] | None = None
 
+    @property
+    def batch(self) -> str | None:
+        """The symbol of the first dimension; None if that has a size of its own or is not declared."""
+        first = self.shape[0] if self.shape else None
+        return first.symbol if isinstance(first, SymbolicDim) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:

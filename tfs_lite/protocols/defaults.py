@@ -33,11 +33,6 @@ def fill_defaults(
     return {**arrays, **{spec.name: _filled(spec, signature, arrays, max_bytes) for spec in missing}}
 
 
-def holds_rows(spec: TensorSpec) -> bool:
-    """Whether the first dimension is the batch, so that the default is one row."""
-    return _batch(spec) is not None
-
-
 def parse_default(text: str) -> Json:
     """The value of a JSON text. INVALID_ARGUMENT if it is no JSON."""
     try:
@@ -65,7 +60,7 @@ def default_array(value: Json, spec: TensorSpec) -> Array:
 
 def _filled(spec: TensorSpec, signature: Signature, arrays: Mapping[str, Array], max_bytes: int) -> Array:
     default = np.asarray(signature.defaults[spec.name])
-    if not holds_rows(spec):
+    if spec.batch is None:
         return default
     rows = _rows(spec, signature, arrays)
     if rows * default.nbytes > max_bytes:
@@ -78,7 +73,7 @@ def _filled(spec: TensorSpec, signature: Signature, arrays: Mapping[str, Array],
 
 def _rows(spec: TensorSpec, signature: Signature, arrays: Mapping[str, Array]) -> int:
     """The size that the request gives to the first dimension of ``spec``."""
-    batch = _batch(spec)
+    batch = spec.batch
     for other in signature.inputs:
         sent = arrays.get(other.name)
         if sent is None:
@@ -89,22 +84,16 @@ def _rows(spec: TensorSpec, signature: Signature, arrays: Mapping[str, Array]) -
     return 1
 
 
-def _batch(spec: TensorSpec) -> str | None:
-    """The symbol of the first dimension; None if that has a size of its own or is not declared."""
-    first = spec.shape[0] if spec.shape else None
-    return first.symbol if isinstance(first, SymbolicDim) else None
-
-
 def _check_shape(shape: tuple[int, ...], spec: TensorSpec) -> None:
     if spec.shape is None:
         return
-    expected = spec.shape[1:] if holds_rows(spec) else spec.shape
+    expected = spec.shape[1:] if spec.batch is not None else spec.shape
     fits = len(shape) == len(expected) and all(
         size == dim if isinstance(dim, int) else dim.maximum is None or size <= dim.maximum
         for size, dim in zip(shape, expected, strict=True)
     )
     if not fits:
-        what = "one row" if holds_rows(spec) else "the input"
+        what = "one row" if spec.batch is not None else "the input"
         raise invalid_argument(f"it has shape {format_shape(shape)}, {what} has {format_shape(expected)}")
 
 

@@ -23,7 +23,6 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, invalid_argument
-from tfs_lite.protocols.defaults import holds_rows
 from tfs_lite.protocols.dtypes import from_numpy, to_numpy
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensor_proto import MAX_FILL_BYTES, Array
@@ -81,7 +80,7 @@ def tensors_of_input(input: Message, signature: Signature, max_bytes: int = MAX_
         default = signature.defaults.get(spec.name)
         if default is None:
             arrays[spec.name] = _array(column, None, count)
-        elif holds_rows(spec):
+        elif spec.batch is not None:
             row = np.asarray(default)
             _bound(f"the default of input {spec.name}", len(column.missing), row.nbytes, max_bytes)
             arrays[spec.name] = _array(column, row[np.newaxis], count)
@@ -185,7 +184,7 @@ def _array(column: _Column, default: Array | None, count: int) -> Array:
 
 
 def _check_batch(spec: TensorSpec, count: int) -> None:
-    if spec.shape is None or holds_rows(spec):
+    if spec.shape is None or spec.batch is not None:
         return
     if not spec.shape:
         raise invalid_argument(

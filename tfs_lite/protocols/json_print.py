@@ -182,7 +182,8 @@ def native(array: Array) -> Array:
     dtype = array.dtype.newbyteorder("=")
     if dtype not in _NATIVE:
         dtype = np.dtype(_wider(dtype.name))
-    return np.ascontiguousarray(array, dtype).reshape(array.shape)
+    with np.errstate(all="ignore"):
+        return np.ascontiguousarray(array, dtype).reshape(array.shape)
 
 
 def _wider(name: str) -> type[np.generic]:

@@ -35,6 +35,8 @@ StandIns: TypeAlias = dict[float, Any]
 """Number in the text -> what it stands for."""
 
 MAX_DEPTH = 100
+_MARK = b"e+301"
+"""The end of every stand-in."""
 _LOOSE = re.compile(rb"^[ \t\r\n]*+([\[{])[ \t\r\n]++")
 _SPECIAL_WORDS = (b"NaN", b"Inf", b"-Inf", b"Infinity", b"-Infinity")
 
@@ -63,13 +65,14 @@ def read(text: bytes, above: int = 0, stand_ins: StandIns | None = None) -> Json
         colons, brackets = colons_and_brackets(text)
         if is_deeper(brackets, levels) or _members(tree, colons) < colons:
             raise Refused
-    return _replace(tree, above, stand_ins) if stand_ins else tree  # type: ignore[no-any-return]
+    return _replace(tree, above, stand_ins) if stand_ins and _MARK in text else tree  # type: ignore[no-any-return]
 
 
 def new_stand_in(stand_ins: StandIns, value: object) -> bytes:
     """The text of a number that stands for ``value`` from now on, where nothing but a value may be.
 
-    One of 2**52 numbers near 1e301: no text has it by accident, and none on purpose, since it is new every time.
+    One of 2**52 numbers from 1.07e+301 to 2.14e+301: no text has it by accident, and none on purpose, since it is new
+    every time.
     """
     number = math.ldexp(1 + randbits(52) * 2.0**-52, 1000)
     stand_ins[number] = value

@@ -16,6 +16,7 @@ import numpy as np
 import ormsgpack
 
 from tfs_lite.core.status import ServingError, invalid_argument
+from tfs_lite.protocols.json_numbers import MAX_RANK
 from tfs_lite.protocols.json_print import native
 from tfs_lite.protocols.json_scan import Array
 from tfs_lite.protocols.json_tree import MAX_DEPTH, of_kind
@@ -182,7 +183,7 @@ class _Walk:
         at = self._at
         while 0x90 <= self._data[at] <= 0x9F or self._data[at] in _LIST_BYTES:
             count, size = _header(self._data, at)
-            if count == 0 or above + len(shape) == MAX_DEPTH:
+            if count == 0 or len(shape) == MAX_RANK - 1 or above + len(shape) == MAX_DEPTH:
                 return None
             shape.append(count)
             headers.append(self._data[at : at + size])
@@ -198,7 +199,8 @@ class _Walk:
             return None
         numbers = np.ndarray(tuple(shape), dtype, self._data, at + 1, tuple(widths[1:]))
         self._at = end
-        return numbers.astype(np.float64)
+        with np.errstate(all="ignore"):
+            return numbers.astype(np.float64)
 
     def _is_regular(self, shape: list[int], headers: list[bytes], widths: list[int], at: int) -> bool:
         """Whether all items of a list have the headers, and all elements the type byte, that the first ones have."""

@@ -13,7 +13,6 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType, Signature
 from tfs_lite.core.status import ServingError, invalid_argument
-from tfs_lite.protocols.defaults import holds_rows
 from tfs_lite.protocols.rest_dense import first_unfit, read_dense
 from tfs_lite.protocols.rest_tensors import RowChecker, element_error, infer_dtype, irregular, runs
 from tfs_lite.protocols.rest_values import is_base64, shorten, show, type_name
@@ -121,7 +120,7 @@ def _repeated_defaults(signature: Signature, rows: int) -> dict[str, Array]:
     arrays = {}
     for spec in signature.inputs:
         default = np.asarray(signature.defaults[spec.name])
-        if not holds_rows(spec):
+        if spec.batch is None:
             continue
         if default.nbytes * rows > MAX_FILL_BYTES:
             raise invalid_argument(

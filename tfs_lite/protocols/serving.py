@@ -17,7 +17,6 @@ from google.protobuf.message import DecodeError
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.protocols import tensor_proto
-from tfs_lite.protocols.defaults import holds_rows
 from tfs_lite.protocols.messages import (
     GetModelStatusResponse,
     Message,
@@ -172,7 +171,7 @@ def _read_signature(definition: Message) -> Signature:
 def _default(value: Tensor, spec: TensorSpec) -> Message:
     """As a request of one row would send it."""
     array = np.asarray(value)
-    return tensor_proto.encode(array[np.newaxis] if holds_rows(spec) else array)
+    return tensor_proto.encode(array[np.newaxis] if spec.batch is not None else array)
 
 
 def _read_default(defaults: Mapping[str, Message], spec: TensorSpec) -> Tensor | None:
@@ -182,7 +181,7 @@ def _read_default(defaults: Mapping[str, Message], spec: TensorSpec) -> Tensor |
         array = tensor_proto.decode(defaults[spec.name], spec.name)
     except ServingError:
         return None
-    if not holds_rows(spec):
+    if spec.batch is None:
         return array
     return array.reshape(array.shape[1:]) if array.shape[:1] == (1,) else None
 

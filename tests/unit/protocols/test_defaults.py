@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec, check_input_names, check_inputs
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.defaults import default_array, fill_defaults, holds_rows, parse_default
+from tfs_lite.protocols.defaults import default_array, fill_defaults, parse_default
 from tfs_lite.protocols.dtypes import TABLE, from_numpy, to_numpy
 
 BATCH = SymbolicDim("batch")
@@ -178,9 +178,9 @@ def test_a_request_cannot_make_defaults_fill_the_memory() -> None:
 
 
 def test_only_a_size_that_a_request_chooses_makes_rows() -> None:
-    assert [holds_rows(item) for item in SIGNATURE.inputs] == [True, True, False, True]
-    assert not holds_rows(TensorSpec("x"))
-    assert not holds_rows(TensorSpec("x", DataType.FLOAT, ()))
+    assert [item.batch is not None for item in SIGNATURE.inputs] == [True, True, False, True]
+    assert TensorSpec("x").batch is None
+    assert TensorSpec("x", DataType.FLOAT, ()).batch is None
 
 
 NUMBERS = [row.dtype for row in TABLE if row.numpy.kind in "iub"]
