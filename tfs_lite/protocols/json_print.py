@@ -37,7 +37,7 @@ def dumps(value: object) -> bytes:
     TypeError for complex numbers, bytes, names that are no str, integers beyond 64 bits, and strings that UTF-8
     cannot express. Safe on any thread; large trees give the interpreter lock away in between.
     """
-    large, odd = _survey(value)
+    large, odd = survey(value, _PART_VALUES)
     if not large:
         return _print(value, odd)
     out = io.BytesIO()
@@ -45,12 +45,12 @@ def dumps(value: object) -> bytes:
     return out.getvalue()
 
 
-def _survey(value: object) -> tuple[bool, bool]:
-    """Whether the tree has more than ``_PART_VALUES`` values, and if not, whether some of them are odd.
+def survey(value: object, limit: int) -> tuple[bool, bool]:
+    """Whether the tree has more than ``limit`` values, and if not, whether some of them are odd.
 
-    Odd are arrays that orjson must not see. No more values are looked at than that.
+    Odd are arrays that orjson must not see. No more than ``limit`` values are looked at.
     """
-    left, odd = _PART_VALUES, False
+    left, odd = limit, False
     level: Sequence[Any] = [value]
     while level:
         kinds = set(map(type, level))
@@ -83,7 +83,7 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 def _items(values: Sequence[Any]) -> Iterator[bytes]:
     """The text of values with commas between."""
-    large, odd = _survey(values)
+    large, odd = survey(values, _PART_VALUES)
     if not large:
         yield _print(values, odd)[1:-1]
     elif len(values) == 1:
@@ -97,7 +97,7 @@ def _items(values: Sequence[Any]) -> Iterator[bytes]:
 
 def _members(members: list[tuple[str, Any]]) -> Iterator[bytes]:
     """The text of members with commas between."""
-    large, odd = _survey(members)
+    large, odd = survey(members, _PART_VALUES)
     if not large:
         yield _print(dict(members), odd)[1:-1]
     elif len(members) == 1:

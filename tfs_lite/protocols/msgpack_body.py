@@ -7,6 +7,7 @@ holds the interpreter lock while it lasts.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from secrets import token_bytes
@@ -17,7 +18,7 @@ import ormsgpack
 
 from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.protocols.json_numbers import MAX_RANK
-from tfs_lite.protocols.json_print import native
+from tfs_lite.protocols.json_print import native, survey
 from tfs_lite.protocols.json_scan import Array
 from tfs_lite.protocols.json_tree import MAX_DEPTH, of_kind
 
@@ -28,7 +29,7 @@ LEAST_ARRAY_BYTES = 64 * 1024
 _MAX_TOKENS = 4096
 """So many values are read one by one, in search of large arrays; a body with more of them is parsed at once."""
 _PART_VALUES = 64 * 1024
-"""Array elements that are packed by one call."""
+"""Values that are packed by one call."""
 
 _TOO_DEEP = f"more than {MAX_DEPTH} levels of nesting"
 _FLOATS: dict[int, np.dtype[Any]] = {0xCA: np.dtype(">f4"), 0xCB: np.dtype(">f8")}
@@ -62,7 +63,11 @@ def dumps(value: object) -> bytes:
     know are floats of 32. An array without dimensions is its element; one of objects counts as a list. TypeError for
     complex numbers, names that are no str, integers beyond 64 bits and strings that UTF-8 cannot express.
     """
-    return ormsgpack.packb(value, _pack_other)
+    if not survey(value, _PART_VALUES)[0]:
+        return _pack(value)
+    out = io.BytesIO()
+    out.writelines(_parts(value))
+    return out.getvalue()
 
 
 def _unpack(data: bytes) -> Body:
@@ -222,6 +227,56 @@ def _header(data: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(data[at + 1 : at + size], "big"), size
 
 
+def _parts(value: Any) -> Iterator[bytes]:
+    """The bytes of a large tree, in parts."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        yield from _array_parts(native(value))
+    elif isinstance(value, dict):
+        if not all(isinstance(name, str) for name in value):
+            raise TypeError("names in maps must be str")
+        yield _header_of(len(value), 0x80)
+        yield from _items(list(chain.from_iterable(value.items())))
+    elif isinstance(value, list | tuple | np.ndarray):
+        values = value.tolist() if isinstance(value, np.ndarray) else value
+        yield _header_of(len(values), 0x90)
+        yield from _items(values)
+    else:
+        yield _pack(value)
+
+
+def _items(values: Sequence[Any]) -> Iterator[bytes]:
+    """The bytes of values, one after the other."""
+    if not survey(values, _PART_VALUES)[0]:
+        yield _pack(values)[len(_header_of(len(values), 0x90)) :]
+    elif len(values) == 1:
+        yield from _parts(values[0])
+    else:
+        middle = len(values) // 2
+        yield from _items(values[:middle])
+        yield from _items(values[middle:])
+
+
+def _array_parts(array: Array) -> Iterator[bytes]:
+    """The bytes of a contiguous array of a native type, in parts."""
+    if array.ndim == 0:
+        yield _pack_array(array[()])
+    elif array.size <= _PART_VALUES:
+        yield _pack_array(array)
+    else:
+        yield _header_of(len(array), 0x90)
+        step = max(1, _PART_VALUES // array[0].size)
+        for first in range(0, len(array), step):
+            rows = array[first : first + step]
+            if rows.size <= _PART_VALUES:
+                yield _pack_array(rows)[len(_header_of(len(rows), 0x90)) :]
+            else:
+                yield from _array_parts(rows[0])
+
+
+def _pack(value: object) -> bytes:
+    return ormsgpack.packb(value, _pack_other)
+
+
 def _pack_other(value: object) -> Any:
     """What ormsgpack is to pack for an array or a scalar of numpy."""
     array = np.asarray(value) if isinstance(value, np.generic) else value
@@ -232,28 +287,15 @@ def _pack_other(value: object) -> Any:
     return ormsgpack.Fragment(b"".join(_array_parts(native(array))))
 
 
-def _array_parts(array: Array) -> Iterator[bytes]:
-    """The bytes of a contiguous array of a native type, in parts."""
-    if array.ndim == 0:
-        yield _pack(array[()])
-    elif array.size <= _PART_VALUES:
-        yield _pack(array)
-    else:
-        yield _list_header(len(array))
-        step = max(1, _PART_VALUES // array[0].size)
-        for first in range(0, len(array), step):
-            rows = array[first : first + step]
-            if rows.size <= _PART_VALUES:
-                yield _pack(rows)[len(_list_header(len(rows))) :]
-            else:
-                yield from _array_parts(rows[0])
-
-
-def _pack(value: Any) -> bytes:
+def _pack_array(value: Any) -> bytes:
     return ormsgpack.packb(value, option=ormsgpack.OPT_SERIALIZE_NUMPY)
 
 
-def _list_header(count: int) -> bytes:
+def _header_of(count: int, kind: int) -> bytes:
+    """How a list (0x90) or a map (0x80) of so many items begins."""
     if count < 16:
-        return bytes([0x90 | count])
-    return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
+        return bytes([kind | count])
+    large = 0xDE if kind == 0x80 else 0xDC
+    return (
+        bytes([large]) + count.to_bytes(2, "big") if count < 1 << 16 else bytes([large + 1]) + count.to_bytes(4, "big")
+    )

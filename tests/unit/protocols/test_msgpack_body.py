@@ -174,6 +174,24 @@ def test_arrays_are_written_as_nested_lists(dtype: str, data: st.DataObject) -> 
     assert found["a"] == array.tolist()
 
 
+@pytest.mark.parametrize("part", [1, 10, 1000])
+def test_large_trees_are_the_same_bytes_in_parts(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {
+        "rows": [{"a": np.arange(3.0), "b": float(number), "c": b"x" * 40} for number in range(300)],
+        "flat": list(range(1000)),
+        "one": {"two": {"three": [[np.ones((7, 30), np.float32)]]}},
+        "long": "y" * 1000,
+        "empty": [[], {}, np.zeros((0, 2)), ()],
+        "many": {f"n{number}": number for number in range(70_000)},
+        **{f"n{number}": number for number in range(100)},
+    }
+    monkeypatch.setattr(msgpack_body, "_PART_VALUES", part)
+    assert dumps(tree) == packed(tree)
+    assert dumps(np.array([[b"a", 1.5]], object)) == b"\x91\x92\xc4\x01a\xcb\x3f\xf8" + bytes(6)
+    with pytest.raises(TypeError):
+        dumps({1: [0] * 2000})
+
+
 @pytest.mark.parametrize(
     ("value", "data"),
     [
@@ -197,7 +215,9 @@ def test_values_have_these_bytes(value: Any, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [np.array([1j]), np.complex64(1), {1: 2}, 2**64, "\ud800", object(), {1, 2}], ids=lambda value: type(value).__name__
+    "value",
+    [np.array([1j]), np.complex64(1), {1: 2}, 2**64, "\ud800", object(), {1, 2}],
+    ids=lambda value: type(value).__name__,
 )
 def test_what_has_no_bytes_is_a_type_error(value: Any) -> None:
     with pytest.raises(TypeError):
