@@ -4,7 +4,12 @@
     dtypes                  one table of element types: wire number, numpy dtype, names
     tensor_proto            TensorProto <-> numpy array
     serving                 ModelSpec, SignatureDef, statuses <-> the values of ``core``
-    codes                   canonical code -> HTTP status
+    examples, inference     tf.Example -> arrays; arrays -> classifications and regressions
+    json_*, msgpack_body    text and bytes of REST bodies <-> trees
+    rest_*                  trees <-> arrays, Examples and answers
+    defaults                inputs that a request leaves out
+    tfrecord, prediction_log    logged requests and the files they are kept in
+    codes, trailers         canonical code -> HTTP status; what our server tells our client besides
 
 Nothing here knows torch, a transport or a model.
 """
