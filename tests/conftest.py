@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from tfs_lite.testing.models import TaggedArchives
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 QUIET_SECONDS = 0.5
 LONGEST_ID = 60
+
+settings.register_profile("tfs_lite", deadline=None)  # how long an example takes is the machine's affair
+settings.load_profile("tfs_lite")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -126,6 +126,14 @@ FUNCTIONS: dict[str, tuple[Signature, Callable[[Mapping[str, Any]], Outputs]]] =
         ),
         _echo({"y": "x", "k": "k", "f": "f"}),
     ),
+    "empty_default": (
+        Signature(
+            (_spec("x", DataType.FLOAT, SymbolicDim("n")), _spec("k", DataType.FLOAT, SymbolicDim("m"))),
+            (_spec("y", DataType.FLOAT, SymbolicDim("n")),),
+            defaults={"k": np.empty(0, np.float32)},
+        ),
+        _echo({"y": "x", "k": "k"}),
+    ),
     "all_defaults": (
         Signature((_X, _spec("s", DataType.STRING)), (_Y,), defaults={"x": np.array(5, np.float32), "s": _NAME}),
         _echo({"y": "x"}),

@@ -358,6 +358,7 @@ MUTATORS: dict[str, Mutator] = {
     "msgpack_tree": either(of_tree(ormsgpack.unpackb, _print_msgpack, 0), of_bytes),
     "tfrecord": of_bytes,
     "warmup": either(of_message(messages.PredictionLog), _json),
+    "version_file": either(_json_body, of_bytes),
     "config_pbtxt": of_bytes,
     "config_yaml": of_bytes,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seeds_files import config_pbtxt, config_yaml, tfrecord, warmup
+from seeds_files import config_pbtxt, config_yaml, tfrecord, version_file, warmup
 from seeds_messages import examples, model_info, multi_inference, predict, reload, tensor
 from seeds_rest import http, json_body, msgpack_tree, rest_gzip, rest_json, rest_msgpack
 
@@ -17,7 +17,7 @@ CORPUS = Path(__file__).parent / "corpus"
 SEEDS = (
     *(predict, examples, multi_inference, model_info, reload, tensor),
     *(rest_json, rest_msgpack, rest_gzip, http, json_body, msgpack_tree),
-    *(tfrecord, warmup, config_pbtxt, config_yaml),
+    *(tfrecord, warmup, version_file, config_pbtxt, config_yaml),
 )
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import struct
+import zipfile
+from typing import Any
 
 from seeds_messages import examples, multi_inference, predict, wire
 from seeds_rest import rest_json
@@ -44,6 +48,35 @@ def warmup() -> dict[str, bytes]:
         "row": rest_json()["row"][1:],
         "default-row": rest_json()["defaults"][1:],
         "bad-row": b'{"instances": []}',
+    }
+
+
+def version_file() -> dict[str, bytes]:
+    def manifest(name: str, size: Any, digest: str = "0" * 64) -> bytes:
+        return b"m" + json.dumps({"format": 1, "files": {name: {"size": size, "sha256": digest}}}).encode()
+
+    def tensors(header: bytes, data: bytes = bytes(4)) -> bytes:
+        return b"s" + struct.pack("<Q", len(header)) + header + data
+
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("model/data"), b"data")
+    whole = b"z" + packed.getvalue()
+    locator = b"PK\x06\x07" + struct.pack("<IQI", 0, 20, 1)
+    return {
+        "manifest": manifest("model.pt2", 1),
+        "outside": manifest("../model.pt2", 1),
+        "size": manifest("model.pt2", -1),
+        "digest": manifest("model.pt2", 1, "zz"),
+        "zip": whole,
+        "zip-cut": whole[:-9],
+        "zip-comment": whole[:-2] + b"\x03\0abc",
+        "zip64": whole[:-22] + b"PK\x06\x06" + bytes(52) + locator + whole[-22:],
+        "no-zip": b"ztext",
+        "tensors": tensors(b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'),
+        "tensors-cut": tensors(b'{"x": {"data_offsets": [0, 8]}, "__metadata__": {}}'),
+        "tensors-type": tensors(b'{"x": {"data_offsets": [0, 1e999]}}'),
+        "tensors-header": b"s" + struct.pack("<Q", 2**63) + b"{}",
     }
 
 

@@ -12,21 +12,20 @@ from __future__ import annotations
 import functools
 import io
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
-import ormsgpack
 from google.protobuf.message import DecodeError
-from house import FUNCTIONS, PLATFORMS, ROOT, Model, Reply, house
+from house import FUNCTIONS, MAX_BODY_BYTES, PLATFORMS, ROOT, Model, house
+from promises import check_details, check_error, check_reply, plain, require, same
 
 from tfs_lite.adapters.replay import replay_of_body, replay_of_log
 from tfs_lite.config.server_files import parse_batching_parameters, parse_monitoring_config, parse_ssl_config
 from tfs_lite.config.settings import Settings
 from tfs_lite.config.text import parse_model_server_config, parse_model_settings
+from tfs_lite.core.manifest import parse_manifest
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols import json_text, messages, msgpack_body
 from tfs_lite.protocols.json_fault import find_fault
@@ -35,10 +34,10 @@ from tfs_lite.protocols.json_tree import Refused, read
 from tfs_lite.protocols.prediction_log import logged_request, parse_log
 from tfs_lite.protocols.tensor_proto import decode, encode
 from tfs_lite.protocols.tfrecord import frame, read_records
+from tfs_lite.sources.structure import structural_problem
 
-BLAMES_THE_REQUEST = frozenset(
-    {StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND, StatusCode.FAILED_PRECONDITION, StatusCode.UNIMPLEMENTED}
-)
+MAX_WORDS = 4096
+"""Bytes of an error, beside what it repeats of the request."""
 MAX_RECORD_BYTES = 1 << 16
 SMALLEST_PIECE = 2048
 """Bytes of the pieces that JSON is read in here, so that small inputs have several."""
@@ -48,15 +47,6 @@ REPEAT = b"\x02"
 """Stands for a repetition in JSON inputs: a length and a number follow, one byte each."""
 
 Target = Callable[[bytes], None]
-
-
-class Violation(Exception):
-    """A promise is broken."""
-
-
-def require(holds: object, what: str) -> None:
-    if not holds:
-        raise Violation(what)
 
 
 def predict(data: bytes) -> None:
@@ -107,13 +97,13 @@ def tensor(data: bytes) -> None:
     try:
         array = decode(message, "x", MAX_RECORD_BYTES)
     except ServingError as error:
-        _check_error(error, {StatusCode.INVALID_ARGUMENT})
+        check_error(error, {StatusCode.INVALID_ARGUMENT})
         return
     for as_content in (False, True):
         again = decode(encode(array, as_content), "x")
         require(again.dtype == array.dtype and again.shape == array.shape, "a tensor changes on its way")
         require(
-            again.tobytes() == array.tobytes() or _same(again.tolist(), array.tolist()), "a tensor changes on its way"
+            again.tobytes() == array.tobytes() or same(again.tolist(), array.tolist()), "a tensor changes on its way"
         )
 
 
@@ -126,9 +116,9 @@ _REST = {
 
 
 def rest_json(data: bytes) -> None:
-    """A JSON body after a byte for the verb: p, v (answered in msgpack), c, r."""
+    """A JSON body after a byte for the verb: p, v (answered in msgpack), c, r. Repetitions may be short."""
     head = _REST.get(data[0] if data else 0, _REST[ord("p")])
-    _http(_request(head, data[1:]))
+    _http(_request(head, _expanded(data[1:], MAX_BODY_BYTES // 2)))
 
 
 def rest_msgpack(data: bytes) -> None:
@@ -153,18 +143,18 @@ def json_body(data: bytes) -> None:
     text = _expanded(data)
     accepted, tree = _read(read, text)
     large = functools.partial(read_large, piece_bytes=SMALLEST_PIECE, least_array=SMALLEST_ARRAY)
-    also, same = _read(large, text)
+    also, in_pieces = _read(large, text)
     require(accepted == also, "a text is accepted whole, but not in pieces, or the other way round")
     require((find_fault(text) is None) == accepted, "a text has a fault and is accepted, or has none and is not")
-    require(not accepted or _same(_plain(tree), _plain(same)), "a text means something else in pieces")
+    require(not accepted or same(plain(tree), plain(in_pieces)), "a text means something else in pieces")
     try:
         loaded = json_text.loads(text)
     except ServingError as error:
-        _check_error(error, {StatusCode.INVALID_ARGUMENT})
+        check_error(error, {StatusCode.INVALID_ARGUMENT})
         require(str(error).startswith("JSON Parse error: "), f"unknown words: {error}")
         return
     again = json_text.loads(json_text.dumps(loaded))
-    require(_same(_plain(loaded), _plain(again)), "a tree changes when it is printed and read")
+    require(same(plain(loaded), plain(again)), "a tree changes when it is printed and read")
 
 
 def msgpack_tree(data: bytes) -> None:
@@ -174,15 +164,15 @@ def msgpack_tree(data: bytes) -> None:
     for least in (msgpack_body.LEAST_ARRAY_BYTES, SMALLEST_ARRAY):
         with mock.patch.object(msgpack_body, "LEAST_ARRAY_BYTES", least):
             try:
-                trees.append(_plain(msgpack_body.loads(packed)))
+                trees.append(plain(msgpack_body.loads(packed)))
             except ServingError as error:
-                _check_error(error, {StatusCode.INVALID_ARGUMENT})
+                check_error(error, {StatusCode.INVALID_ARGUMENT})
                 require(str(error).startswith("msgpack Parse error: "), f"unknown words: {error}")
                 trees.append(error.status)
-    require(_same(*trees), "a value means something else as an array")
+    require(same(*trees), "a value means something else as an array")
     if not isinstance(trees[0], Status):
-        again = _plain(msgpack_body.loads(msgpack_body.dumps(trees[0])))
-        require(_same(trees[0], again), "a tree changes when it is packed and read")
+        again = plain(msgpack_body.loads(msgpack_body.dumps(trees[0])))
+        require(same(trees[0], again), "a tree changes when it is packed and read")
 
 
 def tfrecord(data: bytes) -> None:
@@ -191,7 +181,7 @@ def tfrecord(data: bytes) -> None:
         size = sum(len(frame(record)) for record in read_records(io.BytesIO(data), MAX_RECORD_BYTES))
         require(size <= len(data), "records came out that did not go in")
     except ServingError as error:
-        _check_error(error, {StatusCode.DATA_LOSS, StatusCode.INVALID_ARGUMENT})
+        check_error(error, {StatusCode.DATA_LOSS, StatusCode.INVALID_ARGUMENT})
 
 
 def warmup(data: bytes) -> None:
@@ -209,7 +199,22 @@ def warmup(data: bytes) -> None:
     except UnicodeDecodeError:
         return
     except ServingError as error:
-        _check_error(error)
+        check_error(error)
+
+
+def version_file(data: bytes) -> None:
+    """A file of a version after a byte for its kind: m(anifest), z(ip), s(afetensors)."""
+    name = {ord("z"): "model.pt2", ord("s"): "model.safetensors"}.get(data[0] if data else 0)
+    if name is not None:
+        structural_problem(name, len(data) - 1, io.BytesIO(data[1:]))
+        return
+    try:
+        manifest = parse_manifest(data[1:])
+    except ServingError as error:
+        check_error(error, {StatusCode.INVALID_ARGUMENT})
+        return
+    require(parse_manifest(manifest.to_bytes()) == manifest, "a manifest changes on its way")
+    manifest.size_problem({"model.pt2": 1})
 
 
 def config_pbtxt(data: bytes) -> None:
@@ -237,6 +242,7 @@ TARGETS: dict[str, Target] = {
     "msgpack_tree": msgpack_tree,
     "tfrecord": tfrecord,
     "warmup": warmup,
+    "version_file": version_file,
     "config_pbtxt": config_pbtxt,
     "config_yaml": config_yaml,
 }
@@ -247,7 +253,9 @@ def _grpc(method: str, data: bytes) -> bytes | None:
     try:
         return house().grpc(method, data)
     except ServingError as error:
-        _check_error(error)
+        check_error(error)
+        check_details(error)
+        require(len(str(error)) <= MAX_WORDS + 8 * len(data), "an error is much longer than its request")
         return None
     finally:
         _check_handles()
@@ -256,7 +264,10 @@ def _grpc(method: str, data: bytes) -> bytes | None:
 def _http(data: bytes) -> None:
     reply = house().http(data)
     if reply is not None:
-        _check_reply(reply)
+        check_reply(reply)
+        require(
+            reply.status < 400 or len(reply.body) <= MAX_WORDS + 8 * len(data), "an error is longer than its request"
+        )
         _check_handles()
         require(house().rest.bodies.numbers.held_bytes == 0, "the room of a body is not given back")
 
@@ -270,32 +281,6 @@ def _check_handles() -> None:
     require(held == 0, f"{held} handles are not given back")
 
 
-def _check_error(error: ServingError, codes: frozenset[StatusCode] | set[StatusCode] = BLAMES_THE_REQUEST) -> None:
-    require(error.code in codes, f"{error.code.name}: {error}")
-    require(str(error).strip(), f"{error.code.name} without a word")
-    str(error).encode()
-
-
-def _check_reply(reply: Reply) -> None:
-    require(reply.starts == 1 and reply.ended, "an answer is not whole")
-    require(reply.status < 500 or reply.status == 501, f"{reply.status}: {reply.body[:300]!r}")
-    require(reply.status != 499 or reply.broken_off, "the client is said to have gone")
-    require(int(reply.headers.get("content-length", 0)) == len(reply.body), "the length of an answer is wrong")
-    if reply.headers.get("content-encoding") == "gzip":
-        import gzip
-
-        reply.body = gzip.decompress(reply.body)
-    kind = reply.headers.get("content-type", "")
-    if kind == "application/json":
-        tree = json.loads(reply.body)
-    elif kind == "application/msgpack":
-        tree = ormsgpack.unpackb(reply.body)
-    else:
-        return
-    require((list(tree) == ["error"]) == (reply.status >= 400), f"{reply.status} with {list(tree)}")
-    require(reply.status < 400 or tree["error"].strip(), "an error without a word")
-
-
 def _read(reader: Callable[[bytes], Any], text: bytes) -> tuple[bool, Any]:
     try:
         return True, reader(text)
@@ -303,44 +288,16 @@ def _read(reader: Callable[[bytes], Any], text: bytes) -> tuple[bool, Any]:
         return False, None
 
 
-def _expanded(data: bytes) -> bytes:
-    """Every ``REPEAT`` L N becomes the L bytes before it, N times more."""
+def _expanded(data: bytes, most: int = MAX_TEXT_BYTES) -> bytes:
+    """Every ``REPEAT`` L N becomes the L bytes before it, N times more, unless that is more than ``most`` in all."""
     text, done = bytearray(), 0
     while (at := data.find(REPEAT, done)) >= 0:
         text += data[done:at]
         length, times = (*data[at + 1 : at + 3], 0, 0)[:2]
-        if length and len(text) + length * times <= MAX_TEXT_BYTES:
+        if length and len(text) + length * times <= most:
             text += bytes(text[-length:]) * times
         done = at + 3
     return bytes(text + data[done:])
-
-
-def _plain(tree: Any) -> Any:
-    """Lists in place of arrays."""
-    if isinstance(tree, np.ndarray):
-        return tree.tolist()
-    if isinstance(tree, list):
-        return [_plain(item) for item in tree]
-    if isinstance(tree, dict):
-        return {name: _plain(item) for name, item in tree.items()}
-    return tree
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two trees mean the same. An integer may have become the float nearest to it."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return list(one) == list(other) and all(map(_same, one.values(), other.values()))
-    if isinstance(one, complex) or isinstance(other, complex):
-        return repr(one) == repr(other) or one == other
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, float) or isinstance(other, float):
-        if not (isinstance(one, int | float) and isinstance(other, int | float)):
-            return one == other
-        return float(one) == float(other) or (math.isnan(one) and math.isnan(other))
-    return type(one) is type(other) and one == other
 
 
 Parser = Callable[[str, str], Settings]
@@ -376,7 +333,7 @@ def _config(data: bytes, name: str) -> None:
     try:
         settings = _PARSERS[kind](text, name)
     except ServingError as error:
-        _check_error(error, {StatusCode.INVALID_ARGUMENT})
+        check_error(error, {StatusCode.INVALID_ARGUMENT})
         require(str(error).startswith(f"{name}:"), f"an error without a place: {error}")
         return
     require(isinstance(settings, Settings), "no settings")

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from house import close_house
 from mutators import MUTATORS
+from promises import Violation
 from seeds import CORPUS, SEEDS
-from targets import TARGETS, Violation
+from targets import TARGETS
 
 FILES = sorted(path for path in CORPUS.glob("*/*"))
 DRIVER = CORPUS.parent / "drive.py"

@@ -16,7 +16,16 @@ import orjson
 
 from tfs_lite.protocols.json_numbers import LEAST_BYTES, large_arrays
 from tfs_lite.protocols.json_scan import SLICE_BYTES, Array, Slice, slices, string_end
-from tfs_lite.protocols.json_tree import MAX_DEPTH, Json, Refused, StandIns, new_stand_in, read
+from tfs_lite.protocols.json_tree import (
+    MAX_DEPTH,
+    MAX_VALUES,
+    Json,
+    Refused,
+    StandIns,
+    TooMany,
+    new_stand_in,
+    read,
+)
 
 _SHORT_PART = 64
 """What is looked at first is a piece's 64th part: many containers end soon after the long item in them."""
@@ -69,6 +78,8 @@ class PieceReader:
         self._at = 0
         self._fresh = False
         self._after = False
+        self._values = 0
+        """How many values may have been kept so far, commas and brackets in strings counted too."""
         self._long_items = 0
         """How many items are known to be long, each of them the first in the one before."""
 
@@ -78,7 +89,8 @@ class PieceReader:
         return Position(self._at, tuple(self._open), self._fresh, self._after)
 
     def whole(self) -> Json:
-        """The value of the text; None if nothing is kept. Raises :class:`Refused`."""
+        """The value of the text; None if nothing is kept. Raises :class:`Refused`, or :class:`TooMany` if values are
+        kept."""
         root: list[Any] = []
         start = self._skip(0)
         if self._text[start : start + 1] not in (b"[", b"{"):
@@ -102,6 +114,7 @@ class PieceReader:
         stop, closes = self._end_of_run()
         if stop < 0:
             return False
+        self._count(self._text[self._at : stop])
         container = self._open[-1]
         opening, closing = _BRACKETS[type(container)]
         items: Any = read(
@@ -119,6 +132,11 @@ class PieceReader:
             container.extend(items)
         self._at, self._fresh, self._after = (stop, False, True) if closes else (stop + 1, False, False)
         return True
+
+    def _count(self, run: bytes) -> None:
+        self._values += 1 + sum(map(run.count, (b",", b"[", b"{")))
+        if self._keep and self._values > MAX_VALUES:
+            raise TooMany
 
     def _end_of_run(self) -> tuple[int, bool]:
         """Where the run ends, -1 if no item ends within a piece; and whether the container ends there."""

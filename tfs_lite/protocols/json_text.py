@@ -21,7 +21,7 @@ from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.protocols.json_fault import Fault, find_fault
 from tfs_lite.protocols.json_pieces import read_large
 from tfs_lite.protocols.json_print import dumps
-from tfs_lite.protocols.json_tree import MAX_DEPTH, Json, Refused, read
+from tfs_lite.protocols.json_tree import MAX_DEPTH, MAX_VALUES, Json, Refused, TooMany, read
 
 __all__ = ["COMFORTABLE_BYTES", "MAX_DEPTH", "Json", "dumps", "loads"]
 
@@ -37,13 +37,18 @@ def loads(data: bytes) -> Json:
     Integers that fit into 64 bits (signed or unsigned) are int, all other numbers float. In a text of more than
     ``COMFORTABLE_BYTES``, a rectangular nested list of nothing but numbers that takes 8 KB or more may come as one
     array: int64 if all of them are integers that fit, uint64 if only that fits, else float64. An array of a shape
-    with a zero never comes. INVALID_ARGUMENT ``JSON Parse error: REASON at offset: N``, in bytes, for anything else.
+    with a zero never comes. Besides such arrays a tree has at most ``MAX_VALUES`` values.
+    INVALID_ARGUMENT ``JSON Parse error: REASON at offset: N``, in bytes, for anything else.
     """
     try:
         text = data.removeprefix(_BYTE_ORDER_MARK)
         return read(text) if len(text) <= COMFORTABLE_BYTES else read_large(text)
     except Refused:
         raise _refusal(data) from None
+    except TooMany:
+        raise invalid_argument(
+            f"JSON Parse error: more than {MAX_VALUES} values besides large arrays of nothing but numbers"
+        ) from None
 
 
 def _refusal(data: bytes) -> ServingError:

@@ -35,6 +35,8 @@ StandIns: TypeAlias = dict[float, Any]
 """Number in the text -> what it stands for."""
 
 MAX_DEPTH = 100
+MAX_VALUES = 8 << 20
+"""Values of a tree, large arrays of numbers counted as one. Each costs some 60 bytes, and as text two or three."""
 _MARK = b"e+301"
 """The end of every stand-in."""
 _LOOSE = re.compile(rb"^[ \t\r\n]*+([\[{])[ \t\r\n]++")
@@ -43,6 +45,10 @@ _SPECIAL_WORDS = (b"NaN", b"Inf", b"-Inf", b"Infinity", b"-Infinity")
 
 class Refused(Exception):
     """The text is no acceptable JSON; ``json_fault`` knows why."""
+
+
+class TooMany(Exception):
+    """The text has more values outside its large arrays of numbers than ``MAX_VALUES``."""
 
 
 def read(text: bytes, above: int = 0, stand_ins: StandIns | None = None) -> Json:
@@ -98,6 +104,8 @@ def _without_special(text: bytes, stand_ins: StandIns | None) -> tuple[bytes, St
 
 def _members(tree: Any, enough: int) -> int:
     """How many members all objects of the tree have together; looks no further when it is ``enough``."""
+    if type(tree) is dict and len(tree) >= enough:
+        return len(tree)
     level: Sequence[Any] = [tree]
     found = 0
     while level:

@@ -28,6 +28,8 @@ Body: TypeAlias = "bool | int | float | str | bytes | list[Body] | dict[str, Bod
 LEAST_ARRAY_BYTES = 64 * 1024
 _MAX_TOKENS = 4096
 """So many values are read one by one, in search of large arrays; a body with more of them is parsed at once."""
+MAX_TREE_BYTES = 8 << 20
+"""Of a body that has to be parsed at once: a byte may become an object of 60."""
 _PART_VALUES = 64 * 1024
 """Values that are packed by one call."""
 
@@ -44,6 +46,7 @@ _MAP_BYTES = {0xDE: 3, 0xDF: 5}
 def loads(data: bytes) -> Body:
     """The tree of one msgpack value. Safe on any thread.
 
+    A body above ``MAX_TREE_BYTES`` may consist of large lists of floats, and a few thousand other values of any size.
     From ``LEAST_ARRAY_BYTES`` on, a rectangular nested list of floats of one width may come as an array (float64).
     INVALID_ARGUMENT ``msgpack Parse error: REASON`` for anything malformed, more than 100 levels of nesting, bytes
     after the value, extension types, names in maps that are no strings, and strings that are not UTF-8. If a name
@@ -53,6 +56,11 @@ def loads(data: bytes) -> Body:
         tree = _Walk(data).whole()
         if tree is not None:
             return tree
+    if len(data) > MAX_TREE_BYTES:
+        raise invalid_argument(
+            f"msgpack Parse error: the body is malformed, or has more than {_MAX_TOKENS} values besides large lists of "
+            f"floats in more than {MAX_TREE_BYTES} bytes"
+        )
     return _unpack(data)
 
 

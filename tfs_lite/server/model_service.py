@@ -26,8 +26,8 @@ CounterValue = Callable[[str], float]
 
 
 class ModelService:
-    """``status`` answers GetModelStatus. ``reload`` may take minutes and runs on ``background``, never on the loop; what
-    it says was applied goes into the trailer ``tfs-lite-applied``, since the answer itself has no place for it."""
+    """``status`` answers GetModelStatus. ``reload`` may take minutes and runs on ``background``, never on the loop;
+    what it says was applied goes into the trailer ``tfs-lite-applied``, since the answer itself has no place for it."""
 
     def __init__(
         self,

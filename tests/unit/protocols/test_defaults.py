@@ -195,3 +195,12 @@ def test_what_is_filled_passes_the_checks_of_a_request(dtype: DataType, value: i
     check_input_names(signature, sent)
     filled = fill_defaults(signature, sent)
     check_inputs(signature, {name: (from_numpy(array.dtype), array.shape) for name, array in filled.items()})
+
+
+def test_any_number_of_empty_rows_is_filled_at_once() -> None:
+    batch = SymbolicDim("batch")
+    spec = TensorSpec("x", DataType.FLOAT, (batch, SymbolicDim("n")))
+    empty = TensorSpec("y", DataType.FLOAT, (batch, SymbolicDim("m")))
+    signature = Signature((spec, empty), (), defaults={"y": np.empty(0, np.float32)})
+    filled = fill_defaults(signature, {"x": np.empty((2**40, 0), np.float32)})
+    assert filled["y"].shape == (2**40, 0)

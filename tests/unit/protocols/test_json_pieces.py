@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfs_lite.protocols import json_pieces
 from tfs_lite.protocols.json_fault import find_fault
 from tfs_lite.protocols.json_pieces import PieceReader, read_large
-from tfs_lite.protocols.json_tree import Refused, read
+from tfs_lite.protocols.json_tree import Refused, TooMany, read
 
 PIECES = [1, 64, 200, 1000]
 NO_ARRAYS = 1 << 40
@@ -148,3 +149,19 @@ def test_nothing_is_kept_if_told_so() -> None:
     with pytest.raises(Refused):
         reader.whole()
     assert reader.position.open == ({"a": None, "b": None}, {"c": None})
+
+
+@pytest.mark.parametrize(
+    ("item", "kept"),
+    [(b"[]", False), (b"{}", False), (b'"ab"', False), (b'{"a":"b"}', False), (b"12", True), (b"[1.5,2]", True)],
+)
+def test_a_body_cannot_unfold_into_more_values_than_the_bound(
+    monkeypatch: pytest.MonkeyPatch, item: bytes, kept: bool
+) -> None:
+    monkeypatch.setattr(json_pieces, "MAX_VALUES", 50_000)
+    body = b"[" + b",".join([item] * 60_000) + b"]"
+    if kept:
+        assert len(read_large(body)) == 60_000  # type: ignore[arg-type]
+        return
+    with pytest.raises(TooMany):
+        read_large(body)

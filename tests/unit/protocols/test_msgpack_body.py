@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as npst
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import msgpack_body
-from tfs_lite.protocols.msgpack_body import LEAST_ARRAY_BYTES, dumps, loads
+from tfs_lite.protocols.msgpack_body import LEAST_ARRAY_BYTES, MAX_TREE_BYTES, dumps, loads
 
 LARGE = b"\xc6" + (LEAST_ARRAY_BYTES).to_bytes(4, "big") + bytes(LEAST_ARRAY_BYTES)
 """A binary value that makes a body large."""
@@ -224,3 +224,13 @@ def test_what_has_no_bytes_is_a_type_error(value: Any) -> None:
         dumps(value)
     with pytest.raises(TypeError):
         dumps({"a": [value]})
+
+
+def test_a_body_that_would_unfold_into_too_many_values_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ServingError, match="more than 4096 values besides large lists of floats"):
+        loads(b"\xdd" + (MAX_TREE_BYTES + 1).to_bytes(4, "big") + b"\x90" * (MAX_TREE_BYTES + 1))
+
+
+def test_a_large_body_of_few_large_values_is_read() -> None:
+    picture = b"\0" * (MAX_TREE_BYTES + 1)
+    assert loads(dumps({"instances": [{"b": picture}, {"b": picture}]})) == {"instances": [{"b": picture}] * 2}
