@@ -39,6 +39,7 @@ MAX_LENGTH = 4096
 def main() -> None:
     arguments = _arguments()
     sys.path.insert(0, str(HERE))
+    FOUND.mkdir(exist_ok=True)
     faulthandler.enable()
     if arguments.search == GUIDED:
         _guided(arguments)
@@ -50,10 +51,9 @@ def main() -> None:
 
 def _both(arguments: argparse.Namespace) -> int:
     """The two searches, in processes of their own; the exit code."""
-    FOUND.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
         corpus = arguments.corpus or scratch
-        reports = []
+        reports: list[dict[str, Any]] = []
         if importlib.util.find_spec("atheris") is not None:
             ends = time.monotonic() + arguments.seconds * GUIDED_SHARE
             while (left := ends - time.monotonic()) > 1 and (arguments.keep_going or not _found(reports)):
@@ -75,12 +75,12 @@ def _search(search: str, arguments: argparse.Namespace, corpus: str, seconds: fl
     if arguments.keep_going:
         flags.append("--keep-going")
     command = [sys.executable, __file__, arguments.target, *flags]
-    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=seconds + SECONDS_TO_END)
     try:
+        process = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=seconds + SECONDS_TO_END)
         report: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
+    except (subprocess.TimeoutExpired, ValueError, IndexError):
         report = {"executions": 0, "seconds": seconds, "worst": 0.0, "worst_bytes": 0, "early": 0, "resident": 0}
-        report["found"] = {f"the process ended with {process.returncode}, see above": ""}
+        report["found"] = {f"the {search} search hung or broke off, see above": ""}
     return report
 
 

@@ -243,8 +243,8 @@ def _change_field(message: Message, field: FieldDescriptor, chance: random.Rando
 
 
 def _change_map(entries: Any, field: FieldDescriptor, chance: random.Random) -> None:
-    key = _scalar(field.message_type.fields_by_name["key"], chance)
-    value = field.message_type.fields_by_name["value"]
+    key = _scalar(_entry(field)["key"], chance)
+    value = _entry(field)["value"]
     known = list(entries)
     if known and chance.random() < 0.3:
         del entries[chance.choice(known)]
@@ -267,6 +267,11 @@ def _change_repeated(items: Any, field: FieldDescriptor, chance: random.Random) 
         items.add()
     else:
         items.append(_scalar(field, chance))
+
+
+def _entry(field: FieldDescriptor) -> Any:
+    """The fields of a map's entries, by name."""
+    return field.message_type.fields_by_name if field.message_type else {}
 
 
 def _is_map(field: FieldDescriptor) -> bool:

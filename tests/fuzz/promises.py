@@ -80,12 +80,10 @@ def same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
         return list(one) == list(other) and all(map(same, one.values(), other.values()))
-    if isinstance(one, complex) or isinstance(other, complex):
-        return repr(one) == repr(other) or one == other
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, float) or isinstance(other, float):
         if not (isinstance(one, int | float) and isinstance(other, int | float)):
             return one == other
         return float(one) == float(other) or (math.isnan(one) and math.isnan(other))
-    return type(one) is type(other) and one == other
+    return type(one) is type(other) and bool(one == other)

@@ -29,7 +29,7 @@ def rest_json() -> dict[str, bytes]:
         "context": b'c{"signature_name": "classify", "context": {"name": {"b64": "/w"}}, "examples": [{"x": 1}]}',
         "regress": b'r{"signature_name": "regress", "examples": [{"x": 1.5}, {"x": 2}]}',
         "serialized": b'r{"signature_name": "serialized", "examples": [{"x": [1, true]}, {"y": "z"}]}',
-        "large": b'v{"signature_name": "float", "instances": [1.5, ' + b"\x02\x05\xff" + b"\x02\xff\x63" + b"2]}",
+        "large": b'v{"signature_name": "float", "instances": [1.5, ' + b"\x02\x05\xff" + b"\x02\xff\x14" + b"2]}",
     }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from google.protobuf.message import DecodeError
-from house import FUNCTIONS, MAX_BODY_BYTES, PLATFORMS, ROOT, Model, house
+from house import PLATFORMS, ROOT, Model, house
 from promises import check_details, check_error, check_reply, plain, require, same
 
 from tfs_lite.adapters.replay import replay_of_body, replay_of_log
@@ -72,9 +72,8 @@ def multi_inference(data: bytes) -> None:
     answer = _grpc("MultiInference", data)
     if answer is not None:
         request = messages.MultiInferenceRequest.FromString(data)
-        require(
-            len(messages.MultiInferenceResponse.FromString(answer).results) == len(request.tasks), "a result is missing"
-        )
+        results = messages.MultiInferenceResponse.FromString(answer).results
+        require(len(results) == len(request.tasks), "a result is missing")
 
 
 def model_info(data: bytes) -> None:
@@ -101,10 +100,10 @@ def tensor(data: bytes) -> None:
         return
     for as_content in (False, True):
         again = decode(encode(array, as_content), "x")
-        require(again.dtype == array.dtype and again.shape == array.shape, "a tensor changes on its way")
-        require(
-            again.tobytes() == array.tobytes() or same(again.tolist(), array.tolist()), "a tensor changes on its way"
-        )
+        alike = (again.dtype, again.shape) == (array.dtype, array.shape)
+        texts = array.dtype == object
+        values = [given.ravel().tolist() if texts else given.tobytes() for given in (again, array)]
+        require(alike and values[0] == values[1], "a tensor changes on its way")
 
 
 _REST = {
@@ -118,7 +117,7 @@ _REST = {
 def rest_json(data: bytes) -> None:
     """A JSON body after a byte for the verb: p, v (answered in msgpack), c, r. Repetitions may be short."""
     head = _REST.get(data[0] if data else 0, _REST[ord("p")])
-    _http(_request(head, _expanded(data[1:], MAX_BODY_BYTES // 2)))
+    _http(_request(head, _expanded(data[1:])))
 
 
 def rest_msgpack(data: bytes) -> None:
@@ -194,7 +193,7 @@ def warmup(data: bytes) -> None:
         for record in read_records(io.BytesIO(frame(data)), len(data)):
             request = logged_request(parse_log(record))
             if request is not None:
-                require(request.model_names is not None, "no names")
+                require("" not in request.model_names, "an empty name")
                 replay_of_log(servable.signatures, request).once(servable, 1.0)
     except UnicodeDecodeError:
         return
@@ -250,24 +249,24 @@ TARGETS: dict[str, Target] = {
 
 def _grpc(method: str, data: bytes) -> bytes | None:
     """The answer; None for a refusal that is in order."""
+    house().handles, answer = 0, None
     try:
-        return house().grpc(method, data)
+        answer = house().grpc(method, data)
     except ServingError as error:
         check_error(error)
         check_details(error)
         require(len(str(error)) <= MAX_WORDS + 8 * len(data), "an error is much longer than its request")
-        return None
-    finally:
-        _check_handles()
+    _check_handles()
+    return answer
 
 
 def _http(data: bytes) -> None:
+    house().handles = 0
     reply = house().http(data)
     if reply is not None:
         check_reply(reply)
-        require(
-            reply.status < 400 or len(reply.body) <= MAX_WORDS + 8 * len(data), "an error is longer than its request"
-        )
+        short = reply.status < 400 or len(reply.body) <= MAX_WORDS + 8 * len(data)
+        require(short, "an error is much longer than its request")
         _check_handles()
         require(house().rest.bodies.numbers.held_bytes == 0, "the room of a body is not given back")
 
@@ -277,7 +276,7 @@ def _request(head: str, body: bytes) -> bytes:
 
 
 def _check_handles() -> None:
-    held, house().handles = house().handles, 0
+    held = house().handles
     require(held == 0, f"{held} handles are not given back")
 
 
@@ -288,13 +287,13 @@ def _read(reader: Callable[[bytes], Any], text: bytes) -> tuple[bool, Any]:
         return False, None
 
 
-def _expanded(data: bytes, most: int = MAX_TEXT_BYTES) -> bytes:
-    """Every ``REPEAT`` L N becomes the L bytes before it, N times more, unless that is more than ``most`` in all."""
+def _expanded(data: bytes) -> bytes:
+    """Every ``REPEAT`` L N becomes the L bytes before it, N times more, if that is not too much in all."""
     text, done = bytearray(), 0
     while (at := data.find(REPEAT, done)) >= 0:
         text += data[done:at]
         length, times = (*data[at + 1 : at + 3], 0, 0)[:2]
-        if length and len(text) + length * times <= most:
+        if length and len(text) + length * times <= MAX_TEXT_BYTES:
             text += bytes(text[-length:]) * times
         done = at + 3
     return bytes(text + data[done:])
@@ -337,6 +336,3 @@ def _config(data: bytes, name: str) -> None:
         require(str(error).startswith(f"{name}:"), f"an error without a place: {error}")
         return
     require(isinstance(settings, Settings), "no settings")
-
-
-SIGNATURES = tuple(FUNCTIONS)

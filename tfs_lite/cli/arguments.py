@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from tfs_lite.cli.errors import UsageError, nearest
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from tfs_lite.client import Client
 
 _CONNECT_TIMEOUT = 10.0
+_TLS_FILES = {
+    "root_certificates": "PEM; turns TLS on, to a server that one of them vouches for",
+    "client_key": "PEM; for a server that wants to know its clients",
+    "client_certificate": "PEM; of that key",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,8 +64,25 @@ def version_number(text: str) -> int:
     return version
 
 
-def grpc_client(address: str, timeout: float) -> Client:
-    """A client that gives up after ``timeout`` seconds, and sooner when there is no server at all."""
+def add_tls(parser: Parser) -> None:
+    """The files that a TLS connection needs; :func:`grpc_client` reads them."""
+    for name, text in _TLS_FILES.items():
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", metavar="FILE", help=text)
+
+
+def grpc_client(address: str, timeout: float, tls: argparse.Namespace) -> Client:
+    """A client that gives up after ``timeout`` seconds, and sooner when there is no server at all. ``tls``: arguments
+    with those of :func:`add_tls`."""
     from tfs_lite.client import Client
 
-    return Client(address, timeout=timeout, connect_timeout=min(timeout, _CONNECT_TIMEOUT))
+    files = {name: _read(getattr(tls, name), f"--{name}") for name in _TLS_FILES}
+    return Client(address, **files, timeout=timeout, connect_timeout=min(timeout, _CONNECT_TIMEOUT))
+
+
+def _read(path: str | None, option: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{option}: {path} cannot be read: {error.strerror}") from None

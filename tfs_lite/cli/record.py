@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfs_lite.cli.arguments import Parser, grpc_client, positive_int, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_int, positive_seconds
 from tfs_lite.cli.errors import DONE, FAILED, CliError, UsageError
 from tfs_lite.cli.output import print_json
 
@@ -41,6 +41,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     add("--signature_name", "--signature-name", default="", metavar="S", help="for requests that name none")
     add("--input", action="append", default=[], metavar="NAME=VALUE", help="an input of one more request; repeat it")
     add("--server", default="", metavar="HOST:PORT", help=f"gRPC address ({_DEFAULT_SERVER})")
+    add_tls(parser)
     add("--timeout", type=positive_seconds, metavar="S", help=f"seconds for each request ({_DEFAULT_TIMEOUT:g})")
     add("--from_log", "--from-log", action="append", nargs="+", default=[], metavar="FILE", help="request logs to copy")
     add("--limit", type=positive_int, metavar="N", help="copy at most N records of the logs")
@@ -70,7 +71,7 @@ def _record_answered(args: Namespace) -> int:
     path = locate(args.out)
     sources = find_sources(args.bodies, args.input)
     before = count_records(path, room_for=len(sources))
-    with grpc_client(args.server or _DEFAULT_SERVER, args.timeout or _DEFAULT_TIMEOUT) as client:
+    with grpc_client(args.server or _DEFAULT_SERVER, args.timeout or _DEFAULT_TIMEOUT, args) as client:
         recorder = Recorder(client, args.model_name, args.signature_name)
         added = append(path, recorder.logs(sources))
     refused = [{"source": one.source, "code": one.code, "message": one.message} for one in recorder.refused]

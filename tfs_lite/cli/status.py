@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tfs_lite.cli.arguments import Parser, grpc_client, positive_seconds
+from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_seconds
 from tfs_lite.cli.errors import DONE, CliError, UsageError, nearest
 from tfs_lite.cli.model_view import Model, ask_grpc, models_table, print_models, read_rest
 from tfs_lite.cli.output import console, print_json
@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("--server asks over gRPC, which answers for one model: name it, or use --rest for all")
 
     def fetch() -> list[Model]:
-        return over_grpc(args.server, args.model) if args.server else over_rest(args.rest, args.model)
+        return over_grpc(args.server, args.model, args) if args.server else over_rest(args.rest, args.model)
 
     if not args.watch:
         print_models(fetch(), args.json)
@@ -51,14 +51,15 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument("model", nargs="?", help="only this model")
     parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
     parser.add_argument("--server", metavar="HOST:PORT", help="ask over gRPC instead; needs MODEL")
+    add_tls(parser)
     parser.add_argument("--watch", action="store_true", help="go on showing it, until Ctrl-C")
     parser.add_argument("--interval", type=positive_seconds, default=1.0, help="seconds between looks (%(default)s)")
     return parser.parse(argv)
 
 
-def over_grpc(address: str, name: str) -> list[Model]:
+def over_grpc(address: str, name: str, tls: Namespace) -> list[Model]:
     """The one model that gRPC was asked for."""
-    with grpc_client(address, _ANSWER_TIMEOUT) as client:
+    with grpc_client(address, _ANSWER_TIMEOUT, tls) as client:
         return [ask_grpc(client, name)]
 
 

@@ -23,6 +23,9 @@ _PART_VALUES = 8192
 """Values printed by one call: about 100 KB of text, well below a millisecond."""
 _CHARACTERS_A_VALUE = 16
 """A string counts as one value more for each of these."""
+_ROUNDED_TWICE = (b"7.038531e-26", b"7.03853069e-26")
+"""The one float32 (of either sign; all have been tried) whose shortest text, read as a double and then rounded to a
+float32, is another number; and a text of it that is not."""
 _NATIVE = frozenset(np.dtype(code) for code in "?bhilqBHILQefd")
 
 
@@ -115,7 +118,8 @@ def _print(value: object, odd: bool) -> bytes:
     """The text of a small tree. ``odd``: it has arrays that orjson must not see."""
     if not odd:
         text = orjson.dumps(value, _print_other, orjson.OPT_SERIALIZE_NUMPY)
-        if b"u" not in text or b"null" not in text:  # one byte is found at once, and is mostly not there
+        no_words = b"u" not in text or b"null" not in text  # one byte is found at once, and is mostly not there
+        if no_words and _ROUNDED_TWICE[0] not in text:
             return text
     return orjson.dumps(_with_words(value), _print_other)
 
@@ -162,6 +166,8 @@ def _array_parts(array: Array) -> Iterator[bytes]:
 
 def _print_array(array: Array) -> bytes:
     text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    if array.dtype == np.float32:
+        text = text.replace(*_ROUNDED_TWICE)
     if array.dtype.kind != "f" or b"n" not in text:
         return text
     words = [_word(number) for number in array[~np.isfinite(array)].tolist()]

@@ -193,3 +193,22 @@ def test_what_has_no_text_is_a_type_error(value: Any) -> None:
         dumps(value)
     with pytest.raises(TypeError):
         dumps([[value], np.zeros(10_000)])
+
+
+TWICE = np.array([0x15AE43FD, 0x95AE43FD], np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [TWICE, {"a": TWICE, "b": [float("nan")]}, list(TWICE), TWICE.reshape(2, 1), np.tile(TWICE, 10_000), TWICE[0]],
+    ids=["array", "beside NaN", "scalars", "nested", "large", "one scalar"],
+)
+def test_a_float32_whose_shortest_text_would_round_twice_reads_back(value: Any) -> None:
+    text = dumps(value)
+    assert b"7.03853069e-26" in text
+    assert b"7.038531e-26" not in text
+
+
+def test_a_double_of_that_text_is_printed_as_it_is() -> None:
+    assert dumps([7.038531e-26, np.float64(7.038531e-26)]) == b"[7.038531e-26,7.038531e-26]"
+    assert dumps(np.array([7.038531e-26])) == b"[7.038531e-26]"
