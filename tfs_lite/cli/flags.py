@@ -147,7 +147,7 @@ FLAGS: tuple[Flag, ...] = (
     _load("max_num_load_retries", _INT, 5, "tries after a failed load", minimum=0),
     _load("load_retry_interval_micros", _INT, 60_000_000, "wait between tries; negative: none", maximum=INT64_MAX),
     _load("enable_model_warmup", _BOOL, True, "send a version its warm-up requests before it becomes available"),
-    _load("num_request_iterations_for_warmup", _INT, 0, "send each of them this often; 0: once", minimum=0),
+    _load("num_request_iterations_for_warmup", _INT, 0, "send each of them this often; 0 or less: once"),
     _load("flush_filesystem_caches", _BOOL, True, "let the system forget the files of a version that was loaded"),
     _load("reload_timeout_seconds", _FLOAT, 120.0, "how long a new config waits for its new models", minimum=0),
     _load("total_model_memory_limit_bytes", _INT, 0, "memory for all models; 0: all", minimum=0, maximum=INT64_MAX),

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, StrictBool, StrictStr
 from tfs_lite.config.settings import Settings, problem
 
 DEFAULT_PATH = "/monitoring/prometheus/metrics"
+_TAKEN = re.compile(r"/$|/(?:v1|v2|openai|livez|readyz|startupz|openapi\.json)(?:/|$)", re.IGNORECASE)
 _PLAIN = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@/-]*")
 
 
@@ -23,6 +24,8 @@ def _path(path: str) -> str:
         raise problem(f'must start with "/"; got "{path:.80}"')
     if not _PLAIN.fullmatch(path):
         raise problem(f'"{path:.80}" has characters that the path of a URL cannot hold as they are')
+    if _TAKEN.match(path):
+        raise problem(f'"{path:.80}" is where the server answers something else')
     return path
 
 

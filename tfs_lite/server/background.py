@@ -22,16 +22,21 @@ class BackgroundRunner:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"tfs-{what}")
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of ``work``. RESOURCE_EXHAUSTED when too much is waiting. Work that has begun goes on when the
-        caller is cancelled."""
+        """The result of ``work``. RESOURCE_EXHAUSTED when too much is waiting. When the caller is cancelled, work that
+        has begun goes on, and work that has not is dropped: nobody wants it any more."""
         if self._pending >= self._max_pending:
             raise ServingError(
                 StatusCode.RESOURCE_EXHAUSTED, f"{self._pending} {self._what} requests are pending, no more are taken"
             )
         self._pending += 1
-        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        queued = self._executor.submit(work)
+        future = asyncio.wrap_future(queued)
         future.add_done_callback(self._finished)
-        return await asyncio.shield(future)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            queued.cancel()
+            raise
 
     def close(self) -> None:
         """Drops what has not begun, waits for the rest."""

@@ -34,6 +34,7 @@ from tfs_lite.server.rest_service import RestService, RestSettings
 MAX_PENDING_RELOADS = 8
 MAX_PENDING_PAGES = 16
 MAX_PENDING_BODIES = 1000
+OWN_METRICS = "/metrics"
 LAST_PAGES = 1.0
 """Seconds for HTTP requests that are inside when everything else has ended."""
 
@@ -144,8 +145,14 @@ class Doors:
             slow=self._bodies,
             enable_cors=core.options.rest_api_enable_cors_support,
             upstream_metrics_path=self._settings.metrics_path,
-            upstream_page=lambda: (core.request_metrics.upstream.page(), upstream_metrics.CONTENT_TYPE),
+            upstream_page=self._upstream_page,
         )
+
+    def _upstream_page(self) -> tuple[bytes, str]:
+        """Our own names follow where the page takes the place of ours."""
+        core = self._core
+        own = generate_latest(core.registry) if self._settings.metrics_path == OWN_METRICS else b""
+        return core.request_metrics.upstream.page() + own, upstream_metrics.CONTENT_TYPE
 
     def _reload(self, message: Message) -> str:
         return self._core.reload(from_proto(message, base_directory(self._core.options)))

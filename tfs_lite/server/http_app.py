@@ -66,7 +66,6 @@ class HttpApp:
             "/startupz": self._livez,
             "/readyz": self._readyz,
             "/metrics": partial(self._page, metrics_page),
-            "/monitoring/prometheus/metrics": partial(self._page, metrics_page),
             "/openapi.json": self._description,
         }
 

@@ -21,7 +21,13 @@ from tfs_lite.server.options import ServerOptions
 from tfs_lite.workers.thread import thread_servable_factory
 
 _PERMANENT = frozenset(
-    {StatusCode.INVALID_ARGUMENT, StatusCode.PERMISSION_DENIED, StatusCode.UNIMPLEMENTED, StatusCode.DATA_LOSS}
+    {
+        StatusCode.INVALID_ARGUMENT,
+        StatusCode.FAILED_PRECONDITION,
+        StatusCode.PERMISSION_DENIED,
+        StatusCode.UNIMPLEMENTED,
+        StatusCode.DATA_LOSS,
+    }
 )
 
 

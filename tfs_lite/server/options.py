@@ -76,7 +76,7 @@ class ServerOptions:
     """How long applying a config waits for the new models to answer."""
     enable_model_warmup: bool = True
     num_request_iterations_for_warmup: int = 0
-    """How often each warm-up request is sent; 0 counts as 1."""
+    """How often each warm-up request is sent; 0 or less counts as 1."""
     flush_filesystem_caches: bool = True
     """After a load, the system may forget the files that were read."""
     device: str = "auto"
@@ -155,7 +155,6 @@ _MINIMA = {
     "rest_api_port": 0,
     "grpc_max_threads": 0,
     "rest_api_num_threads": 1,
-    "num_request_iterations_for_warmup": 0,
     "num_load_threads": 0,
     "num_unload_threads": 0,
     "num_initial_load_threads": 1,

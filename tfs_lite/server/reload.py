@@ -7,11 +7,12 @@ the failure is reported, and the model is tried again when its files change.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tfs_lite.config.diff import ConfigDiff, check_platforms, diff
+from tfs_lite.config.diff import ConfigDiff, ModelChange, check_platforms, diff
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableId
@@ -115,6 +116,8 @@ class Reloader:
             self._commit(config)
 
     def _require_started(self) -> None:
+        if self._waiter.closed:
+            raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down")
         if self._config is None:
             raise ServingError(StatusCode.UNAVAILABLE, "the server is starting; try again in a moment")
 
@@ -159,5 +162,12 @@ def _summary(difference: ConfigDiff) -> str:
     """``added [a], removed [b], changed [c: base_path], 3 unchanged``."""
     added = ", ".join(model.name for model in difference.added)
     removed = ", ".join(model.name for model in difference.removed)
-    changed = ", ".join(f"{change.new.name}: {' and '.join(change.fields)}" for change in difference.changed)
+    changed = ", ".join(map(_described, difference.changed))
     return f"added [{added}], removed [{removed}], changed [{changed}], {len(difference.unchanged)} unchanged"
+
+
+def _described(change: ModelChange) -> str:
+    """``m: base_path and version_labels``, and what an operator had better know at once."""
+    gone = "base_path" in change.fields and not os.path.isdir(change.new.base_path)
+    warning = ", which does not exist: it keeps the versions that it has" if gone else ""
+    return f"{change.new.name}: {' and '.join(change.fields)}{warning}"

@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from tfs_lite.core.manifest import file_stamp
@@ -23,10 +23,14 @@ _IGNORED = frozenset({"__pycache__"})
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A child of a directory. A link counts as what it points to, and as a directory when that cannot be told."""
+    """A child of a directory. A link counts as what it points to, and as a directory when that cannot be told.
+
+    ``state``: of a file, something that differs whenever its contents may have changed; empty if that cannot be told.
+    """
 
     name: str
     is_directory: bool
+    state: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class RealDisk:
 
     def list_directory(self, path: str) -> list[Entry]:
         with os.scandir(path) as children:
-            return [Entry(child.name, _is_directory(child)) for child in children]
+            return [_entry(child) for child in children]
 
     def stat_tree(self, path: str, max_files: int = MAX_FILES) -> Tree:
         files: list[FileStat] = []
@@ -126,6 +130,16 @@ def _stat_file(path: str) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a plain file", path)
     return status
+
+
+def _entry(child: os.DirEntry[str]) -> Entry:
+    if _is_directory(child):
+        return Entry(child.name, True)
+    try:
+        status = child.stat()
+    except OSError:
+        return Entry(child.name, False)
+    return Entry(child.name, False, f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}")
 
 
 def _is_directory(child: os.DirEntry[str]) -> bool:

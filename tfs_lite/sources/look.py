@@ -6,6 +6,7 @@ in a :class:`Stream`: the versions that have been offered, which stay offered wh
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Iterable
@@ -55,6 +56,7 @@ def look_at(
     children = _version_directories(entries)
     existing = versions_in(children)
     stream.offered = {version: revision for version, revision in stream.offered.items() if version in existing}
+    beside = _state_of_files(entries)
     look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), set[int]()
 
     def usable(version: int, child: str) -> bool:
@@ -62,7 +64,7 @@ def look_at(
         look.inspected.append(path)
         verdict = by.inspect(path, config.quiet_period)
         if isinstance(verdict, Complete):
-            stream.offered[version] = verdict.revision
+            stream.offered[version] = verdict.revision + beside
             return True
         look.unfinished.append(path)
         if verdict.retry_in is not None:
@@ -100,6 +102,15 @@ def _printable(text: str) -> str:
 
 def _version_directories(entries: Iterable[Entry]) -> list[str]:
     return [entry.name for entry in entries if entry.is_directory and parse_version(entry.name) is not None]
+
+
+def _state_of_files(entries: Iterable[Entry]) -> str:
+    """What the files beside the versions add to every revision: a config or a file that it names may be there, and a
+    version that failed deserves another try when it is changed. Empty without such files."""
+    files = sorted(f"{e.name}\0{e.state}\n" for e in entries if not e.is_directory and not e.name.startswith("."))
+    if not files:
+        return ""
+    return "-" + hashlib.sha256("".join(files).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _log_ignored(servable: ServableToMonitor, stream: Stream, entries: Iterable[Entry]) -> None:

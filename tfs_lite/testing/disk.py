@@ -85,7 +85,12 @@ class MemoryDisk:
 
     def list_directory(self, path: str) -> list[Entry]:
         with self._lock:
-            return [Entry(os.path.basename(name), self._nodes[name].data is None) for name in self._children(path)]
+            return [self._entry(name) for name in self._children(path)]
+
+    def _entry(self, name: str) -> Entry:
+        node = self._nodes[name]
+        state = "" if node.data is None else f"{len(node.data)} {node.mtime_ns}"
+        return Entry(os.path.basename(name), node.data is None, state)
 
     def stat_tree(self, path: str, max_files: int = MAX_FILES) -> Tree:
         files: list[FileStat] = []

@@ -63,3 +63,17 @@ def test_a_mistake_names_file_place_and_field(text: str, name: str, message: str
 def test_a_file_is_read_below_the_working_directory(tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text("prometheus_config: {enable: true}")
     assert read_monitoring_config("m.yaml", tmp_path).prometheus_path == DEFAULT_PATH
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v1/models", "/V1/x", "/v2/health", "/livez", "/readyz", "/openapi.json"]
+)
+def test_a_path_where_something_else_is_answered_is_refused(path: str) -> None:
+    with pytest.raises(ServingError, match="is where the server answers something else"):
+        parse_monitoring_config(f'prometheus_config {{ enable: true path: "{path}" }}', "monitoring.pbtxt")
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1metrics", "/mon/v1/prom"])
+def test_other_paths_are_fine(path: str) -> None:
+    config = parse_monitoring_config(f'prometheus_config {{ enable: true path: "{path}" }}', "monitoring.pbtxt")
+    assert config.prometheus_path == path

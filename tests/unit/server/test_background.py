@@ -61,3 +61,21 @@ def test_work_goes_on_when_its_caller_is_cancelled() -> None:
         await asyncio.to_thread(runner.close)
 
     asyncio.run(main())
+
+
+def test_work_that_has_not_begun_is_dropped_when_its_caller_is_cancelled() -> None:
+    async def main() -> None:
+        runner, gate, ran = BackgroundRunner("test", 1, 3), threading.Event(), threading.Event()
+        first = asyncio.ensure_future(runner.run(lambda: gate.wait(20)))
+        abandoned = asyncio.ensure_future(runner.run(ran.set))
+        await asyncio.sleep(0)
+        abandoned.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await abandoned
+        last = asyncio.ensure_future(runner.run(ran.is_set))
+        gate.set()
+        await first
+        assert await last is False
+        runner.close()
+
+    asyncio.run(main())

@@ -11,6 +11,7 @@ import pytest
 from tfs_lite.client import Client
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols import messages
 from tfs_lite.protocols.serving import VersionState
 from tfs_lite.testing.in_process import House, config_text, entry, serving
 from tfs_lite.testing.process import wait_until
@@ -263,3 +264,28 @@ def test_reload_counts_what_happened_meanwhile(house: House) -> None:
         (":tensorflow/serving/request_count", 0),
     ]
     assert house.server.core.counter_value("tfs_lite_config_reloads") == before + 1
+
+
+def test_a_reload_whose_caller_gave_up_before_it_began_is_never_carried_out(house: House, publish: Publish) -> None:
+    (house.root / "half" / "1").mkdir(parents=True)
+    (house.root / "half" / "1" / "model.pt2").write_bytes(b"PK\x03\x04")
+    first = threading.Thread(target=lambda: house.reload(entry("a"), entry("half")))
+    first.start()
+    wait_until(lambda: house.status("half"), "the first reload is in force and waits", 30)
+    with pytest.raises(ServingError) as caught:
+        house.client.reload(messages.ModelServerConfig(model_config_list={}), timeout=0.5)
+    assert caught.value.code is StatusCode.DEADLINE_EXCEEDED
+    publish("half", 2)
+    first.join()
+    assert (house.version("a"), house.version("half")) == (1, 2)
+    house.reload(entry("a"), entry("half"), entry("b"))
+    assert (house.version("a"), house.version("half"), house.version("b")) == (1, 2, 1)
+
+
+def test_a_reload_says_what_it_applied(house: House) -> None:
+    message = parse_model_server_config(config_text(house.root, entry("a"), entry("b")), "reload").to_proto()
+    message.model_config_list.config[0].base_path = str(house.root / "nowhere")
+    assert house.client.reload(message) == (
+        "added [b], removed [], changed [a: base_path, which does not exist: it keeps the versions that it has], "
+        "0 unchanged"
+    )

@@ -311,3 +311,21 @@ def test_a_quiet_disk_costs_no_reading(
     assert len(opened) == 5
     assert disk.opened == opened
     assert len(caplog.records) == logged
+
+
+def test_a_changed_file_beside_the_versions_gives_them_a_new_revision(
+    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock
+) -> None:
+    put("m", 1)
+    disk.write("/models/m/config.yaml", b"max_batch_size: x")
+    source = start(config(model()))
+    first = target.revision("m")
+    source.poll()
+    assert target.revision("m") == first
+    clock.advance(1.0)
+    disk.write("/models/m/config.yaml", b"max_batch_size: 1")
+    source.poll()
+    second = target.revision("m")
+    disk.write("/models/m/.hidden", b"")
+    source.poll()
+    assert (second == first, target.revision("m") == second) == (False, True)
