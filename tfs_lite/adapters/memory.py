@@ -51,10 +51,15 @@ def tensor_bytes(tensors: Iterable[object]) -> int:
 def give_back() -> None:
     """Returns what was dropped to the system: cycles, the heap's free pages, torch's cache of GPU memory."""
     gc.collect()
-    if _malloc_trim is not None:
-        _malloc_trim(0)
+    trim_heap()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
+
+
+def trim_heap() -> None:
+    """Returns the heap's free pages to the system. Other threads run meanwhile."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 def settle() -> None:

@@ -43,11 +43,12 @@ def _parameter(value: object) -> object:
 
 
 class ModelTensor(Settings):
-    """One input or output. ``dims`` has no batch dimension; -1 is a size that a request chooses."""
+    """One input or output. ``dims`` has no batch dimension; -1 is a size that a request chooses. Empty dims, which only
+    YAML can write: one value, for each row where there is a batch."""
 
     name: Name
     data_type: Annotated[DataType, BeforeValidator(_data_type)]
-    dims: Annotated[tuple[Annotated[StrictInt, AfterValidator(_dim)], ...], Field(min_length=1)]
+    dims: tuple[Annotated[StrictInt, AfterValidator(_dim)], ...]
 
 
 class ModelSettings(Settings):

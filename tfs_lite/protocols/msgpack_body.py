@@ -28,8 +28,8 @@ Body: TypeAlias = "bool | int | float | str | bytes | list[Body] | dict[str, Bod
 LEAST_ARRAY_BYTES = 64 * 1024
 _MAX_TOKENS = 4096
 """So many values are read one by one, in search of large arrays; a body with more of them is parsed at once."""
-MAX_TREE_BYTES = 8 << 20
-"""Of a body that has to be parsed at once: a byte may become an object of 60."""
+MAX_TREE_BYTES = 2 << 20
+"""Of a body that has to be parsed at once: a byte may become an object of 60, and all wait meanwhile."""
 _PART_VALUES = 64 * 1024
 """Values that are packed by one call."""
 

@@ -109,6 +109,7 @@ class Doors:
         if self._http is not None:
             await self._http.stop(LAST_PAGES)
         self._http = None
+        self._rest.heap.close()
 
     def close_reloads(self) -> None:
         self._reloads.close()

@@ -34,6 +34,7 @@ from tfs_lite.protocols.rest_predict import (
 from tfs_lite.protocols.serving import ModelRef
 from tfs_lite.protocols.tensor_proto import Array
 from tfs_lite.server.background import BackgroundRunner
+from tfs_lite.server.heap import HeapTrimmer
 from tfs_lite.server.http_body import BODY_SECONDS, BodyReader, ClientGone
 from tfs_lite.server.http_reply import JSON, Form, HttpError, answer_form, body_form
 from tfs_lite.server.inference import Inferences
@@ -91,7 +92,7 @@ class _Sent(Generic[T]):
 class RestService:
     """Used on the event loop only. ``slow`` runs the work on large bodies; ``log`` is offered every success.
 
-    ``bodies.numbers`` tells about request bodies; ``calls.drain`` lets no more predictions in.
+    ``bodies.numbers`` tells about request bodies; ``calls.drain`` lets no more predictions in; ``heap.close`` is the end.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class RestService:
         self._check_method_names = settings.check_method_names
         self.bodies = BodyReader(settings.max_body_bytes, settings.room_bytes, settings.body_seconds)
         self.calls = Calls(settings.timeout_seconds)
+        self.heap = HeapTrimmer(slow)
 
     async def predict(self, request: Request, ref: ModelRef) -> Response:
         """Raises ServingError; CancelledError when the server gives up."""
@@ -156,6 +158,7 @@ class RestService:
         with await self.bodies.read(request) as body:
             call.watch(request.receive)
             large = body.packed or body.size > COMFORTABLE_BYTES
+            self.heap.note(max(body.size, body.unpacked_size))
             parsed = await self._run(large, lambda: parse(form.loads(body.take())))
         return _Sent([parsed], max(body.size, body.unpacked_size), large)
 

@@ -61,7 +61,6 @@ def test_parameters_are_texts_however_they_are_written(value: object, text: str)
     [
         ({"max_batch_size": -1}, "max_batch_size: .* got -1"),
         ({"max_batch_size": 2**31}, "less than"),
-        ({"input": [tensor(dims=[])]}, r"input\[0\]\.dims: .*at least 1 item"),
         ({"input": [{"name": "x", "data_type": "TYPE_FP32"}]}, r"input\[0\]\.dims: is required"),
         ({"input": [tensor(dims=[0])]}, r"input\[0\]\.dims\[0\]: must be 1 or more, or -1 for any size; got 0"),
         ({"input": [tensor(dims=[-2])]}, "got -2"),
@@ -78,3 +77,10 @@ def test_parameters_are_texts_however_they_are_written(value: object, text: str)
 def test_a_mistake_names_the_field_and_what_came(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ServingError, match=message):
         settings(**fields)
+
+
+def test_empty_dims_are_one_value_for_each_row() -> None:
+    text = "max_batch_size: 8\ninput: [{name: x, data_type: TYPE_FP32, dims: []}]\n"
+    signature = signature_of(parse_model_settings(text, "config.yaml"))
+    assert signature is not None
+    assert signature.inputs[0].shape == (SymbolicDim("batch", 8),)

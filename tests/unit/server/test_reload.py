@@ -275,11 +275,12 @@ def test_a_reload_whose_caller_gave_up_before_it_began_is_never_carried_out(hous
     with pytest.raises(ServingError) as caught:
         house.client.reload(messages.ModelServerConfig(model_config_list={}), timeout=0.5)
     assert caught.value.code is StatusCode.DEADLINE_EXCEEDED
+    before = house.server.core.counter_value("tfs_lite_config_reloads")
     publish("half", 2)
     first.join()
-    assert (house.version("a"), house.version("half")) == (1, 2)
     house.reload(entry("a"), entry("half"), entry("b"))
     assert (house.version("a"), house.version("half"), house.version("b")) == (1, 2, 1)
+    assert house.server.core.counter_value("tfs_lite_config_reloads") == before + 2
 
 
 def test_a_reload_says_what_it_applied(house: House) -> None:
