@@ -232,3 +232,12 @@ def _refusal(url: str) -> httpx.Response | None:
     except httpx.TimeoutException:
         return None
     return answer if answer.status_code == 503 else None
+
+
+def test_a_length_said_in_two_ways_is_refused_and_the_connection_closed(rest: Rest) -> None:
+    head = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", rest.server.http_port), timeout=30) as connection:
+        connection.sendall(head + b"2\r\n{}\r\n0\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"Content-Length and Transfer-Encoding exclude each other" in answer

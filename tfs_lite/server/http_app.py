@@ -84,6 +84,7 @@ class HttpApp:
     async def _guarded(self, answer: Answer, request: Request, path: str, query: str) -> Response:
         """Errors become answers; what nobody expected goes to the log."""
         try:
+            _check_framing(request)
             return await answer(request, path, query)
         except ServingError as error:
             failure = error
@@ -158,3 +159,10 @@ class HttpApp:
         response.body = packed
         response.headers["Content-Encoding"] = "gzip"
         response.headers["Content-Length"] = str(len(packed))
+
+
+def _check_framing(request: Request) -> None:
+    """A length said twice may be one that a proxy before us read otherwise: then what follows is not to be trusted."""
+    if "transfer-encoding" in request.headers and "content-length" in request.headers:
+        message = "Content-Length and Transfer-Encoding exclude each other"
+        raise HttpError(StatusCode.INVALID_ARGUMENT, message, 400, {"Connection": "close"})

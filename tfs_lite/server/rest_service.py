@@ -92,7 +92,7 @@ class _Sent(Generic[T]):
 class RestService:
     """Used on the event loop only. ``slow`` runs the work on large bodies; ``log`` is offered every success.
 
-    ``bodies.numbers`` tells about request bodies; ``calls.drain`` lets no more predictions in; ``heap.close`` is the end.
+    ``bodies.numbers`` tells about request bodies; ``calls.drain`` lets no more predictions in; ``heap.close`` ends it.
     """
 
     def __init__(

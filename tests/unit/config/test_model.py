@@ -80,7 +80,7 @@ def test_a_mistake_names_the_field_and_what_came(fields: dict[str, Any], message
 
 
 def test_empty_dims_are_one_value_for_each_row() -> None:
-    text = "max_batch_size: 8\ninput: [{name: x, data_type: TYPE_FP32, dims: []}]\n"
-    signature = signature_of(parse_model_settings(text, "config.yaml"))
+    fields = {"max_batch_size": 8, "input": [tensor(dims=[])]}
+    signature = signature_of(build(ModelSettings, Document(fields)))
     assert signature is not None
     assert signature.inputs[0].shape == (SymbolicDim("batch", 8),)

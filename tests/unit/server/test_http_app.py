@@ -283,12 +283,15 @@ def test_probes_follow_the_health(client: httpx.Client, house: RestHouse) -> Non
     assert client.get("/livez").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/monitoring/prometheus/metrics"])
-def test_metrics_are_prometheus_text(client: httpx.Client, path: str) -> None:
+def test_metrics_are_prometheus_text(client: httpx.Client) -> None:
     client.get("/v1/models/m")
-    answer = client.get(path)
+    answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     assert 'tfs_lite_requests_total{code="OK",method="GetModelStatus",model="m",version=""} 1.0' in answer.text
+
+
+def test_upstreams_page_is_nowhere_when_it_is_turned_off(client: httpx.Client) -> None:
+    assert client.get("/monitoring/prometheus/metrics").status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/monitoring/prometheus/metrics", "/v1/metrics", "/metrics"])
