@@ -6,9 +6,10 @@ the request log; the log cannot change an answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -32,10 +33,26 @@ from tfs_lite.server.grpc_table import CallContext, Method, unary
 from tfs_lite.server.inference import Inferences
 from tfs_lite.server.predictor import Inference, Lookup, Predictor, Run
 from tfs_lite.server.request_log import NO_LOG, RequestLog
-from tfs_lite.server.request_metrics import RequestMetrics
+from tfs_lite.server.request_metrics import RequestMetrics, RequestRecord
 
 SERVICE = "/tensorflow.serving.PredictionService"
 SIGNATURE_DEF = "signature_def"
+
+
+Infer: TypeAlias = Callable[[ModelRef, Message, RequestRecord, float | None], Awaitable[Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """What Classify and Regress differ in, besides the work itself."""
+
+    name: str
+    request: Any
+    log: prediction_log.Method
+
+
+CLASSIFY = _Method("Classify", ClassificationRequest, prediction_log.Method.CLASSIFY)
+REGRESS = _Method("Regress", RegressionRequest, prediction_log.Method.REGRESS)
 
 
 class PredictionService:
@@ -88,21 +105,17 @@ class PredictionService:
         return answer
 
     async def classify(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(ClassificationRequest, data)
-        with self._metrics.record("Classify", request.model_spec.name) as record:
-            model = read_model_spec(request)
-            response = await self._inferences.classify(model, request.input, record, context.deadline)
-            answer = _bytes(response)
-        self._offer(prediction_log.Method.CLASSIFY, request, response, response.model_spec, len(data) + len(answer))
-        return answer
+        return await self._with_examples(CLASSIFY, data, context, self._inferences.classify)
 
     async def regress(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(RegressionRequest, data)
-        with self._metrics.record("Regress", request.model_spec.name) as record:
-            model = read_model_spec(request)
-            response = await self._inferences.regress(model, request.input, record, context.deadline)
+        return await self._with_examples(REGRESS, data, context, self._inferences.regress)
+
+    async def _with_examples(self, method: _Method, data: bytes, context: CallContext, infer: Infer) -> bytes:
+        request = parse(method.request, data)
+        with self._metrics.record(method.name, request.model_spec.name) as record:
+            response = await infer(read_model_spec(request), request.input, record, context.deadline)
             answer = _bytes(response)
-        self._offer(prediction_log.Method.REGRESS, request, response, response.model_spec, len(data) + len(answer))
+        self._offer(method.log, request, response, response.model_spec, len(data) + len(answer))
         return answer
 
     async def multi_inference(self, data: bytes, context: CallContext) -> bytes:
