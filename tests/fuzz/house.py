@@ -40,6 +40,7 @@ from tfs_lite.server.background import BackgroundRunner
 from tfs_lite.server.grpc_table import CallContext
 from tfs_lite.server.health import ChangeSignal, Health
 from tfs_lite.server.health_service import HealthService
+from tfs_lite.server.http_app import HttpApp
 from tfs_lite.server.inference import Inferences
 from tfs_lite.server.model_report import ModelReport
 from tfs_lite.server.model_service import ModelService
@@ -47,6 +48,8 @@ from tfs_lite.server.plan import check_models
 from tfs_lite.server.prediction_service import PredictionService
 from tfs_lite.server.predictor import Predictor
 from tfs_lite.server.request_metrics import RequestMetrics
+from tfs_lite.server.rest_models import ModelPages
+from tfs_lite.server.rest_service import RestService, RestSettings
 
 T = TypeVar("T")
 MODEL, VERSION = "m", 7
@@ -213,14 +216,25 @@ class House:
         self._metrics = RequestMetrics(self._registry, lambda name: name == MODEL)
         self._slow = BackgroundRunner("REST", 1, 8)
         predictor = Predictor(self._lookup, self._metrics, MAX_BYTES)
-        self._predictor = predictor
-        self._inferences = Inferences(predictor, max_bytes=MAX_BYTES)
+        inferences = Inferences(predictor, max_bytes=MAX_BYTES)
         self._health = Health(lambda name: True if name == MODEL else None)
         self._health.set_ready()
         services = (
-            PredictionService(predictor, self._inferences, self._lookup, self._metrics, MAX_BYTES, log=MakeLog()),
+            PredictionService(predictor, inferences, self._lookup, self._metrics, MAX_BYTES, log=MakeLog()),
             ModelService(self._status, self._reload, self._slow, self._metrics, lambda name: 0.0),
             HealthService(self._health, ChangeSignal(self.loop)),
+        )
+        settings = RestSettings(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2)
+        self.rest = RestService(predictor, inferences, self._metrics, self._slow, settings, MakeLog())
+        self._app = HttpApp(
+            ModelPages(self._lookup, self._status, self._models, self._metrics),
+            self.rest,
+            self._health,
+            self._metrics,
+            lambda: (generate_latest(self._registry), CONTENT_TYPE_LATEST),
+            self._slow,
+            self._slow,
+            enable_cors=True,
         )
         self._handlers = {row.name: row.handler for service in services for row in service.methods()}
 
@@ -237,29 +251,6 @@ class House:
         reply = Reply(scope["method"], data.split(b"\n")[0].decode("latin-1"), broken_off=not whole)
         self._run(self._app(scope, _receiver(messages, whole), _sender(reply)))
         return reply
-
-    @functools.cached_property
-    def rest(self) -> Any:
-        from tfs_lite.server.rest_service import RestService, RestSettings
-
-        settings = RestSettings(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2)
-        return RestService(self._predictor, self._inferences, self._metrics, self._slow, settings, MakeLog())
-
-    @functools.cached_property
-    def _app(self) -> Any:
-        from tfs_lite.server.http_app import HttpApp
-        from tfs_lite.server.rest_models import ModelPages
-
-        return HttpApp(
-            ModelPages(self._lookup, self._status, self._models, self._metrics),
-            self.rest,
-            self._health,
-            self._metrics,
-            lambda: (generate_latest(self._registry), CONTENT_TYPE_LATEST),
-            self._slow,
-            self._slow,
-            enable_cors=True,
-        )
 
     def close(self) -> None:
         self._slow.close()

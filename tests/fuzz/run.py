@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 
 SECONDS_OF_ONE = 1.0
 """Of processor time, for one input."""
+WORTH_A_LOOK = SECONDS_OF_ONE / 4
+"""The slowest input is kept from there on, as found/slow-TARGET; it is no violation."""
 MEMORY_OF_ONE = 64 << 20
 """Bytes by which one input may raise the most memory that the process ever had."""
 GROWTH = 48 << 20
@@ -79,6 +81,8 @@ class Run:
         took = time.process_time() - before
         if took > self._worst:
             self._worst, self._worst_bytes = took, len(data)
+            if took > WORTH_A_LOOK:
+                (self._directory / f"slow-{self._name}").write_bytes(data)
         self._executions += 1
         self._look_at_the_clock()
 

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.addresses import listen
+from tfs_lite.server.lingering import LingeringTransport
 
 MAX_CONNECTIONS = 10_000
 """Or half of the files that the process may open. Each connection has one request inside at most."""
@@ -83,6 +84,7 @@ class Connection(H11Protocol):
 
     timeout: float
     limit: int
+    _lingering: LingeringTransport
     _overdue: asyncio.TimerHandle | None = None
     _unread = 0
     """Bytes of answers that the client had not read when somebody looked last."""
@@ -93,18 +95,26 @@ class Connection(H11Protocol):
     def _busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    def _is_sending(self) -> bool:
+        """Whether the client has begun a body and not ended it."""
+        return self.conn.their_state is h11.SEND_BODY
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= self.limit:
             self._make_room()
         transport.max_size = READ_BYTES  # type: ignore[attr-defined] # of asyncio's own transports
-        super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, self._is_sending, self.timeout)
+        super().connection_made(self._lingering)  # type: ignore[arg-type]
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._lingering.closed()
         self._unwatch()
 
     def data_received(self, data: bytes) -> None:
+        if self._lingering.lingering:
+            return
         super().data_received(data)
         self._watch()
 

@@ -7,9 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tfs_lite.protocols.json_text import dumps, loads
 
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.json_text import dumps, loads
 from tfs_lite.protocols.rest_answer import predict_tree
 
 TEXT = np.array([b"a", "ä".encode()], object)

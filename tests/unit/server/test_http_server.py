@@ -35,12 +35,21 @@ async def large(request: Request) -> Response:
     return Response(bytes(LARGE))
 
 
+async def refuse(request: Request) -> Response:
+    """Answers without looking at the body."""
+    return PlainTextResponse("no", 413)
+
+
 @pytest.fixture
 def start(loop_thread: Any) -> Iterator[Start]:
     with contextlib.ExitStack() as stack:
 
         def begin(**limits: Any) -> int:
-            routes = [Route("/page", page, methods=["GET", "POST"]), Route("/large", large)]
+            routes = [
+                Route("/page", page, methods=["GET", "POST"]),
+                Route("/large", large),
+                Route("/refuse", refuse, methods=["POST"]),
+            ]
             server = HttpServer(Starlette(routes=routes), **limits)
             port: int = loop_thread.run(server.start("127.0.0.1", 0))
             stack.callback(lambda: loop_thread.run(server.stop(5)))
@@ -162,3 +171,28 @@ def test_client_that_reads_slowly_gets_all_of_its_answer(start: Start, connect: 
         assert piece, f"closed after {received} bytes"
         received += len(piece)
         pause.wait(0.02)
+
+
+def test_a_client_that_wants_to_close_gets_the_answer_to_a_body_it_is_still_sending(start: Start, connect: Any) -> None:
+    port = start()
+    head = f"POST /refuse HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {LARGE}\r\n\r\n".encode()
+    client = connect(port, head)
+    client.sendall(bytes(LARGE))
+    answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert answer.endswith(b"no")
+
+
+def test_a_client_that_never_ends_its_body_is_cut_in_the_end(start: Start, connect: Any) -> None:
+    port = start(request_timeout=0.2)
+    client = connect(port, b"POST /refuse HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 10\r\n\r\n12")
+    assert read_all(client).startswith(b"HTTP/1.1 413 ")
+
+    def is_cut() -> bool:
+        try:
+            client.sendall(b"3")
+        except OSError:
+            return True
+        return False
+
+    wait_until(is_cut, "the connection is gone", 20)
