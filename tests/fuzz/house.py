@@ -1,5 +1,5 @@
 """What the fuzz targets send their bytes to: every gRPC handler and the HTTP application, in front of one model that
-answers at once. The same parts as in a server, put together without sockets, disk and torch.
+answers at once. The same parts as in a server, put together without sockets, disk and torch models.
 
     house().grpc("Predict", data)      the answer's bytes; raises what the handler raises
     house().http(data)                 an HTTP/1.1 request as it comes from a socket -> Reply

@@ -42,7 +42,7 @@ def check_error(error: ServingError, codes: frozenset[StatusCode] | set[StatusCo
 def check_details(error: ServingError) -> None:
     """gRPC sends words in a header, percent-encoded; clients drop answers whose headers are too long."""
     header = quote(truncate(str(error)), safe=PRINTABLE)
-    require(len(header) <= MAX_HEADER, f"{len(header)} bytes of header for an error")
+    require(len(header) <= MAX_HEADER, "the words of an error do not fit into a header")
 
 
 def check_reply(reply: Reply) -> None:

@@ -23,12 +23,12 @@ def read_labels(directory: str, name: str) -> Array:
     """The labels in file ``name`` of the version at ``directory``, else of its base path: object[labels] of ``bytes``.
 
     The end of the last line is optional; empty lines are empty labels. INVALID_ARGUMENT if there is no such file, or it
-    lies elsewhere; FAILED_PRECONDITION if it is too large, empty, or no UTF-8 text.
+    lies elsewhere, is too large, empty, or no UTF-8 text; FAILED_PRECONDITION if the system does not let it be read.
     """
     text = _text(_find(directory, name), name)
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else []
     if not 0 < len(lines) <= MAX_LABELS:
-        raise failed_precondition(f"{name} has {len(lines)} labels, expected 1 to {MAX_LABELS}")
+        raise invalid_argument(f"{name} has {len(lines)} labels, expected 1 to {MAX_LABELS}")
     labels = np.empty(len(lines), object)
     labels[:] = [line.encode() for line in lines]
     return labels
@@ -54,8 +54,8 @@ def _text(path: str, name: str) -> str:
     except OSError as error:
         raise failed_precondition(f"{name} cannot be read: {error.strerror}") from None
     if len(data) > MAX_BYTES:
-        raise failed_precondition(f"{name} is larger than {MAX_BYTES} bytes")
+        raise invalid_argument(f"{name} is larger than {MAX_BYTES} bytes")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise failed_precondition(f"{name} is no UTF-8 text") from None
+        raise invalid_argument(f"{name} is no UTF-8 text") from None

@@ -28,7 +28,7 @@ from tfs_lite.core.signature import (
     find_signature,
     format_shape,
 )
-from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.defaults import default_array, parse_default
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -104,8 +104,8 @@ class SignedModel:
 def sign(model: OpenedModel, request: OpenRequest) -> OpenedModel:
     """The model with the signatures of its config; the model itself if the config has none.
 
-    INVALID_ARGUMENT, naming the field of the config, if a signature does not fit the model or its labels are missing;
-    FAILED_PRECONDITION if the labels are not those of the scores. A failure leaves the model open.
+    INVALID_ARGUMENT, naming the field of the config, if a signature does not fit the model, or its labels are missing
+    or not those of the scores. A failure leaves the model open.
     """
     if not request.settings.signatures:
         return model
@@ -206,9 +206,9 @@ def _check_labels(labels: Array, outputs: Mapping[str, str], given: Mapping[str,
     if shape is None:
         return
     if len(shape) != 2:
-        raise failed_precondition(f"{place}: {SCORES} have shape {format_shape(shape)}, labels need [batch,classes]")
+        raise invalid_argument(f"{place}: {SCORES} have shape {format_shape(shape)}, labels need [batch,classes]")
     if isinstance(shape[1], int) and shape[1] != len(labels):
-        raise failed_precondition(f"{place}: the file has {len(labels)} labels, the {SCORES} have {shape[1]} classes")
+        raise invalid_argument(f"{place}: the file has {len(labels)} labels, the {SCORES} have {shape[1]} classes")
 
 
 def _defaults(inputs: Iterable[TensorSpec], wish: ModelSignature, place: str) -> dict[str, Tensor]:

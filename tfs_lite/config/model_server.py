@@ -90,6 +90,8 @@ class ModelConfig(Settings):
     def _absolute(cls, path: str, info: ValidationInfo) -> str:
         if not path:
             raise problem("must not be empty")
+        if "\0" in path:
+            raise problem("must not hold a NUL character")
         if path.startswith("/") or _URI.match(path):
             return path
         directory: Path | None = (info.context or {}).get("working_directory")

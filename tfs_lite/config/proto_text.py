@@ -31,6 +31,8 @@ def parse_proto_text(text: str, message_class: Any, name: str) -> Message:
         text_format.Parse(text, message, descriptor_pool=POOL)
     except text_format.ParseError as error:
         raise config_error(name, error.GetLine() or 1, error.GetColumn() or 1, _explain(str(error))) from None
+    except ValueError as error:
+        raise config_error(name, 1, 1, f"a value cannot be read: {error}") from None
     return message
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 from tfs_lite.core.status import failed_precondition, invalid_argument
 
+MAX_SHOWN_NAMES = 32
 DEFAULT_SIGNATURE = "serving_default"
 PREDICT_METHOD = "tensorflow/serving/predict"
 CLASSIFY_METHOD = "tensorflow/serving/classify"
@@ -123,7 +125,7 @@ def find_signature(signatures: Mapping[str, Signature], key: str) -> Signature:
         return signatures[key]
     except KeyError:
         raise failed_precondition(
-            f'Serving signature key "{key}" not found. The model has: {_join(signatures)}'
+            f'Serving signature key "{key:.256}" not found. The model has: {_join(signatures)}'
         ) from None
 
 
@@ -214,5 +216,8 @@ def format_shape(shape: tuple[Dim, ...] | None) -> str:
     return "[" + ",".join(str(dim) if isinstance(dim, int) else "-1" for dim in shape) + "]"
 
 
-def _join(names: object) -> str:
-    return ",".join(sorted(names))  # type: ignore[call-overload]
+def _join(names: Collection[str]) -> str:
+    """Sorted; of very many, some."""
+    if len(names) <= MAX_SHOWN_NAMES:
+        return ",".join(sorted(names))
+    return f"{','.join(islice(names, MAX_SHOWN_NAMES))} and {len(names) - MAX_SHOWN_NAMES} more"

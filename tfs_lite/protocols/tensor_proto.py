@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from tfs_lite.core.signature import DataType, format_shape
-from tfs_lite.core.status import invalid_argument
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.dtypes import from_numpy, to_numpy
 from tfs_lite.protocols.messages import Message, TensorProto
 from tfs_lite.protocols.varints import decode_varint, encode_varints
 
 MAX_FILL_BYTES = 100 * 1024 * 1024
+MAX_MESSAGE_BYTES = 2**31 - 1
+"""protobuf's bound."""
 MAX_RANK = 64
 """numpy's bound on the number of dimensions."""
 
@@ -74,6 +76,11 @@ def encode(array: Array, as_content: bool = False) -> Message:
     no counterpart or an object array holds anything but ``bytes`` and ``str``.
     """
     dtype = from_numpy(array.dtype)
+    if array.nbytes > MAX_MESSAGE_BYTES:
+        raise ServingError(
+            StatusCode.RESOURCE_EXHAUSTED,
+            f"a tensor of {array.nbytes} bytes, shape {format_shape(array.shape)}, is more than a message holds",
+        )
     tensor = TensorProto(dtype=dtype)
     tensor.tensor_shape.SetInParent()
     for size in array.shape:
@@ -96,7 +103,7 @@ def _decode(tensor: Message, max_bytes: int) -> Array:
     shape = _shape(tensor.tensor_shape, to_numpy(dtype).itemsize)
     count = math.prod(shape)
     if count == 0:
-        return np.empty(shape, to_numpy(dtype))
+        return np.empty(_small(shape, to_numpy(dtype).itemsize, max_bytes), to_numpy(dtype))
     content: bytes = tensor.tensor_content
     if not content:
         flat = _fill(_typed_values(tensor, dtype), count, max_bytes)
@@ -123,6 +130,13 @@ def _shape(proto: Message, item_size: int) -> tuple[int, ...]:
             raise ValueError(f"size {size} in dimension {axis} is negative")
     if math.prod(size or 1 for size in shape) * item_size >= 2**63:
         raise ValueError(f"shape {format_shape(shape)} is too large")
+    return shape
+
+
+def _small(shape: tuple[int, ...], item_size: int, max_bytes: int) -> tuple[int, ...]:
+    """The shape of an empty tensor. Nothing bounds its other sizes but this, and results may have them alone."""
+    if math.prod(size or 1 for size in shape) * item_size > max_bytes:
+        raise ValueError(f"shape {format_shape(shape)} of an empty tensor is too large")
     return shape
 
 

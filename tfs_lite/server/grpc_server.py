@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, cast
+from urllib.parse import quote
 
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -25,7 +26,9 @@ from tfs_lite.server.unix_socket import cannot_listen, claim
 logger = logging.getLogger(__name__)
 
 MAX_DETAILS = 1024
-"""Longer error texts are cut: they travel in a header."""
+MAX_ENCODED_DETAILS = 4096
+"""Longer error texts are cut: they travel in a header, percent-encoded, and clients take 8 KB of headers."""
+_PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 INTERNAL = Status(StatusCode.INTERNAL, "internal error")
 MAX_KNOCKING = 1.0
 """Seconds to wait at most, before gRPC is stopped, for a moment without a new call."""
@@ -124,7 +127,11 @@ def _target(host: str, port: int) -> str:
 
 
 def truncate(message: str) -> str:
-    return message if len(message) <= MAX_DETAILS else message[:MAX_DETAILS] + "...TRUNCATED"
+    """Cut to what fits into a header, where a character may take twelve bytes."""
+    cut = message[:MAX_DETAILS]
+    while len(quote(cut, safe=_PLAIN)) > MAX_ENCODED_DETAILS:
+        cut = cut[: len(cut) // 2]
+    return message if cut == message else cut + "...TRUNCATED"
 
 
 def _rpc_handler(method: Method, door: Door) -> Any:

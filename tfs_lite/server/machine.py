@@ -23,7 +23,6 @@ from tfs_lite.workers.thread import thread_servable_factory
 _PERMANENT = frozenset(
     {
         StatusCode.INVALID_ARGUMENT,
-        StatusCode.FAILED_PRECONDITION,
         StatusCode.PERMISSION_DENIED,
         StatusCode.UNIMPLEMENTED,
         StatusCode.DATA_LOSS,

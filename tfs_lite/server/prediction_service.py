@@ -37,6 +37,8 @@ from tfs_lite.server.request_metrics import RequestMetrics, RequestRecord
 
 SERVICE = "/tensorflow.serving.PredictionService"
 SIGNATURE_DEF = "signature_def"
+MAX_FILTER = 10_000
+"""Names in an output_filter."""
 
 
 Infer: TypeAlias = Callable[[ModelRef, Message, RequestRecord, float | None], Awaitable[Message]]
@@ -146,6 +148,8 @@ class PredictionService:
         if self._check_method_names:
             check_predict_method(signature)
         check_input_names(signature, request.inputs)
+        if len(request.output_filter) > MAX_FILTER:
+            raise invalid_argument(f"output_filter has more than {MAX_FILTER} names")
         inputs = {name: tensor_proto.decode(tensor, name, self._max_bytes) for name, tensor in request.inputs.items()}
         return Run(model.signature or DEFAULT_SIGNATURE, inputs, tuple(request.output_filter))
 
@@ -170,7 +174,7 @@ def _check_metadata_fields(fields: Any) -> None:
         raise invalid_argument("GetModelMetadataRequest must specify at least one metadata_field")
     for field in fields:
         if field != SIGNATURE_DEF:
-            raise invalid_argument(f"Metadata field {field} is not supported; {SIGNATURE_DEF} is")
+            raise invalid_argument(f"Metadata field {field:.256} is not supported; {SIGNATURE_DEF} is")
 
 
 def _bytes(message: Message) -> bytes:

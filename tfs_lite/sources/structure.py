@@ -82,6 +82,8 @@ def _safetensors_problem(name: str, size: int, file: BinaryIO) -> str:
         return f"{name} is truncated: its header alone has {length} bytes, the file {size}"
     try:
         expected = 8 + length + _data_bytes(json.loads(_read(file, 8, length)))
+        if not 0 <= expected < 2**63:
+            raise ValueError
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         return f"{name} is not a safetensors file: its header cannot be read"
     if size != expected:

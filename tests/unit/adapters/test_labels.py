@@ -106,7 +106,7 @@ def test_contents_that_are_no_labels_are_refused(version: Path, monkeypatch, dat
     monkeypatch.setattr(labels, "MAX_BYTES", 64)
     monkeypatch.setattr(labels, "MAX_LABELS", 4)
     (version / "labels.txt").write_bytes(data)
-    assert refusal(version) == (StatusCode.FAILED_PRECONDITION, reason)
+    assert refusal(version) == (StatusCode.INVALID_ARGUMENT, reason)
 
 
 def test_a_file_that_cannot_be_read_says_why(version: Path, monkeypatch) -> None:

@@ -242,7 +242,7 @@ def test_a_signature_that_does_not_fit_the_model_is_an_invalid_argument(house_on
 def test_labels_that_do_not_fit_the_scores_are_a_failed_precondition(digits, refused, labels, output, reason):
     (digits / "labels.txt").write_text(labels)
     code, text = refused(digits, EXAMPLE)
-    assert code is StatusCode.FAILED_PRECONDITION
+    assert code is StatusCode.INVALID_ARGUMENT
     assert text.startswith("signatures.classify_digits.label_filename: ")
     assert reason in text
 
@@ -253,7 +253,7 @@ def test_labels_need_scores_of_rank_two(tmp_path, house_once, refused):
     wish = "{method_name: classify, outputs: {scores: price}, label_filename: labels.txt}"
     code, text = refused(house, f"signatures: {{s: {wish}}}")
     assert (code, text) == (
-        StatusCode.FAILED_PRECONDITION,
+        StatusCode.INVALID_ARGUMENT,
         "signatures.s.label_filename: scores have shape [-1], labels need [batch,classes]",
     )
 

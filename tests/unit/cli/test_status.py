@@ -107,8 +107,18 @@ def test_grpc_needs_the_name_of_a_model(capsys: Captured) -> None:
     assert "name it" in capsys.readouterr().err
 
 
+INTERRUPTIBLE = [
+    sys.executable,
+    "-c",
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.executable, sys.argv)",
+    sys.executable,
+]
+"""Runs Python with the arguments that follow. What is started in the background ignores interrupts, and so do its
+children, unless they say otherwise."""
+
+
 def test_watching_prints_every_change_until_it_is_interrupted(listing: Listing) -> None:
-    command = [sys.executable, "-m", "tfs_lite.cli.main", "status", "--watch", "--json", "--interval=0.02"]
+    command = [*INTERRUPTIBLE, "-m", "tfs_lite.cli.main", "status", "--watch", "--json", "--interval=0.02"]
     with subprocess.Popen([*command, "--rest", listing.address], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert [model["name"] for model in json.loads(process.stdout.readline())["models"]] == ["digits", "ranker"]

@@ -173,3 +173,8 @@ def test_settings_survive_the_way_over_the_wire() -> None:
     )
     wire = settings.to_proto().SerializeToString()
     assert from_proto(messages.ModelServerConfig.FromString(wire)) == settings
+
+
+def test_a_path_with_a_nul_is_refused() -> None:
+    with pytest.raises(ServingError, match="must not hold a NUL character"):
+        one_model("m", "/models/a\0b", Path("/"))

@@ -335,3 +335,8 @@ def test_platforms_of_the_server_and_the_choice_by_artefact_are_taken() -> None:
         text = f'model_config_list {{ config {{ name: "m" base_path: "/m" model_platform: "{platform}" }} }}'
         config = parse_model_server_config(text, "m.cfg", WORKING_DIRECTORY, PLATFORMS)
         assert config.models[0].model_platform == platform
+
+
+def test_an_enum_number_beyond_64_bits_is_a_mistake_like_any_other() -> None:
+    with pytest.raises(ServingError, match=r"config\.pbtxt:1:1: a value cannot be read"):
+        parse_model_settings("input { data_type: 92233720368547758076 }", "config.pbtxt")

@@ -172,3 +172,11 @@ def test_shapes_read_as_in_tensorflow(shape, text: str) -> None:
 )
 def test_dtypes_have_tensorflows_numbers_and_names(dtype: DataType, number: int, text: str) -> None:
     assert (int(dtype), dtype.text) == (number, text)
+
+
+def test_of_very_many_names_some_are_told() -> None:
+    signature = Signature((TensorSpec("x"),), ())
+    with pytest.raises(ServingError) as raised:
+        check_input_names(signature, {f"name{number}": None for number in range(1000)})
+    assert "and 968 more" in str(raised.value)
+    assert len(str(raised.value)) < 2000

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -365,3 +366,11 @@ def test_reflection_describes_messages_of_our_own_pool(channel: grpc.Channel) ->
     pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
     service = pool.FindServiceByName("tensorflow.serving.PredictionService")
     assert service.FindMethodByName("Predict").input_type.full_name == "tensorflow.serving.PredictRequest"
+
+
+@pytest.mark.parametrize("character", ["x", "ä", "\U0001f600", "%", "\n"])
+def test_an_error_text_fits_into_a_header_however_it_is_encoded(character: str) -> None:
+    text = truncate(character * 5000)
+    assert text.endswith("...TRUNCATED")
+    assert len(quote(text, safe="".join(map(chr, range(0x20, 0x7F))).replace("%", ""))) < 5000
+    assert truncate(character * 100) == character * 100
