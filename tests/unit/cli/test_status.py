@@ -110,7 +110,7 @@ def test_grpc_needs_the_name_of_a_model(capsys: Captured) -> None:
 INTERRUPTIBLE = [
     sys.executable,
     "-c",
-    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.executable, sys.argv)",
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])",
     sys.executable,
 ]
 """Runs Python with the arguments that follow. What is started in the background ignores interrupts, and so do its
