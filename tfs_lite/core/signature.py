@@ -125,7 +125,7 @@ def find_signature(signatures: Mapping[str, Signature], key: str) -> Signature:
         return signatures[key]
     except KeyError:
         raise failed_precondition(
-            f'Serving signature key "{key:.256}" not found. The model has: {_join(signatures)}'
+            f'Serving signature key "{key:.2000}" not found. The model has: {_join(signatures)}'
         ) from None
 
 

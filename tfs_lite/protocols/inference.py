@@ -62,7 +62,7 @@ def find_inference_signature(signatures: Mapping[str, Signature], key: str) -> S
         return signatures[key]
     except KeyError:
         known = ",".join(sorted(signatures))
-        raise invalid_argument(f"No signature was found with the name: {key:.256}. The model has: {known}") from None
+        raise invalid_argument(f"No signature was found with the name: {key:.2000}. The model has: {known}") from None
 
 
 def check_predict_method(signature: Signature) -> None:
