@@ -68,6 +68,7 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/swap.py $(ARGS)
+	$(BIN)/python benchmarks/rest.py
 
 # On a machine with CUDA; runs nothing elsewhere (the tests skip).
 gpu: $(VENV)/.dev

@@ -6,8 +6,8 @@
   signature's dtype; encode: array -> bytes. Ours and orjson alone on the same data (``orjson.loads`` without making an
   array of it; ``orjson.dumps`` of the array) take turns within each round; figures are medians over rounds.
 - predictions: one server process, 256 floats a request (1 KB of tensor), closed loop of N callers in this process, REST
-  and gRPC in turn. The clients cost as much as the server and more (httpx over REST, grpc.aio over gRPC), so that the
-  rates say how both together fare on shared cores.
+  and gRPC in turn. REST callers write ready bytes to a socket, gRPC callers are grpc.aio's and cost several times that,
+  so rates say how client and server together fare on shared cores; the server's own CPU time a request is told apart.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 import numpy as np
 import orjson
+import psutil
 
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.protocols import json_text
@@ -96,53 +96,77 @@ def codec_figures(rounds: int) -> list[dict[str, Any]]:
     return figures
 
 
-async def closed_loop(ask: Callable[[], Awaitable[None]], clients: int, duration: float) -> tuple[float, float, float]:
-    """(requests a second, p50 ms, p99 ms) of so many callers that each ask again as soon as they are answered."""
+Ask = Callable[[], Awaitable[None]]
+Figures = tuple[float, float, float, float]
+
+
+async def closed_loop(callers: Sequence[Ask], duration: float, server: psutil.Process) -> Figures:
+    """(requests a second, p50 ms, p99 ms, the server's CPU us a request) of callers that each ask again as soon as they
+    are answered."""
     times: list[float] = []
     ends = time.perf_counter() + duration
 
-    async def caller() -> None:
+    async def caller(ask: Ask) -> None:
         while time.perf_counter() < ends:
             started = time.perf_counter()
             await ask()
             times.append(time.perf_counter() - started)
 
-    started = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(clients)))
-    passed = time.perf_counter() - started
-    return len(times) / passed, float(np.percentile(times, 50)) * 1e3, float(np.percentile(times, 99)) * 1e3
+    started, before = time.perf_counter(), sum(server.cpu_times()[:2])
+    await asyncio.gather(*map(caller, callers))
+    passed, spent = time.perf_counter() - started, sum(server.cpu_times()[:2]) - before
+    p50, p99 = np.percentile(times, [50, 99]) * 1e3
+    return len(times) / passed, float(p50), float(p99), spent / len(times) * 1e6
+
+
+async def http_caller(port: int, path: str, body: bytes) -> Ask:
+    """A caller on a connection of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    request = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+    async def ask() -> None:
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise RuntimeError(head.decode())
+        await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]))
+
+    return ask
 
 
 async def prediction_figures(server: ServerProcess, clients: int, duration: float, rounds: int) -> dict[str, Any]:
     row = np.random.default_rng(0).standard_normal((1, WIDTH)).astype(np.float32)
     message = PredictRequest(model_spec={"name": "m"})
-    message.inputs["x"].CopyFrom(encode(row, as_content=True))
+    message.inputs["input"].CopyFrom(encode(row, as_content=True))
     proto, text = message.SerializeToString(), orjson.dumps({"inputs": row.tolist()})
-    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
-    url = f"http://127.0.0.1:{server.http_port}/v1/models/m:predict"
-    async with grpc.aio.insecure_channel(server.target) as channel, httpx.AsyncClient(limits=limits) as http:
+    path = "/v1/models/m:predict"
+    watched = psutil.Process(server.pid)
+    async with grpc.aio.insecure_channel(server.target) as channel:
         predict = channel.unary_unary(PREDICT)
 
         async def over_grpc() -> None:
             await predict(proto, timeout=60)
 
-        async def over_rest() -> None:
-            answer = await http.post(url, content=text, timeout=60)
-            answer.raise_for_status()
-
-        asks = {"grpc": over_grpc, "rest": over_rest}
-        for ask in asks.values():
-            await closed_loop(ask, clients, 0.5)
-        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in asks}
+        over_rest = [await http_caller(server.http_port, path, text) for _ in range(clients)]
+        asks: dict[str, Sequence[Ask]] = {"grpc": [over_grpc] * clients, "rest": over_rest}
+        for callers in asks.values():
+            await closed_loop(callers, 0.5, watched)
+        found: dict[str, list[Figures]] = {name: [] for name in asks}
         for _ in range(rounds):
-            for name, ask in asks.items():
-                found[name].append(await closed_loop(ask, clients, duration))
+            for name, callers in asks.items():
+                found[name].append(await closed_loop(callers, duration, watched))
     figures: dict[str, Any] = {"clients": clients}
     for name, runs in found.items():
-        rate, p50, p99 = (statistics.median(column) for column in zip(*runs, strict=True))
-        figures[name] = {"requests_a_second": round(rate), "p50_ms": round(p50, 1), "p99_ms": round(p99, 1)}
-    ratios = [rest[0] / over[0] for over, rest in zip(found["grpc"], found["rest"], strict=True)]
-    figures["rest_to_grpc"] = round(statistics.median(ratios), 2)
+        rate, p50, p99, cpu = (statistics.median(column) for column in zip(*runs, strict=True))
+        figures[name] = {
+            "requests_a_second": round(rate),
+            "p50_ms": round(p50, 1),
+            "p99_ms": round(p99, 1),
+            "server_cpu_us": round(cpu),
+        }
+    pairs = list(zip(found["grpc"], found["rest"], strict=True))
+    figures["rest_to_grpc_rate"] = round(statistics.median(rest[0] / over[0] for over, rest in pairs), 2)
+    figures["rest_to_grpc_server_cpu"] = round(statistics.median(rest[3] / over[3] for over, rest in pairs), 2)
     return figures
 
 
