@@ -69,10 +69,11 @@ def look_at(
         look.unfinished.append(path)
         if verdict.retry_in is not None:
             look.retry_in.append(verdict.retry_in)
-        if version not in stream.offered:
+        offered = version in stream.offered
+        if not (offered and verdict.settling):  # one that failed may have been repaired, but not wholly
             waiting[version] = _printable(verdict.reason)
-            settling.update({version} if verdict.settling else ())
-        return version in stream.offered
+        settling.update({version} if verdict.settling and not offered else ())
+        return offered
 
     chosen = choose(children, servable.policy, usable)
     look.report = SourceReport(servable.name, _empty_problem(servable, existing), waiting, frozenset(settling))
