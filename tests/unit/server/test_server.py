@@ -12,14 +12,13 @@ import httpx
 import pytest
 
 from tfs_lite.client import Client
-from tfs_lite.core.publish import publish as core_publish
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import HealthCheckRequest, HealthCheckResponse
 from tfs_lite.protocols.serving import ModelRef, VersionState
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.server.server import Server
 from tfs_lite.testing.in_process import ROW, House, config_text, entry, serving
-from tfs_lite.testing.models import gated_source, waiting_source, write_python_version
+from tfs_lite.testing.models import gated_source, waiting_source
 from tfs_lite.testing.process import wait_until
 
 AVAILABLE, END, LOADING, START = (
@@ -404,15 +403,3 @@ def test_options_come_whole_or_in_parts_but_not_both() -> None:
     assert Server(ServerOptions(model_name="x")).options == Server(model_name="x").options
     with pytest.raises(TypeError):
         Server(ServerOptions(), model_name="x")
-
-
-def test_a_published_version_that_failed_and_was_changed_in_place_says_why_it_is_not_tried(tmp_path: Path) -> None:
-    source = write_python_version(tmp_path / "source", 1, "class Model: pass")
-    base = tmp_path / "m"
-    core_publish(str(source), str(base), 1)
-    options = {"model_name": "m", "model_base_path": str(base), "trusted_model_base_paths": (str(tmp_path / "**"),)}
-    with serving(tmp_path, **options) as house:
-        wait_until(lambda: house.states().get(1) is VersionState.END, "it has failed", 30)
-        (base / "1" / "model.py").write_text("class Model:  # repaired")
-        wait_until(lambda: "manifest lists model.py" in house.status()[1].status.message, "the reason is told", 30)
-        assert house.states()[1] is VersionState.START
