@@ -2,7 +2,7 @@
 
     logged request or :predict body  ->  Replay (signature found, inputs decoded, checked)  ->  the model  ->  answers
 
-The checks are those of live requests, in their order and with their messages.
+The checks are those of live requests: the same code makes them.
 """
 
 from __future__ import annotations
@@ -10,29 +10,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from tfs_lite.core.model import PredictCall, Servable
-from tfs_lite.core.signature import (
-    DEFAULT_SIGNATURE,
-    Signature,
-    Tensor,
-    check_input_names,
-    check_inputs,
-    check_output_filter,
-    find_signature,
-)
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols import json_text
-from tfs_lite.protocols.defaults import fill_defaults
-from tfs_lite.protocols.dtypes import from_numpy
 from tfs_lite.protocols.examples import example_count, tensors_of_input
 from tfs_lite.protocols.inference import (
     CLASSIFY,
     REGRESS,
     Task,
-    check_predict_method,
     find_inference_signature,
     first_model_spec,
     read_tasks,
@@ -40,25 +29,17 @@ from tfs_lite.protocols.inference import (
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.prediction_log import LoggedRequest, Method
 from tfs_lite.protocols.rest_predict import find_rest_signature, read_predict_body, tensors_of
-from tfs_lite.protocols.tensor_proto import Array, decode
+from tfs_lite.protocols.runs import Run, call_inputs, run_of_predict
+from tfs_lite.protocols.tensor_proto import Array
 
 Signatures = Mapping[str, Signature]
 Outputs = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One run of the model, by the key of a signature. The inputs are checked; no outputs named: all of them."""
-
-    signature: str
-    inputs: Mapping[str, Array]
-    outputs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Replay:
-    """A request that is ready to be run, any number of times. ``check`` holds the outputs of the runs against what the
-    method promises; it raises ServingError."""
+    """A request that is ready to be run, any number of times: its inputs are checked and complete. ``check`` holds the
+    outputs of the runs against what the method promises; it raises ServingError."""
 
     runs: tuple[Run, ...]
     check: Callable[[Sequence[Outputs]], object]
@@ -73,7 +54,7 @@ def replay_of_log(signatures: Signatures, request: LoggedRequest, check_method_n
     """A logged request; its signature counts, model and version do not. ServingError as a live request has it."""
     message = request.message
     if request.method is Method.PREDICT:
-        return _predict(signatures, message, check_method_names)
+        return Replay((_checked(signatures, run_of_predict(signatures, message, check_method_names)),), _anything)
     if request.method is Method.MULTI_INFERENCE:
         first_model_spec(message)
         return _infer(signatures, read_tasks(message, signatures, check_method_names), message.input)
@@ -87,17 +68,8 @@ def replay_of_body(signatures: Signatures, text: str) -> Replay:
     """The JSON text of a ``:predict`` body. ServingError as REST has it."""
     body = read_predict_body(json_text.loads(text.encode()))
     signature = find_rest_signature(signatures, body.signature_name)
-    return Replay((_run(signatures, body.signature_name or DEFAULT_SIGNATURE, tensors_of(body, signature)),), _anything)
-
-
-def _predict(signatures: Signatures, message: Message, check_method_names: bool) -> Replay:
-    key = message.model_spec.signature_name or DEFAULT_SIGNATURE
-    signature = find_signature(signatures, key)
-    if check_method_names:
-        check_predict_method(signature)
-    check_input_names(signature, tuple(message.inputs))
-    arrays = {name: decode(message.inputs[name], name) for name in message.inputs}
-    return Replay((_run(signatures, key, arrays, tuple(message.output_filter)),), _anything)
+    run = Run(body.signature_name or DEFAULT_SIGNATURE, tensors_of(body, signature))
+    return Replay((_checked(signatures, run),), _anything)
 
 
 def _infer(signatures: Signatures, tasks: Sequence[Task], input: Message) -> Replay:
@@ -108,20 +80,16 @@ def _infer(signatures: Signatures, tasks: Sequence[Task], input: Message) -> Rep
         for task, outputs in zip(tasks, answers, strict=True):
             task.kind.result(outputs, count)
 
-    runs = (_run(signatures, task.key, tensors_of_input(input, task.signature), task.outputs) for task in tasks)
-    return Replay(tuple(runs), check)
+    runs = (Run(task.key, tensors_of_input(input, task.signature), task.outputs) for task in tasks)
+    return Replay(tuple(_checked(signatures, run) for run in runs), check)
 
 
 def _anything(answers: Sequence[Outputs]) -> None:
     """Predict promises nothing about its outputs beyond what the model itself has checked."""
 
 
-def _run(signatures: Signatures, key: str, arrays: Mapping[str, Array], outputs: tuple[str, ...] = ()) -> Run:
-    signature = signatures[key]
-    arrays = fill_defaults(signature, arrays)
-    check_output_filter(signature, outputs)
-    check_inputs(signature, {name: (from_numpy(array.dtype), array.shape) for name, array in arrays.items()})
-    return Run(key, arrays, outputs)
+def _checked(signatures: Signatures, run: Run) -> Run:
+    return replace(run, inputs=call_inputs(signatures[run.signature], run))
 
 
 def _outputs(servable: Servable, run: Run, seconds: float) -> Outputs:

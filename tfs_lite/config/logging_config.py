@@ -6,13 +6,12 @@ The shape is that of the message ``tensorflow.serving.LoggingConfig``. A model w
 from __future__ import annotations
 
 import os.path
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StrictFloat, StrictInt, StrictStr, ValidationInfo, field_validator
 
-from tfs_lite.config.settings import Settings, nearest, problem
+from tfs_lite.config.settings import URI, Settings, nearest, problem
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message
 
@@ -22,7 +21,6 @@ MAX_ATTRIBUTES = 3
 """All bits of ``SamplingConfig.Attributes``: request origin and request criticality."""
 MAX_NAME_BYTES = 200
 """Of the prefix's last part. A time, a process and a number follow, and file systems end at 255."""
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def _known_collector(name: str) -> str:
@@ -48,7 +46,7 @@ class LogCollectorConfig(Settings):
             raise problem("must not be empty")
         if not prefix.isprintable():
             raise problem(f"{prefix!r:.80} has characters that cannot be printed")
-        if _URI.match(prefix):
+        if URI.match(prefix):
             raise problem(f'"{prefix}" is a URI; request logs are written to local files')
         name = os.path.basename(prefix)
         if name in ("", ".", ".."):

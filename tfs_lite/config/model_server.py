@@ -7,7 +7,6 @@ is one wish: it replaces what was served before.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,12 +15,11 @@ from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationInfo
 
 from tfs_lite.config.logging_config import LoggingSettings
 from tfs_lite.config.proto_text import to_plain
-from tfs_lite.config.settings import Document, Settings, build, problem
+from tfs_lite.config.settings import URI, Document, Settings, build, problem
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message
 
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 FIND_OUT = ("", "tensorflow")
 """Values of ``model_platform`` that leave the choice to what lies in the version directory."""
 
@@ -92,7 +90,7 @@ class ModelConfig(Settings):
             raise problem("must not be empty")
         if "\0" in path:
             raise problem("must not hold a NUL character")
-        if path.startswith("/") or _URI.match(path):
+        if path.startswith("/") or URI.match(path):
             return path
         directory: Path | None = (info.context or {}).get("working_directory")
         if directory is None:

@@ -7,6 +7,7 @@ field. :func:`build` validates it; each problem is looked up in the document by 
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ FieldPath = tuple[str | int, ...]
 """Where a value is: names of fields, keys of maps, indices of lists."""
 
 SHOWN_PROBLEMS = 5
+URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+"""How a path begins that is none of this machine's."""
 _KEY_OF_MAP = "[key]"
 """pydantic's last part of the path to a map's key; ours ends at the entry."""
 

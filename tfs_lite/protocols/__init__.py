@@ -8,6 +8,7 @@
     json_*, msgpack_body    text and bytes of REST bodies <-> trees
     rest_*                  trees <-> arrays, Examples and answers
     defaults                inputs that a request leaves out
+    runs                    a request -> what is run: the checks of live and of replayed requests
     tfrecord, prediction_log    logged requests and the files they are kept in
     codes, trailers         canonical code -> HTTP status; what our server tells our client besides
 

@@ -51,6 +51,9 @@ TABLE = (
 _TO_NUMPY = {row.dtype: row.numpy for row in TABLE}
 _FROM_NUMPY = {row.numpy: row.dtype for row in TABLE}
 
+FLOATING = (DataType.FLOAT, DataType.DOUBLE, DataType.HALF, DataType.BFLOAT16)
+"""What the numbers of Examples may become, and what scores may be."""
+
 FROM_CONFIG_NAME = {row.config: row.dtype for row in TABLE if row.config}
 """``TYPE_FP32`` and its like, as config.pbtxt spells them."""
 

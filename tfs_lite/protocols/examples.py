@@ -23,7 +23,7 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, invalid_argument
-from tfs_lite.protocols.dtypes import from_numpy, to_numpy
+from tfs_lite.protocols.dtypes import FLOATING, from_numpy, to_numpy
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensor_proto import MAX_FILL_BYTES, Array
 
@@ -33,14 +33,13 @@ MAX_EXAMPLES = 1 << 20
 """Reading an example costs about a microsecond a feature, however small it is."""
 
 _FLOATS, _INTEGERS, _BYTES = "float_list", "int64_list", "bytes_list"
-_FLOATING = (DataType.FLOAT, DataType.DOUBLE, DataType.HALF, DataType.BFLOAT16)
 _INTEGRAL = (
     DataType.BOOL,
     *(DataType.INT8, DataType.INT16, DataType.INT32, DataType.INT64),
     *(DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64),
 )
 _KINDS = {
-    **dict.fromkeys(_FLOATING, (_FLOATS, _INTEGERS)),
+    **dict.fromkeys(FLOATING, (_FLOATS, _INTEGERS)),
     **dict.fromkeys(_INTEGRAL, (_INTEGERS,)),
     DataType.STRING: (_BYTES,),
 }
@@ -291,7 +290,7 @@ def _cast(column: _Column, flat: Array, dtype: DataType, size: int) -> Array:
     """INVALID_ARGUMENT for a value that is out of the range of ``dtype``; fractions are rounded."""
     if flat.dtype == to_numpy(dtype):
         return flat
-    if dtype in _FLOATING:
+    if dtype in FLOATING:
         with np.errstate(over="ignore"):
             array = flat.astype(to_numpy(dtype))
         lost = np.isfinite(flat) & ~np.isfinite(array)

@@ -27,7 +27,7 @@ from tfs_lite.core.signature import (
     format_shape,
 )
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.protocols.dtypes import from_numpy
+from tfs_lite.protocols.dtypes import FLOATING, from_numpy
 from tfs_lite.protocols.messages import ClassificationResult, Message, RegressionResult
 from tfs_lite.protocols.serving import ModelRef, read_model_spec
 from tfs_lite.protocols.tensor_proto import Array
@@ -36,7 +36,6 @@ CLASSES = "classes"
 SCORES = "scores"
 OUTPUTS = "outputs"
 
-_FLOATING = (DataType.FLOAT, DataType.DOUBLE, DataType.HALF, DataType.BFLOAT16)
 
 _CLASSIFICATION = b"\x0a"  # ClassificationResult.classifications
 _CLASS = b"\x0a"  # Classifications.classes
@@ -117,7 +116,7 @@ def regression_result(outputs: Mapping[str, Array], count: int) -> Message:
         )
     if values.shape[0] != count:
         raise invalid_argument(f"Input batch size did not match output batch size: {count} vs. {values.shape[0]}")
-    if from_numpy(values.dtype) not in _FLOATING:
+    if from_numpy(values.dtype) not in FLOATING:
         raise invalid_argument(f"Expected output Tensor of DT_FLOAT. Got: {_name(values)}")
     data = np.empty((count, len(_REGRESSION) + 4), np.uint8)
     data[:, :-4] = np.frombuffer(_REGRESSION, np.uint8)
@@ -227,7 +226,7 @@ def _checked_classes(classes: Array, count: int) -> Array:
 
 def _checked_scores(scores: Array, count: int) -> Array:
     _check_rank(scores)
-    if from_numpy(scores.dtype) not in _FLOATING:
+    if from_numpy(scores.dtype) not in FLOATING:
         raise invalid_argument(f"Expected scores Tensor of DT_FLOAT. Got: {_name(scores)}")
     _check_rows("scores", scores, count)
     return scores

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfs_lite.config.monitoring import DEFAULT_PATH
 from tfs_lite.config.server_files import read_monitoring_config
 from tfs_lite.server.grpc_arguments import parse_grpc_arguments
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.server.tls import TlsFile
-from tfs_lite.server.upstream_metrics import DEFAULT_PATH
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,6 @@ class HttpApp:
         self._rest = rest
         self._health = health
         self._metrics = metrics
-        self._metrics_page = metrics_page
         self._background = pages
         self._slow = slow
         self._cors = cors.HEADERS if enable_cors else {}

@@ -7,9 +7,9 @@ thread, if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.protocols.examples import example_count, tensors_of_input
@@ -23,16 +23,21 @@ from tfs_lite.protocols.inference import (
     read_tasks,
 )
 from tfs_lite.protocols.messages import ClassificationResponse, Message, MultiInferenceResponse, RegressionResponse
+from tfs_lite.protocols.runs import Run
 from tfs_lite.protocols.serving import ModelRef, model_spec
 from tfs_lite.protocols.tensor_proto import MAX_FILL_BYTES, Array
 from tfs_lite.server.background import BackgroundRunner
-from tfs_lite.server.predictor import Inference, Predictor, Run
+from tfs_lite.server.predictor import Inference, Predictor
 from tfs_lite.server.request_metrics import RequestRecord
 
 COMFORTABLE_VALUES = 2048
 """Features read, or numbers written, that the event loop takes upon itself: some milliseconds."""
 
 T = TypeVar("T")
+
+
+Infer: TypeAlias = Callable[[ModelRef, Message, RequestRecord, float | None], Awaitable[Message]]
+"""``classify`` and ``regress``: the model, an Input, the record and the deadline -> the response."""
 
 
 def nobody_counts(model: str, examples: int) -> None:

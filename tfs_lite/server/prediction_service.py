@@ -6,18 +6,17 @@ the request log; the log cannot change an answer.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, check_input_names, find_signature
+from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols import prediction_log, tensor_proto
-from tfs_lite.protocols.inference import check_predict_method
 from tfs_lite.protocols.messages import (
     ClassificationRequest,
     GetModelMetadataRequest,
@@ -28,20 +27,16 @@ from tfs_lite.protocols.messages import (
     PredictResponse,
     RegressionRequest,
 )
+from tfs_lite.protocols.runs import Run, run_of_predict
 from tfs_lite.protocols.serving import ModelRef, model_spec, parse, read_model_spec, signature_def_map
 from tfs_lite.server.grpc_table import CallContext, Method, unary
-from tfs_lite.server.inference import Inferences
-from tfs_lite.server.predictor import Inference, Lookup, Predictor, Run
+from tfs_lite.server.inference import Infer, Inferences
+from tfs_lite.server.predictor import Inference, Lookup, Predictor
 from tfs_lite.server.request_log import NO_LOG, RequestLog
-from tfs_lite.server.request_metrics import RequestMetrics, RequestRecord
+from tfs_lite.server.request_metrics import RequestMetrics
 
 SERVICE = "/tensorflow.serving.PredictionService"
 SIGNATURE_DEF = "signature_def"
-MAX_FILTER = 10_000
-"""Names in an output_filter."""
-
-
-Infer: TypeAlias = Callable[[ModelRef, Message, RequestRecord, float | None], Awaitable[Message]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +93,7 @@ class PredictionService:
             model = read_model_spec(request)
 
             async def plan(signatures: Mapping[str, Signature]) -> list[Run]:
-                return [self._run(request, model, signatures)]
+                return [run_of_predict(signatures, request, self._check_method_names, self._max_bytes)]
 
             inference = await self._predictor.infer(model, plan, record, context.deadline)
             response = self._predict_response(inference)
@@ -142,16 +137,6 @@ class PredictionService:
                 response = GetModelMetadataResponse(model_spec=model_spec(ModelRef(ref.name, handle.id.version)))
                 response.metadata[SIGNATURE_DEF].Pack(signature_def_map(handle.servable.signatures))
             return _bytes(response)
-
-    def _run(self, request: Message, model: ModelRef, signatures: Mapping[str, Signature]) -> Run:
-        signature = find_signature(signatures, model.signature)
-        if self._check_method_names:
-            check_predict_method(signature)
-        check_input_names(signature, request.inputs)
-        if len(request.output_filter) > MAX_FILTER:
-            raise invalid_argument(f"output_filter has more than {MAX_FILTER} names")
-        inputs = {name: tensor_proto.decode(tensor, name, self._max_bytes) for name, tensor in request.inputs.items()}
-        return Run(model.signature or DEFAULT_SIGNATURE, inputs, tuple(request.output_filter))
 
     def _predict_response(self, inference: Inference) -> Message:
         ref = ModelRef(inference.id.name, inference.id.version, signature=inference.run.signature)

@@ -20,10 +20,9 @@ from typing import TypeAlias, cast
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import PredictCall, Servable
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature, Tensor, check_inputs, check_output_filter
+from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
-from tfs_lite.protocols.defaults import fill_defaults
-from tfs_lite.protocols.dtypes import from_numpy
+from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.protocols.serving import ModelRef
 from tfs_lite.protocols.tensor_proto import MAX_FILL_BYTES, Array
 from tfs_lite.server.request_metrics import RequestMetrics, RequestRecord
@@ -32,16 +31,6 @@ logger = logging.getLogger(__name__)
 
 Lookup: TypeAlias = Callable[[ModelRef], ServableHandle]
 """Resolves name, version or label to a handle; raises ServingError."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run of the model: the key of a signature that it has, the inputs that were sent, and the outputs that are
-    wanted (none: all of them)."""
-
-    signature: str
-    inputs: Mapping[str, Array]
-    outputs: tuple[str, ...] = ()
 
 
 Plan: TypeAlias = Callable[[Mapping[str, Signature]], Awaitable[Sequence[Run]]]
@@ -94,10 +83,7 @@ class Predictor:
         return Inference(servable_id, runs, outputs)
 
     def _call(self, signature: Signature, run: Run, deadline: float | None) -> PredictCall:
-        """Every check that needs no model, in the order in which clients know them."""
-        check_output_filter(signature, run.outputs)
-        arrays = fill_defaults(signature, run.inputs, self._max_bytes)
-        check_inputs(signature, {name: (from_numpy(array.dtype), array.shape) for name, array in arrays.items()})
+        arrays = call_inputs(signature, run, self._max_bytes)
         return PredictCall(run.signature, arrays, run.outputs, deadline, on_done=lambda result: None)
 
 

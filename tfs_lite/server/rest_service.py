@@ -7,10 +7,10 @@ dropped wherever it is.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -31,21 +31,21 @@ from tfs_lite.protocols.rest_predict import (
     read_predict_body,
     tensors_of,
 )
+from tfs_lite.protocols.runs import Run
 from tfs_lite.protocols.serving import ModelRef
 from tfs_lite.protocols.tensor_proto import Array
 from tfs_lite.server.background import BackgroundRunner
 from tfs_lite.server.heap import HeapTrimmer
 from tfs_lite.server.http_body import BODY_SECONDS, BodyReader, ClientGone
 from tfs_lite.server.http_reply import JSON, Form, HttpError, answer_form, body_form
-from tfs_lite.server.inference import Inferences
-from tfs_lite.server.predictor import Plan, Predictor, Run
+from tfs_lite.server.inference import Infer, Inferences
+from tfs_lite.server.predictor import Plan, Predictor
 from tfs_lite.server.request_log import NO_LOG, RequestLog
-from tfs_lite.server.request_metrics import REST, RequestMetrics, RequestRecord
+from tfs_lite.server.request_metrics import REST, RequestMetrics
 from tfs_lite.server.rest_calls import Call, Calls
 from tfs_lite.server.rest_logs import example_log, predict_log
 
 T = TypeVar("T")
-Infer: TypeAlias = Callable[[ModelRef, Message, RequestRecord, float | None], Awaitable[Message]]
 
 NUMBER_BYTES = 16
 """About as many bytes as a number has when it is printed."""

@@ -10,7 +10,6 @@ from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.server.raw_metrics import RawCounter, RawHistogram, RawMetric, exponential_buckets
 
 CONTENT_TYPE = "text/plain"
-DEFAULT_PATH = "/monitoring/prometheus/metrics"
 PREFIX = "/tensorflow/serving/"
 RUNTIME = "TF1"
 """The value that dashboards select by; it says nothing about PyTorch."""

@@ -17,8 +17,9 @@ from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument, not_found
+from tfs_lite.protocols.runs import Run
 from tfs_lite.protocols.serving import ModelRef
-from tfs_lite.server.predictor import Inference, Predictor, Run
+from tfs_lite.server.predictor import Inference, Predictor
 from tfs_lite.server.request_metrics import RequestMetrics, RequestRecord
 
 BATCH = SymbolicDim("batch")
