@@ -9,7 +9,7 @@ SECONDS ?= 60
 PYTEST_ARGS ?=
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: install serve test conformance fuzz check format bench demo gpu protos clean
+.PHONY: install serve test conformance fuzz check format bench bench-batching bench-peers demo gpu protos clean
 
 install: $(VENV)/.installed
 
@@ -69,6 +69,20 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/swap.py $(ARGS)
 	$(BIN)/python benchmarks/rest.py
+
+PEERS ?= mosec pytriton torchserve mlserver litserve bentoml ray limits
+# Other servers to compare with, each in an environment of its own. One that cannot be installed is named and left out.
+bench-peers:
+	@mkdir -p .bench && echo '*' > .bench/.gitignore
+	@for peer in $(PEERS); do \
+	  wanted=benchmarks/peers/requirements-$$peer.txt; \
+	  test .bench/$$peer/.installed -nt $$wanted && continue; \
+	  $(PYTHON) -m venv .bench/$$peer && .bench/$$peer/bin/python $(PIP) -c constraints.txt -r $$wanted \
+	    && touch .bench/$$peer/.installed || echo "$$peer: cannot be installed here"; done
+
+# Ours and theirs in one table of ratios; those that are not installed are left out by name.
+bench-batching: $(VENV)/.dev
+	$(BIN)/python benchmarks/batching.py $(ARGS)
 
 # On a machine with CUDA; runs nothing elsewhere (the tests skip).
 gpu: $(VENV)/.dev

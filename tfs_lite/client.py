@@ -41,6 +41,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: servers may share a port between processes
 )
 _NAME_BEHIND_SOCKET = (("grpc.ssl_target_name_override", "localhost"),)
 """A path is no name that a certificate could be for."""

@@ -18,7 +18,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError
 from tfs_lite.testing.platforms import SETTINGS, WIDTH, WRITERS, write_exported, write_python, write_script
-from tfs_lite.workers.thread import thread_servable_factory
+from tfs_lite.testing.servables import run_alone
 
 ID = ServableId("m", 1)
 PATIENCE = 60
@@ -29,9 +29,7 @@ SLACK = 40 << 20
 
 
 def make_loader(directory: Path) -> ArtifactLoader:
-    settings = AdapterSettings(
-        thread_servable_factory(), "cpu", TrustedPaths.of([str(directory)]), lambda path, model: SETTINGS
-    )
+    settings = AdapterSettings(run_alone, "cpu", TrustedPaths.of([str(directory)]), lambda path, model: SETTINGS)
     return ArtifactLoader(str(directory), "", settings, PLATFORMS)
 
 

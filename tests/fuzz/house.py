@@ -180,6 +180,9 @@ class Model:
         answers = FUNCTIONS[call.signature][1](call.inputs)
         call.on_done({name: answers[name] for name in call.outputs or answers})
 
+    def cancel(self, call: PredictCall) -> None:
+        """Every call is answered by now."""
+
     def close(self) -> None:
         """Nothing to close."""
 
@@ -219,8 +222,11 @@ class House:
         inferences = Inferences(predictor, max_bytes=MAX_BYTES)
         self._health = Health(lambda name: True if name == MODEL else None)
         self._health.set_ready()
+        self._predictions = lambda: PredictionService(
+            predictor, inferences, self._lookup, self._metrics, MAX_BYTES, log=MakeLog()
+        )
         services = (
-            PredictionService(predictor, inferences, self._lookup, self._metrics, MAX_BYTES, log=MakeLog()),
+            self._predictions(),
             ModelService(self._status, self._reload, self._slow, self._metrics, lambda name: 0.0),
             HealthService(self._health, ChangeSignal(self.loop)),
         )
@@ -241,6 +247,10 @@ class House:
     def grpc(self, method: str, data: bytes) -> bytes:
         answer: bytes = self._run(self._handlers[method](data, CallContext(None)))  # type: ignore[arg-type]
         return answer
+
+    def predict_anew(self, data: bytes) -> bytes:
+        """As ``Predict``, by a service that has not seen a request yet."""
+        return self._run(self._predictions().predict(data, CallContext(None)))
 
     def http(self, data: bytes) -> Reply | None:
         """None if there is no request in the bytes, so that no application ever hears of them."""

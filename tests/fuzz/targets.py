@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 from google.protobuf.message import DecodeError
 from house import PLATFORMS, ROOT, Model, house
 from promises import check_details, check_error, check_reply, plain, require, same
@@ -50,11 +51,41 @@ Target = Callable[[bytes], None]
 
 
 def predict(data: bytes) -> None:
-    """A PredictRequest."""
+    """A PredictRequest; it and its like are answered the same by a server that remembers requests."""
     answer = _grpc("Predict", data)
     if answer is not None:
         for name, tensor in messages.PredictResponse.FromString(answer).outputs.items():
             decode(tensor, name)
+    for alike in (data, *_alike(data)):
+        known, anew = (
+            _prediction(lambda it: house().grpc("Predict", it), alike),
+            _prediction(house().predict_anew, alike),
+        )
+        require(known == anew, f"a server that remembers requests answers {known!r}, one that does not {anew!r}")
+
+
+def _alike(data: bytes) -> list[bytes]:
+    """The same with one byte changed: near the end are mostly numbers, before them all kinds of fields."""
+    places = sorted({place for place in (-1, -3, -9, -14, len(data) // 2) if -len(data) <= place < len(data)})
+    return [data[:place] + bytes([data[place] ^ bits]) + data[place:][1:] for place in places for bits in (1, 0x80)]
+
+
+def _prediction(ask: Callable[[bytes], bytes], data: bytes) -> object:
+    """What a client understands of the answer. One NaN is like another: protobuf does not keep their bits."""
+    try:
+        response = messages.PredictResponse.FromString(ask(data))
+    except ServingError as error:
+        return error.code, str(error)
+    arrays = {name: decode(tensor, name) for name, tensor in response.outputs.items()}
+    plain = {
+        name: np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind in "fc" else array
+        for name, array in arrays.items()
+    }
+    values = {
+        name: (str(array.dtype), array.shape, array.tolist() if array.dtype.hasobject else array.tobytes())
+        for name, array in plain.items()
+    }
+    return str(response.model_spec), values
 
 
 def examples(data: bytes) -> None:

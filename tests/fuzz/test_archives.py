@@ -57,7 +57,9 @@ def sentinel(tmp_path):
 
 def load(path: Path) -> ServingError | None:
     """Loads a version and asks it once; the failure, if there is one, must be a status without stack or path."""
-    settings = AdapterSettings(lambda model, name: model, "cpu", model_settings=lambda directory, model: SETTINGS)
+    settings = AdapterSettings(
+        lambda models, request: models[0], "cpu", model_settings=lambda directory, model: SETTINGS
+    )
     loader = ArtifactLoader(str(path.parent), "", settings, PLATFORMS)
     failure = None
     try:

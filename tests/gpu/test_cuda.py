@@ -26,7 +26,7 @@ SLACK = 8 << 20
 
 def make_loader(directory, device="auto"):
     settings = AdapterSettings(
-        lambda model, name: model, device, TrustedPaths.of([str(directory)]), lambda path, model: SETTINGS
+        lambda models, request: models[0], device, TrustedPaths.of([str(directory)]), lambda path, model: SETTINGS
     )
     return ArtifactLoader(str(directory), "", settings, PLATFORMS)
 
@@ -59,7 +59,7 @@ def test_memory_of_the_gpu_comes_back(tmp_path):
             return x + self.weight[:WIDTH]
 
     path = save(Big(), tmp_path, example_inputs=(torch.zeros(2, WIDTH),))
-    settings = AdapterSettings(lambda model, name: model, "cuda")
+    settings = AdapterSettings(lambda models, request: models[0], "cuda")
     free = []
     for _ in range(5):
         loader = ArtifactLoader(str(path), "", settings, PLATFORMS)
@@ -74,7 +74,7 @@ def test_memory_of_the_gpu_comes_back(tmp_path):
 def test_module_on_the_gpu_is_saved_from_there_and_served_on_the_cpu(tmp_path):
     module = torch.nn.Linear(WIDTH, 2).cuda()
     path = save(module, tmp_path, example_inputs=(torch.zeros(2, WIDTH, device="cuda"),))
-    loader = ArtifactLoader(str(path), "", AdapterSettings(lambda model, name: model, "cpu"), PLATFORMS)
+    loader = ArtifactLoader(str(path), "", AdapterSettings(lambda models, request: models[0], "cpu"), PLATFORMS)
     loader.load(ID)
     (answer,) = loader.servable.run("", {"input": np.ones((1, WIDTH), np.float32)}, ()).values()
     with torch.no_grad():
@@ -89,7 +89,7 @@ def test_constants_of_a_program_move_with_it(tmp_path):
             return x + torch.arange(WIDTH, dtype=torch.float32) + torch.ones(x.shape[0], 1)
 
     path = save(WithConstants(), tmp_path, example_inputs=(torch.zeros(2, WIDTH),))
-    loader = ArtifactLoader(str(path), "", AdapterSettings(lambda model, name: model, "cuda"), PLATFORMS)
+    loader = ArtifactLoader(str(path), "", AdapterSettings(lambda models, request: models[0], "cuda"), PLATFORMS)
     loader.load(ID)
     answer = loader.servable.run("", {"x": np.zeros((3, WIDTH), np.float32)}, ())["output_0"]
     assert answer.tolist() == [[1, 2, 3, 4]] * 3

@@ -42,12 +42,25 @@ def refused(*flags: str, exit_code: int, **options) -> str:
         ("--exit_on_initial_load_failure=perhaps", ("exit_on_initial_load_failure", "perhaps", "true or false")),
         ("--device=gpu0", ("device", "gpu0", "cuda")),
         ("--prefer_tflite_model=true", ("prefer_tflite_model", "TensorFlow Lite")),
-        ("--enable_batching", ("enable_batching", "not here yet")),
+        ("--send_batches=later", ("send_batches", "expect or greedy", "later")),
         ("stray", ("stray",)),
     ],
 )
 def test_wrong_flag_is_wrong_usage(base, flag, words):
     line = refused(f"--model_base_path={base}", flag, exit_code=2)
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--batching_parameters_file=x"], ("batching_parameters_file", "without setting enable_batching")),
+        (["--enable_per_model_batching_parameters"], ("enable_per_model_batching_parameters", "enable_batching")),
+        (["--enable_batching", "--batching_parameters_file=batching.pbtxt"], ("batching.pbtxt",)),
+    ],
+)
+def test_batching_that_cannot_be_what_was_meant_stops_the_start(base, flags, words):
+    line = refused(f"--model_base_path={base}", *flags, exit_code=1)
     assert all(word in line for word in words), line
 
 

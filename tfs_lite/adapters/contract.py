@@ -61,10 +61,10 @@ class OpenedModel(Model, Protocol):
         """Bytes of the model's tensors; None if nobody can tell."""
 
 
-class LoadedModel(ABC):
+class LoadedModel(OpenedModel, ABC):
     """The :class:`OpenedModel` that every platform here makes: the machinery around the call of the artefact.
 
-    Threads: ``run`` and ``close`` by one thread at a time, ``signatures`` by any. Promises: arrays of the caller are
+    Threads: ``run`` and ``close`` by one thread at a time, everything else by any. Promises: arrays of the caller are
     never written to; results are the caller's own. Errors: every failure of ``run`` is a ServingError.
     """
 
@@ -88,7 +88,7 @@ class LoadedModel(ABC):
         return self._signatures
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        declared = find_signature(self._signatures, signature)
+        declared = self.run_signature(signature)
         try:
             results = self.call(cast(Mapping[str, Array], inputs))
             wanted = outputs or declared.output_names or tuple(results)
@@ -103,6 +103,10 @@ class LoadedModel(ABC):
             failure = run_failure(self._id, error, self._shapes_were_checked)
             self._log(failure, error)
         raise failure
+
+    def run_signature(self, signature: str) -> Signature:
+        """What ``run`` takes and gives: what clients see, unless a model has steps before and after it."""
+        return find_signature(self._signatures, signature)
 
     @abstractmethod
     def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:

@@ -1,6 +1,6 @@
 """The loader of every platform: trust, device, memory and worker are the same for all of them.
 
-    find the platform -> may its files be loaded? -> open on the device -> give it its signatures
+    find the platform -> may its files be loaded? -> open on the device, once per instance -> give it its signatures
     -> hand it to the servable factory -> warm it up
 
 Everything that can fail happens inside ``load``; afterwards the loader holds a servable, or nothing at all.
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfs_lite.adapters import memory
-from tfs_lite.adapters.contract import OpenRequest, Platform
+from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.device import check_device, gpu_instance, pick_device, uses_gpu
 from tfs_lite.adapters.failures import load_failure, story
@@ -24,12 +24,26 @@ from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.model import Servable, ServableFactory
+from tfs_lite.core.model import Servable
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 
 logger = logging.getLogger(__name__)
+
+ServableFactory = Callable[[Sequence[OpenedModel], OpenRequest], Servable]
+"""Equal models of one version -> what requests are sent to, which closes them in the end. Adapters do not know who runs
+next."""
+
+Opens = Callable[[Platform, OpenRequest], Sequence[OpenedModel]]
+"""Opens the instances of a version, in this process or in others."""
+
+
+def open_here(platform: Platform, request: OpenRequest) -> Sequence[OpenedModel]:
+    """One instance, in this process. UNIMPLEMENTED for a platform that is only known."""
+    if platform.open is None:
+        raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
+    return [platform.open(request)]
 
 
 def no_settings(directory: str, model: str) -> ModelSettings | None:
@@ -43,11 +57,13 @@ def no_warm_up(servable: Servable, request: OpenRequest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """What a server decides for all its models. ``model_settings`` finds the config of a version, by its directory and
-    the model's name; ``warm_up`` sends it its first requests, as the last step of the load. The errors of both fail the
-    load. ``drop_file_caches``: files that were loaded need not stay in the system's cache."""
+    """What a server decides for all its models. ``opens`` decides where they live and how many there are of each;
+    ``model_settings`` finds the config of a version, by its directory and the model's name; ``warm_up`` sends it its
+    first requests, as the last step of the load. The errors of all of them fail the load. ``drop_file_caches``: files
+    that were loaded need not stay in the system's cache."""
 
     servable_factory: ServableFactory
+    opens: Opens = field(default=open_here, kw_only=True)
     device: str = "auto"
     trusted: TrustedPaths = NO_TRUST
     model_settings: Callable[[str, str], ModelSettings | None] = field(default=no_settings)
@@ -111,17 +127,17 @@ class ArtifactLoader(Loader):
 
     def _make(self, servable_id: ServableId) -> Servable:
         request, platform = self._plan(servable_id)
-        if platform.open is None:
-            raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
         if platform.needs_trust and not request.trusted:
             raise unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
-        model = platform.open(request)
+        models = list(self._settings.opens(platform, request))
         try:
-            model = sign(model, request)
-            measured = memory.measured(servable_id, model.resident_bytes(), self._reserve(), request.device)
-            servable = self._settings.servable_factory(model, f"{servable_id.name}-{servable_id.version}")
+            models = [sign(model, request) for model in models]
+            resident = _sum(model.resident_bytes() for model in models)
+            measured = memory.measured(servable_id, resident, self._reserve(), request.device)
+            servable = self._settings.servable_factory(models, request)
         except BaseException:
-            model.close()
+            for model in models:
+                model.close()
             raise
         try:
             self._settings.warm_up(servable, request)
@@ -153,3 +169,9 @@ class ArtifactLoader(Loader):
         if not isinstance(error, ServingError) and failure.status.message != self._logged:
             self._logged = failure.status.message
             logger.warning("%s\n%s", failure, story(error))
+
+
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    """None if anybody cannot tell."""
+    known = list(sizes)
+    return None if None in known else sum(size for size in known if size is not None)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from tfs_lite.adapters.cuda_memory import empty_caches
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation, main_ram
 from tfs_lite.core.servable import ServableId
 
@@ -53,7 +54,7 @@ def give_back() -> None:
     gc.collect()
     trim_heap()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
+        empty_caches()
 
 
 def trim_heap() -> None:

@@ -2,7 +2,8 @@
 
 A ``torch.nn.Module`` is constructed with the parameters of the config that its constructor names, gets its weights from
 ``model.safetensors`` and is called with its inputs by name. Any other class is constructed with a :class:`ModelContext`
-and asked to ``predict``; it may ``warmup`` at the end of the load and is ``close``d at its end.
+and asked to ``predict``; it may have steps for single items (:mod:`tfs_lite.adapters.python_items`), ``warmup`` at the
+end of the load and is ``close``d at its end.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from tfs_lite.adapters.contract import LoadedModel, OpenRequest, Platform, VersionFiles
-from tfs_lite.adapters.failures import story
+from tfs_lite.adapters.failures import run_failure, story
 from tfs_lite.adapters.inspect_archive import damaged
 from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.python_items import ItemSteps
 from tfs_lite.adapters.python_source import ARTEFACT, forget, import_model, source_failure
 from tfs_lite.adapters.results import by_name
 from tfs_lite.adapters.tensors import Array, to_tensor
 from tfs_lite.config.model import ModelSettings, signature_of
-from tfs_lite.core.signature import Signature, TensorSpec
+from tfs_lite.core.signature import Signature, Tensor, TensorSpec, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 
 NAME = "python"
@@ -41,6 +43,7 @@ _READERS: Mapping[object, Callable[[str], object]] = {
     **dict.fromkeys((bool, "bool"), lambda text: text.lower() in _TRUE),
 }
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class PythonModel(LoadedModel):
             name: array if array.dtype == object else to_tensor(array, self._device, share=False)
             for name, array in inputs.items()
         }
-        result = self._guarded(values)
+        result = self._guarded(lambda: self.answer(values))
         if isinstance(result, Iterator):
             raise ServingError(
                 StatusCode.UNIMPLEMENTED,
@@ -75,10 +78,10 @@ class PythonModel(LoadedModel):
         (declared,) = self.signatures.values()
         return by_name(result, declared.output_names)
 
-    def _guarded(self, values: Mapping[str, torch.Tensor | Array]) -> object:
-        """The answer; ``sys.exit()`` and its like fail the request, and nothing else."""
+    def _guarded(self, work: Callable[[], T]) -> T:
+        """What the work returns; ``sys.exit()`` and its like fail the request, and nothing else."""
         try:
-            return self.answer(values)
+            return work()
         except Exception:
             raise
         except BaseException as error:
@@ -121,6 +124,19 @@ class PlainModel(PythonModel):
         super().__init__(request, source, declared_signature(request.settings))
         identity = (request.id.name, request.id.version, request.files.directory)
         self._object: Any = make(ModelContext(*identity, request.settings, request.device))
+        try:
+            self._find_item_steps()
+        except BaseException:
+            self.close()
+            raise
+
+    def _find_item_steps(self) -> None:
+        (declared,) = self.signatures.values()
+        self._items = ItemSteps(self._id.name, self._object, declared)
+        self._has_item_steps = bool(self._items)
+        self._run_signature = self._items.batch_signature
+        if not self._run_signature.inputs:
+            self._shapes_were_checked = True  # they are the model's own choice
 
     def warm_up(self) -> None:
         """The end of the load, if the class has a ``warmup``."""
@@ -135,7 +151,36 @@ class PlainModel(PythonModel):
                 StatusCode.INTERNAL,
                 f"predict() of model {self._id.name} returned {type(result).__name__}, expected a dict",
             )
+        if self._has_item_steps and isinstance(result, Mapping):
+            self._items.check_batch(values, result)
         return result
+
+    def run_signature(self, signature: str) -> Signature:
+        find_signature(self.signatures, signature)
+        return self._run_signature
+
+    @property
+    def has_item_steps(self) -> bool:
+        return self._has_item_steps
+
+    def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        """Also DEADLINE_EXCEEDED, if the deadline passes before the last item."""
+        find_signature(self.signatures, signature)
+        return self._step(lambda: self._items.preprocess(inputs, deadline))
+
+    def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        """Also DEADLINE_EXCEEDED, if the deadline passes before the last item."""
+        find_signature(self.signatures, signature)
+        return self._step(lambda: self._items.postprocess(outputs, deadline))
+
+    def _step(self, work: Callable[[], T]) -> T:
+        try:
+            with torch.no_grad():
+                return self._guarded(work)
+        except Exception as error:
+            failure = run_failure(self._id, error, shapes_were_checked=True)
+            self._log(failure, error)
+        raise failure
 
     def resident_bytes(self) -> None:
         return None
@@ -147,6 +192,7 @@ class PlainModel(PythonModel):
         except BaseException as error:
             logger.error("close() of %s failed\n%s", self._id, story(error))
         del self._object
+        vars(self).pop("_items", None)  # not there yet if the class has none that are usable
         super().close()
 
 

@@ -8,6 +8,7 @@ dimensions are not checked: the exporter reports 2 for sizes that run with 0 and
 from __future__ import annotations
 
 import linecache
+import logging
 import os
 import re
 import threading
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.export.passes import move_to_device_pass
@@ -24,10 +26,14 @@ from torch.export.pt2_archive.constants import ARCHIVE_VERSION_PATH, ARCHIVE_VER
 from torch.fx.graph_module import _loader
 
 from tfs_lite.adapters.archive_reader import ArchiveReader
-from tfs_lite.adapters.contract import LoadedModel, OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.contract import OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.cuda_graphs import GraphSwitch, wants_graphs, why_no_graph
+from tfs_lite.adapters.cuda_lanes import LaneModel, open_lanes, open_pool
+from tfs_lite.adapters.cuda_memory import Pool
 from tfs_lite.adapters.inspect_archive import Archive, open_archive
 from tfs_lite.adapters.inspect_artifact import COMPILED, check_exported
 from tfs_lite.adapters.memory import tensor_bytes
+from tfs_lite.adapters.plain_forward import plain_forward
 from tfs_lite.adapters.results import by_name, numbered
 from tfs_lite.adapters.tensors import DATA_TYPES, Array, to_tensor
 from tfs_lite.config.model import ModelSettings
@@ -38,35 +44,47 @@ NAME = "pytorch_export"
 ARTEFACT = "model.pt2"
 _EXPORTER_MINIMUM = 2
 _SYMBOL = re.compile(r"[a-z]+\d+")
+_CONTEXTS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
+logger = logging.getLogger(__name__)
 _READING = threading.Lock()
 """torch keeps the program that it reads in a global, and fails when a second thread reads another one."""
 
 
-class ExportedModel(LoadedModel):
-    """An exported program, called with tensors by position. What it returns follows from what it takes."""
+class ExportedModel(LaneModel):
+    """An exported program, called with tensors by position. What it returns follows from what it takes.
+
+    Several threads may run a program that writes to no tensor and has neither branches nor loops.
+    """
 
     outputs_may_differ = False
 
-    def __init__(self, request: OpenRequest, program: ExportedProgram) -> None:
+    def __init__(self, request: OpenRequest, program: ExportedProgram, pool: Pool | None = None) -> None:
         signature = signature_of(program)
         _check_settings(signature, request.settings)
-        super().__init__(request.id, NAME, signature, request.device)
+        writes = _writes_to_tensors(program)
+        reentrant = not writes and not _has_branches(program)
+        lanes = open_lanes(request.device, _graph_switch(request, program, reentrant))
+        super().__init__(request, NAME, signature, reentrant=reentrant, lanes=lanes, pool=pool)
         self._shapes_were_checked = _only_plain_sizes(program)
-        self._share_inputs = not _writes_to_tensors(program)
+        self._share_inputs = not writes
         self._resident = tensor_bytes([*program.state_dict.values(), *program.constants.values()])
-        # The module's hooks check what was checked before, and cost as much as its guards.
-        self._forward = program.module(check_guards=False).forward
+        # A module's hooks check what was checked before, and cost as much as its guards.
+        self._forward = program.module(check_guards=False).forward if writes else plain_forward(program)
 
     def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
         (declared,) = self.signatures.values()
-        tensors = [to_tensor(inputs[spec.name], self._device, self._share_inputs) for spec in declared.inputs]
+        arrays = [inputs[spec.name] for spec in declared.inputs]
         with torch.inference_mode():
+            lane = self.lane
+            if lane is not None:
+                return by_name(lane.forward(arrays, self._forward), declared.output_names)
+            tensors = [to_tensor(array, self._device, self._share_inputs) for array in arrays]
             return by_name(self._forward(*tensors), declared.output_names)
 
     def resident_bytes(self) -> int:
         return self._resident
 
-    def close(self) -> None:
+    def drop_weights(self) -> None:
         del self._forward
 
 
@@ -76,9 +94,21 @@ def open_exported(request: OpenRequest) -> ExportedModel:
         check_exported(archive, request.trusted)
         with _READING, _generated_code_forgotten():
             program = _read_program(archive)
-            if any(value.device != request.device for value in _placeholders(program)):
-                program = move_to_device_pass(program, request.device)
-            return ExportedModel(request, program)
+            pool = open_pool(request.device)
+            try:
+                if any(value.device != request.device for value in _placeholders(program)):
+                    program = _moved(program, request.device, pool)
+                return ExportedModel(request, program, pool)
+            except BaseException:
+                if pool is not None:
+                    pool.drop()
+                raise
+
+
+def _moved(program: ExportedProgram, device: torch.device, pool: Pool | None) -> ExportedProgram:
+    if pool is None:
+        return move_to_device_pass(program, device)
+    return pool.allocate(lambda: move_to_device_pass(program, device))
 
 
 def check_config(directory: str, settings: ModelSettings) -> Signature:
@@ -208,6 +238,24 @@ def _writes_to_tensors(program: ExportedProgram) -> bool:
     graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     schemas = [getattr(node.target, "_schema", None) for graph in graphs for node in graph.nodes]
     return any(schema is not None and schema.is_mutable for schema in schemas)
+
+
+def _has_branches(program: ExportedProgram) -> bool:
+    """Whether it calls operators that run graphs of their own; torch may compile those when they run."""
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    targets = [node.target for graph in graphs for node in graph.nodes]
+    return any(isinstance(target, HigherOrderOperator) and str(target) not in _CONTEXTS for target in targets)
+
+
+def _graph_switch(request: OpenRequest, program: ExportedProgram, reentrant: bool) -> GraphSwitch | None:
+    """For a model on a GPU whose config asks for CUDA graphs and that can have them."""
+    if request.device.type != "cuda" or not wants_graphs(request.settings.parameters):
+        return None
+    reason = why_no_graph(program) if reentrant else "it keeps state, or has branches"
+    if reason:
+        logger.warning("%s runs without CUDA graphs: %s", request.id, reason)
+        return None
+    return GraphSwitch(request.id)
 
 
 def _placeholders(program: ExportedProgram) -> list[torch.Tensor]:

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
-from tfs_lite.adapters.contract import LoadedModel, OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.contract import OpenRequest, Platform, VersionFiles
+from tfs_lite.adapters.cuda_lanes import LaneModel, open_lanes, open_pool
+from tfs_lite.adapters.cuda_memory import Pool
 from tfs_lite.adapters.inspect_artifact import inspect_script
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.results import by_name, numbered
@@ -42,13 +44,13 @@ class Argument:
     required: bool
 
 
-class ScriptModel(LoadedModel):
-    """A script, called with its arguments by name."""
+class ScriptModel(LaneModel):
+    """A script, called with its arguments by name; by one thread at a time, because it may keep state."""
 
-    def __init__(self, request: OpenRequest, module: torch.jit.ScriptModule) -> None:
+    def __init__(self, request: OpenRequest, module: torch.jit.ScriptModule, pool: Pool | None = None) -> None:
         arguments = arguments_of(module)
         signature = _signature(request.settings, arguments, module)
-        super().__init__(request.id, NAME, signature, request.device)
+        super().__init__(request, NAME, signature, reentrant=False, lanes=open_lanes(request.device), pool=pool)
         self._parameters = {spec.name: _argument_for(spec.name, arguments).name for spec in signature.inputs}
         self._module: Any = module
         self._resident = tensor_bytes([*module.parameters(), *module.buffers()]) or None
@@ -64,12 +66,13 @@ class ScriptModel(LoadedModel):
         """None for a frozen script: its weights are constants that no list of parameters shows."""
         return self._resident
 
-    def close(self) -> None:
+    def drop_weights(self) -> None:
         del self._module
 
     def _value(self, name: str, array: Array) -> torch.Tensor | list[str]:
         if array.dtype != object:
-            return to_tensor(array, self._device, share=False)
+            lane = self.lane
+            return to_tensor(array, self._device, share=False) if lane is None else lane.upload(array)
         if array.ndim != 1:
             raise invalid_argument(f"input {name} has rank {array.ndim}; texts for a script have rank 1")
         try:
@@ -83,9 +86,22 @@ def open_script(request: OpenRequest) -> ScriptModel:
     inspect_script(path, ARTEFACT, request.trusted)
     logger.warning("%s is TorchScript, which PyTorch has deprecated; export it with tfs_lite.save", request.id)
     warnings.filterwarnings("ignore", r"`torch\.jit\.load` is (deprecated|not supported)", DeprecationWarning)
-    module = torch.jit.load(path, map_location=request.device)  # type: ignore[no-untyped-call]
+    pool = open_pool(request.device)
+    try:
+        return ScriptModel(request, _load(path, request.device, pool), pool)
+    except BaseException:
+        if pool is not None:
+            pool.drop()
+        raise
+
+
+def _load(path: str, device: torch.device, pool: Pool | None) -> torch.jit.ScriptModule:
+    def load() -> Any:
+        return torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
+
+    module: torch.jit.ScriptModule = load() if pool is None else pool.allocate(load)
     module.eval()
-    return ScriptModel(request, module)
+    return module
 
 
 def arguments_of(module: Any) -> list[Argument]:

@@ -103,7 +103,7 @@ def _outputs(servable: Servable, run: Run, seconds: float) -> Outputs:
     call = PredictCall(run.signature, run.inputs, run.outputs, time.monotonic() + seconds, done)
     servable.submit(call)
     if not answered.wait(seconds):
-        call.cancelled = True
+        servable.cancel(call)
         raise ServingError(StatusCode.DEADLINE_EXCEEDED, f"the model did not answer within {seconds:g} s")
     (answer,) = answers
     if isinstance(answer, Status):

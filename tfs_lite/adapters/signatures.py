@@ -7,6 +7,7 @@ open is read in the simplest way: no mapping means the model's own names, and cl
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -18,6 +19,7 @@ from tfs_lite.adapters.labels import read_labels
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import format_path, nearest
 from tfs_lite.config.signatures import CLASSES, OUTPUTS_OF_METHOD, SCORES, ModelSignature, short_method
+from tfs_lite.core.model import Shapes, WorkerStatus
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import (
     DEFAULT_SIGNATURE,
@@ -65,8 +67,12 @@ class Call:
         return value if self.labels is None or name != CLASSES else _labelled(value, self.labels)
 
 
-class SignedModel:
-    """An :class:`OpenedModel` that has the signatures of its config. It takes the model over, and closes it."""
+class SignedModel(OpenedModel):
+    """An :class:`OpenedModel` that has the signatures of its config. It takes the model over, and closes it.
+
+    Names are exchanged where requests come in and answers go out: around ``run``; around ``preprocess`` and
+    ``postprocess`` where the model has them, and then ``run`` is the model's own, whatever the signature.
+    """
 
     def __init__(self, model: OpenedModel, servable_id: ServableId, calls: Mapping[str, Call]) -> None:
         self._model = model
@@ -84,10 +90,53 @@ class SignedModel:
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         """As every model; also INTERNAL if the scores have another number of classes than there are labels."""
-        declared = find_signature(self._signatures, signature)
-        call = self._calls[signature or DEFAULT_SIGNATURE]
-        wanted = outputs or declared.output_names
-        results = self._model.run(DEFAULT_SIGNATURE, call.feed(inputs), call.needed(wanted))
+        call = self._call(signature)
+        if self._model.has_item_steps:
+            return self._model.run(DEFAULT_SIGNATURE, inputs, outputs)
+        wanted = outputs or call.signature.output_names
+        return self._answer(call, self._model.run(DEFAULT_SIGNATURE, call.feed(inputs), call.needed(wanted)), wanted)
+
+    @property
+    def concurrency(self) -> int:
+        return self._model.concurrency
+
+    @property
+    def lanes(self) -> int:
+        return self._model.lanes
+
+    @property
+    def worker(self) -> WorkerStatus:
+        return self._model.worker
+
+    def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor] | None:
+        call = self._call(signature)
+        if self._model.has_item_steps:
+            return self._model.stage(DEFAULT_SIGNATURE, shapes)
+        names = {call.inputs.get(name, name): name for name in shapes}
+        memory = self._model.stage(DEFAULT_SIGNATURE, {own: shapes[name] for own, name in names.items()})
+        return None if memory is None else {names[own]: array for own, array in memory.items()}
+
+    def recover(self, give_up: threading.Event) -> bool:
+        return self._model.recover(give_up)
+
+    @property
+    def has_item_steps(self) -> bool:
+        return self._model.has_item_steps
+
+    def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        return self._model.preprocess(DEFAULT_SIGNATURE, self._call(signature).feed(inputs), deadline)
+
+    def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        """As every model; also INTERNAL as ``run``."""
+        call = self._call(signature)
+        results = self._model.postprocess(DEFAULT_SIGNATURE, outputs, deadline)
+        return self._answer(call, results, call.signature.output_names)
+
+    def _call(self, signature: str) -> Call:
+        find_signature(self._signatures, signature)
+        return self._calls[signature or DEFAULT_SIGNATURE]
+
+    def _answer(self, call: Call, results: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
         try:
             return call.answer(results, wanted)
         except ServingError as error:

@@ -17,6 +17,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import from_numpy, to_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
+CPU = torch.device("cpu")
 
 TORCH_DTYPES: Mapping[DataType, torch.dtype] = {
     DataType.FLOAT: torch.float32,
@@ -55,7 +56,8 @@ _FOREIGN_NUMPY = {torch_dtype: dtype for dtype, torch_dtype in _FOREIGN.items()}
 
 def to_tensor(array: Array, device: torch.device, share: bool) -> torch.Tensor:
     """The array as a tensor on ``device``. ``share`` promises that nobody writes to the tensor."""
-    if not (share or device.type != "cpu") or not array.flags.writeable or not array.flags.c_contiguous:
+    may_share = share or device.type != "cpu"
+    if not (may_share and array.flags.writeable and array.flags.c_contiguous and array.dtype.isnative):
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
     foreign = _FOREIGN.get(array.dtype)
     if foreign is None:
@@ -70,8 +72,24 @@ def to_arrays(values: Mapping[str, object], device: torch.device) -> dict[str, T
     """
     host = {name: _on_host(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
     if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+        _wait(device)
     return {name: _as_array(name, value) for name, value in host.items()}
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """A contiguous tensor on the host as an array over the same memory."""
+    foreign = _FOREIGN_NUMPY.get(tensor.dtype)
+    if foreign is None:
+        array: Array = tensor.numpy()
+        return array
+    return tensor.view(_RAW[foreign.itemsize][1]).numpy().view(foreign)
+
+
+def _wait(device: torch.device) -> None:
+    """Until the current stream has done what it was told so far. The thread sleeps; no other stream is waited for."""
+    done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(device))
+    done.synchronize()
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,14 +103,7 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def _as_array(name: str, value: object) -> Array:
     try:
-        if isinstance(value, torch.Tensor):
-            foreign = _FOREIGN_NUMPY.get(value.dtype)
-            if foreign is None:
-                array: Array = value.numpy()
-            else:
-                array = value.view(_RAW[foreign.itemsize][1]).numpy().view(foreign)
-        else:
-            array = np.array(value, order="C")
+        array = as_array(value) if isinstance(value, torch.Tensor) else np.array(value, order="C")
         return _as_bytes(array) if from_numpy(array.dtype) is DataType.STRING else array
     except (ServingError, TypeError, ValueError, RuntimeError):
         if isinstance(value, torch.Tensor) and value.layout is not torch.strided:

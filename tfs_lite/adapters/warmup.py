@@ -73,8 +73,8 @@ class Warmup:
         seconds_per_run: float = SECONDS_PER_RUN,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Every request runs ``iterations`` times in a row; 0 counts as 1. ``on_report`` is called on the thread of the
-        load."""
+        """Every request runs ``iterations`` times in a row on every instance; 0 counts as 1.
+        ``on_report`` is called on the thread of the load."""
         self._iterations = max(iterations, 1)
         self._on_report = on_report
         self._check_method_names = check_method_names
@@ -124,8 +124,8 @@ class Warmup:
                 self._repeat(servable, replay_of_body(servable.signatures, row.body), row.count)
 
     def _repeat(self, servable: Servable, replay: Replay, times: int) -> None:
-        for _ in range(self._iterations * times):
-            replay.once(servable, self._seconds_per_run)
+        for _ in range(self._iterations * times * len(servable.models)):
+            replay.once(servable, self._seconds_per_run)  # another instance each time: the one that was idle longest
 
     def _report(self, report: WarmupReport) -> None:
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfs_lite.cli.errors import UsageError, nearest
-from tfs_lite.cli.flags import FLAGS, Flag, Kind, Support
+from tfs_lite.cli.flags import FLAGS, Flag, Kind
 
 ENVIRONMENT_PREFIX = "TFS_LITE_"
 _BY_NAME = {flag.name: flag for flag in FLAGS}
@@ -137,7 +137,4 @@ def _refuse_unsupported(flag: Flag, value: Any, spelled: str) -> None:
     if flag.accepts(value):
         return
     shown = str(value).lower() if flag.kind is Kind.BOOL else value
-    default = str(flag.default).lower() if flag.kind is Kind.BOOL else repr(flag.default)
-    if flag.support is Support.LATER:
-        raise UsageError(f"{spelled}={shown}: {flag.reason}; leave it out or at its default, {default}")
     raise UsageError(f"{spelled}={shown} has no meaning for PyTorch: {flag.reason}; leave it out")

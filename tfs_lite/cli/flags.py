@@ -1,9 +1,9 @@
 """Every flag of ``tfs-lite serve`` in one table: name, type, default, help, and what becomes of it here.
 
 The names, types and defaults are those of ``tensorflow_model_server``, so that its command lines work unchanged;
-ours follow. A flag is honoured, or belongs to a feature that is not here yet, or steers something that PyTorch does
-not have. The last two pass when they ask for what happens anyway (their default, or a value in ``also_fine``) and
-are refused otherwise: nothing is accepted and ignored. ``flag_parser.py`` reads command lines with this table.
+ours follow. A flag is honoured, or steers something that PyTorch does not have. The latter passes when it asks for what
+happens anyway (its default, or a value in ``also_fine``) and is refused otherwise: nothing is accepted and ignored.
+``flag_parser.py`` reads command lines with this table.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ class Support(enum.Enum):
     """What becomes of a flag here."""
 
     HONOURED = "honoured"
-    LATER = "later"
-    """Its feature is not here yet."""
     NO_MEANING = "no meaning for PyTorch"
     """It steers something that only TensorFlow has."""
 
@@ -85,9 +83,6 @@ class _Group:
             rest.setdefault("maximum", INT32_MAX)
         return Flag(name, kind, default, text, self.title, **rest)
 
-    def later(self, name: str, kind: Kind, default: Any, feature: str, **rest: Any) -> Flag:
-        return self(name, kind, default, feature, support=Support.LATER, reason=f"not here yet ({feature})", **rest)
-
     def no_meaning(self, name: str, kind: Kind, default: Any, reason: str, **rest: Any) -> Flag:
         return self(name, kind, default, reason, support=Support.NO_MEANING, reason=reason, **rest)
 
@@ -97,7 +92,6 @@ _where = _Group("Where it listens")
 _load = _Group("Versions and loading")
 _run = _Group("Running models")
 _process = _Group("The process")
-_later = _Group("Not here yet (refused unless the value asks for what happens anyway)")
 _tf = _Group("TensorFlow only (refused unless the value asks for what happens anyway)")
 _BOOL, _INT, _FLOAT, _STRING, _LIST = Kind.BOOL, Kind.INT, Kind.FLOAT, Kind.STRING, Kind.LIST
 
@@ -164,6 +158,12 @@ FLAGS: tuple[Flag, ...] = (
     _run("per_process_gpu_memory_fraction", _FLOAT, 0.0, "torch's share of a GPU; 0: all", minimum=0, maximum=1),
     _run("enable_signature_method_name_check", _BOOL, False, "a signature takes only the method it is meant for"),
     _run("enable_serialization_as_tensor_content", _BOOL, False, "tensors in gRPC answers are raw bytes"),
+    _run("enable_batching", _BOOL, False, "run requests together that wait for the same model"),
+    _run("batching_parameters_file", _STRING, "", "BatchingParameters (text proto or YAML)"),
+    _run("enable_per_model_batching_parameters", _BOOL, False, "batch by the batching_params.pbtxt of each version"),
+    _run("send_batches", _STRING, "expect", "when a batch that could grow leaves", words="expect|greedy"),
+    _run("worker", _STRING, "thread", "where models live: in the server, or each on its own", words="thread|process"),
+    _run("grpc_frontends", _INT, 0, "processes that speak gRPC; 0: the server itself", minimum=0, maximum=64),
     _run("max_queued_requests", _INT, 1000, "waiting per version; one more is refused at once", minimum=1),
     _run("tensorflow_session_parallelism", _INT, 0, "both of the next two; 0: each its default", minimum=0),
     _run("tensorflow_intra_op_parallelism", _INT, 0, "threads inside an operator; 0: all cores but one", minimum=0),
@@ -173,9 +173,6 @@ FLAGS: tuple[Flag, ...] = (
     _process("json", _BOOL, False, "say what is served as one line of JSON", in_environment=False),
     _process("version", _BOOL, False, "print the version and stop", in_environment=False),
     _process("help", _BOOL, False, "print this and stop", in_environment=False),
-    _later.later("enable_batching", _BOOL, False, "batching"),
-    _later.later("batching_parameters_file", _STRING, "", "batching"),
-    _later.later("enable_per_model_batching_parameters", _BOOL, False, "batching settings per model"),
     _tf.no_meaning("use_alts_credentials", _BOOL, False, "ALTS exists only inside Google's cloud"),
     _tf.no_meaning("platform_config_file", _STRING, "", "it configures TensorFlow session bundles"),
     _tf.no_meaning("tensorflow_session_config_file", _STRING, "", "there is no TensorFlow session"),

@@ -1,18 +1,22 @@
 """``tfs-lite status [MODEL]``: the models of a running server, their versions, states and reasons.
 
 It asks the REST list, which knows every model; with ``--server`` it asks gRPC, which answers for one named model.
+``--verbose`` reads the metrics page, too.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_seconds
+from tfs_lite.cli.batch_view import Known, read_numbers, verbose_json, verbose_table
 from tfs_lite.cli.errors import DONE, CliError, UsageError, nearest
 from tfs_lite.cli.model_view import Model, ask_grpc, models_table, print_models, read_rest
 from tfs_lite.cli.output import console, print_json
@@ -22,23 +26,37 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from rich.console import Console
+    from rich.table import Table
 
 _ANSWER_TIMEOUT = 10.0
 _LARGEST_ANSWER = 64 * 2**20
+_LARGEST_PAGE = 32 * 2**20
 
-Fetch = Callable[[], list[Model]]
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a server said. ``known`` is None where its numbers were not asked for."""
+
+    models: list[Model]
+    known: Known | None = None
+
+
+Fetch = Callable[[], Look]
 
 
 def run(argv: Sequence[str]) -> int:
     args = _arguments(argv)
     if args.server and not args.model:
         raise UsageError("--server asks over gRPC, which answers for one model: name it, or use --rest for all")
+    if args.server and args.verbose:
+        raise UsageError("--verbose reads the metrics page, which gRPC has not: use --rest")
 
-    def fetch() -> list[Model]:
-        return over_grpc(args.server, args.model, args) if args.server else over_rest(args.rest, args.model)
+    def fetch() -> Look:
+        models = over_grpc(args.server, args.model, args) if args.server else over_rest(args.rest, args.model)
+        return Look(models, numbers(args.rest) if args.verbose else None)
 
     if not args.watch:
-        print_models(fetch(), args.json)
+        _print(fetch(), args.json)
         return DONE
     try:
         _watch(fetch, args.interval, args.json)
@@ -52,6 +70,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--rest", default="127.0.0.1:8501", metavar="HOST:PORT", help="HTTP address (%(default)s)")
     parser.add_argument("--server", metavar="HOST:PORT", help="ask over gRPC instead; needs MODEL")
     add_tls(parser)
+    parser.add_argument("--verbose", action="store_true", help="requests, batches, times and workers of each version")
     parser.add_argument("--watch", action="store_true", help="go on showing it, until Ctrl-C")
     parser.add_argument("--interval", type=positive_seconds, default=1.0, help="seconds between looks (%(default)s)")
     return parser.parse(argv)
@@ -75,19 +94,45 @@ def over_rest(address: str, name: str | None) -> list[Model]:
     return found
 
 
+def numbers(address: str) -> Known:
+    """What the metrics page knows of each version; nothing if there is no such page. Raises CliError."""
+    url = f"http://{address}/metrics"
+    page = _read(url, _LARGEST_PAGE, or_nothing=True)
+    if len(page) > _LARGEST_PAGE:
+        raise CliError(f"{url} is larger than {_LARGEST_PAGE} bytes; ask without --verbose", "RESOURCE_EXHAUSTED")
+    try:
+        return read_numbers(page.decode())
+    except ValueError as error:
+        raise CliError(f"{url} is no page of metrics ({error}); is it a tfs_lite server?", "UNAVAILABLE") from None
+
+
 def _get(url: str) -> Any:
     try:
+        return json.loads(_read(url, _LARGEST_ANSWER))
+    except ValueError as error:
+        raise _no_server(url, error) from None
+
+
+def _read(url: str, most: int, or_nothing: bool = False) -> bytes:
+    """At most a byte more than ``most``. ``or_nothing``: a page that is not there is empty."""
+    try:
         with urllib.request.urlopen(url, timeout=_ANSWER_TIMEOUT) as answer:
-            return json.loads(answer.read(_LARGEST_ANSWER))
+            return bytes(answer.read(most + 1))
     except urllib.error.HTTPError as error:
         with error:
+            if or_nothing and error.code == 404:
+                return b""
             raise CliError(f"{url} answered {error.code}; is it a tfs_lite server?", "UNAVAILABLE") from None
-    except (OSError, ValueError) as error:
-        cause = getattr(error, "reason", error)
-        raise CliError(
-            f"no server answers at {url} ({cause}); start one with tfs-lite serve, or give its address with --rest",
-            "UNAVAILABLE",
-        ) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise _no_server(url, error) from None
+
+
+def _no_server(url: str, error: Exception) -> CliError:
+    cause = getattr(error, "reason", error)
+    return CliError(
+        f"no server answers at {url} ({cause}); start one with tfs-lite serve, or give its address with --rest",
+        "UNAVAILABLE",
+    )
 
 
 def _watch(fetch: Fetch, interval: float, as_json: bool) -> NoReturn:
@@ -110,11 +155,11 @@ def _watch_in_place(fetch: Fetch, interval: float, page: Console) -> NoReturn:
     with Live(console=page, auto_refresh=False) as live:
         while True:
             seen = _look(fetch)
-            live.update(seen if isinstance(seen, str) else models_table(seen), refresh=True)
+            live.update(seen if isinstance(seen, str) else _table(seen), refresh=True)
             time.sleep(interval)
 
 
-def _look(fetch: Fetch) -> list[Model] | str:
+def _look(fetch: Fetch) -> Look | str:
     """The models, or why there are none to see: a server that restarts does not end the watching."""
     try:
         return fetch()
@@ -122,9 +167,22 @@ def _look(fetch: Fetch) -> list[Model] | str:
         return str(error)
 
 
-def _print_look(seen: list[Model] | str, as_json: bool) -> None:
+def _table(look: Look) -> Table:
+    return models_table(look.models) if look.known is None else verbose_table(look.models, look.known)
+
+
+def _print(look: Look, as_json: bool) -> None:
+    if look.known is None or not (look.models or as_json):
+        print_models(look.models, as_json)
+    elif as_json:
+        print_json(verbose_json(look.models, look.known))
+    else:
+        console().print(_table(look))
+
+
+def _print_look(seen: Look | str, as_json: bool) -> None:
     if not isinstance(seen, str):
-        print_models(seen, as_json)
+        _print(seen, as_json)
     elif as_json:
         print_json({"error": {"code": "UNAVAILABLE", "message": seen}})
     else:

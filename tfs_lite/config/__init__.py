@@ -7,7 +7,8 @@ model_server    which models are served: the file of --model_config_file, the bo
 model           the settings of one model: config.pbtxt or config.yaml beside its versions
 ssl             who the gRPC server is and which clients it lets in
 monitoring      whether and where the metrics page is
-batching        how requests are put together into batches
+batching        how requests are put together into batches, in TensorFlow Serving's terms
+scheduling      the same in Triton's, and how many instances of a model there are
 server_files    the entry point of the three: a file or text in either syntax -> settings
 text            the entry point of the rest: a file or text in either syntax -> settings
 diff            what changed between two configs, and whether that may change at all

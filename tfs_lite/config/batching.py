@@ -1,4 +1,4 @@
-"""How requests are put together into batches: the file of ``--batching_parameters_file``.
+"""How requests are put together into batches: the file of ``--batching_parameters_file``, or one in each version.
 
 The shape is that of the message ``tensorflow.serving.BatchingParameters``. There, most numbers are wrapped:
 ``max_batch_size { value: 64 }``. YAML may write the same, or the bare number. Sizes are counted in rows.
@@ -7,12 +7,19 @@ The shape is that of the message ``tensorflow.serving.BatchingParameters``. Ther
 from __future__ import annotations
 
 import os
+import stat
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
-from tfs_lite.config.settings import Settings, problem
+from tfs_lite.config.settings import Settings, build, config_error, problem
+from tfs_lite.config.text import MAX_FILE_BYTES, read_document
+from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
+from tfs_lite.protocols import messages
 
+VERSION_FILE = "batching_params.pbtxt"
+"""In the directory of a version, for servers with settings per model."""
 INT64_MAX = 2**63 - 1
 MAX_THREADS = 4096
 POOL_NAME = "batch_threads"
@@ -109,3 +116,61 @@ class BatchingParameters(Settings):
 def parameters_without_file() -> BatchingParameters:
     """What ``--enable_batching`` alone means."""
     return BatchingParameters(thread_pool_name=POOL_NAME_WITHOUT_FILE)
+
+
+def read_version_parameters(version_directory: Path) -> BatchingParameters | None:
+    """What the version's own file says; None if it has none.
+
+    INVALID_ARGUMENT for mistakes, with file, line, column and field, for links and anything but a plain file of
+    bearable size. FAILED_PRECONDITION if the system does not let it be read.
+    """
+    name = f"{version_directory.name}/{VERSION_FILE}"
+    data = _plain_file(version_directory / VERSION_FILE, name)
+    if data is None:
+        return None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise config_error(name, data.count(b"\n", 0, error.start) + 1, 1, "not UTF-8 text") from None
+    return build(BatchingParameters, read_document(text, name, messages.BatchingParameters))
+
+
+def combined(server: BatchingParameters, version: BatchingParameters | None) -> BatchingParameters | None:
+    """What counts for a version on a server with settings per model: its own file, with the server's threads. Without
+    one it is not batched: None."""
+    if version is None:
+        return None
+    threads = {"num_batch_threads": server.num_batch_threads, "thread_pool_name": server.thread_pool_name}
+    return version.model_copy(update=threads)
+
+
+def _plain_file(path: Path, name: str) -> bytes | None:
+    try:
+        _check(path.lstat(), name)
+        with open(path, "rb", opener=_open_plain) as file:
+            _check(os.fstat(file.fileno()), name)
+            data = file.read(MAX_FILE_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise failed_precondition(f"{name}: cannot be read: {error.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise _too_large(name)
+    return data
+
+
+def _open_plain(path: str, flags: int) -> int:
+    """Neither follows a link nor waits, whatever has taken the file's place since it was looked at."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _check(status: os.stat_result, name: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        what = "a link" if stat.S_ISLNK(status.st_mode) else "something else"
+        raise invalid_argument(f"{name}: has to be a plain file of the version, not {what}")
+    if status.st_size > MAX_FILE_BYTES:
+        raise _too_large(name)
+
+
+def _too_large(name: str) -> ServingError:
+    return invalid_argument(f"{name}: larger than {MAX_FILE_BYTES} bytes")

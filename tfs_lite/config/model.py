@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictStr, field_validator, model_validator
 
+from tfs_lite.config.scheduling import DynamicBatching, InstanceGroup, check_instances
 from tfs_lite.config.settings import Settings, nearest, problem
 from tfs_lite.config.signatures import ModelSignature, Name, WarmupRequest, check_warmup
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, TensorSpec
@@ -62,6 +63,10 @@ class ModelSettings(Settings):
     input: tuple[ModelTensor, ...] = ()
     output: tuple[ModelTensor, ...] = ()
     parameters: Mapping[StrictStr, Annotated[StrictStr, BeforeValidator(_parameter)]] = {}
+    dynamic_batching: DynamicBatching | None = None
+    """None: nothing is said about batching."""
+    instance_group: Annotated[tuple[InstanceGroup, ...], AfterValidator(check_instances)] = ()
+    """How many copies of the model there are; empty: one."""
     signatures: Mapping[Name, ModelSignature] = {}
     """Ways to call the model beside its own, which stays ``serving_default`` unless that key is among these."""
     warmup: Annotated[tuple[WarmupRequest, ...], AfterValidator(check_warmup)] = ()
@@ -76,6 +81,19 @@ class ModelSettings(Settings):
                 raise problem(f'"{tensor.name}" is listed twice', index, "name")
             seen.add(tensor.name)
         return tensors
+
+    @model_validator(mode="after")
+    def _preferred_sizes_fit(self) -> ModelSettings:
+        largest = self.max_batch_size
+        for index, size in enumerate(self.dynamic_batching.preferred_batch_size if self.dynamic_batching else ()):
+            if size > largest:
+                raise problem(
+                    f"must be at most max_batch_size, {largest}; got {size}",
+                    "dynamic_batching",
+                    "preferred_batch_size",
+                    index,
+                )
+        return self
 
 
 def signature_of(settings: ModelSettings) -> Signature | None:

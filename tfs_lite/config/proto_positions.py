@@ -25,7 +25,7 @@ def locate(text: str, descriptor: Descriptor) -> dict[FieldPath, tuple[int, int]
 class _Walk:
     def __init__(self, text: str) -> None:
         self.positions: dict[FieldPath, tuple[int, int]] = {(): (1, 1)}
-        self._strings: dict[FieldPath, str] = {}
+        self._scalars: dict[FieldPath, str] = {}
         self._tokens = Tokenizer(text.split("\n"))
 
     def message(self, descriptor: Descriptor | None, path: FieldPath, closing: str) -> None:
@@ -62,8 +62,8 @@ class _Walk:
         counts[path] += 1
         self.positions[item] = place
         self._value(field, item)
-        if (*item, "key") in self._strings:
-            self.positions[(*path, self._strings[(*item, "key")])] = place
+        if (*item, "key") in self._scalars:
+            self.positions[(*path, self._scalars[(*item, "key")])] = place
 
     def _value(self, field: FieldDescriptor | None, path: FieldPath) -> None:
         closing = _CLOSING.get(self._tokens.token)
@@ -71,8 +71,9 @@ class _Walk:
             self._tokens.NextToken()
             self.message(field.message_type if field else None, path, closing)
         elif self._tokens.token[0] in "'\"":
-            self._strings[path] = self._tokens.ConsumeByteString().decode("utf-8", "replace")
+            self._scalars[path] = self._tokens.ConsumeByteString().decode("utf-8", "replace")
         else:
+            self._scalars[path] = self._tokens.token
             self._tokens.NextToken()
 
     def _field_name(self) -> str:

@@ -1,23 +1,54 @@
 """The data-plane contract: what an adapter loads, and what a request does with it.
 
-    adapter -> Model (one thread at a time) -> worker or scheduler -> Servable (any thread) -> Predictor
+    adapter -> Model (or several equal ones) -> scheduler -> Servable (any thread) -> Predictor
 
-A :class:`Model` is the bare artefact. A :class:`Servable` is a model behind whatever decides who runs next; it is
-what handles give out.
+A :class:`Model` is the bare artefact, here or in a process of its own. A :class:`Servable` is one or more models behind
+whatever decides who runs next; it is what handles give out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
-from tfs_lite.core.status import Status
+from tfs_lite.core.status import ServingError, Status, StatusCode
+
+Shapes = Mapping[str, tuple[tuple[int, ...], Any]]
+"""Input name -> (shape, numpy dtype)."""
+
+
+class WorkerLost(ServingError):
+    """The process that ran the model has died, with whatever it was running. UNAVAILABLE."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(StatusCode.UNAVAILABLE, message)
+
+    def __reduce__(self) -> tuple[type[WorkerLost], tuple[str]]:  # type: ignore[override]
+        return type(self), (self.status.message,)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """Where a model runs, and how that fares. ``pid``: of a process of its own; ``restarts``: how often it had to be
+    started again."""
+
+    kind: str = "thread"
+    up: bool = True
+    pid: int | None = None
+    restarts: int = 0
 
 
 class Model(Protocol):
-    """A loaded artefact. ``run`` and ``close`` are called by one thread at a time; ``signatures`` by any."""
+    """A loaded artefact, or the near end of one that lives in another process.
+
+    Threads: at most ``concurrency`` threads are inside ``run`` (with the ``stage`` before it) at any time; ``close`` is
+    called once, after the last ``run``; ``signatures``, ``preprocess`` and ``postprocess`` by any number of threads,
+    also beside ``run``. Inherit it: what follows ``close`` has answers that fit most models.
+    """
 
     @property
     def platform(self) -> str: ...
@@ -27,20 +58,62 @@ class Model(Protocol):
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         """Runs one request or batch. Inputs were checked against the signature; arrays may be read-only and must not
-        be written to. Returns exactly ``outputs`` (all of the signature's when empty). Raises ServingError."""
+        be written to. Returns exactly ``outputs`` (all of the signature's when empty), arrays of the caller's own.
+        Raises ServingError; WorkerLost means that nothing can be run until :meth:`recover` says so."""
 
     def close(self) -> None:
-        """Drops weights and threads. Called once, after the last ``run``."""
+        """Drops weights, threads and processes. Called once, after the last ``run``."""
+
+    @property
+    def worker(self) -> WorkerStatus:
+        """Any thread."""
+        return WorkerStatus()
+
+    @property
+    def concurrency(self) -> int:
+        """How many threads may be inside ``run`` at once."""
+        return 1
+
+    @property
+    def lanes(self) -> int:
+        """How many threads are worth having: 1, or more where copying and computing overlap. At most
+        ``concurrency``."""
+        return 1
+
+    def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor] | None:
+        """Memory for the inputs of this thread's next ``run``, which reads it fastest: pinned for a GPU, shared with a
+        process. Contents are arbitrary; valid until that run returns. An input of texts is left out; None: the model
+        does not care, any array is as good."""
+        return None
+
+    def recover(self, give_up: threading.Event) -> bool:
+        """After a WorkerLost: returns True when the model can run again, False once ``give_up`` is set. Blocks; waits
+        longer from failure to failure."""
+        return True
+
+    @property
+    def has_item_steps(self) -> bool:
+        """Whether requests go through ``preprocess`` and ``postprocess``."""
+        return False
+
+    def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        """What a request's items become before they are batched. Raises ServingError, INVALID_ARGUMENT for an item that
+        the model refuses. ``deadline`` is in seconds of ``time.monotonic``."""
+        return dict(inputs)
+
+    def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        """What the rows of a request become after the run. Raises ServingError."""
+        return dict(outputs)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PredictCall:
     """One request on its way through a servable.
 
     ``deadline`` is in seconds of ``time.monotonic``. ``on_done`` is called exactly once, on any thread, with the
-    outputs or with the status of the failure; it must be short and must not raise. Setting ``cancelled`` lets the
-    servable skip the call if it has not started; ``on_done`` is still called (CANCELLED). The servable sets
-    ``run_seconds``, the time in the model, before it calls ``on_done``.
+    outputs or with the status of the failure; it must be short and must not raise. ``priority`` (1 is the most urgent;
+    0: the default) and ``timeout`` (seconds in the queue; 0: the default) count where the model's settings have them.
+    The servable fills in ``queue_seconds``, the wait, and ``run_seconds``, the time in the model, before ``on_done``.
     """
 
     signature: str
@@ -48,8 +121,12 @@ class PredictCall:
     outputs: tuple[str, ...]
     deadline: float | None
     on_done: Callable[[Mapping[str, Tensor] | Status], None]
-    cancelled: bool = field(default=False)
+    priority: int = field(default=0)
+    timeout: float = field(default=0.0)
+    queue_seconds: float = field(default=0.0)
     run_seconds: float = field(default=0.0)
+    ticket: object = field(default=None)
+    """The servable's own note while the call is inside."""
 
 
 class Servable(Protocol):
@@ -61,13 +138,46 @@ class Servable(Protocol):
     @property
     def signatures(self) -> Mapping[str, Signature]: ...
 
+    @property
+    def pending(self) -> int:
+        """Calls that wait; those that run are not among them."""
+
+    @property
+    def pending_rows(self) -> int:
+        """Their rows; 1 for each call that is not batched."""
+
+    @property
+    def models(self) -> Sequence[Model]:
+        """The instances."""
+
     def submit(self, call: PredictCall) -> None:
         """Queues the call and returns at once. A full queue answers UNAVAILABLE, an expired deadline
         DEADLINE_EXCEEDED, through ``on_done``."""
+
+    def cancel(self, call: PredictCall) -> None:
+        """The caller has lost interest: a call that waits leaves the queue and is answered CANCELLED at once; one that
+        runs is answered as ever. Any thread, also after the answer."""
 
     def close(self) -> None:
         """Ends its threads and closes the model. Called once, when no handle is left and every call is answered."""
 
 
-ServableFactory = Callable[[Model, str], Servable]
-"""(model, name for threads and logs) -> servable. Passed to adapters, which do not know how servables run."""
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """One run of a model. ``rows`` are those of requests, ``padding`` those added to reach an allowed size;
+    ``queue_seconds`` has the wait of every call in it."""
+
+    id: ServableId
+    rows: int
+    padding: int
+    run_seconds: float
+    queue_seconds: tuple[float, ...]
+    ok: bool
+
+
+OnBatch = Callable[[BatchReport], None]
+"""Told about every run, on the thread that ran it, before the callers are; must be short and must not raise."""
+
+
+def nobody_counts(report: BatchReport) -> None:
+    """For servers without metrics."""

@@ -34,12 +34,20 @@ class StatusCode(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
+class Reason(enum.Enum):
+    """What a code does not tell, for protocols that have a word of their own for it."""
+
+    INVALID_ITEM = "the model's own rules refuse an item of the request"
+    JOB_EXPIRED = "the time for a request that goes item by item is over"
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """A code and the sentence that explains it. The message is empty iff the code is OK."""
 
     code: StatusCode = StatusCode.OK
     message: str = ""
+    reason: Reason | None = None
 
     @property
     def ok(self) -> bool:
@@ -59,11 +67,11 @@ class ServingError(Exception):
     came, and holds neither a stack nor a server path.
     """
 
-    def __init__(self, code: StatusCode, message: str) -> None:
+    def __init__(self, code: StatusCode, message: str, reason: Reason | None = None) -> None:
         if code is StatusCode.OK:
             raise ValueError("an error cannot have the code OK")
         super().__init__(message)
-        self.status = Status(code, message)
+        self.status = Status(code, message, reason)
 
     @property
     def code(self) -> StatusCode:
@@ -72,8 +80,8 @@ class ServingError(Exception):
     def __str__(self) -> str:
         return self.status.message
 
-    def __reduce__(self) -> tuple[type[ServingError], tuple[StatusCode, str]]:
-        return type(self), (self.status.code, self.status.message)
+    def __reduce__(self) -> tuple[type[ServingError], tuple[StatusCode, str, Reason | None]]:
+        return type(self), (self.status.code, self.status.message, self.status.reason)
 
 
 def status_of(error: BaseException) -> Status:

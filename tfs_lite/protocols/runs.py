@@ -30,14 +30,15 @@ MAX_FILTER = 10_000
 """Names in an output_filter."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
     """One run of the model: the key of a signature that it has, the inputs that were sent, and the outputs that are
-    wanted (none: all of them)."""
+    wanted (none: all of them). ``fits``: the signature that all of it is known to fit already."""
 
     signature: str
     inputs: Mapping[str, Array]
     outputs: tuple[str, ...] = ()
+    fits: Signature | None = None
 
 
 def run_of_predict(

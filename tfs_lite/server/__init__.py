@@ -5,12 +5,16 @@
     plan, reload, waiting       a new config: checked whole, applied to what changed, and how long its caller waits
     view, loads, changes        what is known about every version, put together from those who know a part
     first_config, followers     where configs come from: flags, a file, a model repository
+    model_opening, _running     where the instances of a model live, and how they are batched
     predictor, inference        the one path of a request, for every protocol; classify and regress on top of it
+    predict_reader              Predict requests, parsed once and recognised by their bytes from then on
+    outbox, deadlines           answers back on the event loop, once per batch; deadlines that hardly ever pass
     grpc_*, *_service           tables of methods, and the transport they are put on
+    frontend_*                  the same tables behind processes that speak gRPC for the server
     door, tls, unix_socket      who is let in, and how
     http_*, rest_*, cors        the HTTP routes: bodies, answers, TensorFlow Serving's REST API
     request_log*                sampled requests to files
-    health, *_metrics           what probes and dashboards see
+    health, *_metrics, series   what probes and dashboards see
     doors, running, server      all of it in one object, with its own event loop
 
 asyncio lives here and in no room below.

@@ -27,11 +27,14 @@ from tfs_lite.managers.labels import VersionLabels
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.protocols.serving import ModelRef, VersionStatus
+from tfs_lite.server.batch_metrics import BatchMetrics, BatchStateCollector, WorkerState
 from tfs_lite.server.changes import Changes
 from tfs_lite.server.lifecycle_metrics import GoneModels, LifecycleMetrics, StateCollector
 from tfs_lite.server.loads import LoadAttempt, LoadJournal
 from tfs_lite.server.machine import Machine, adapter_settings, may_be_retried
+from tfs_lite.server.model_opening import ModelOpener
 from tfs_lite.server.model_report import ModelReport
+from tfs_lite.server.model_running import BatchingPlan, ServableMaker, worker_states
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.server.plan import source_config
 from tfs_lite.server.reload import AppliedButIncomplete, Reloader
@@ -62,10 +65,12 @@ class ServerCore:
         self._journal = LoadJournal(self._on_attempt)
         self.view = ServingView(self._monitor.get_version_states, self._journal.last, self.changes.ring)
         self.request_metrics = RequestMetrics(self.registry, lambda name: name in self.view.configured)
+        self.batch_metrics = BatchMetrics(self.registry, self.request_metrics.upstream)
         self.request_logs = RequestLogs(self.clock, self.request_metrics.upstream.on_logged)
         self._metrics = LifecycleMetrics(self.registry)
         self._gone = GoneModels()
         self._monitor.subscribe(self._on_event)
+        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction)
         self._manager = self._make_manager()
         self._labels = VersionLabels()
         self._waiter = ModelWaiter(self.view, self.changes, self.clock)
@@ -75,7 +80,7 @@ class ServerCore:
             self.view,
             self._journal,
             platforms,
-            adapter_settings(options, self._on_warm_up),
+            adapter_settings(options, self._servable_maker(), self._opener, self._on_warm_up),
             source_config(EMPTY, options),
             RealDisk(),
             self.clock,
@@ -95,6 +100,11 @@ class ServerCore:
             self._on_models_changed,
         )
         self.registry.register(StateCollector(self.models, lambda: self._machine.use(self._journal), self._queues))
+        self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
+
+    def _servable_maker(self) -> ServableMaker:
+        counts = self.batch_metrics
+        return ServableMaker(BatchingPlan.read(self.options), self.clock, counts.on_batch, counts.on_run)
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options
@@ -154,6 +164,7 @@ class ServerCore:
         self.stop_waiting()
         self._topology.close()
         self._manager.close(drain_timeout)
+        self._opener.close()
         self._monitor.close()
         self.request_logs.close()
         self.clock.close()
@@ -247,10 +258,21 @@ class ServerCore:
             with handle:
                 yield servable_id, handle.servable.pending
 
+    def _queued_rows(self) -> Iterable[tuple[ServableId, int]]:
+        for servable_id, handle in self._manager.get_available_servable_handles().items():
+            with handle:
+                yield servable_id, handle.servable.pending_rows
+
+    def _workers(self) -> Iterable[WorkerState]:
+        for servable_id, handle in self._manager.get_available_servable_handles().items():
+            with handle:
+                yield from worker_states(servable_id, handle.servable)
+
     def _on_models_changed(self, difference: ConfigDiff) -> None:
         for name in self._gone.update([m.name for m in difference.added], [m.name for m in difference.removed]):
             self._metrics.model_gone(name)
             self.request_metrics.model_gone(name)
+            self.batch_metrics.model_gone(name)
 
     def _on_attempt(self, attempt: LoadAttempt) -> None:
         self._metrics.on_attempt(attempt)
@@ -269,4 +291,5 @@ class ServerCore:
         if event.state is ManagerState.END:
             self._journal.forget(event.id)
             self.request_metrics.version_gone(event.id)
+            self.batch_metrics.version_gone(event.id)
         self.changes.ring()

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from tfs_lite.core.status import ServingError, StatusCode
 
@@ -26,19 +24,18 @@ class Door:
         self._inside = 0
         self._knocked = asyncio.Event()
 
-    @contextmanager
-    def entered(self, path: str) -> Iterator[None]:
-        """Around one call. UNAVAILABLE once the door is shut, RESOURCE_EXHAUSTED when all places are taken."""
+    def enter(self, path: str) -> bool:
+        """Before a call. UNAVAILABLE once the door is shut, RESOURCE_EXHAUSTED when all places are taken. Whether the
+        caller has to ``leave``."""
         self._knocked.set()
         if path.startswith(HEALTH):
-            yield
-            return
+            return False
         self._admit()
         self._inside += 1
-        try:
-            yield
-        finally:
-            self._inside -= 1
+        return True
+
+    def leave(self) -> None:
+        self._inside -= 1
 
     def shut(self) -> None:
         self._open = False

@@ -17,6 +17,8 @@ from tfs_lite.server.background import BackgroundRunner
 from tfs_lite.server.body_metrics import BodyCollector
 from tfs_lite.server.core import ServerCore
 from tfs_lite.server.door_settings import DoorSettings
+from tfs_lite.server.frontend_metrics import FrontendCollector
+from tfs_lite.server.frontend_pool import FrontendPool
 from tfs_lite.server.grpc_server import GrpcServer
 from tfs_lite.server.grpc_table import Method
 from tfs_lite.server.health import ChangeSignal, Health
@@ -68,23 +70,17 @@ class Doors:
         metrics, log = core.request_metrics, core.request_logs
         self._rest = RestService(self._predictor, self._inferences, metrics, self._bodies, bounds, log)
         core.registry.register(BodyCollector(lambda: self._rest.bodies.numbers))
-        self._grpc: GrpcServer | None = None
+        self._grpc: GrpcServer | FrontendPool | None = None
         self._http: HttpServer | None = None
         self.grpc_port: int | None = None
         self.rest_api_port: int | None = None
 
     async def open(self) -> None:
         """Listens. Raises FAILED_PRECONDITION, with nothing left open, if an address cannot be had."""
-        options, tls = self._core.options, self._settings.tls
+        options = self._core.options
         changes = ChangeSignal(asyncio.get_running_loop())
         self._core.changes.listen(changes.notify)
-        self._grpc = GrpcServer(
-            self._methods(changes),
-            options.max_message_bytes,
-            arguments=self._settings.grpc_arguments,
-            credentials=tls.credentials if tls else None,
-            max_concurrent_calls=options.grpc_max_threads or None,
-        )
+        self._grpc = self._transport(self._methods(changes))
         try:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
             if options.rest_api_port is not None:
@@ -117,6 +113,28 @@ class Doors:
     def close_workers(self) -> None:
         self._pages.close()
         self._bodies.close()
+
+    def _transport(self, methods: list[Method]) -> GrpcServer | FrontendPool:
+        options, tls, arguments = self._core.options, self._settings.tls, self._settings.grpc_arguments
+        max_calls = options.grpc_max_threads or None
+        if options.grpc_frontends:
+            pool = FrontendPool(
+                methods,
+                options.max_message_bytes,
+                arguments=arguments,
+                ssl_config_file=options.ssl_config_file,
+                max_concurrent_calls=max_calls,
+                processes=options.grpc_frontends,
+            )
+            self._core.registry.register(FrontendCollector(pool))
+            return pool
+        return GrpcServer(
+            methods,
+            options.max_message_bytes,
+            arguments=arguments,
+            credentials=tls.credentials if tls else None,
+            max_concurrent_calls=max_calls,
+        )
 
     def _methods(self, changes: ChangeSignal) -> list[Method]:
         core, options = self._core, self._core.options

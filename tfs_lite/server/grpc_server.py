@@ -142,27 +142,35 @@ def _rpc_handler(method: Method, door: Door) -> Any:
 
 def _unary(path: str, handler: UnaryHandler, door: Door) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def call(request: bytes, context: Any) -> bytes:
+        entered = False
         try:
-            with door.entered(path):
-                told = _call_context(context)
-                answer = await handler(request, told)
+            entered = door.enter(path)
+            told = _call_context(context)
+            answer = await handler(request, told)
             if told.trailers:
                 context.set_trailing_metadata(tuple(told.trailers))
             return answer
         except Exception as error:
             return cast(bytes, await _abort(path, context, error))
+        finally:
+            if entered:
+                door.leave()
 
     return call
 
 
 def _stream(path: str, handler: StreamHandler, door: Door) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
     async def call(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        entered = False
         try:
-            with door.entered(path):
-                async for message in handler(request, _call_context(context)):
-                    yield message
+            entered = door.enter(path)
+            async for message in handler(request, _call_context(context)):
+                yield message
         except Exception as error:
             await _abort(path, context, error)
+        finally:
+            if entered:
+                door.leave()
 
     return call
 

@@ -19,7 +19,7 @@ class CallKind(enum.Enum):
     SERVER_STREAM = "one request, many answers"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallContext:
     """What a handler may know about the call besides its bytes.
 

@@ -7,7 +7,7 @@ browsers, compression. Paths below ``/v1/`` follow TensorFlow Serving's grammar,
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,19 +16,20 @@ from starlette.responses import PlainTextResponse, Response
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, not_found
 from tfs_lite.protocols.json_text import COMFORTABLE_BYTES
+from tfs_lite.protocols.serving import ModelRef
 from tfs_lite.server import cors, openapi
 from tfs_lite.server.background import BackgroundRunner
 from tfs_lite.server.health import Health
 from tfs_lite.server.http_gzip import SMALLEST_ANSWER, accepts_gzip, pack
-from tfs_lite.server.http_reply import JSON, HttpError, answer_form, error_reply
+from tfs_lite.server.http_reply import JSON, Form, HttpError, answer_form, error_reply
+from tfs_lite.server.http_whole import Answer, WholeRequest, answer_of, success
 from tfs_lite.server.request_metrics import REST, RequestMetrics
 from tfs_lite.server.rest_models import ModelPages
-from tfs_lite.server.rest_path import Action, is_rest, parse_path
+from tfs_lite.server.rest_path import Action, is_rest, parse_path, prediction_of
 from tfs_lite.server.rest_service import RestService
 
 logger = logging.getLogger(__name__)
 
-Answer: TypeAlias = Callable[[Request, str, str], Awaitable[Response]]
 Page: TypeAlias = Callable[[], tuple[bytes, str]]
 """Makes a page and its content type. It may take a moment, and runs on a thread."""
 
@@ -74,23 +75,45 @@ class HttpApp:
         rest = is_rest(path) and path != self._upstream_path
         query = scope["query_string"].decode("latin-1")
         answer = self._rest_answer if rest else self._page_answer
-        response = await self._guarded(answer, request, path, query)
-        if rest:
-            response.headers.update(self._cors)
-        await self._packed(request, response)
+        try:
+            response = await answer(request, path, query)
+        except Exception as error:
+            form = answer_form(request.headers) if path.endswith(":predict") else JSON
+            response = self._failure(error, request.method, path, form)
+        await self._finish(response, request.headers, rest)
         await response(scope, receive, send)
 
-    async def _guarded(self, answer: Answer, request: Request, path: str, query: str) -> Response:
-        """Errors become answers; what nobody expected goes to the log."""
+    def takes_whole(self, target: str) -> ModelRef | None:
+        """Of a prediction; the rest is seldom asked for."""
+        return None if target == self._upstream_path else prediction_of(target)
+
+    async def answer_whole(self, request: WholeRequest) -> Answer:
+        """The same answer as the long way's."""
+        form = request.forms[1]
         try:
-            _check_framing(request)
-            return await answer(request, path, query)
-        except ServingError as error:
-            failure = error
-        except Exception:
-            logger.exception("%s %s failed", request.method, path)
-            failure = ServingError(StatusCode.INTERNAL, "internal error")
-        return error_reply(failure, answer_form(request.headers) if path.endswith(":predict") else JSON)
+            data = await self._rest.predict_whole(request)
+        except Exception as error:
+            response = self._failure(error, "POST", request.target, form)
+        else:
+            if not self._cors and len(data) <= SMALLEST_ANSWER:
+                return success(data, form)
+            response = Response(data, media_type=form.media_type)
+        await self._finish(response, request.headers, rest=True)
+        return answer_of(response)
+
+    async def _finish(self, response: Response, headers: Mapping[str, str], rest: bool) -> None:
+        """What all answers share."""
+        if rest:
+            response.headers.update(self._cors)
+        if len(response.body) > SMALLEST_ANSWER:
+            await self._pack(response, headers)
+
+    def _failure(self, error: Exception, method: str, path: str, form: Form) -> Response:
+        """Errors become answers; what nobody expected goes to the log."""
+        if not isinstance(error, ServingError):
+            logger.error("%s %s failed", method, path, exc_info=error)
+            error = ServingError(StatusCode.INTERNAL, "internal error")
+        return error_reply(error, form)
 
     async def _page_answer(self, request: Request, path: str, query: str) -> Response:
         if path == self._upstream_path:
@@ -143,13 +166,11 @@ class HttpApp:
         page, content_type = await self._background.run(make)
         return Response(page, media_type=content_type)
 
-    async def _packed(self, request: Request, response: Response) -> None:
+    async def _pack(self, response: Response, headers: Mapping[str, str]) -> None:
         """Packs an answer that is worth it, for clients that can unpack it."""
         data = bytes(response.body)
-        if len(data) <= SMALLEST_ANSWER:
-            return
         response.headers["Vary"] = "Accept-Encoding"
-        if not accepts_gzip(request.headers.get("accept-encoding", "")):
+        if not accepts_gzip(headers.get("accept-encoding", "")):
             return
         try:
             packed = pack(data) if len(data) <= COMFORTABLE_BYTES else await self._slow.run(partial(pack, data))
@@ -158,10 +179,3 @@ class HttpApp:
         response.body = packed
         response.headers["Content-Encoding"] = "gzip"
         response.headers["Content-Length"] = str(len(packed))
-
-
-def _check_framing(request: Request) -> None:
-    """A length said twice may be one that a proxy before us read otherwise: then what follows is not to be trusted."""
-    if "transfer-encoding" in request.headers and "content-length" in request.headers:
-        message = "Content-Length and Transfer-Encoding exclude each other"
-        raise HttpError(StatusCode.INVALID_ARGUMENT, message, 400, {"Connection": "close"})

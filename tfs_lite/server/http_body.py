@@ -184,6 +184,16 @@ class BodyReader:
     def numbers(self) -> BodyNumbers:
         return self._room.numbers
 
+    def hold(self, size: int) -> None:
+        """Takes room for a body that is there and not packed. HttpError 413, UNAVAILABLE as in ``read``."""
+        if size > self._max_bytes:
+            Body(self._room, self._max_bytes, packed=False).check(size)
+        self._room.take(size)
+
+    def give(self, size: int) -> None:
+        """Gives it back."""
+        self._room.give(size)
+
     async def read(self, request: Request) -> Body:
         """The whole body, to be closed by the caller. HttpError: 415 for an unknown Content-Encoding, 413 for a body
         that is too large (before anything is read, if it says so), 408 for one that takes too long. UNAVAILABLE without

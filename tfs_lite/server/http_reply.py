@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.protocols import json_text, msgpack_body
 from tfs_lite.protocols.codes import http_status
 
 RETRY_SECONDS = "1"
+_HTTP_OF_REASON = {Reason.INVALID_ITEM: 422, Reason.JOB_EXPIRED: 408}
 
 
 class HttpError(ServingError):
@@ -47,16 +47,16 @@ MSGPACK = Form("application/msgpack", msgpack_body.loads, msgpack_body.dumps, bi
 _MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
 
 
-def body_form(headers: Headers) -> Form:
+def body_form(headers: Mapping[str, str]) -> Form:
     """The form of a request's body: JSON unless its type says msgpack."""
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     return MSGPACK if media_type in _MSGPACK_TYPES else JSON
 
 
-def answer_form(headers: Headers) -> Form:
+def answer_form(headers: Mapping[str, str]) -> Form:
     """The form of the answer: what the client accepts by name, else the form of its body."""
-    accepted = [item.partition(";")[0].strip() for item in headers.get("accept", "").lower().split(",")]
-    for media_type in accepted:
+    for item in headers.get("accept", "").lower().split(","):
+        media_type = item.partition(";")[0].strip()
         if media_type in _MSGPACK_TYPES:
             return MSGPACK
         if media_type == JSON.media_type:
@@ -73,7 +73,8 @@ def error_reply(error: ServingError, form: Form = JSON) -> Response:
     if isinstance(error, HttpError):
         status, headers = error.http, error.headers
     else:
-        status, headers = http_status(error.code), {}
+        reason = error.status.reason
+        status, headers = _HTTP_OF_REASON[reason] if reason else http_status(error.code), {}
     if status == 503:
         headers = {**headers, "Retry-After": RETRY_SECONDS}
     return Response(_error_body(str(error), form), status, headers, media_type=form.media_type)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -18,7 +18,6 @@ from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import StatusCode
 from tfs_lite.server.loads import LoadAttempt
 from tfs_lite.server.model_report import ModelReport
-from tfs_lite.server.request_metrics import remove_series
 
 KEPT_MODELS = 100
 LOAD_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -142,3 +141,11 @@ class StateCollector(Collector):
         for servable_id, depth in self._queues():
             depths.add_metric((servable_id.name, str(servable_id.version)), depth)
         return depths
+
+
+def remove_series(metric: Counter | Gauge | Histogram, *labels: str) -> None:
+    """Older releases of prometheus_client raise when there is nothing to remove."""
+    try:
+        metric.remove(*labels)
+    except KeyError:
+        return

@@ -1,4 +1,7 @@
-"""The event loop of a server, in a thread of its own."""
+"""The event loop of a server, in a thread of its own: uvloop's where there is one, else asyncio's.
+
+uvloop reads and writes sockets in C, which takes a third off what a small request costs. It knows no Windows.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,11 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+try:
+    from uvloop import new_event_loop
+except ImportError:
+    from asyncio import new_event_loop
+
 T = TypeVar("T")
 
 
@@ -14,7 +22,7 @@ class LoopThread:
     """``run`` may be called from any thread but the loop's own; ``close`` once, when nothing runs any more."""
 
     def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop = new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 

@@ -8,7 +8,7 @@ from functools import reduce
 from pathlib import Path
 
 from tfs_lite.adapters.device import check_device, limit_gpu_memory, machine_resources
-from tfs_lite.adapters.loader import AdapterSettings, no_warm_up
+from tfs_lite.adapters.loader import AdapterSettings, Opens, ServableFactory, no_warm_up, open_here
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.adapters.warmup import Warmup, WarmupReport, nobody_listens
 from tfs_lite.config.text import load_model_settings
@@ -18,7 +18,6 @@ from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.server.lifecycle_metrics import ResourceUse
 from tfs_lite.server.loads import LoadJournal
 from tfs_lite.server.options import ServerOptions
-from tfs_lite.workers.thread import thread_servable_factory
 
 _PERMANENT = frozenset(
     {
@@ -37,10 +36,13 @@ def may_be_retried(status: Status) -> bool:
 
 
 def adapter_settings(
-    options: ServerOptions, on_warm_up: Callable[[WarmupReport], None] = nobody_listens
+    options: ServerOptions,
+    servable_factory: ServableFactory,
+    opens: Opens = open_here,
+    on_warm_up: Callable[[WarmupReport], None] = nobody_listens,
 ) -> AdapterSettings:
-    """How models run here: where, on whose trust, after which first requests, and on a thread of their own. Raises if
-    there is no such device."""
+    """How models are loaded here: where, on whose trust, and after which first requests. Raises if there is no such
+    device."""
     check_device(options.device)
     warm_up = Warmup(
         options.num_request_iterations_for_warmup,
@@ -50,7 +52,8 @@ def adapter_settings(
     return AdapterSettings(
         warm_up=warm_up if options.enable_model_warmup else no_warm_up,
         drop_file_caches=options.flush_filesystem_caches,
-        servable_factory=thread_servable_factory(options.max_queued_requests),
+        servable_factory=servable_factory,
+        opens=opens,
         device=options.device,
         trusted=TrustedPaths.of(options.trusted_model_base_paths),
         model_settings=lambda directory, model: load_model_settings(Path(directory), model),

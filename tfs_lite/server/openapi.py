@@ -22,9 +22,10 @@ _MEANINGS = {
     "400": "The request is malformed, or does not fit the model.",
     "404": "No such model or version is being served.",
     "405": "The page answers GET only.",
-    "408": "The body did not arrive in time.",
+    "408": "The body did not arrive in time, or the time for a request that goes item by item is over.",
     "413": "The body is too large, packed or unpacked.",
     "415": "The body is encoded in a way that is not understood.",
+    "422": "The model's own rules refuse an item of the request.",
     "429": "Too many large requests are waiting; try again.",
     "500": "The model failed.",
     "501": "The model has an input type that JSON has no form for.",
@@ -120,7 +121,7 @@ def _regress(which: str) -> Tree:
 
 def _prediction(name: str, summary: str, kind: str, *forms: str) -> Tree:
     body = _content("PredictBody" if kind == "Predict" else "ExamplesBody", *forms)
-    codes = ("400", "404", "408", "413", "415", "429", "500", "501", "503", "504")
+    codes = ("400", "404", "408", "413", "415", "422", "429", "500", "501", "503", "504")
     return _operation(name, summary, _ok(f"{kind}Answer", *forms), *codes, forms=forms, body=body)
 
 

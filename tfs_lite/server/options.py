@@ -14,6 +14,8 @@ MIB = 1024 * 1024
 
 CONTROL_MODES = ("poll", "none")
 VERSION_POLICIES = ("availability", "resource")
+WORKERS = ("thread", "process")
+SEND_BATCHES = ("expect", "greedy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,20 @@ class ServerOptions:
     total_model_memory_limit_bytes: int = 0
     """Main memory for all models; 0: what the machine has."""
 
+    # running models
+    enable_batching: bool = False
+    """Requests that wait for a model are run together. A model's own ``dynamic_batching`` counts with and without."""
+    batching_parameters_file: str = ""
+    enable_per_model_batching_parameters: bool = False
+    """A version is batched by the ``batching_params.pbtxt`` in its directory, and not at all without one."""
+    send_batches: str = "expect"
+    """When a batch without a delay leaves that could still grow: when no more requests are to be expected soon, or
+    (``greedy``) at once."""
+    worker: str = "thread"
+    """Where models live whose config does not say: in a ``thread`` of the server or in a ``process`` of their own."""
+    grpc_frontends: int = 0
+    """Processes that speak gRPC for the server; 0: it does so itself."""
+
     # answers
     enable_signature_method_name_check: bool = False
     """A signature may be called only by the method that it is meant for."""
@@ -106,6 +122,8 @@ class ServerOptions:
         self._check_sources()
         self._check_choice("model_control_mode", CONTROL_MODES)
         self._check_choice("aspired_version_policy", VERSION_POLICIES)
+        self._check_choice("send_batches", SEND_BATCHES)
+        self._check_choice("worker", WORKERS)
         if self.port is None and not self.grpc_socket_path:
             raise invalid_argument("neither port nor grpc_socket_path is set: there is no way in for gRPC")
         if self.port and self.port == self.rest_api_port:
@@ -165,4 +183,5 @@ _MINIMA = {
     "drain_timeout_seconds": 0,
     "max_message_bytes": 1,
     "max_queued_requests": 1,
+    "grpc_frontends": 0,
 }

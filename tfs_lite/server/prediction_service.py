@@ -6,17 +6,13 @@ the request log; the log cannot change an answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import invalid_argument
-from tfs_lite.protocols import prediction_log, tensor_proto
+from tfs_lite.protocols import prediction_log
 from tfs_lite.protocols.messages import (
     ClassificationRequest,
     GetModelMetadataRequest,
@@ -27,11 +23,12 @@ from tfs_lite.protocols.messages import (
     PredictResponse,
     RegressionRequest,
 )
-from tfs_lite.protocols.runs import Run, run_of_predict
+from tfs_lite.protocols.predict_answers import AnswerWriter
 from tfs_lite.protocols.serving import ModelRef, model_spec, parse, read_model_spec, signature_def_map
 from tfs_lite.server.grpc_table import CallContext, Method, unary
 from tfs_lite.server.inference import Infer, Inferences
-from tfs_lite.server.predictor import Inference, Lookup, Predictor
+from tfs_lite.server.predict_reader import PredictReader
+from tfs_lite.server.predictor import Lookup, Predictor
 from tfs_lite.server.request_log import NO_LOG, RequestLog
 from tfs_lite.server.request_metrics import RequestMetrics
 
@@ -73,9 +70,8 @@ class PredictionService:
         self._inferences = inferences
         self._lookup = lookup
         self._metrics = metrics
-        self._max_bytes = max_bytes
-        self._as_tensor_content = as_tensor_content
-        self._check_method_names = check_method_names
+        self._reader = PredictReader(check_method_names, max_bytes)
+        self._answers = AnswerWriter(as_tensor_content)
         self._log = log
 
     def methods(self) -> list[Method]:
@@ -88,17 +84,13 @@ class PredictionService:
         ]
 
     async def predict(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(PredictRequest, data)
-        with self._metrics.record("Predict", request.model_spec.name) as record:
-            model = read_model_spec(request)
-
-            async def plan(signatures: Mapping[str, Signature]) -> list[Run]:
-                return [run_of_predict(signatures, request, self._check_method_names, self._max_bytes)]
-
-            inference = await self._predictor.infer(model, plan, record, context.deadline)
-            response = self._predict_response(inference)
-            answer = _bytes(response)
-        self._offer(prediction_log.Method.PREDICT, request, response, response.model_spec, len(data) + len(answer))
+        asked = self._reader.read(data)
+        with self._metrics.record("Predict", asked.name) as record:
+            inference = await self._predictor.infer(asked.model(), asked.plan, record, context.deadline)
+            asked.answered()
+            signature = inference.run.signature
+            answer = self._answers.write(inference.id, signature, inference.output)
+        self._log.offer(inference.id, signature, len(data) + len(answer), partial(_predict_log, data, answer))
         return answer
 
     async def classify(self, data: bytes, context: CallContext) -> bytes:
@@ -138,13 +130,6 @@ class PredictionService:
                 response.metadata[SIGNATURE_DEF].Pack(signature_def_map(handle.servable.signatures))
             return _bytes(response)
 
-    def _predict_response(self, inference: Inference) -> Message:
-        ref = ModelRef(inference.id.name, inference.id.version, signature=inference.run.signature)
-        response = PredictResponse(model_spec=model_spec(ref))
-        for name, array in inference.output.items():
-            response.outputs[name].CopyFrom(tensor_proto.encode(np.asarray(array), self._as_tensor_content))
-        return response
-
     def _offer(
         self, method: prediction_log.Method, request: Message, response: Message, answered: Message, size: int
     ) -> None:
@@ -152,6 +137,12 @@ class PredictionService:
         servable_id = ServableId(answered.name, answered.version.value)
         make = partial(prediction_log.make_log, method, request, response)
         self._log.offer(servable_id, answered.signature_name, size, make)
+
+
+def _predict_log(data: bytes, answer: bytes) -> Message:
+    """On the log's thread."""
+    request, response = parse(PredictRequest, data), parse(PredictResponse, answer)
+    return prediction_log.make_log(prediction_log.Method.PREDICT, request, response)
 
 
 def _check_metadata_fields(fields: Any) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import bisect
 import re
-import threading
 from collections.abc import Iterator, Sequence
+
+from tfs_lite.server.series import Cell, Cells, Guard, Labels
 
 _NAME = re.compile(r"[^a-zA-Z0-9_]")
 MAX_CELLS = 1000
@@ -22,59 +23,47 @@ def exponential_buckets(scale: float, growth: float, count: int) -> tuple[float,
 
 
 class RawMetric:
-    """``name`` is a path like ``/tensorflow/serving/request_count``; ``labels`` are the names of a cell's labels."""
+    """``name`` is a path like ``/tensorflow/serving/request_count``; ``labels`` are the names of a cell's labels.
+    Who holds the guard's lock counts in ``cells``."""
 
     kind = ""
 
-    def __init__(self, name: str, labels: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, labels: Sequence[str] = (), limits: Sequence[float] = (), guard: Guard | None = None
+    ) -> None:
         self._name = _NAME.sub(":", name)
-        self._labels = tuple(labels)
-        self._lock = threading.Lock()  # guards _cells and what is in them
-        self._cells: dict[tuple[str, ...], list[float]] = {}
+        self._guard = guard or Guard()
+        self.cells = Cells(self._guard, labels, limits, MAX_CELLS)
 
     def forget(self, label: str, value: str) -> None:
         """Drops the cells with this value of a label."""
-        position = self._labels.index(label)
-        with self._lock:
-            for cell in [cell for cell in self._cells if cell[position] == value]:
-                del self._cells[cell]
+        with self._guard.lock:
+            self.cells.drop(**{label: value})
 
     def lines(self) -> Iterator[str]:
         """The metric as text, line by line; nothing before the first observation."""
-        with self._lock:
-            cells = {cell: list(values) for cell, values in self._cells.items()}
+        with self._guard.lock:
+            cells = self.cells.snapshot()
         if cells:
             yield f"# TYPE {self._name} {self.kind}"
-        for cell, values in cells.items():
-            yield from self._samples(cell, values)
+        for labels, cell in cells.items():
+            yield from self._samples(labels, cell)
 
     def value(self, labels: Sequence[str] | None = None) -> float:
         """The count of one cell, or of the first; 0 if there is none."""
-        with self._lock:
-            cell = next(iter(self._cells), ()) if labels is None else tuple(labels)
-            values = self._cells.get(cell)
-            return 0.0 if values is None else self._count(values)
+        with self._guard.lock:
+            cells = self.cells.snapshot()
+        cell = next(iter(cells.values()), None) if labels is None else cells.get(tuple(labels))
+        return 0.0 if cell is None else self._count(cell)
 
-    def _cell(self, labels: tuple[str, ...]) -> list[float]:
-        """Called under the lock."""
-        found = self._cells.get(labels)
-        if found is None:
-            if len(self._cells) >= MAX_CELLS:
-                del self._cells[next(iter(self._cells))]
-            found = self._cells[labels] = self._empty()
-        return found
+    def _count(self, cell: Cell) -> float:
+        return cell[0]
 
-    def _empty(self) -> list[float]:
-        return [0]
+    def _samples(self, labels: Labels, cell: Cell) -> Iterator[str]:
+        yield f"{self._name}{self._shown(labels)} {cell[0]:.0f}"
 
-    def _count(self, values: Sequence[float]) -> float:
-        return values[0]
-
-    def _samples(self, cell: tuple[str, ...], values: Sequence[float]) -> Iterator[str]:
-        yield f"{self._name}{self._shown(cell)} {values[0]:.0f}"
-
-    def _shown(self, cell: tuple[str, ...], *more: str) -> str:
-        pairs = [f'{name}="{_escaped(value)}"' for name, value in zip(self._labels, cell, strict=True)]
+    def _shown(self, labels: Labels, *more: str) -> str:
+        pairs = [f'{name}="{_escaped(value)}"' for name, value in zip(self.cells.labels, labels, strict=True)]
         return "{" + ",".join([*pairs, *more]) + "}"
 
 
@@ -83,9 +72,12 @@ class RawCounter(RawMetric):
 
     kind = "counter"
 
-    def add(self, labels: tuple[str, ...] = (), number: int = 1) -> None:
-        with self._lock:
-            self._cell(labels)[0] += number
+    def __init__(self, name: str, labels: Sequence[str] = (), guard: Guard | None = None) -> None:
+        super().__init__(name, labels, guard=guard)
+
+    def add(self, labels: Labels = (), number: int = 1) -> None:
+        with self._guard.lock:
+            self.cells.cell(labels)[0] += number
 
 
 class RawHistogram(RawMetric):
@@ -93,32 +85,24 @@ class RawHistogram(RawMetric):
 
     kind = "histogram"
 
-    def __init__(self, name: str, labels: Sequence[str], limits: Sequence[float]) -> None:
-        super().__init__(name, labels)
-        self._limits = tuple(limits)
-
-    def observe(self, labels: tuple[str, ...], value: float) -> None:
-        position = bisect.bisect_left(self._limits, value)
-        with self._lock:
-            cell = self._cell(labels)
+    def observe(self, labels: Labels, value: float) -> None:
+        position = bisect.bisect_left(self.cells.limits, value)
+        with self._guard.lock:
+            cell = self.cells.cell(labels)
             cell[position] += 1
             cell[-1] += value
 
-    def _empty(self) -> list[float]:
-        """One count for each limit, one beyond the last, and the sum."""
-        return [0] * (len(self._limits) + 2)
+    def _count(self, cell: Cell) -> float:
+        return sum(cell[:-1])
 
-    def _count(self, values: Sequence[float]) -> float:
-        return sum(values[:-1])
-
-    def _samples(self, cell: tuple[str, ...], values: Sequence[float]) -> Iterator[str]:
-        *counts, total = values
+    def _samples(self, labels: Labels, cell: Cell) -> Iterator[str]:
+        *counts, total = cell
         running = 0.0
-        for limit, count in zip((*map(_short, self._limits), "+Inf"), counts, strict=True):
+        for limit, count in zip((*map(_short, self.cells.limits), "+Inf"), counts, strict=True):
             running += count
-            yield f"{self._name}_bucket{self._shown(cell, _le(limit))} {running:.0f}"
-        yield f"{self._name}_sum{self._shown(cell)} {_short(total)}"
-        yield f"{self._name}_count{self._shown(cell)} {running:.0f}"
+            yield f"{self._name}_bucket{self._shown(labels, _le(limit))} {running:.0f}"
+        yield f"{self._name}_sum{self._shown(labels)} {_short(total)}"
+        yield f"{self._name}_count{self._shown(labels)} {running:.0f}"
 
 
 def _le(limit: str) -> str:

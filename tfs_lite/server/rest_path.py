@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import enum
 import re
+from functools import lru_cache
 from urllib.parse import unquote
 
 from tfs_lite.core.servable import MAX_VERSION
-from tfs_lite.core.status import invalid_argument
+from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.protocols.serving import ModelRef
 
 ROOT = "/v1/"
+KNOWN_TARGETS, KNOWN_LENGTH = 256, 256
+"""So many predictions are told by their targets at once, if those have no more characters."""
 _LIST = re.compile(r"/v1/models", re.IGNORECASE)
 _MODEL = r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
 _GET = re.compile(_MODEL + r"(?P<metadata>/metadata)?", re.IGNORECASE)
@@ -50,6 +53,20 @@ def parse_path(method: str, path: str) -> tuple[Action, ModelRef]:
     if method == "GET":
         return (Action.METADATA if found["metadata"] else Action.STATUS), ref
     return Action(found["verb"]), ref
+
+
+def prediction_of(target: str) -> ModelRef | None:
+    """The model, if a POST to this is a prediction; None for everything else, also for what is malformed."""
+    return _known(target) if len(target) <= KNOWN_LENGTH else None
+
+
+@lru_cache(KNOWN_TARGETS)
+def _known(target: str) -> ModelRef | None:
+    try:
+        action, ref = parse_path("POST", target)
+    except ServingError:
+        return None
+    return ref if action is Action.PREDICT else None
 
 
 def _version(digits: str | None) -> int | None:

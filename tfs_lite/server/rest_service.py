@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -38,12 +37,14 @@ from tfs_lite.server.background import BackgroundRunner
 from tfs_lite.server.heap import HeapTrimmer
 from tfs_lite.server.http_body import BODY_SECONDS, BodyReader, ClientGone
 from tfs_lite.server.http_reply import JSON, Form, HttpError, answer_form, body_form
+from tfs_lite.server.http_whole import WholeRequest
 from tfs_lite.server.inference import Infer, Inferences
-from tfs_lite.server.predictor import Plan, Predictor
+from tfs_lite.server.predictor import Inference, Plan, Predictor
 from tfs_lite.server.request_log import NO_LOG, RequestLog
-from tfs_lite.server.request_metrics import REST, RequestMetrics
+from tfs_lite.server.request_metrics import REST, RequestMetrics, RequestRecord
 from tfs_lite.server.rest_calls import Call, Calls
 from tfs_lite.server.rest_logs import example_log, predict_log
+from tfs_lite.server.rest_plain import print_plain, read_plain
 
 T = TypeVar("T")
 
@@ -118,18 +119,50 @@ class RestService:
     async def predict(self, request: Request, ref: ModelRef) -> Response:
         """Raises ServingError; CancelledError when the server gives up."""
         form = answer_form(request.headers)
-        with self._metrics.record("Predict", ref.name, REST) as record:
-            async with self.calls.call() as call:
-                sent = await self._read(request, call, body_form(request.headers), read_predict_body)
-                rows = sent.parsed[0].rows
-                inference = await self._predictor.infer(ref, self._plan(sent), record, call.deadline)
-                outputs = inference.output
-                data = await self._run(
-                    _are_large(outputs), lambda: form.dumps(predict_tree(outputs, rows, binary=form.binary))
-                )
-        make = partial(predict_log, ref, inference)
-        self._log.offer(inference.id, inference.run.signature, sent.size + len(data), make)
+        with self._metrics.record("Predict", ref.name, REST) as record, self.calls.call(record) as call:
+            sent = await self._read(request, call, body_form(request.headers), read_predict_body)
+            rows = sent.parsed[0].rows
+            inference, data = await self._predict(ref, self._plan(sent), record, call.deadline, rows, form)
+        self._offer(ref, inference, sent.size + len(data))
         return Response(data, media_type=form.media_type)
+
+    async def predict_whole(self, request: WholeRequest) -> bytes:
+        """As ``predict``, for a small body that is there. The answer is in the form that the request asks for."""
+        ref, size = request.ref, len(request.body)
+        sent_form, form = request.forms
+        with self._metrics.record("Predict", ref.name, REST) as record, self.calls.call(record) as call:
+            request.on_gone = call.leave
+            self.bodies.hold(size)
+            try:
+                body = read_predict_body(sent_form.loads(request.body))
+            finally:
+                self.bodies.give(size)
+
+            def plan(signatures: Mapping[str, Signature]) -> Sequence[Run]:
+                key, signature = self._find(body, signatures)
+                plain = read_plain(body, signature)
+                if plain is not None:
+                    return [Run(key, plain, fits=signature)]
+                return [Run(key, tensors_of(body, signature))]
+
+            inference, data = await self._predict(ref, plan, record, call.deadline, body.rows, form)
+        self._offer(ref, inference, size + len(data))
+        return data
+
+    async def _predict(
+        self, ref: ModelRef, plan: Plan, record: RequestRecord, deadline: float | None, rows: bool, form: Form
+    ) -> tuple[Inference, bytes]:
+        inference = await self._predictor.infer(ref, plan, record, deadline)
+        outputs = inference.output
+        plain = print_plain(outputs, rows) if form is JSON else None
+        if plain is not None:
+            return inference, plain
+        if not _are_large(outputs):
+            return inference, form.dumps(predict_tree(outputs, rows, binary=form.binary))
+        return inference, await self._apart(lambda: form.dumps(predict_tree(outputs, rows, binary=form.binary)))
+
+    def _offer(self, ref: ModelRef, inference: Inference, size: int) -> None:
+        self._log.offer(inference.id, inference.run.signature, size, partial(predict_log, ref, inference))
 
     async def classify(self, request: Request, ref: ModelRef) -> Response:
         """As ``predict``."""
@@ -140,14 +173,13 @@ class RestService:
         return await self._infer(request, ref, _REGRESS, self._inferences.regress)
 
     async def _infer(self, request: Request, ref: ModelRef, verb: _Verb, infer: Infer) -> Response:
-        with self._metrics.record(verb.name, ref.name, REST) as record:
-            async with self.calls.call() as call:
-                sent = await self._read(request, call, _json_only(request.headers, verb), read_examples_body)
-                body = sent.parsed.pop()
-                model = replace(ref, signature=body.signature_name)
-                response = await infer(model, body.input, record, call.deadline)
-                large = response.ByteSize() > COMFORTABLE_BYTES
-                data = await self._run(large, lambda: JSON.dumps(verb.tree(response.result)))
+        with self._metrics.record(verb.name, ref.name, REST) as record, self.calls.call(record) as call:
+            sent = await self._read(request, call, _json_only(request.headers, verb), read_examples_body)
+            body = sent.parsed.pop()
+            model = replace(ref, signature=body.signature_name)
+            response = await infer(model, body.input, record, call.deadline)
+            large = response.ByteSize() > COMFORTABLE_BYTES
+            data = await self._run(large, lambda: JSON.dumps(verb.tree(response.result)))
         servable_id = ServableId(response.model_spec.name, response.model_spec.version.value)
         make = partial(example_log, verb.log, model, body.input, response)
         self._log.offer(servable_id, response.model_spec.signature_name, sent.size + len(data), make)
@@ -164,19 +196,24 @@ class RestService:
 
     def _plan(self, sent: _Sent[PredictBody]) -> Plan:
         async def plan(signatures: Mapping[str, Signature]) -> Sequence[Run]:
-            key = sent.parsed[0].signature_name
-            signature = find_rest_signature(signatures, key)
-            if self._check_method_names:
-                check_predict_method(signature)
-            inputs = await self._run(sent.large, lambda: tensors_of(sent.parsed.pop(), signature))
-            return [Run(key or DEFAULT_SIGNATURE, inputs)]
+            key, signature = self._find(sent.parsed[0], signatures)
+            return [Run(key, await self._run(sent.large, lambda: tensors_of(sent.parsed.pop(), signature)))]
 
         return plan
 
+    def _find(self, body: PredictBody, signatures: Mapping[str, Signature]) -> tuple[str, Signature]:
+        key = body.signature_name
+        signature = find_rest_signature(signatures, key)
+        if self._check_method_names:
+            check_predict_method(signature)
+        return key or DEFAULT_SIGNATURE, signature
+
     async def _run(self, large: bool, work: Callable[[], T]) -> T:
-        """On the loop if that takes no time. Work that nobody waits for any more is not begun."""
-        if not large:
-            return work()
+        """On the loop if that takes no time."""
+        return await self._apart(work) if large else work()
+
+    async def _apart(self, work: Callable[[], T]) -> T:
+        """On a thread. Work that nobody waits for any more is not begun."""
         wanted = True
 
         def if_wanted() -> T:
@@ -190,7 +227,7 @@ class RestService:
             wanted = False
 
 
-def _json_only(headers: Headers, verb: _Verb) -> Form:
+def _json_only(headers: Mapping[str, str], verb: _Verb) -> Form:
     form = body_form(headers)
     if form is not JSON:
         raise HttpError(
@@ -204,8 +241,9 @@ def _json_only(headers: Headers, verb: _Verb) -> Form:
 
 def _are_large(outputs: Mapping[str, Array]) -> bool:
     """Whether printing them takes long."""
-    numbers = sum(array.size for array in outputs.values())
-    if numbers * NUMBER_BYTES > COMFORTABLE_BYTES:
-        return True
-    size = sum(len(text) for array in outputs.values() if array.dtype == object for text in array.flat)
-    return bool(size > COMFORTABLE_BYTES)
+    size = 0
+    for array in outputs.values():
+        size += array.size * NUMBER_BYTES
+        if array.dtype.hasobject:
+            size += sum(len(text) for text in array.flat)
+    return size > COMFORTABLE_BYTES

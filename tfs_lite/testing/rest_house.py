@@ -18,7 +18,7 @@ import numpy as np
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.model import Model, PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
@@ -72,14 +72,17 @@ _FUNCTIONS: Mapping[str, tuple[Signature, Callable[[Outputs], Outputs]]] = {
 
 
 class GatedServable:
-    """Answers at once while its gate is open. ``waiting`` are the calls that came while it was closed."""
+    """Answers at once while its gate is open. ``waiting`` are the calls that came while it was closed and were not
+    cancelled."""
 
     platform = "test"
+    models: tuple[Model, ...] = ()
 
     def __init__(self) -> None:
         self.signatures = {key: signature for key, (signature, _) in _FUNCTIONS.items()}
         self.waiting: list[PredictCall] = []
         self.arrived = threading.Semaphore(0)
+        self.cancelled = threading.Semaphore(0)
         self.answered = 0
         self._lock = threading.Lock()  # guards waiting and _open
         self._open = True
@@ -103,13 +106,28 @@ class GatedServable:
                 return
         self._answer(call)
 
+    def cancel(self, call: PredictCall) -> None:
+        with self._lock:
+            if call not in self.waiting:
+                return
+            self.waiting.remove(call)
+        call.on_done(Status(StatusCode.CANCELLED, "cancelled"))
+        self.cancelled.release()
+
+    @property
+    def pending(self) -> int:
+        with self._lock:
+            return len(self.waiting)
+
+    @property
+    def pending_rows(self) -> int:
+        return self.pending
+
     def close(self) -> None:
         """Nothing to close."""
 
     def _answer(self, call: PredictCall) -> None:
-        if call.cancelled:
-            call.on_done(Status(StatusCode.CANCELLED, "cancelled"))
-        elif call.signature == "broken":
+        if call.signature == "broken":
             call.on_done(Status(StatusCode.UNAVAILABLE, "the queue is full"))
         else:
             self.answered += 1

@@ -1,1 +1,1 @@
-"""Where a servable runs: here, a thread of this process."""
+"""Where a model runs that is not to run in the server: in a process of its own."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from tfs_lite.adapters.contract import LoadedModel, OpenRequest
+    from tfs_lite.adapters.contract import OpenedModel, OpenRequest
     from tfs_lite.adapters.loader import ArtifactLoader
     from tfs_lite.config.model import ModelSettings
 
@@ -61,7 +61,8 @@ def loader_for() -> Callable[..., ArtifactLoader]:
     from tfs_lite.adapters.platforms import PLATFORMS
     from tfs_lite.adapters.trust import TrustedPaths
 
-    def bare(model: LoadedModel, name: str) -> LoadedModel:
+    def bare(models: Sequence[OpenedModel], request: OpenRequest) -> OpenedModel:
+        (model,) = models
         return model
 
     def make(

@@ -19,6 +19,12 @@ from tfs_lite.testing.platforms import SETTINGS, add_to_archive, write_plain
 ID = ServableId("m", 1)
 
 
+def bare(models, request):
+    """A factory whose servable is the bare model."""
+    (model,) = models
+    return model
+
+
 def failure_of(loader):
     with pytest.raises(ServingError) as caught:
         loader.load(ID)
@@ -29,13 +35,13 @@ def failure_of(loader):
 def test_servable_comes_from_the_factory(exported_once):
     made = []
 
-    def factory(model, name):
-        made.append((model.platform, name))
-        return model
+    def factory(models, request):
+        made.append(([model.platform for model in models], request.id))
+        return bare(models, request)
 
     loader = ArtifactLoader(str(exported_once), "", AdapterSettings(factory, "cpu"), PLATFORMS)
     loader.load(ID)
-    assert made == [("pytorch_export", "m-1")]
+    assert made == [(["pytorch_export"], ID)]
     loader.unload()
     assert loader.servable is None
 
@@ -59,12 +65,12 @@ def test_estimate_does_not_grow_with_the_directory(exported, loader_for):
 def test_estimate_for_a_gpu_leaves_the_instance_open(exported_once, monkeypatch):
     monkeypatch.setattr("tfs_lite.adapters.device.gpu_count", lambda: 2)
     for device, instance in (("auto", None), ("cuda", None), ("cuda:1", 1)):
-        loader = ArtifactLoader(str(exported_once), "", AdapterSettings(lambda model, name: model, device), PLATFORMS)
+        loader = ArtifactLoader(str(exported_once), "", AdapterSettings(bare, device), PLATFORMS)
         assert set(loader.estimate_resources().entries) == {Resource(MAIN, RAM, 0), Resource(GPU, RAM, instance)}
 
 
 def test_device_that_is_not_there_fails_the_estimate_and_the_load(exported_once):
-    loader = ArtifactLoader(str(exported_once), "", AdapterSettings(lambda model, name: model, "cuda:99"), PLATFORMS)
+    loader = ArtifactLoader(str(exported_once), "", AdapterSettings(bare, "cuda:99"), PLATFORMS)
     with pytest.raises(ServingError):
         loader.estimate_resources()
     assert failure_of(loader).code is StatusCode.FAILED_PRECONDITION
@@ -146,7 +152,7 @@ def test_config_that_cannot_be_read_fails_the_load(exported_once):
     def broken(path, model):
         raise invalid_argument("config.pbtxt:3:1: unknown field")
 
-    settings = AdapterSettings(lambda model, name: model, "cpu", TrustedPaths(), broken)
+    settings = AdapterSettings(bare, "cpu", TrustedPaths(), broken)
     error = failure_of(ArtifactLoader(str(exported_once), "", settings, PLATFORMS))
     assert (error.code, str(error)) == (
         StatusCode.INVALID_ARGUMENT,
@@ -178,7 +184,7 @@ def failing_platform(error):
 
 def test_failure_inside_torch_has_one_sentence_and_no_path(exported):
     error = RuntimeError(f"cannot read {exported}/model.pt2\nstack")
-    settings = AdapterSettings(lambda model, name: model, "cpu")
+    settings = AdapterSettings(bare, "cpu")
     failure = failure_of(ArtifactLoader(str(exported), "", settings, failing_platform(error)))
     assert (failure.code, str(failure)) == (
         StatusCode.FAILED_PRECONDITION,
@@ -187,7 +193,7 @@ def test_failure_inside_torch_has_one_sentence_and_no_path(exported):
 
 
 def test_unforeseen_failure_is_logged_once_with_its_story(exported, caplog):
-    settings = AdapterSettings(lambda model, name: model, "cpu")
+    settings = AdapterSettings(bare, "cpu")
     loader = ArtifactLoader(str(exported), "", settings, failing_platform(RuntimeError("no")))
     for _ in range(3):
         failure_of(loader)
@@ -198,8 +204,8 @@ def test_unforeseen_failure_is_logged_once_with_its_story(exported, caplog):
 def test_failing_factory_leaves_nothing_behind(exported_once):
     closed = []
 
-    def factory(model, name):
-        closed.append(model)
+    def factory(models, request):
+        closed.extend(models)
         raise RuntimeError("no thread left")
 
     loader = ArtifactLoader(str(exported_once), "", AdapterSettings(factory, "cpu"), PLATFORMS)
@@ -238,7 +244,7 @@ def test_unload_survives_a_servable_that_cannot_be_closed(exported_once, caplog)
         def close(self):
             raise RuntimeError("no")
 
-    loader = ArtifactLoader(str(exported_once), "", AdapterSettings(lambda model, name: Stubborn(), "cpu"), PLATFORMS)
+    loader = ArtifactLoader(str(exported_once), "", AdapterSettings(lambda *_: Stubborn(), "cpu"), PLATFORMS)
     loader.load(ID)
     with caplog.at_level(logging.ERROR):
         loader.unload()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from tfs_lite.adapters.replay import replay_of_body, replay_of_log
+from tfs_lite.core.model import Model
+from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import CLASSIFY_METHOD, REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import PredictionLog, TensorProto
 from tfs_lite.protocols.prediction_log import logged_request
 from tfs_lite.testing.logs import examples_log, multi_log, predict_log
-from tfs_lite.workers.thread import ThreadServable
+from tfs_lite.testing.servables import OwnClockServable
 
 BATCH = SymbolicDim("batch")
 X = TensorSpec("x", DataType.FLOAT, (BATCH, 2))
@@ -27,21 +30,22 @@ def output(name: str, dtype: DataType = DataType.FLOAT, *dims: int) -> TensorSpe
     return TensorSpec(name, dtype, (BATCH, *dims))
 
 
-class Model:
+class EveryMethod(Model):
     """Answers every signature as its method promises, and remembers what it was asked."""
 
     platform = "test"
 
+    signatures: ClassVar = {
+        "serving_default": Signature((X,), (output("y", DataType.FLOAT, 2), output("sum"))),
+        "other": Signature((X,), (output("y", DataType.FLOAT, 2),)),
+        "biased": Signature((X, BIAS), (output("y"),), defaults={"bias": np.float32(5)}),
+        "label": Signature((X,), (output("classes", DataType.STRING, 1),), CLASSIFY_METHOD),
+        "value": Signature((X,), (output("outputs"),), REGRESS_METHOD),
+        "strange": Signature((X,), (output("y", DataType.FLOAT, 2),), "made/up"),
+        "wide": Signature((X,), (output("outputs", DataType.FLOAT, 2),), REGRESS_METHOD),
+    }
+
     def __init__(self) -> None:
-        self.signatures = {
-            "serving_default": Signature((X,), (output("y", DataType.FLOAT, 2), output("sum"))),
-            "other": Signature((X,), (output("y", DataType.FLOAT, 2),)),
-            "biased": Signature((X, BIAS), (output("y"),), defaults={"bias": np.float32(5)}),
-            "label": Signature((X,), (output("classes", DataType.STRING, 1),), CLASSIFY_METHOD),
-            "value": Signature((X,), (output("outputs"),), REGRESS_METHOD),
-            "strange": Signature((X,), (output("y", DataType.FLOAT, 2),), "made/up"),
-            "wide": Signature((X,), (output("outputs", DataType.FLOAT, 2),), REGRESS_METHOD),
-        }
         self.asked: list[tuple[str, dict, tuple[str, ...]]] = []
 
     def run(self, signature, inputs, outputs):
@@ -55,13 +59,13 @@ class Model:
 
 
 @pytest.fixture
-def model() -> Model:
-    return Model()
+def model() -> EveryMethod:
+    return EveryMethod()
 
 
 @pytest.fixture
 def servable(model):
-    found = ThreadServable(model, "m-1")
+    found = OwnClockServable([model], ServableId("m", 1))
     yield found
     found.close()
 

@@ -7,7 +7,7 @@ from tfs_lite.core.status import Status, StatusCode
 
 @pytest.fixture
 def adapter():
-    return make_source_adapter(None, AdapterSettings(lambda model, name: model, "cpu"))
+    return make_source_adapter(None, AdapterSettings(lambda models, request: models[0], "cpu"))
 
 
 def test_every_path_becomes_a_loader_without_touching_a_file(adapter):

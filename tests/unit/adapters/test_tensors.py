@@ -57,6 +57,7 @@ def test_array_that_is_not_contiguous_or_of_another_byte_order_is_copied():
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert to_tensor(array.T, CPU, share=True).tolist() == array.T.tolist()
     assert to_tensor(array.astype(">f4"), CPU, share=False).tolist() == array.tolist()
+    assert to_tensor(array.astype(">f4"), CPU, share=True).tolist() == array.tolist()
 
 
 def test_result_is_not_the_memory_that_the_model_returned():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,13 +18,14 @@ from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.adapters.warmup import Warmup
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.signatures import WarmupRequest
+from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, ServingError, StatusCode
 from tfs_lite.protocols.tfrecord import frame
 from tfs_lite.testing.logs import examples_log, log_file, predict_log, write_warmup
 from tfs_lite.testing.platforms import SETTINGS, write_plain
-from tfs_lite.workers.thread import ThreadServable
+from tfs_lite.testing.servables import OwnClockServable, run_alone
 
 ID = ServableId("m", 7)
 FILE = "assets.extra/tf_serving_warmup_requests"
@@ -32,16 +34,17 @@ BATCH = SymbolicDim("batch")
 X = TensorSpec("x", DataType.FLOAT, (BATCH, 2))
 
 
-class Model:
+class RowSums(Model):
     """Adds up rows, and remembers the signatures that it was asked for."""
 
     platform = "test"
 
+    signatures: ClassVar = {
+        "serving_default": Signature((X,), (TensorSpec("y", DataType.FLOAT, (BATCH,)),)),
+        "value": Signature((X,), (TensorSpec("outputs", DataType.FLOAT, (BATCH,)),), REGRESS_METHOD),
+    }
+
     def __init__(self) -> None:
-        self.signatures = {
-            "serving_default": Signature((X,), (TensorSpec("y", DataType.FLOAT, (BATCH,)),)),
-            "value": Signature((X,), (TensorSpec("outputs", DataType.FLOAT, (BATCH,)),), REGRESS_METHOD),
-        }
         self.asked: list[str] = []
         self.failure: ServingError | None = None
 
@@ -57,13 +60,13 @@ class Model:
 
 
 @pytest.fixture
-def model() -> Model:
-    return Model()
+def model() -> RowSums:
+    return RowSums()
 
 
 @pytest.fixture
 def servable(model):
-    found = ThreadServable(model, "m-7")
+    found = OwnClockServable([model], ID)
     yield found
     found.close()
 
@@ -303,7 +306,7 @@ def load(tmp_path):
         write_plain(tmp_path)
         write_warmup(tmp_path, *logs)
         settings = AdapterSettings(
-            ThreadServable, "cpu", TrustedPaths.of([str(tmp_path)]), lambda path, name: SETTINGS, warm_up or Warmup()
+            run_alone, "cpu", TrustedPaths.of([str(tmp_path)]), lambda path, name: SETTINGS, warm_up or Warmup()
         )
         loader = ArtifactLoader(str(tmp_path), "", settings, PLATFORMS)
         loader.load(ID)

@@ -141,11 +141,6 @@ def test_a_word_that_is_no_flag_is_refused(word: str) -> None:
     assert error_of(word) == f"unexpected argument {word!r}: flags are written --name=value"
 
 
-@pytest.mark.parametrize("word", ["--enable_batching", "--batching_parameters_file=x"])
-def test_a_flag_whose_feature_comes_later_is_refused_clearly(word: str) -> None:
-    assert "not here yet" in error_of(word)
-
-
 @pytest.mark.parametrize("word", ["--xla_cpu_compilation_enabled", "--saved_model_tags=gpu", "--num_tflite_pools=77"])
 def test_a_flag_that_only_tensorflow_has_is_refused_with_the_reason(word: str) -> None:
     assert "has no meaning for PyTorch" in error_of(word)
@@ -175,6 +170,6 @@ def test_a_number_of_threads_has_a_least_value(name: str, least: int) -> None:
 
 
 def test_an_unsupported_setting_from_the_environment_is_refused_too() -> None:
-    assert error_of(environ={"TFS_LITE_ENABLE_BATCHING": "true"}).startswith(
-        "TFS_LITE_ENABLE_BATCHING=true: not here yet (batching)"
+    assert error_of(environ={"TFS_LITE_XLA_CPU_COMPILATION_ENABLED": "true"}).startswith(
+        "TFS_LITE_XLA_CPU_COMPILATION_ENABLED=true has no meaning for PyTorch: "
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -12,8 +13,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
+from tfs_lite.cli import status
 from tfs_lite.cli.main import main
+from tfs_lite.core.model import BatchReport
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.server.batch_metrics import BatchMetrics, BatchStateCollector, WorkerState
+from tfs_lite.server.lifecycle_metrics import StateCollector
+from tfs_lite.server.request_metrics import RequestMetrics
 
 Captured = pytest.CaptureFixture[str]
 
@@ -32,16 +41,19 @@ MODELS: list[dict[str, Any]] = [
 
 
 class Listing:
-    """Serves ``/v1/models``; what it says may be changed."""
+    """Serves ``/v1/models``, and ``/metrics`` once there are some; what they say may be changed."""
 
     def __init__(self) -> None:
         self.models = list(MODELS)
+        self.metrics: bytes | None = None
         listing = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                body = json.dumps({"models": listing.models}).encode()
-                self.send_response(200 if self.path == "/v1/models" else 404)
+                pages = {"/v1/models": json.dumps({"models": listing.models}).encode(), "/metrics": listing.metrics}
+                page = pages.get(self.path)
+                body = b"" if page is None else page
+                self.send_response(404 if page is None else 200)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -100,6 +112,83 @@ def test_no_server_is_one_line_with_the_next_step(listing: Listing, capsys: Capt
     assert "no server answers" in error
     assert "tfs-lite serve" in error
     assert error.count("\n") == 1
+
+
+def metrics_page() -> bytes:
+    """As a server writes it after two requests to version 2 of digits, one of them refused, and one run for four
+    calls."""
+    registry, digits = CollectorRegistry(), ServableId("digits", 2)
+    requests = RequestMetrics(registry, lambda name: True)
+    with requests.record("Predict", "digits") as record:
+        record.version = 2
+    with contextlib.suppress(ServingError), requests.record("Predict", "digits") as record:
+        record.version = 2
+        raise ServingError(StatusCode.INVALID_ARGUMENT, "no")
+    with requests.record("GetModelMetadata", "digits") as record:
+        record.version = 2
+    BatchMetrics(registry, requests.upstream).on_batch(BatchReport(digits, 6, 2, 0.003, (0.002,) * 4, True))
+    worker = WorkerState(digits, 0, "process", True, 4321, 1)
+    registry.register(BatchStateCollector(lambda: [(digits, 9)], lambda: [worker]))
+    registry.register(StateCollector(list, list, lambda: [(digits, 3)]))
+    return generate_latest(registry)
+
+
+def test_verbose_joins_the_numbers_of_the_metrics_page(listing: Listing, capsys: Captured) -> None:
+    listing.metrics = metrics_page()
+    assert main(["status", "digits", "--verbose", "--rest", listing.address, "--json"]) == 0
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    broken, serving, _ = model["versions"]
+    assert broken["state"] == "END"
+    assert [value for value in broken["numbers"].values() if value not in (None, [])] == []
+    assert serving["numbers"] == {
+        "ok": 1,
+        "failed": 1,
+        "rows_per_run": 6,
+        "padding": 0.25,
+        "queue_p50": {"seconds": pytest.approx(0.00175), "bound": ""},
+        "queue_p99": {"seconds": pytest.approx(0.002485), "bound": ""},
+        "run_p50": {"seconds": pytest.approx(0.00375), "bound": ""},
+        "run_p99": {"seconds": pytest.approx(0.004975), "bound": ""},
+        "waiting": 3,
+        "workers": [{"instance": "0", "kind": "process", "pid": "4321", "up": True, "restarts": 1}],
+    }
+
+
+def test_verbose_shows_a_row_with_the_numbers_and_dashes_where_there_are_none(
+    listing: Listing, capsys: Captured
+) -> None:
+    listing.metrics = metrics_page()
+    assert main(["status", "--verbose", "--rest", listing.address]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "digits 2 AVAILABLE 1 1 6.0 25.0% 1.75 ms, 2.49 ms 3.75 ms, 4.98 ms 3 pid 4321 (1 restart)" in lines
+    assert "digits 1 END - - - - - - - -" in lines
+    assert any(line.startswith("ranker - - - - - - - - - - its base path") for line in lines)
+
+
+def test_verbose_of_a_server_without_metrics_is_dashes(listing: Listing, capsys: Captured) -> None:
+    assert main(["status", "digits", "--verbose", "--rest", listing.address]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "digits 2 AVAILABLE - - - - - - - -" in lines
+
+
+def test_a_page_that_holds_no_metrics_is_an_error(listing: Listing, capsys: Captured) -> None:
+    listing.metrics = b"<html>hello</html>"
+    assert main(["status", "--verbose", "--rest", listing.address]) == 1
+    assert "/metrics is no page of metrics" in capsys.readouterr().err
+
+
+def test_a_page_that_is_too_large_is_an_error(
+    listing: Listing, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "_LARGEST_PAGE", 1000)
+    listing.metrics = metrics_page()
+    assert main(["status", "--verbose", "--rest", listing.address]) == 1
+    assert "larger than 1000 bytes" in capsys.readouterr().err
+
+
+def test_verbose_is_not_for_grpc(capsys: Captured) -> None:
+    assert main(["status", "digits", "--verbose", "--server", "127.0.0.1:1"]) == 2
+    assert "use --rest" in capsys.readouterr().err
 
 
 def test_grpc_needs_the_name_of_a_model(capsys: Captured) -> None:

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.config.batching import MAX_THREADS, BatchingParameters, parameters_without_file
+from tfs_lite.config.batching import (
+    MAX_THREADS,
+    VERSION_FILE,
+    BatchingParameters,
+    combined,
+    parameters_without_file,
+    read_version_parameters,
+)
 from tfs_lite.config.server_files import parse_batching_parameters, read_batching_parameters
+from tfs_lite.config.text import MAX_FILE_BYTES
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
 
@@ -214,3 +224,67 @@ def test_parameters_that_pass_are_consistent(
 def test_a_file_is_read_below_the_working_directory(tmp_path: Path) -> None:
     (tmp_path / "b.pbtxt").write_text(PROTO_TEXT)
     assert read_batching_parameters("b.pbtxt", tmp_path) == parse(YAML)
+
+
+def version_error(directory: Path) -> str:
+    with pytest.raises(ServingError) as raised:
+        read_version_parameters(directory)
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    assert str(directory.parent) not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Path:
+    directory = tmp_path / "7"
+    directory.mkdir()
+    return directory
+
+
+def test_a_version_may_have_parameters_of_its_own(version: Path) -> None:
+    assert read_version_parameters(version) is None
+    (version / VERSION_FILE).write_text("\ufeff" + PROTO_TEXT, encoding="utf-8")
+    assert read_version_parameters(version) == parse(YAML)
+
+
+def test_a_version_that_is_no_directory_has_no_parameters(version: Path) -> None:
+    (version / "file").touch()
+    assert read_version_parameters(version / "gone") is None
+    assert read_version_parameters(version / "file") is None
+
+
+def test_a_mistake_in_the_file_of_a_version_names_file_and_line(version: Path) -> None:
+    (version / VERSION_FILE).write_text("# ours\nmax_batch_size { value: 0 }")
+    assert version_error(version).startswith("7/batching_params.pbtxt:2:1: max_batch_size: Input should be")
+    (version / VERSION_FILE).write_bytes(b"# ours\n\xff")
+    assert version_error(version) == "7/batching_params.pbtxt:2:1: not UTF-8 text"
+
+
+def test_the_file_of_a_version_is_never_reached_through_a_link(version: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("password")
+    (version / VERSION_FILE).symlink_to("../secret")
+    assert version_error(version) == "7/batching_params.pbtxt: has to be a plain file of the version, not a link"
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "fifo"])
+def test_the_file_of_a_version_has_to_be_a_plain_file(version: Path, make: Callable[[Path], None]) -> None:
+    make(version / VERSION_FILE)
+    assert "has to be a plain file of the version, not something else" in version_error(version)
+
+
+def test_the_file_of_a_version_is_bounded(version: Path) -> None:
+    text = "max_batch_size { value: 5 }"
+    (version / VERSION_FILE).write_text(text + " " * (MAX_FILE_BYTES - len(text)))
+    assert read_version_parameters(version) == parse(text, "b.pbtxt")
+    (version / VERSION_FILE).write_text(text + " " * (MAX_FILE_BYTES - len(text) + 1))
+    assert version_error(version) == f"7/batching_params.pbtxt: larger than {MAX_FILE_BYTES} bytes"
+
+
+def test_with_files_per_model_the_one_of_the_server_is_only_about_threads() -> None:
+    server = BatchingParameters(max_batch_size=5, num_batch_threads=3, thread_pool_name="all")
+    version = BatchingParameters(max_batch_size=64, allowed_batch_sizes=(8, 64), num_batch_threads=9)
+    expected = BatchingParameters(
+        max_batch_size=64, allowed_batch_sizes=(8, 64), num_batch_threads=3, thread_pool_name="all"
+    )
+    assert combined(server, version) == expected
+    assert combined(server, None) is None

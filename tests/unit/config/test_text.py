@@ -250,7 +250,7 @@ def test_model_settings_say_the_same_in_both_syntaxes() -> None:
     ("name", "text", "message"),
     [
         ("config.pbtxt", "\nmax_batchsize: 3", 'config.pbtxt:2:1: unknown field "max_batchsize"; did you mean "max_b'),
-        ("config.pbtxt", "dynamic_batching {}", 'config.pbtxt:1:1: unknown field "dynamic_batching"'),
+        ("config.pbtxt", "sequence_batching {}", 'config.pbtxt:1:1: unknown field "sequence_batching"'),
         ("config.pbtxt", 'input {\n name: "x" data_type: TYPE_FP33 dims: 1 }', "config.pbtxt:2:23: Enum type"),
         ("config.pbtxt", 'input {\n name: "x" dims: 1 }', "config.pbtxt:1:1: input[0].data_type: is required"),
         (

@@ -1,12 +1,13 @@
 """What is found in a text without parsing it, held against a byte-by-byte reading."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tfs_lite.protocols import json_scan
@@ -23,6 +24,8 @@ PARTS = st.sampled_from(
     ]
 )
 TEXTS = st.lists(PARTS, max_size=30).map(b"".join)
+WORDS = re.compile(rb'[ \t\r\n,:\[\]{}"]')
+"""What may be beside a word of JSON; longer stretches without are no JSON, and may be cut anywhere."""
 TREES = st.recursive(
     st.integers() | st.text('ab:"\\[{é', max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a:"\\]', max_size=3), inner, max_size=3),
@@ -114,6 +117,9 @@ def _escaped(text: bytes, offset: int) -> bool:
 @pytest.mark.parametrize("size", [64, 100_000])
 @given(text=TEXTS)
 def test_words_are_replaced_outside_strings_only(size: int, text: bytes) -> None:
+    assume(
+        not any(len(word) > json_scan._LONGEST_TOKEN and json_scan.SPECIAL.search(word) for word in WORDS.split(text))
+    )
     strings = [inside for *_, inside in plain_reading(text)]
     expected, done = b"", 0
     for match in json_scan.SPECIAL.finditer(text):

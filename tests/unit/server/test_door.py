@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -12,9 +13,19 @@ from tfs_lite.server.door import HEALTH, Door
 PATH = "/test.Service/echo"
 
 
+@contextmanager
+def entered(door: Door, path: str) -> Iterator[None]:
+    counted = door.enter(path)
+    try:
+        yield
+    finally:
+        if counted:
+            door.leave()
+
+
 def knock(door: Door, path: str = PATH) -> StatusCode:
     try:
-        with door.entered(path):
+        with entered(door, path):
             return StatusCode.OK
     except ServingError as error:
         return error.code
@@ -31,24 +42,24 @@ def test_a_shut_door_lets_in_health_only() -> None:
 def test_one_call_more_than_there_are_places_is_refused_until_one_leaves() -> None:
     door = Door(2)
     with ExitStack() as inside:
-        inside.enter_context(door.entered(PATH))
-        with door.entered(PATH):
+        inside.enter_context(entered(door, PATH))
+        with entered(door, PATH):
             assert knock(door) is StatusCode.RESOURCE_EXHAUSTED
             with pytest.raises(ServingError, match=r"2 calls inside, the most it takes .*--grpc_max_threads"):
-                inside.enter_context(door.entered(PATH))
+                inside.enter_context(entered(door, PATH))
         assert knock(door) is StatusCode.OK
 
 
 def test_health_takes_no_place_and_needs_none() -> None:
     door = Door(1)
-    with door.entered(f"{HEALTH}Watch"), door.entered(PATH), door.entered(f"{HEALTH}Check"):
+    with entered(door, f"{HEALTH}Watch"), entered(door, PATH), entered(door, f"{HEALTH}Check"):
         assert knock(door) is StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
 def test_a_call_that_fails_gives_its_place_back(error: Any) -> None:
     door = Door(1)
-    with pytest.raises(error), door.entered(PATH):
+    with pytest.raises(error), entered(door, PATH):
         raise error
     assert knock(door) is StatusCode.OK
 
@@ -57,4 +68,4 @@ def test_without_a_limit_there_is_always_room() -> None:
     door = Door()
     with ExitStack() as inside:
         for _ in range(1000):
-            inside.enter_context(door.entered(PATH))
+            inside.enter_context(entered(door, PATH))

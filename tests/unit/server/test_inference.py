@@ -76,6 +76,9 @@ class Estate:
         }
         call.on_done({name: answers[name] for name in call.outputs or answers})
 
+    def cancel(self, call: PredictCall) -> None:
+        """Every call is answered by now."""
+
     def close(self) -> None:
         """Nothing to do."""
 
@@ -86,11 +89,16 @@ class House:
         self.lookups: list[ModelRef] = []
         self.counted: list[tuple[str, int]] = []
         self.metrics = RequestMetrics(CollectorRegistry(), lambda name: name == "m")
-        self.inferences = Inferences(
+        self.background = background
+        self.check_method_names = check_method_names
+
+    def inferences(self) -> Inferences:
+        """A predictor belongs to one event loop, and every request here has a loop of its own."""
+        return Inferences(
             Predictor(self.lookup, self.metrics),
-            check_method_names,
+            self.check_method_names,
             on_examples=lambda model, examples: self.counted.append((model, examples)),
-            background=background,
+            background=self.background,
         )
 
     def lookup(self, ref: ModelRef) -> ServableHandle:
@@ -100,10 +108,10 @@ class House:
         return ServableHandle(ServableId("m", 7), self.servable, lambda: None)
 
     def classify(self, input: Message, signature: str = "", model: str = "m") -> Message:
-        return self._ask(self.inferences.classify, model, signature, input)
+        return self._ask(Inferences.classify, model, signature, input)
 
     def regress(self, input: Message, signature: str = "price", model: str = "m") -> Message:
-        return self._ask(self.inferences.regress, model, signature, input)
+        return self._ask(Inferences.regress, model, signature, input)
 
     def multi(self, *tasks: tuple[str, str], input: Message = SENT, **spec: Any) -> Message:
         """Tasks are signature and method."""
@@ -113,14 +121,14 @@ class House:
 
         async def main() -> Message:
             with self.metrics.record("MultiInference", "m") as record:
-                return await self.inferences.multi_inference(request, record, None)
+                return await self.inferences().multi_inference(request, record, None)
 
         return asyncio.run(main())
 
     def _ask(self, method: Any, model: str, signature: str, input: Message) -> Message:
         async def main() -> Message:
             with self.metrics.record("Classify", model) as record:
-                return await method(ModelRef(model, signature=signature), input, record, None)
+                return await method(self.inferences(), ModelRef(model, signature=signature), input, record, None)
 
         return asyncio.run(main())
 

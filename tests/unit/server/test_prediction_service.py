@@ -62,6 +62,9 @@ class Echo:
         answers = {"scores": (x + k)[:, np.newaxis], "outputs": x + k, "text": texts}
         call.on_done({name: answers[name] for name in call.outputs or answers})
 
+    def cancel(self, call: PredictCall) -> None:
+        """Every call is answered by now."""
+
     def close(self) -> None:
         """Nothing to do."""
 
@@ -283,6 +286,22 @@ def test_answered_requests_are_offered_to_the_log(house: House, method: str) -> 
     assert not log.HasField("log_metadata")
     entry = getattr(log, FIELDS[method])
     assert (entry.request, entry.response) == (request, answer)
+
+
+@pytest.mark.parametrize("as_content", [False, True], ids=["typed", "content"])
+def test_requests_that_differ_in_numbers_are_answered_counted_and_logged_each_as_it_is(as_content: bool) -> None:
+    house = House(as_tensor_content=as_content)
+    requests = [predict(x=[number, 1], k=[10, 20]) for number in range(4)]
+
+    async def main() -> list[bytes]:
+        ask = house.handlers["Predict"]
+        return [await ask(request.SerializeToString(), CallContext(None)) for request in requests]
+
+    answers = [messages.PredictResponse.FromString(answer) for answer in asyncio.run(main())]
+    assert [decode(answer.outputs["outputs"], "").tolist() for answer in answers] == [[n + 10, 21] for n in range(4)]
+    assert house.counts() == {("Predict", "m", "OK"): 4}
+    logs = [make().predict_log for _, _, _, make in house.log.offers]
+    assert [(log.request, log.response) for log in logs] == list(zip(requests, answers, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import not_found
+from tfs_lite.core.status import ServingError, StatusCode, not_found
+from tfs_lite.server.raw_metrics import MAX_CELLS
 from tfs_lite.server.request_metrics import KEPT_VERSIONS, RequestMetrics
 
 
@@ -71,3 +75,99 @@ def test_model_that_is_gone_leaves_nothing(metrics: RequestMetrics, registry: Co
     serve(metrics, 2)
     metrics.model_gone("m")
     assert 'model="m"' not in page(registry)
+
+
+def fail(metrics: RequestMetrics, error: BaseException) -> None:
+    with metrics.record("Predict", "m") as record:
+        record.version = 1
+        raise error
+
+
+def count(registry: CollectorRegistry, code: str, version: str = "1", model: str = "m") -> float | None:
+    labels = {"model": model, "version": version, "method": "Predict", "code": code}
+    return registry.get_sample_value("tfs_lite_requests_total", labels)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (not_found("no"), "NOT_FOUND"),
+        (asyncio.CancelledError(), "CANCELLED"),
+        (GeneratorExit(), "CANCELLED"),
+        (ValueError("a bug"), "INTERNAL"),
+    ],
+    ids=["error", "cancelled", "closed", "bug"],
+)
+def test_a_request_counts_under_the_code_that_it_ended_with(
+    metrics: RequestMetrics, registry: CollectorRegistry, error: BaseException, code: str
+) -> None:
+    with pytest.raises(type(error)):
+        fail(metrics, error)
+    assert count(registry, code) == 1
+    assert registry.get_sample_value("tfs_lite_request_seconds_count", {"model": "m", "version": "1"}) is None
+
+
+def test_a_full_queue_is_counted_by_model(metrics: RequestMetrics, registry: CollectorRegistry) -> None:
+    for _ in range(2):
+        with pytest.raises(ServingError, match="full"):
+            fail(metrics, ServingError(StatusCode.UNAVAILABLE, "full"))
+    assert registry.get_sample_value("tfs_lite_requests_rejected_total", {"model": "m"}) == 2
+
+
+def test_requests_inside_are_those_that_entered_and_did_not_leave(
+    metrics: RequestMetrics, registry: CollectorRegistry
+) -> None:
+    labels = {"model": "m", "version": "1"}
+    metrics.entered(ServableId("m", 1))
+    metrics.entered(ServableId("m", 1))
+    metrics.left(ServableId("m", 1))
+    assert registry.get_sample_value("tfs_lite_requests_in_flight", labels) == 1
+    metrics.left(ServableId("m", 1))
+    assert registry.get_sample_value("tfs_lite_requests_in_flight", labels) == 0
+
+
+def test_what_is_counted_here_is_counted_upstream_with_the_time_in_the_model(metrics: RequestMetrics) -> None:
+    with metrics.record("Predict", "m") as record:
+        record.version, record.run_seconds = 1, 0.0005
+    lines = metrics.upstream.page().decode().splitlines()
+    assert ':tensorflow:serving:request_count{model_name="m",status="OK"} 1' in lines
+    assert ':tensorflow:serving:request_latency_count{model_name="m",API="Predict",entrypoint="GRPC"} 1' in lines
+    assert ':tensorflow:serving:runtime_latency_sum{model_name="m",API="Predict",runtime="TF1"} 500' in lines
+
+
+def test_counting_goes_on_after_series_were_dropped_on_either_page(
+    metrics: RequestMetrics, registry: CollectorRegistry
+) -> None:
+    serve(metrics, 1)
+    metrics.upstream.model_gone("m")
+    serve(metrics, 1)
+    assert count(registry, "OK") == 2
+    assert metrics.upstream.counter_value("/tensorflow/serving/request_count") == 1
+    metrics.model_gone("m")
+    serve(metrics, 1)
+    metrics.entered(ServableId("m", 1))
+    assert count(registry, "OK") == 1
+    assert registry.get_sample_value("tfs_lite_requests_in_flight", {"model": "m", "version": "1"}) == 1
+
+
+def test_names_pushed_out_of_the_other_page_are_counted_again(registry: CollectorRegistry) -> None:
+    metrics = RequestMetrics(registry, lambda name: True)
+    for name in ("m", *(f"n{number}" for number in range(MAX_CELLS)), "m", "m"):
+        with metrics.record("Predict", name):
+            pass
+    assert count(registry, "OK", version="") == 3
+    assert ':tensorflow:serving:request_count{model_name="m",status="OK"} 2' in metrics.upstream.page().decode()
+
+
+def test_requests_on_many_threads_are_all_counted(metrics: RequestMetrics, registry: CollectorRegistry) -> None:
+    def work() -> None:
+        for _ in range(300):
+            serve(metrics, 1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert count(registry, "OK") == 1200
+    assert registry.get_sample_value("tfs_lite_requests_in_flight", {"model": "m", "version": "1"}) == 0

@@ -25,7 +25,7 @@ async def forever() -> None:
 
 def test_call_without_a_deadline_ends_by_itself() -> None:
     async def main() -> str:
-        async with Calls(None).call() as call:
+        with Calls(None).call() as call:
             assert call.deadline is None
             await asyncio.sleep(0)
         return "done"
@@ -35,7 +35,7 @@ def test_call_without_a_deadline_ends_by_itself() -> None:
 
 def test_deadline_ends_what_runs() -> None:
     async def main() -> None:
-        async with Calls(0.01).call():
+        with Calls(0.01).call():
             await forever()
 
     assert code_of(main) is StatusCode.DEADLINE_EXCEEDED
@@ -48,7 +48,7 @@ def test_clients_going_ends_what_runs() -> None:
         return {"type": next(messages)}
 
     async def main() -> None:
-        async with Calls(None).call() as call:
+        with Calls(None).call() as call:
             call.watch(receive)
             await forever()
 
@@ -63,7 +63,7 @@ def test_nothing_is_left_of_a_call_that_was_answered() -> None:
             await gone.wait()
             return {"type": "http.disconnect"}
 
-        async with calls.call() as call:
+        with calls.call() as call:
             call.watch(receive)
             await asyncio.sleep(0)
         gone.set()
@@ -77,7 +77,7 @@ def test_nothing_is_left_of_a_call_that_was_answered() -> None:
 
 def test_error_of_the_work_itself_is_kept() -> None:
     async def main() -> None:
-        async with Calls(30).call():
+        with Calls(30).call():
             raise ServingError(StatusCode.NOT_FOUND, "no")
 
     assert code_of(main) is StatusCode.NOT_FOUND
@@ -86,7 +86,7 @@ def test_error_of_the_work_itself_is_kept() -> None:
 def test_cancelling_the_task_is_no_error_of_the_call() -> None:
     async def main() -> None:
         async def work() -> None:
-            async with Calls(30).call():
+            with Calls(30).call():
                 await forever()
 
         task = asyncio.ensure_future(work())
@@ -101,7 +101,7 @@ def test_cancelling_the_task_is_no_error_of_the_call() -> None:
 def test_task_goes_on_after_a_call_that_was_ended() -> None:
     async def main() -> str:
         with pytest.raises(ServingError):
-            async with Calls(0.01).call():
+            with Calls(0.01).call():
                 await forever()
         await asyncio.sleep(0)
         task = asyncio.current_task()
@@ -117,7 +117,7 @@ def test_drain_waits_for_what_is_inside_and_lets_nothing_more_in() -> None:
         calls, gate, order = Calls(None), asyncio.Event(), []
 
         async def work() -> None:
-            async with calls.call():
+            with calls.call():
                 await gate.wait()
                 order.append("answered")
 
@@ -126,7 +126,7 @@ def test_drain_waits_for_what_is_inside_and_lets_nothing_more_in() -> None:
         drain = asyncio.ensure_future(calls.drain(30))
         await asyncio.sleep(0)
         with pytest.raises(ServingError) as caught:
-            async with calls.call():
+            with calls.call():
                 pass
         assert caught.value.code is StatusCode.UNAVAILABLE
         order.append("refused")
@@ -144,7 +144,7 @@ def test_what_is_inside_when_the_grace_is_over_is_ended_and_a_shorter_grace_wins
         calls = Calls(None)
 
         async def work() -> None:
-            async with calls.call():
+            with calls.call():
                 await forever()
 
         inside = asyncio.ensure_future(work())

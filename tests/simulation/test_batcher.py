@@ -1,0 +1,347 @@
+"""Whatever the order of events: every call of a batching servable gets its own answer, once, and in time.
+
+The servable is the real one, with its real threads, of which one at a time goes on, and only when it is told to
+(:mod:`tfs_lite.testing.batcher_stage`). In half of the stories threads also stop between critical sections, callers and
+timers among them, so that others come in between. Time is virtual. A run is its seed; one that fails prints it:
+
+    python -m pytest tests/simulation/test_batcher.py --hypothesis-seed=N
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from tfs_lite.schedulers import execution
+from tfs_lite.schedulers.assembly import hand_out
+from tfs_lite.schedulers.job import Job
+from tfs_lite.schedulers.line import Line
+from tfs_lite.schedulers.queue import JobQueue
+from tfs_lite.schedulers.settings import BatchSettings, QueuePolicy, SendWhen, TimeoutAction
+from tfs_lite.testing.batcher_models import GatedModel, Run, Verdict
+from tfs_lite.testing.batcher_referee import Referee
+from tfs_lite.testing.batcher_stage import MOST_STEPS, Stage, Violation, Where, no_threads_left
+from tfs_lite.testing.clock import VirtualClock
+
+T = TypeVar("T")
+
+MIN_STEPS, BATCHES = 80_000, 200
+SETTINGS = settings(
+    max_examples=10,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    phases=[Phase.reuse, Phase.generate, Phase.shrink],
+    database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
+    suppress_health_check=list(HealthCheck),
+)
+
+CALLS = 10
+"""So many at least come before the servable is closed."""
+DELAY = 0.25
+TIMES = st.sampled_from([0.0625, 0.125, DELAY, 0.5, 1.0])
+INDICES = st.integers(0, 5)
+POLICIES = st.builds(
+    QueuePolicy,
+    timeout_action=st.sampled_from(TimeoutAction),
+    default_timeout=st.sampled_from([0.0, 0.125, 0.5]),
+    allow_timeout_override=st.booleans(),
+    max_queue_size=st.sampled_from([0, 0, 1, 2, 4]),
+)
+VERDICTS = st.sampled_from([Verdict.FINE] * 6 + [Verdict.FAILS] * 2 + [Verdict.LOST])
+MOVES = st.lists(INDICES, max_size=6)
+"""On a stage that goes stepwise: who takes the next steps."""
+
+
+@st.composite
+def any_settings(draw: st.DrawFn) -> BatchSettings:
+    """Whatever may be configured, on a small scale."""
+    found = BatchSettings(
+        max_queued_calls=draw(st.sampled_from([1, 2, 4, 1000, 1000])),
+        preserve_ordering=draw(st.sampled_from([False, False, True])),
+    )
+    if draw(st.sampled_from([False, False, True])):
+        levels = draw(st.integers(1, 3))
+        found = replace(
+            found,
+            priority_levels=levels,
+            default_priority=draw(st.integers(1, levels)),
+            policies=draw(st.dictionaries(st.integers(1, levels), POLICIES, max_size=2)),
+        )
+    if draw(st.sampled_from([False, False, True])):
+        found = replace(found, default_policy=draw(POLICIES))
+    most = draw(st.sampled_from([0, 1, 2, 4, 4, 7]))
+    if not most:
+        return found
+    send = draw(st.sampled_from(SendWhen))
+    split = draw(st.booleans())
+    sizes = st.lists(st.integers(1, most), max_size=2, unique=True)
+    return replace(
+        found,
+        max_batch_size=most,
+        preferred=tuple(sorted(draw(sizes))),
+        send=send,
+        max_delay=DELAY if send is SendWhen.WAIT else 0.0,
+        allowed_sizes=tuple(sorted({*draw(sizes), most})) if draw(st.booleans()) else (),
+        pad_variable_length=draw(st.booleans()),
+        split_large=split,
+        max_request_rows=draw(st.sampled_from([0, most, 2 * most + 1])) if split else 0,
+        max_queued_rows=draw(st.sampled_from([0, 0, 4, 10])),
+    )
+
+
+class Batcher(RuleBasedStateMachine):
+    """One rule per thing that can happen to a servable."""
+
+    steps = 0
+    closing = False
+    stage: Stage
+    referee: Referee
+
+    @initialize(
+        wanted=any_settings(),
+        models=st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (3, 1)]),
+        stepwise=st.booleans(),
+    )
+    def begin(self, wanted: BatchSettings, models: tuple[int, int], stepwise: bool) -> None:
+        """So many models, each with so many threads."""
+        self.stage = stage = Stage(VirtualClock(), stepwise)
+        count, threads = models
+        runs: list[Run] = []
+        servable = stage.perform([GatedModel(stage, runs, threads) for _ in range(count)], wanted, threads=threads)
+        self.referee = Referee(stage, wanted, servable)
+        self._go_on()
+
+    def teardown(self) -> None:
+        if hasattr(self, "referee"):
+            self._end()
+
+    @rule(
+        signature=st.sampled_from("aab"),
+        rows=st.integers(0, 7),
+        width=st.sampled_from([2, 2, 3]),
+        outputs=st.sampled_from([(), ("y",), ("id",), ("id", "y")]),
+        poisoned=st.sampled_from([False] * 7 + [True]),
+        rest=st.fixed_dictionaries(
+            {"priority": st.integers(0, 4), "timeout": st.sampled_from([0.0, 0.0625, 2.0])},
+        ),
+        patience=st.sampled_from([None] * 4 + [0.0, 0.0625, 0.125, 0.5, 1.0]),
+        apart=st.booleans(),
+        moves=MOVES,
+    )
+    def submit(
+        self,
+        signature: str,
+        rows: int,
+        width: int,
+        outputs: tuple[str, ...],
+        poisoned: bool,
+        rest: dict[str, Any],
+        patience: float | None,
+        apart: bool,
+        moves: list[int],
+    ) -> None:
+        deadline = None if patience is None else self.stage.clock.monotonic() + patience
+        asked = self.referee.ask(signature, rows, width, outputs, poisoned, deadline=deadline, **rest)
+        self._do(partial(self.referee.submit, asked), apart, moves)
+
+    @rule(signature=st.sampled_from("aab"), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), moves=MOVES)
+    def submit_some(self, signature: str, sizes: list[int], moves: list[int]) -> None:
+        """Plain calls, one after the other."""
+        for rows in sizes:
+            self._do(
+                partial(self.referee.submit, self.referee.ask(signature, rows, 2, (), False, deadline=None)), False
+            )
+        self._go_on(moves)
+
+    @precondition(lambda self: self.referee.asked)
+    @rule(index=INDICES, apart=st.booleans(), moves=MOVES)
+    def cancel(self, index: int, apart: bool, moves: list[int]) -> None:
+        """One of the last ones; it may have been answered."""
+        asked = self.referee.asked[-1 - index % len(self.referee.asked)]
+        self._do(partial(self.referee.cancel, asked), apart, moves)
+
+    @rule(seconds=TIMES, moves=MOVES)
+    def let_time_pass(self, seconds: float, moves: list[int]) -> None:
+        self.stage.clock.advance(seconds)
+        self._go_on(moves)
+
+    @precondition(lambda self: self.stage.at(Where.IN_RUN))
+    @rule(index=INDICES, verdict=VERDICTS, moves=MOVES)
+    def finish_run(self, index: int, verdict: Verdict, moves: list[int]) -> None:
+        self._finish_run(index, verdict)
+        self._go_on(moves)
+
+    @precondition(lambda self: self.stage.at(Where.IN_RUN))
+    @rule(index=INDICES, moves=MOVES)
+    def finish_run_well(self, index: int, moves: list[int]) -> None:
+        self._finish_run(index, Verdict.FINE)
+        self._go_on(moves)
+
+    @precondition(lambda self: self.stage.at(Where.RECOVERING))
+    @rule(index=INDICES, moves=MOVES)
+    def recover(self, index: int, moves: list[int]) -> None:
+        self.stage.step(_pick(self.stage.at(Where.RECOVERING), index))
+        self._go_on(moves)
+
+    @precondition(lambda self: self.stage.ready)
+    @rule(moves=MOVES)
+    def go_on(self, moves: list[int]) -> None:
+        self._go_on(moves)
+
+    @precondition(lambda self: self.stage.ready)
+    @rule()
+    def settle(self) -> None:
+        self.stage.settle()
+        self._go_on()
+
+    @precondition(lambda self: not self.closing and len(self.referee.asked) >= CALLS)
+    @rule(sure=st.sampled_from([False] * 3 + [True]), moves=MOVES)
+    def close(self, sure: bool, moves: list[int]) -> None:
+        if sure:
+            self.closing = True
+            self.stage.enter("closer", self.referee.close)
+            self._go_on(moves)
+
+    def _finish_run(self, index: int, verdict: Verdict) -> None:
+        lane = _pick(self.stage.at(Where.IN_RUN), index)
+        run = next(model.under_way[lane] for model in self.referee.models if lane in model.under_way)
+        run.verdict = verdict
+        self.referee.losses += verdict is Verdict.LOST
+        self.stage.step(lane)
+
+    def _do(self, act: Any, apart: bool, moves: Sequence[int] = ()) -> None:
+        """As an actor of its own, or at once."""
+        if apart and self.stage.stepwise:
+            self.stage.enter("caller", act)
+        else:
+            act()
+        self._go_on(moves)
+
+    def _go_on(self, moves: Sequence[int] = ()) -> None:
+        type(self).steps += 1
+        self.stage.check()
+        if self.stage.stepwise:
+            for index in moves:
+                if ready := self.stage.ready:
+                    self.stage.step(_pick(ready, index))
+        else:
+            self.stage.settle()
+        if self.stage.is_quiet:
+            self.referee.look()
+
+    def _end(self) -> None:
+        """Whatever is under way ends, well."""
+        if not self.closing:
+            self.stage.settle()
+            self.referee.look()
+            self.stage.enter("closer", self.referee.close)
+        for _ in range(MOST_STEPS):
+            self.stage.settle()
+            if self.stage.at(Where.IN_RUN):
+                self._finish_run(0, Verdict.FINE)
+            elif self.stage.at(Where.RECOVERING):
+                self.stage.step(self.stage.at(Where.RECOVERING)[0])
+            elif not self.stage.actors:
+                break
+            else:
+                raise Violation(f"nobody can go on: {[(a.thread.name, a.where) for a in self.stage.actors]}")
+        self.stage.clock.advance(10.0)
+        self.stage.settle()
+        self.referee.finish()
+        self.stage.check()
+
+
+def _pick(choices: Sequence[T], index: int) -> T:
+    return choices[index % len(choices)]
+
+
+@pytest.mark.timeout(1200)  # a story that fails is made as short as possible before it is told
+def test_every_call_is_answered_once_and_rightly_whatever_happens(request: pytest.FixtureRequest) -> None:
+    wanted = request.config.getoption("--hypothesis-seed")
+    Batcher.steps = 0
+    with no_threads_left():
+        if wanted is not None:
+            run_batch(int(wanted))
+            return
+        seeds = random.SystemRandom()
+        for _ in range(BATCHES):
+            run_batch(seeds.getrandbits(32))
+    assert Batcher.steps >= MIN_STEPS
+
+
+def run_batch(number: int, how: settings = SETTINGS) -> None:
+    try:
+        run_state_machine_as_test(seed(number)(Batcher), settings=how)
+    except BaseException:
+        print(f"replay: python -m pytest tests/simulation/test_batcher.py --hypothesis-seed={number}")
+        raise
+
+
+# The simulation notices what it is there to notice.
+
+
+def _never_rings(line: Line, job: Job) -> bool:
+    line.queue.add(job)
+    return False
+
+
+def _swapped(*arguments: Any) -> Any:
+    answers = hand_out(*arguments)
+    return [answers[1], answers[0], *answers[2:]] if len(answers) > 1 else answers
+
+
+def _from_behind(queue: JobQueue, number: int) -> list[Job]:
+    jobs = list(queue)[-number:]
+    for job in jobs:
+        queue.remove(job)
+    return jobs
+
+
+def _expired(queue: JobQueue, now: float) -> list[Any]:
+    queue.next_expiry = inf
+    return []
+
+
+def _drops(line: Line) -> list[Job]:
+    line.queue.clear()
+    return []
+
+
+def _never_full(queue: JobQueue, job: Job) -> None:
+    refusal_of_queue(queue, job)
+
+
+refusal_of_queue = JobQueue.refusal
+BREAKS = {
+    "a lane is not rung": (Line, "add", _never_rings),
+    "calls get rows of others": (execution, "hand_out", _swapped),
+    "the last call is served first": (JobQueue, "take", _from_behind),
+    "deadlines are not kept": (JobQueue, "sweep", _expired),
+    "calls that wait are forgotten": (Line, "clear", _drops),
+    "the queue has no end": (JobQueue, "refusal", _never_full),
+}
+QUICK = settings(SETTINGS, phases=[Phase.generate], database=None)
+
+
+@pytest.mark.parametrize("what", BREAKS)
+def test_mistake_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*BREAKS[what])
+    with pytest.raises((Violation, ExceptionGroup)):
+        run_batches(range(200))
+
+
+def run_batches(numbers: Iterable[int]) -> None:
+    for number in numbers:
+        run_batch(number, QUICK)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfs_lite.cli.batch_view import PREDICTIONS, Quantile, quantile, read_numbers
+from tfs_lite.server import request_metrics
+
+BUCKETS = ((0.001, 10.0), (0.002, 30.0), (0.004, 90.0), (inf, 100.0))
+
+
+def test_a_quantile_lies_between_the_limits_in_proportion() -> None:
+    assert quantile(BUCKETS, 0.5) == Quantile(pytest.approx(0.002 + 0.002 * 20 / 60))
+    assert quantile(BUCKETS, 0.3) == Quantile(0.002)
+
+
+def test_beyond_the_outermost_limits_only_bounds_are_known() -> None:
+    assert quantile(BUCKETS, 0.05) == Quantile(0.001, "<")
+    assert quantile(BUCKETS, 0.99) == Quantile(0.004, ">")
+
+
+def test_a_quantile_of_nothing_is_not_known() -> None:
+    assert quantile((), 0.5) is None
+    assert quantile(((0.001, 0.0), (inf, 0.0)), 0.5) is None
+
+
+def test_empty_buckets_are_passed_over() -> None:
+    assert quantile(((0.001, 0.0), (0.002, 0.0), (0.004, 8.0), (inf, 8.0)), 0.5) == Quantile(0.003)
+
+
+@given(st.lists(st.integers(0, 50), min_size=5, max_size=5), st.floats(0.01, 1))
+def test_the_values_below_a_quantile_are_as_many_as_were_asked_for(counts: list[int], share: float) -> None:
+    limits = (1.0, 2.0, 4.0, 8.0, inf)
+    values = [limit if limit < inf else 99.0 for limit, count in zip(limits, counts, strict=True) for _ in range(count)]
+    running = [float(sum(counts[: position + 1])) for position in range(5)]
+    found = quantile(tuple(zip(limits, running, strict=True)), share)
+    if not values:
+        assert found is None
+        return
+    assert found is not None
+    exact = sorted(values)[max(-(-share * len(values) // 1), 1).__int__() - 1]
+    if found.bound == ">":
+        assert exact == 99.0
+    else:
+        lower = max((limit for limit in (0.0, *limits) if limit < exact), default=0.0)
+        assert lower <= found.seconds <= exact
+
+
+@pytest.mark.parametrize(
+    ("quantile", "text"),
+    [
+        (Quantile(0.00005, "<"), "<50 µs"),
+        (Quantile(0.000123), "123 µs"),
+        (Quantile(0.0009996), "1 ms"),
+        (Quantile(0.01234), "12.3 ms"),
+        (Quantile(0.9999), "1 s"),
+        (Quantile(30.0, ">"), ">30 s"),
+    ],
+    ids=str,
+)
+def test_times_are_short(quantile: Quantile, text: str) -> None:
+    assert str(quantile) == text
+
+
+def test_the_methods_shown_are_those_that_the_server_times() -> None:
+    assert request_metrics.PREDICTIONS == PREDICTIONS
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<html></html>",
+        "a{",
+        'tfs_lite_queue_depth{model="m",version="1"}',
+        'tfs_lite_queue_depth{model="m",version="1"} nan',
+        'tfs_lite_queue_depth{model="m",version="1"} inf',
+        'tfs_lite_batch_size_bucket{model="m",version="1",le="x"} 1',
+    ],
+    ids=["html", "cut", "no value", "nan", "infinite", "no limit"],
+)
+def test_a_page_that_is_none_is_refused(page: str) -> None:
+    with pytest.raises(ValueError):
+        read_numbers(page)
+
+
+def test_other_metrics_and_versions_that_are_no_numbers_are_passed_over() -> None:
+    page = (
+        'python_info{model="m",version="1"} 1\n'
+        'tfs_lite_requests_total{model="m",version="",method="Predict",code="OK"} 1\n'
+        'tfs_lite_model_loads_total{model="m"} 1\n'
+    )
+    assert read_numbers(page) == {}
+
+
+def test_workers_are_in_the_order_of_their_instances_and_may_be_down() -> None:
+    page = "".join(
+        f'tfs_lite_worker_up{{model="m",version="1",instance="{number}"}} {int(number != 2)}\n' for number in (10, 2, 0)
+    )
+    workers = read_numbers(page)["m", 1].workers
+    assert [(worker.instance, worker.up) for worker in workers] == [("0", True), ("2", False), ("10", True)]

@@ -1,0 +1,173 @@
+import os
+import socket
+import struct
+import threading
+
+import pytest
+
+from tfs_lite.workers.channel import MAX_MESSAGE, Channel, Garbage, Gone
+
+STALL = 0.05
+MESSAGE = [1, "run", [["x", 1, [2, 3], 64, 24]], None]
+
+
+@pytest.fixture
+def ends():
+    """A channel, and the bare socket at its other end."""
+    near, far = socket.socketpair()
+    channel = Channel(near, STALL)
+    with far:
+        yield channel, far
+        channel.close()
+
+
+@pytest.fixture
+def pair():
+    near, far = (Channel(end) for end in socket.socketpair())
+    yield near, far
+    near.close()
+    far.close()
+
+
+def frame(body):
+    return struct.pack("<I", len(body)) + body
+
+
+@pytest.mark.parametrize("message", [None, 0, "text", b"\0\1", MESSAGE, {"a": [1.5, -(2**63), 2**64 - 1]}])
+def test_message_arrives_as_it_was_sent(pair, message):
+    near, far = pair
+    near.send(message)
+    assert far.receive() == message
+
+
+def test_long_message_arrives_whole(pair):
+    near, far = pair
+    message = ["x" * 1_000_000, b"y" * 3_000_000]
+    sender = threading.Thread(target=near.send, args=(message,))
+    sender.start()
+    assert far.receive() == message
+    sender.join()
+
+
+def test_message_that_is_too_long_is_not_sent(pair):
+    near, far = pair
+    with pytest.raises(ValueError, match="at most"):
+        near.send(b"x" * MAX_MESSAGE)
+    near.send("next")
+    assert far.receive() == "next"
+
+
+def test_message_in_pieces_is_put_together(ends):
+    channel, far = ends
+    whole = frame(b"\x93\x01\x02\x03")
+
+    def write():
+        for byte in whole:
+            far.sendall(bytes([byte]))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert channel.receive() == [1, 2, 3]
+    writer.join()
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        frame(b"\xc1"),
+        frame(b""),
+        frame(b"\x93\x01\x02"),
+        struct.pack("<I", MAX_MESSAGE + 1) + b"x",
+        b"\xff" * 4,
+        frame(b"\x01") + frame(b"\x02"),
+        frame(b"\x01") + b"\0",
+        b"\x05",
+        struct.pack("<I", 100),
+        struct.pack("<I", 100) + b"half of it",
+    ],
+    ids=[
+        "no msgpack",
+        "nothing",
+        "an unfinished list",
+        "too long",
+        "huge",
+        "two messages",
+        "a message and more",
+        "half a length",
+        "a length",
+        "half a message",
+    ],
+)
+def test_garbage_is_found_out(ends, written):
+    channel, far = ends
+    far.sendall(written)
+    with pytest.raises(Garbage):
+        channel.receive()
+
+
+def test_message_too_long_for_the_buffer_that_stops_is_garbage(ends):
+    channel, far = ends
+    far.sendall(struct.pack("<I", 200_000) + b"x" * 100_000)
+    with pytest.raises(Garbage, match="and then nothing"):
+        channel.receive()
+
+
+@pytest.mark.parametrize("written", [b"", b"\x05", frame(b"\x93\x01")[:-1]])
+def test_end_of_the_connection_is_noticed(ends, written):
+    channel, far = ends
+    far.sendall(written)
+    far.close()
+    with pytest.raises(Gone) as gone:
+        channel.receive()
+    assert not gone.value.unread
+
+
+def test_it_is_known_whether_the_last_message_was_read(ends):
+    channel, far = ends
+    channel.send("never read")
+    far.close()
+    with pytest.raises(Gone) as gone:
+        channel.receive()
+    assert gone.value.unread
+    with pytest.raises(Gone) as gone:
+        channel.send("too late")
+    assert gone.value.unread
+
+
+def test_hanging_up_wakes_whoever_waits(ends):
+    channel, _ = ends
+    woken = []
+
+    def wait():
+        with pytest.raises(Gone):
+            channel.receive()
+        woken.append(True)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    channel.hang_up()
+    waiting.join()
+    assert woken == [True]
+    channel.hang_up()
+
+
+def test_file_descriptors_travel_along(pair, tmp_path):
+    near, far = pair
+    with open(tmp_path / "file", "w+") as file:
+        near.send("a file", [file.fileno()])
+        message, (descriptor,) = far.receive_with_descriptors()
+        assert message == "a file"
+        assert os.path.sameopenfile(descriptor, file.fileno())
+        assert not os.get_inheritable(descriptor)
+        os.close(descriptor)
+
+
+def test_file_descriptors_of_a_bad_message_are_closed(ends, tmp_path):
+    channel, far = ends
+    reader, writer = os.pipe()
+    socket.send_fds(far, [frame(b"\xc1")], [writer])
+    os.close(writer)
+    with pytest.raises(Garbage):
+        channel.receive_with_descriptors()
+    assert os.read(reader, 1) == b""
+    os.close(reader)

@@ -1,0 +1,188 @@
+"""The nursery and its children, as real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.process import wait_until
+from tfs_lite.workers.supervisor import Supervisor
+
+PATIENCE = 60
+
+SERVER = """
+import socket, sys, threading
+from tfs_lite.workers.supervisor import Supervisor
+
+supervisor = Supervisor()
+near, far = socket.socketpair()
+worker = supervisor.spawn("model m version 1", far)
+far.close()
+worker.started.wait()
+print(supervisor.pid, worker.pid, flush=True)
+threading.Event().wait()
+"""
+
+
+class Child:
+    """A process that waits at its socket for what it is to open."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.near, far = socket.socketpair()
+        with far:
+            self.worker = supervisor.spawn("model m version 1", far)
+        assert self.worker.started.wait(PATIENCE)
+
+    @property
+    def pid(self) -> int:
+        assert self.worker.pid is not None
+        return self.worker.pid
+
+    def end(self) -> str:
+        """By closing the connection; why it ended."""
+        self.near.close()
+        return self.cause()
+
+    def cause(self) -> str:
+        assert self.worker.ended.wait(PATIENCE)
+        return self.worker.cause
+
+
+@pytest.fixture
+def child(supervisor):
+    found = Child(supervisor)
+    yield found
+    found.end()
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_child_is_forked_from_the_nursery_and_has_one_thread(supervisor, child):
+    assert os.getpgid(child.pid) == child.pid
+    assert psutil.Process(child.pid).ppid() == supervisor.pid
+    assert psutil.Process(supervisor.pid).num_threads() == 1
+    assert os.getsid(child.pid) == os.getsid(0)
+
+
+def test_child_whose_server_hangs_up_ends(child):
+    assert child.end() == "exit code 0"
+    assert not psutil.pid_exists(child.pid)
+
+
+def test_child_is_killed_on_request_and_the_others_live(supervisor, child):
+    other = Child(supervisor)
+    other.worker.kill()
+    assert other.cause() == "signal 9"
+    assert not psutil.pid_exists(other.pid)
+    other.worker.kill()
+    other.near.close()
+    assert not child.worker.ended.is_set()
+
+
+def test_end_is_told_to_who_asked_before_and_after(child):
+    told = []
+    child.worker.on_end(lambda: told.append("before"))
+    child.worker.kill()
+    child.cause()
+    wait_until(lambda: told, "the end is told")
+    child.worker.on_end(lambda: told.append("after"))
+    assert told == ["before", "after"]
+
+
+def test_who_is_told_of_an_end_and_fails_does_no_harm(supervisor, child, caplog):
+    told = []
+    child.worker.on_end(lambda: 1 / 0)
+    child.worker.on_end(lambda: told.append(1))
+    child.worker.kill()
+    wait_until(lambda: told, "the end is told")
+    assert "ZeroDivisionError" in caplog.text
+    assert Child(supervisor).end() == "exit code 0"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_meant_for_the_server_are_ignored(supervisor, child, number):
+    os.kill(supervisor.pid, number)
+    os.kill(child.pid, number)
+    assert Child(supervisor).end() == "exit code 0"
+    assert not child.worker.ended.is_set()
+
+
+def test_nursery_that_dies_takes_its_children_along_and_is_started_again(far_models):
+    supervisor = Supervisor()
+    first = Child(supervisor)
+    pid = supervisor.pid
+    os.kill(pid, signal.SIGKILL)
+    assert first.cause() == "the process that starts models ended"
+    wait_until(lambda: gone(first.pid), "the child is gone")
+    second = Child(supervisor)
+    assert supervisor.pid not in (None, pid)
+    second.end()
+    first.near.close()
+    supervisor.close()
+
+
+def test_closed_supervisor_leaves_nothing_and_starts_nothing():
+    threads, files = threading.active_count(), set(os.listdir("/proc/self/fd"))
+    supervisor = Supervisor()
+    children = [Child(supervisor) for _ in range(3)]
+    pid = supervisor.pid
+    supervisor.close()
+    assert {child.cause() for child in children} == {"the process that starts models ended"}
+    assert not any(psutil.pid_exists(number) for number in (pid, *(child.pid for child in children)))
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(ServingError) as caught:
+        supervisor.spawn("model m version 1", far)
+    assert caught.value.code is StatusCode.UNAVAILABLE
+    supervisor.close()
+    for child in children:
+        child.near.close()
+    assert threading.active_count() == threads
+    assert set(os.listdir("/proc/self/fd")) == files
+
+
+def test_supervisor_that_was_never_needed_starts_no_process():
+    supervisor = Supervisor()
+    assert supervisor.pid is None
+    supervisor.close()
+    assert supervisor.pid is None
+
+
+def test_nursery_that_still_imports_does_not_hold_up_the_end(tmp_path):
+    (tmp_path / "slow_import.py").write_text("import threading\nthreading.Event().wait(120)\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        supervisor = Supervisor(["slow_import"])
+        near, far = socket.socketpair()
+        with near, far:
+            worker = supervisor.spawn("model m version 1", far)
+            supervisor.close()
+            assert worker.cause == "the process that starts models ended"
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+def test_module_that_cannot_be_imported_is_no_hindrance():
+    supervisor = Supervisor(["there_is_no_such_module"])
+    assert Child(supervisor).end() == "exit code 0"
+    supervisor.close()
+
+
+def test_server_that_is_killed_leaves_no_process():
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        pids = [int(number) for number in server.stdout.readline().split()]
+        assert len(pids) == 2
+        assert not any(gone(pid) for pid in pids)
+        server.send_signal(signal.SIGKILL)
+    for pid in pids:
+        wait_until(lambda pid=pid: gone(pid), "nothing is left of the server")

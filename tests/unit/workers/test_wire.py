@@ -1,0 +1,125 @@
+import json
+from types import MappingProxyType
+
+import numpy as np
+import ormsgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfs_lite.core.model import Model
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.status import StatusCode
+from tfs_lite.workers.channel import Garbage
+from tfs_lite.workers.wire import MAX_TEXT, describe_model, plain_failure, read_description, read_failure
+
+OWN = Signature(
+    (
+        TensorSpec("x", DataType.BFLOAT16, (SymbolicDim("batch", 8), 3, SymbolicDim("n"))),
+        TensorSpec("t", DataType.STRING, ()),
+        TensorSpec("any"),
+    ),
+    (TensorSpec("y", DataType.FLOAT, None),),
+    "tensorflow/serving/classify",
+    {"t": np.array([b"a", b"\0\xff"], dtype=object), "x": np.arange(6, dtype=np.float32).reshape(2, 3)},
+)
+
+
+class Described(Model):
+    platform = "some"
+    signatures = MappingProxyType({DEFAULT_SIGNATURE: OWN, "empty": Signature((), ())})
+    has_item_steps = True
+
+    def run(self, signature, inputs, outputs):
+        raise NotImplementedError
+
+    def close(self):
+        raise NotImplementedError
+
+
+def sent(plain):
+    """As it is after it went through a socket."""
+    return ormsgpack.unpackb(ormsgpack.packb(plain))
+
+
+def test_description_arrives_as_it_was():
+    found = read_description(sent(describe_model(Described(), 12)))
+    assert (found.platform, found.has_item_steps, found.resident_bytes) == ("some", True, 12)
+    assert found.signatures == Described.signatures
+    defaults = found.signatures[DEFAULT_SIGNATURE].defaults
+    assert defaults["t"].tolist() == [b"a", b"\0\xff"]
+    np.testing.assert_array_equal(defaults["x"], OWN.defaults["x"])
+
+
+def test_size_that_nobody_can_tell_arrives():
+    assert read_description(sent(describe_model(Described(), None))).resident_bytes is None
+
+
+def broken(change):
+    plain = sent(describe_model(Described(), 12))
+    change(plain)
+    return plain
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plain: plain.pop("platform"),
+        lambda plain: plain.update(platform=7),
+        lambda plain: plain.update(resident_bytes=-1),
+        lambda plain: plain.update(resident_bytes="12"),
+        lambda plain: plain.update(signatures=[]),
+        lambda plain: plain.update(signatures={"s": None}),
+        lambda plain: plain.update(signatures={"s": [[], [], 5, {}]}),
+        lambda plain: plain.update(signatures={"s": [[["x", 999, None]], [], "", {}]}),
+        lambda plain: plain.update(signatures={"s": [[["x", 1, [-1]]], [], "", {}]}),
+        lambda plain: plain.update(signatures={"s": [[["x", 1, [["b"]]]], [], "", {}]}),
+        lambda plain: plain.update(signatures={"s": [[["x", 1, [["b", "max"]]]], [], "", {}]}),
+        lambda plain: plain.update(signatures={"s": [[], [], "", {"x": [1, [3], b"ab"]}]}),
+        lambda plain: plain.update(signatures={"s": [[], [], "", {"x": [1, [3], 12]}]}),
+        lambda plain: plain.update(signatures={"s": [[], [], "", {"x": [7, [2], ["text"]]}]}),
+        lambda plain: plain.update(signatures={"s": [[], [], "", {"x": [7, [5], [b"text"]]}]}),
+    ],
+)
+def test_description_that_is_none_is_garbage(change):
+    with pytest.raises(Garbage):
+        read_description(broken(change))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_anything_else_is_garbage_too(raw):
+    with pytest.raises(Garbage):
+        read_description(raw)
+
+
+@pytest.mark.parametrize("code", [code for code in StatusCode if code is not StatusCode.OK])
+def test_failure_arrives(code):
+    failure = read_failure(*sent(plain_failure(code, "what was wrong")))
+    assert (failure.code, str(failure)) == (code, "what was wrong")
+
+
+def test_long_or_broken_message_is_made_fit():
+    _, message = sent(plain_failure(StatusCode.INTERNAL, "x" * (MAX_TEXT + 1)))
+    assert message == "x" * MAX_TEXT
+    assert sent(plain_failure(StatusCode.INTERNAL, "a\ud800b")) == [StatusCode.INTERNAL, "a?b"]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(0, "ok"), (17, "x"), (-1, "x"), (True, "x"), ("13", "x"), (None, "x"), (13, None), (13, "x" * (MAX_TEXT + 1))],
+)
+def test_failure_that_is_none_is_garbage(code, message):
+    with pytest.raises(Garbage):
+        read_failure(code, message)
+
+
+def test_description_is_plain_data_apart_from_defaults():
+    plain = describe_model(Described(), 1)
+    for signature in plain["signatures"].values():
+        signature[3] = {}
+    assert json.loads(json.dumps(plain)) == sent(plain)

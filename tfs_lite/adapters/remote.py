@@ -1,0 +1,102 @@
+"""Opening a version in another process: what to open as JSON, and what that process does with it.
+
+describe(request, platform)  ->  JSON  ->  open_version(JSON) in the other process  ->  OpenedModel
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum
+from typing import Any
+
+import orjson
+import torch
+
+from tfs_lite.adapters.contract import OpenedModel, OpenRequest
+from tfs_lite.adapters.detect import read_version
+from tfs_lite.adapters.device import configure_torch_threads, limit_gpu_memory
+from tfs_lite.adapters.failures import load_failure, story
+from tfs_lite.adapters.platforms import PLATFORMS
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DataType
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols.dtypes import FROM_CONFIG_NAME
+
+OPEN_VERSION = "tfs_lite.adapters.remote:open_version"
+"""What the other process is to call."""
+PRELOAD = ("tfs_lite.adapters.remote",)
+"""What it is to have imported."""
+_CONFIG_NAMES = {dtype: name for name, dtype in FROM_CONFIG_NAME.items()}
+logger = logging.getLogger(__name__)
+
+
+def label_of(servable_id: ServableId) -> str:
+    """What messages call it."""
+    return f"model {servable_id.name} version {servable_id.version}"
+
+
+def describe(request: OpenRequest, platform: str, torch_threads: int = 0, gpu_fraction: float = 0.0) -> str:
+    """The request as JSON, for :func:`open_version`. ``torch_threads`` is how many threads torch gets inside an
+    operator there; 0: all cores but one. ``gpu_fraction`` is the share of each GPU's memory that the process may take;
+    0: all of it. The files are looked at again when the version is opened."""
+    return orjson.dumps(
+        {
+            "name": request.id.name,
+            "version": request.id.version,
+            "directory": request.files.directory,
+            "device": str(request.device),
+            "trusted": request.trusted,
+            "settings": _plain(request.settings.model_dump(exclude_unset=True)),
+            "platform": platform,
+            "torch_threads": torch_threads,
+            "gpu_fraction": gpu_fraction,
+        }
+    ).decode()
+
+
+def request_of(arguments: str) -> tuple[OpenRequest, str]:
+    """The request that was described, and the platform's name. NOT_FOUND if the files are gone."""
+    fields = orjson.loads(arguments)
+    request = OpenRequest(
+        ServableId(fields["name"], fields["version"]),
+        read_version(fields["directory"]),
+        torch.device(fields["device"]),
+        fields["trusted"],
+        ModelSettings.model_validate(fields["settings"]),
+    )
+    return request, fields["platform"]
+
+
+def open_version(arguments: str) -> OpenedModel:
+    """Opens what :func:`describe` described, in this process, which is to serve nothing else: it sets the number of
+    torch's threads. Every failure is a ServingError with the code that opening it in the server has; the message leaves
+    the naming of model and version to the server."""
+    fields = orjson.loads(arguments)
+    configure_torch_threads(fields["torch_threads"])
+    limit_gpu_memory(fields["gpu_fraction"])
+    request, name = request_of(arguments)
+    platform = PLATFORMS.get(name)
+    if platform is None:
+        raise invalid_argument(f'platform "{name}" is not known; known: {", ".join(sorted(PLATFORMS))}')
+    if platform.open is None:
+        raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
+    try:
+        return platform.open(request)
+    except ServingError:
+        raise
+    except BaseException as error:
+        logger.warning("%s\n%s", load_failure(request.id, error), story(error))
+        failure = load_failure(request.id, error)
+    raise ServingError(failure.code, failure.status.message.removeprefix(f"{label_of(request.id)} "))
+
+
+def _plain(value: Any) -> Any:
+    """Settings as a file would have them: element types by their names there."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, DataType):
+        return _CONFIG_NAMES[value]
+    return value.value if isinstance(value, Enum) else value

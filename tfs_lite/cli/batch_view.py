@@ -1,0 +1,227 @@
+"""What ``status --verbose`` adds to each version: requests, batches, waits and workers, read from the metrics page.
+
+The page holds histograms, so times are estimates between two limits, and beyond the outermost limits only bounds. What
+the page does not have is not known, and is shown as a dash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tfs_lite.cli.model_view import Model, Version
+from tfs_lite.cli.output import state_text, table
+
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
+    from rich.table import Table
+
+PREDICTIONS = ("Predict", "Classify", "Regress", "MultiInference")
+"""The methods whose requests are shown."""
+MEDIAN, TAIL = 0.5, 0.99
+UNKNOWN = "-"
+COLUMNS = ("model", "version", "state", "ok", "failed", "rows/run", "padding", "queue p50, p99", "run p50, p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantile:
+    """A time in seconds; ``bound`` is ``<`` or ``>`` where all that is known is that it lies below or above."""
+
+    seconds: float
+    bound: str = ""
+
+    def __str__(self) -> str:
+        return self.bound + _time(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One instance of a version. ``pid`` is empty without a process of its own."""
+
+    instance: str
+    kind: str = ""
+    pid: str = ""
+    up: bool | None = None
+    restarts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Of one version, since its series began. None: not known. ``padding``: the share of all rows that was added."""
+
+    ok: int | None = None
+    failed: int | None = None
+    rows_per_run: float | None = None
+    padding: float | None = None
+    queue_p50: Quantile | None = None
+    queue_p99: Quantile | None = None
+    run_p50: Quantile | None = None
+    run_p99: Quantile | None = None
+    waiting: int | None = None
+    workers: tuple[Worker, ...] = ()
+
+
+NOTHING = Numbers()
+Known: TypeAlias = Mapping[tuple[str, int], Numbers]
+"""Numbers by model and version."""
+Buckets: TypeAlias = Sequence[tuple[float, float]]
+"""Upper limit, and how many lie at or below it; the limits ascend to infinity."""
+
+
+def read_numbers(page: str) -> dict[tuple[str, int], Numbers]:
+    """The numbers of each version on the page. Raises ValueError for a page that is none."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[tuple[str, int], _Samples] = {}
+    try:
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                model, version = sample.labels.get("model"), sample.labels.get("version", "")
+                if sample.name.startswith("tfs_lite_") and model is not None and version.isdecimal():
+                    found.setdefault((model, int(version)), _Samples()).add(sample)
+        return {key: samples.numbers() for key, samples in found.items()}
+    except (LookupError, OverflowError) as error:
+        raise ValueError(f"not a page of metrics: {error}") from None
+
+
+def quantile(buckets: Buckets, share: float) -> Quantile | None:
+    """The time that ``share`` of the values do not exceed, as if they lay evenly between the limits around them; None
+    without values."""
+    if not buckets or buckets[-1][1] <= 0:
+        return None
+    rank, low, below = share * buckets[-1][1], 0.0, 0.0
+    for position, (limit, count) in enumerate(buckets):
+        if count >= rank and count > below:
+            if limit == inf:
+                return Quantile(low, ">")
+            if position == 0:
+                return Quantile(limit, "<")
+            return Quantile(low + (limit - low) * (rank - below) / (count - below))
+        low, below = limit, count
+    return None
+
+
+def verbose_table(models: Iterable[Model], known: Known) -> Table:
+    """A row for each version, and for each model without any."""
+    rows: list[tuple[Any, ...]] = []
+    for model in models:
+        if model.reason or not model.versions:
+            blanks = [UNKNOWN] * (len(COLUMNS) + 1)
+            rows.append((model.name, *blanks, model.reason or "no versions yet"))
+        rows += [_row(model.name, item, known.get((model.name, item.version), NOTHING)) for item in model.versions]
+    return table((*COLUMNS, "waiting", "workers", "reason"), rows)
+
+
+def verbose_json(models: Iterable[Model], known: Known) -> dict[str, Any]:
+    """The models as ever, each version with its ``numbers``."""
+    shown = [asdict(model) for model in models]
+    for model in shown:
+        for version in model["versions"]:
+            version["numbers"] = asdict(known.get((model["name"], version["version"]), NOTHING))
+    return {"models": shown}
+
+
+@dataclass(slots=True)
+class _Samples:
+    """What the page has on one version."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    buckets: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    requests: dict[str, float] = field(default_factory=dict)
+    workers: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, sample: Sample) -> None:
+        name, labels = sample.name.removeprefix("tfs_lite_"), sample.labels
+        if name.startswith("worker_"):
+            facts = self.workers.setdefault(labels.get("instance", ""), {})
+            facts[name] = sample.value
+            facts.update((key, labels[key]) for key in ("kind", "pid") if key in labels)
+        elif name == "requests_total" and labels.get("method") in PREDICTIONS:
+            code = labels.get("code", "")
+            self.requests[code] = self.requests.get(code, 0) + sample.value
+        elif name.endswith("_bucket"):
+            self.buckets.setdefault(name, []).append((float(labels.get("le", "inf")), sample.value))
+        else:
+            self.values[name] = sample.value
+
+    def numbers(self) -> Numbers:
+        ok, rows = self.requests.get("OK", 0), self.values.get("batch_size_sum", 0)
+        padding = self.values.get("batch_padding_rows_sum", 0)
+        return Numbers(
+            ok=int(ok) if self.requests else None,
+            failed=int(sum(self.requests.values()) - ok) if self.requests else None,
+            rows_per_run=_ratio(rows, self.values.get("batch_size_count", 0)),
+            padding=_ratio(padding, rows + padding),
+            queue_p50=self._quantile("batch_queue_seconds", MEDIAN),
+            queue_p99=self._quantile("batch_queue_seconds", TAIL),
+            run_p50=self._quantile("batch_run_seconds", MEDIAN),
+            run_p99=self._quantile("batch_run_seconds", TAIL),
+            waiting=int(self.values["queue_depth"]) if "queue_depth" in self.values else None,
+            workers=tuple(_worker(instance, facts) for instance, facts in sorted(self.workers.items(), key=_order)),
+        )
+
+    def _quantile(self, name: str, share: float) -> Quantile | None:
+        return quantile(self.buckets.get(f"{name}_bucket", ()), share)
+
+
+def _order(worker: tuple[str, Any]) -> tuple[int, str]:
+    """By the number of the instance."""
+    return len(worker[0]), worker[0]
+
+
+def _worker(instance: str, facts: Mapping[str, Any]) -> Worker:
+    up, restarts = facts.get("worker_up"), facts.get("worker_restarts_total")
+    return Worker(
+        instance,
+        facts.get("kind", ""),
+        facts.get("pid", ""),
+        None if up is None else bool(up),
+        None if restarts is None else int(restarts),
+    )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+def _row(name: str, version: Version, numbers: Numbers) -> tuple[Any, ...]:
+    return (
+        name,
+        version.version,
+        state_text(version.state, failed=bool(version.error)),
+        *_shown(numbers),
+        version.error,
+    )
+
+
+def _shown(numbers: Numbers) -> Iterator[str]:
+    yield from map(_or_dash, (numbers.ok, numbers.failed))
+    yield UNKNOWN if numbers.rows_per_run is None else f"{numbers.rows_per_run:.1f}"
+    yield UNKNOWN if numbers.padding is None else f"{numbers.padding:.1%}"
+    for pair in ((numbers.queue_p50, numbers.queue_p99), (numbers.run_p50, numbers.run_p99)):
+        yield UNKNOWN if pair == (None, None) else ", ".join(map(_or_dash, pair))
+    yield _or_dash(numbers.waiting)
+    yield ", ".join(map(_worker_text, numbers.workers)) or UNKNOWN
+
+
+def _or_dash(value: object) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def _worker_text(worker: Worker) -> str:
+    words = [f"pid {worker.pid}" if worker.pid else worker.kind or "worker"]
+    if worker.up is False:
+        words.append("down")
+    if worker.restarts:
+        words.append(f"({worker.restarts} restart{'s' if worker.restarts != 1 else ''})")
+    return " ".join(words)
+
+
+def _time(seconds: float) -> str:
+    """Three digits at most, in the unit that suits."""
+    rounded = float(f"{seconds:.3g}")
+    if rounded < 1e-3:
+        return f"{rounded * 1e6:g} µs"
+    return f"{rounded * 1e3:g} ms" if rounded < 1 else f"{rounded:g} s"

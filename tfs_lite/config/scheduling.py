@@ -1,0 +1,147 @@
+"""Who runs next in one model, and how many of it there are: ``dynamic_batching`` and ``instance_group`` of its config.
+
+Names and meanings are Triton's; ``worker`` is ours. A field of Triton's that has no effect here is refused by name.
+Times are in microseconds, as they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
+
+from tfs_lite.config.settings import Settings, nearest, problem
+
+MAX_INSTANCES = 64
+"""Of one model, all groups together."""
+TIMEOUT_ACTIONS = ("REJECT", "DELAY")
+INSTANCE_KINDS = ("KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL")
+WORKERS = ("thread", "process")
+NOT_YET = ("gpus", "host_policy", "passive", "profile", "rate_limiter", "secondary_devices")
+"""Fields of Triton's instance groups that have no effect here."""
+
+
+def _one_of(names: tuple[str, ...], what: str) -> BeforeValidator:
+    def check(name: object) -> object:
+        if name not in names:
+            raise problem(f'"{name}" is no {what}{nearest(str(name), filter(None, names))}')
+        return name
+
+    return BeforeValidator(check)
+
+
+def _keys_as_written(policies: object) -> object:
+    """YAML reads keys as numbers; as texts they can be found again in the file."""
+    return {str(key): policy for key, policy in policies.items()} if isinstance(policies, dict) else policies
+
+
+def _at_least_one(count: int) -> int:
+    return count or 1
+
+
+UInt64 = Annotated[StrictInt, Field(ge=0, lt=2**64)]
+Level = Annotated[int, Field(ge=1, lt=2**64)]
+PreferredSize = Annotated[StrictInt, Field(ge=1, lt=2**31)]
+
+
+class ModelQueuePolicy(Settings):
+    """How the calls of one priority wait."""
+
+    timeout_action: Annotated[Literal["REJECT", "DELAY"], _one_of(TIMEOUT_ACTIONS, "timeout action")] = "REJECT"
+    """What becomes of a call that has waited too long: an error, or a place behind the others of its priority."""
+    default_timeout_microseconds: UInt64 = 0
+    """0: calls wait as long as it takes, whatever they ask for."""
+    allow_timeout_override: StrictBool = False
+    """Whether a call may ask for a shorter timeout."""
+    max_queue_size: Annotated[StrictInt, Field(ge=0, lt=2**32)] = 0
+    """The most calls that wait; 0: only the bound of all priorities together counts."""
+
+
+class DynamicBatching(Settings):
+    """Calls are put together into batches. That the field is there switches it on."""
+
+    preferred_batch_size: tuple[PreferredSize, ...] = ()
+    """Sizes worth running at once; empty: ``max_batch_size``."""
+    max_queue_delay_microseconds: UInt64 = 0
+    """How long a call may wait for a better batch."""
+    preserve_ordering: StrictBool = False
+    """Whether calls are answered in the order in which they came."""
+    priority_levels: UInt64 = 0
+    """1 is the most urgent; 0: there are no priorities."""
+    default_priority_level: UInt64 = 0
+    """Of calls without a valid one."""
+    default_queue_policy: ModelQueuePolicy = ModelQueuePolicy()
+    """Of the priorities that ``priority_queue_policy`` does not name."""
+    priority_queue_policy: Annotated[Mapping[Level, ModelQueuePolicy], BeforeValidator(_keys_as_written)] = {}
+
+    @model_validator(mode="after")
+    def _default_is_a_level(self) -> DynamicBatching:
+        levels, default = self.priority_levels, self.default_priority_level
+        if levels and not 1 <= default <= levels:
+            raise problem(f"must be from 1 to priority_levels, {levels}; got {default}", "default_priority_level")
+        return self
+
+    @model_validator(mode="after")
+    def _policies_of_levels(self) -> DynamicBatching:
+        for level in self.priority_queue_policy:
+            if level > self.priority_levels:
+                raise problem(
+                    f"there is no such level; priority_levels is {self.priority_levels}",
+                    "priority_queue_policy",
+                    str(level),
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _order_can_be_preserved(self) -> DynamicBatching:
+        if not self.preserve_ordering:
+            return self
+        if self.priority_levels > 1:
+            raise problem(f"is not possible with {self.priority_levels} priority_levels", "preserve_ordering")
+        for policy in (self.default_queue_policy, *self.priority_queue_policy.values()):
+            if policy.timeout_action == "DELAY" and policy.default_timeout_microseconds:
+                raise problem("is not possible with a queue policy that delays calls", "preserve_ordering")
+        return self
+
+
+class InstanceGroup(Settings):
+    """Equal copies of the model, each of which runs one batch at a time."""
+
+    name: StrictStr = ""
+    count: Annotated[StrictInt, Field(ge=0, le=MAX_INSTANCES), AfterValidator(_at_least_one)] = 1
+    """0 counts as 1."""
+    kind: Annotated[
+        Literal["KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"], _one_of(INSTANCE_KINDS, "kind of instance")
+    ] = "KIND_AUTO"
+    worker: Annotated[Literal["", "thread", "process"], _one_of(("", *WORKERS), "worker")] = ""
+    """Whether each copy is in a thread of the server or in a process of its own; empty: what the server's flag says."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_has_no_effect(cls, fields: Any) -> Any:
+        """A value that means "not used" says nothing and is taken."""
+        if not isinstance(fields, dict):
+            return fields
+        for name in NOT_YET:
+            if fields.get(name):
+                raise problem("is not supported yet; leave it out", name)
+        return {name: value for name, value in fields.items() if name not in NOT_YET}
+
+
+def check_instances(groups: tuple[InstanceGroup, ...]) -> tuple[InstanceGroup, ...]:
+    """A validator: all instances of a model together are bounded."""
+    total = 0
+    for index, group in enumerate(groups):
+        total += group.count
+        if total > MAX_INSTANCES:
+            raise problem(f"more than {MAX_INSTANCES} instances in all", index, "count")
+    return groups

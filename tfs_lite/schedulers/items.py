@@ -1,0 +1,323 @@
+"""Models with steps for single items: what happens to a request before it is batched, and after.
+
+    submit -> [waits] -> Model.preprocess -> the inner servable: queue, batch, run
+           -> [waits] -> Model.postprocess -> answer
+
+A few threads do both steps, beside the threads that run the model. What clients see is the model's signatures; the
+batch is made of whatever ``preprocess`` returned, and :class:`ItemRule` says which of that may share a run.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+
+from tfs_lite.core.model import Model, PredictCall, Servable
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
+from tfs_lite.schedulers.rules import BatchRule
+from tfs_lite.schedulers.settings import BatchSettings
+
+DEFAULT_THREADS = 2
+DEFAULT_MAX_WAITING = 1000
+CANCELLED = Status(StatusCode.CANCELLED, "the caller cancelled the request")
+logger = logging.getLogger(__name__)
+
+Result = Mapping[str, Tensor] | Status
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRule(BatchRule):
+    """Which results of ``preprocess`` may share a run: those that agree in names, dtypes and the shape of a row.
+
+    Nobody declares them, so ``names`` is empty, nothing is filled up, and rows are the first dimension of any input.
+    """
+
+    @classmethod
+    def of(cls, signature: Signature, settings: BatchSettings) -> ItemRule | None:
+        """``signature`` is what clients see: its batch bounds the rows of a run. None: every call runs alone."""
+        firsts = [spec.shape[0] for spec in signature.inputs if spec.shape]
+        bounds = [dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum is not None]
+        batch = SymbolicDim("batch", min(bounds, default=None))
+        rule = BatchRule.of(Signature((TensorSpec("items", DataType.FLOAT, (batch,)),), ()), settings)
+        if rule is None:
+            return None
+        values = {each.name: getattr(rule, each.name) for each in fields(rule)}
+        return cls(**{**values, "names": ()})
+
+    def rows(self, inputs: Mapping[str, Tensor]) -> int:
+        return next(iter(inputs.values())).shape[0]
+
+    def key(self, inputs: Mapping[str, Tensor]) -> Hashable:
+        return tuple(sorted((name, array.shape[1:], str(array.dtype)) for name, array in inputs.items()))
+
+
+class _Stage(enum.Enum):
+    WAITS = "for preprocess"
+    PREPARED = "it is in preprocess"
+    INSIDE = "in the inner servable"
+    RAN = "it waits for postprocess"
+    FINISHED = "it is in postprocess"
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A call on its way. All but ``call`` and ``model`` is guarded by the servable's lock."""
+
+    call: PredictCall
+    model: Model
+    stage: _Stage = field(default=_Stage.WAITS)
+    inner: PredictCall | None = field(default=None)
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    cancelled: bool = field(default=False)
+    answered: bool = field(default=False)
+
+
+class ItemServable:
+    """A :class:`~tfs_lite.core.model.Servable` in front of another one, for models that have item steps.
+
+    Order: ``submit`` and ``cancel`` any number of times, then ``close`` once. Threads: all any, but ``close`` not on
+    one of its own or the inner servable's. Promises: every call is answered exactly once: on the submitting or
+    cancelling thread, on one of its own, or, if the inner servable fails the call, on that one's; what has run goes
+    before what has not; the inner servable gets the results of ``preprocess`` under the default signature and is asked
+    for all outputs. Not promised: that a step can be interrupted; that steps of several calls, or steps and runs, do
+    not overlap. Times of a call are those of the inner servable, without the steps.
+
+    Errors, all through ``on_done``: UNAVAILABLE (too many calls wait, or closed), DEADLINE_EXCEEDED (also between
+    steps), CANCELLED, what the model raises, INTERNAL for anything else it raises, and what the inner servable answers.
+    """
+
+    def __init__(
+        self,
+        inner: Servable,
+        models: Sequence[Model],
+        name: str,
+        *,
+        threads: int = DEFAULT_THREADS,
+        max_waiting: int = DEFAULT_MAX_WAITING,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes ``inner`` over, which closes the ``models`` in the end; calls go to them in turn. ``name`` is for
+        threads and messages, ``max_waiting`` bounds the calls before ``preprocess``."""
+        self.inner = inner
+        self._turns = itertools.cycle(models)
+        self._name = name
+        self._max_waiting = max_waiting
+        self._monotonic = monotonic
+        self._changed = threading.Condition()  # guards the fields below, and every flight
+        self._waiting: OrderedDict[_Flight, None] = OrderedDict()
+        self._ran: OrderedDict[_Flight, None] = OrderedDict()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"tfs-items-{name}-{index}", daemon=True)
+            for index in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def platform(self) -> str:
+        return self.inner.platform
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        return self.inner.signatures
+
+    @property
+    def has_item_steps(self) -> bool:
+        return True
+
+    @property
+    def pending(self) -> int:
+        with self._changed:
+            own = len(self._waiting) + len(self._ran)
+        return own + self.inner.pending
+
+    @property
+    def pending_rows(self) -> int:
+        with self._changed:
+            own = len(self._waiting) + len(self._ran)
+        return own + self.inner.pending_rows
+
+    @property
+    def models(self) -> Sequence[Model]:
+        return self.inner.models
+
+    # What callers do.
+
+    def submit(self, call: PredictCall) -> None:
+        refusal = self._late(call) or self._enqueue(call)
+        if refusal is not None:
+            self._tell(call, refusal)
+
+    def cancel(self, call: PredictCall) -> None:
+        flight = call.ticket
+        if not isinstance(flight, _Flight):
+            return
+        with self._changed:
+            flight.cancelled = True
+            waited = flight in self._waiting or flight in self._ran
+            self._waiting.pop(flight, None)
+            self._ran.pop(flight, None)
+            inner = flight.inner if flight.stage is _Stage.INSIDE else None
+        if waited:
+            self._finish(flight, CANCELLED)
+        elif inner is not None:
+            self.inner.cancel(inner)
+
+    def close(self) -> None:
+        """Answers what waits for ``preprocess``, ends the threads after what has run, closes the inner servable."""
+        with self._changed:
+            self._closed = True
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        for flight in waiting:
+            self._finish(flight, self._unavailable("is being unloaded"))
+        for thread in self._threads:
+            thread.join()
+        self.inner.close()
+
+    def _enqueue(self, call: PredictCall) -> Status | None:
+        with self._changed:
+            if self._closed:
+                return self._unavailable("is being unloaded")
+            if len(self._waiting) >= self._max_waiting:
+                return self._unavailable(f"has {self._max_waiting} requests waiting, the most allowed; try again later")
+            flight = _Flight(call, next(self._turns))
+            call.ticket = flight
+            self._waiting[flight] = None
+            self._changed.notify()
+        return None
+
+    # What its threads do.
+
+    def _work(self) -> None:
+        while (flight := self._next()) is not None:
+            step = self._prepare if flight.stage is _Stage.PREPARED else self._complete
+            try:
+                step(flight)
+            except ServingError as error:
+                invalid = error.code is StatusCode.INVALID_ARGUMENT and flight.stage is _Stage.PREPARED
+                self._finish(flight, replace(error.status, reason=Reason.INVALID_ITEM) if invalid else error.status)
+            except BaseException as error:
+                logger.exception("a step of %s broke its contract: it may only raise ServingError", self._name)
+                self._finish(flight, Status(StatusCode.INTERNAL, f"{self._name} failed: {type(error).__name__}"))
+            del flight, step
+
+    def _next(self) -> _Flight | None:
+        """Blocks. None: closed, and all that ran is taken."""
+        with self._changed:
+            while not (self._ran or self._waiting or self._closed):
+                self._changed.wait()
+            if self._ran:
+                flight, _ = self._ran.popitem(last=False)
+                flight.stage = _Stage.FINISHED
+                return flight
+            if self._waiting:
+                flight, _ = self._waiting.popitem(last=False)
+                flight.stage = _Stage.PREPARED
+                return flight
+            return None
+
+    def _prepare(self, flight: _Flight) -> None:
+        call = flight.call
+        late = self._late(call)
+        if late is not None:
+            self._finish(flight, late)
+            return
+        inputs = flight.model.preprocess(call.signature, call.inputs, call.deadline)
+        inner = PredictCall(
+            DEFAULT_SIGNATURE,
+            inputs,
+            (),
+            call.deadline,
+            partial(self._inner_done, flight),
+            priority=call.priority,
+            timeout=call.timeout,
+        )
+        refusal = self._enter(flight, inner)
+        if refusal is not None:
+            self._finish(flight, refusal)
+            return
+        self.inner.submit(inner)
+        with self._changed:
+            cancelled = flight.cancelled
+        if cancelled:  # perhaps before the inner servable knew the call
+            self.inner.cancel(inner)
+
+    def _enter(self, flight: _Flight, inner: PredictCall) -> Status | None:
+        with self._changed:
+            if flight.cancelled:
+                return CANCELLED
+            if self._closed:
+                return self._unavailable("is being unloaded")
+            flight.stage, flight.inner = _Stage.INSIDE, inner
+        return None
+
+    def _inner_done(self, flight: _Flight, result: Result) -> None:
+        """On the inner servable's thread."""
+        refusal = result if isinstance(result, Status) else None
+        with self._changed:
+            if flight.inner is not None:
+                flight.call.queue_seconds = flight.inner.queue_seconds
+                flight.call.run_seconds = flight.inner.run_seconds
+            flight.stage, flight.inner = _Stage.RAN, None
+            if not isinstance(result, Status):
+                if flight.cancelled:
+                    refusal = CANCELLED
+                elif self._closed:
+                    refusal = self._unavailable("is being unloaded")
+                else:
+                    flight.outputs = result
+                    self._ran[flight] = None
+                    self._changed.notify()
+        if refusal is not None:
+            self._finish(flight, refusal)
+
+    def _complete(self, flight: _Flight) -> None:
+        call = flight.call
+        late = self._late(call)
+        if late is not None:
+            self._finish(flight, late)
+            return
+        outputs = flight.model.postprocess(call.signature, flight.outputs, call.deadline)
+        missing = [name for name in call.outputs if name not in outputs]
+        if missing:
+            found = ", ".join(sorted(outputs))
+            text = f"{self._name} did not return output {missing[0]}; it returned: {found}"
+            self._finish(flight, Status(StatusCode.INTERNAL, text))
+            return
+        self._finish(flight, {name: outputs[name] for name in call.outputs} if call.outputs else outputs)
+
+    # Answers.
+
+    def _late(self, call: PredictCall) -> Status | None:
+        if call.deadline is None or self._monotonic() < call.deadline:
+            return None
+        return Status(StatusCode.DEADLINE_EXCEEDED, f"the deadline passed while the request waited for {self._name}")
+
+    def _finish(self, flight: _Flight, result: Result) -> None:
+        with self._changed:
+            answered, flight.answered, flight.outputs = flight.answered, True, {}
+            flight.call.ticket = None
+        if not answered:
+            self._tell(flight.call, result)
+
+    def _tell(self, call: PredictCall, result: Result) -> None:
+        if isinstance(result, Status) and result.code is StatusCode.DEADLINE_EXCEEDED:
+            result = replace(result, reason=Reason.JOB_EXPIRED)
+        try:
+            call.on_done(result)
+        except Exception:
+            logger.exception("a caller of %s broke its contract: on_done must not raise", self._name)
+
+    def _unavailable(self, reason: str) -> Status:
+        return Status(StatusCode.UNAVAILABLE, f"{self._name} {reason}")

@@ -1,0 +1,69 @@
+"""Answers in the order of the calls, over any number of lanes: Triton's ``preserve_ordering``.
+
+    keep(call)  ->  the call is answered, by anybody, at any time  ->  passed on when all earlier ones have been
+
+Only the passing on is in order; calls run as before. A call that is refused or cancelled is answered too, and so holds
+nobody up.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from tfs_lite.core.model import PredictCall
+from tfs_lite.core.signature import Tensor
+from tfs_lite.core.status import Status
+
+Answer = Mapping[str, Tensor] | Status
+logger = logging.getLogger(__name__)
+
+
+class _Place:
+    """A call in the order. ``answer`` None: not yet."""
+
+    __slots__ = ("answer", "on_done")
+
+    def __init__(self, on_done: Callable[[Answer], None]) -> None:
+        self.on_done = on_done
+        self.answer: Answer | None = None
+
+
+class Order:
+    """Any thread. One thread at a time passes answers on, so that none overtakes another on the last steps."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards both below and every place
+        self._places: deque[_Place] = deque()
+        self._passing = False
+
+    def keep(self, call: PredictCall) -> None:
+        """From now on the call's ``on_done`` happens after those of all calls that were kept before it."""
+        place = _Place(call.on_done)
+        with self._lock:
+            self._places.append(place)
+        call.on_done = lambda answer: self._answered(place, answer)
+
+    def _answered(self, place: _Place, answer: Answer) -> None:
+        with self._lock:
+            place.answer = answer
+            if self._passing:
+                return
+            self._passing = True
+        while (due := self._next()) is not None:
+            on_done, answer = due
+            try:
+                on_done(answer)
+            except Exception:  # the others must not wait for ever
+                logger.exception("a caller broke its contract: on_done must not raise")
+
+    def _next(self) -> tuple[Callable[[Answer], None], Answer] | None:
+        with self._lock:
+            if not self._places or self._places[0].answer is None:
+                self._passing = False
+                return None
+            place = self._places.popleft()
+            assert place.answer is not None
+            return place.on_done, place.answer

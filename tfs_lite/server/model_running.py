@@ -1,0 +1,135 @@
+"""How models run on this server: whether their requests are batched, and by which settings.
+
+The model's own config comes first (``dynamic_batching``), then what ``--enable_batching`` and its parameters say; else
+every request runs alone. All of it ends in one batcher with one kind of settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tfs_lite.adapters.contract import OpenRequest
+from tfs_lite.config.batching import (
+    BatchingParameters,
+    combined,
+    parameters_without_file,
+    read_version_parameters,
+)
+from tfs_lite.config.server_files import read_batching_parameters
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.model import Model, OnBatch, Servable, nobody_counts
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import Signature, SymbolicDim
+from tfs_lite.core.status import invalid_argument
+from tfs_lite.schedulers.batching import BatchingServable
+from tfs_lite.schedulers.configured import settings_of_model, settings_of_parameters
+from tfs_lite.schedulers.items import ItemRule, ItemServable
+from tfs_lite.schedulers.rules import BatchRule
+from tfs_lite.schedulers.settings import BatchSettings, SendWhen
+from tfs_lite.server.batch_metrics import WorkerState
+from tfs_lite.server.options import ServerOptions
+
+ITEM_THREADS = 2
+"""For the steps of each version with item steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingPlan:
+    """What the options say about batching. ``parameters`` None: nothing, except what a model's config asks for.
+
+    ``threads``: how many batches of one version may run at once, where the model bears it.
+    """
+
+    parameters: BatchingParameters | None
+    per_model: bool
+    threads: int
+    greedy: bool
+    max_queued_calls: int
+
+    @classmethod
+    def read(cls, options: ServerOptions) -> BatchingPlan:
+        """Reads the file that the options name. Raises ServingError."""
+        parameters = _parameters(options)
+        written = parameters is not None and "num_batch_threads" in parameters.model_fields_set
+        return cls(
+            parameters,
+            options.enable_per_model_batching_parameters,
+            parameters.num_batch_threads if written and parameters is not None else 1,
+            options.send_batches == "greedy",
+            options.max_queued_requests,
+        )
+
+    def settings(self, request: OpenRequest, signatures: Collection[Signature]) -> BatchSettings:
+        """For one version. INVALID_ARGUMENT if its own file is wrong."""
+        own = settings_of_model(request.settings, _most_rows(signatures), self.max_queued_calls)
+        found = own or self._of_parameters(request, signatures)
+        if self.greedy and found.send is SendWhen.EXPECT:
+            return replace(found, send=SendWhen.GREEDY)
+        return found
+
+    def _of_parameters(self, request: OpenRequest, signatures: Collection[Signature]) -> BatchSettings:
+        parameters = self.parameters
+        if parameters is not None and self.per_model:
+            parameters = combined(parameters, read_version_parameters(Path(request.files.directory)))
+        if parameters is None:
+            return BatchSettings(max_queued_calls=self.max_queued_calls)
+        bounds = [bound for bound in (request.settings.max_batch_size, _most_rows(signatures)) if bound]
+        return settings_of_parameters(parameters, min(bounds, default=0), self.max_queued_calls)
+
+
+class ServableMaker:
+    """The servable factory of adapters: equal models of one version -> what requests are sent to. Any thread."""
+
+    def __init__(
+        self, plan: BatchingPlan, clock: Clock, on_batch: OnBatch = nobody_counts, on_run: OnBatch = nobody_counts
+    ) -> None:
+        """``on_batch`` is told about the runs of versions that are batched, ``on_run`` about those of others."""
+        self._plan = plan
+        self._clock = clock
+        self._on_batch = on_batch
+        self._on_run = on_run
+
+    def __call__(self, models: Sequence[Model], request: OpenRequest) -> Servable:
+        """Takes the models over. Raises ServingError, with the models left to the caller."""
+        items = models[0].has_item_steps
+        settings = self._plan.settings(request, list(models[0].signatures.values()))
+        inner = BatchingServable(
+            models,
+            request.id,
+            settings,
+            clock=self._clock,
+            on_batch=self._on_batch if settings.merges else self._on_run,
+            threads=self._plan.threads,
+            rule_of=ItemRule.of if items else BatchRule.of,
+        )
+        if not items:
+            return inner
+        name = f"{request.id.name}-{request.id.version}"
+        threads = 1 if settings.preserve_ordering else ITEM_THREADS
+        return ItemServable(inner, models, name, threads=threads, max_waiting=self._plan.max_queued_calls)
+
+
+def _parameters(options: ServerOptions) -> BatchingParameters | None:
+    if not options.enable_batching:
+        for name in ("batching_parameters_file", "enable_per_model_batching_parameters"):
+            if getattr(options, name):
+                raise invalid_argument(f"{name} is set without setting enable_batching to true")
+        return None
+    if not options.batching_parameters_file:
+        return parameters_without_file()
+    return read_batching_parameters(options.batching_parameters_file, Path.cwd())
+
+
+def _most_rows(signatures: Collection[Signature]) -> int | None:
+    """What the batch dimensions of all signatures allow; None: any number."""
+    firsts = [spec.shape[0] for signature in signatures for spec in signature.inputs if spec.shape]
+    return min((dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum), default=None)
+
+
+def worker_states(servable_id: ServableId, servable: Servable) -> Iterator[WorkerState]:
+    """Of every instance."""
+    for number, model in enumerate(servable.models):
+        worker = model.worker
+        yield WorkerState(servable_id, number, worker.kind, worker.up, worker.pid, worker.restarts)

@@ -1,0 +1,212 @@
+"""Counters, gauges and histograms that cost little to count and are written out when a page is asked for.
+
+    Guard      one lock for the cells of many metrics: whoever counts takes it once for all that it counts
+    Cells      a metric's cells by label values; who counts often keeps the cells, and looks at ``Guard.dropped``
+    *Series    the same, told to prometheus_client in its own terms
+
+A cell is a list: of one number, or a histogram's counts (one for each limit, one beyond the last) and then their sum.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from prometheus_client import Counter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from tfs_lite.core.servable import ServableId
+
+Cell: TypeAlias = list[float]
+Labels: TypeAlias = tuple[str, ...]
+
+KEPT_VERSIONS = 8
+"""Versions of a model whose series stay readable after they are gone."""
+
+
+@dataclass(slots=True)
+class Guard:
+    """``lock`` guards the cells of every metric made with this guard, and ``dropped``: how many of them are gone. A
+    cell that was kept is counted on the page as long as that number is the same."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    dropped: int = 0
+
+
+class Cells:
+    """The cells of one metric. Every method is called under the guard's lock. ``most``: how many are kept, the oldest
+    goes first; 0: all."""
+
+    def __init__(self, guard: Guard, labels: Sequence[str], limits: Sequence[float] = (), most: int = 0) -> None:
+        self.guard = guard
+        self.labels = tuple(labels)
+        self.limits = tuple(limits)
+        self._empty: Cell = [0.0] * (len(self.limits) + 2) if limits else [0.0]
+        self._most = most
+        self._cells: dict[Labels, Cell] = {}
+
+    def cell(self, labels: Labels) -> Cell:
+        """The cell of these label values, made if it is not there."""
+        found = self._cells.get(labels)
+        return self._new(labels) if found is None else found
+
+    def find(self, labels: Labels) -> Cell | None:
+        return self._cells.get(labels)
+
+    def drop(self, **values: str) -> None:
+        """Drops the cells with these values of these labels."""
+        wanted = [(self.labels.index(name), value) for name, value in values.items()]
+        for labels in [key for key in self._cells if all(key[at] == value for at, value in wanted)]:
+            self._forget(labels)
+
+    def snapshot(self) -> dict[Labels, Cell]:
+        """A copy, in the order in which the cells were made."""
+        return {labels: list(cell) for labels, cell in self._cells.items()}
+
+    def _new(self, labels: Labels) -> Cell:
+        if self._most and len(self._cells) >= self._most:
+            self._forget(next(iter(self._cells)))
+        cell = self._cells[labels] = list(self._empty)
+        return cell
+
+    def _forget(self, labels: Labels) -> None:
+        del self._cells[labels]
+        self.guard.dropped += 1
+
+
+def add_sorted(cell: Cell, limits: Sequence[float], values: Sequence[float], total: float) -> None:
+    """Counts many values, in ascending order, whose sum is ``total``. Called under the lock. Takes a step for each
+    bucket that they fall into, not for each value."""
+    start, end = 0, len(values)
+    while start < end:
+        bucket = bisect_left(limits, values[start])
+        stop = end if bucket == len(limits) else bisect_right(values, limits[bucket], start)
+        cell[bucket] += stop - start
+        start = stop
+    cell[-1] += total
+
+
+class Series(Cells):
+    """A metric as prometheus_client knows it: a name, a sentence, and samples."""
+
+    def __init__(
+        self, guard: Guard, name: str, text: str, labels: Sequence[str], limits: Sequence[float] = (), most: int = 0
+    ) -> None:
+        super().__init__(guard, labels, limits, most)
+        self._name = name
+        self._text = text
+        self._made: dict[Labels, float] = {}
+
+    def births(self) -> dict[Labels, float]:
+        """When each cell was made, in seconds since 1970. Called under the lock."""
+        return dict(self._made)
+
+    def family(self, cells: Mapping[Labels, Cell], births: Mapping[Labels, float]) -> Metric:
+        """The metric with what :meth:`snapshot` and :meth:`births` have returned. Needs no lock."""
+        raise NotImplementedError
+
+    def _new(self, labels: Labels) -> Cell:
+        self._made[labels] = time.time()
+        return super()._new(labels)
+
+    def _forget(self, labels: Labels) -> None:
+        super()._forget(labels)
+        del self._made[labels]
+
+
+class CounterSeries(Series):
+    """A number that grows."""
+
+    def family(self, cells: Mapping[Labels, Cell], births: Mapping[Labels, float]) -> Metric:
+        family = CounterMetricFamily(self._name, self._text, labels=self.labels)
+        for labels, cell in cells.items():
+            family.add_metric(labels, cell[0], births.get(labels))
+        return family
+
+
+class LengthSeries(Series):
+    """A gauge of how many are somewhere: the length of the cell. Appending and popping need no lock."""
+
+    def __init__(self, guard: Guard, name: str, text: str, labels: Sequence[str]) -> None:
+        super().__init__(guard, name, text, labels)
+        self._empty = []
+
+    def family(self, cells: Mapping[Labels, Cell], births: Mapping[Labels, float]) -> Metric:
+        family = GaugeMetricFamily(self._name, self._text, labels=self.labels)
+        for labels, cell in cells.items():
+            family.add_metric(labels, len(cell))
+        return family
+
+
+class HistogramSeries(Series):
+    """Counts by upper limit, which belongs to its bucket."""
+
+    def family(self, cells: Mapping[Labels, Cell], births: Mapping[Labels, float]) -> Metric:
+        family = HistogramMetricFamily(self._name, self._text, labels=self.labels)
+        limits = [*map(floatToGoString, self.limits), "+Inf"]
+        for labels, (*counts, total) in cells.items():
+            running, buckets = 0.0, []
+            for limit, count in zip(limits, counts, strict=True):
+                running += count
+                buckets.append((limit, running))
+            family.add_metric(labels, buckets, total)
+            if labels in births:
+                names = dict(zip(self.labels, labels, strict=True))
+                family.add_sample(f"{self._name}_created", names, births[labels])
+        return family
+
+
+class SeriesCollector(Collector):
+    """Copies the cells under the lock, and writes them out outside of it."""
+
+    def __init__(self, guard: Guard, series: Sequence[Series]) -> None:
+        self._guard = guard
+        self._series = tuple(series)
+
+    def describe(self) -> Iterator[Metric]:
+        for series in self._series:
+            yield series.family({}, {})
+
+    def collect(self) -> Iterator[Metric]:
+        with self._guard.lock:
+            seen = [(series, series.snapshot(), series.births()) for series in self._series]
+        with_births = _tells_births()
+        for series, cells, births in seen:
+            yield series.family(cells, births if with_births else {})
+
+
+def _tells_births() -> bool:
+    """Whether prometheus_client writes out when a series was made, which its users may turn off."""
+    probe = Counter("probe", "Never on a page.", registry=None)
+    return any(sample.name.endswith("_created") for metric in probe.collect() for sample in metric.samples)
+
+
+class GoneVersions:
+    """Bounds the series of versions that are gone. Called under the guard's lock. ``drop`` is told model and version,
+    or a model alone: its series go."""
+
+    def __init__(self, drop: Callable[..., None]) -> None:
+        self._drop = drop
+        self._gone: dict[str, deque[str]] = {}
+
+    def version(self, servable_id: ServableId) -> None:
+        """The version was unloaded: its series go when enough younger ones have gone too."""
+        gone = self._gone.setdefault(servable_id.name, deque())
+        version = str(servable_id.version)
+        if version in gone:
+            gone.remove(version)
+        gone.append(version)
+        if len(gone) > KEPT_VERSIONS:
+            self._drop(model=servable_id.name, version=gone.popleft())
+
+    def model(self, name: str) -> None:
+        """The model is served no more: all its series go."""
+        self._gone.pop(name, None)
+        self._drop(model=name)

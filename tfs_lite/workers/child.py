@@ -1,0 +1,189 @@
+"""The far end: a process that opens one model and answers the server's questions about it, until it is told to end.
+
+The process was forked by the nursery a moment ago. Its main thread opens the model and runs it; threads of their own
+answer ``preprocess`` and ``postprocess`` beside that. It ends without ceremony (``os._exit``): exit handlers that were
+registered before the fork are not its own.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, cast
+
+import numpy as np
+
+from tfs_lite.core.signature import Tensor
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.workers.arena import Arena, read_places
+from tfs_lite.workers.channel import Channel, Garbage, Gone
+from tfs_lite.workers.wire import CLOSE, LANES, OPEN, POSTPROCESS, PREPROCESS, RUN, describe_model, plain_failure
+
+CLOSED, LOST, BROKEN = 0, 0, 1
+"""Exit codes: told to end; the server is gone; it does not understand the server."""
+logger = logging.getLogger(__name__)
+
+Opened = Any
+"""A :class:`~tfs_lite.core.model.Model` that also has ``resident_bytes()``."""
+
+
+def main(sock: socket.socket) -> NoReturn:
+    """The whole life of the process."""
+    code = BROKEN
+    try:
+        code = _live(Channel(sock))
+    except Gone:
+        code = LOST
+    except BaseException:
+        logger.exception("a process of a model gives up")
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:
+                pass
+        os._exit(code)
+
+
+def _live(channel: Channel) -> int:
+    message, descriptors = channel.receive_with_descriptors()
+    what, request = cast(tuple[str, dict[str, Any]], message)
+    if what != OPEN:
+        raise Garbage(what)
+    label, limit = request["label"], request["limit"]
+    _introduce(label, request["log_level"])
+    inputs, outputs = Arena(descriptors[0], limit, ""), Arena(descriptors[1], limit, f"{label}: the outputs of a run")
+    try:
+        model = _open(request["function"], request["arguments"], label)
+        description = describe_model(model, model.resident_bytes())
+    except ServingError as error:
+        channel.send(plain_failure(error.code, error.status.message))
+        return CLOSED
+    channel.send((int(StatusCode.OK), description))
+    if model.has_item_steps:
+        _open_lanes(channel, model, label, limit)
+    FarLane(channel, inputs, outputs, model, label, keep=False).serve()
+    _close(model, label)
+    return CLOSED
+
+
+def _introduce(label: str, log_level: int) -> None:
+    """Who this process is: for logs, for the process list, and for the generators of random numbers."""
+    faulthandler.enable()
+    shown = label.replace("%", "%%")
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=log_level,
+        format=f"%(asctime)s.%(msecs)03d %(levelname)s [process of {shown}] %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+        force=True,
+    )
+    np.random.seed()
+    try:
+        with open("/proc/self/comm", "w") as file:
+            file.write("tfs-lite-model")
+    except OSError:
+        pass
+
+
+def _open(function: str, arguments: str, label: str) -> Opened:
+    """Calls ``module:function`` with the arguments. ServingError whatever goes wrong."""
+    try:
+        module, _, name = function.partition(":")
+        opener: Callable[[str], Opened] = getattr(importlib.import_module(module), name)
+        return opener(arguments)
+    except ServingError:
+        raise
+    except BaseException as error:
+        logger.exception("%s cannot be opened", label)
+        failure = ServingError(StatusCode.FAILED_PRECONDITION, f"cannot be loaded: {type(error).__name__}")
+    raise failure
+
+
+def _open_lanes(channel: Channel, model: Opened, label: str, limit: int) -> None:
+    message, descriptors = channel.receive_with_descriptors()
+    what, count = cast(tuple[str, int], message)
+    if what != LANES or len(descriptors) != 3 * count:
+        raise Garbage(what)
+    for index in range(count):
+        sock, inputs, outputs = descriptors[3 * index : 3 * index + 3]
+        lane = FarLane(
+            Channel(socket.socket(fileno=sock)),
+            Arena(inputs, limit, ""),
+            Arena(outputs, limit, f"{label}: the results of a request"),
+            model,
+            label,
+            keep=True,
+        )
+        threading.Thread(target=lane.serve_beside, name=f"tfs-items-{index}", daemon=True).start()
+
+
+def _close(model: Opened, label: str) -> None:
+    try:
+        model.close()
+    except BaseException:
+        logger.exception("closing %s failed", label)
+
+
+class FarLane:
+    """Answers the questions of one connection, on one thread.
+
+    ``keep``: the model may keep the arrays it gets, which are then copies; else they are windows onto the memory, valid
+    until the answer.
+    """
+
+    def __init__(
+        self, channel: Channel, inputs: Arena, outputs: Arena, model: Opened, label: str, *, keep: bool
+    ) -> None:
+        self._channel = channel
+        self._inputs = inputs
+        self._outputs = outputs
+        self._model = model
+        self._label = label
+        self._read = inputs.get if keep else inputs.look
+
+    def serve(self) -> None:
+        """Until the server says that it is enough. Raises Gone when the server is."""
+        while True:
+            number, what, signature, wanted, raw, seconds = cast(list[Any], self._channel.receive())
+            if what == CLOSE:
+                return
+            inputs = {place.name: self._read(place) for place in read_places(raw)}
+            answer = self._answer(what, signature, inputs, tuple(wanted), seconds)
+            del inputs
+            self._channel.send((number, *answer))
+
+    def serve_beside(self) -> None:
+        """The same on a thread of its own, which ends with the connection."""
+        try:
+            self.serve()
+        except Gone:
+            pass
+
+    def _answer(
+        self, what: str, signature: str, inputs: Mapping[str, Tensor], wanted: tuple[str, ...], seconds: float | None
+    ) -> tuple[int, object]:
+        try:
+            results = self._call(what, signature, inputs, wanted, seconds)
+            return int(StatusCode.OK), [place.plain for place in self._outputs.put(results)]
+        except ServingError as error:
+            return plain_failure(error.code, error.status.message)
+        except BaseException as error:
+            logger.exception("%s broke its contract: it may only raise ServingError", self._label)
+            return plain_failure(StatusCode.INTERNAL, f"{self._label} failed: {type(error).__name__}")
+
+    def _call(
+        self, what: str, signature: str, inputs: Mapping[str, Tensor], wanted: tuple[str, ...], seconds: float | None
+    ) -> Mapping[str, Tensor]:
+        if what == RUN:
+            return cast(Mapping[str, Tensor], self._model.run(signature, inputs, wanted))
+        deadline = None if seconds is None else time.monotonic() + seconds
+        step = {PREPROCESS: self._model.preprocess, POSTPROCESS: self._model.postprocess}[what]
+        return cast(Mapping[str, Tensor], step(signature, inputs, deadline))

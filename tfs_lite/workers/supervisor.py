@@ -1,0 +1,234 @@
+"""The server's side of the nursery: it is started when first needed and again if it dies, and starts processes.
+
+    supervisor = Supervisor(["package.module"])     # what children will need, imported once
+    worker = supervisor.spawn(label, sock)          # a process that talks over the other end of sock
+    worker.kill(); worker.ended.wait(...)
+    supervisor.close()                              # nothing is left
+
+A process is only ever killed by the nursery, its parent, under a number of ours: never by a process id that may have
+become another's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import ormsgpack
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.workers.nursery import IGNORED, MAX_REQUEST
+
+END_SECONDS = 10.0
+NURSERY_DIED = "the process that starts models ended"
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """One process. Threads: any. ``pid`` is None until ``started`` is set, and afterwards if it could not be started;
+    ``cause`` says why it has ended once ``ended`` is set."""
+
+    def __init__(self, kill: Callable[[], None]) -> None:
+        self.pid: int | None = None
+        self.cause = ""
+        self.started = threading.Event()
+        self.ended = threading.Event()
+        self._kill = kill
+        self._lock = threading.Lock()  # guards _calls against the end
+        self._calls: list[Callable[[], None]] = []
+
+    def kill(self) -> None:
+        """Kills the process and those it has started, soon; ``ended`` is set when that is done. May be repeated."""
+        if not self.ended.is_set():
+            self._kill()
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        """Calls it once when the process has ended, on the supervisor's thread; at once if it has. It must be short and
+        must not raise."""
+        with self._lock:
+            if not self.ended.is_set():
+                self._calls.append(call)
+                return
+        call()
+
+    def report_start(self, pid: int) -> None:
+        """The supervisor's: the process is there."""
+        self.pid = pid
+        self.started.set()
+
+    def report_end(self, cause: str) -> None:
+        """The supervisor's: the process is gone."""
+        with self._lock:
+            if self.ended.is_set():
+                return
+            self.cause = cause
+            self.ended.set()
+            self.started.set()
+            calls, self._calls = self._calls, []
+        for call in calls:
+            try:
+                call()
+            except Exception:
+                logger.exception("nobody was told that a process has ended")
+
+
+class Supervisor:
+    """Starts processes, in a nursery that has imported the modules ``preload``. Threads: any may call anything."""
+
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        self._preload = tuple(preload)
+        self._lock = threading.Lock()  # guards the fields below; held while the nursery is started, which is short
+        self._nursery: _NurseryProcess | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The nursery's process id; None while there is none."""
+        with self._lock:
+            return self._nursery.pid if self._nursery else None
+
+    def spawn(self, label: str, sock: socket.socket) -> Worker:
+        """Starts a process that talks over ``sock``; the caller closes its own copy. Returns before it runs: a failure
+        shows as its end. UNAVAILABLE once closed; RESOURCE_EXHAUSTED if no nursery can be started."""
+        with self._lock:
+            if self._closed:
+                raise ServingError(StatusCode.UNAVAILABLE, f"{label} cannot be started: the server is shutting down")
+            if self._nursery is None or self._nursery.gone.is_set():
+                self._nursery = self._start(label)
+            nursery = self._nursery
+        return nursery.spawn(sock)
+
+    def close(self) -> None:
+        """Ends the nursery and with it all processes. May be called again."""
+        with self._lock:
+            self._closed = True
+            nursery, self._nursery = self._nursery, None
+        if nursery is not None:
+            nursery.close()
+
+    def _start(self, label: str) -> _NurseryProcess:
+        try:
+            return _NurseryProcess(self._preload)
+        except OSError as error:
+            raise ServingError(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"{label} cannot be started: the system refuses a process ({os.strerror(error.errno or 0)})",
+            ) from None
+
+
+class _NurseryProcess:
+    """One life of the nursery, and the thread that hears what it says."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                self._process = _launch(theirs.fileno(), preload)
+        except BaseException:
+            self._sock.close()
+            raise
+        self.pid = self._process.pid
+        self.gone = threading.Event()
+        self._ending = False
+        self._sending = threading.Lock()  # guards the life of _sock, and what is sent
+        self._lock = threading.Lock()  # guards _workers and _number
+        self._workers: dict[int, Worker] = {}
+        self._number = 0
+        self._thread = threading.Thread(target=self._listen, name="tfs-nursery", daemon=True)
+        self._thread.start()
+
+    def spawn(self, sock: socket.socket) -> Worker:
+        with self._lock:
+            self._number += 1
+            number = self._number
+            worker = Worker(lambda: self._send("kill", number))
+            if not self.gone.is_set():
+                self._workers[number] = worker
+        self._send("fork", number, [sock.fileno()])
+        if self.gone.is_set():
+            worker.report_end(NURSERY_DIED)
+        return worker
+
+    def close(self) -> None:
+        """Before its first child it need not finish what it imports."""
+        self._ending = True
+        with self._lock:
+            childless = not any(worker.started.is_set() for worker in self._workers.values())
+        with self._sending:
+            if not self.gone.is_set():
+                if childless:
+                    self._process.kill()
+                self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+
+    def _send(self, what: str, number: int, descriptors: Sequence[int] = ()) -> None:
+        """To a nursery that is gone: nothing, and its children are gone as well."""
+        with self._sending:
+            if self.gone.is_set():
+                return
+            try:
+                socket.send_fds(self._sock, [ormsgpack.packb((what, number))], list(descriptors))
+            except OSError:
+                pass
+
+    def _listen(self) -> None:
+        """The thread: until the nursery's end closes."""
+        try:
+            while message := self._sock.recv(MAX_REQUEST):
+                self._hear(*ormsgpack.unpackb(message))
+        except OSError:
+            pass
+        self._bury()
+
+    def _hear(self, what: str, number: int, detail: object) -> None:
+        with self._lock:
+            worker = self._workers[number] if what == "forked" else self._workers.pop(number)
+        if what == "forked":
+            worker.report_start(cast(int, detail))
+        elif what == "ended":
+            worker.report_end(_cause(cast(int, detail)))
+        else:
+            worker.report_end(f"it could not be started: {detail}")
+
+    def _bury(self) -> None:
+        if not self._ending:
+            logger.error("%s; it is started again when it is needed", NURSERY_DIED)
+            self._process.kill()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with self._sending:
+            self.gone.set()
+            self._sock.close()
+        with self._lock:
+            workers, self._workers = self._workers, {}
+        for worker in workers.values():
+            worker.report_end(NURSERY_DIED)
+
+
+def _launch(descriptor: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Signals that the nursery will ignore are held back until it does."""
+    options = json.dumps({"preload": list(preload), "path": sys.path})
+    command = [sys.executable, "-m", "tfs_lite.workers.nursery", str(descriptor), options]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _cause(status: int) -> str:
+    """A wait status in words."""
+    if os.WIFSIGNALED(status):
+        return f"signal {os.WTERMSIG(status)}"
+    return f"exit code {os.WEXITSTATUS(status)}"

@@ -1,0 +1,147 @@
+"""What the two ends of a model in a process of its own say to each other, apart from tensors.
+
+    near -> child   [OPEN, {...}] + inputs, outputs (memory)     answer: [0, description] or [code, message]
+    near -> child   [LANES, n] + n times (socket, inputs, outputs), if the model has item steps; no answer
+    near -> child   [number, RUN, signature, outputs, places, seconds]    answer: [number, 0, places]
+                                                                          or [number, code, message]
+    near -> child   [number, CLOSE, "", [], [], None]            the process ends
+
+The child believes the near end, which is the server. The near end believes nothing: what it gets is checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from tfs_lite.core.model import Model
+from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, Tensor, TensorSpec
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.dtypes import from_numpy, to_numpy
+from tfs_lite.workers.arena import Array, read_dtype
+from tfs_lite.workers.channel import Garbage
+
+OPEN, LANES, RUN, PREPROCESS, POSTPROCESS, CLOSE = "open", "lanes", "run", "preprocess", "postprocess", "close"
+MAX_TEXT = 8192
+"""Characters of a failure's message; a child cuts longer ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a child tells about the model that it has opened."""
+
+    platform: str
+    signatures: Mapping[str, Signature]
+    has_item_steps: bool
+    resident_bytes: int | None
+
+
+def describe_model(model: Model, resident_bytes: int | None) -> dict[str, object]:
+    """As it goes into a message."""
+    return {
+        "platform": model.platform,
+        "signatures": {key: _plain_signature(signature) for key, signature in model.signatures.items()},
+        "has_item_steps": bool(model.has_item_steps),
+        "resident_bytes": resident_bytes,
+    }
+
+
+def read_description(raw: object) -> Description:
+    """Garbage unless it is one."""
+    try:
+        fields = cast(dict[str, Any], raw)
+        resident = fields["resident_bytes"]
+        return Description(
+            _text(fields["platform"]),
+            {_text(key): _read_signature(value) for key, value in fields["signatures"].items()},
+            fields["has_item_steps"] is True,
+            None if resident is None else _size(resident),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        raise Garbage("no description of a model") from None
+
+
+def plain_failure(code: StatusCode, message: str) -> tuple[int, str]:
+    """A failure as it goes into a message: texts that are too long are cut, and what is no text is replaced."""
+    return int(code), message[:MAX_TEXT].encode(errors="replace").decode()
+
+
+def read_failure(code: object, message: object) -> ServingError:
+    """Garbage unless it is a code, other than OK, and a message."""
+    known = type(code) is int and code != StatusCode.OK and code in StatusCode._value2member_map_
+    if not known or not isinstance(message, str) or len(message) > MAX_TEXT:
+        raise Garbage("no status of a failure")
+    return ServingError(StatusCode(cast(int, code)), message)
+
+
+def _plain_signature(signature: Signature) -> list[object]:
+    return [
+        [_plain_spec(spec) for spec in signature.inputs],
+        [_plain_spec(spec) for spec in signature.outputs],
+        signature.method_name,
+        {name: _plain_tensor(value) for name, value in signature.defaults.items()},
+    ]
+
+
+def _read_signature(raw: Any) -> Signature:
+    inputs, outputs, method_name, defaults = raw
+    return Signature(
+        tuple(map(_read_spec, inputs)),
+        tuple(map(_read_spec, outputs)),
+        _text(method_name),
+        {_text(name): _read_tensor(value) for name, value in defaults.items()},
+    )
+
+
+def _plain_spec(spec: TensorSpec) -> list[object]:
+    return [spec.name, int(spec.dtype), None if spec.shape is None else [_plain_dim(dim) for dim in spec.shape]]
+
+
+def _read_spec(raw: Any) -> TensorSpec:
+    name, dtype, shape = raw
+    declared = DataType.INVALID if dtype == DataType.INVALID else read_dtype(dtype)
+    return TensorSpec(_text(name), declared, None if shape is None else tuple(map(_read_dim, shape)))
+
+
+def _plain_dim(dim: Dim) -> object:
+    return [dim.symbol, dim.maximum] if isinstance(dim, SymbolicDim) else int(dim)
+
+
+def _read_dim(raw: Any) -> Dim:
+    if not isinstance(raw, list):
+        return _size(raw)
+    symbol, maximum = raw
+    return SymbolicDim(_text(symbol), None if maximum is None else _size(maximum))
+
+
+def _plain_tensor(tensor: Tensor) -> list[object]:
+    array = np.asarray(tensor)
+    dtype = from_numpy(array.dtype)
+    if dtype is DataType.STRING:
+        return [int(dtype), array.shape, [bytes(text) for text in array.ravel().tolist()]]
+    return [int(dtype), array.shape, array.astype(to_numpy(dtype)).tobytes()]
+
+
+def _read_tensor(raw: Any) -> Array:
+    number, shape, body = raw
+    dtype = read_dtype(number)
+    if dtype is not DataType.STRING:
+        return np.frombuffer(body, to_numpy(dtype)).reshape(shape).copy()
+    found: Array = np.empty(len(body), dtype=object)
+    found[:] = [bytes(memoryview(text)) for text in body]
+    return found.reshape(shape)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError
+    return value
