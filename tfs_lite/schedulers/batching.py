@@ -28,6 +28,9 @@ from tfs_lite.schedulers.rules import BatchRule
 from tfs_lite.schedulers.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.strain import strain_of
 
+ANSWERS_HELD = 2
+"""Calls inside for each one that may wait, where answers keep their order: one that is cancelled or late has left the
+queue, but its answer waits."""
 CANCELLED = Status(StatusCode.CANCELLED, "the caller cancelled the request")
 
 
@@ -175,6 +178,8 @@ class BatchingServable:
             return self._unavailable("is being unloaded")
         if self._lost == len(self._lanes):
             return self._unavailable("has lost its worker process, which is being started again; try again later")
+        if self._order is not None and len(self._order) >= ANSWERS_HELD * line.settings.max_queued_calls:
+            return self._unavailable("has too many answers that wait for an earlier one; try again later")
         return line.queue.refusal(job)
 
     def _keep_order(self, call: PredictCall) -> None:

@@ -39,6 +39,11 @@ class Order:
         self._places: deque[_Place] = deque()
         self._passing = False
 
+    def __len__(self) -> int:
+        """Calls whose answers have not been passed on."""
+        with self._lock:
+            return len(self._places)
+
     def keep(self, call: PredictCall) -> None:
         """From now on the call's ``on_done`` happens after those of all calls that were kept before it."""
         place = _Place(call.on_done)

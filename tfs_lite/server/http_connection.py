@@ -77,11 +77,15 @@ class Connection(HttpToolsProtocol):
         """Who goes first when there are too many: the smallest."""
         return self.busy, self._since
 
+    def _is_sending(self) -> bool:
+        """Whether more may come that belongs to no next request."""
+        return self._receiving or self._broken
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= self.limit:
             self._make_room()
         self._socket = transport
-        self._lingering = LingeringTransport(transport, lambda: self._receiving, self.timeout)
+        self._lingering = LingeringTransport(transport, self._is_sending, self.timeout)
         super().connection_made(self._lingering)  # type: ignore[arg-type]
         self.flow = _Flow(self.transport)
         self._since = self.loop.time()
@@ -245,7 +249,7 @@ class Connection(HttpToolsProtocol):
         path, _, query = self.url.partition(b"?")
         self.scope = {
             "type": "http",
-            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},  # type: ignore[typeddict-item]
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
             "http_version": self.parser.get_http_version(),
             "server": self.server,
             "client": self.client,

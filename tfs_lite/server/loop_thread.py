@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 try:
-    from uvloop import new_event_loop
+    import uvloop
 except ImportError:
-    from asyncio import new_event_loop
+    pass
+else:
+    new_event_loop = uvloop.new_event_loop
 
 T = TypeVar("T")
 
@@ -22,7 +25,7 @@ class LoopThread:
     """``run`` may be called from any thread but the loop's own; ``close`` once, when nothing runs any more."""
 
     def __init__(self, name: str) -> None:
-        self.loop: asyncio.AbstractEventLoop = new_event_loop()
+        self.loop = new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -22,20 +22,23 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 def read_plain(body: PredictBody, signature: Signature) -> dict[str, Array] | None:
-    """The only input, of a dtype and shape that fit the signature. None unless ``body`` has rows of as many floats as that
-    declares."""
+    """The only input, of a dtype and shape that fit the signature. None unless ``body`` has rows of as many floats as
+    that declares."""
     if len(signature.inputs) != 1 or not body.rows:
         return None
     spec, rows = signature.inputs[0], body.value
     if spec.dtype is not DataType.FLOAT or spec.shape is None or len(spec.shape) != 2 or type(rows) is not list:
         return None
     batch, width = spec.shape
-    if not isinstance(batch, SymbolicDim) or (batch.maximum is not None and len(rows) > batch.maximum) or not rows:
+    if not isinstance(batch, SymbolicDim) or isinstance(width, SymbolicDim):
         return None
+    if not rows or (batch.maximum is not None and len(rows) > batch.maximum):
+        return None
+    numbers: list[Any] = []
     for row in rows:
         if type(row) is not list or len(row) != width:
             return None
-    numbers = rows[0] if len(rows) == 1 else [*chain.from_iterable(rows)]
+        numbers += row
     if set(map(type, numbers)) != {float}:
         return None
     return {spec.name: np.frombuffer(array("f", numbers), _FLOAT32).reshape(len(rows), width)}

@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from tfs_lite.server.http_server import HttpServer
+from tfs_lite.server.loop_thread import LoopThread
 from tfs_lite.testing.process import wait_until
 
 Start = Callable[..., int]
@@ -40,9 +41,15 @@ async def refuse(request: Request) -> Response:
     return PlainTextResponse("no", 413)
 
 
-@pytest.fixture
-def start(loop_thread: Any) -> Iterator[Start]:
+@pytest.fixture(params=["own", "asyncio"])
+def start(request: pytest.FixtureRequest) -> Iterator[Start]:
+    """On the loop that the server uses, which is uvloop's where there is one, and on asyncio's."""
     with contextlib.ExitStack() as stack:
+        if request.param == "own":
+            loop_thread: Any = LoopThread("tfs-http-test")
+            stack.callback(loop_thread.close)
+        else:
+            loop_thread = request.getfixturevalue("loop_thread")
 
         def begin(**limits: Any) -> int:
             routes = [

@@ -100,9 +100,8 @@ def test_cancelling_the_task_is_no_error_of_the_call() -> None:
 
 def test_task_goes_on_after_a_call_that_was_ended() -> None:
     async def main() -> str:
-        with pytest.raises(ServingError):
-            with Calls(0.01).call():
-                await forever()
+        with pytest.raises(ServingError), Calls(0.01).call():
+            await forever()
         await asyncio.sleep(0)
         task = asyncio.current_task()
         assert task is not None
@@ -125,9 +124,8 @@ def test_drain_waits_for_what_is_inside_and_lets_nothing_more_in() -> None:
         await asyncio.sleep(0)
         drain = asyncio.ensure_future(calls.drain(30))
         await asyncio.sleep(0)
-        with pytest.raises(ServingError) as caught:
-            with calls.call():
-                pass
+        with pytest.raises(ServingError) as caught, calls.call():
+            pass
         assert caught.value.code is StatusCode.UNAVAILABLE
         order.append("refused")
         gate.set()
