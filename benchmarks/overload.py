@@ -1,11 +1,12 @@
 """What three times too many requests do to a server: it should go on serving, refuse the rest at once, and not grow.
 
-    python benchmarks/overload.py [--models convnet,mlp] [--seconds 60] [--times 3] [--workers thread,process] [--json F]
+    python benchmarks/overload.py [--models convnet,mlp] [--workers thread,process] [--seconds 60] [--times 3]
 
 ``convnet`` overloads the model, which is what queues are for; ``mlp`` overloads the gRPC front end, which pays as much
-for a refusal as for an answer. For each model and kind of worker, one server on its own core with batching: its capacity (64 callers,
-closed loop), then its p99 at half of that (open loop, arrivals independent of answers), then ``--times`` that capacity
-for ``--seconds``, then again half of it at once. Every request has a deadline, as clients should have.
+for a refusal as for an answer. For each model and kind of worker, one server on its own core with batching: its
+capacity (64 callers, closed loop), then its p99 at half of that (open loop, arrivals independent of answers), then
+``--times`` that capacity for ``--seconds``, then again half of it at once. Every request has a deadline, as clients
+should have.
 
 - goodput: answers in time during the overload, in ratio to the capacity; aim: 0.9 or more.
 - refusal p99: how long a caller waited for UNAVAILABLE or RESOURCE_EXHAUSTED. late/s: calls that ended by their

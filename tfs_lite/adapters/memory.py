@@ -17,6 +17,8 @@ from tfs_lite.adapters.cuda_memory import empty_caches
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation, main_ram
 from tfs_lite.core.servable import ServableId
 
+YOUNG = 10_000
+"""Objects made, less those freed, between two looks for cycles among the young."""
 FIXED_BYTES = 1 << 20
 logger = logging.getLogger(__name__)
 
@@ -68,9 +70,12 @@ def settle() -> None:
 
     torch's modules are some hundred thousand objects that stay for ever. Each full collection, such as the one after an
     unload, would look at all of them and hold up every request of the process for more than a tenth of a second.
+    What requests leave behind is counted in ten thousands from now on: with the usual hundreds, looking for cycles among
+    the objects of requests inside, of which there are hardly any, is a tenth of a small request.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG, 10, 10)
 
 
 def _find_malloc_trim() -> Callable[[int], int] | None:

@@ -61,6 +61,9 @@ def _arguments(argv: Sequence[str]) -> Namespace:
         _add_option(parser, flag, "A,B", text)
     for flag, text in FILE_FLAGS.items():
         _add_option(parser, flag, "FILE", text)
+    per_model = "enable_per_model_batching_parameters"
+    text = "read each version's batching_params.pbtxt, as serve does with this flag"
+    parser.add_argument(f"--{per_model}", f"--{per_model.replace('_', '-')}", action="store_true", help=text)
     args = parser.parse(argv)
     if args.path and args.model_config_file:
         raise UsageError("PATH and --model_config_file both say what is served; give one of them")
@@ -135,6 +138,7 @@ def _check(config: ModelServerConfig, args: Namespace) -> list[ModelCheck]:
             trusted,
             source.quiet_period,
             models[item.name].version_labels,
+            args.enable_per_model_batching_parameters,
         )
         for item in source.servables
     ]

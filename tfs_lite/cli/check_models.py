@@ -26,6 +26,7 @@ from tfs_lite.adapters.python_model import declared_signature, no_class
 from tfs_lite.adapters.python_source import ARTEFACT as PYTHON_SOURCE
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.cli.check_signatures import SignatureCheck, check_signatures
+from tfs_lite.config.batching import read_version_parameters
 from tfs_lite.config.model import ModelSettings, signature_of
 from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.clock import SystemClock
@@ -88,11 +89,16 @@ def check_model(
     trusted: TrustedPaths,
     quiet_period: float,
     labels: Mapping[str, int],
+    own_batching: bool = False,
 ) -> ModelCheck:
-    """``platform`` empty: what the model's config says, else what the files mean."""
+    """``platform`` empty: what the model's config says, else what the files mean. ``own_batching``: a version's
+    ``batching_params.pbtxt`` counts."""
     look = _look(servable, quiet_period)
     wanted = {item.id.version: item.payload for item in look.aspired or ()}
-    checks = [_check_version(servable.name, version, path, platform, trusted) for version, path in wanted.items()]
+    checks = [
+        _check_version(ServableId(servable.name, version), path, platform, trusted, own_batching)
+        for version, path in wanted.items()
+    ]
     checks += [VersionCheck(version, Verdict.WAITING, "", reason) for version, reason in look.report.waiting.items()]
     known = {check.version for check in checks}
     checks += [
@@ -136,10 +142,14 @@ def _versions(base_path: str) -> list[int]:
         return []
 
 
-def _check_version(name: str, version: int, path: str, platform: str, trusted: TrustedPaths) -> VersionCheck:
-    found = platform
+def _check_version(
+    servable_id: ServableId, path: str, platform: str, trusted: TrustedPaths, own_batching: bool
+) -> VersionCheck:
+    found, version = platform, servable_id.version
     try:
-        settings = load_model_settings(Path(path), name)
+        settings = load_model_settings(Path(path), servable_id.name)
+        if own_batching:
+            read_version_parameters(Path(path))
         files = read_version(path)
         chosen = choose_platform(files, platform or settings.platform, PLATFORMS)
         found = chosen.name
@@ -153,7 +163,7 @@ def _check_version(name: str, version: int, path: str, platform: str, trusted: T
     except (ServingError, OSError) as error:
         return VersionCheck(version, Verdict.REFUSED, found, str(status_of(error)))
     except Exception as error:  # of torch, for an archive that it cannot read
-        return VersionCheck(version, Verdict.REFUSED, found, str(load_failure(ServableId(name, version), error).status))
+        return VersionCheck(version, Verdict.REFUSED, found, str(load_failure(servable_id, error).status))
     return VersionCheck(version, Verdict.SERVED, found, signatures=signatures)
 
 

@@ -86,7 +86,7 @@ class ModelSettings(Settings):
     def _preferred_sizes_fit(self) -> ModelSettings:
         largest = self.max_batch_size
         for index, size in enumerate(self.dynamic_batching.preferred_batch_size if self.dynamic_batching else ()):
-            if size > largest:
+            if 0 < largest < size:
                 raise problem(
                     f"must be at most max_batch_size, {largest}; got {size}",
                     "dynamic_batching",

@@ -42,7 +42,7 @@ def dumps(value: object) -> bytes:
     """
     large, odd = survey(value, _PART_VALUES)
     if not large:
-        return _print(value, odd)
+        return print_small(value, odd)
     out = io.BytesIO()
     out.writelines(_parts(value))
     return out.getvalue()
@@ -81,14 +81,14 @@ def _parts(value: Any) -> Iterator[bytes]:
         yield from _items(value.tolist() if isinstance(value, np.ndarray) else value)
         yield b"]"
     else:
-        yield _print(value, False)
+        yield print_small(value, False)
 
 
 def _items(values: Sequence[Any]) -> Iterator[bytes]:
     """The text of values with commas between."""
     large, odd = survey(values, _PART_VALUES)
     if not large:
-        yield _print(values, odd)[1:-1]
+        yield print_small(values, odd)[1:-1]
     elif len(values) == 1:
         yield from _parts(values[0])
     else:
@@ -102,7 +102,7 @@ def _members(members: list[tuple[str, Any]]) -> Iterator[bytes]:
     """The text of members with commas between."""
     large, odd = survey(members, _PART_VALUES)
     if not large:
-        yield _print(dict(members), odd)[1:-1]
+        yield print_small(dict(members), odd)[1:-1]
     elif len(members) == 1:
         name, value = members[0]
         yield orjson.dumps({name: 0})[1:-2]
@@ -114,7 +114,7 @@ def _members(members: list[tuple[str, Any]]) -> Iterator[bytes]:
         yield from _members(members[middle:])
 
 
-def _print(value: object, odd: bool) -> bytes:
+def print_small(value: object, odd: bool) -> bytes:
     """The text of a small tree. ``odd``: it has arrays that orjson must not see."""
     if not odd:
         text = orjson.dumps(value, _print_other, orjson.OPT_SERIALIZE_NUMPY)

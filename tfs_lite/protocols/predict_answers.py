@@ -1,8 +1,8 @@
 """PredictResponses as bytes, built around the numbers instead of out of messages.
 
 An answer differs from the one before, most of the time, in nothing but its numbers. What stands between them is kept
-for every (version, signature, names, dtypes, shapes) seen lately; numbers that travel as they lie in memory, raw or in a
-packed field, are put in between. Everything else is left to protobuf, and means the same to every parser.
+for every (version, signature, names, dtypes, shapes) seen lately; numbers that travel as they lie in memory, raw or in
+a packed field, are put in between. Everything else is left to protobuf, and means the same to every parser.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import DynamicBatching, ModelQueuePolicy
 from tfs_lite.schedulers.settings import BatchSettings, QueuePolicy, SendWhen, TimeoutAction
 
+DEFAULT_MAX_BATCH = 1000
+"""Rows; TensorFlow Serving's default."""
 MAX_SECONDS = 1e9
 """Longer times, which configs may ask for, are not told from one another; clocks and locks do not bear them."""
 
@@ -20,13 +22,14 @@ def settings_of_model(
 ) -> BatchSettings | None:
     """What the model's config says; None: nothing about batching.
 
-    ``signature_max``: the most rows that the signature takes; None: it has no batch dimension, or one without a bound.
-    With neither that nor a ``max_batch_size`` in the config, every call runs alone.
+    ``signature_max``: the most rows that the signature takes; None: any number. With neither that nor a
+    ``max_batch_size`` in the config, a run has at most ``DEFAULT_MAX_BATCH`` rows. Signatures without a batch dimension
+    are no business of these settings: their calls run alone in any case.
     """
     batching = settings.dynamic_batching
     if batching is None:
         return None
-    largest = _least(settings.max_batch_size, signature_max or 0)
+    largest = _least(settings.max_batch_size, signature_max or 0) or DEFAULT_MAX_BATCH
     levels = batching.priority_levels
     delay = _seconds(batching.max_queue_delay_microseconds)
     return BatchSettings(

@@ -30,6 +30,7 @@ START_TIMEOUT = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """Seconds before a dead frontend is started again; doubled as long as they die young."""
 YOUNG = 60.0
+START_SECONDS = 60.0
 LAST_WORDS = 5.0
 """Seconds that a frontend may take to end beyond its grace."""
 
@@ -75,10 +76,16 @@ class FrontendChild:
         return running.link.calls_inside if running is not None else 0
 
     async def start(self) -> None:
-        """Returns when it listens. Raises what hinders it, with nothing left running."""
+        """Returns when it listens. Raises what hinders it, with nothing left running; UNAVAILABLE if it is not up in
+        ``START_SECONDS``."""
         first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._life = asyncio.create_task(self._live(first))
-        await first
+        try:
+            await asyncio.wait_for(first, START_SECONDS)
+        except TimeoutError:
+            await self.stop(0.0)
+            message = f"{self._name} is not up after {START_SECONDS:g} s"
+            raise ServingError(StatusCode.UNAVAILABLE, message) from None
 
     async def stop(self, grace: float) -> None:
         """Lets it answer what is inside and end. May be called again with a shorter grace while it runs."""

@@ -21,6 +21,7 @@ from tfs_lite.server.frontend_asker import Asker
 from tfs_lite.server.frontend_ring import map_memory
 from tfs_lite.server.frontend_setup import FrontendSetup
 from tfs_lite.server.grpc_server import GrpcServer
+from tfs_lite.server.loop_thread import new_event_loop
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,8 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     memory = map_memory(int(sys.argv[2]))
     os.close(int(sys.argv[2]))
-    asyncio.run(_Frontend().run(sock, memory))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_Frontend().run(sock, memory))
 
 
 class _Frontend:

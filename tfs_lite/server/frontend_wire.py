@@ -13,6 +13,7 @@ import struct
 from collections import Counter, deque
 from dataclasses import dataclass
 from mmap import mmap
+from typing import cast
 
 from tfs_lite.server.frontend_ring import RingError, open_rings
 
@@ -126,9 +127,8 @@ class Link(asyncio.Protocol):
     # asyncio's protocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=HIGH_WATER)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has no common base with asyncio's
+        self._transport.set_write_buffer_limits(high=HIGH_WATER)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

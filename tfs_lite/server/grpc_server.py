@@ -6,6 +6,7 @@ clear error when an address cannot be had. Whether a call is let in is decided a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import defaultdict
@@ -186,7 +187,10 @@ async def _abort(path: str, context: Any, error: Exception) -> Any:
     else:
         logger.exception("%s failed", path, exc_info=error)
         status = INTERNAL
-    return await context.abort(_CODES[int(status.code)], truncate(status.message))
+    try:
+        return await context.abort(_CODES[int(status.code)], truncate(status.message))
+    except grpc.aio.InternalError:  # the client has gone in the meantime
+        raise asyncio.CancelledError from None
 
 
 def _reflection(services: Sequence[str]) -> list[Any]:

@@ -10,6 +10,7 @@ What is broken ends the connection: after the answers to what came before it, wi
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,6 +25,8 @@ from tfs_lite.server.lingering import LingeringTransport
 
 PIECE = 4 * 1024
 """Bytes parsed before it is looked at what they were: so many small requests may wait on a connection at once."""
+MAX_WAITING_BYTES = 64 * 1024
+"""Kept of what comes too early; with more of it no more is read, and so the client's going is not noticed either."""
 BROKEN = "Invalid HTTP request received."
 
 
@@ -88,7 +91,7 @@ class Connection(HttpToolsProtocol):
         self._lingering = LingeringTransport(transport, self._is_sending, self.timeout)
         super().connection_made(self._lingering)  # type: ignore[arg-type]
         self.flow = _Flow(self.transport)
-        self._since = self.loop.time()
+        self._since = time.monotonic()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._rest = b""
@@ -124,8 +127,8 @@ class Connection(HttpToolsProtocol):
         """Bytes that make no request do not prolong the wait for one."""
         if self._broken or self._lingering.lingering:
             return
-        if self._rest:
-            self._rest += data
+        if self._rest or self.pipeline:
+            self._keep(data)
         elif len(data) <= PIECE:
             self._feed(data)
         else:
@@ -137,9 +140,15 @@ class Connection(HttpToolsProtocol):
             if self._broken or self._lingering.lingering:
                 return
             if self.pipeline:
-                self._rest = data[start:]
+                self._keep(data[start:])
                 return
             self._feed(view[start : start + PIECE])
+
+    def _keep(self, data: bytes) -> None:
+        self._rest += data
+        if len(self._rest) > MAX_WAITING_BYTES:
+            self.flow.pause_reading()
+            self.flow.held = True
 
     def _feed(self, data: bytes | memoryview) -> None:
         self._silent += len(data)
@@ -213,7 +222,7 @@ class Connection(HttpToolsProtocol):
     def _begin_whole(self, request: WholeRequest) -> None:
         self._coming, self._whole = None, request
         request.keep_alive = self._keep_alive
-        self._since = self.loop.time()
+        self._since = time.monotonic()
         self.loop.create_task(self._answer_whole(request))
 
     async def _answer_whole(self, request: WholeRequest) -> None:
@@ -228,7 +237,7 @@ class Connection(HttpToolsProtocol):
         elif self.pipeline or self._broken or self._rest:
             self.on_response_complete()
         else:
-            self._since = self.loop.time()
+            self._since = time.monotonic()
 
     def _begin_long(self) -> None:
         """Hands a request to the application as ASGI has it, now or when those before it are answered."""
@@ -239,8 +248,6 @@ class Connection(HttpToolsProtocol):
             self.cycle.body += body
             self.cycle.message_event.set()
         if waits:
-            self.flow.pause_reading()
-            self.flow.held = True
             self.pipeline.appendleft((self.cycle, self.app))
         else:
             self._start(self.cycle)
@@ -278,11 +285,11 @@ class Connection(HttpToolsProtocol):
 
     def _start(self, cycle: RequestResponseCycle) -> None:
         self._current = cycle
-        self._since = self.loop.time()
+        self._since = time.monotonic()
         self._start_asgi_task(cycle, self.app)
 
     def on_response_complete(self) -> None:
-        self._since = self.loop.time()
+        self._since = time.monotonic()
         if self.transport.is_closing():
             return
         if self.pipeline:
@@ -292,18 +299,15 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         if self._rest:
             self.loop.call_soon(self._feed_rest)
-        else:
-            self.flow.held = bool(self.pipeline)
-            self.flow.resume_reading()
+        self.flow.resume_reading()
 
     def _feed_rest(self) -> None:
         if self.parser is None or self.pipeline:
             return
         rest, self._rest = self._rest, b""
+        self.flow.held = False
         self._feed_pieces(rest)
-        if not self._rest and not self.pipeline:
-            self.flow.held = False
-            self.flow.resume_reading()
+        self.flow.resume_reading()
 
     def _refuse(self) -> None:
         self.logger.warning(BROKEN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import time
 from typing import Any
 
 import uvicorn
@@ -82,12 +83,11 @@ class HttpServer:
             self._next_look.cancel()
 
     def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = time.monotonic()
         for connection in list(self._server.server_state.connections):
             if isinstance(connection, Connection):
                 connection.look(now)
-        self._next_look = loop.call_later(self._pause, self._look)
+        self._next_look = asyncio.get_running_loop().call_later(self._pause, self._look)
 
 
 def _connections_allowed() -> int:

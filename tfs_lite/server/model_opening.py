@@ -15,7 +15,7 @@ from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.loader import open_here
 from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe, label_of
 from tfs_lite.config.scheduling import InstanceGroup
-from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.workers.process import open_in_process
 from tfs_lite.workers.supervisor import Supervisor
 
@@ -33,7 +33,7 @@ class ModelOpener:
         self._supervisor = Supervisor(PRELOAD)
 
     def __call__(self, platform: Platform, request: OpenRequest) -> Sequence[OpenedModel]:
-        """All instances of a version, or an error and none. FAILED_PRECONDITION if a group wants a GPU and there is
+        """All instances of a version, or an error and none. INVALID_ARGUMENT if a group wants a GPU and there is
         none."""
         groups = request.settings.instance_group or (InstanceGroup(),)
         count = sum(group.count for group in groups)
@@ -70,5 +70,5 @@ def _placed(request: OpenRequest, group: InstanceGroup) -> OpenRequest:
     if group.kind == "KIND_CPU":
         return replace(request, device=torch.device("cpu"))
     if group.kind == "KIND_GPU" and request.device.type == "cpu":
-        raise failed_precondition("instance_group: KIND_GPU, but the server runs this model on the CPU")
+        raise invalid_argument("instance_group: KIND_GPU, but this server runs models on the CPU")
     return request

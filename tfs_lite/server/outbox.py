@@ -34,7 +34,7 @@ class Outbox(Generic[T]):
     def post(self, item: T) -> None:
         """Any thread. Once the loop is closed, items are delivered on the posting threads, one at a time."""
         self._items.append(item)
-        if not self._called:
+        if not self._called or self._loop.is_closed():
             self._called = True
             try:
                 self._loop.call_soon_threadsafe(self._flush)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim
-from tfs_lite.protocols.json_print import _print as print_tree  # what is printed here is neither large nor odd
+from tfs_lite.protocols.json_print import print_small
 from tfs_lite.protocols.rest_predict import PredictBody
 from tfs_lite.protocols.tensor_proto import Array
 
@@ -51,4 +51,4 @@ def print_plain(outputs: Mapping[str, Array], rows: bool) -> bytes | None:
     (found,) = outputs.values()
     if found.dtype != _FLOAT32 or found.ndim != 2 or found.size > MOST_NUMBERS or not found.flags.c_contiguous:
         return None
-    return print_tree({"predictions": found}, odd=False)
+    return print_small({"predictions": found}, odd=False)

@@ -116,8 +116,8 @@ IN_TEXT = [
         "c:4:2: dynamic_batching.preferred_batch_size[1]: must be at most max_batch_size, 8; got 9",
     ),
     (
-        "dynamic_batching {\n preferred_batch_size: 4 }",
-        "c:2:2: dynamic_batching.preferred_batch_size[0]: must be at most max_batch_size, 0; got 4",
+        "max_batch_size: 2\ndynamic_batching {\n preferred_batch_size: 4 }",
+        "c:3:2: dynamic_batching.preferred_batch_size[0]: must be at most max_batch_size, 2; got 4",
     ),
     (
         "max_batch_size: 8\ndynamic_batching { preferred_batch_size: 0 }",

@@ -58,12 +58,12 @@ def test_every_setting_of_the_block_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "signature", "largest"), [(8, None, 8), (8, 0, 8), (8, 16, 8), (8, 4, 4), (0, 4, 4), (0, None, 0)]
+    ("config", "signature", "largest"), [(8, None, 8), (8, 0, 8), (8, 16, 8), (8, 4, 4), (0, 4, 4), (0, None, 1000)]
 )
 def test_the_smaller_bound_of_config_and_signature_counts(config: int, signature: int | None, largest: int) -> None:
     settings = of_model(config, signature)
     assert (settings.max_batch_size, settings.max_request_rows) == (largest, largest)
-    assert settings.merges == (largest > 0)
+    assert settings.merges
 
 
 def test_a_preferred_size_that_the_signature_does_not_take_means_its_largest() -> None:

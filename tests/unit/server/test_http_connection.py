@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tfs_lite.server.http_connection import Connection
+from tfs_lite.server.http_connection import MAX_WAITING_BYTES, Connection
 from tfs_lite.server.http_head import MAX_HEAD_BYTES, MAX_HEADERS
 from tfs_lite.testing.process import wait_until
 from tfs_lite.testing.rest_client import ANSWER, ROW, Served, head, serving_rest
@@ -85,7 +85,7 @@ def test_requests_that_wait_for_one_inside_are_few(served: Served) -> None:
         wait_until(lambda: inside.flow.read_paused, "no more is read", PATIENCE)
         assert isinstance(inside, Connection)
         assert len(inside.pipeline) < 200
-        assert len(inside._rest) < 2 << 20
+        assert len(inside._rest) < MAX_WAITING_BYTES + (1 << 18)
         servable.open()
         received = b""
         while received.count(b"ok\n") < 50_000:
