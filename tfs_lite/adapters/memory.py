@@ -70,8 +70,8 @@ def settle() -> None:
 
     torch's modules are some hundred thousand objects that stay for ever. Each full collection, such as the one after an
     unload, would look at all of them and hold up every request of the process for more than a tenth of a second.
-    What requests leave behind is counted in ten thousands from now on: with the usual hundreds, looking for cycles among
-    the objects of requests inside, of which there are hardly any, is a tenth of a small request.
+    What requests leave behind is counted in ten thousands from now on: with the usual hundreds, looking for cycles
+    among the objects of requests inside, of which there are hardly any, is a tenth of a small request.
     """
     gc.collect()
     gc.freeze()
