@@ -31,7 +31,7 @@ def finish(call: PredictCall, answer: Answer, name: str) -> None:
 
 class Execution:
     """Any number of threads, each with a model of its own or one that bears them. ``ended`` is told the line, the time,
-    the rows and the seconds of every run, before its calls are answered."""
+    the rows and the seconds of every run whose calls are answered now, before they are."""
 
     def __init__(
         self,

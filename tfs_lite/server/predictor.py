@@ -76,7 +76,7 @@ class Predictor:
                 record.late = Reason.JOB_EXPIRED
             signatures = servable.signatures
             planned = plan(signatures)
-            runs = planned if isinstance(planned, list) else await cast("Awaitable[Sequence[Run]]", planned)
+            runs = planned if isinstance(planned, list | tuple) else await cast("Awaitable[Sequence[Run]]", planned)
             if not runs:
                 raise invalid_argument("nothing is to be run")
             request = _Request(handle, len(runs), self._outbox or self._open(), self._metrics, record.late)
