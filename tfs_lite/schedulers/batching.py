@@ -29,8 +29,8 @@ from tfs_lite.schedulers.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.strain import strain_of
 
 ANSWERS_HELD = 2
-"""Calls inside for each one that may wait, where answers keep their order: one that is cancelled or late has left the
-queue, but its answer waits."""
+"""Answers that may wait for an earlier one, for each call that may wait for the model, where they keep their order: a
+call that is cancelled or late has left the queue, but its answer waits."""
 CANCELLED = Status(StatusCode.CANCELLED, "the caller cancelled the request")
 
 
@@ -65,6 +65,7 @@ class BatchingServable:
         self._clock = clock
         self._execution = Execution(servable_id, self._name, clock, on_batch, self._ended)
         self._order = Order() if settings.preserve_ordering else None
+        self._answers_held = ANSWERS_HELD * settings.max_queued_calls
         self._signatures = models[0].signatures
         self._lock = threading.Lock()  # guards all below, the lines, and who is idle
         self._lines = {
@@ -78,6 +79,7 @@ class BatchingServable:
         self._timer_due = inf
         self._lanes = make_lanes(models, self._name, threads, self._serve)
         self._strain = strain_of(models, len(self._lanes))
+        self._answers_held += len(self._lanes) * max(settings.max_batch_size, 1)  # those that run
         for lane in self._lanes:
             lane.thread.start()
 
@@ -178,7 +180,7 @@ class BatchingServable:
             return self._unavailable("is being unloaded")
         if self._lost == len(self._lanes):
             return self._unavailable("has lost its worker process, which is being started again; try again later")
-        if self._order is not None and len(self._order) >= ANSWERS_HELD * line.settings.max_queued_calls:
+        if self._order is not None and len(self._order) >= self._answers_held:
             return self._unavailable("has too many answers that wait for an earlier one; try again later")
         return line.queue.refusal(job)
 

@@ -178,6 +178,9 @@ class Referee:
             return self.closing
         if "Exceeds maximum queue size" in text or "is full" in text:
             return not asked.admitted and self._is_full(asked)
+        if "wait for an earlier one" in text:
+            held = len(self._open) >= 2 * self.settings.max_queued_calls + len(self.stage.lanes)
+            return not asked.admitted and self.settings.preserve_ordering and (held or self.stage.stepwise)
         if "worker died" in text:
             return self.losses > 0 and (not asked.ids or asked.runs != [])
         away = len(self.stage.lanes) if self.stage.stepwise else 1 + len(self.stage.at(Where.RECOVERING))

@@ -501,15 +501,15 @@ def test_answers_that_wait_for_an_earlier_one_are_bounded(model, answers, serve)
     servable = serve(model, max_queued_calls=2, preserve_ordering=True)
     servable.submit(answers.call(0))
     model.wait_entered()
-    for number in (1, 2, 3):
+    for number in (1, 2, 3, 4):
         call = answers.call(number)
         servable.submit(call)
         servable.cancel(call)
     assert answers.results == {}
-    servable.submit(answers.call(4))
-    assert answers.code_of(4) is StatusCode.UNAVAILABLE
-    assert "wait for an earlier one" in answers.of(4).message
-    model.gate.set()
-    assert [answers.code_of(number) for number in (1, 2, 3)] == [StatusCode.CANCELLED] * 3
     servable.submit(answers.call(5))
-    assert answers.of(5) == {"x": np.array(5)}
+    assert answers.code_of(5) is StatusCode.UNAVAILABLE
+    assert "wait for an earlier one" in answers.of(5).message
+    model.gate.set()
+    assert [answers.code_of(number) for number in (1, 2, 3, 4)] == [StatusCode.CANCELLED] * 4
+    servable.submit(answers.call(6))
+    assert answers.of(6) == {"x": np.array(6)}
