@@ -20,7 +20,7 @@ from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.execution import Execution, finish
 from tfs_lite.schedulers.job import Job
-from tfs_lite.schedulers.lanes import Lane, make_lanes
+from tfs_lite.schedulers.lanes import Lane, make_lanes, step_back
 from tfs_lite.schedulers.line import Line, RuleOf
 from tfs_lite.schedulers.ordering import Order
 from tfs_lite.schedulers.pieces import Joined, cut
@@ -182,7 +182,7 @@ class BatchingServable:
             return self._unavailable("has lost its worker process, which is being started again; try again later")
         if self._order is not None and len(self._order) >= self._answers_held:
             return self._unavailable("has too many answers that wait for an earlier one; try again later")
-        return line.queue.refusal(job)
+        return line.queue.refusal(job) or line.lateness(job, len(self._lanes))
 
     def _keep_order(self, call: PredictCall) -> None:
         """With the lock held, so that the order is that of the queue."""
@@ -258,6 +258,7 @@ class BatchingServable:
     # What lanes do.
 
     def _serve(self, lane: Lane) -> None:
+        step_back()
         while True:
             line, jobs = self._next(lane)
             if line is None:
@@ -332,7 +333,7 @@ class BatchingServable:
     def _ended(self, line: Line, now: float, rows: int, seconds: float) -> None:
         with self._lock:
             self._strain.ran(now, seconds)
-            line.expectation.ended(now, rows + line.queue.rows, self._strain.strained)
+            line.ended(now, rows, seconds, self._strain.strained)
 
     def _recover(self, lane: Lane) -> None:
         """Until the lane's model can run again. While no lane has one, nobody waits in vain."""

@@ -8,13 +8,18 @@ from math import inf
 
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import Signature
-from tfs_lite.core.status import Status
+from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.forming import Decision, form_batch
 from tfs_lite.schedulers.job import Job
 from tfs_lite.schedulers.patience import Expectation
 from tfs_lite.schedulers.queue import JobQueue
 from tfs_lite.schedulers.rules import BatchRule
 from tfs_lite.schedulers.settings import BatchSettings, SendWhen
+
+NEWEST = 0.2
+"""What the newest run counts in the average."""
+MARGIN = 1.25
+"""Waits differ; one that would hardly end in time is too long."""
 
 RuleOf = Callable[[Signature, BatchSettings], BatchRule | None]
 """Which calls of a signature may share a run; None: every one runs alone."""
@@ -26,7 +31,7 @@ class Line:
     ``wake_rows``: with fewer waiting, the last decision stands.
     """
 
-    __slots__ = ("_name", "expectation", "key", "queue", "rule", "settings", "wake_rows")
+    __slots__ = ("_name", "_run_seconds", "expectation", "key", "queue", "rule", "settings", "wake_rows")
 
     def __init__(self, key: str, signature: Signature, settings: BatchSettings, name: str, rule_of: RuleOf) -> None:
         self.key = key
@@ -36,6 +41,7 @@ class Line:
         self.expectation = Expectation()
         self.wake_rows = 1
         self._name = name
+        self._run_seconds = 0.0  # of the runs lately, the last ones counting most
 
     def job(self, call: PredictCall, now: float) -> Job:
         """The call as it waits."""
@@ -79,6 +85,26 @@ class Line:
         """The jobs that have waited too long, with what they are answered."""
         self.wake_rows = 1  # the last decision was made about another queue
         return self.queue.sweep(now)
+
+    def ended(self, now: float, rows: int, seconds: float, strained: bool) -> None:
+        """A run has ended, with so many rows, after so many seconds."""
+        self._run_seconds += (seconds - self._run_seconds) * (NEWEST if self._run_seconds else 1.0)
+        self.expectation.ended(now, rows + self.queue.rows, strained)
+
+    def lateness(self, job: Job, lanes: int) -> Status | None:
+        """UNAVAILABLE for a job that would only be answered when its deadline has passed, by what runs have taken
+        lately: to let it wait would cost those behind it their time, too. Judged only where full batches wait."""
+        ahead = self.queue.rows // max(self.settings.max_batch_size, 1)
+        if not ahead or job.expires == inf:
+            return None
+        wait = (ahead / lanes + 1) * self._run_seconds
+        if job.enqueued + wait * MARGIN <= job.expires:
+            return None
+        return Status(
+            StatusCode.UNAVAILABLE,
+            f"{self._name} is overloaded: {self.queue.rows} rows wait, and the request would not be answered before "
+            "its deadline; try again later",
+        )
 
     def decide(self, now: float) -> Decision:
         queue, settings = self.queue, self.settings

@@ -178,6 +178,8 @@ class Referee:
             return self.closing
         if "Exceeds maximum queue size" in text or "is full" in text:
             return not asked.admitted and self._is_full(asked)
+        if "is overloaded" in text:
+            return not asked.admitted and asked.call.deadline is not None
         if "wait for an earlier one" in text:
             held = len(self._open) >= 2 * self.settings.max_queued_calls + len(self.stage.lanes)
             return not asked.admitted and self.settings.preserve_ordering and (held or self.stage.stepwise)
