@@ -26,6 +26,8 @@ from tfs_lite.workers.arena import Arena, read_places
 from tfs_lite.workers.channel import Channel, Garbage, Gone
 from tfs_lite.workers.wire import CLOSE, LANES, OPEN, POSTPROCESS, PREPROCESS, RUN, describe_model, plain_failure
 
+NICENESS = 5
+"""Where processors are short, the system prefers the server, which takes requests and refuses those too many."""
 CLOSED, LOST, BROKEN = 0, 0, 1
 """Exit codes: told to end; the server is gone; it does not understand the server."""
 logger = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ Opened = Any
 def main(sock: socket.socket) -> NoReturn:
     """The whole life of the process."""
     code = BROKEN
+    os.nice(max(NICENESS - os.nice(0), 0))
     try:
         code = _live(Channel(sock))
     except Gone:

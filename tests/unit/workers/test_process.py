@@ -17,6 +17,7 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.process import wait_until
 from tfs_lite.workers.backoff import Backoff
+from tfs_lite.workers.child import NICENESS
 from tfs_lite.workers.process import open_in_process
 from tfs_lite.workers.supervisor import Supervisor
 
@@ -43,6 +44,11 @@ def test_model_shows_and_answers_what_the_far_one_does(open_far):
     np.testing.assert_array_equal(answer["y"], ROW)
     assert answer["pid"].tolist() == [model.pid]
     assert list(model.run("", {"x": ROW}, ("pid", "y"))) == ["pid", "y"]
+
+
+def test_process_of_a_model_steps_back_behind_the_server(open_far):
+    model = open_far()
+    assert psutil.Process(where(model)).nice() == max(NICENESS, os.nice(0))
 
 
 def test_opening_by_one_function(supervisor, far_models):
