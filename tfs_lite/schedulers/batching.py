@@ -20,7 +20,7 @@ from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.execution import Execution, finish
 from tfs_lite.schedulers.job import Job
-from tfs_lite.schedulers.lanes import Lane, make_lanes, step_back
+from tfs_lite.schedulers.lanes import Lane, make_lanes
 from tfs_lite.schedulers.line import Line, RuleOf
 from tfs_lite.schedulers.ordering import Order
 from tfs_lite.schedulers.pieces import Joined, cut
@@ -258,7 +258,6 @@ class BatchingServable:
     # What lanes do.
 
     def _serve(self, lane: Lane) -> None:
-        step_back()
         while True:
             line, jobs = self._next(lane)
             if line is None:

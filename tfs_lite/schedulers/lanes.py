@@ -8,14 +8,11 @@ the cheapest wake-up that Python has.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable
 from math import inf
 
 from tfs_lite.core.model import Model
-
-MODEL_NICENESS = 5
 
 
 class Lane:
@@ -39,13 +36,6 @@ class Lane:
 
     def ring(self) -> None:
         self._bell.release()
-
-
-def step_back() -> None:
-    """Lets the system prefer the server's other threads to this one, where processors are short: what takes requests,
-    and refuses those that are too many, must not wait for a model that computes all the time."""
-    if hasattr(os, "PRIO_PROCESS") and os.getpriority(os.PRIO_PROCESS, 0) < MODEL_NICENESS:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), MODEL_NICENESS)
 
 
 def make_lanes(models: Iterable[Model], name: str, threads: int, serve: Callable[[Lane], None]) -> list[Lane]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from math import inf
@@ -12,7 +11,7 @@ import pytest
 
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import Signature, Tensor
-from tfs_lite.schedulers.lanes import MODEL_NICENESS, Lane, make_lanes, step_back
+from tfs_lite.schedulers.lanes import Lane, make_lanes
 
 PATIENCE = 30
 
@@ -104,16 +103,3 @@ def test_model_has_as_many_threads_as_are_worth_having(
     assert [lane.model for lane in made] == [model for model in models for _ in range(expected)]
     names = [lane.thread.name for lane in made]
     assert names == ["tfs-model-m-1", *(f"tfs-model-m-1-{number}" for number in range(1, 2 * expected))]
-
-
-def test_thread_of_a_model_steps_back_behind_those_that_take_requests() -> None:
-    found = []
-
-    def serve() -> None:
-        step_back()
-        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    thread.join()
-    assert found == [max(MODEL_NICENESS, os.getpriority(os.PRIO_PROCESS, 0))]
