@@ -19,7 +19,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ import pytest
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensor_proto import decode, encode
 from tfs_lite.testing.models import WIDTH, TaggedArchives
-from tfs_lite.testing.process import ServerProcess, default_command, wait_until
+from tfs_lite.testing.process import ServerProcess, wait_until
 
 REQUESTS = int(os.environ.get("TFS_LITE_REQUESTS", "4000"))
 CLIENTS = 64
@@ -239,18 +238,8 @@ def serve(root: Path, worker: str) -> ServerProcess:
     )
 
 
-def knows_worker(worker: str) -> bool:
-    """Whether ``tfs-lite serve`` has that kind of worker."""
-    if worker == "thread":
-        return True
-    found = subprocess.run([*default_command(), "serve", "--help"], capture_output=True, text=True, check=False)
-    return "--worker" in found.stdout and worker in found.stdout
-
-
 @pytest.fixture(params=["thread", "process"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[ServerProcess, str]]:
-    if not knows_worker(request.param):
-        pytest.skip(f"tfs-lite serve does not know --worker={request.param}")
     with serve(tmp_path, request.param) as started:
         yield started, request.param
     assert started.exit_code == 0

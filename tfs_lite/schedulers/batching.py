@@ -18,7 +18,7 @@ from tfs_lite.core.model import Model, OnBatch, PredictCall, WorkerLost, nobody_
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.execution import Execution, finish
+from tfs_lite.schedulers.execution import CANCELLED, Execution, finish
 from tfs_lite.schedulers.job import Job
 from tfs_lite.schedulers.lanes import Lane, make_lanes
 from tfs_lite.schedulers.line import Line, RuleOf
@@ -31,7 +31,6 @@ from tfs_lite.schedulers.strain import strain_of
 ANSWERS_HELD = 2
 """Answers that may wait for an earlier one, for each call that may wait for the model, where they keep their order: a
 call that is cancelled or late has left the queue, but its answer waits."""
-CANCELLED = Status(StatusCode.CANCELLED, "the caller cancelled the request")
 
 
 class BatchingServable:

@@ -18,6 +18,7 @@ from tfs_lite.schedulers.assembly import assemble, hand_out
 from tfs_lite.schedulers.line import Line
 
 Answer = Mapping[str, Tensor] | Status
+CANCELLED = Status(StatusCode.CANCELLED, "the caller cancelled the request")
 logger = logging.getLogger(__name__)
 
 

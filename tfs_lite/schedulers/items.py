@@ -22,12 +22,12 @@ from functools import partial
 from tfs_lite.core.model import Model, PredictCall, Servable
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
+from tfs_lite.schedulers.execution import CANCELLED
 from tfs_lite.schedulers.rules import BatchRule
 from tfs_lite.schedulers.settings import BatchSettings
 
 DEFAULT_THREADS = 2
 DEFAULT_MAX_WAITING = 1000
-CANCELLED = Status(StatusCode.CANCELLED, "the caller cancelled the request")
 logger = logging.getLogger(__name__)
 
 Result = Mapping[str, Tensor] | Status

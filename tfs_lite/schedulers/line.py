@@ -26,7 +26,7 @@ RuleOf = Callable[[Signature, BatchSettings], BatchRule | None]
 
 
 class Line:
-    """One signature. Its owner locks around everything but ``job``, ``hindrance`` and what never changes.
+    """One signature. Its owner locks around everything but ``job``, ``refusal`` and what never changes.
 
     ``wake_rows``: with fewer waiting, the last decision stands.
     """
