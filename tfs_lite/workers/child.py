@@ -23,11 +23,10 @@ import numpy as np
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.workers.arena import Arena, read_places
+from tfs_lite.workers.background import in_background, step_beside
 from tfs_lite.workers.channel import Channel, Garbage, Gone
 from tfs_lite.workers.wire import CLOSE, LANES, OPEN, POSTPROCESS, PREPROCESS, RUN, describe_model, plain_failure
 
-NICENESS = 5
-"""Where processors are short, the system prefers the server, which takes requests and refuses those too many."""
 CLOSED, LOST, BROKEN = 0, 0, 1
 """Exit codes: told to end; the server is gone; it does not understand the server."""
 logger = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ Opened = Any
 def main(sock: socket.socket) -> NoReturn:
     """The whole life of the process."""
     code = BROKEN
-    os.nice(max(NICENESS - os.nice(0), 0))
+    step_beside()
     try:
         code = _live(Channel(sock))
     except Gone:
@@ -64,7 +63,8 @@ def _live(channel: Channel) -> int:
     _introduce(label, request["log_level"])
     inputs, outputs = Arena(descriptors[0], limit, ""), Arena(descriptors[1], limit, f"{label}: the outputs of a run")
     try:
-        model = _open(request["function"], request["arguments"], label)
+        with in_background():
+            model = _open(request["function"], request["arguments"], label)
         description = describe_model(model, model.resident_bytes())
     except ServingError as error:
         channel.send(plain_failure(error.code, error.status.message))
@@ -130,7 +130,8 @@ def _open_lanes(channel: Channel, model: Opened, label: str, limit: int) -> None
 
 def _close(model: Opened, label: str) -> None:
     try:
-        model.close()
+        with in_background():
+            model.close()
     except BaseException:
         logger.exception("closing %s failed", label)
 

@@ -62,6 +62,10 @@ class FarModel(Model):
 
     def echo(self, inputs): ...
 
+    def where(self, inputs):
+        """The scheduling policy when it was made, and now."""
+        return {"y": np.array([self.options["policy"], os.sched_getscheduler(0)])}
+
     def refuse(self, inputs):
         raise invalid_argument("x is not to my liking")
 
@@ -151,6 +155,10 @@ class ItemModel(FarModel):
         place = Path(str(self.options["gate"]))
         (place / f"{int(inputs['x'][0])}").touch()
         wait_for(place / f"{int(inputs['x'][1])}")
+
+
+def make_where_it_loads(arguments: str) -> FarModel:
+    return FarModel(policy=os.sched_getscheduler(0))
 
 
 def make(arguments: str) -> FarModel:

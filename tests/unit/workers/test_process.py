@@ -16,8 +16,8 @@ from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.process import wait_until
+from tfs_lite.workers.background import NICENESS
 from tfs_lite.workers.backoff import Backoff
-from tfs_lite.workers.child import NICENESS
 from tfs_lite.workers.process import open_in_process
 from tfs_lite.workers.supervisor import Supervisor
 
