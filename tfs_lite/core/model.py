@@ -106,6 +106,16 @@ class Model(Protocol):
         return dict(outputs)
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceFlags:
+    """Which sequence a request belongs to, in Triton's words: ``id`` is its correlation id, an unsigned 64-bit number
+    or a text, which are different sequences even when they look alike. 0 and the empty text are no id."""
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class PredictCall:
     """One request on its way through a servable.
@@ -113,7 +123,10 @@ class PredictCall:
     ``deadline`` is in seconds of ``time.monotonic``. ``on_done`` is called exactly once, on any thread, with the
     outputs or with the status of the failure; it must be short and must not raise. ``priority`` (1 is the most urgent;
     0: the default) and ``timeout`` (seconds in the queue; 0: the default) count where the model's settings have them.
-    The servable fills in ``queue_seconds``, the wait, and ``run_seconds``, the time in the model, before ``on_done``.
+    ``sequence`` is for models with state. ``on_part``, for models with several answers to a request (``decoupled``), is
+    called with each of them, in order, on any thread, before ``on_done``, which then gets no outputs.
+    The servable fills in ``queue_seconds``, the wait, and ``run_seconds``, the time in the model, before ``on_done``;
+    ``admitted`` is set once the call has been let into the queue, and stays false for one refused at once.
     """
 
     signature: str
@@ -127,6 +140,9 @@ class PredictCall:
     run_seconds: float = field(default=0.0)
     ticket: object = field(default=None)
     """The servable's own note while the call is inside."""
+    sequence: SequenceFlags | None = field(default=None)
+    on_part: Callable[[Mapping[str, Tensor]], None] | None = field(default=None)
+    admitted: bool = field(default=False)
 
 
 class Servable(Protocol):

@@ -116,7 +116,7 @@ class BatchingServable:
                 refusal = self._closed_to(line, job)
                 if refusal is None:
                     self._keep_order(call)
-                    call.ticket = job
+                    call.ticket, call.admitted = job, True
                     lane = self._add(line, job)
         if refusal is not None:
             self._finish(call, refusal)
@@ -213,7 +213,7 @@ class BatchingServable:
             room = -line.queue.rows % settings.max_batch_size
             self._keep_order(call)
             joined = Joined(call, cut(call, job.rows, room, settings.max_batch_size), self._cancel_all)
-            call.ticket = joined
+            call.ticket, call.admitted = joined, True
             for piece in joined.pieces:
                 piece.ticket = part = line.job(piece, now)
                 part.level, part.times_out = job.level, job.times_out

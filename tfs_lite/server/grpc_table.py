@@ -7,7 +7,7 @@ transport turns that into a status.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -17,23 +17,28 @@ class CallKind(enum.Enum):
 
     UNARY = "one request, one answer"
     SERVER_STREAM = "one request, many answers"
+    BIDI_STREAM = "many requests and many answers, in any order"
 
 
 @dataclass(slots=True)
 class CallContext:
     """What a handler may know about the call besides its bytes.
 
-    ``deadline`` is in seconds of ``time.monotonic``; None: the client set none. When the client goes, the handler's
-    task is cancelled. What the handler appends to ``trailers`` (lower-case name, printable ASCII text) goes out with
-    the status of a unary call, for clients that know to look there.
+    ``deadline`` is in seconds of ``time.monotonic``; None: the client set none. ``metadata`` has the client's, names in
+    lower case, of calls with streams. When the client goes, the handler's task is cancelled. What the handler appends
+    to ``trailers`` (lower-case name, printable ASCII text) goes out with the status of a unary call, for clients that
+    know to look there.
     """
 
     deadline: float | None
+    metadata: Mapping[str, str] = field(default_factory=dict)
     trailers: list[tuple[str, str]] = field(default_factory=list)
 
 
 UnaryHandler: TypeAlias = Callable[[bytes, CallContext], Awaitable[bytes]]
 StreamHandler: TypeAlias = Callable[[bytes, CallContext], AsyncIterator[bytes]]
+BidiHandler: TypeAlias = Callable[[AsyncIterator[bytes], CallContext], AsyncIterator[bytes]]
+"""The iterator of requests ends when the client has said its last word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class Method:
 
     path: str
     kind: CallKind
-    handler: UnaryHandler | StreamHandler
+    handler: UnaryHandler | StreamHandler | BidiHandler
 
     @property
     def service(self) -> str:
@@ -59,3 +64,7 @@ def unary(path: str, handler: UnaryHandler) -> Method:
 
 def server_stream(path: str, handler: StreamHandler) -> Method:
     return Method(path, CallKind.SERVER_STREAM, handler)
+
+
+def bidi_stream(path: str, handler: BidiHandler) -> Method:
+    return Method(path, CallKind.BIDI_STREAM, handler)

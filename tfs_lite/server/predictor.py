@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeAlias, cast
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import PredictCall, Servable
+from tfs_lite.core.model import PredictCall, SequenceFlags, Servable
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
@@ -31,10 +31,33 @@ from tfs_lite.server.request_metrics import RequestMetrics, RequestRecord
 Lookup: TypeAlias = Callable[[ModelRef], ServableHandle]
 """Resolves name, version or label to a handle; raises ServingError."""
 
+SequenceLookup: TypeAlias = Callable[[ModelRef, SequenceFlags], ServableHandle]
+"""The same for a request of a sequence, which stays with the version that it began on."""
+
 Plan: TypeAlias = Callable[[Mapping[str, Signature]], Sequence[Run] | Awaitable[Sequence[Run]]]
 """From the signatures of the version to what is to be run, once at least; raises ServingError."""
 
 Result: TypeAlias = Mapping[str, Tensor] | Status
+
+OnPart: TypeAlias = Callable[[ServableId, Mapping[str, Array]], None]
+"""Told, on the loop, about each answer of a model that gives several to a request."""
+
+_PART = -1
+"""In place of the number of a run: not its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """What a request says beside its inputs. ``priority`` and ``timeout``, in seconds, count where the model's settings
+    have them; ``sequence`` is for models with state, ``on_part`` for those with several answers."""
+
+    sequence: SequenceFlags | None = None
+    priority: int = 0
+    timeout: float = 0.0
+    on_part: OnPart | None = None
+
+
+PLAIN = CallOptions()
 
 
 @dataclass(slots=True)
@@ -57,69 +80,111 @@ class Inference:
 class Predictor:
     """Used on one event loop only. ``max_bytes`` bounds what a default may be repeated to."""
 
-    def __init__(self, lookup: Lookup, metrics: RequestMetrics, max_bytes: int = MAX_FILL_BYTES) -> None:
+    def __init__(
+        self,
+        lookup: Lookup,
+        metrics: RequestMetrics,
+        max_bytes: int = MAX_FILL_BYTES,
+        lookup_sequence: SequenceLookup | None = None,
+    ) -> None:
+        """``lookup_sequence`` is asked instead of ``lookup`` for requests of a sequence; None: they are like others."""
         self._lookup = lookup
+        self._lookup_sequence = lookup_sequence or (lambda model, sequence: lookup(model))
         self._metrics = metrics
         self._max_bytes = max_bytes
-        self._outbox: Outbox[tuple[_Request, int, Result]] | None = None
+        self._outbox: Outbox[_Posted] | None = None
         self._deadlines: Deadlines[_Request] | None = None
 
-    async def infer(self, model: ModelRef, plan: Plan, record: RequestRecord, deadline: float | None) -> Inference:
+    async def infer(
+        self,
+        model: ModelRef,
+        plan: Plan,
+        record: RequestRecord,
+        deadline: float | None,
+        options: CallOptions = PLAIN,
+    ) -> Inference:
         """``deadline`` is in seconds of the event loop's clock, which is ``time.monotonic``. Fills in the version and
         the time in the model of ``record``. Raises ServingError; CancelledError when the client has gone, after which
         the answers are dropped."""
-        handle = self._lookup(model)
-        record.version = handle.id.version
+        handle = self._find(model, record, options)
         try:
-            servable: Servable = handle.servable
-            if getattr(servable, "has_item_steps", False):
-                record.late = Reason.JOB_EXPIRED
-            signatures = servable.signatures
-            planned = plan(signatures)
+            planned = plan(handle.servable.signatures)
             runs = planned if isinstance(planned, list | tuple) else await cast("Awaitable[Sequence[Run]]", planned)
-            if not runs:
-                raise invalid_argument("nothing is to be run")
-            request = _Request(handle, len(runs), self._outbox or self._open(), self._metrics, record.late)
-            calls = [
-                PredictCall(
-                    run.signature, self._inputs(signatures, run), run.outputs, deadline, partial(request.done, index)
-                )
-                for index, run in enumerate(runs)
-            ]
+            started = self._start(handle, runs, record, deadline, options)
         except BaseException:
             handle.release()
             raise
-        outputs = await self._answers(request, servable, calls, deadline)
-        for call in calls:
-            record.run_seconds += call.run_seconds
-        return Inference(request.id, runs, outputs)
+        return await started.answer()
 
-    def _inputs(self, signatures: Mapping[str, Signature], run: Run) -> Mapping[str, Array]:
-        signature = signatures[run.signature]
-        return run.inputs if run.fits is signature else call_inputs(signature, run, self._max_bytes)
+    def begin(
+        self,
+        model: ModelRef,
+        plan: Callable[[Mapping[str, Signature]], Sequence[Run]],
+        record: RequestRecord,
+        deadline: float | None,
+        options: CallOptions = PLAIN,
+    ) -> Started:
+        """The same up to the queue: when this returns, the request has its place there, so that requests that are begun
+        one after the other are queued in this order. Whoever begins awaits the answer or cancels."""
+        handle = self._find(model, record, options)
+        try:
+            return self._start(handle, plan(handle.servable.signatures), record, deadline, options)
+        except BaseException:
+            handle.release()
+            raise
 
-    async def _answers(
-        self, request: _Request, servable: Servable, calls: Sequence[PredictCall], deadline: float | None
-    ) -> Sequence[Mapping[str, Array]]:
-        """Queues every call; all answers in order, or the first failure, and then the others are not worth running."""
+    def _find(self, model: ModelRef, record: RequestRecord, options: CallOptions) -> ServableHandle:
+        sequence = options.sequence
+        handle = self._lookup(model) if sequence is None else self._lookup_sequence(model, sequence)
+        record.version = handle.id.version
+        return handle
+
+    def _start(
+        self,
+        handle: ServableHandle,
+        runs: Sequence[Run],
+        record: RequestRecord,
+        deadline: float | None,
+        options: CallOptions,
+    ) -> Started:
+        """Takes the handle over once it has queued every call."""
+        servable: Servable = handle.servable
+        if getattr(servable, "has_item_steps", False):
+            record.late = Reason.JOB_EXPIRED
+        if not runs:
+            raise invalid_argument("nothing is to be run")
+        signatures = servable.signatures
+        outbox = self._outbox or self._open()
         deadlines = self._deadlines
         assert deadlines is not None
+        request = _Request(handle, len(runs), outbox, self._metrics, record.late, options.on_part)
+        calls = [
+            PredictCall(
+                run.signature,
+                self._inputs(signatures, run),
+                run.outputs,
+                deadline,
+                partial(request.done, index),
+                options.priority,
+                options.timeout,
+                sequence=options.sequence,
+                on_part=request.part if options.on_part is not None else None,
+            )
+            for index, run in enumerate(runs)
+        ]
+        started = Started(request, servable, runs, calls, record, deadline, deadlines)
         self._metrics.entered(request.id)
         for call in calls:
             servable.submit(call)
         if deadline is not None:
             deadlines.add(request, deadline)
-        try:
-            return await request.answer
-        except BaseException:
-            for call in calls:
-                servable.cancel(call)
-            raise
-        finally:
-            if deadline is not None:
-                deadlines.discard(request)
+        return started
 
-    def _open(self) -> Outbox[tuple[_Request, int, Result]]:
+    def _inputs(self, signatures: Mapping[str, Signature], run: Run) -> Mapping[str, Array]:
+        signature = signatures[run.signature]
+        return run.inputs if run.fits is signature else call_inputs(signature, run, self._max_bytes)
+
+    def _open(self) -> Outbox[_Posted]:
         """On the first request, when there is a loop."""
         self._outbox = Outbox(_settle)
         self._deadlines = Deadlines(self._outbox.loop, _expire)
@@ -130,15 +195,16 @@ class _Request:
     """A request whose calls are inside. ``done`` is called by the servable, on any thread, once for each call; the rest
     happens on the loop. Holds the version until the last call is answered."""
 
-    __slots__ = ("_handle", "_left", "_metrics", "_outbox", "answer", "id", "late", "outputs")
+    __slots__ = ("_handle", "_left", "_metrics", "_on_part", "_outbox", "answer", "id", "late", "outputs")
 
     def __init__(
         self,
         handle: ServableHandle,
         calls: int,
-        outbox: Outbox[tuple[_Request, int, Result]],
+        outbox: Outbox[_Posted],
         metrics: RequestMetrics,
         late: Reason | None,
+        on_part: OnPart | None,
     ) -> None:
         self.id = handle.id
         self.late = late
@@ -146,13 +212,22 @@ class _Request:
         self._left = calls
         self._outbox = outbox
         self._metrics = metrics
+        self._on_part = on_part
         self.outputs: list[Mapping[str, Array]] = [{}] * calls
         self.answer: asyncio.Future[Sequence[Mapping[str, Array]]] = outbox.loop.create_future()
 
     def done(self, index: int, result: Result) -> None:
         self._outbox.post((self, index, result))
 
+    def part(self, outputs: Mapping[str, Tensor]) -> None:
+        """One of several answers, as ``done`` before the last."""
+        self._outbox.post((self, _PART, outputs))
+
     def settle(self, index: int, result: Result) -> None:
+        if index == _PART:
+            if not self.answer.done() and self._on_part is not None:
+                self._on_part(self.id, cast("Mapping[str, Array]", result))
+            return
         self._left -= 1
         if not self._left:
             self._metrics.left(self.id)
@@ -167,7 +242,55 @@ class _Request:
             self.answer.set_result(self.outputs)
 
 
-def _settle(item: tuple[_Request, int, Result]) -> None:
+_Posted: TypeAlias = tuple[_Request, int, Result]
+
+
+class Started:
+    """A request that is queued. On the loop only."""
+
+    __slots__ = ("_calls", "_deadline", "_deadlines", "_record", "_request", "_runs", "_servable")
+
+    def __init__(
+        self,
+        request: _Request,
+        servable: Servable,
+        runs: Sequence[Run],
+        calls: Sequence[PredictCall],
+        record: RequestRecord,
+        deadline: float | None,
+        deadlines: Deadlines[_Request],
+    ) -> None:
+        self._request = request
+        self._servable = servable
+        self._runs = runs
+        self._calls = calls
+        self._record = record
+        self._deadline = deadline
+        self._deadlines = deadlines
+
+    async def answer(self) -> Inference:
+        """All answers in order; or the first failure, and then the others are not worth running. Once."""
+        try:
+            outputs = await self._request.answer
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            if self._deadline is not None:
+                self._deadlines.discard(self._request)
+        for call in self._calls:
+            self._record.run_seconds += call.run_seconds
+        return Inference(self._request.id, self._runs, outputs)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more. May be called at any time, also after the answer."""
+        if self._deadline is not None:
+            self._deadlines.discard(self._request)
+        for call in self._calls:
+            self._servable.cancel(call)
+
+
+def _settle(item: _Posted) -> None:
     request, index, result = item
     request.settle(index, result)
 
