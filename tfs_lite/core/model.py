@@ -143,6 +143,10 @@ class PredictCall:
     sequence: SequenceFlags | None = field(default=None)
     on_part: Callable[[Mapping[str, Tensor]], None] | None = field(default=None)
     admitted: bool = field(default=False)
+    arrived: float = field(default=0.0)
+    """When it came, in seconds of ``time.monotonic``; 0: nobody noted it."""
+    moving_seconds: tuple[float, float] = field(default=(0.0, 0.0))
+    """Of ``run_seconds``, the time for putting inputs together and for handing outputs out."""
 
 
 class Servable(Protocol):
@@ -181,7 +185,8 @@ class Servable(Protocol):
 @dataclass(frozen=True, slots=True)
 class BatchReport:
     """One run of a model. ``rows`` are those of requests, ``padding`` those added to reach an allowed size;
-    ``queue_seconds`` has the wait of every call in it."""
+    ``queue_seconds`` has the wait of every call in it. ``moving_seconds``: of ``run_seconds``, the time for putting
+    inputs together and for handing outputs out."""
 
     id: ServableId
     rows: int
@@ -189,6 +194,7 @@ class BatchReport:
     run_seconds: float
     queue_seconds: tuple[float, ...]
     ok: bool
+    moving_seconds: tuple[float, float] = (0.0, 0.0)
 
 
 OnBatch = Callable[[BatchReport], None]
@@ -197,3 +203,11 @@ OnBatch = Callable[[BatchReport], None]
 
 def nobody_counts(report: BatchReport) -> None:
     """For servers without metrics."""
+
+
+OnCall = Callable[[ServableId, PredictCall, Mapping[str, Tensor] | Status], None]
+"""Told about every call that has ended, and how, whoever made it; must be short and must not raise."""
+
+
+def nobody_asks(servable_id: ServableId, call: PredictCall, result: Mapping[str, Tensor] | Status) -> None:
+    """For servers without statistics of calls."""

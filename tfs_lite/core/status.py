@@ -39,6 +39,8 @@ class Reason(enum.Enum):
 
     INVALID_ITEM = "the model's own rules refuse an item of the request"
     JOB_EXPIRED = "the time for a request that goes item by item is over"
+    QUEUE_TIMEOUT = "it waited for the model longer than its queue allows"
+    WAITS_FOR_MODELS = "a version cannot be loaded before another model is available"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,38 +52,42 @@ class Execution:
         """Answers every call; ``sizes`` are their rows. Raises WorkerLost, after having answered with it, when the
         model has to recover."""
         started = self._clock.monotonic()
-        answers, padding, lost = self._attempt(model, line, calls, sizes)
+        answers, padding, lost, inside = self._attempt(model, line, calls, sizes)
         ended = self._clock.monotonic()
         ok = not isinstance(answers[0], Status)
-        self._report(calls, sum(sizes), padding, ended - started, ok)
+        moving = (inside[0] - started, ended - inside[1]) if inside else (0.0, 0.0)
+        self._report(calls, sum(sizes), padding, ended - started, moving, ok)
         if not ok and lost is None and len(calls) > 1:
             self._run_halves(model, line, calls, sizes)
             return
         self._ended(line, ended, sum(sizes), ended - started)
         for call, answer in zip(calls, answers, strict=True):
-            call.run_seconds = ended - started
+            call.run_seconds, call.moving_seconds = ended - started, moving
             finish(call, answer, self._name)
         if lost is not None:
             raise lost
 
     def _attempt(
         self, model: Model, line: Line, calls: Sequence[PredictCall], sizes: Sequence[int]
-    ) -> tuple[Sequence[Answer], int, WorkerLost | None]:
-        """(an answer for each call, rows of padding, the worker's end if it came)."""
+    ) -> tuple[Sequence[Answer], int, WorkerLost | None, tuple[float, float] | None]:
+        """(an answer for each call, rows of padding, the worker's end if it came, when the model was entered and left
+        if it was)."""
         padding = 0
         try:
             batch = assemble(line.rule, model, line.key, calls, sizes, line.settings)
             padding = batch.padding
+            entered = self._clock.monotonic()
             results = model.run(line.key, batch.inputs, batch.outputs)
-            return hand_out(line.rule, batch, results, calls, sizes), padding, None
+            inside = (entered, self._clock.monotonic())
+            return hand_out(line.rule, batch, results, calls, sizes), padding, None, inside
         except WorkerLost as error:
-            return [error.status] * len(calls), padding, error
+            return [error.status] * len(calls), padding, error, None
         except ServingError as error:
-            return [error.status] * len(calls), padding, None
+            return [error.status] * len(calls), padding, None, None
         except BaseException as error:
             logger.exception("%s broke its contract: it may only raise ServingError", self._name)
             status = Status(StatusCode.INTERNAL, f"{self._name} failed: {type(error).__name__}")
-            return [status] * len(calls), padding, None
+            return [status] * len(calls), padding, None, None
 
     def _run_halves(self, model: Model, line: Line, calls: Sequence[PredictCall], sizes: Sequence[int]) -> None:
         middle = len(calls) // 2
@@ -95,9 +99,17 @@ class Execution:
             raise
         self.run(model, line, calls[middle:], sizes[middle:])
 
-    def _report(self, calls: Sequence[PredictCall], rows: int, padding: int, seconds: float, ok: bool) -> None:
+    def _report(
+        self,
+        calls: Sequence[PredictCall],
+        rows: int,
+        padding: int,
+        seconds: float,
+        moving: tuple[float, float],
+        ok: bool,
+    ) -> None:
         waits = tuple([call.queue_seconds for call in calls])
         try:
-            self._on_batch(BatchReport(self._id, rows, padding, seconds, waits, ok))
+            self._on_batch(BatchReport(self._id, rows, padding, seconds, waits, ok, moving))
         except Exception:
             logger.exception("a run of %s could not be counted", self._name)

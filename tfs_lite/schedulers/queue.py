@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator
 from itertools import chain
 from math import inf
 
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.job import Job
 from tfs_lite.schedulers.settings import BatchSettings, QueuePolicy, TimeoutAction
 
@@ -172,9 +172,8 @@ class JobQueue:
             )
         if level.action is TimeoutAction.DELAY:
             return None
-        return Status(
-            StatusCode.UNAVAILABLE, f"Request timeout expired: the request has waited too long for {self._name}"
-        )
+        message = f"Request timeout expired: the request has waited too long for {self._name}"
+        return Status(StatusCode.UNAVAILABLE, message, Reason.QUEUE_TIMEOUT)
 
     def _full(self, reason: str) -> Status:
         return Status(StatusCode.UNAVAILABLE, f"{reason}, the most allowed; try again later")

@@ -14,10 +14,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import TypeAlias, cast
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import PredictCall, SequenceFlags, Servable
+from tfs_lite.core.model import OnCall, PredictCall, SequenceFlags, Servable, nobody_asks
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
@@ -86,12 +87,15 @@ class Predictor:
         metrics: RequestMetrics,
         max_bytes: int = MAX_FILL_BYTES,
         lookup_sequence: SequenceLookup | None = None,
+        on_call: OnCall = nobody_asks,
     ) -> None:
-        """``lookup_sequence`` is asked instead of ``lookup`` for requests of a sequence; None: they are like others."""
+        """``lookup_sequence`` is asked instead of ``lookup`` for requests of a sequence; None: they are like others.
+        ``on_call`` is told, on the loop, about every call that has ended."""
         self._lookup = lookup
         self._lookup_sequence = lookup_sequence or (lambda model, sequence: lookup(model))
         self._metrics = metrics
         self._max_bytes = max_bytes
+        self._on_call = on_call
         self._outbox: Outbox[_Posted] | None = None
         self._deadlines: Deadlines[_Request] | None = None
 
@@ -157,7 +161,8 @@ class Predictor:
         outbox = self._outbox or self._open()
         deadlines = self._deadlines
         assert deadlines is not None
-        request = _Request(handle, len(runs), outbox, self._metrics, record.late, options.on_part)
+        request = _Request(handle, outbox, self._metrics, record.late, options.on_part, self._on_call)
+        now = monotonic()
         calls = [
             PredictCall(
                 run.signature,
@@ -169,9 +174,11 @@ class Predictor:
                 options.timeout,
                 sequence=options.sequence,
                 on_part=request.part if options.on_part is not None else None,
+                arrived=now,
             )
             for index, run in enumerate(runs)
         ]
+        request.expect(calls)
         started = Started(request, servable, runs, calls, record, deadline, deadlines)
         self._metrics.entered(request.id)
         for call in calls:
@@ -195,26 +202,37 @@ class _Request:
     """A request whose calls are inside. ``done`` is called by the servable, on any thread, once for each call; the rest
     happens on the loop. Holds the version until the last call is answered."""
 
-    __slots__ = ("_handle", "_left", "_metrics", "_on_part", "_outbox", "answer", "id", "late", "outputs")
+    __slots__ = (
+        *("_calls", "_handle", "_left", "_metrics", "_on_call", "_on_part", "_outbox"),
+        *("answer", "id", "late", "outputs"),
+    )
 
     def __init__(
         self,
         handle: ServableHandle,
-        calls: int,
         outbox: Outbox[_Posted],
         metrics: RequestMetrics,
         late: Reason | None,
         on_part: OnPart | None,
+        on_call: OnCall,
     ) -> None:
         self.id = handle.id
         self.late = late
         self._handle = handle
-        self._left = calls
+        self._left = 0
         self._outbox = outbox
         self._metrics = metrics
         self._on_part = on_part
-        self.outputs: list[Mapping[str, Array]] = [{}] * calls
+        self._on_call = on_call
+        self._calls: Sequence[PredictCall] = ()
+        self.outputs: list[Mapping[str, Array]] = []
         self.answer: asyncio.Future[Sequence[Mapping[str, Array]]] = outbox.loop.create_future()
+
+    def expect(self, calls: Sequence[PredictCall]) -> None:
+        """Before the first is submitted."""
+        self._calls = calls
+        self._left = len(calls)
+        self.outputs = [{}] * len(calls)
 
     def done(self, index: int, result: Result) -> None:
         self._outbox.post((self, index, result))
@@ -229,7 +247,9 @@ class _Request:
                 self._on_part(self.id, cast("Mapping[str, Array]", result))
             return
         self._left -= 1
+        self._on_call(self.id, self._calls[index], result)
         if not self._left:
+            self._calls = ()
             self._metrics.left(self.id)
             self._handle.release()
         if self.answer.done() or self._outbox.loop.is_closed():
