@@ -12,10 +12,10 @@ import inspect
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError
@@ -27,8 +27,8 @@ from tfs_lite.adapters.inspect_archive import damaged
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.python_items import ItemSteps
 from tfs_lite.adapters.python_source import ARTEFACT, forget, import_model, source_failure
-from tfs_lite.adapters.results import by_name
-from tfs_lite.adapters.tensors import Array, to_tensor
+from tfs_lite.adapters.results import by_name, check_outputs
+from tfs_lite.adapters.tensors import Array, to_arrays, to_tensor
 from tfs_lite.config.model import ModelSettings, signature_of
 from tfs_lite.core.signature import Signature, Tensor, TensorSpec, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
@@ -65,18 +65,51 @@ class PythonModel(LoadedModel):
         self._source = source
 
     def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
-        values = {
-            name: array if array.dtype == object else to_tensor(array, self._device, share=False)
-            for name, array in inputs.items()
-        }
-        result = self._guarded(lambda: self.answer(values))
+        result = self._guarded(lambda: self.answer(self._values(inputs)))
         if isinstance(result, Iterator):
             raise ServingError(
                 StatusCode.UNIMPLEMENTED,
-                f"model {self._id.name} answers with several responses; only one response per request is served",
+                f"model {self._id.name} answers with several responses: its config needs "
+                "model_transaction_policy { decoupled: true }",
             )
         (declared,) = self.signatures.values()
         return by_name(result, declared.output_names)
+
+    def _values(self, inputs: Mapping[str, Array]) -> dict[str, torch.Tensor | Array]:
+        return {
+            name: array if array.dtype == object else to_tensor(array, self._device, share=False)
+            for name, array in inputs.items()
+        }
+
+    def parts(
+        self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
+    ) -> Iterator[dict[str, Tensor]]:
+        """What ``predict`` yields; a single answer if it returns a dict. An answer may lack outputs."""
+        declared = self.run_signature(signature)
+        try:
+            result = self._guarded(lambda: self.answer(self._values(cast(Mapping[str, Array], inputs))))
+            answers = result if isinstance(result, Iterator) else iter([result])
+            try:
+                while (found := self._guarded(lambda: next(answers, None))) is not None:
+                    yield self._part(declared, inputs, found, outputs)
+            finally:
+                if isinstance(answers, Generator):
+                    self._guarded(answers.close)
+            return
+        except Exception as error:
+            failure = run_failure(self._id, error, self._shapes_were_checked)
+            self._log(failure, error)
+        raise failure
+
+    def _part(
+        self, declared: Signature, inputs: Mapping[str, Tensor], found: object, outputs: tuple[str, ...]
+    ) -> dict[str, Tensor]:
+        results = by_name(found, declared.output_names)
+        wanted = {name: value for name, value in results.items() if not outputs or name in outputs}
+        check_outputs(declared, inputs, wanted)
+        arrays = to_arrays(wanted, self._device)
+        check_outputs(declared, inputs, arrays)
+        return arrays
 
     def _guarded(self, work: Callable[[], T]) -> T:
         """What the work returns; ``sys.exit()`` and its like fail the request, and nothing else."""

@@ -8,7 +8,7 @@ open is read in the simplest way: no mapping means the model's own names, and cl
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -95,6 +95,15 @@ class SignedModel(OpenedModel):
             return self._model.run(DEFAULT_SIGNATURE, inputs, outputs)
         wanted = outputs or call.signature.output_names
         return self._answer(call, self._model.run(DEFAULT_SIGNATURE, call.feed(inputs), call.needed(wanted)), wanted)
+
+    def parts(
+        self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
+    ) -> Iterator[dict[str, Tensor]]:
+        """As every model; each answer has all outputs that are wanted."""
+        call = self._call(signature)
+        wanted = outputs or call.signature.output_names
+        for results in self._model.parts(DEFAULT_SIGNATURE, call.feed(inputs), call.needed(wanted)):
+            yield self._answer(call, results, wanted)
 
     @property
     def concurrency(self) -> int:

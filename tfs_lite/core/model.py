@@ -9,7 +9,7 @@ whatever decides who runs next; it is what handles give out.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -63,6 +63,13 @@ class Model(Protocol):
 
     def close(self) -> None:
         """Drops weights, threads and processes. Called once, after the last ``run``."""
+
+    def parts(
+        self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
+    ) -> Iterator[dict[str, Tensor]]:
+        """As ``run``, for models that may have several answers to a request, or none: one after the other. Whoever
+        stops early closes the iterator."""
+        yield self.run(signature, inputs, outputs)
 
     @property
     def worker(self) -> WorkerStatus:

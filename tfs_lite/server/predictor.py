@@ -11,6 +11,7 @@ when the client has gone in the meantime: the model may still be reading the inp
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,11 @@ Result: TypeAlias = Mapping[str, Tensor] | Status
 OnPart: TypeAlias = Callable[[ServableId, Mapping[str, Array]], None]
 """Told, on the loop, about each answer of a model that gives several to a request."""
 
+MAX_PARTS = 64
+"""Answers of one request that the client has not been sent yet."""
+_LOOK_SECONDS = 0.2
+"""How often a model that waits for its client looks whether it is still there."""
+_NO_ROOM = threading.Semaphore(0)
 _PART = -1
 """In place of the number of a run: not its end."""
 
@@ -204,7 +210,7 @@ class _Request:
 
     __slots__ = (
         *("_calls", "_handle", "_left", "_metrics", "_on_call", "_on_part", "_outbox"),
-        *("answer", "id", "late", "outputs"),
+        *("answer", "id", "late", "outputs", "room"),
     )
 
     def __init__(
@@ -226,6 +232,7 @@ class _Request:
         self._on_call = on_call
         self._calls: Sequence[PredictCall] = ()
         self.outputs: list[Mapping[str, Array]] = []
+        self.room = _NO_ROOM if on_part is None else threading.Semaphore(MAX_PARTS)
         self.answer: asyncio.Future[Sequence[Mapping[str, Array]]] = outbox.loop.create_future()
 
     def expect(self, calls: Sequence[PredictCall]) -> None:
@@ -238,7 +245,11 @@ class _Request:
         self._outbox.post((self, index, result))
 
     def part(self, outputs: Mapping[str, Tensor]) -> None:
-        """One of several answers, as ``done`` before the last."""
+        """One of several answers, as ``done`` before the last. Blocks the model while too many are on their way to a
+        client that is still there."""
+        while not self.room.acquire(timeout=_LOOK_SECONDS):
+            if self.answer.done():
+                return
         self._outbox.post((self, _PART, outputs))
 
     def settle(self, index: int, result: Result) -> None:
@@ -301,6 +312,10 @@ class Started:
         for call in self._calls:
             self._record.run_seconds += call.run_seconds
         return Inference(self._request.id, self._runs, outputs)
+
+    def took(self) -> None:
+        """One of several answers has been sent; the model may go on if it waited for that."""
+        self._request.room.release()
 
     def cancel(self) -> None:
         """Nobody waits for it any more. May be called at any time, also after the answer."""

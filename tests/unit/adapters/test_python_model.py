@@ -318,8 +318,8 @@ def test_source_is_read_anew_and_nothing_is_written_beside_it(tmp_path, request_
 @pytest.mark.parametrize(
     ("body", "code", "message"),
     [
-        ("yield {'y': 1}", StatusCode.UNIMPLEMENTED, "only one response per request"),
-        ("return iter([])", StatusCode.UNIMPLEMENTED, "only one response per request"),
+        ("yield {'y': 1}", StatusCode.UNIMPLEMENTED, "decoupled: true"),
+        ("return iter([])", StatusCode.UNIMPLEMENTED, "decoupled: true"),
         ("return [1]", StatusCode.INTERNAL, "predict() of model m returned list, expected a dict"),
         ("return {'z': inputs['x']}", StatusCode.INTERNAL, "did not return output y; it returned: z"),
         ("return {'y': inputs['x'].long()}", StatusCode.INTERNAL, "returned output y as int64[1,3], expected float"),
@@ -369,3 +369,34 @@ def test_callers_array_is_never_written_to(opened):
     model = opened(*plain("return {'y': inputs['x'].add_(1)}"))
     assert model.run("", {"x": array}, ())["y"].tolist() == [[1, 2, 3]]
     assert array.tolist() == ROW.tolist()
+
+
+def test_model_may_yield_several_answers_of_which_each_has_the_outputs_that_are_wanted(opened):
+    model = opened(*plain("for n in range(3): yield {'y': inputs['x'] + n, 'n': torch.tensor([n])}"))
+    vars(sys.modules[type(model._object).__module__])["torch"] = torch
+    both = list(model.parts("", {"x": ROW}, ()))
+    assert [sorted(part) for part in both] == [["n", "y"]] * 3
+    np.testing.assert_array_equal(both[2]["y"], ROW + 2)
+    assert [part["n"].tolist() for part in model.parts("", {"x": ROW}, ("n",))] == [[0], [1], [2]]
+
+
+def test_model_that_returns_a_dict_has_one_answer(opened):
+    model = opened(*plain("return {'y': inputs['x']}"))
+    (part,) = model.parts("", {"x": ROW}, ())
+    np.testing.assert_array_equal(part["y"], ROW)
+
+
+@pytest.mark.parametrize("body", ["yield {'y': inputs['x']}; raise ValueError('broken')", "yield {'y': object()}"])
+def test_answer_that_goes_wrong_ends_the_request(opened, body):
+    model = opened(*plain(body))
+    with pytest.raises(ServingError) as caught:
+        list(model.parts("", {"x": ROW}, ()))
+    assert caught.value.code is StatusCode.INTERNAL
+
+
+def test_generator_that_nobody_reads_on_is_closed(opened):
+    model = opened(*plain("try:", "    while True: yield {'y': inputs['x']}", "finally:", "    Model.closed = True"))
+    parts = model.parts("", {"x": ROW}, ())
+    next(parts)
+    parts.close()
+    assert type(model._object).closed

@@ -1,0 +1,191 @@
+"""Models with several answers to a request, or none: every call alone, its answers passed on as the model gives them.
+
+    submit -> [queue] -> an idle instance -> Model.parts -> on_part, on_part, ... -> on_done without outputs
+
+Triton calls such models decoupled. ``on_part`` may block, which is how a caller that reads slowly slows the model down.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, WorkerLost, nobody_counts
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import Signature
+from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.schedulers.execution import CANCELLED, finish
+
+logger = logging.getLogger(__name__)
+
+
+class DecoupledServable:
+    """A :class:`~tfs_lite.core.model.Servable`. One thread for each model.
+
+    Promises: answers of a call come in order, and ``on_done`` once, after the last; a call that is cancelled or whose
+    deadline passes gets no answer after the one that the model is at. Errors, through ``on_done``: UNAVAILABLE (queue
+    full, closed, worker lost), DEADLINE_EXCEEDED, CANCELLED, UNIMPLEMENTED (the caller takes one answer only), what the
+    model raises, also after some answers.
+    """
+
+    decoupled = True
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        servable_id: ServableId,
+        *,
+        clock: Clock,
+        max_queued_calls: int = 1000,
+        on_batch: OnBatch = nobody_counts,
+    ) -> None:
+        """Takes the models over: closes them in the end."""
+        self.models = tuple(models)
+        self._id = servable_id
+        self._name = f"{servable_id.name}-{servable_id.version}"
+        self._clock = clock
+        self._most = max_queued_calls
+        self._on_batch = on_batch
+        self._changed = threading.Condition()  # guards all below
+        self._queue: deque[tuple[PredictCall, float]] = deque()
+        self._dropped: set[int] = set()  # of calls that run, by identity
+        self._running: set[int] = set()
+        self._closed = False
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(model,), name=f"tfs-parts-{self._name}-{index}", daemon=True)
+            for index, model in enumerate(self.models)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def platform(self) -> str:
+        return self.models[0].platform
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        return self.models[0].signatures
+
+    @property
+    def pending(self) -> int:
+        with self._changed:
+            return len(self._queue)
+
+    @property
+    def pending_rows(self) -> int:
+        return self.pending
+
+    def submit(self, call: PredictCall) -> None:
+        refusal = self._refusal(call)
+        if refusal is None:
+            with self._changed:
+                if self._closed:
+                    refusal = self._unavailable("is being unloaded")
+                elif len(self._queue) >= self._most:
+                    refusal = self._unavailable(f"has {self._most} calls waiting, the most allowed; try again later")
+                else:
+                    call.admitted = True
+                    self._queue.append((call, self._clock.monotonic()))
+                    self._changed.notify()
+        if refusal is not None:
+            finish(call, refusal, self._name)
+
+    def cancel(self, call: PredictCall) -> None:
+        """A call that runs ends at its next answer."""
+        with self._changed:
+            waiting = next((entry for entry in self._queue if entry[0] is call), None)
+            if waiting is not None:
+                self._queue.remove(waiting)
+            elif id(call) in self._running:
+                self._dropped.add(id(call))
+        if waiting is not None:
+            finish(call, CANCELLED, self._name)
+
+    def close(self) -> None:
+        self._closing.set()
+        with self._changed:
+            self._closed = True
+            waiting, self._queue = self._queue, deque()
+            self._changed.notify_all()
+        for call, _ in waiting:
+            finish(call, self._unavailable("is being unloaded"), self._name)
+        for thread in self._threads:
+            thread.join()
+        for model in self.models:
+            model.close()
+
+    def _refusal(self, call: PredictCall) -> Status | None:
+        if call.on_part is None:
+            message = f"{self._name} may give several answers to a request (decoupled): ask for them as a stream"
+            return Status(StatusCode.UNIMPLEMENTED, message)
+        return self._late(call)
+
+    def _late(self, call: PredictCall) -> Status | None:
+        if call.deadline is None or call.deadline > self._clock.monotonic():
+            return None
+        message = f"the deadline passed before {self._name} had given its last answer"
+        return Status(StatusCode.DEADLINE_EXCEEDED, message)
+
+    def _serve(self, model: Model) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                call, queued = self._queue.popleft()
+                self._running.add(id(call))
+            call.queue_seconds = self._clock.monotonic() - queued
+            status, lost = self._late(call), False
+            if status is None:
+                status, lost = self._run(model, call)
+            with self._changed:
+                self._running.discard(id(call))
+                self._dropped.discard(id(call))
+            finish(call, status or {}, self._name)
+            del call
+            if lost and not model.recover(self._closing):
+                return
+
+    def _run(self, model: Model, call: PredictCall) -> tuple[Status | None, bool]:
+        """How it ended (None: well), and whether the model has lost its worker."""
+        started = self._clock.monotonic()
+        status, lost = self._pass_on(model, call)
+        call.run_seconds = self._clock.monotonic() - started
+        report = BatchReport(self._id, 1, 0, call.run_seconds, (call.queue_seconds,), status is None)
+        try:
+            self._on_batch(report)
+        except Exception:
+            logger.exception("a run of %s could not be counted", self._name)
+        return status, lost
+
+    def _pass_on(self, model: Model, call: PredictCall) -> tuple[Status | None, bool]:
+        assert call.on_part is not None
+        try:
+            for outputs in model.parts(call.signature, call.inputs, call.outputs):
+                ended = self._ended(call)
+                if ended is not None:
+                    return ended, False
+                call.on_part(outputs)
+        except WorkerLost as error:
+            return error.status, True
+        except ServingError as error:
+            return error.status, False
+        except BaseException as error:
+            logger.exception("%s broke its contract: it may only raise ServingError", self._name)
+            return Status(StatusCode.INTERNAL, f"{self._name} failed: {type(error).__name__}"), False
+        return None, False
+
+    def _ended(self, call: PredictCall) -> Status | None:
+        """Why nobody wants the next answer."""
+        with self._changed:
+            if id(call) in self._dropped:
+                return CANCELLED
+        return self._late(call)
+
+    def _unavailable(self, reason: str) -> Status:
+        return Status(StatusCode.UNAVAILABLE, f"{self._name} {reason}")
