@@ -254,12 +254,12 @@ class House:
 
     def http(self, data: bytes) -> Reply | None:
         """None if there is no request in the bytes, so that no application ever hears of them."""
-        parsed = _parse_http(data)
+        parsed = parse_http(data)
         if parsed is None:
             return None
         scope, messages, whole = parsed
         reply = Reply(scope["method"], data.split(b"\n")[0].decode("latin-1"), broken_off=not whole)
-        self._run(self._app(scope, _receiver(messages, whole), _sender(reply)))
+        self._run(self._app(scope, receiver(messages, whole), sender(reply)))
         return reply
 
     def close(self) -> None:
@@ -314,7 +314,7 @@ def _meaning(config: ModelServerConfig) -> list[Any]:
     ]
 
 
-def _parse_http(data: bytes) -> tuple[dict[str, Any], list[bytes], bool] | None:
+def parse_http(data: bytes) -> tuple[dict[str, Any], list[bytes], bool] | None:
     """The scope as the HTTP server makes it, the pieces of the body, and whether the request came to its end."""
     connection = h11.Connection(h11.SERVER)
     connection.receive_data(data)
@@ -349,7 +349,7 @@ def _scope(request: h11.Request) -> dict[str, Any]:
     }
 
 
-def _receiver(pieces: list[bytes], whole: bool) -> Callable[[], Awaitable[dict[str, Any]]]:
+def receiver(pieces: list[bytes], whole: bool) -> Callable[[], Awaitable[dict[str, Any]]]:
     """The body, and then nothing more: the client waits for its answer, unless it has gone."""
     left = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
     left.append({"type": "http.request", "body": b"", "more_body": False} if whole else {"type": "http.disconnect"})
@@ -362,7 +362,7 @@ def _receiver(pieces: list[bytes], whole: bool) -> Callable[[], Awaitable[dict[s
     return receive
 
 
-def _sender(reply: Reply) -> Callable[[dict[str, Any]], Awaitable[None]]:
+def sender(reply: Reply) -> Callable[[dict[str, Any]], Awaitable[None]]:
     async def send(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
             reply.starts += 1

@@ -146,7 +146,8 @@ def says_everything(signature: Signature) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """``open`` None: artefacts of this kind are known, but this server cannot serve them; ``missing`` says why."""
+    """``open`` None: artefacts of this kind are known, but this server cannot serve them; ``missing`` says why. Or the
+    platform is ``composed``: a version has no artefact, nothing is opened, and the servable is made of other models."""
 
     name: str
     artefact: str
@@ -154,3 +155,9 @@ class Platform:
     open: Callable[[OpenRequest], OpenedModel] | None
     needs_trust: bool = False
     missing: str = ""
+    composed: bool = False
+
+    @property
+    def is_served(self) -> bool:
+        """Whether this server can serve versions of it."""
+        return self.open is not None or self.composed

@@ -34,7 +34,7 @@ def load_failure(servable_id: ServableId, error: BaseException) -> ServingError:
     """Why a version could not be loaded. Own errors keep their code; memory is RESOURCE_EXHAUSTED; the rest is
     FAILED_PRECONDITION: the files are as they are, whoever asks."""
     if isinstance(error, ServingError):
-        return ServingError(error.code, f"{_name(servable_id)}: {error.status.message}")
+        return ServingError(error.code, f"{_name(servable_id)}: {error.status.message}", error.status.reason)
     code = StatusCode.RESOURCE_EXHAUSTED if out_of_memory(error) else StatusCode.FAILED_PRECONDITION
     return ServingError(code, f"{_name(servable_id)} cannot be loaded: {_kind(error)}{sentence(error)}")
 

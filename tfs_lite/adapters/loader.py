@@ -3,6 +3,7 @@
     find the platform -> may its files be loaded? -> open on the device, once per instance -> give it its signatures
     -> hand it to the servable factory -> warm it up
 
+A version of a composed platform has nothing to open: the factory gets no models, and makes the servable of others.
 Everything that can fail happens inside ``load``; afterwards the loader holds a servable, or nothing at all.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tfs_lite.adapters import memory
 from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform
@@ -20,20 +21,22 @@ from tfs_lite.adapters.device import check_device, gpu_instance, pick_device, us
 from tfs_lite.adapters.failures import load_failure, story
 from tfs_lite.adapters.file_caches import drop_file_caches
 from tfs_lite.adapters.inspect_archive import unsafe
+from tfs_lite.adapters.model_warmup import no_model_warmup
+from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.model import Servable
+from tfs_lite.core.model import Model, Servable
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
 
 logger = logging.getLogger(__name__)
 
 ServableFactory = Callable[[Sequence[OpenedModel], OpenRequest], Servable]
 """Equal models of one version -> what requests are sent to, which closes them in the end. Adapters do not know who runs
-next."""
+next. No models: the version is composed of others, as the request's settings say."""
 
 Opens = Callable[[Platform, OpenRequest], Sequence[OpenedModel]]
 """Opens the instances of a version, in this process or in others."""
@@ -69,6 +72,7 @@ class AdapterSettings:
     model_settings: Callable[[str, str], ModelSettings | None] = field(default=no_settings)
     warm_up: Callable[[Servable, OpenRequest], None] = field(default=no_warm_up)
     drop_file_caches: bool = False
+    warm_models: Callable[[Sequence[Model], OpenRequest], None] = field(default=no_model_warmup)
 
 
 class ArtifactLoader(Loader):
@@ -102,7 +106,8 @@ class ArtifactLoader(Loader):
         else:
             return
         # Here the error is gone, and with it its stack, which held what had been built.
-        memory.give_back()
+        if failure.status.reason is not Reason.WAITS_FOR_MODELS:
+            memory.give_back()
         raise failure
 
     def unload(self) -> None:
@@ -129,9 +134,11 @@ class ArtifactLoader(Loader):
         request, platform = self._plan(servable_id)
         if platform.needs_trust and not request.trusted:
             raise unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
-        models = list(self._settings.opens(platform, request))
+        inside = replace(request, settings=seen_by_model(request.settings))
+        models = [] if platform.composed else list(self._settings.opens(platform, inside))
         try:
-            models = [sign(model, request) for model in models]
+            models = [sign(reshaped(model, request.settings), request) for model in models]
+            self._settings.warm_models(models, request)
             resident = _sum(model.resident_bytes() for model in models)
             measured = memory.measured(servable_id, resident, self._reserve(), request.device)
             servable = self._settings.servable_factory(models, request)
@@ -156,6 +163,11 @@ class ArtifactLoader(Loader):
             raise invalid_argument(f'the config is for model "{settings.name}"')
         files = read_version(self._directory)
         platform = choose_platform(files, self._platform or settings.platform, self._platforms)
+        if platform.composed != (settings.ensemble_scheduling is not None):
+            raise invalid_argument(
+                f"platform {platform.name} "
+                + ("needs ensemble_scheduling in the config" if platform.composed else "has no ensemble_scheduling")
+            )
         device = pick_device(self._settings.device)
         return OpenRequest(servable_id, files, device, self._trusts(files.names), settings), platform
 

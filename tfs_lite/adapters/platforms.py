@@ -17,6 +17,7 @@ from tfs_lite.adapters.contract import Platform, VersionFiles
 from tfs_lite.adapters.inspect_artifact import COMPILED
 
 GROUP = "tfs_lite.platforms"
+ENSEMBLE = "ensemble"
 logger = logging.getLogger(__name__)
 
 
@@ -55,7 +56,7 @@ BUILT_IN = (
         None,
         missing="language models are not served yet",
     ),
-    Platform("ensemble", "", lambda files: False, None, missing="ensembles are not served yet"),
+    Platform(ENSEMBLE, "", lambda files: False, None, missing="ensembles have nothing to open", composed=True),
 )
 
 

@@ -8,13 +8,15 @@ from tfs_lite.core.loader import Loader
 from tfs_lite.core.servable import ServableData, StoragePath
 from tfs_lite.core.source import UnarySourceAdapter
 
-__all__ = ["AdapterSettings", "make_source_adapter"]
+__all__ = ["AdapterSettings", "make_loader", "make_source_adapter"]
 
 
 def make_source_adapter(platform: str | None, settings: AdapterSettings) -> UnarySourceAdapter[StoragePath, Loader]:
     """An adapter for versions of one platform; None finds it out for each version when it is loaded."""
 
-    def make_loader(item: ServableData[StoragePath]) -> Loader:
-        return ArtifactLoader(item.payload, platform or "", settings, PLATFORMS)
+    return UnarySourceAdapter(lambda item: make_loader(item, platform, settings))
 
-    return UnarySourceAdapter(make_loader)
+
+def make_loader(item: ServableData[StoragePath], platform: str | None, settings: AdapterSettings) -> Loader:
+    """The loader of one version."""
+    return ArtifactLoader(item.payload, platform or "", settings, PLATFORMS)

@@ -153,7 +153,7 @@ def _check_version(
         files = read_version(path)
         chosen = choose_platform(files, platform or settings.platform, PLATFORMS)
         found = chosen.name
-        if chosen.open is None:
+        if not chosen.is_served:
             return VersionCheck(version, Verdict.REFUSED, found, chosen.missing)
         trusts = all(trusted.allows(os.path.join(path, file)) for file in ("", *files.names))
         if chosen.needs_trust and not trusts:

@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from tfs_lite.config.proto_positions import locate
-from tfs_lite.config.settings import Document, config_error, nearest
+from tfs_lite.config.settings import Document, config_error, format_path, nearest
 from tfs_lite.protocols.descriptors import POOL
 from tfs_lite.protocols.messages import Message
 
@@ -43,6 +43,19 @@ def read_proto_text(text: str, message_class: Any, name: str) -> Document:
         return Document(to_plain(message), name, locate(text, message_class.DESCRIPTOR))
     except RecursionError:
         raise config_error(name, 1, 1, "the text is nested too deeply") from None
+
+
+def check_keys(document: Document) -> None:
+    """INVALID_ARGUMENT if a map has two entries with one key. The parser keeps the last, which hides mistakes.
+
+    Positions tell the entries of a map by number, and the last one of each key by key. No message read here has a field
+    called ``key`` elsewhere.
+    """
+    positions = document.positions
+    last = {(path[:-1], place) for path, place in positions.items() if path and isinstance(path[-1], str)}
+    for path, place in positions.items():
+        if path[-1:] == ("key",) and isinstance(path[-2], int) and (path[:-2], positions[path[:-1]]) not in last:
+            raise config_error(document.name, *place, f"{format_path(path[:-2])}: a key comes twice")
 
 
 def to_plain(message: Message) -> dict[str, Any]:

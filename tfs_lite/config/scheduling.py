@@ -1,7 +1,7 @@
 """Who runs next in one model, and how many of it there are: ``dynamic_batching`` and ``instance_group`` of its config.
 
-Names and meanings are Triton's; ``worker`` is ours. A field of Triton's that has no effect here is refused by name.
-Times are in microseconds, as they are written.
+Names and meanings are Triton's; ``worker`` is ours. Fields of Triton's that would change which instance runs what are
+refused by name; those that change nothing are kept. Times are in microseconds, as they are written.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ConfigDict,
     Field,
     StrictBool,
     StrictInt,
@@ -19,24 +20,16 @@ from pydantic import (
     model_validator,
 )
 
-from tfs_lite.config.settings import Settings, nearest, problem
+from tfs_lite.config.settings import Settings, problem
+from tfs_lite.config.tensors import one_of
 
 MAX_INSTANCES = 64
 """Of one model, all groups together."""
 TIMEOUT_ACTIONS = ("REJECT", "DELAY")
 INSTANCE_KINDS = ("KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL")
 WORKERS = ("thread", "process")
-NOT_YET = ("gpus", "host_policy", "passive", "profile", "rate_limiter", "secondary_devices")
-"""Fields of Triton's instance groups that have no effect here."""
-
-
-def _one_of(names: tuple[str, ...], what: str) -> BeforeValidator:
-    def check(name: object) -> object:
-        if name not in names:
-            raise problem(f'"{name}" is no {what}{nearest(str(name), filter(None, names))}')
-        return name
-
-    return BeforeValidator(check)
+NOT_YET = ("gpus", "passive")
+"""Fields of Triton's instance groups that would change where and whether instances run."""
 
 
 def _keys_as_written(policies: object) -> object:
@@ -56,7 +49,7 @@ PreferredSize = Annotated[StrictInt, Field(ge=1, lt=2**31)]
 class ModelQueuePolicy(Settings):
     """How the calls of one priority wait."""
 
-    timeout_action: Annotated[Literal["REJECT", "DELAY"], _one_of(TIMEOUT_ACTIONS, "timeout action")] = "REJECT"
+    timeout_action: Annotated[Literal["REJECT", "DELAY"], one_of(TIMEOUT_ACTIONS, "timeout action")] = "REJECT"
     """What becomes of a call that has waited too long: an error, or a place behind the others of its priority."""
     default_timeout_microseconds: UInt64 = 0
     """0: calls wait as long as it takes, whatever they ask for."""
@@ -113,6 +106,26 @@ class DynamicBatching(Settings):
         return self
 
 
+class Resource(Settings):
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: StrictStr = ""
+    global_: StrictBool = Field(default=False, alias="global")
+    count: Annotated[StrictInt, Field(ge=0, lt=2**32)] = 0
+
+
+class RateLimiter(Settings):
+    """Without effect: an instance runs whenever it is idle."""
+
+    resources: tuple[Resource, ...] = ()
+    priority: Annotated[StrictInt, Field(ge=0, lt=2**32)] = 0
+
+
+class SecondaryDevice(Settings):
+    kind: Literal["KIND_NVDLA"] = "KIND_NVDLA"
+    device_id: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] = 0
+
+
 class InstanceGroup(Settings):
     """Equal copies of the model, each of which runs one batch at a time."""
 
@@ -120,14 +133,19 @@ class InstanceGroup(Settings):
     count: Annotated[StrictInt, Field(ge=0, le=MAX_INSTANCES), AfterValidator(_at_least_one)] = 1
     """0 counts as 1."""
     kind: Annotated[
-        Literal["KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"], _one_of(INSTANCE_KINDS, "kind of instance")
+        Literal["KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"], one_of(INSTANCE_KINDS, "kind of instance")
     ] = "KIND_AUTO"
-    worker: Annotated[Literal["", "thread", "process"], _one_of(("", *WORKERS), "worker")] = ""
+    worker: Annotated[Literal["", "thread", "process"], one_of(("", *WORKERS), "worker")] = ""
     """Whether each copy is in a thread of the server or in a process of its own; empty: what the server's flag says."""
+    profile: tuple[StrictStr, ...] = ()
+    """Without effect, as are the next three."""
+    rate_limiter: RateLimiter | None = None
+    secondary_devices: tuple[SecondaryDevice, ...] = ()
+    host_policy: StrictStr = ""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_has_no_effect(cls, fields: Any) -> Any:
+    def _without_what_is_not_supported(cls, fields: Any) -> Any:
         """A value that means "not used" says nothing and is taken."""
         if not isinstance(fields, dict):
             return fields

@@ -65,8 +65,8 @@ def _json_object(text: str) -> str:
     return text
 
 
-def _file_below(name: str) -> str:
-    """A relative path that does not climb."""
+def file_below(name: str) -> str:
+    """A validator: a relative path that does not climb."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         raise problem(f'"{name}" leads out of the model\'s directory; name a file in it')
@@ -92,7 +92,7 @@ class ModelSignature(Settings):
     defaults: Mapping[Name, JsonText] = {}
     """By the client's name of an input: the JSON of one row of it, used when a request leaves it out. YAML may write
     the value itself; a text, also in YAML, is read as JSON."""
-    label_filename: Annotated[StrictStr, AfterValidator(_file_below)] = ""
+    label_filename: Annotated[StrictStr, AfterValidator(file_below)] = ""
     """A file of the version, or beside it, with one class label per line. Only for classify."""
 
     @field_validator("inputs")

@@ -12,13 +12,14 @@ from typing import Any
 
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelServerConfig
-from tfs_lite.config.proto_text import read_proto_text
+from tfs_lite.config.proto_text import check_keys, read_proto_text
 from tfs_lite.config.settings import Document, build, config_error
 from tfs_lite.config.yaml_text import read_yaml
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 from tfs_lite.protocols import messages
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
+YAML_ENDINGS = (".yaml", ".yml")
 MODEL_SETTINGS_FILES = ("config.pbtxt", "config.yaml")
 
 
@@ -43,7 +44,10 @@ def read_model_server_config(
 
 def parse_model_settings(text: str, name: str) -> ModelSettings:
     """The settings of one model. ``name`` decides the syntax and stands in messages."""
-    return build(ModelSettings, read_document(text, name, messages.TritonModelConfig))
+    document = read_document(text, name, messages.TritonModelConfig)
+    if not name.endswith(YAML_ENDINGS):
+        check_keys(document)
+    return build(ModelSettings, document)
 
 
 def load_model_settings(version_directory: Path, model: str) -> ModelSettings:
@@ -66,7 +70,7 @@ def load_model_settings(version_directory: Path, model: str) -> ModelSettings:
 
 def read_document(text: str, name: str, message_class: Any) -> Document:
     """``text`` as plain data with positions. ``name`` decides the syntax; ``message_class`` is that of text format."""
-    if name.endswith((".yaml", ".yml")):
+    if name.endswith(YAML_ENDINGS):
         return read_yaml(text, name)
     return read_proto_text(text, message_class, name)
 

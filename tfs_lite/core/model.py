@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from tfs_lite.core.servable import ServableId
@@ -150,14 +151,31 @@ class PredictCall:
     sequence: SequenceFlags | None = field(default=None)
     on_part: Callable[[Mapping[str, Tensor]], None] | None = field(default=None)
     admitted: bool = field(default=False)
+    cached: bool = field(default=False)
+    """The answer came from the response cache; the model was not asked."""
     arrived: float = field(default=0.0)
     """When it came, in seconds of ``time.monotonic``; 0: nobody noted it."""
     moving_seconds: tuple[float, float] = field(default=(0.0, 0.0))
     """Of ``run_seconds``, the time for putting inputs together and for handing outputs out."""
 
 
+class Traits:
+    """What protocols want to know of a servable beside its signatures; whoever makes one sets what differs.
+
+    ``max_batch_size`` and ``labels`` are what the model's config says: the most rows of a request, 0 where the config
+    knows of no batch; and the names of classes by output. ``decoupled``: calls may have several answers, or none.
+    ``keeps_sequences``: calls belong to sequences.
+    """
+
+    max_batch_size: int = 0
+    labels: Mapping[str, Sequence[str]] = MappingProxyType({})
+    decoupled: bool = False
+    keeps_sequences: bool = False
+
+
 class Servable(Protocol):
-    """A model that any number of threads may call. Made by a loader, given out through handles."""
+    """A model that any number of threads may call. Made by a loader, given out through handles. Most have
+    :class:`Traits`, too; one without has the defaults."""
 
     @property
     def platform(self) -> str: ...

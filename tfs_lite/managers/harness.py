@@ -32,7 +32,7 @@ class HarnessState(enum.Enum):
     LOAD_APPROVED = "load-approved"
     """Its memory is reserved."""
     LOADING = "loading"
-    """The loader is at work, or waits for the next attempt."""
+    """The loader is at work, or waits for the next attempt, or for other models."""
     READY = "ready"
     """Handles are given out."""
     UNLOAD_REQUESTED = "unload-requested"
@@ -98,7 +98,8 @@ class LoaderHarness:
 
     ``loader`` is None for an item that arrived with an error. ``is_aspired`` and ``additional_state`` are carried for
     whoever manages the manager. ``attempts`` counts calls of the loader's ``load``. ``estimate`` is what the version
-    counts for while it holds resources. ``on_error`` is called once, when the harness ends in ERROR.
+    counts for while it holds resources. ``waits_for_models``: it is loading, and nothing happens before another version
+    is available. ``on_error`` is called once, when the harness ends in ERROR.
     """
 
     __slots__ = (
@@ -114,6 +115,7 @@ class LoaderHarness:
         "state",
         "status",
         "unloads_seen",
+        "waits_for_models",
     )
 
     def __init__(
@@ -136,6 +138,7 @@ class LoaderHarness:
         self.estimate: ResourceAllocation = NO_RESOURCES
         self.unloads_seen = 0
         """How many unloads the manager had finished when this version ended in error."""
+        self.waits_for_models = False
         self._on_error = on_error
 
     def transition(self, to: HarnessState) -> None:
@@ -162,6 +165,11 @@ class LoaderHarness:
             return
         self.state, self.status = HarnessState.ERROR, status
         self._on_error(self)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether it will get somewhere by itself, and may free memory when it does."""
+        return self.state in IN_FLIGHT and not self.waits_for_models
 
     def snapshot(self) -> ServableStateSnapshot:
         has_loader = self.loader is not None

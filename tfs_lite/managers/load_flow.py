@@ -4,8 +4,9 @@
         -> publish Available -> ready
 
 A failed attempt goes back to the clock, a load without memory is parked, and both come back to the executor as a
-new task: no thread waits. Cancelling ends whatever is not running at that moment; an attempt that runs is never
-interrupted, and what it loaded is unloaded unseen.
+new task: no thread waits. So does one whose attempt said that it needs other models first, as soon as any version has
+become available; that is no failure and uses up no retry. Cancelling ends whatever is not running at that moment; an
+attempt that runs is never interrupted, and what it loaded is unloaded unseen.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tfs_lite.core.executor import Executor, Task
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState
-from tfs_lite.core.status import OK, ServingError, Status, StatusCode, status_of
+from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, status_of
 from tfs_lite.managers.admission import Verdict
 from tfs_lite.managers.harness import HarnessState, LoaderHarness
 from tfs_lite.managers.registry import Done, Registry, answer
@@ -46,7 +47,7 @@ class LoadSettings:
 class _Load:
     """One load request. The registry's lock guards the fields that change."""
 
-    __slots__ = ("done", "failure", "failures", "harness", "loader", "running", "waiting")
+    __slots__ = ("done", "failure", "failures", "harness", "loader", "running", "served_before", "waiting")
 
     def __init__(self, harness: LoaderHarness, loader: Loader, done: Done) -> None:
         self.harness, self.loader, self.done = harness, loader, done
@@ -54,6 +55,7 @@ class _Load:
         self.failure: Status | None = None
         self.running = False  # inside loader.load
         self.waiting = False  # for the clock
+        self.served_before = 0  # versions that had become available when the present attempt began
 
 
 class LoadFlow:
@@ -73,6 +75,7 @@ class LoadFlow:
         self._unloads = unloads
         self._settings = settings
         self._active: dict[ServableId, _Load] = {}  # loads not decided for good; guarded by the registry's lock
+        self._served = 0  # how many versions have become available; guarded by it too
 
     def request(self, servable_id: ServableId, done: Done) -> None:
         """Queues the load of a version that is new."""
@@ -169,7 +172,7 @@ class LoadFlow:
                 harness.transition(HarnessState.LOADING)
                 self._registry.say(harness, ManagerState.LOADING)
             harness.attempts += 1
-            load.running = True
+            load.running, load.served_before = True, self._served
         self._registry.flush()
         return True
 
@@ -220,14 +223,22 @@ class LoadFlow:
         with self._registry.lock:  # only now may anybody unload it: Unloading cannot overtake Available
             harness.transition(HarnessState.READY)
             closing = self._registry.closing
+            self._served += 1
+            waiting = [other for other in self._active.values() if other.harness.waits_for_models]
+            for other in waiting:
+                other.harness.waits_for_models = False
         logger.info("%s is available", harness.id)
         answer(load.done, OK)
         if closing:
             self._unloads.request(harness.id, lambda status: None)
+        for other in waiting:
+            self._submit(other)
         self._registry.changed()
 
     def _failed(self, load: _Load, status: Status, error: BaseException) -> None:
         """An estimate or an attempt failed: it comes back later, or ends."""
+        if status.reason is Reason.WAITS_FOR_MODELS and self._wait_for_models(load, status):
+            return
         harness, retry = load.harness, self._settings.retry
         retryable = self._is_retryable(status)
         with self._registry.lock:
@@ -248,6 +259,24 @@ class LoadFlow:
             self._settings.clock.call_later(delay, lambda: self._resume(load))
         else:
             self._resume(load)
+
+    def _wait_for_models(self, load: _Load, status: Status) -> bool:
+        """The attempt found that other models have to come first. False: it was not one that may wait."""
+        harness = load.harness
+        with self._registry.lock:
+            if not (self._is_active(load) and load.running) or harness.cancelled:
+                return False
+            known = load.failure == status
+            load.running, load.failure = False, status
+            come = self._served != load.served_before  # meanwhile: perhaps the very model
+            harness.waits_for_models = not come
+        if not known:
+            logger.info("%s: %s", harness.id, status.message)
+        if come:
+            self._submit(load)
+        else:
+            self._registry.changed()  # it keeps nobody waiting for memory any more
+        return True
 
     def _is_retryable(self, status: Status) -> bool:
         try:

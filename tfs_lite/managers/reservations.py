@@ -13,7 +13,7 @@ from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.managers.admission import Demand, Verdict, decide
-from tfs_lite.managers.harness import HOLDS_RESOURCES, IN_FLIGHT, LEAVING, HarnessState, LoaderHarness
+from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING, HarnessState, LoaderHarness
 from tfs_lite.managers.registry import Registry
 from tfs_lite.managers.resource_tracker import ResourceTracker
 
@@ -73,7 +73,7 @@ class Reservations:
             staying=self._held(_STAYING),
             leaving=self._held(LEAVING),
             ahead=[harness.estimate for harness in self._parked],
-            in_flight=any(harness.state in IN_FLIGHT for harness in self._registry.harnesses.values()),
+            in_flight=any(harness.in_flight for harness in self._registry.harnesses.values()),
         )
 
     def _held(self, states: Container[HarnessState]) -> list[ResourceAllocation]:

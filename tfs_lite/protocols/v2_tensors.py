@@ -97,6 +97,15 @@ def decode(tensor: SentTensor, model: str = "") -> Array:
     return decode_raw(tensor.datatype, tensor.shape, tensor.data, tensor.name, model)
 
 
+def check_byte_size(tensor: SentTensor, size: int, model: str = "") -> None:
+    """INVALID_ARGUMENT unless ``size`` bytes are what the shape of an input needs. Texts may have any size."""
+    dtype = dtype_of(tensor.datatype)
+    item_size = to_numpy(dtype).itemsize
+    count = element_count(tensor.shape, item_size, tensor.name)
+    if dtype is not DataType.STRING and size != count * item_size:
+        raise _size_mismatch(tensor.name, model, count * item_size, size)
+
+
 def encode_raw(array: Array) -> bytes:
     """The bytes that :func:`decode_raw` reads. INVALID_ARGUMENT if an object array holds anything but texts."""
     if from_numpy(array.dtype) is DataType.STRING:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from tfs_lite.core.clock import Clock, Timer
-from tfs_lite.core.model import Model, OnBatch, PredictCall, WorkerLost, nobody_counts
+from tfs_lite.core.model import Model, OnBatch, PredictCall, Traits, WorkerLost, nobody_counts
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode
@@ -33,7 +33,7 @@ ANSWERS_HELD = 2
 call that is cancelled or late has left the queue, but its answer waits."""
 
 
-class BatchingServable:
+class BatchingServable(Traits):
     """A :class:`~tfs_lite.core.model.Servable`.
 
     Order: ``submit`` and ``cancel`` any number of times, then ``close`` once. Threads: all any, but ``close`` not on

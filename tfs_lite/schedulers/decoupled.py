@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, WorkerLost, nobody_counts
+from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, Traits, WorkerLost, nobody_counts
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -22,7 +22,7 @@ from tfs_lite.schedulers.execution import CANCELLED, finish
 logger = logging.getLogger(__name__)
 
 
-class DecoupledServable:
+class DecoupledServable(Traits):
     """A :class:`~tfs_lite.core.model.Servable`. One thread for each model.
 
     Promises: answers of a call come in order, and ``on_done`` once, after the last; a call that is cancelled or whose

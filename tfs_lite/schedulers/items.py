@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
-from tfs_lite.core.model import Model, PredictCall, Servable
+from tfs_lite.core.model import Model, PredictCall, Servable, Traits
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.schedulers.execution import CANCELLED
@@ -80,7 +80,7 @@ class _Flight:
     answered: bool = field(default=False)
 
 
-class ItemServable:
+class ItemServable(Traits):
     """A :class:`~tfs_lite.core.model.Servable` in front of another one, for models that have item steps.
 
     Order: ``submit`` and ``cancel`` any number of times, then ``close`` once. Threads: all any, but ``close`` not on

@@ -6,6 +6,7 @@ An address that cannot be had is FAILED_PRECONDITION in one line that names it a
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
@@ -32,6 +33,14 @@ def listen(host: str, port: int, flag: str) -> socket.socket:
         sock.close()
         raise _explain(host, port, flag, error) from None
     return sock
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it. Names but ``localhost`` are not looked up."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def in_use(host: str, port: int, flag: str) -> ServingError:

@@ -7,40 +7,51 @@ from any thread, and only :meth:`ServerCore.reload` and the waits block.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
 from tfs_lite.adapters.warmup import WarmupReport
 from tfs_lite.config.diff import ConfigDiff
+from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.servable import ServableId, ServableRequest
+from tfs_lite.core.model import BatchReport, OnBatch, PredictCall, Servable
+from tfs_lite.core.servable import ServableData, ServableId, ServableRequest, StoragePath
+from tfs_lite.core.signature import Tensor
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
-from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument, not_found
+from tfs_lite.core.status import Reason, ServingError, Status, failed_precondition, invalid_argument, not_found
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.labels import VersionLabels
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.protocols.serving import ModelRef, VersionStatus
+from tfs_lite.schedulers.response_cache import ResponseCache
 from tfs_lite.server.batch_metrics import BatchMetrics, BatchStateCollector, WorkerState
 from tfs_lite.server.changes import Changes
 from tfs_lite.server.lifecycle_metrics import GoneModels, LifecycleMetrics, StateCollector
 from tfs_lite.server.loads import LoadAttempt, LoadJournal
 from tfs_lite.server.machine import Machine, adapter_settings, may_be_retried
+from tfs_lite.server.model_configs import ModelConfigs
 from tfs_lite.server.model_opening import ModelOpener
 from tfs_lite.server.model_report import ModelReport
-from tfs_lite.server.model_running import BatchingPlan, ServableMaker, worker_states
+from tfs_lite.server.model_running import BatchingPlan, ServableMaker, Surroundings, worker_states
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.server.plan import source_config
 from tfs_lite.server.reload import AppliedButIncomplete, Reloader
 from tfs_lite.server.request_log import RequestLogs
 from tfs_lite.server.request_metrics import RequestMetrics
+from tfs_lite.server.response_caching import CacheCollector, cache_bytes
+from tfs_lite.server.sequence_metrics import SequenceCollector
+from tfs_lite.server.sequence_routes import SequenceRoutes
+from tfs_lite.server.serving_settings import ServingSettings
 from tfs_lite.server.topology import Platforms, Topology
+from tfs_lite.server.v2_settings import V2Settings
+from tfs_lite.server.v2_statistics import InferenceBook
 from tfs_lite.server.view import ServingView
 from tfs_lite.server.waiting import ModelWaiter, WaitResult
 from tfs_lite.sources.disk import RealDisk
@@ -48,6 +59,7 @@ from tfs_lite.sources.disk import RealDisk
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+ENSEMBLE = "ensemble"
 EMPTY = ModelServerConfig.model_validate({"model_config_list": {}})
 
 
@@ -70,9 +82,16 @@ class ServerCore:
         self._metrics = LifecycleMetrics(self.registry)
         self._gone = GoneModels()
         self._monitor.subscribe(self._on_event)
+        self.v2_settings = V2Settings(lambda name: name in self.view.configured)
+        cache_size = cache_bytes(options.cache_config)
+        self.response_cache = cache = ResponseCache(cache_size) if cache_size else None
+        self.book = InferenceBook(cache_counts=cache.counts if cache is not None else dict)
+        self.sequence_routes = SequenceRoutes(self.handle, self.clock, options.sequence_drain_seconds)
         self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction)
         self._manager = self._make_manager()
         self._labels = VersionLabels()
+        self.model_configs = ModelConfigs()
+        self._serving_settings = ServingSettings(self._servable_maker())
         self._waiter = ModelWaiter(self.view, self.changes, self.clock)
         platforms = Platforms.known()
         self._topology = Topology(
@@ -80,11 +99,12 @@ class ServerCore:
             self.view,
             self._journal,
             platforms,
-            adapter_settings(options, self._servable_maker(), self._opener, self._on_warm_up),
+            adapter_settings(options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs),
             source_config(EMPTY, options),
             RealDisk(),
             self.clock,
             watch=options.follows_changes,
+            explicit=options.is_explicit,
         )
         self._reloader = Reloader(
             options,
@@ -101,10 +121,36 @@ class ServerCore:
         )
         self.registry.register(StateCollector(self.models, lambda: self._machine.use(self._journal), self._queues))
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
+        self.registry.register(SequenceCollector(self.sequence_routes))
+        if self.response_cache is not None:
+            self.registry.register(CacheCollector(self.response_cache))
 
     def _servable_maker(self) -> ServableMaker:
         counts = self.batch_metrics
-        return ServableMaker(BatchingPlan.read(self.options), self.clock, counts.on_batch, counts.on_run)
+        around = Surroundings(
+            on_batch=self._both(counts.on_batch),
+            on_run=self._both(counts.on_run),
+            on_call=self.on_call,
+            on_forgotten=self.sequence_routes.forgotten,
+            resolve=lambda name, version: self.handle(ModelRef(name, version)),
+            resolve_sequence=lambda name, version, flags: self.sequence_routes.handle(ModelRef(name, version), flags),
+            cache=self.response_cache,
+        )
+        return ServableMaker(BatchingPlan.read(self.options), self.clock, around)
+
+    def _both(self, count: OnBatch) -> OnBatch:
+        """Runs are counted under our names and in V2's statistics."""
+
+        def on_batch(report: BatchReport) -> None:
+            count(report)
+            self.book.on_batch(report)
+
+        return on_batch
+
+    def on_call(self, servable_id: ServableId, call: PredictCall, result: Mapping[str, Tensor] | Status) -> None:
+        """A call has ended, whoever made it."""
+        self.book.on_call(servable_id, call, result)
+        self.v2_settings.on_call(servable_id, call, result)
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options
@@ -151,6 +197,15 @@ class ServerCore:
                 return
             self.changes.wait_beyond(count, None)
 
+    def wait_for_available(self, names: Iterable[str]) -> None:
+        """Returns when each of these models has a version that is available, or on :meth:`stop_waiting`."""
+        wanted = list(names)
+        while not self.stopping:
+            count = self.changes.count
+            if all(self.available_versions(name) for name in wanted):
+                return
+            self.changes.wait_beyond(count, None)
+
     def stop_waiting(self) -> None:
         """Ends every wait, that of a reload too, and takes no more configs."""
         self._waiter.close()
@@ -163,10 +218,12 @@ class ServerCore:
         """Takes no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads."""
         self.stop_waiting()
         self._topology.close()
+        self.sequence_routes.close()
         self._manager.close(drain_timeout)
         self._opener.close()
         self._monitor.close()
         self.request_logs.close()
+        self.v2_settings.close()
         self.clock.close()
 
     # Configs.
@@ -179,7 +236,9 @@ class ServerCore:
         """What was applied; see :meth:`Reloader.apply`. FAILED_PRECONDITION where the options say that nothing
         changes."""
         if not self.options.follows_changes:
-            raise failed_precondition("the server was started with model_control_mode none: its models do not change")
+            mode = self.options.model_control_mode
+            how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
+            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
         return self._counted(self._reloader.apply, config)
 
     def follow(self, config: ModelServerConfig) -> None:
@@ -197,7 +256,52 @@ class ServerCore:
         self._metrics.on_reload(ok=True)
         return result
 
+    # Versions that come by calls, in the control mode explicit.
+
+    def offer(self, name: str, versions: Sequence[ServableData[StoragePath]]) -> None:
+        """These versions of a model of the config are wanted from now on, and no others. Returns at once."""
+        self._topology.offer(name, versions)
+
+    def prepare(self, item: ServableData[StoragePath], platform: str | None) -> None:
+        """Loads the version here and now, beside what is served, for the moment when it is offered. The error of its
+        loader. What is not offered is to be dropped by :meth:`drop_prepared`."""
+        self._topology.prepare(item, platform)
+
+    def drop_prepared(self, name: str) -> None:
+        self._topology.drop_prepared(name)
+
+    def available_versions(self, name: str) -> set[int]:
+        """Those that answer requests now."""
+        return {item.version for item in self._manager.list_available_servable_ids() if item.name == name}
+
+    def available_ids(self) -> list[ServableId]:
+        """Every version that answers requests now, in order."""
+        return self._manager.list_available_servable_ids()
+
+    def live_versions(self, name: str) -> set[int]:
+        """Those that have begun and not ended: being loaded, serving, or on their way out."""
+        states = self._monitor.get_version_states(name)
+        return {version for version, timed in states.items() if timed.state.state is not ManagerState.END}
+
+    def is_idle(self, name: str) -> bool:
+        """Whether no version of the model is in memory."""
+        return not self.live_versions(name)
+
+    def last_attempts(self, name: str) -> dict[int, LoadAttempt]:
+        """Of the versions that have not ended."""
+        found = ((v, self._journal.last(ServableId(name, v))) for v in self._monitor.get_version_states(name))
+        return {version: attempt for version, attempt in found if attempt is not None}
+
     # Requests.
+
+    def settings_of(self, servable: Servable) -> ModelSettings:
+        """The config with which a version was loaded."""
+        return self._serving_settings.of(servable)
+
+    def heard_of(self) -> list[ModelReport]:
+        """Every model of the config and every one that ever had a version, by name."""
+        names = {*self.view.configured, *self._monitor.get_all_servable_states()}
+        return [self.view.report(name) for name in sorted(names)]
 
     def handle(self, ref: ModelRef) -> ServableHandle:
         """The version that answers: by number, by label, or the latest one available."""
@@ -273,9 +377,11 @@ class ServerCore:
             self._metrics.model_gone(name)
             self.request_metrics.model_gone(name)
             self.batch_metrics.model_gone(name)
+            self.sequence_routes.model_gone(name)
 
     def _on_attempt(self, attempt: LoadAttempt) -> None:
-        self._metrics.on_attempt(attempt)
+        if attempt.status.reason is not Reason.WAITS_FOR_MODELS:
+            self._metrics.on_attempt(attempt)
         if attempt.status.ok:
             logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
         self.changes.ring()
@@ -284,11 +390,24 @@ class ServerCore:
         upstream = self.request_metrics.upstream
         upstream.on_warm_up(report.directory, report.status, report.seconds, report.records)
 
+    def _is_ensemble(self, servable_id: ServableId) -> bool:
+        try:
+            with self.handle(ModelRef(servable_id.name, servable_id.version)) as handle:
+                return bool(handle.servable.platform == ENSEMBLE)
+        except ServingError:
+            return False
+
     def _on_event(self, timed: TimedState) -> None:
         """After each event of the manager, on its publisher's thread, under the bus."""
         event = timed.state
         self._metrics.on_event(event)
+        if event.state is ManagerState.AVAILABLE:
+            self.book.opened(event.id, self._is_ensemble(event.id))
+        if event.state is ManagerState.UNLOADING:
+            self.sequence_routes.version_leaving(event.id)
         if event.state is ManagerState.END:
+            self.sequence_routes.version_gone(event.id)
+            self.book.closed(event.id)
             self._journal.forget(event.id)
             self.request_metrics.version_gone(event.id)
             self.batch_metrics.version_gone(event.id)

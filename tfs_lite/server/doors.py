@@ -30,8 +30,10 @@ from tfs_lite.server.model_service import ModelService
 from tfs_lite.server.plan import base_directory
 from tfs_lite.server.prediction_service import PredictionService
 from tfs_lite.server.predictor import Predictor
+from tfs_lite.server.repository_control import RepositoryControl
 from tfs_lite.server.rest_models import ModelPages
 from tfs_lite.server.rest_service import RestService, RestSettings
+from tfs_lite.server.v2_doors import V2Doors
 
 MAX_PENDING_RELOADS = 8
 MAX_PENDING_PAGES = 16
@@ -45,7 +47,10 @@ class Doors:
     """``open`` -> ``drain`` -> ``close``, all on the loop. From any other thread: ``close_reloads`` between the last
     two, ``close_workers`` at the end."""
 
-    def __init__(self, core: ServerCore, health: Health, settings: DoorSettings) -> None:
+    def __init__(
+        self, core: ServerCore, health: Health, settings: DoorSettings, repository: RepositoryControl | None = None
+    ) -> None:
+        """``repository`` loads and unloads models by call; None: nobody does."""
         options = core.options
         self._core = core
         self._health = health
@@ -53,7 +58,13 @@ class Doors:
         self._reloads = BackgroundRunner("reload", 1, MAX_PENDING_RELOADS)
         self._pages = BackgroundRunner("page", 1, MAX_PENDING_PAGES)
         self._bodies = BackgroundRunner("large body", options.rest_api_num_threads, MAX_PENDING_BODIES)
-        self._predictor = Predictor(core.handle, core.request_metrics, options.max_message_bytes)
+        self._predictor = Predictor(
+            core.handle,
+            core.request_metrics,
+            options.max_message_bytes,
+            core.sequence_routes.handle,
+            core.on_call,
+        )
         self._inferences = Inferences(
             self._predictor,
             options.enable_signature_method_name_check,
@@ -69,6 +80,7 @@ class Doors:
         )
         metrics, log = core.request_metrics, core.request_logs
         self._rest = RestService(self._predictor, self._inferences, metrics, self._bodies, bounds, log)
+        self._v2 = V2Doors(core, health, repository, self._predictor)
         core.registry.register(BodyCollector(lambda: self._rest.bodies.numbers))
         self._grpc: GrpcServer | FrontendPool | None = None
         self._http: HttpServer | None = None
@@ -109,8 +121,10 @@ class Doors:
 
     def close_reloads(self) -> None:
         self._reloads.close()
+        self._v2.close_loads()
 
     def close_workers(self) -> None:
+        self._v2.close()
         self._pages.close()
         self._bodies.close()
 
@@ -150,7 +164,7 @@ class Doors:
         )
         models = ModelService(core.status, self._reload, self._reloads, core.request_metrics, core.counter_value)
         services = (prediction, models, HealthService(self._health, changes))
-        return [method for service in services for method in service.methods()]
+        return [*(method for service in services for method in service.methods()), *self._v2.methods()]
 
     def _app(self) -> HttpApp:
         core = self._core
@@ -159,18 +173,24 @@ class Doors:
             self._rest,
             self._health,
             core.request_metrics,
-            metrics_page=lambda: (generate_latest(core.registry), CONTENT_TYPE_LATEST),
+            metrics_page=lambda: (self._own_page(), CONTENT_TYPE_LATEST),
             pages=self._pages,
             slow=self._bodies,
             enable_cors=core.options.rest_api_enable_cors_support,
             upstream_metrics_path=self._settings.metrics_path,
             upstream_page=self._upstream_page,
+            v2=self._v2.app(self._rest, self._bodies),
         )
+
+    def _own_page(self) -> bytes:
+        """Triton's names, which the library would change, follow ours."""
+        triton = "".join(f"{line}\n" for line in self._core.book.lines())
+        return generate_latest(self._core.registry) + triton.encode()
 
     def _upstream_page(self) -> tuple[bytes, str]:
         """Our own names follow where the page takes the place of ours."""
         core = self._core
-        own = generate_latest(core.registry) if self._settings.metrics_path == OWN_METRICS else b""
+        own = self._own_page() if self._settings.metrics_path == OWN_METRICS else b""
         return core.request_metrics.upstream.page() + own, upstream_metrics.CONTENT_TYPE
 
     def _reload(self, message: Message) -> str:

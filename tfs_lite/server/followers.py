@@ -12,19 +12,22 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tfs_lite.config.model_server import ModelServerConfig
+from tfs_lite.config.model_server import ModelServerConfig, VersionPolicy
 from tfs_lite.config.settings import Document, build
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.periodic import PeriodicThread
 from tfs_lite.core.status import ServingError, failed_precondition
 from tfs_lite.server.first_config import read_config_file
 from tfs_lite.server.options import ServerOptions
+from tfs_lite.server.repository_policies import RepositoryPolicies
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.repository import ModelRepository
 
 logger = logging.getLogger(__name__)
 
 Apply = Callable[[ModelServerConfig], None]
+_Found = tuple[str, VersionPolicy]
+"""A base path, and which versions there are wanted."""
 
 
 class ConfigFileFollower:
@@ -62,7 +65,8 @@ class ConfigFileFollower:
 
 
 class RepositoryFollower:
-    """Serves every model of a directory, also those that appear later. ``first_look`` -> ``start`` -> ``close``."""
+    """Serves every model of a directory, also those that appear later, in the versions that its config asks for.
+    ``first_look`` -> ``start`` -> ``close``."""
 
     def __init__(
         self, options: ServerOptions, clock: Clock, check: Callable[[ModelServerConfig], None], apply: Apply
@@ -70,7 +74,8 @@ class RepositoryFollower:
         self._check = check
         self._apply = apply
         self._following = threading.Event()
-        self._found: Mapping[str, str] = {}
+        self._policies = RepositoryPolicies()
+        self._found: dict[str, _Found] = {}
         self._skipped: dict[str, str] = {}
         self._path = os.path.abspath(options.model_repository)
         interval = options.file_system_poll_wait_seconds
@@ -81,6 +86,7 @@ class RepositoryFollower:
             self._on_change,
             poll_interval=interval if interval > 0 else None,
             watch=interval > 0,
+            every_look=True,
         )
 
     def first_look(self) -> ModelServerConfig:
@@ -98,22 +104,23 @@ class RepositoryFollower:
         self._repository.close()
 
     def _on_change(self, models: Mapping[str, str]) -> None:
-        self._found = models
-        if not self._following.is_set():
+        policies = self._policies.read(models)
+        before, self._found = self._found, {name: (path, policies[name]) for name, path in models.items()}
+        if not self._following.is_set() or self._found == before:
             return
         try:
-            self._apply(self._config(models))
+            self._apply(self._config(self._found))
         except ServingError as error:
             logger.error("the models of the repository were refused, nothing changed: %s", str(error))
 
-    def _config(self, models: Mapping[str, str]) -> ModelServerConfig:
+    def _config(self, models: Mapping[str, _Found]) -> ModelServerConfig:
         """A model that cannot be served is left out, so that it does not stand in the way of the others."""
-        accepted = [name for name, path in models.items() if self._accepts(name, path)]
-        return _config([{"name": name, "base_path": models[name]} for name in accepted])
+        accepted = {name: found for name, found in models.items() if self._accepts(name, found)}
+        return _config(accepted)
 
-    def _accepts(self, name: str, path: str) -> bool:
+    def _accepts(self, name: str, found: _Found) -> bool:
         try:
-            self._check(_config([{"name": name, "base_path": path}]))
+            self._check(_config({name: found}))
         except ServingError as error:
             if self._skipped.get(name) != str(error):
                 self._skipped[name] = str(error)
@@ -123,5 +130,8 @@ class RepositoryFollower:
         return True
 
 
-def _config(models: list[dict[str, str]]) -> ModelServerConfig:
-    return build(ModelServerConfig, Document({"model_config_list": {"config": models}}))
+def _config(models: Mapping[str, _Found]) -> ModelServerConfig:
+    entries = [
+        {"name": name, "base_path": path, "model_version_policy": policy} for name, (path, policy) in models.items()
+    ]
+    return build(ModelServerConfig, Document({"model_config_list": {"config": entries}}))

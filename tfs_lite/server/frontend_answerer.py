@@ -83,6 +83,8 @@ class Answerer(Link):
         if len(self._tasks) >= wire.MAX_CALLS:
             raise WireError(f"more than {wire.MAX_CALLS} calls")
         method = self._methods[row]
+        if method.kind is CallKind.BIDI_STREAM:
+            raise WireError(f"a call of row {row}, which takes a stream")
         context = CallContext(None if value < 0 else time.monotonic() + value / 1e6)
         run = self._unary if method.kind is CallKind.UNARY else self._stream
         self._tasks[call] = self._loop.create_task(run(call, method, payload, context))

@@ -17,7 +17,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server import frontend_wire as wire
 from tfs_lite.server.frontend_setup import kind_of
 from tfs_lite.server.frontend_wire import Link, WireError
-from tfs_lite.server.grpc_table import CallContext, CallKind, Method, StreamHandler, UnaryHandler
+from tfs_lite.server.grpc_table import CallContext, CallKind, Method, StreamHandler, UnaryHandler, bidi_stream
 
 
 class _Unary:
@@ -82,6 +82,8 @@ class Asker(Link):
         return [self._method(index, path, kind_of(kind)) for index, (path, kind) in enumerate(rows)]
 
     def _method(self, index: int, path: str, kind: CallKind) -> Method:
+        if kind is CallKind.BIDI_STREAM:
+            return bidi_stream(path, _refuse_stream)
         return Method(path, kind, self._unary(index) if kind is CallKind.UNARY else self._stream(index))
 
     def _unary(self, index: int) -> UnaryHandler:
@@ -180,6 +182,17 @@ class Asker(Link):
 
     def on_lost(self) -> None:
         self._on_gone()
+
+
+async def _refuse_stream(requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
+    """Only one message of a call goes from a frontend to the server."""
+    nothing: tuple[bytes, ...] = ()
+    for message in nothing:
+        yield message
+    raise ServingError(
+        StatusCode.UNIMPLEMENTED,
+        "streams of requests are not served by gRPC frontends; start the server without --grpc_frontends for them",
+    )
 
 
 _ENDS = frozenset({wire.ANSWER, wire.END, wire.FAILURE})

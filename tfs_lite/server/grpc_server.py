@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -21,7 +22,7 @@ from tfs_lite.core.status import ServingError, Status, StatusCode, failed_precon
 from tfs_lite.protocols.descriptors import POOL
 from tfs_lite.server.addresses import check_address, in_use
 from tfs_lite.server.door import Door
-from tfs_lite.server.grpc_table import CallContext, CallKind, Method, StreamHandler, UnaryHandler
+from tfs_lite.server.grpc_table import BidiHandler, CallContext, CallKind, Method, StreamHandler, UnaryHandler
 from tfs_lite.server.unix_socket import cannot_listen, claim
 
 logger = logging.getLogger(__name__)
@@ -69,9 +70,10 @@ class GrpcServer:
         self._shares_port = options[SHARE_PORT] == 1
         self._credentials = credentials
         self._door = Door(max_concurrent_calls)
+        self._draining = asyncio.Event()
         services: dict[str, dict[str, Any]] = defaultdict(dict)
         for method in methods:
-            services[method.service][method.name] = _rpc_handler(method, self._door)
+            services[method.service][method.name] = _rpc_handler(method, self._door, self._draining)
         handlers = [grpc.method_handlers_generic_handler(name, rows) for name, rows in services.items()]
         self._server.add_generic_rpc_handlers([*handlers, *_reflection(tuple(services))])
 
@@ -93,10 +95,12 @@ class GrpcServer:
         called again with a shorter grace while it runs.
 
         gRPC's own stop cancels calls that have arrived but were not handed to Python yet. Therefore the door is shut
-        first, and gRPC is stopped once nobody knocks any more.
+        first, and gRPC is stopped once nobody knocks any more. Of streams of requests no more is read, so that they end
+        when they have answered.
         """
         ends = time.monotonic() + grace
         self._door.shut()
+        self._draining.set()
         await self._door.quiet(min(grace, MAX_KNOCKING))
         await self._server.stop(max(ends - time.monotonic(), 0.0))
 
@@ -135,9 +139,12 @@ def truncate(message: str) -> str:
     return message if cut == message else cut + "...TRUNCATED"
 
 
-def _rpc_handler(method: Method, door: Door) -> Any:
+def _rpc_handler(method: Method, door: Door, draining: asyncio.Event) -> Any:
     if method.kind is CallKind.UNARY:
         return grpc.unary_unary_rpc_method_handler(_unary(method.path, cast(UnaryHandler, method.handler), door))
+    if method.kind is CallKind.BIDI_STREAM:
+        bidi = _bidi(method.path, cast(BidiHandler, method.handler), door, draining)
+        return grpc.stream_stream_rpc_method_handler(bidi)
     return grpc.unary_stream_rpc_method_handler(_stream(method.path, cast(StreamHandler, method.handler), door))
 
 
@@ -176,9 +183,68 @@ def _stream(path: str, handler: StreamHandler, door: Door) -> Callable[[bytes, A
     return call
 
 
+def _bidi(
+    path: str, handler: BidiHandler, door: Door, draining: asyncio.Event
+) -> Callable[[Any, Any], Awaitable[None]]:
+    async def call(requests: Any, context: Any) -> None:
+        """A coroutine, so that the handler's iterator is closed as soon as the call is cancelled."""
+        entered = False
+        try:
+            entered = door.enter(path)
+            told = _call_context(context)
+            told.metadata = _metadata(context)
+            incoming = _Incoming(context, draining)
+            async with aclosing(incoming.messages()) as words:
+                answers = cast("AsyncGenerator[bytes, None]", handler(words, told))
+                async with aclosing(answers) as messages:
+                    async for message in messages:
+                        await context.write(message)
+            if incoming.cut:
+                raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down; try another one")
+        except Exception as error:
+            await _abort(path, context, error)
+        finally:
+            if entered:
+                door.leave()
+
+    return call
+
+
+class _Incoming:
+    """The client's messages, until it has said its last word or the server takes no more, which is ``cut``."""
+
+    def __init__(self, context: Any, draining: asyncio.Event) -> None:
+        self._context = context
+        self._draining = draining
+        self.cut = False
+
+    async def messages(self) -> AsyncGenerator[bytes, None]:
+        tasks = {over := asyncio.ensure_future(self._draining.wait())}
+        try:
+            while not self.cut:
+                coming = asyncio.ensure_future(self._context.read())
+                tasks = {coming, over}
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                self.cut = not coming.done()
+                if coming.done():
+                    if coming.result() is grpc.aio.EOF:
+                        return
+                    yield coming.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
 def _call_context(context: Any) -> CallContext:
     remaining = context.time_remaining()
     return CallContext(None if remaining is None else time.monotonic() + remaining)
+
+
+def _metadata(context: Any) -> dict[str, str]:
+    """What the client sent beside its messages, without the values that are no text."""
+    pairs = context.invocation_metadata() or ()
+    return {name: value for name, value in pairs if isinstance(value, str)}
 
 
 async def _abort(path: str, context: Any, error: Exception) -> Any:

@@ -27,9 +27,11 @@ from tfs_lite.server.request_metrics import REST, RequestMetrics
 from tfs_lite.server.rest_models import ModelPages
 from tfs_lite.server.rest_path import Action, is_rest, parse_path, prediction_of
 from tfs_lite.server.rest_service import RestService
+from tfs_lite.server.v2_http_app import V2HttpApp
 
 logger = logging.getLogger(__name__)
 
+V2 = "/v2"
 Page: TypeAlias = Callable[[], tuple[bytes, str]]
 """Makes a page and its content type. It may take a moment, and runs on a thread."""
 
@@ -50,11 +52,13 @@ class HttpApp:
         enable_cors: bool = False,
         upstream_metrics_path: str | None = None,
         upstream_page: Page = lambda: (b"", "text/plain"),
+        v2: V2HttpApp | None = None,
     ) -> None:
         self._models = models
         self._rest = rest
         self._health = health
         self._metrics = metrics
+        self._v2 = v2
         self._background = pages
         self._slow = slow
         self._cors = cors.HEADERS if enable_cors else {}
@@ -74,6 +78,10 @@ class HttpApp:
         path = scope["raw_path"].decode("latin-1")
         rest = is_rest(path) and path != self._upstream_path
         query = scope["query_string"].decode("latin-1")
+        if self._v2 is not None and (path == V2 or path.startswith(f"{V2}/")) and path != self._upstream_path:
+            response = await self._v2_answer(self._v2, request, path, query)
+            await response(scope, receive, send)
+            return
         answer = self._rest_answer if rest else self._page_answer
         try:
             response = await answer(request, path, query)
@@ -82,6 +90,15 @@ class HttpApp:
             response = self._failure(error, request.method, path, form)
         await self._finish(response, request.headers, rest)
         await response(scope, receive, send)
+
+    async def _v2_answer(self, v2: V2HttpApp, request: Request, path: str, query: str) -> Response:
+        """Errors and packing are V2's own."""
+        if request.method == "OPTIONS" and self._cors:
+            response = Response(status_code=cors.preflight_status(request.headers.get("origin")))
+        else:
+            response = await v2.answer(request, path, query)
+        response.headers.update(self._cors)
+        return response
 
     def takes_whole(self, target: str) -> ModelRef | None:
         """Of a prediction; the rest is seldom asked for."""

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from tfs_lite.adapters.device import check_device, limit_gpu_memory, machine_resources
 from tfs_lite.adapters.loader import AdapterSettings, Opens, ServableFactory, no_warm_up, open_here
+from tfs_lite.adapters.model_warmup import no_model_warmup, warm_models
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.adapters.warmup import Warmup, WarmupReport, nobody_listens
+from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.resources import NO_RESOURCES, ResourceUtil
 from tfs_lite.core.status import Status, StatusCode
@@ -35,11 +37,17 @@ def may_be_retried(status: Status) -> bool:
     return status.code not in _PERMANENT
 
 
+def read_settings(directory: str, model: str) -> ModelSettings | None:
+    """From the files of the version in ``directory``."""
+    return load_model_settings(Path(directory), model)
+
+
 def adapter_settings(
     options: ServerOptions,
     servable_factory: ServableFactory,
     opens: Opens = open_here,
     on_warm_up: Callable[[WarmupReport], None] = nobody_listens,
+    model_settings: Callable[[str, str], ModelSettings | None] = read_settings,
 ) -> AdapterSettings:
     """How models are loaded here: where, on whose trust, and after which first requests. Raises if there is no such
     device."""
@@ -51,12 +59,13 @@ def adapter_settings(
     )
     return AdapterSettings(
         warm_up=warm_up if options.enable_model_warmup else no_warm_up,
+        warm_models=warm_models if options.enable_model_warmup else no_model_warmup,
         drop_file_caches=options.flush_filesystem_caches,
         servable_factory=servable_factory,
         opens=opens,
         device=options.device,
         trusted=TrustedPaths.of(options.trusted_model_base_paths),
-        model_settings=lambda directory, model: load_model_settings(Path(directory), model),
+        model_settings=model_settings,
     )
 
 

@@ -6,11 +6,12 @@ every request runs alone. All of it ends in one batcher with one kind of setting
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfs_lite.adapters.contract import OpenRequest
+from tfs_lite.adapters.labels import read_labels
 from tfs_lite.config.batching import (
     BatchingParameters,
     combined,
@@ -19,14 +20,21 @@ from tfs_lite.config.batching import (
 )
 from tfs_lite.config.server_files import read_batching_parameters
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.model import Model, OnBatch, Servable, nobody_counts
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.model import Model, OnBatch, OnCall, Servable, nobody_asks, nobody_counts
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, SymbolicDim
-from tfs_lite.core.status import invalid_argument
+from tfs_lite.core.status import invalid_argument, not_found
 from tfs_lite.schedulers.batching import BatchingServable
+from tfs_lite.schedulers.cached import CachedServable
 from tfs_lite.schedulers.configured import settings_of_model, settings_of_parameters
+from tfs_lite.schedulers.decoupled import DecoupledServable
+from tfs_lite.schedulers.ensemble.servable import EnsembleServable, Resolve, ResolveSequence
 from tfs_lite.schedulers.items import ItemRule, ItemServable
+from tfs_lite.schedulers.response_cache import ResponseCache
 from tfs_lite.schedulers.rules import BatchRule
+from tfs_lite.schedulers.sequence.desk import OnForgotten, nobody_routes
+from tfs_lite.schedulers.sequence.servable import SequenceServable
 from tfs_lite.schedulers.settings import BatchSettings, SendWhen
 from tfs_lite.server.batch_metrics import WorkerState
 from tfs_lite.server.options import ServerOptions
@@ -79,20 +87,86 @@ class BatchingPlan:
         return settings_of_parameters(parameters, min(bounds, default=0), self.max_queued_calls)
 
 
+def nothing_else_is_served(name: str, version: int | None) -> ServableHandle:
+    """For servers of one model."""
+    raise not_found(f"Request for unknown model: '{name}' is not found")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What servables ask of the server around them, and tell it. ``on_batch`` is told about the runs of versions that
+    are batched, ``on_run`` about those of others; ``on_call`` about the steps of ensembles, which nobody else sees,
+    ``on_forgotten`` about sequences that have ended. ``cache`` None: there is none."""
+
+    on_batch: OnBatch = nobody_counts
+    on_run: OnBatch = nobody_counts
+    on_call: OnCall = nobody_asks
+    on_forgotten: OnForgotten = nobody_routes
+    resolve: Resolve = nothing_else_is_served
+    resolve_sequence: ResolveSequence | None = None
+    cache: ResponseCache | None = None
+
+
 class ServableMaker:
     """The servable factory of adapters: equal models of one version -> what requests are sent to. Any thread."""
 
-    def __init__(
-        self, plan: BatchingPlan, clock: Clock, on_batch: OnBatch = nobody_counts, on_run: OnBatch = nobody_counts
-    ) -> None:
-        """``on_batch`` is told about the runs of versions that are batched, ``on_run`` about those of others."""
+    def __init__(self, plan: BatchingPlan, clock: Clock, around: Surroundings | None = None) -> None:
         self._plan = plan
         self._clock = clock
-        self._on_batch = on_batch
-        self._on_run = on_run
+        self._around = around or Surroundings()
 
     def __call__(self, models: Sequence[Model], request: OpenRequest) -> Servable:
         """Takes the models over. Raises ServingError, with the models left to the caller."""
+        settings, around = request.settings, self._around
+        made: Servable
+        if settings.ensemble_scheduling is not None:
+            most = self._plan.max_queued_calls
+            made = EnsembleServable(
+                request.id,
+                settings,
+                around.resolve,
+                around.on_call,
+                resolve_sequence=around.resolve_sequence,
+                max_requests=most,
+            )
+        else:
+            made = self._of_models(models, request)
+        return self._cached(made, request)
+
+    def _of_models(self, models: Sequence[Model], request: OpenRequest) -> Servable:
+        settings, labels = request.settings, _labels(request)
+        made: BatchingServable | ItemServable | SequenceServable | DecoupledServable
+        if settings.sequence_batching is not None:
+            made = self._sequences(models, request)
+        elif settings.model_transaction_policy.decoupled:
+            made = self._decoupled(models, request)
+        else:
+            made = self._batching(models, request)
+        made.max_batch_size, made.labels = settings.max_batch_size, labels
+        return made
+
+    def _sequences(self, models: Sequence[Model], request: OpenRequest) -> SequenceServable:
+        return SequenceServable(
+            models,
+            request.id,
+            request.settings,
+            self._clock,
+            self._around.on_batch,
+            self._around.on_forgotten,
+            directory=Path(request.files.directory).parent,
+        )
+
+    def _decoupled(self, models: Sequence[Model], request: OpenRequest) -> DecoupledServable:
+        if any(model.worker.kind != "thread" for model in models):
+            raise invalid_argument(
+                "model_transaction_policy.decoupled: such a model runs in a thread of the server; say worker: "
+                '"thread" in its instance_group'
+            )
+        most = self._plan.max_queued_calls
+        on_run = self._around.on_run
+        return DecoupledServable(models, request.id, clock=self._clock, max_queued_calls=most, on_batch=on_run)
+
+    def _batching(self, models: Sequence[Model], request: OpenRequest) -> BatchingServable | ItemServable:
         items = models[0].has_item_steps
         settings = self._plan.settings(request, list(models[0].signatures.values()))
         inner = BatchingServable(
@@ -100,7 +174,7 @@ class ServableMaker:
             request.id,
             settings,
             clock=self._clock,
-            on_batch=self._on_batch if settings.merges else self._on_run,
+            on_batch=self._around.on_batch if settings.merges else self._around.on_run,
             threads=self._plan.threads,
             rule_of=ItemRule.of if items else BatchRule.of,
         )
@@ -109,6 +183,21 @@ class ServableMaker:
         name = f"{request.id.name}-{request.id.version}"
         threads = 1 if settings.preserve_ordering else ITEM_THREADS
         return ItemServable(inner, models, name, threads=threads, max_waiting=self._plan.max_queued_calls)
+
+    def _cached(self, made: Servable, request: OpenRequest) -> Servable:
+        wish, cache = request.settings.response_cache, self._around.cache
+        if cache is None or wish is None or not wish.enable:
+            return made
+        batching = request.settings.dynamic_batching
+        ordered = self._plan.max_queued_calls if batching is not None and batching.preserve_ordering else 0
+        return CachedServable(made, cache, request.id, ordered=ordered)
+
+
+def _labels(request: OpenRequest) -> Mapping[str, Sequence[str]]:
+    """Of the classes, by output. INVALID_ARGUMENT without the file."""
+    directory = request.files.directory
+    wanted = {output.name: output.label_filename for output in request.settings.output if output.label_filename}
+    return {name: [text.decode() for text in read_labels(directory, file)] for name, file in wanted.items()}
 
 
 def _parameters(options: ServerOptions) -> BatchingParameters | None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tfs_lite.core.status import invalid_argument
+from tfs_lite.server.response_caching import cache_bytes
 
 MIB = 1024 * 1024
 
-CONTROL_MODES = ("poll", "none")
+CONTROL_MODES = ("poll", "none", "explicit")
+EVERY_MODEL = "*"
 VERSION_POLICIES = ("availability", "resource")
 WORKERS = ("thread", "process")
 SEND_BATCHES = ("expect", "greedy")
@@ -51,7 +53,10 @@ class ServerOptions:
     model_config_file_poll_wait_seconds: float = 0
     """Above 0: the file is read again this often, and applied when it has changed."""
     model_control_mode: str = "poll"
-    """``poll``: watched and polled; ``none``: what is there at the start, later changes are ignored."""
+    """``poll``: watched and polled; ``none``: what is there at the start, later changes are ignored; ``explicit``:
+    nothing but what ``load_model`` names and what the repository calls of V2 load and unload."""
+    load_model: tuple[str, ...] = ()
+    """In the mode explicit: the models of the start; a single ``*``: all that there are."""
     model_config_list_root_dir: str | None = None
     """When set (absolute), relative base paths are below it."""
     allowed_model_base_paths: tuple[str, ...] = ()
@@ -98,6 +103,10 @@ class ServerOptions:
     (``greedy``) at once."""
     worker: str = "thread"
     """Where models live whose config does not say: in a ``thread`` of the server or in a ``process`` of their own."""
+    sequence_drain_seconds: float = 60.0
+    """How long a withdrawn version stays for the sequences that have not ended."""
+    cache_config: str = ""
+    """The response cache, as ``local,size=BYTES``; empty: there is none."""
     grpc_frontends: int = 0
     """Processes that speak gRPC for the server; 0: it does so itself."""
 
@@ -121,9 +130,11 @@ class ServerOptions:
     def __post_init__(self) -> None:
         self._check_sources()
         self._check_choice("model_control_mode", CONTROL_MODES)
+        self._check_first_models()
         self._check_choice("aspired_version_policy", VERSION_POLICIES)
         self._check_choice("send_batches", SEND_BATCHES)
         self._check_choice("worker", WORKERS)
+        cache_bytes(self.cache_config)
         if self.port is None and not self.grpc_socket_path:
             raise invalid_argument("neither port nor grpc_socket_path is set: there is no way in for gRPC")
         if self.port and self.port == self.rest_api_port:
@@ -147,13 +158,14 @@ class ServerOptions:
         if root is not None and not root.startswith("/"):
             raise invalid_argument(f"model_config_list_root_dir is {root!r}, expected an absolute path")
 
+    def _check_first_models(self) -> None:
+        if self.load_model and not self.is_explicit:
+            raise invalid_argument("load_model is set without setting model_control_mode to explicit")
+        if EVERY_MODEL in self.load_model and len(self.load_model) > 1:
+            raise invalid_argument(f"load_model: {EVERY_MODEL} stands for all models and must stand alone")
+
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
-        if value == "explicit" and name == "model_control_mode":
-            raise invalid_argument(
-                "model_control_mode is explicit, which needs the V2 repository calls; this version serves "
-                f"{' and '.join(choices)} only"
-            )
         if value not in choices:
             raise invalid_argument(f"{name} is {value!r}, expected one of: {', '.join(choices)}")
 
@@ -161,6 +173,11 @@ class ServerOptions:
     def follows_changes(self) -> bool:
         """Whether the disk and the config are looked at again after the start."""
         return self.model_control_mode == "poll"
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether models are loaded and unloaded by calls only."""
+        return self.model_control_mode == "explicit"
 
     @property
     def looks_at_disk(self) -> bool:
@@ -184,4 +201,5 @@ _MINIMA = {
     "max_message_bytes": 1,
     "max_queued_requests": 1,
     "grpc_frontends": 0,
+    "sequence_drain_seconds": 0,
 }

@@ -41,10 +41,10 @@ def check_actual_platforms(difference: ConfigDiff, actual: Mapping[str, str]) ->
 
 
 def source_config(config: ModelServerConfig, options: ServerOptions) -> SourceConfig:
-    """``model_control_mode`` none: one look at the start and no more."""
+    """``model_control_mode`` none: one look at the start and no more. (In the mode explicit no source looks at all.)"""
     interval = options.file_system_poll_wait_seconds if options.follows_changes else 0
     return SourceConfig(
-        servables=tuple(ServableToMonitor(m.name, m.base_path, _policy(m)) for m in config.models),
+        servables=tuple(ServableToMonitor(m.name, m.base_path, scan_policy(m)) for m in config.models),
         poll_interval=interval if interval >= 0 else None,
         quiet_period=options.version_quiet_period_seconds,
     )
@@ -65,7 +65,8 @@ def logged_models(config: ModelServerConfig) -> dict[str, LoggingSettings]:
     return {model.name: model.logging_config for model in config.models if model.logging_config is not None}
 
 
-def _policy(model: ModelConfig) -> VersionPolicy:
+def scan_policy(model: ModelConfig) -> VersionPolicy:
+    """Which versions of the model are wanted, in the source's words."""
     choice = model.model_version_policy.choice
     if isinstance(choice, All):
         return AllPolicy()

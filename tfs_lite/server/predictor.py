@@ -129,7 +129,7 @@ class Predictor:
     def begin(
         self,
         model: ModelRef,
-        plan: Callable[[Mapping[str, Signature]], Sequence[Run]],
+        plan: Callable[[Servable], Sequence[Run]],
         record: RequestRecord,
         deadline: float | None,
         options: CallOptions = PLAIN,
@@ -138,7 +138,7 @@ class Predictor:
         one after the other are queued in this order. Whoever begins awaits the answer or cancels."""
         handle = self._find(model, record, options)
         try:
-            return self._start(handle, plan(handle.servable.signatures), record, deadline, options)
+            return self._start(handle, plan(handle.servable), record, deadline, options)
         except BaseException:
             handle.release()
             raise

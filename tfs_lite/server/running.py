@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 
 from tfs_lite.adapters.memory import settle
+from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.status import ServingError
-from tfs_lite.server.core import ServerCore
+from tfs_lite.server.catalogue import Catalogue
+from tfs_lite.server.core import EMPTY, ServerCore
 from tfs_lite.server.door_settings import DoorSettings
 from tfs_lite.server.doors import Doors
 from tfs_lite.server.first_config import read_first_config, working_directory
@@ -18,6 +20,7 @@ from tfs_lite.server.followers import ConfigFileFollower, RepositoryFollower
 from tfs_lite.server.health import Health
 from tfs_lite.server.loop_thread import LoopThread
 from tfs_lite.server.options import ServerOptions
+from tfs_lite.server.repository_control import RepositoryControl
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +34,13 @@ class Running:
         settings = DoorSettings.read(options)
         self.core = ServerCore(options)
         self.health = Health(self.core.is_model_available)
-        self.doors = Doors(self.core, self.health, settings)
+        self.repository = RepositoryControl(self.core, Catalogue(options)) if options.is_explicit else None
+        self.doors = Doors(self.core, self.health, settings, self.repository)
         self._loop = LoopThread("tfs-server")
         self._first_load: threading.Thread | None = None
         self._repository = (
             RepositoryFollower(options, self.core.clock, self.core.check, self.core.follow)
-            if options.model_repository
+            if options.model_repository and not options.is_explicit
             else None
         )
         self._file: ConfigFileFollower | None = None
@@ -52,12 +56,19 @@ class Running:
     def _open(self) -> ServingError | None:
         """What went wrong, without the stack: that would keep half-started servers and their threads alive."""
         try:
-            self._config = self._repository.first_look() if self._repository else read_first_config(self.core.options)
+            self._config = self._first_config()
             self.core.check(self._config)
             self._loop.run(self.doors.open())
         except ServingError as error:
             return ServingError(error.code, str(error))
         return None
+
+    def _first_config(self) -> ModelServerConfig:
+        """In the mode explicit nothing is served before it is loaded by name; what can be loaded must be there."""
+        if self.repository is not None:
+            self.repository.check()
+            return EMPTY
+        return self._repository.first_look() if self._repository else read_first_config(self.core.options)
 
     def begin(self, on_answer: Callable[[ServingError | None], None]) -> None:
         """Loads what is known at the start, on a thread of its own. ``on_answer`` gets None when the server is ready,
@@ -98,6 +109,8 @@ class Running:
         core.load_first(self._config)
         if options.follows_changes:
             self._start_followers()
+        if self.repository is not None:
+            return self._load_explicitly(self.repository)
         result = core.wait_for_first(first_attempt_counts=not options.exit_on_initial_load_failure)
         core.first_is_over()
         if options.ready_requires_all_models and not options.exit_on_initial_load_failure:
@@ -106,11 +119,26 @@ class Running:
             return None
         if options.exit_on_initial_load_failure and result.error is not None:
             return result.error
-        self.health.set_ready()
-        core.changes.ring()
-        models = core.models()
-        logger.info("ready: %d of %d models available", sum(model.available for model in models), len(models))
+        self._say_ready()
         return None
+
+    def _load_explicitly(self, repository: RepositoryControl) -> ServingError | None:
+        core, options = self.core, self.core.options
+        failures = repository.load_first(options.load_model)
+        core.first_is_over()
+        if failures and options.exit_on_initial_load_failure and not core.stopping:
+            return next(iter(failures.values()))
+        if options.ready_requires_all_models:
+            core.wait_for_available(failures)
+        if not core.stopping:
+            self._say_ready()
+        return None
+
+    def _say_ready(self) -> None:
+        self.health.set_ready()
+        self.core.changes.ring()
+        models = self.core.models()
+        logger.info("ready: %d of %d models available", sum(model.available for model in models), len(models))
 
     def _file_follower(self) -> ConfigFileFollower | None:
         options = self.core.options
@@ -134,6 +162,8 @@ class Running:
         self._close_followers()
         self.doors.close_reloads()
         self.core.close(drain_timeout)
+        if self.repository is not None:
+            self.repository.close()
         self._loop.run(self.doors.close())
         self.doors.close_workers()
         self._loop.close()

@@ -8,11 +8,11 @@ All of it is built once and stays; a new config only changes what the source loo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfs_lite.adapters.platforms import PLATFORMS
-from tfs_lite.adapters.source_adapter import AdapterSettings, make_source_adapter
+from tfs_lite.adapters.source_adapter import AdapterSettings, make_loader, make_source_adapter
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader
@@ -22,8 +22,10 @@ from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, Una
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.server.loads import JournaledLoader, LoadJournal
+from tfs_lite.server.prepared import PreparedLoads, TakingLoader
 from tfs_lite.server.view import ServingView
 from tfs_lite.sources.disk import Disk
+from tfs_lite.sources.explicit import ExplicitSource
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
 from tfs_lite.sources.source_config import SourceConfig
 
@@ -39,7 +41,7 @@ class Platforms:
 
     @classmethod
     def known(cls) -> Platforms:
-        return cls((None, *sorted(name for name, platform in PLATFORMS.items() if platform.open is not None)))
+        return cls((None, *sorted(name for name, platform in PLATFORMS.items() if platform.is_served)))
 
     @property
     def named(self) -> Collection[str]:
@@ -63,16 +65,25 @@ class Topology:
         disk: Disk,
         clock: Clock,
         watch: bool,
+        explicit: bool = False,
     ) -> None:
+        """``explicit``: the disk is not looked at; versions come by :meth:`offer` only."""
         self._view = view
         self._platforms = platforms
-        self._source = FileSystemStoragePathSource(source_config, disk, clock, view.on_source_report, watch)
+        self._settings = adapter_settings
+        self._prepared = PreparedLoads()
+        self._explicit = ExplicitSource()
+        self._source: ExplicitSource | FileSystemStoragePathSource = (
+            self._explicit
+            if explicit
+            else FileSystemStoragePathSource(source_config, disk, clock, view.on_source_report, watch)
+        )
         self._router: DynamicSourceRouter[StoragePath] = DynamicSourceRouter(len(platforms.names) + 1, {})
         self._adapters: list[SourceAdapter[StoragePath, Loader]] = [
             *(make_source_adapter(platform, adapter_settings) for platform in platforms.names),
             ErrorInjectingSourceAdapter(NO_PLATFORM),
         ]
-        self._journaled = _journaling(journal)
+        self._journaled = _journaling(journal, self._prepared)
         connect(self._journaled, manager)
         for port, adapter in zip(self._router.ports, self._adapters, strict=True):
             connect(adapter, self._journaled)
@@ -93,6 +104,22 @@ class Topology:
         self._source.update_config(source_config)
         self._router.update_routes(new_routes)
 
+    # For versions that come by calls.
+
+    def offer(self, name: str, versions: Sequence[ServableData[StoragePath]]) -> None:
+        """These versions of the model are wanted, and no others. Only without a source that looks at the disk."""
+        self._explicit.offer(name, versions)
+
+    def prepare(self, item: ServableData[StoragePath], platform: str | None) -> None:
+        """Loads the version here and now, for the moment when it is offered with this revision. The loader's error."""
+        loader = make_loader(item, platform, self._settings)
+        loader.load(item.id)
+        self._prepared.put(item.id, item.revision, loader)
+
+    def drop_prepared(self, name: str) -> None:
+        """Unloads what was prepared for the model and not offered."""
+        self._prepared.drop(name)
+
     def close(self) -> None:
         """No list reaches the manager any more."""
         self._source.close()
@@ -102,8 +129,8 @@ class Topology:
         self._journaled.detach()
 
 
-def _journaling(journal: LoadJournal) -> UnarySourceAdapter[Loader, Loader]:
+def _journaling(journal: LoadJournal, prepared: PreparedLoads) -> UnarySourceAdapter[Loader, Loader]:
     def wrap(item: ServableData[Loader]) -> Loader:
-        return JournaledLoader(item.id, item.payload, journal)
+        return JournaledLoader(item.id, TakingLoader(item.id, item.revision, item.payload, prepared), journal)
 
     return UnarySourceAdapter(wrap)

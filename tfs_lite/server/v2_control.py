@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from google.protobuf.message import Message
-
 from tfs_lite.core.servable import ServableId
+from tfs_lite.protocols.messages import Message
 
 NAME = "tfs_lite"
 """What the server calls itself."""

@@ -16,6 +16,7 @@ from tfs_lite.core.model import BatchReport, PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.schedulers.response_cache import CacheCounts
 from tfs_lite.server.v2_control import InferBatchStatistics, InferStatistics, ModelStatistics, StatisticDuration
 
 MAX_BATCH_SIZES = 1000
@@ -73,8 +74,6 @@ class _Version:
     queue: _Duration = field(default_factory=_Duration)
     compute: _Compute = field(default_factory=_Compute)
     batches: dict[int, _Compute] = field(default_factory=dict)
-    hits: _Duration = field(default_factory=_Duration)
-    misses: _Duration = field(default_factory=_Duration)
 
 
 class InferenceBook:
@@ -85,9 +84,12 @@ class InferenceBook:
         self,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        cache_counts: Callable[[], Mapping[ServableId, CacheCounts]] = dict,
     ) -> None:
+        """``cache_counts``: of the versions that use the response cache."""
         self._monotonic = monotonic
         self._wall = wall
+        self._cache_counts = cache_counts
         self._lock = threading.Lock()  # guards the next one and what is in it
         self._versions: dict[ServableId, _Version] = {}
 
@@ -116,6 +118,8 @@ class InferenceBook:
                 return
             version.success.add(seconds)
             version.queue.add(call.queue_seconds)
+            if call.cached:
+                return
             if version.ensemble:
                 self._count_run(version, _rows(call), call.run_seconds, (0.0, 0.0))
             version.compute.add(call.run_seconds, call.moving_seconds)
@@ -127,25 +131,24 @@ class InferenceBook:
             if version is not None:
                 self._count_run(version, report.rows, report.run_seconds, report.moving_seconds, report)
 
-    def on_cache(self, servable_id: ServableId, hit: bool, seconds: float) -> None:
-        """The response cache was asked. A hit is a request that is no inference."""
-        with self._lock:
-            version = self._versions.get(servable_id)
-            if version is None:
-                return
-            (version.hits if hit else version.misses).add(seconds)
-
     def statistics(self, servable_ids: Iterable[ServableId]) -> list[ModelStatistics]:
         """One entry for each, zeros for a version that nobody called."""
+        caches = self._cache_counts()
         with self._lock:
-            return [_statistics(found, self._versions.get(found) or _Version()) for found in servable_ids]
+            return [
+                _statistics(found, self._versions.get(found) or _Version(), caches.get(found)) for found in servable_ids
+            ]
 
     def lines(self) -> Iterator[str]:
         """Triton's metrics as Prometheus text."""
+        caches = sorted(self._cache_counts().items())
         with self._lock:
             versions = sorted(self._versions.items())
-            texts = [_metric_lines(name, kind, read, versions) for name, kind, read in _METRICS]
+            texts = [
+                _sample_lines(name, [(found, read(version)) for found, version in versions]) for name, read in _METRICS
+            ]
             texts.append(_failure_lines(versions))
+        texts.extend(_sample_lines(name, [(found, read(counts)) for found, counts in caches]) for name, read in _CACHE)
         for text in texts:
             yield from text
 
@@ -183,8 +186,8 @@ def _rows(call: PredictCall) -> int:
     return max((array.shape[0] for array in call.inputs.values() if array.shape), default=1) or 1
 
 
-def _statistics(servable_id: ServableId, version: _Version) -> ModelStatistics:
-    compute = version.compute
+def _statistics(servable_id: ServableId, version: _Version, cache: CacheCounts | None) -> ModelStatistics:
+    compute, cache = version.compute, cache or CacheCounts()
     stats = InferStatistics(
         version.success.value,
         version.failed.value,
@@ -192,8 +195,8 @@ def _statistics(servable_id: ServableId, version: _Version) -> ModelStatistics:
         compute.input.value,
         compute.infer.value,
         compute.output.value,
-        version.hits.value,
-        version.misses.value,
+        StatisticDuration(cache.hits, round(cache.hit_seconds * 1e9)),
+        StatisticDuration(cache.misses, round(cache.miss_seconds * 1e9)),
     )
     batches = tuple(
         InferBatchStatistics(size, found.input.value, found.infer.value, found.output.value)
@@ -203,36 +206,30 @@ def _statistics(servable_id: ServableId, version: _Version) -> ModelStatistics:
     return ModelStatistics(name, number, version.last, version.rows, version.runs, stats, batches)
 
 
-Read = Callable[[_Version], int | None]
-
-_METRICS: tuple[tuple[str, str, Read], ...] = (
-    ("nv_inference_request_success", "counter", lambda v: v.success.count),
-    ("nv_inference_count", "counter", lambda v: v.rows),
-    ("nv_inference_exec_count", "counter", lambda v: v.runs),
-    ("nv_inference_request_duration_us", "counter", lambda v: v.success.microseconds),
-    ("nv_inference_queue_duration_us", "counter", lambda v: v.queue.microseconds),
-    ("nv_inference_compute_input_duration_us", "counter", lambda v: v.compute.input.microseconds),
-    ("nv_inference_compute_infer_duration_us", "counter", lambda v: v.compute.infer.microseconds),
-    ("nv_inference_compute_output_duration_us", "counter", lambda v: v.compute.output.microseconds),
-    ("nv_cache_num_hits_per_model", "counter", lambda v: v.hits.count if _cached(v) else None),
-    ("nv_cache_num_misses_per_model", "counter", lambda v: v.misses.count if _cached(v) else None),
-    ("nv_cache_hit_duration_per_model", "counter", lambda v: v.hits.microseconds if _cached(v) else None),
-    ("nv_cache_miss_duration_per_model", "counter", lambda v: v.misses.microseconds if _cached(v) else None),
+_METRICS: tuple[tuple[str, Callable[[_Version], int]], ...] = (
+    ("nv_inference_request_success", lambda version: version.success.count),
+    ("nv_inference_count", lambda version: version.rows),
+    ("nv_inference_exec_count", lambda version: version.runs),
+    ("nv_inference_request_duration_us", lambda version: version.success.microseconds),
+    ("nv_inference_queue_duration_us", lambda version: version.queue.microseconds),
+    ("nv_inference_compute_input_duration_us", lambda version: version.compute.input.microseconds),
+    ("nv_inference_compute_infer_duration_us", lambda version: version.compute.infer.microseconds),
+    ("nv_inference_compute_output_duration_us", lambda version: version.compute.output.microseconds),
+)
+_CACHE: tuple[tuple[str, Callable[[CacheCounts], int]], ...] = (
+    ("nv_cache_num_hits_per_model", lambda counts: counts.hits),
+    ("nv_cache_num_misses_per_model", lambda counts: counts.misses),
+    ("nv_cache_hit_duration_per_model", lambda counts: round(counts.hit_seconds * 1e6)),
+    ("nv_cache_miss_duration_per_model", lambda counts: round(counts.miss_seconds * 1e6)),
 )
 
 
-def _cached(version: _Version) -> bool:
-    return version.hits.count + version.misses.count > 0
-
-
-def _metric_lines(name: str, kind: str, read: Read, versions: list[tuple[ServableId, _Version]]) -> list[str]:
-    found = [(servable_id, read(version)) for servable_id, version in versions]
+def _sample_lines(name: str, found: list[tuple[ServableId, int]]) -> list[str]:
     lines = [
         f'{name}{{model="{_escaped(servable_id.name)}",version="{servable_id.version}"}} {value}'
         for servable_id, value in found
-        if value is not None
     ]
-    return [f"# TYPE {name} {kind}", *lines] if lines else []
+    return [f"# TYPE {name} counter", *lines] if lines else []
 
 
 def _failure_lines(versions: list[tuple[ServableId, _Version]]) -> list[str]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState, TimedState
-from tfs_lite.core.status import OK, ServingError, Status, StatusCode
+from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode
 from tfs_lite.server.changes import Changes
 from tfs_lite.server.loads import LoadAttempt
 from tfs_lite.server.view import ServingView
@@ -50,11 +50,13 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``holds_after``: seconds for which the same answer must stand. ``reasons`` are ready to be shown."""
+    """``holds_after``: seconds for which the same answer must stand. ``reasons`` are ready to be shown. ``waits``: a
+    version waits for other models, and may yet be loaded when they are."""
 
     answer: Answer
     holds_after: float = 0.0
     reasons: tuple[tuple[str, Status], ...] = ()
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def judge(name: str, snapshot: Snapshot, rules: WaitRules) -> Verdict:
 def _judge_versions(snapshot: Snapshot, rules: WaitRules) -> Verdict:
     """Some versions are wanted and none is available: failed once each of them has."""
     reasons: list[tuple[str, Status]] = []
-    answered, fresh = True, True
+    answered, fresh, waits = True, True, False
     for servable_id in snapshot.aspired:
         timed, attempt = snapshot.states.get(servable_id.version), snapshot.attempts.get(servable_id.version)
         if timed and timed.state.state is ManagerState.END and not timed.state.health.ok:
@@ -97,12 +99,22 @@ def _judge_versions(snapshot: Snapshot, rules: WaitRules) -> Verdict:
             fresh = fresh and timed.time >= rules.since
         elif attempt and not attempt.status.ok:
             reasons.append((str(servable_id), attempt.status))
-            answered = answered and rules.first_attempt_counts
+            for_models = attempt.status.reason is Reason.WAITS_FOR_MODELS
+            answered, waits = answered and (rules.first_attempt_counts or for_models), waits or for_models
         else:
             answered = False
     if not answered:
         return Verdict(Answer.PENDING, reasons=tuple(reasons))
-    return Verdict(Answer.FAILED, 0.0 if fresh else GRACE, tuple(reasons))
+    return Verdict(Answer.FAILED, 0.0 if fresh and not waits else GRACE, tuple(reasons), waits)
+
+
+def together(verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """What waits for other models has not answered as long as any of those has not."""
+    undecided = any(verdict.answer is Answer.PENDING for verdict in verdicts.values())
+    return {
+        name: replace(verdict, answer=Answer.PENDING) if undecided and verdict.waits else verdict
+        for name, verdict in verdicts.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +162,7 @@ class ModelWaiter:
         names, held = tuple(names), dict[str, tuple[Answer, float]]()
         while True:
             count, now = self._changes.count, self._clock.monotonic()
-            verdicts = {name: judge(name, self._snapshot(name), rules) for name in names}
+            verdicts = together({name: judge(name, self._snapshot(name), rules) for name in names})
             pauses = [self._pause(name, verdict, held, now) for name, verdict in verdicts.items()]
             if all(pause == 0 for pause in pauses) or self._closed.is_set() or (ends is not None and now >= ends):
                 return WaitResult(verdicts)

@@ -1,7 +1,8 @@
 """Is a version directory all there, or are its files still arriving? A pure verdict over what is known.
 
 With a manifest: when every listed file has the listed size and digest. Without one: when names, sizes and times have
-been quiet for a while and every archive is structurally whole. Costly evidence (opening archives, hashing) is asked
+been quiet for a while and every archive is structurally whole. A version without files is all there when the config
+beside it says that it needs none. Costly evidence (opening archives, hashing) is asked
 for only when everything cheap already speaks for the version.
 """
 
@@ -61,6 +62,8 @@ class Evidence:
     """Polls have seen the files in another state before: they are being written right now."""
     structure: str | None = None
     digests: str | None = None
+    needs_files: bool = True
+    """Whether a version without files is one that waits for them. Asked for only when there are none."""
 
 
 def judge(tree: Tree, evidence: Evidence, quiet_period: float) -> Complete | Waiting | Need:
@@ -71,14 +74,19 @@ def judge(tree: Tree, evidence: Evidence, quiet_period: float) -> Complete | Wai
         return Waiting(evidence.manifest_problem)
     if evidence.manifest is not None:
         return _judge_by_manifest(tree, evidence, evidence.manifest)
-    if not any(_counts(file) for file in tree.files):
-        return Waiting("no files yet")
+    if not has_files(tree):
+        return Waiting("no files yet") if evidence.needs_files else Complete(tree.fingerprint)
     left = quiet_left(tree, evidence, quiet_period)
     if left > 0:
         return Waiting(f"files changed less than {quiet_period:g} s ago", max(left, MIN_RETRY), settling=True)
     if evidence.structure is None:
         return Need.STRUCTURE
     return Waiting(evidence.structure) if evidence.structure else Complete(tree.fingerprint)
+
+
+def has_files(tree: Tree) -> bool:
+    """Hidden files alone (a copying tool's temporary ones) make no version."""
+    return any(_counts(file) for file in tree.files)
 
 
 def quiet_left(tree: Tree, evidence: Evidence, quiet_period: float) -> float:
@@ -110,5 +118,4 @@ def _judge_by_manifest(tree: Tree, evidence: Evidence, manifest: Manifest) -> Co
 
 
 def _counts(file: FileStat) -> bool:
-    """Hidden files alone (a copying tool's temporary ones) make no version."""
     return not any(part.startswith(".") for part in PurePosixPath(file.name).parts)

@@ -2,6 +2,7 @@
 
 A poll stats the files of a version and, while they are as before, does nothing else: no archive is opened and no
 byte is hashed twice. Hashing happens on an executor of its own, so that a large model does not hold up the others.
+A version without files is looked at through the config beside it, which may say that it needs none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.executor import Executor, Task
 from tfs_lite.core.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse_manifest, sha256_of
 from tfs_lite.core.status import ServingError
-from tfs_lite.sources.completeness import Complete, Evidence, Need, Waiting, judge, unverified
+from tfs_lite.sources.base_config import BaseConfigs
+from tfs_lite.sources.completeness import Complete, Evidence, Need, Waiting, has_files, judge, unverified
 from tfs_lite.sources.disk import Disk, FileStat, Tree
 from tfs_lite.sources.structure import needs_look, structural_problem
 
@@ -49,6 +51,7 @@ class VersionInspector:
         self._executor = executor
         self._on_progress = on_progress
         self._records: dict[str, _Record] = {}  # by path; only the poll touches it
+        self._configs = BaseConfigs(disk)  # like it
         self._lock = threading.Lock()  # guards _hashed
         self._hashed: dict[_Key, str | OSError | None] = {}  # result as in Evidence.digests; None while at it
 
@@ -70,6 +73,7 @@ class VersionInspector:
     def keep_only(self, paths: set[str]) -> None:
         """Forgets every other version and stops hashing it."""
         self._records = {path: record for path, record in self._records.items() if path in paths}
+        self._configs.keep_only({os.path.dirname(path) for path in paths})
         with self._lock:
             for path, fingerprint in list(self._hashed):
                 if path not in self._records or self._records[path].fingerprint != fingerprint:
@@ -88,7 +92,10 @@ class VersionInspector:
             manifest, problem = self._manifest(path, tree)
             evidence = Evidence(manifest, problem, seen_changing=known is not None)
             self._records[path] = known = _Record(fingerprint, now, evidence)
-        known.evidence = replace(known.evidence, wall_time=wall, unchanged_for=now - known.first_seen)
+        needs_files = has_files(tree) or self._configs.needs_files(os.path.dirname(path))
+        known.evidence = replace(
+            known.evidence, wall_time=wall, unchanged_for=now - known.first_seen, needs_files=needs_files
+        )
         return known
 
     def _manifest(self, path: str, tree: Tree) -> tuple[Manifest | None, str]:

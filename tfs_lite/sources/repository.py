@@ -50,6 +50,7 @@ class ModelRepository:
     one; ``on_problem`` gets the state of the directory itself when that changes (OK again afterwards). While the
     directory cannot be read the last mapping stays. Both are called on the thread that polls; one that raises is
     logged, and the mapping is sent again at the next poll. ``poll_interval``: None or 0: look only when woken.
+    ``every_look``: the mapping is sent after each look that succeeded, also when it is the same.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class ModelRepository:
         on_problem: Callable[[Status], None] = lambda status: None,
         poll_interval: float | None = 1.0,
         watch: bool = True,
+        every_look: bool = False,
     ) -> None:
         self._path = path
+        self._every_look = every_look
         self._disk = disk
         self._on_change = on_change
         self._on_problem = on_problem
@@ -118,9 +121,10 @@ class ModelRepository:
             return ()
 
     def _send(self, models: dict[str, str]) -> None:
-        if models == self._sent:
+        if models == self._sent and not self._every_look:
             return
-        logger.info("models in the repository: %s", ", ".join(models) or "none")
+        if models != self._sent:
+            logger.info("models in the repository: %s", ", ".join(models) or "none")
         try:
             self._on_change(models)
         except Exception:

@@ -51,9 +51,14 @@ def test_two_doors_on_one_port_contradict_one_another() -> None:
         options("--model_base_path=/m", "--port=8600", "--rest_api_port=8600")
 
 
-def test_explicit_control_is_refused_with_the_reason() -> None:
-    with pytest.raises(UsageError, match="needs the V2 repository calls"):
-        options("--model_repository=/r", "--model_control_mode=explicit")
+def test_models_of_the_start_are_named_one_by_one_or_in_a_list() -> None:
+    flags = ("--model_repository=/r", "--model_control_mode=explicit")
+    assert options(*flags, "--load_model=a", "--load-model=b,c").load_model == ("a", "b", "c")
+
+
+def test_models_of_the_start_are_for_explicit_control_only() -> None:
+    with pytest.raises(UsageError, match="load_model is set without setting model_control_mode to explicit"):
+        options("--model_repository=/r", "--load_model=a")
 
 
 @pytest.mark.parametrize(

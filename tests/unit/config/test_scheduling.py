@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.scheduling import MAX_INSTANCES, DynamicBatching, InstanceGroup, ModelQueuePolicy
+from tfs_lite.config.scheduling import MAX_INSTANCES, DynamicBatching, InstanceGroup, ModelQueuePolicy, Resource
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
@@ -106,7 +106,7 @@ def test_the_messages_have_the_fields_of_the_settings() -> None:
         ("instance_group", InstanceGroup),
     ):
         fields = messages.TritonModelConfig.DESCRIPTOR.fields_by_name[message].message_type.fields_by_name
-        refused = {"gpus", "profile", "passive", "host_policy"} if settings is InstanceGroup else set()
+        refused = {"gpus", "passive"} if settings is InstanceGroup else set()
         assert set(fields) == set(settings.model_fields) | refused
 
 
@@ -221,7 +221,11 @@ IN_YAML = [
         "instance_group:\n  - {kind: KIND_GPU,\n     gpus: [0, 1]}",
         "c.yaml:3:6: instance_group[0].gpus: is not supported yet; leave it out",
     ),
-    ("instance_group: [{rate_limiter: {priority: 2}}]", "c.yaml:1:19: instance_group[0].rate_limiter: is not supp"),
+    ("instance_group: [{passive: true}]", "c.yaml:1:19: instance_group[0].passive: is not supported yet; leave it out"),
+    (
+        "instance_group:\n  - rate_limiter: {resources: [{count: -1}]}",
+        "c.yaml:2:33: instance_group[0].rate_limiter.resources[0].count: Input should be greater than or equal to 0",
+    ),
     (
         "instance_group: [{kind: KIND_GPUS}]",
         'c.yaml:1:19: instance_group[0].kind: "KIND_GPUS" is no kind of instanc',
@@ -263,6 +267,18 @@ def test_a_mistake_in_yaml_names_its_place(text: str, message: str) -> None:
 )
 def test_what_only_looks_like_a_contradiction_is_taken(batching: dict[str, Any]) -> None:
     assert ModelSettings.model_validate({"dynamic_batching": batching}).dynamic_batching is not None
+
+
+def test_what_changes_nothing_about_an_instance_is_kept() -> None:
+    text = """instance_group {
+      rate_limiter { resources { name: "r" global: true count: 3 } priority: 2 }
+      profile: "fast" host_policy: "p" secondary_devices { device_id: 1 }
+    }"""
+    (group,) = parse_model_settings(text, "c.pbtxt").instance_group
+    assert group.profile == ("fast",)
+    assert group.rate_limiter is not None
+    assert group.rate_limiter.resources == (Resource(name="r", global_=True, count=3),)
+    assert (group.host_policy, group.secondary_devices[0].device_id) == ("p", 1)
 
 
 def test_as_many_instances_as_allowed_are_taken() -> None:

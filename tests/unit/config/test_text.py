@@ -250,7 +250,17 @@ def test_model_settings_say_the_same_in_both_syntaxes() -> None:
     ("name", "text", "message"),
     [
         ("config.pbtxt", "\nmax_batchsize: 3", 'config.pbtxt:2:1: unknown field "max_batchsize"; did you mean "max_b'),
-        ("config.pbtxt", "sequence_batching {}", 'config.pbtxt:1:1: unknown field "sequence_batching"'),
+        ("config.pbtxt", "sequence_batchin {}", 'config.pbtxt:1:1: unknown field "sequence_batchin"; did you mean "s'),
+        (
+            "config.pbtxt",
+            'parameters { key: "a" value {} }\nparameters { key: "b" }\n parameters { value {} key: "a" }',
+            "config.pbtxt:1:14: parameters: a key comes twice",
+        ),
+        (
+            "config.pbtxt",
+            'ensemble_scheduling { step {\n input_map { key: "a" value: "b" }\n input_map { key: "a" value: "c" } } }',
+            "config.pbtxt:2:14: ensemble_scheduling.step[0].input_map: a key comes twice",
+        ),
         ("config.pbtxt", 'input {\n name: "x" data_type: TYPE_FP33 dims: 1 }', "config.pbtxt:2:23: Enum type"),
         ("config.pbtxt", 'input {\n name: "x" dims: 1 }', "config.pbtxt:1:1: input[0].data_type: is required"),
         (

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tfs_lite.config.model_server import ModelServerConfig
+from tfs_lite.config.model_server import All, Latest, ModelServerConfig, Specific
 from tfs_lite.config.text import read_model_server_config
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.server.followers import ConfigFileFollower, RepositoryFollower
 from tfs_lite.server.options import ServerOptions
+from tfs_lite.testing.process import wait_until
 
 ONE = 'model_config_list { config { name: "one" base_path: "/models/one" } }'
 TWO = 'model_config_list { config { name: "two" base_path: "/models/two" } }'
@@ -22,12 +23,14 @@ class Target:
 
     def __init__(self) -> None:
         self.applied: list[list[str]] = []
+        self.configs: list[ModelServerConfig] = []
         self.refuse = ""
         self.changed = threading.Condition()
 
     def apply(self, config: ModelServerConfig) -> None:
         with self.changed:
             self.applied.append([model.name for model in config.models])
+            self.configs.append(config)
             self.changed.notify_all()
         if self.refuse:
             raise invalid_argument(self.refuse)
@@ -35,6 +38,10 @@ class Target:
     def wait_for(self, names: list[str]) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: names in self.applied, 20), self.applied
+
+    def wait_for_config(self, wanted: Callable[[ModelServerConfig], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: any(map(wanted, self.configs)), 20), self.configs
 
 
 @pytest.fixture
@@ -187,6 +194,42 @@ def test_failed_reload_does_not_end_the_following(repository: Path, clock: Syste
     target.wait_for(["a", "b", "c"])
     (repository / "d" / "1").mkdir(parents=True)
     target.wait_for(["a", "b", "c", "d"])
+    follower.close()
+
+
+def policies(config: ModelServerConfig) -> dict[str, object]:
+    return {model.name: model.model_version_policy.choice for model in config.models}
+
+
+def test_version_policy_in_the_config_of_a_model_is_followed(repository: Path, clock: SystemClock) -> None:
+    target = Target()
+    file = repository / "a" / "config.pbtxt"
+    file.write_text("version_policy { all { } }")
+    follower = follow_repository(repository, clock, target)
+    assert policies(follower.first_look()) == {"a": All(), "b": Latest()}
+    follower.start()
+    file.write_text("version_policy { specific { versions: [ 1, 3 ] } }")
+    target.wait_for_config(lambda config: policies(config)["a"] == Specific(versions=(1, 3)))
+    file.write_text("version_policy { latest { num_versions: 2 } } max_batch_size: 8")
+    target.wait_for_config(lambda config: policies(config)["a"] == Latest(num_versions=2))
+    follower.close()
+
+
+def test_wrong_config_leaves_the_version_policy_as_it_was(
+    repository: Path, clock: SystemClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = Target()
+    file = repository / "a" / "config.pbtxt"
+    file.write_text("version_policy { all { } }")
+    follower = follow_repository(repository, clock, target)
+    follower.first_look()
+    follower.start()
+    file.write_text("version_policy { none { } }")
+    wait_until(lambda: "its version policy stays as it is" in caplog.text, "the mistake was seen", 30)
+    (repository / "c" / "1").mkdir(parents=True)
+    target.wait_for_config(lambda config: "c" in policies(config))
+    assert policies(target.configs[-1])["a"] == All()
+    assert caplog.text.count("its version policy stays as it is") == 1
     follower.close()
 
 

@@ -15,7 +15,7 @@ from tfs_lite.server import frontend_wire as wire
 from tfs_lite.server.frontend_answerer import Answerer
 from tfs_lite.server.frontend_ring import make_memory, map_memory
 from tfs_lite.server.frontend_wire import HEAD
-from tfs_lite.server.grpc_table import CallContext, Method, unary
+from tfs_lite.server.grpc_table import CallContext, Method, bidi_stream, unary
 
 PATIENCE = 30
 
@@ -28,11 +28,16 @@ class Service:
         self.entered = asyncio.Event()
 
     def methods(self) -> list[Method]:
-        return [unary("/test.Service/echo", self.echo), unary("/test.Service/wait", self.wait)]
+        rows = [unary("/test.Service/echo", self.echo), unary("/test.Service/wait", self.wait)]
+        return [*rows, bidi_stream("/test.Service/talk", self.talk)]
 
     async def echo(self, data: bytes, context: CallContext) -> bytes:
         self.ran += 1
         return data
+
+    async def talk(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
+        async for data in requests:
+            yield data
 
     async def wait(self, data: bytes, context: CallContext) -> bytes:
         self.entered.set()
@@ -56,9 +61,10 @@ def head(kind: int, *, code: int = 0, call: int = 0, length: int = 0, value: int
 
 
 GARBAGE = {
+    "a call of a method that takes a stream": (head(wire.CALL, code=2, call=1), "takes a stream"),
     "no kind": (head(0), "kind 0"),
     "a kind of the other side": (head(wire.ANSWER), "kind 4"),
-    "a row that is not there": (head(wire.CALL, code=2), "row 2"),
+    "a row that is not there": (head(wire.CALL, code=3), "row 3, of 3"),
     "one call twice": (head(wire.CALL, code=1) * 2, "a second call 0"),
     "credit for nothing": (head(wire.CREDIT, value=0), "credit for 0"),
     "credit for too much": (head(wire.CREDIT, value=10**9), "credit for 1000000000"),

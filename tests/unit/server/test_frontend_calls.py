@@ -18,7 +18,7 @@ from tfs_lite.server.frontend_answerer import Answerer
 from tfs_lite.server.frontend_asker import Asker
 from tfs_lite.server.frontend_ring import make_memory, map_memory
 from tfs_lite.server.frontend_setup import FrontendSetup, rows_of
-from tfs_lite.server.grpc_table import CallContext, Method, server_stream, unary
+from tfs_lite.server.grpc_table import CallContext, Method, bidi_stream, server_stream, unary
 
 PATIENCE = 30
 
@@ -35,7 +35,8 @@ class Service:
     def methods(self) -> list[Method]:
         handlers = (self.echo, self.refuse, self.crash, self.wait, self.stubborn)
         rows = [unary(f"/test.Service/{handler.__name__}", handler) for handler in handlers]
-        return [*rows, server_stream("/test.Service/count", self.count)]
+        streams = [server_stream("/test.Service/count", self.count), bidi_stream("/test.Service/talk", self.talk)]
+        return [*rows, *streams]
 
     def note(self, word: str) -> None:
         self.log.append(word)
@@ -74,6 +75,10 @@ class Service:
         except asyncio.CancelledError:
             await self.gate.wait()
         return data
+
+    async def talk(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
+        async for data in requests:
+            yield data
 
     async def count(self, data: bytes, context: CallContext) -> AsyncIterator[bytes]:
         try:
@@ -309,3 +314,14 @@ def test_setup_and_drain_are_told() -> None:
             await inside.service.saw("drain 1.5")
 
     run(test())
+
+
+def test_streams_of_requests_are_not_served_by_frontends() -> None:
+    async def scenario() -> None:
+        async with house() as inside:
+            with pytest.raises(ServingError) as caught:
+                await anext(inside.stream("talk", b""))
+            assert caught.value.code is StatusCode.UNIMPLEMENTED
+            assert "--grpc_frontends" in str(caught.value)
+
+    run(scenario())

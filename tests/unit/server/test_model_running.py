@@ -20,7 +20,7 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, Symb
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.settings import BatchSettings, SendWhen
 from tfs_lite.server.batch_metrics import WorkerState
-from tfs_lite.server.model_running import BatchingPlan, ServableMaker, worker_states
+from tfs_lite.server.model_running import BatchingPlan, ServableMaker, Surroundings, worker_states
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.testing.clock import VirtualClock
 
@@ -213,7 +213,8 @@ class House:
     def __init__(self, **options: Any) -> None:
         self.batches: list[BatchReport] = []
         self.runs: list[BatchReport] = []
-        self.make = ServableMaker(plan(**options), VirtualClock(), self.batches.append, self.runs.append)
+        around = Surroundings(on_batch=self.batches.append, on_run=self.runs.append)
+        self.make = ServableMaker(plan(**options), VirtualClock(), around)
 
 
 @pytest.mark.parametrize("enable", [False, True], ids=["alone", "batched"])

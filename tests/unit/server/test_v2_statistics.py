@@ -8,6 +8,7 @@ import pytest
 from tfs_lite.core.model import BatchReport, PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.schedulers.response_cache import CacheCounts
 from tfs_lite.server.v2_control import StatisticDuration
 from tfs_lite.server.v2_statistics import MAX_BATCH_SIZES, InferenceBook
 
@@ -106,11 +107,15 @@ def test_ensemble_counts_its_requests_as_runs_and_all_failures_as_other(book):
     assert 'nv_inference_request_failure{model="whole",reason="OTHER",version="1"} 1' in set(book.lines())
 
 
-def test_cache_is_counted_by_hit_and_miss(book):
-    assert not any("nv_cache" in line for line in book.lines())
-    book.on_cache(M1, hit=True, seconds=0.5)
-    book.on_cache(M1, hit=False, seconds=0.25)
+def test_answer_from_the_cache_is_a_request_and_no_inference(clock):
+    counts = {M1: CacheCounts(1, 1, 0.5, 0.25)}
+    book = InferenceBook(lambda: clock.now, cache_counts=lambda: counts)
+    book.opened(M1)
+    hit = call()
+    hit.cached = True
+    book.on_call(M1, hit, {"y": np.zeros(1)})
     stats = of(book).inference_stats
+    assert (stats.success.count, stats.queue.count, stats.compute_infer.count) == (1, 1, 0)
     assert (stats.cache_hit, stats.cache_miss) == (StatisticDuration(1, 500_000_000), StatisticDuration(1, 250_000_000))
     assert 'nv_cache_num_hits_per_model{model="m",version="1"} 1' in set(book.lines())
 

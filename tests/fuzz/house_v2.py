@@ -1,0 +1,360 @@
+"""The KServe V2 side of what the fuzz targets send their bytes to: both services in front of models that answer at once.
+
+    house_v2().grpc("ModelInfer", data)         the answer's bytes; raises what the handler raises
+    house_v2().stream(messages, metadata)       every answer of one ModelStreamInfer
+    house_v2().http(data)                       an HTTP/1.1 request as it comes from a socket -> Reply
+    house_v2().load(name, parameters)           what a load call checks and writes before it loads anything
+
+What goes wrong where no client sees it, on the event loop or in the log, is kept in ``unseen``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from house import MAX_BODY_BYTES, MAX_BYTES, MAX_ROWS, PATIENCE, Reply, parse_http, receiver, sender
+from starlette.requests import Request
+
+from tfs_lite.config.model_export import config_json, config_message
+from tfs_lite.core.clock import SystemClock
+from tfs_lite.core.model import PredictCall
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.v2_tensors import name_of
+from tfs_lite.server.background import BackgroundRunner
+from tfs_lite.server.catalogue import Catalogue
+from tfs_lite.server.core import ServerCore
+from tfs_lite.server.grpc_table import CallContext
+from tfs_lite.server.heap import HeapTrimmer
+from tfs_lite.server.http_body import BodyReader
+from tfs_lite.server.model_configs import ConfigOverride, ModelConfigs
+from tfs_lite.server.options import ServerOptions
+from tfs_lite.server.repository_control import LoadedModel, RepositoryControl
+from tfs_lite.server.repository_plan import FoundVersion
+from tfs_lite.server.rest_calls import Calls
+from tfs_lite.server.v2_control import RegionStatus, RepositoryValue
+from tfs_lite.server.v2_grpc_service import V2GrpcService
+from tfs_lite.server.v2_http_app import V2HttpApp
+from tfs_lite.server.v2_http_events import EventRoom
+from tfs_lite.server.v2_memory import FOLDER, SharedRegions
+from tfs_lite.server.v2_settings import LOG_DEFAULTS
+from tfs_lite.testing.v2_house import V2House
+from tfs_lite.testing.v2_http_house import HouseControl
+
+T = TypeVar("T")
+REGION, REGION_BYTES = "r", 64
+MAX_PARTS = 32
+"""Answers of the model with several. More wait for the client, and these models run on the loop's thread."""
+MODEL_CONFIG = """platform: "python" max_batch_size: 2
+input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }"""
+
+_BATCH = SymbolicDim("batch")
+_N = SymbolicDim("n")
+Outputs = Mapping[str, Any]
+
+
+def _spec(name: str, dtype: DataType = DataType.FLOAT, *shape: Any) -> TensorSpec:
+    return TensorSpec(name, dtype, (_BATCH, *shape))
+
+
+def _same(names: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Outputs]:
+    return lambda inputs: {output: inputs[name] for output, name in names.items()}
+
+
+def _echo(dtype: DataType, *shape: Any) -> tuple[Signature, Callable[[Mapping[str, Any]], Outputs], int]:
+    batched = shape[:1] == (_BATCH,)
+    signature = Signature((TensorSpec("IN", dtype, shape),), (TensorSpec("OUT", dtype, shape),))
+    return signature, _same({"OUT": "IN"}), 4 if batched else 0
+
+
+FUNCTIONS: dict[str, tuple[Signature, Callable[[Mapping[str, Any]], Outputs], int]] = {
+    "m": (
+        Signature((_spec("x", DataType.FLOAT, 3),), (_spec("y", DataType.FLOAT, 3),)),
+        _same({"y": "x"}),
+        8,
+    ),
+    "two": (
+        Signature((_spec("a"), _spec("b", DataType.STRING)), (_spec("c"), _spec("d", DataType.STRING))),
+        _same({"c": "a", "d": "b"}),
+        8,
+    ),
+    "shapes": (
+        Signature(
+            (_spec("x", DataType.INT64, SymbolicDim("n", 4), 2), TensorSpec("k", DataType.DOUBLE, (2, _N))),
+            (_spec("y", DataType.INT64, _N, 2),),
+        ),
+        _same({"y": "x"}),
+        0,
+    ),
+    "open": (Signature((TensorSpec("x"),), (TensorSpec("y"),)), _same({"y": "x"}), 0),
+    "row": _echo(DataType.INT32, 4),
+    "text": _echo(DataType.STRING, 1),
+    "any": _echo(DataType.INT16, _N, _N),
+    "classes": (
+        Signature((_spec("x", DataType.FLOAT, _N),), (_spec("y", DataType.FLOAT, _N), _spec("s", DataType.INT64, _N))),
+        lambda inputs: {"y": inputs["x"], "s": np.zeros(inputs["x"].shape, np.int64)},
+        8,
+    ),
+    "defaults": (
+        Signature(
+            (_spec("x"), _spec("k", DataType.FLOAT, 2), TensorSpec("f", DataType.INT64, (2,))),
+            (_spec("y"), _spec("k", DataType.FLOAT, 2)),
+            defaults={"k": np.array([1, 2], np.float32), "f": np.array([3, 4])},
+        ),
+        _same({"y": "x", "k": "k"}),
+        8,
+    ),
+    "chat": (
+        Signature(
+            (TensorSpec("text_input", DataType.STRING, (1,)), TensorSpec("max_tokens", DataType.INT32, (1,))),
+            (TensorSpec("text_output", DataType.STRING, (1,)),),
+            defaults={"max_tokens": np.array([3], np.int32)},
+        ),
+        _same({"text_output": "text_input"}),
+        0,
+    ),
+    **{name_of(dtype): _echo(dtype, _BATCH) for dtype in DataType if name_of(dtype) != "INVALID"},
+}
+MODELS = (*FUNCTIONS, "repeat", "nobody")
+
+
+class Answerer:
+    """Answers on the caller's thread."""
+
+    platform = "test"
+    decoupled = False
+    labels: Mapping[str, Sequence[str]] = {"y": ("zero", "", "two")}  # noqa: RUF012
+
+    def __init__(
+        self, signature: Signature, function: Callable[[Mapping[str, Any]], Outputs], max_batch_size: int
+    ) -> None:
+        self.signatures = {DEFAULT_SIGNATURE: signature}
+        self.max_batch_size = max_batch_size
+        self._function = function
+
+    def submit(self, call: PredictCall) -> None:
+        if any(max(array.shape, default=0) > MAX_ROWS for array in call.inputs.values()):
+            call.on_done(Status(StatusCode.INVALID_ARGUMENT, "too many rows for this model"))
+            return
+        answers = self._function(call.inputs)
+        call.on_done({name: answers[name] for name in call.outputs or answers})
+
+    def cancel(self, call: PredictCall) -> None:
+        """Every call is answered by now."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Repeat(Answerer):
+    """An answer for each number of the request, up to ``MAX_PARTS``; a negative number is a failure."""
+
+    decoupled = True
+
+    def __init__(self) -> None:
+        signature = Signature((TensorSpec("IN", DataType.INT32, (_N,)),), (TensorSpec("OUT", DataType.INT32, (1,)),))
+        super().__init__(signature, dict, 0)
+
+    def submit(self, call: PredictCall) -> None:
+        numbers = cast("Any", call.inputs["IN"])
+        if len(numbers) > MAX_PARTS or (numbers < 0).any():
+            call.on_done(Status(StatusCode.INVALID_ARGUMENT, "these numbers cannot be repeated"))
+            return
+        assert call.on_part is not None
+        for number in numbers:
+            call.on_part({"OUT": np.array([number], np.int32)})
+        call.on_done({})
+
+
+class LoadChecks(RepositoryControl):
+    """A load call up to the point where something would be loaded."""
+
+    def __init__(self, root: str) -> None:
+        options = ServerOptions(model_repository=root, model_control_mode="explicit", max_message_bytes=MAX_BYTES)
+        core = SimpleNamespace(
+            options=options,
+            clock=SystemClock(),
+            model_configs=ModelConfigs(),
+            is_idle=lambda name: True,
+            live_versions=lambda name: set(),
+            available_versions=lambda name: set(),
+        )
+        super().__init__(cast("ServerCore", core), Catalogue(options))
+        self.loaded: list[tuple[LoadedModel, list[FoundVersion]]] = []
+
+    def _bring_up(
+        self, model: LoadedModel, found: list[FoundVersion], old: LoadedModel | None, override: ConfigOverride | None
+    ) -> None:
+        self._require_whole(model.config.name, found)
+        config_json(config_message(model.settings, model.config.name, "python"))
+        self.loaded.append((model, found))
+        if model.upload:
+            outside = [item.path for item in found if not item.path.startswith(model.upload + os.sep)]
+            if outside:
+                raise RuntimeError("a version of a load call is not among its files")
+            self._uploads.remove(model.upload)
+
+    def left(self) -> list[str]:
+        """What is still there of files that calls brought."""
+        root = self._uploads._root
+        return os.listdir(root) if root else []
+
+
+class Control(HouseControl):
+    """Of the models of the house; loads are checked, not done."""
+
+    def __init__(self, house: V2House, regions: SharedRegions, checks: LoadChecks) -> None:
+        super().__init__(house, regions)
+        self._checks = checks
+
+    def model_config(self, name: str, version: int | None) -> Message:
+        self._signature(name, version)
+        return super().model_config(name, version)
+
+    async def load(self, name: str, parameters: Mapping[str, RepositoryValue]) -> None:
+        self._checks.load(name, parameters)
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        self._checks.unload(name, unload_dependents)
+
+
+class HouseV2:
+    """Every way to its models. ``unseen``: what nobody was told of, since the last call of ``take_unseen``."""
+
+    def __init__(self) -> None:
+        self._inside = ExitStack()
+        self.root = self._inside.enter_context(tempfile.TemporaryDirectory(prefix="tfs-lite-fuzz-"))
+        self._make_repository(Path(self.root))
+        self._unseen: list[str] = []
+        self.loop = asyncio.new_event_loop()
+        self._inside.callback(self.loop.close)
+        self.loop.set_exception_handler(lambda loop, context: self._unseen.append(repr(context)))
+        self._watch_log()
+        self.regions = SharedRegions(max_bytes=MAX_BYTES)
+        self._inside.callback(self.regions.close)
+        self.house = V2House(self.regions)
+        for name, function in FUNCTIONS.items():
+            self.house.add(name, Answerer(*function))
+        self.house.add("m", Answerer(*FUNCTIONS["m"]), version=3)
+        self.house.add("repeat", Repeat())
+        self.checks = LoadChecks(self.root)
+        self._inside.callback(self.checks.close)
+        self.control = Control(self.house, self.regions, self.checks)
+        self._inside.callback(self.control.close)
+        slow = BackgroundRunner("V2", 1, 8)
+        self._inside.callback(slow.close)
+        self.bodies, self.room = BodyReader(MAX_BODY_BYTES), EventRoom()
+        self._app = V2HttpApp(
+            *(self.house.infer, self.control, self.bodies, Calls(PATIENCE / 2), slow),
+            *(HeapTrimmer(slow), MAX_BODY_BYTES, self.room),
+        )
+        rows = V2GrpcService(self.house.infer, self.control).methods()
+        self._handlers: dict[str, Any] = {row.name: row.handler for row in rows}
+        self._make_region()
+
+    def grpc(self, method: str, data: bytes) -> bytes:
+        return cast(bytes, self._run(self._handlers[method](data, CallContext(None))))
+
+    def stream(self, requests: Sequence[bytes], metadata: Mapping[str, str]) -> list[bytes]:
+        """Raises what ends the stream."""
+
+        async def sent() -> AsyncIterator[bytes]:
+            for request in requests:
+                yield request
+
+        async def run() -> list[bytes]:
+            context = CallContext(None, metadata)
+            return [answer async for answer in self._handlers["ModelStreamInfer"](sent(), context)]
+
+        return self._run(run())
+
+    def http(self, data: bytes) -> Reply | None:
+        """None if there is no request for V2 in the bytes."""
+        parsed = parse_http(data)
+        if parsed is None:
+            return None
+        scope, messages, whole = parsed
+        reply = Reply(scope["method"], data.split(b"\n")[0].decode("latin-1"), broken_off=not whole)
+        self._run(self._answer(scope, receiver(messages, whole), sender(reply)))
+        return reply
+
+    def load(self, name: str, parameters: Mapping[str, RepositoryValue]) -> None:
+        self.checks.load(name, parameters)
+
+    def take_unseen(self) -> list[str]:
+        found, self._unseen = self._unseen, []
+        return found
+
+    def reset(self) -> None:
+        """Settings and regions as at the start."""
+        self.control.update_log_settings(LOG_DEFAULTS)
+        for model in (None, *(name for name in MODELS if self.house.is_known(name))):
+            changes: dict[str, tuple[str, ...]] = dict.fromkeys(self.control.trace_settings(model), ())
+            self.control.update_trace_settings(model, changes)
+        self.regions.system_unregister(None)
+        self.regions.system_register(RegionStatus(REGION, self._key, 0, REGION_BYTES))
+
+    def close(self) -> None:
+        self._inside.close()
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        response = await self._app.answer(request, scope["raw_path"].decode("latin-1"), "")
+        await response(scope, receive, send)
+
+    def _run(self, work: Awaitable[T]) -> T:
+        return self.loop.run_until_complete(asyncio.wait_for(work, PATIENCE))
+
+    def _watch_log(self) -> None:
+        """Exceptions that were logged, by anybody in the package."""
+        watch = logging.Handler(logging.ERROR)
+        watch.emit = lambda record: self._unseen.append(repr(record.exc_info)) if record.exc_info else None  # type: ignore[method-assign]
+        logger = logging.getLogger("tfs_lite")
+        logger.addHandler(watch)
+        self._inside.callback(logger.removeHandler, watch)
+
+    def _make_region(self) -> None:
+        handle, path = tempfile.mkstemp(prefix="tfs-lite-fuzz-", dir=FOLDER)
+        self._inside.callback(os.unlink, path)
+        os.pwrite(handle, bytes(range(REGION_BYTES)), 0)
+        os.close(handle)
+        self._key = os.path.basename(path)
+        self.reset()
+
+    def _make_repository(self, root: Path) -> None:
+        for name in ("m", "n"):
+            (root / name / "1").mkdir(parents=True)
+            (root / name / "config.pbtxt").write_text(MODEL_CONFIG)
+            (root / name / "1" / "model.py").write_text("")
+
+
+@functools.cache
+def house_v2() -> HouseV2:
+    """The one house of this process."""
+    return HouseV2()
+
+
+def close_house_v2() -> None:
+    if house_v2.cache_info().currsize:
+        house_v2().close()
+        house_v2.cache_clear()
+
+
+def refusal(act: Callable[[], object]) -> ServingError | None:
+    """None if it went well."""
+    try:
+        act()
+    except ServingError as error:
+        return error
+    return None

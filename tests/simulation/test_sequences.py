@@ -1,0 +1,280 @@
+"""Whatever the order of events: the slots of a sequence batcher do what a plain description of them does.
+
+No request is lost, answered twice or overtaken within its sequence, and no two of a sequence run at once. Time is
+virtual. A run is its seed; one that fails prints it:
+
+    python -m pytest tests/simulation/test_sequences.py --hypothesis-seed=N
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from tfs_lite.core.model import SequenceFlags
+from tfs_lite.schedulers.sequence import direct as direct_forming
+from tfs_lite.schedulers.sequence import slots as slots_module
+from tfs_lite.schedulers.sequence.alarms import Alarms
+from tfs_lite.schedulers.sequence.backlog import Backlog
+from tfs_lite.schedulers.sequence.request import Slot
+from tfs_lite.schedulers.sequence.settings import DirectSettings, SequenceSettings
+from tfs_lite.schedulers.sequence.slots import Sequences
+from tfs_lite.testing import sequence_referee
+from tfs_lite.testing.sequence_referee import Mismatch, Referee
+
+MIN_STEPS, BATCHES = 50_000, 26
+SETTINGS = settings(
+    max_examples=50,
+    stateful_step_count=60,
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    phases=[Phase.reuse, Phase.generate, Phase.shrink],
+    database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
+    suppress_health_check=list(HealthCheck),
+)
+
+IDS = st.sampled_from([1, 2, 3, 4, 5, 6, "5", "6", "seven", 2**64 - 1])
+TIMES = st.sampled_from([0.0625, 0.125, 0.25, 0.5, 1.0])
+INDICES = st.integers(0, 15)
+SMALL = st.sampled_from([1, 1, 1, 2, 2, 3, 4])
+"""Of slots and of instances: with few, sequences have to wait."""
+ANY_SETTINGS = st.builds(
+    SequenceSettings,
+    slots_per_instance=SMALL,
+    max_idle=st.sampled_from([0.25, 1.0, 1.0, 4.0]),
+    oldest=st.booleans(),
+    max_backlog=st.sampled_from([1, 3, 1000, 1000]),
+    max_queued=st.sampled_from([2, 8, 1000, 1000, 1000]),
+)
+ANY_DIRECT = st.builds(
+    DirectSettings,
+    max_delay=st.sampled_from([0.0, 0.0, 0.25, 1.0]),
+    minimum_utilization=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+)
+
+
+class SequenceBatcher(RuleBasedStateMachine):
+    """One rule per thing that can happen."""
+
+    steps = 0
+    taken = expired = cancelled = 0
+    referee: Referee
+    stopped = False
+
+    @initialize(wanted=ANY_SETTINGS, instances=SMALL, direct=ANY_DIRECT)
+    def begin(self, wanted: SequenceSettings, instances: int, direct: DirectSettings) -> None:
+        self.referee = Referee(wanted, instances, direct)
+
+    def teardown(self) -> None:
+        if hasattr(self, "referee") and sys.exc_info()[0] is None:  # what went wrong before is what is told
+            self.referee.finish()
+            for item in self.referee.items:
+                type(self).taken += item.fate == ["taken"]
+                type(self).expired += item.fate == ["expired"]
+                type(self).cancelled += item.fate == ["cancelled"]
+
+    @rule(
+        id=IDS,
+        kind=st.sampled_from(["start"] * 4 + ["next"] * 4 + ["end"] * 3 + ["alone"]),
+        timeout=st.sampled_from([0.0, 0.125, 0.125, 0.5, 2.0]),
+        key=st.sampled_from([0, 0, 0, 1]),
+    )
+    def admit(self, id: int | str, kind: str, timeout: float, key: int) -> None:
+        self._step()
+        flags = SequenceFlags(id, start=kind in ("start", "alone"), end=kind in ("end", "alone"))
+        self.referee.admit(flags, 1, timeout, key)
+
+    @rule(index=INDICES, end=st.sampled_from([False, False, True]), timeout=st.sampled_from([0.0, 0.25]))
+    def go_on(self, index: int, end: bool, timeout: float) -> None:
+        """With a sequence whose id is known, if there is one."""
+        self._step()
+        known = [tale.id for tale in self.referee.plain.tales if tale.known]
+        if known:
+            self.referee.admit(SequenceFlags(known[index % len(known)], end=end), 1, timeout, 0)
+
+    @rule(id=st.sampled_from([0, "", 1]), rows=st.sampled_from([0, 1, 2, 3]))
+    def admit_oddly(self, id: int | str, rows: int) -> None:
+        self._step()
+        self.referee.admit(SequenceFlags(id, start=True), rows, 0.0, 0)
+
+    @rule(seconds=TIMES)
+    def let_time_pass(self, seconds: float) -> None:
+        self._step()
+        self.referee.wait(seconds)
+
+    @precondition(lambda self: self.referee.real.next_expiry < 1e9)
+    @rule(early=st.booleans())
+    def wait_for_the_next_expiry(self, early: bool) -> None:
+        self._step()
+        left = max(0.0, self.referee.real.next_expiry - self.referee.now)
+        self.referee.wait(left / 2 if early else left)
+
+    @precondition(lambda self: not self.referee.settings.oldest)
+    @rule(instance=st.integers(0, 3))
+    def run_direct(self, instance: int) -> None:
+        self._step()
+        self.referee.run_direct(instance % self.referee.instances)
+
+    @precondition(lambda self: self.referee.executing)
+    @rule(index=INDICES)
+    def finish_direct(self, index: int) -> None:
+        self._step()
+        busy = sorted(self.referee.executing)
+        self.referee.finish_direct(busy[index % len(busy)])
+
+    @precondition(lambda self: self.referee.settings.oldest and self.referee.real.pending)
+    @rule(index=INDICES)
+    def take(self, index: int) -> None:
+        self._step()
+        ready = [
+            Slot(number, instance)
+            for instance in range(self.referee.instances)
+            for number, request in enumerate(self.referee.real.heads(instance))
+            if request is not None
+        ]
+        if ready:
+            self.referee.take(ready[index % len(ready)])
+
+    @precondition(lambda self: self.referee.settings.oldest and self.referee.real.running)
+    @rule(index=INDICES)
+    def finish(self, index: int) -> None:
+        self._step()
+        busy = sorted(self.referee.plain.running)
+        self.referee.done(Slot(*busy[index % len(busy)]))
+
+    @precondition(lambda self: self.referee.items)
+    @rule(index=INDICES)
+    def cancel(self, index: int) -> None:
+        """One of the last ones; it may run, or be gone."""
+        self._step()
+        self.referee.cancel(self.referee.items[-1 - index % len(self.referee.items)])
+
+    @rule(instance=st.integers(0, 3), sure=st.sampled_from([False] * 5 + [True]))
+    def lose(self, instance: int, sure: bool) -> None:
+        self._step()
+        if sure:
+            self.referee.lose(instance % self.referee.instances)
+
+    @precondition(lambda self: not self.stopped and len(self.referee.items) > 10)
+    @rule(sure=st.sampled_from([False] * 7 + [True]))
+    def stop(self, sure: bool) -> None:
+        self._step()
+        if sure:
+            self.stopped = True
+            self.referee.stop()
+
+    def _step(self) -> None:
+        type(self).steps += 1
+
+
+@pytest.mark.timeout(1200)  # a story that fails is made as short as possible before it is told
+def test_slots_do_what_the_reference_does_whatever_happens(request: pytest.FixtureRequest) -> None:
+    wanted = request.config.getoption("--hypothesis-seed")
+    machine = SequenceBatcher
+    machine.steps = machine.taken = machine.expired = machine.cancelled = 0
+    if wanted is not None:
+        run_batch(int(wanted))
+        return
+    seeds = random.SystemRandom()
+    for _ in range(BATCHES):
+        run_batch(seeds.getrandbits(32))
+    assert machine.steps >= MIN_STEPS
+    assert min(machine.taken, machine.expired, machine.cancelled) >= MIN_STEPS // 1000
+
+
+def run_batch(number: int, how: settings = SETTINGS) -> None:
+    try:
+        run_state_machine_as_test(seed(number)(SequenceBatcher), settings=how)
+    except BaseException:
+        print(f"replay: python -m pytest tests/simulation/test_sequences.py --hypothesis-seed={number}")
+        raise
+
+
+# The simulation notices what it is there to notice.
+
+forget, drop, release, expire = Sequences._forget, Sequences._drop, Sequences._release, Sequences._expire
+form_direct = direct_forming.form_direct
+
+
+def _ends_at_execution(self: Any, sequence: Any) -> None:
+    if not (sequence.waiting and sequence.waiting[-1].end):
+        forget(self, sequence)
+
+
+def _keeps_the_slot(self: Any, slot: Slot) -> None:
+    if self.backlogged:
+        release(self, slot)
+
+
+def _counts_from_its_slot(self: Any, slot: Slot) -> None:
+    release(self, slot)
+    sequence = self._in[slot]
+    if sequence is not None and self._idle.get(sequence) < 1e9:
+        self._idle.set(sequence, self._idle.get(sequence) + 0.125)
+
+
+def _does_not_wait(self: Any, sequence: Any) -> Any:
+    expire(self, sequence)
+    return None if sequence.waiting else sequence.slot
+
+
+def _drops_one(self: Any, sequence: Any, **how: Any) -> Any:
+    return drop(self, sequence, **how)[:1]
+
+
+def _last_first(self: Any) -> Any:
+    sequence = next(reversed(self._entries), None)
+    if sequence is not None:
+        self.remove(sequence)
+    return sequence
+
+
+def _runs_two(self: Any, slot: Slot) -> Any:
+    sequence = self._in[slot]
+    return sequence.waiting[0] if sequence is not None and sequence.waiting else None
+
+
+def _never_rings(self: Any, now: float) -> list[Any]:
+    return []
+
+
+def _all_slots_wide(heads: Any, *rest: Any) -> Any:
+    decision = form_direct(heads, *rest)
+    return direct_forming.DirectDecision(decision.rows[:1], decision.wait_until)
+
+
+BREAKS = {
+    "an id is known until its END runs": (Sequences, "_forget", _ends_at_execution),
+    "a slot is never free again": (Sequences, "_release", _keeps_the_slot),
+    "a sequence is younger when it comes from the backlog": (Sequences, "_release", _counts_from_its_slot),
+    "a slot is free while a request of an expired sequence runs": (Sequences, "_expire", _does_not_wait),
+    "requests are lost with a cancelled one": (Sequences, "_drop", _drops_one),
+    "the last sequence of the backlog is served first": (Backlog, "next", _last_first),
+    "two requests of a slot run at once": (Sequences, "_head", _runs_two),
+    "nothing expires": (Alarms, "ring", _never_rings),
+    "the queue has no end": (Sequences, "_full", lambda self, known: None),
+    "slots are taken from behind": (slots_module, "heappop", lambda slots: slots.pop()),
+    "batches are too narrow": (sequence_referee, "form_direct", _all_slots_wide),
+}
+QUICK = settings(SETTINGS, phases=[Phase.generate], database=None)
+
+
+@pytest.mark.parametrize("what", BREAKS)
+def test_mistake_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*BREAKS[what])
+    with pytest.raises((Mismatch, LookupError, ExceptionGroup)):
+        run_batches(range(10))
+
+
+def run_batches(numbers: Iterable[int]) -> None:
+    for number in numbers:
+        run_batch(number, QUICK)

@@ -1,0 +1,16 @@
+"""A town of models for every test; in the end no handle is left and everything is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tfs_lite.testing.ensembles import Town
+
+
+@pytest.fixture
+def town() -> Iterator[Town]:
+    found = Town()
+    yield found
+    found.close()

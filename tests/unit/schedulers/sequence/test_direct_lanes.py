@@ -1,0 +1,211 @@
+"""Triton's Direct, run by run: which sequence is in which row, and what the model is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.sequence_models import SumModel, sum_settings
+
+Make = Callable[..., Any]
+
+
+def test_sums_of_two_sequences_do_not_mix(make: Make) -> None:
+    house = make()
+    assert house.ask(1, 7, start=True).sum == 1
+    assert house.ask(10, 8, start=True).sum == 10
+    assert house.ask(2, 7).sum == 3
+    assert house.ask(20, 8, end=True).sum == 30
+    assert house.ask(3, 7, end=True).sum == 6
+    assert house.forgotten == [8, 7]
+
+
+def test_four_sequences_take_the_lowest_rows_of_both_instances_and_a_fifth_waits_for_one_to_end(make: Make) -> None:
+    house = make(sum_settings(2), instances=2)
+    for id in (1, 2, 3, 4):
+        assert house.ask(id, id, start=True).sum == id
+    first, second = house.models
+    assert (first.column("CORRID"), second.column("CORRID")) == ([[1], [0, 3]], [[2], [0, 4]])
+    fifth = house.ask(50, 5, start=True)
+    last = house.ask(51, 5, end=True)
+    assert (house.servable.pending, house.servable.backlogged) == (2, 1)
+    house.ask(10, 2, end=True)
+    assert (fifth.sum, last.sum) == (50, 101)
+    assert second.column("CORRID")[2:] == [[2], [5], [5]]
+    assert second.column("START")[2:] == [[0], [1], [0]]
+    assert second.column("END")[2:] == [[1], [0], [1]]
+
+
+def test_model_is_told_start_end_and_who_is_ready_over_time(make: Make) -> None:
+    """Two sequences side by side; the second starts later and the first pauses."""
+    house = make(sum_settings(2))
+    house.ask(1, 11, start=True).wait()
+    house.shut()
+    house.ask(2, 11)
+    house.model.gate.wait_for()
+    together = [house.ask(3, 11), house.ask(5, 12, start=True)]
+    house.open()
+    for asked in together:
+        asked.wait()
+    house.ask(6, 12).wait()
+    house.ask(4, 11, end=True).wait()
+    model = house.model
+    assert model.column("READY") == [[1], [1], [1, 1], [0, 1], [1]]
+    assert model.column("START") == [[1], [0], [0, 1], [0, 0], [0]]
+    assert model.column("END") == [[0], [0], [0, 0], [0, 0], [1]]
+    assert model.column("CORRID") == [[11], [11], [11, 12], [0, 12], [11]]
+    assert model.column("INPUT") == [[1], [2], [3, 5], [0, 6], [4]]
+
+
+def test_successor_of_an_ended_sequence_comes_in_the_next_run(make: Make) -> None:
+    house = make(sum_settings(1))
+    house.shut()
+    asked = [house.ask(1, 1, start=True), house.ask(2, 1, end=True), house.ask(3, 2, start=True, end=True)]
+    house.open()
+    assert [each.sum for each in asked] == [1, 3, 3]
+    assert house.model.column("CORRID") == [[1], [1], [2]]
+
+
+def test_request_whose_shape_differs_from_the_lowest_row_waits_and_its_row_is_a_null_row(make: Make) -> None:
+    house = make(sum_settings(4, dims=-1))
+    numbers = {1: [1, 1], 2: [2, 2], 3: [3], 4: [4, 4, 4]}
+    house.shut()
+    house.ask(numbers[1], 1, start=True)
+    house.model.gate.wait_for()
+    starts = [house.ask(numbers[id], id, start=True) for id in (2, 3, 4)]
+    asked = [house.ask(numbers[id], id) for _ in range(2) for id in (1, 2, 3, 4)]
+    house.open()
+    assert [each.sum for each in starts] == [[2, 2], 3, [4, 4, 4]]
+    assert asked[-2].sum == 9
+    assert asked[-1].sum == [12, 12, 12]
+    inferences = sum(sum(rows) for rows in house.model.column("READY"))
+    assert (inferences, len(house.model.runs)) == (12, 9 + 1)
+    assert sum(report.rows for report in house.reports) == 12
+
+
+def test_null_rows_are_zeros_and_count_as_padding(make: Make) -> None:
+    house = make(lends=True)
+    for id in (1, 2, 3):
+        house.ask(id, id, start=True).wait()
+    house.ask(9, 3).wait()
+    (*_, last) = house.model.runs
+    assert {name: array.tolist() for name, array in last.items()} == {
+        "INPUT": [[0], [0], [9]],
+        "START": [[0], [0], [0]],
+        "READY": [[0], [0], [1]],
+        "END": [[0], [0], [0]],
+        "CORRID": [[0], [0], [3]],
+    }
+    assert [(report.rows, report.padding) for report in house.reports] == [(1, 0), (1, 1), (1, 2), (1, 2)]
+
+
+def test_control_tensors_are_columns_that_clients_do_not_see(make: Make) -> None:
+    house = make()
+    house.ask(1, 1, start=True).wait()
+    assert house.model.runs[0]["START"].shape == (1, 1)
+    signature = house.servable.signatures["serving_default"]
+    assert (signature.input_names, signature.output_names) == (("INPUT",), ("OUTPUT",))
+
+
+def test_model_without_a_batch_dimension_serves_one_sequence_at_a_time(make: Make) -> None:
+    house = make(sum_settings(0))
+    assert house.ask(1, 1, start=True).sum == 1
+    other = house.ask(5, 2, start=True)
+    assert house.ask(2, 1, end=True).sum == 3
+    assert other.sum == 5
+    assert house.model.runs[0]["START"].shape == (1,)
+    assert house.model.column("CORRID") == [[1], [1], [2]]
+
+
+# Delay and utilization.
+
+
+DELAY = {"max_queue_delay_microseconds": 3_000_000, "minimum_slot_utilization": 0.5}
+
+
+def test_batch_below_the_utilization_waits_for_the_delay(make: Make) -> None:
+    house = make(sum_settings(4, direct=DELAY, max_sequence_idle_microseconds=10_000_000))
+    asked = house.ask(1, 1, start=True)
+    house.clock.advance(2.9)
+    assert not asked.done
+    house.clock.advance(0.2)
+    assert asked.sum == 1
+
+
+def test_batch_that_reaches_the_utilization_runs_at_once(make: Make) -> None:
+    house = make(sum_settings(4, direct=DELAY))
+    both = [house.ask(id, id, start=True) for id in (1, 2)]
+    assert [each.sum for each in both] == [1, 2]
+    assert house.model.column("CORRID") == [[1, 2]]
+
+
+# What goes wrong.
+
+
+def test_failing_batch_fails_its_requests_and_their_sequences_go_on(make: Make) -> None:
+    house = make()
+    house.ask(1, 1, start=True).wait()
+    house.ask(1, 2, start=True).wait()
+    house.shut()
+    house.ask(1, 1)
+    house.model.gate.wait_for()
+    failed = [house.ask(100, 1), house.ask(100, 2)]
+    house.model.failures = [ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory for this run")] * 2
+    house.open()
+    assert [each.code for each in failed] == [StatusCode.RESOURCE_EXHAUSTED] * 2
+    house.model.failures.clear()
+    assert (house.ask(1, 1).sum, house.ask(1, 2).sum) == (2, 2)
+    assert [report.ok for report in house.reports] == [True, True, False, False, True, True]
+
+
+def test_error_that_models_must_not_raise_is_an_internal_error(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    house = make()
+    house.model.breaks = {13}
+    asked = house.ask(13, 1, start=True)
+    assert asked.code is StatusCode.INTERNAL
+    assert "ValueError" in asked.message
+    assert house.ask(1, 1, start=True).sum == 1
+
+
+def test_output_with_too_few_rows_fails_the_batch(make: Make) -> None:
+    class Short(SumModel):
+        def results(self, inputs: dict[str, Any]) -> dict[str, Any]:
+            return {"OUTPUT": np.zeros((0, 1), np.int32)}
+
+    assert make(kind=Short).ask(1, 1, start=True).code is StatusCode.FAILED_PRECONDITION
+
+
+def test_sequences_of_a_lost_worker_end_and_others_go_on(make: Make) -> None:
+    house = make(sum_settings(1), instances=2)
+    lost, _ = house.models
+    assert [house.ask(id, id, start=True).sum for id in (1, 2)] == [1, 2]
+    lost.lose_worker()
+    lost.gate.shut()
+    running = house.ask(1, 1)
+    lost.gate.wait_for()
+    waiting = house.ask(1, 1)
+    lost.gate.open()
+    assert (running.code, waiting.code) == (StatusCode.UNAVAILABLE, StatusCode.UNAVAILABLE)
+    assert house.ask(1, 1).code is StatusCode.INVALID_ARGUMENT
+    assert house.forgotten == [1]
+    assert house.ask(1, 2).sum == 3
+    again = house.ask(5, 1, start=True)
+    lost.recovery.open()
+    assert again.sum == 5
+
+
+def test_without_any_worker_nobody_waits_in_vain(make: Make) -> None:
+    house = make(sum_settings(1))
+    house.ask(1, 1, start=True).wait()
+    backlogged = house.ask(1, 2, start=True)
+    house.model.lose_worker()
+    assert house.ask(1, 1).code is StatusCode.UNAVAILABLE
+    assert backlogged.code is StatusCode.UNAVAILABLE
+    refused = house.ask(1, 3, start=True)
+    assert (refused.code, refused.call.admitted) == (StatusCode.UNAVAILABLE, False)
+    house.model.recovery.open()
+    house.wait_until(lambda: house.ask(4, 3, start=True, end=True).code is StatusCode.OK)

@@ -1,0 +1,136 @@
+"""``reshape`` of a model's config: clients send ``dims``, the model gets other dimensions with as many elements.
+
+    client's dims  ->  ReshapedModel  ->  reshape.shape, behind the batch if there is one  ->  the model, and back
+
+The model is opened as if the config had said what it really takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from tfs_lite.adapters.contract import OpenedModel
+from tfs_lite.adapters.tensors import Array
+from tfs_lite.config.model import ModelSettings, ModelTensor, signature_of
+from tfs_lite.core.model import Model, WorkerStatus
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+
+
+def seen_by_model(settings: ModelSettings) -> ModelSettings:
+    """The settings with the dimensions that the model itself takes and gives."""
+    if not _reshapes(settings):
+        return settings
+    return settings.model_copy(update={"input": _inner(settings.input), "output": _inner(settings.output)})
+
+
+def reshaped(model: OpenedModel, settings: ModelSettings) -> OpenedModel:
+    """The model as clients see it; the model itself if nothing is reshaped. Takes it over, unless it raises:
+    INVALID_ARGUMENT for shapes with several sizes that requests choose."""
+    for kind, tensors in (("input", settings.input), ("output", settings.output)):
+        for index, tensor in enumerate(tensors):
+            if tensor.reshape is not None and max(tensor.dims.count(-1), tensor.reshape.shape.count(-1)) > 1:
+                raise invalid_argument(f"{kind}[{index}].reshape: at most one size may be -1")
+    return ReshapedModel(model, settings) if _reshapes(settings) else model
+
+
+class ReshapedModel(Model):
+    """An opened model whose inputs and outputs have other dimensions outside. Threads, errors and promises are the
+    inner model's; also INVALID_ARGUMENT for sizes that do not fit the inner dimensions, which -1 leaves to requests."""
+
+    def __init__(self, inner: OpenedModel, settings: ModelSettings) -> None:
+        declared = signature_of(settings)
+        assert declared is not None  # there is an input or an output with a reshape
+        own = inner.signatures[DEFAULT_SIGNATURE]
+        outside = Signature(declared.inputs or own.inputs, declared.outputs or own.outputs)
+        self._inner = inner
+        self._batched = settings.max_batch_size > 0
+        self._signatures = {DEFAULT_SIGNATURE: outside}
+        self._inward = {tensor.name: _shape(tensor) for tensor in settings.input if tensor.reshape is not None}
+        self._outward = {tensor.name: tensor.dims for tensor in settings.output if tensor.reshape is not None}
+
+    @property
+    def platform(self) -> str:
+        return self._inner.platform
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        return self._signatures
+
+    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        return self._shaped(self._inner.run(signature, self._fed(inputs), outputs))
+
+    def parts(
+        self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]
+    ) -> Iterator[dict[str, Tensor]]:
+        for results in self._inner.parts(signature, self._fed(inputs), outputs):
+            yield self._shaped(results)
+
+    def resident_bytes(self) -> int | None:
+        return self._inner.resident_bytes()
+
+    @property
+    def worker(self) -> WorkerStatus:
+        return self._inner.worker
+
+    @property
+    def concurrency(self) -> int:
+        return self._inner.concurrency
+
+    @property
+    def lanes(self) -> int:
+        return self._inner.lanes
+
+    def recover(self, give_up: threading.Event) -> bool:
+        return self._inner.recover(give_up)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _fed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = dict(inputs)
+        for name, shape in self._inward.items():
+            if name in found:
+                try:
+                    found[name] = self._view(found[name], shape)
+                except ValueError:
+                    sizes = list(found[name].shape)
+                    raise invalid_argument(f"input {name} of shape {sizes} cannot become {list(shape)}") from None
+        return found
+
+    def _shaped(self, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = dict(results)
+        for name, shape in self._outward.items():
+            if name in found:
+                try:
+                    found[name] = self._view(found[name], shape)
+                except ValueError:
+                    raise ServingError(
+                        StatusCode.INTERNAL,
+                        f"output {name} came as {list(found[name].shape)}, which cannot become {list(shape)}",
+                    ) from None
+        return found
+
+    def _view(self, tensor: Tensor, shape: Sequence[int]) -> Array:
+        """ValueError if the elements do not fit."""
+        array = cast(Array, tensor)
+        rows = array.shape[:1] if self._batched else ()
+        if not array.size:
+            shape = [0 if size == -1 else size for size in shape]
+        return np.reshape(array, (*rows, *shape))
+
+
+def _reshapes(settings: ModelSettings) -> bool:
+    return any(tensor.reshape is not None for tensor in (*settings.input, *settings.output))
+
+
+def _inner(tensors: Sequence[ModelTensor]) -> tuple[ModelTensor, ...]:
+    return tuple(tensor.model_copy(update={"dims": _shape(tensor), "reshape": None}) for tensor in tensors)
+
+
+def _shape(tensor: ModelTensor) -> tuple[int, ...]:
+    return tensor.dims if tensor.reshape is None else tensor.reshape.shape

@@ -1,0 +1,143 @@
+"""A servable whose answers are kept and given again: see :mod:`tfs_lite.schedulers.response_cache`.
+
+    submit -> hit: answered at once
+           -> miss: the inner servable -> inserted if it succeeds -> answered
+
+Equal calls that come while the first of them runs all run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from tfs_lite.core.model import Model, OnCall, PredictCall, Servable, nobody_asks
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import Signature, Tensor
+from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.schedulers.ordering import Order
+from tfs_lite.schedulers.response_cache import ResponseCache, request_key
+
+Result = Mapping[str, Tensor] | Status
+OnDone = Callable[[Result], None]
+logger = logging.getLogger(__name__)
+
+
+class CachedServable:
+    """A :class:`~tfs_lite.core.model.Servable` that takes another one over.
+
+    Threads and order as the inner one's. A hit is answered on the submitting thread, with arrays that are read-only; it
+    has a queue time of its lookup and no run time. A call with parts (a decoupled model's) is never kept. Lookups cost
+    a digest over the inputs, about a second for a gigabyte, on the submitting thread.
+    """
+
+    def __init__(
+        self,
+        inner: Servable,
+        cache: ResponseCache,
+        servable_id: ServableId,
+        *,
+        ordered: int = 0,
+        on_hit: OnCall = nobody_asks,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``on_hit`` is told about every call that the inner servable does not see, before its caller is. ``ordered``,
+        for Triton's ``preserve_ordering``: how many answers may wait for earlier ones; 0: hits overtake."""
+        self.inner = inner
+        self.id = servable_id
+        self.max_batch_size: int = getattr(inner, "max_batch_size", 0)
+        self.labels: Mapping[str, Sequence[str]] = getattr(inner, "labels", {})
+        self.decoupled: bool = getattr(inner, "decoupled", False)
+        self.keeps_sequences = False
+        self._cache = cache
+        self._ordered = ordered
+        self._order = Order() if ordered else None
+        self._on_hit = on_hit
+        self._monotonic = monotonic
+        cache.open(servable_id)
+
+    @property
+    def platform(self) -> str:
+        return self.inner.platform
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        return self.inner.signatures
+
+    @property
+    def pending(self) -> int:
+        return self.inner.pending
+
+    @property
+    def pending_rows(self) -> int:
+        return self.inner.pending_rows
+
+    @property
+    def models(self) -> Sequence[Model]:
+        return self.inner.models
+
+    @property
+    def has_item_steps(self) -> bool:
+        return bool(getattr(self.inner, "has_item_steps", False))
+
+    def submit(self, call: PredictCall) -> None:
+        """As the inner servable; also UNAVAILABLE when too many answers wait for an earlier one."""
+        started = self._monotonic()
+        if self._order is not None:
+            if len(self._order) >= self._ordered:
+                call.on_done(self._full())
+                return
+            self._order.keep(call)
+        key = request_key(self.id, call)
+        outputs = self._cache.lookup(key)
+        seconds = self._monotonic() - started
+        if outputs is None:
+            self._cache.count(self.id, misses=1, seconds=seconds)
+            self._watch(call, key)
+            self.inner.submit(call)
+            return
+        self._cache.count(self.id, hits=1, seconds=seconds)
+        call.admitted, call.queue_seconds = True, seconds
+        call.cached = True
+        self._on_hit(self.id, call, outputs)
+        call.on_done(outputs)
+
+    def cancel(self, call: PredictCall) -> None:
+        self.inner.cancel(call)
+
+    def close(self) -> None:
+        self.inner.close()
+        self._cache.forget(self.id)
+
+    def _watch(self, call: PredictCall, key: bytes) -> None:
+        """The answer is inserted before the caller hears of it: an equal call that follows it is a hit."""
+        in_parts: list[bool] = []
+        on_part = call.on_part
+        if on_part is not None:
+
+            def part(outputs: Mapping[str, Tensor], pass_on: Callable[[Mapping[str, Tensor]], None] = on_part) -> None:
+                in_parts[:] = [True]
+                pass_on(outputs)
+
+            call.on_part = part
+        call.on_done = partial(self._done, key, in_parts, call.on_done)
+
+    def _done(self, key: bytes, in_parts: Sequence[bool], on_done: OnDone, result: Result) -> None:
+        if not isinstance(result, Status) and not in_parts:
+            try:
+                self._insert(key, result)
+            except Exception:
+                logger.exception("an answer of %s could not be kept", self.id)
+        on_done(result)
+
+    def _insert(self, key: bytes, outputs: Mapping[str, Tensor]) -> None:
+        started = self._monotonic()
+        kept = self._cache.insert(self.id, key, outputs)
+        self._cache.count(self.id, seconds=self._monotonic() - started, too_large=0 if kept else 1)
+
+    def _full(self) -> Status:
+        name = f"{self.id.name}-{self.id.version}"
+        text = f"{name} has {self._ordered} answers that wait for an earlier one, the most allowed; try again later"
+        return Status(StatusCode.UNAVAILABLE, text)

@@ -1,0 +1,111 @@
+"""The models that an ensemble's steps name: are they there, do they fit, is the ensemble among them?
+
+Asked when the ensemble is loaded. One that is not there makes the load wait; anything else that is wrong ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
+from tfs_lite.schedulers.ensemble.checks import check_steps
+from tfs_lite.schedulers.ensemble.run import pin
+from tfs_lite.schedulers.ensemble.types import Face, Graph, Step, face_of
+
+Resolve = Callable[[str, int | None], ServableHandle]
+"""A model's name and version (None: the newest) -> a handle; NOT_FOUND if it is not available."""
+Wanted = tuple[str, int | None]
+"""A model and its version; None: the newest."""
+
+
+def check_models(graph: Graph, resolve: Resolve) -> None:
+    """Raises unless the models of all steps are available, and fit. The newest version of each is looked at, whichever
+    a step names."""
+    with ExitStack() as handles:
+        newest: dict[str, ServableHandle] = {}
+        missing: list[Wanted] = []
+        for wanted in dict.fromkeys(both for step in graph.steps for both in ((step.model, None), wanted_by(step))):
+            try:
+                handle = handles.enter_context(resolve(*wanted))
+            except ServingError as error:
+                if error.code is not StatusCode.NOT_FOUND:
+                    raise
+                missing.append(wanted)
+            else:
+                if wanted[1] is None:
+                    newest[wanted[0]] = handle
+        if contains(graph.name, (step.model for step in graph.steps), resolve):
+            raise invalid_argument(f"ensemble {graph.name} contains itself: the steps of ensembles must make no cycle")
+        if missing:
+            raise _waits_for(graph, missing)
+        check_steps(graph, [_face_to_check(newest[step.model]) for step in graph.steps])
+
+
+def _face_to_check(handle: ServableHandle) -> Face:
+    if getattr(handle.servable, "decoupled", False):
+        raise ServingError(
+            StatusCode.UNIMPLEMENTED,
+            f"model {handle.id.name} gives several answers to a request; ensembles of such models are not served yet",
+        )
+    return pin(handle, face_of).face
+
+
+def _waits_for(graph: Graph, missing: Sequence[Wanted]) -> ServingError:
+    """Names what the steps name."""
+    named = [item for item in missing if item in map(wanted_by, graph.steps)]
+    what = ", ".join(map(model_text, named or missing))
+    message = f"it contains models that are not available: waits for {what}"
+    return ServingError(StatusCode.UNAVAILABLE, message, Reason.WAITS_FOR_MODELS)
+
+
+def wanted_by(step: Step) -> Wanted:
+    """The model of a step."""
+    return step.model, step.version
+
+
+def missing_of(wanted: Iterable[Wanted], resolve: Resolve) -> tuple[Wanted, ...]:
+    """Those that are not available now, each once."""
+    missing = []
+    for item in dict.fromkeys(wanted):
+        try:
+            resolve(*item).release()
+        except ServingError as error:
+            if error.code is not StatusCode.NOT_FOUND:
+                raise
+            missing.append(item)
+    return tuple(missing)
+
+
+def contains(name: str, models: Iterable[str], resolve: Resolve) -> bool:
+    """Whether ``name`` is among the models, or inside one that is an ensemble itself."""
+    seen: set[str] = set()
+    open_names = list(models)
+    while open_names:
+        model = open_names.pop()
+        if model == name:
+            return True
+        if model in seen:
+            continue
+        seen.add(model)
+        try:
+            with resolve(model, None) as handle:
+                open_names.extend(inner for inner, _ in composing_of(handle.servable))
+        except ServingError:
+            continue
+    return False
+
+
+def composing_of(servable: object) -> tuple[Wanted, ...]:
+    """The models of an ensemble's steps, whatever wraps the ensemble; none for anything else."""
+    while servable is not None and not hasattr(servable, "composing"):
+        servable = getattr(servable, "inner", None)
+    found: tuple[Wanted, ...] = getattr(servable, "composing", ())
+    return found
+
+
+def model_text(wanted: Wanted) -> str:
+    """``model m`` or ``model m version 3``."""
+    name, version = wanted
+    return f"model {name}" if version is None else f"model {name} version {version}"

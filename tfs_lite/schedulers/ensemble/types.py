@@ -1,0 +1,93 @@
+"""What an ensemble is made of: values without behaviour, made once when it is loaded.
+
+A *tensor* here is one of the ensemble's own: a name that inputs of the ensemble, outputs of steps and inputs of steps
+share. A *face* is what a model shows to those around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tfs_lite.config.model import ModelSettings, signature_of
+from tfs_lite.core.signature import Dim, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.status import invalid_argument
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """A model as its neighbours see it. ``batched``: the first dimension of every input and output is one batch.
+    ``max_rows``: of that; None: any number. ``optional``: inputs that may be left out."""
+
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+    batched: bool = False
+    max_rows: int | None = None
+    optional: frozenset[str] = frozenset()
+
+    def one(self, spec: TensorSpec) -> tuple[Dim, ...] | None:
+        """The shape of one tensor, without the batch; None if it is not declared."""
+        return spec.shape[1:] if self.batched and spec.shape is not None else spec.shape
+
+
+def face_of(signature: Signature) -> Face:
+    """Batched is a model whose inputs and outputs all begin with the same symbol."""
+    specs = (*signature.inputs, *signature.outputs)
+    symbols = {spec.batch for spec in specs}
+    batched = bool(signature.inputs) and len(symbols) == 1 and None not in symbols
+    firsts = [spec.shape[0] for spec in signature.inputs if batched and spec.shape]
+    most = [dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum is not None]
+    return Face(
+        {spec.name: spec for spec in signature.inputs},
+        {spec.name: spec for spec in signature.outputs},
+        batched,
+        min(most, default=None),
+        frozenset(signature.defaults),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One model of an ensemble. ``version`` None: the newest. ``inputs`` and ``outputs``: the model's name for each ->
+    the tensor."""
+
+    index: int
+    model: str
+    version: int | None
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"step {self.index} (model {self.model})"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A whole ensemble. ``makers``: tensor -> the step that makes it and that model's name for it; a tensor that is not
+    there is an input of the ensemble."""
+
+    name: str
+    signature: Signature
+    face: Face
+    max_batch_size: int
+    steps: tuple[Step, ...]
+    makers: Mapping[str, tuple[Step, str]]
+
+
+def graph_of(name: str, settings: ModelSettings) -> Graph:
+    """The ensemble that a config describes. INVALID_ARGUMENT if it describes none."""
+    signature = signature_of(settings)
+    if settings.ensemble_scheduling is None or signature is None or not signature.inputs or not signature.outputs:
+        raise invalid_argument("platform ensemble needs ensemble_scheduling, input and output in the config")
+    steps = tuple(
+        Step(
+            index,
+            step.model_name,
+            None if step.model_version == -1 else step.model_version,
+            dict(step.input_map),
+            dict(step.output_map),
+        )
+        for index, step in enumerate(settings.ensemble_scheduling.step)
+    )
+    makers = {tensor: (step, output) for step in steps for output, tensor in step.outputs.items()}
+    return Graph(name, signature, face_of(signature), settings.max_batch_size, steps, makers)

@@ -1,0 +1,52 @@
+"""What a model's ``sequence_batching`` says, as settings of the slots, of Direct and of Oldest. Pure functions."""
+
+from __future__ import annotations
+
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.sequence import SequenceBatching, StrategyDirect, StrategyOldest
+from tfs_lite.schedulers.configured import MAX_SECONDS
+from tfs_lite.schedulers.sequence.settings import MAX_QUEUED, DirectSettings, SequenceSettings
+from tfs_lite.schedulers.settings import BatchSettings, SendWhen
+
+
+def sequence_settings_of(settings: ModelSettings, max_queued: int = MAX_QUEUED) -> SequenceSettings:
+    """The slots. ``max_queued``: the most requests that wait, in all."""
+    batching = settings.sequence_batching or SequenceBatching()
+    slots = max(settings.max_batch_size, 1)
+    if batching.oldest is not None:
+        slots = batching.oldest.max_candidate_sequences or slots
+    return SequenceSettings(
+        slots_per_instance=slots,
+        max_idle=_seconds(batching.max_sequence_idle_microseconds),
+        oldest=batching.oldest is not None,
+        max_backlog=max_queued,
+        max_queued=max_queued,
+    )
+
+
+def direct_settings_of(settings: ModelSettings) -> DirectSettings:
+    """When a batch of Direct runs; the defaults if the settings do not say."""
+    batching = settings.sequence_batching
+    direct = (batching.direct if batching else None) or StrategyDirect()
+    return DirectSettings(_seconds(direct.max_queue_delay_microseconds), float(direct.minimum_slot_utilization))
+
+
+def oldest_settings_of(settings: ModelSettings) -> BatchSettings:
+    """Of the batcher of an instance. It never refuses for being full: it has at most one request of each candidate."""
+    batching = settings.sequence_batching
+    oldest = (batching.oldest if batching else None) or StrategyOldest()
+    largest = settings.max_batch_size
+    delay = _seconds(oldest.max_queue_delay_microseconds) if largest else 0.0
+    return BatchSettings(
+        max_batch_size=largest,
+        max_request_rows=min(largest, 1),
+        preferred=tuple(dict.fromkeys(min(size, largest) for size in oldest.preferred_batch_size)) if largest else (),
+        max_delay=delay,
+        send=SendWhen.WAIT if delay else SendWhen.GREEDY,
+        max_queued_calls=sequence_settings_of(settings).slots_per_instance,
+        preserve_ordering=oldest.preserve_ordering,
+    )
+
+
+def _seconds(microseconds: int) -> float:
+    return min(microseconds / 1e6, MAX_SECONDS)

@@ -1,0 +1,164 @@
+"""Requests of several sequences become one run, a row each, and its results become every request's own again.
+
+    requests, control tensors, states -> assemble -> Model.run(signature, inputs, outputs) -> answer and state of a row
+
+A row can be nobody's: a null row has the shapes of the others, zeros or empty texts, and control tensors that say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, cast
+
+import numpy as np
+
+from tfs_lite.config.model import ModelSettings, hidden_outputs
+from tfs_lite.core.model import Model, PredictCall, SequenceFlags
+from tfs_lite.core.signature import Signature, Tensor
+from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.schedulers.assembly import rows_fault
+from tfs_lite.schedulers.rules import Array
+from tfs_lite.schedulers.sequence.controls import Controls
+from tfs_lite.schedulers.sequence.states import States, Values
+
+Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A request in a run, and the state of its sequence before it."""
+
+    call: PredictCall
+    flags: SequenceFlags
+    state: Values
+
+    @property
+    def inputs(self) -> Mapping[str, Array]:
+        return cast("Mapping[str, Array]", self.call.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """How the requests of one signature become rows. Pure; any thread. Make it with :meth:`of`.
+
+    Inputs and outputs of a request have a first dimension of 1 where the model has a batch, and none where it has not;
+    then a run has one row.
+    """
+
+    key: str
+    model: str
+    """For messages."""
+    visible: Signature
+    """What clients see: neither control tensors nor states."""
+    controls: Controls
+    states: States
+    batched: bool
+
+    @classmethod
+    def of(
+        cls, key: str, model: str, signature: Signature, settings: ModelSettings, controls: Controls, states: States
+    ) -> RowPlan:
+        """``signature`` is the model's. INVALID_ARGUMENT if it lacks a tensor that the settings name."""
+        place = f"signature {key} of {model}"
+        controls.check(signature, place)
+        states.check(signature, place)
+        added, kept = {*controls.names, *states.inputs}, hidden_outputs(settings)
+        visible = replace(
+            signature,
+            inputs=tuple(spec for spec in signature.inputs if spec.name not in added),
+            outputs=tuple(spec for spec in signature.outputs if spec.name not in kept),
+        )
+        return cls(key, model, visible, controls, states, settings.max_batch_size > 0)
+
+    def rows(self, inputs: Mapping[str, Tensor]) -> int:
+        """The batch size of a request; of several, one that is not 1."""
+        if not self.batched:
+            return 1
+        sizes = (array.shape[0] for array in inputs.values() if array.shape)
+        return next((size for size in sizes if size != 1), 1)
+
+    def shape_key(self, inputs: Mapping[str, Tensor]) -> Hashable:
+        """Only requests with equal keys can be rows of one run: they send the same inputs, in the same shapes."""
+        return tuple((name, array.shape, array.dtype.str) for name, array in sorted(inputs.items()))
+
+    def outputs(self, calls: Sequence[PredictCall]) -> tuple[str, ...]:
+        """What to ask the model for; empty: all."""
+        if any(not call.outputs for call in calls):
+            wanted: Sequence[str] = self.visible.output_names
+        else:
+            wanted = list(chain.from_iterable(call.outputs for call in calls))
+        return tuple(dict.fromkeys((*wanted, *self.states.outputs))) if wanted else ()
+
+    def assemble(self, model: Model, rows: Sequence[Row | None]) -> dict[str, Array]:
+        """The inputs of a run whose requests have equal shapes, at least one of them; None: a null row. In the memory
+        of ``model.stage``: call ``model.run`` next, on this thread. Raises what ``model.stage`` raises."""
+        first = next(row for row in rows if row is not None)
+        if not self.batched:
+            return {**first.inputs, **first.state, **self.control_tensors([first.flags])}
+        shapes: Shapes = {name: (array.shape[1:], array.dtype) for name, array in first.inputs.items()}
+        shapes |= {name: (array.shape, array.dtype) for name, array in first.state.items()}
+        batch = {name: ((len(rows), *tail), dtype) for name, (tail, dtype) in shapes.items()}
+        arrays = _memory(model, self.key, batch | self.controls.shapes(len(rows)))
+        for index, row in enumerate(rows):
+            for name in shapes:
+                place = arrays[name]
+                if row is None:
+                    place[index] = b"" if place.dtype.hasobject else 0
+                else:
+                    place[index] = row.state[name] if name in row.state else row.inputs[name][0]
+        self.controls.write(arrays, [None if row is None else row.flags for row in rows])
+        return arrays
+
+    def control_tensors(self, rows: Sequence[SequenceFlags | None]) -> dict[str, Array]:
+        """In memory of their own."""
+        arrays = {name: np.empty(*shape) for name, shape in self.controls.shapes(len(rows)).items()}
+        self.controls.write(arrays, rows)
+        return arrays
+
+    def own_inputs(self, row: Row) -> dict[str, Array]:
+        """The inputs of a run of one request alone, in the memory of the request and the sequence."""
+        states = {name: array[np.newaxis] if self.batched else array for name, array in row.state.items()}
+        return {**row.inputs, **states, **self.control_tensors([row.flags])}
+
+    def fault(self, results: Mapping[str, Tensor], rows: int) -> Status | None:
+        """FAILED_PRECONDITION if the results of a run cannot be told apart by rows."""
+        return rows_fault(results, rows) if self.batched else None
+
+    def outcome(
+        self, results: Mapping[str, Tensor], index: int, wanted: tuple[str, ...], before: Values
+    ) -> tuple[Mapping[str, Tensor] | Status, Values]:
+        """What the request in row ``index`` is answered, and the state of its sequence after it. If the model did not
+        give what was asked for, or wrote what is no state: INTERNAL, and the state from before."""
+        try:
+            state = self._state(results, index, before)
+            return self._answer(results, index, wanted), state
+        except ServingError as error:
+            return error.status, before
+
+    def _answer(self, results: Mapping[str, Tensor], index: int, wanted: tuple[str, ...]) -> Mapping[str, Tensor]:
+        """Of the row what was asked for, and nothing that is hidden."""
+        hidden = {*self.states.outputs} - {*self.visible.output_names}
+        names = wanted or [name for name in results if name not in hidden]
+        arrays = cast("Mapping[str, Array]", results)
+        missing = next((name for name in names if name not in arrays), None)
+        if missing is not None:
+            raise ServingError(StatusCode.INTERNAL, f"{self.model} did not return output {missing}")
+        return {name: arrays[name][index : index + 1] if self.batched else arrays[name] for name in names}
+
+    def _state(self, results: Mapping[str, Tensor], index: int, before: Values) -> Values:
+        if not self.states.states:
+            return before
+        arrays = cast("Mapping[str, Array]", results)
+        own = {name: arrays[name] for name in self.states.outputs if name in arrays}
+        if self.batched:
+            own = {name: array[index : index + 1].copy()[0] for name, array in own.items()}
+        return self.states.written(own, before, self.model)
+
+
+def _memory(model: Model, key: str, shapes: Shapes) -> dict[str, Array]:
+    """The model's own where it has some. Texts are objects of this process: no model has memory for them."""
+    numbers = {name: shape for name, shape in shapes.items() if not shape[1].hasobject}
+    staged = cast("Mapping[str, Array]", (model.stage(key, numbers) if numbers else None) or {})
+    return {name: staged[name] if name in staged else np.empty(*shape) for name, shape in shapes.items()}

@@ -1,0 +1,164 @@
+"""A model that keeps state between the requests of a sequence, as what handles give out: Triton's sequence batcher.
+
+    submit -> Desk: a slot, or the backlog -> Direct's lanes or Oldest's batchers -> Model.run -> every call its row
+
+All requests of a sequence go to one instance, in their order, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.model import Model, OnBatch, PredictCall, Traits, nobody_counts
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import Signature
+from tfs_lite.core.status import Status, StatusCode, invalid_argument
+from tfs_lite.schedulers.execution import finish
+from tfs_lite.schedulers.sequence.configured import direct_settings_of, oldest_settings_of, sequence_settings_of
+from tfs_lite.schedulers.sequence.controls import Controls
+from tfs_lite.schedulers.sequence.desk import Desk, OnForgotten, nobody_routes
+from tfs_lite.schedulers.sequence.direct_lanes import DirectLanes
+from tfs_lite.schedulers.sequence.entries import Entry
+from tfs_lite.schedulers.sequence.oldest_batchers import OldestBatchers
+from tfs_lite.schedulers.sequence.request import SequenceId, Slot
+from tfs_lite.schedulers.sequence.rows import RowPlan
+from tfs_lite.schedulers.sequence.settings import MAX_QUEUED
+from tfs_lite.schedulers.sequence.states import States
+
+
+class SequenceServable(Traits):
+    """A :class:`~tfs_lite.core.model.Servable` whose calls belong to sequences (``PredictCall.sequence``).
+
+    Order: ``submit`` and ``cancel`` any number of times, perhaps ``stop``, then ``close`` once. Threads: all any, but
+    ``close`` not on one of its own. Promises: every call is answered exactly once; of one sequence in order, none
+    beside another, and all by one instance. Calls carry one row, or have no batch dimension where the model has none;
+    control tensors and states are added here, and are not among the ``signatures``.
+
+    A sequence ends with its END, when no request of it came for the configured time, when one of its waiting requests
+    is cancelled or has waited beyond its deadline (what waits behind it is answered CANCELLED, for the model would miss
+    something), when it has waited in the backlog beyond a request's timeout, and when the worker of its instance dies.
+    A failing run fails the calls in it and no sequence: what the model has done to a state of its own cannot be taken
+    back, implicit state stays as it was.
+
+    Errors, all through ``on_done``: INVALID_ARGUMENT (several rows, no id, an id of the wrong type, no START),
+    UNIMPLEMENTED (an id that is too long), UNAVAILABLE (too many calls wait, stopped, closed, worker lost),
+    DEADLINE_EXCEEDED and CANCELLED (before the start), what the model raises, FAILED_PRECONDITION for outputs that have
+    not a row for each of the inputs', INTERNAL for anything else the model does.
+    """
+
+    keeps_sequences = True
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        servable_id: ServableId,
+        settings: ModelSettings,
+        clock: Clock,
+        on_batch: OnBatch = nobody_counts,
+        on_forgotten: OnForgotten = nobody_routes,
+        *,
+        directory: Path | None = None,
+        max_queued: int = MAX_QUEUED,
+    ) -> None:
+        """Takes the models over: closes them in the end. ``settings`` have ``sequence_batching``. ``directory``: where
+        the versions of the model lie. ``on_forgotten`` is told the id of every sequence that has ended, and of one that
+        will end with what waits of it; ``on_batch`` counts null rows as padding. INVALID_ARGUMENT, with the models left
+        to the caller, if settings and model do not fit."""
+        if models[0].has_item_steps:
+            raise invalid_argument("sequence_batching: a model with preprocess or postprocess cannot have sequences")
+        self.id = servable_id
+        self.models = tuple(models)
+        self.max_batch_size = settings.max_batch_size
+        controls, states = Controls.of(settings), States.of(settings, directory)
+        signatures = models[0].signatures
+        self._plans = {
+            key: RowPlan.of(key, servable_id.name, one, settings, controls, states) for key, one in signatures.items()
+        }
+        self._signatures = {key: plan.visible for key, plan in self._plans.items()}
+        self._controls = controls
+        slots = sequence_settings_of(settings, max_queued)
+        self._desk = desk = Desk(slots, len(models), servable_id, clock, on_forgotten, self._wake)
+        self._runner: DirectLanes | OldestBatchers
+        if slots.oldest:
+            self._runner = OldestBatchers(desk, models, oldest_settings_of(settings), on_batch, bool(states.states))
+        else:
+            self._runner = DirectLanes(desk, models, direct_settings_of(settings), on_batch)
+        self._runner.start()
+
+    @property
+    def platform(self) -> str:
+        return self.models[0].platform
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        return self._signatures
+
+    @property
+    def pending(self) -> int:
+        return self._desk.pending + self._runner.waiting
+
+    @property
+    def pending_rows(self) -> int:
+        """One for each call."""
+        return self.pending
+
+    @property
+    def live(self) -> int:
+        """Sequences that go on: their next request needs no START."""
+        with self._desk.lock:
+            return self._desk.sequences.live
+
+    @property
+    def backlogged(self) -> int:
+        """Sequences that wait for a slot."""
+        with self._desk.lock:
+            return self._desk.sequences.backlogged
+
+    @property
+    def kept_states(self) -> int:
+        """Sequences whose implicit state is kept."""
+        return self._desk.kept_states
+
+    def knows(self, id: SequenceId) -> bool:
+        """Whether this sequence goes on. ``on_forgotten`` may come after the same id has started again; ask."""
+        with self._desk.lock:
+            return self._desk.sequences.knows(id)
+
+    def submit(self, call: PredictCall) -> None:
+        plan = self._plans[call.signature]
+        rows = plan.rows(call.inputs)
+        refusal = self._hindrance(call, rows)
+        if refusal is not None:
+            finish(call, refusal, self._desk.name)
+        else:
+            self._desk.admit(Entry(call, plan, plan.shape_key(call.inputs)), rows)
+
+    def cancel(self, call: PredictCall) -> None:
+        """A call that waits ends its sequence, and all that wait in it are answered CANCELLED."""
+        entry = call.ticket
+        if isinstance(entry, Entry):
+            self._runner.cancel(entry)
+
+    def stop(self) -> None:
+        """Refuses every START from now on; sequences go on until they end. For a version that is to go."""
+        self._desk.stop()
+
+    def close(self) -> None:
+        """Answers what waits with UNAVAILABLE, lets running batches finish, ends the threads and closes the models."""
+        self._desk.close()
+        self._runner.close()
+
+    def _wake(self, slots: Collection[Slot]) -> None:
+        self._runner.wake(slots)
+
+    def _hindrance(self, call: PredictCall, rows: int) -> Status | None:
+        """What the desk does not look at."""
+        if rows == 0:
+            text = f"inference request to model '{self.id.name}' must specify batch-size 1 due to requirements of "
+            return Status(StatusCode.INVALID_ARGUMENT, f"{text}sequence batcher, got 0")
+        if rows == 1 and call.sequence is not None and call.sequence.id:
+            return self._controls.refusal(call.sequence, self.id.name)
+        return None

@@ -1,0 +1,122 @@
+"""Which config counts for a model: the one that a load call brought, or the one on disk.
+
+A config that came with a call replaces the file wholly, and goes on doing so until it is taken back: when the model is
+unloaded, or when the file on disk has become newer and the model is loaded again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf import json_format
+
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.model_server import VersionPolicy
+from tfs_lite.config.proto_text import to_plain
+from tfs_lite.config.settings import Document, build
+from tfs_lite.config.text import (
+    MAX_FILE_BYTES,
+    MODEL_SETTINGS_FILES,
+    load_model_settings,
+    parse_model_settings,
+    read_text,
+)
+from tfs_lite.core.status import invalid_argument
+from tfs_lite.protocols import messages
+
+MAX_JSON_DEPTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigOverride:
+    """A config of a load call. ``time_ns``: when it came, since the epoch."""
+
+    settings: ModelSettings
+    time_ns: int
+
+
+class ModelConfigs:
+    """What the loaders ask for the settings of a version. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the overrides
+        self._overrides: dict[str, ConfigOverride] = {}
+
+    def __call__(self, directory: str, model: str) -> ModelSettings:
+        """The settings of the version in ``directory``. ServingError for a file that is wrong."""
+        override = self.override(model)
+        return override.settings if override is not None else load_model_settings(Path(directory), model)
+
+    def override(self, model: str) -> ConfigOverride | None:
+        with self._lock:
+            return self._overrides.get(model)
+
+    def set_override(self, model: str, override: ConfigOverride | None) -> None:
+        """None: the files on disk count again."""
+        with self._lock:
+            if override is None:
+                self._overrides.pop(model, None)
+            else:
+                self._overrides[model] = override
+
+
+def base_settings(base: str, model: str) -> ModelSettings:
+    """The settings beside the versions; defaults without a file. INVALID_ARGUMENT for a file that is wrong."""
+    found = config_files(base)
+    if len(found) > 1:
+        raise invalid_argument(f"model {model} has both {' and '.join(found)}; keep one")
+    if not found:
+        return ModelSettings()
+    settings = parse_model_settings(read_text(Path(base, found[0]), found[0]), found[0])
+    return _for_model(settings, model, found[0])
+
+
+def config_files(base: str) -> list[str]:
+    """The names of the configs beside the versions."""
+    return [name for name in MODEL_SETTINGS_FILES if os.path.isfile(os.path.join(base, name))]
+
+
+def newest_config(base: str) -> int:
+    """When a config beside the versions was last written, in nanoseconds since the epoch; 0 without one."""
+    times = [0]
+    for name in config_files(base):
+        try:
+            times.append(os.stat(os.path.join(base, name)).st_mtime_ns)
+        except FileNotFoundError:
+            continue
+    return max(times)
+
+
+def settings_from_json(text: str, model: str) -> ModelSettings:
+    """A config as clients of V2 send it: a ``ModelConfig`` message in JSON. INVALID_ARGUMENT says what is wrong."""
+    if len(text) > MAX_FILE_BYTES:
+        raise invalid_argument(f"the config is longer than {MAX_FILE_BYTES} characters")
+    message = messages.TritonModelConfig()
+    if not text.lstrip().startswith("{"):
+        raise invalid_argument("the config is no JSON object")
+    try:
+        json_format.Parse(text, message, max_recursion_depth=MAX_JSON_DEPTH)
+    except (json_format.Error, RecursionError, ValueError) as error:
+        raise invalid_argument(f"the config is no JSON of a model config: {error!s:.500}") from None
+    return _for_model(build(ModelSettings, Document(to_plain(message), "config")), model, "config")
+
+
+def settings_digest(settings: ModelSettings) -> str:
+    """Equal for settings with which a version is loaded alike. Which versions are wanted does not matter to each."""
+    text = repr(settings.model_copy(update={"name": "", "version_policy": None}))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def wanted_by(settings: ModelSettings) -> VersionPolicy:
+    """The version policy in a model's own config: the latest version where it says nothing."""
+    return settings.version_policy or VersionPolicy()
+
+
+def _for_model(settings: ModelSettings, model: str, source: str) -> ModelSettings:
+    if settings.name not in ("", model):
+        raise invalid_argument(f'{source}: name is "{settings.name}", but the model is called "{model}"')
+    return settings

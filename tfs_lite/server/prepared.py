@@ -1,0 +1,71 @@
+"""Versions that were loaded before their turn.
+
+When the files or the config of a version change that is being served, the new state is loaded first, beside the old
+one. Only when that has succeeded is the old one given up, and the manager's own load of the new one then has nothing to
+do but to take over what is there: a change that cannot be loaded takes nothing away, and the gap is short.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.resources import ResourceAllocation
+from tfs_lite.core.servable import ServableId
+
+
+class PreparedLoads:
+    """Loaders that have loaded and wait to be taken over. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the loaders
+        self._loaders: dict[tuple[ServableId, str], Loader] = {}
+
+    def put(self, servable_id: ServableId, revision: str, loader: Loader) -> None:
+        with self._lock:
+            self._loaders[servable_id, revision] = loader
+
+    def take(self, servable_id: ServableId, revision: str) -> Loader | None:
+        """Whoever takes one has to unload it."""
+        with self._lock:
+            return self._loaders.pop((servable_id, revision), None)
+
+    def estimate(self, servable_id: ServableId, revision: str) -> ResourceAllocation | None:
+        """What one takes that still waits."""
+        with self._lock:
+            loader = self._loaders.get((servable_id, revision))
+        return loader.estimate_resources() if loader is not None else None
+
+    def drop(self, name: str) -> None:
+        """Unloads those of the model that nobody took."""
+        with self._lock:
+            left = [self._loaders.pop(key) for key in list(self._loaders) if key[0].name == name]
+        for loader in left:
+            loader.unload()
+
+
+class TakingLoader(Loader):
+    """Takes over what was prepared for this state of the version, and else loads as the one inside does."""
+
+    def __init__(self, servable_id: ServableId, revision: str, inner: Loader, prepared: PreparedLoads) -> None:
+        self._id = servable_id
+        self._revision = revision
+        self._inner = inner
+        self._prepared = prepared
+
+    def estimate_resources(self) -> ResourceAllocation:
+        return self._prepared.estimate(self._id, self._revision) or self._inner.estimate_resources()
+
+    def load(self, servable_id: ServableId) -> None:
+        found = self._prepared.take(self._id, self._revision)
+        if found is None:
+            self._inner.load(servable_id)
+        else:
+            self._inner = found
+
+    def unload(self) -> None:
+        self._inner.unload()
+
+    @property
+    def servable(self) -> object:
+        return self._inner.servable
