@@ -122,13 +122,23 @@ def accuracy(classifier: Classifier, segmenter: Segmenter, count: int = 500) -> 
 def make(repository: Path, steps: int) -> tuple[float, float]:
     """Trains and publishes; the ``accuracy``. The ensemble comes last, when its parts are there."""
     classifier, segmenter = train(steps)
-    others = shutil.ignore_patterns(ENSEMBLE, "__pycache__")
-    shutil.copytree(SKELETON, repository, dirs_exist_ok=True, ignore=others)
+    copy_missing(SKELETON, repository, ENSEMBLE)
     for name, network in (("classification_model", classifier), ("segmentation_model", segmenter)):
         tfs_lite.save(network, repository / name, example_inputs={_IMAGE: torch.zeros(2, 3, SIZE, SIZE)})
     (repository / ENSEMBLE / "1").mkdir(parents=True, exist_ok=True)  # an ensemble's version holds nothing
-    shutil.copytree(SKELETON / ENSEMBLE, repository / ENSEMBLE, dirs_exist_ok=True)
+    copy_missing(SKELETON / ENSEMBLE, repository / ENSEMBLE)
     return accuracy(classifier, segmenter)
+
+
+def copy_missing(source: Path, target: Path, *left_out: str) -> None:
+    """Files that are there stay as they are: a server may have read them."""
+
+    def copy(origin: str, copied: str) -> None:
+        if not Path(copied).exists():
+            shutil.copyfile(origin, copied)
+
+    ignored = shutil.ignore_patterns(*left_out, "__pycache__")
+    shutil.copytree(source, target, dirs_exist_ok=True, ignore=ignored, copy_function=copy)
 
 
 def main() -> None:
@@ -139,7 +149,9 @@ def main() -> None:
     started = time.monotonic()
     digits, pixels = make(arguments.repository, arguments.steps)
     print(f"{arguments.repository}: ready after {time.monotonic() - started:.0f} s")
-    print(f"on pictures that were not trained with, {digits:.0%} of the digits and {pixels:.0%} of the pixels are right")
+    print(
+        f"on pictures that were not trained with, {digits:.0%} of the digits and {pixels:.0%} of the pixels are right"
+    )
 
 
 if __name__ == "__main__":

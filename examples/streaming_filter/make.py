@@ -22,6 +22,7 @@ from torch.export import Dim
 import tfs_lite
 
 MODEL = "lowpass"
+CONFIG = Path(__file__).resolve().parent / "repository" / MODEL / "config.pbtxt"
 ORDER = 4
 RATE_HZ = 1000.0
 MAX_SAMPLES = 256
@@ -88,7 +89,10 @@ class LowPass(nn.Module):
 
 def make(repository: Path, cutoff_hz: float) -> Path:
     """The path of the new version."""
-    shutil.copytree(Path(__file__).resolve().parent / "repository", repository, dirs_exist_ok=True)
+    (repository / MODEL).mkdir(parents=True, exist_ok=True)
+    config = repository / MODEL / CONFIG.name
+    if not config.exists():
+        shutil.copyfile(CONFIG, config)
     batch, count = Dim("batch", max=4), Dim("count", max=MAX_SAMPLES)
     return tfs_lite.save(
         LowPass(cutoff_hz).eval(),

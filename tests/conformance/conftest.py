@@ -37,6 +37,8 @@ from google.protobuf import text_format  # noqa: E402
 
 from tfs_lite.testing.process import ServerProcess  # noqa: E402
 
+pytest_plugins = ("tests.conformance.triton_fixtures",)
+
 SERVER = Path(os.environ.get("TFS_LITE_BIN", REPO / ".venv/bin/tfs-lite"))
 TIMEOUT = 60.0
 PYTHON = Path(os.environ.get("TFS_LITE_PYTHON", SERVER.with_name("python")))

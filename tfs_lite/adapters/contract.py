@@ -13,6 +13,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol, cast
 
 import torch
@@ -70,6 +71,8 @@ class LoadedModel(OpenedModel, ABC):
 
     outputs_may_differ = True
     """Whether results have to be checked against the signature, because they may be anything."""
+    states: Mapping[str, str] = MappingProxyType({})
+    """Outputs that a model may leave out, because they are states -> the inputs whose values they keep then."""
 
     def __init__(self, servable_id: ServableId, platform: str, signature: Signature, device: torch.device) -> None:
         self._id = servable_id
@@ -92,7 +95,7 @@ class LoadedModel(OpenedModel, ABC):
         try:
             results = self.call(cast(Mapping[str, Array], inputs))
             wanted = outputs or declared.output_names or tuple(results)
-            picked = {name: self._pick(results, name) for name in wanted}
+            picked = {name: self._pick(results, name, inputs) for name in wanted}
             if self.outputs_may_differ:
                 check_outputs(declared, inputs, picked)
             arrays = to_arrays(picked, self._device)
@@ -120,10 +123,12 @@ class LoadedModel(OpenedModel, ABC):
     def close(self) -> None:
         """Drops the weights. Called once, after the last ``run``."""
 
-    def _pick(self, results: Mapping[str, object], name: str) -> object:
+    def _pick(self, results: Mapping[str, object], name: str, inputs: Mapping[str, Tensor]) -> object:
         try:
             return results[name]
         except KeyError:
+            if name in self.states:
+                return inputs[self.states[name]]
             raise ServingError(
                 StatusCode.INTERNAL,
                 f"model {self._id.name} version {self._id.version} did not return output {name}; "

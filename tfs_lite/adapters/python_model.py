@@ -29,7 +29,7 @@ from tfs_lite.adapters.python_items import ItemSteps
 from tfs_lite.adapters.python_source import ARTEFACT, forget, import_model, source_failure
 from tfs_lite.adapters.results import by_name, check_outputs
 from tfs_lite.adapters.tensors import Array, to_arrays, to_tensor
-from tfs_lite.config.model import ModelSettings, signature_of
+from tfs_lite.config.model import ModelSettings, signature_of, state_names
 from tfs_lite.core.signature import Signature, Tensor, TensorSpec, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 
@@ -63,6 +63,8 @@ class PythonModel(LoadedModel):
     def __init__(self, request: OpenRequest, source: ModuleType, signature: Signature) -> None:
         super().__init__(request.id, NAME, signature, request.device)
         self._source = source
+        inputs, outputs = state_names(request.settings)
+        self.states = dict(zip(outputs, inputs, strict=True))
 
     def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
         result = self._guarded(lambda: self.answer(self._values(inputs)))

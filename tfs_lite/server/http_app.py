@@ -28,10 +28,10 @@ from tfs_lite.server.rest_models import ModelPages
 from tfs_lite.server.rest_path import Action, is_rest, parse_path, prediction_of
 from tfs_lite.server.rest_service import RestService
 from tfs_lite.server.v2_http_app import V2HttpApp
+from tfs_lite.server.v2_http_path import is_v2
 
 logger = logging.getLogger(__name__)
 
-V2 = "/v2"
 Page: TypeAlias = Callable[[], tuple[bytes, str]]
 """Makes a page and its content type. It may take a moment, and runs on a thread."""
 
@@ -78,7 +78,7 @@ class HttpApp:
         path = scope["raw_path"].decode("latin-1")
         rest = is_rest(path) and path != self._upstream_path
         query = scope["query_string"].decode("latin-1")
-        if self._v2 is not None and (path == V2 or path.startswith(f"{V2}/")) and path != self._upstream_path:
+        if self._v2 is not None and is_v2(path) and path != self._upstream_path:
             response = await self._v2_answer(self._v2, request, path, query)
             await response(scope, receive, send)
             return

@@ -18,7 +18,7 @@ from tfs_lite.protocols import json_text, msgpack_body
 from tfs_lite.protocols.codes import http_status
 
 RETRY_SECONDS = "1"
-_HTTP_OF_REASON = {Reason.INVALID_ITEM: 422, Reason.JOB_EXPIRED: 408}
+_HTTP_OF_REASON: Mapping[Reason | None, int] = {Reason.INVALID_ITEM: 422, Reason.JOB_EXPIRED: 408}
 
 
 class HttpError(ServingError):
@@ -73,8 +73,7 @@ def error_reply(error: ServingError, form: Form = JSON) -> Response:
     if isinstance(error, HttpError):
         status, headers = error.http, error.headers
     else:
-        reason = error.status.reason
-        status, headers = _HTTP_OF_REASON[reason] if reason else http_status(error.code), {}
+        status, headers = _HTTP_OF_REASON.get(error.status.reason, http_status(error.code)), {}
     if status == 503:
         headers = {**headers, "Retry-After": RETRY_SECONDS}
     return Response(_error_body(str(error), form), status, headers, media_type=form.media_type)

@@ -154,6 +154,7 @@ class ServableMaker:
             self._around.on_batch,
             self._around.on_forgotten,
             directory=Path(request.files.directory).parent,
+            max_queued=self._plan.max_queued_calls,
         )
 
     def _decoupled(self, models: Sequence[Model], request: OpenRequest) -> DecoupledServable:

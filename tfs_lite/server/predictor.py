@@ -247,7 +247,7 @@ class _Request:
     def part(self, outputs: Mapping[str, Tensor]) -> None:
         """One of several answers, as ``done`` before the last. Blocks the model while too many are on their way to a
         client that is still there."""
-        while not self.room.acquire(timeout=_LOOK_SECONDS):
+        while not self.room.acquire(timeout=0 if self.answer.done() else _LOOK_SECONDS):
             if self.answer.done():
                 return
         self._outbox.post((self, _PART, outputs))

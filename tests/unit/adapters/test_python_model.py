@@ -6,6 +6,7 @@ import torch
 
 from tfs_lite.adapters.python_model import open_python
 from tfs_lite.config.model import ModelSettings, ModelTensor
+from tfs_lite.config.settings import Document, build
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.platforms import write_python
@@ -400,3 +401,17 @@ def test_generator_that_nobody_reads_on_is_closed(opened):
     next(parts)
     parts.close()
     assert type(model._object).closed
+
+
+def test_state_that_the_model_does_not_write_stays_as_it_was(opened):
+    batching = {"state": [{"input_name": "s", "output_name": "s", "data_type": "TYPE_FP32", "dims": [2]}]}
+    config = {
+        "max_batch_size": 4,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}],
+        "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [3]}],
+        "sequence_batching": batching,
+    }
+    source, _ = plain("return {'y': inputs['x']}")
+    model = opened(source, build(ModelSettings, Document(config)))
+    state = np.array([[7, 8]], np.float32)
+    np.testing.assert_array_equal(model.run("", {"x": ROW, "s": state}, ())["s"], state)
