@@ -109,6 +109,7 @@ def _repository(path: Path) -> ModelServerConfig:
     """Every model of a repository; a directory without models counts as a base path without versions."""
     from tfs_lite.config.model_server import ModelServerConfig, one_model
     from tfs_lite.core.clock import SystemClock
+    from tfs_lite.server.repository_policies import RepositoryPolicies
     from tfs_lite.sources.disk import RealDisk
     from tfs_lite.sources.repository import ModelRepository
 
@@ -116,7 +117,11 @@ def _repository(path: Path) -> ModelServerConfig:
     ModelRepository(str(path), RealDisk(), SystemClock(), found.update, poll_interval=None, watch=False).poll()
     if not found:
         return one_model(path.resolve().name, str(path), Path.cwd())
-    models = [one_model(name, base_path, Path.cwd()).models[0] for name, base_path in sorted(found.items())]
+    policies = RepositoryPolicies().read(found)
+    models = [
+        one_model(name, base_path, Path.cwd()).models[0].model_copy(update={"model_version_policy": policies[name]})
+        for name, base_path in sorted(found.items())
+    ]
     return ModelServerConfig.model_validate({"model_config_list": {"config": models}})
 
 

@@ -1,0 +1,254 @@
+"""Very many sequences at once, while the versions of their models change: every sum is right, and none changes hands.
+
+Every client has a stream of its own and sends its sequences on it one after the other, all with the same id. It sends
+the next request when it has the last answer, or eagerly, whatever was answered so far; the gaps between requests are
+random. There are fewer slots than clients. Meanwhile three newer versions of every model come. Then:
+
+- every request has one answer, in its stream's order, which is the sum of what its sequence has sent until then;
+- all answers of a sequence come from one version;
+- in the end nothing waits, and only the newest version is left.
+
+    python tests/integration/test_sequences.py 1000
+
+runs as many clients as wanted and prints what became of them; the suite runs fewer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tfs_lite.protocols import v2_messages as v2
+from tfs_lite.server.v2_grpc_service import SERVICE
+from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.sum_repository import SumRepository, asks, told
+
+REQUESTS = int(os.environ.get("TFS_LITE_REQUESTS", "4000"))
+LENGTH = 20
+"""Requests of a sequence."""
+ROUNDS = 2
+"""Sequences of a client."""
+VERSIONS = (1, 2, 3, 4)
+SWAPS = (0.15, 0.35, 0.55)
+"""The next version is published when so much of all is answered."""
+CONNECTIONS = 16
+GAP = 0.02
+"""Seconds; the longest between two requests of a sequence."""
+SILENCE = 120.0
+"""Seconds; no answer takes nearly as long."""
+BATCH = 32
+MODELS = ("rows", "states", "ids")
+
+
+@dataclass
+class Tally:
+    """What became of the sequences. ``faults`` should stay empty."""
+
+    answers: int = 0
+    sequences: Counter[tuple[str, int]] = field(default_factory=Counter)  # by model and version
+    faults: list[str] = field(default_factory=list)
+
+
+class SequenceClient:
+    """Number ``index`` of all, on one stream."""
+
+    def __init__(self, index: int, call: Any, tally: Tally) -> None:
+        self._model = MODELS[index % len(MODELS)]
+        self._id = index + 1
+        self._call = call
+        self._tally = tally
+        self._choose = random.Random(index)
+
+    async def run(self) -> None:
+        for round_ in range(ROUNDS):
+            numbers = [self._choose.randint(-1_000_000, 1_000_000) for _ in range(LENGTH)]
+            eager = self._choose.random() < 0.5
+            versions = await (self._eager if eager else self._patient)(numbers, f"{self._id}/{round_}")
+            if len(versions) == 1:
+                self._tally.sequences[self._model, versions.pop()] += 1
+            else:
+                self._fault(f"the answers of a sequence came from the versions {sorted(versions)}")
+        await self._call.done_writing()
+        if await self._call.read() is not grpc.aio.EOF:
+            self._fault("more answers than requests")
+
+    async def _patient(self, numbers: list[int], name: str) -> set[int]:
+        versions = set()
+        for index, number in enumerate(numbers):
+            await self._send(index, number, name)
+            versions.add(await self._receive(index, numbers, name))
+        return versions
+
+    async def _eager(self, numbers: list[int], name: str) -> set[int]:
+        async def send() -> None:
+            for index, number in enumerate(numbers):
+                await self._send(index, number, name)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send())
+            return {await self._receive(index, numbers, name) for index in range(LENGTH)}
+
+    async def _send(self, index: int, number: int, name: str) -> None:
+        await asyncio.sleep(self._choose.uniform(0, GAP))
+        ends = {"start": index == 0, "end": index == LENGTH - 1}
+        fields = asks(self._model, number, self._id, **ends, id=f"{name}/{index}")
+        await self._call.write(v2.ModelInferRequest(**fields))
+
+    async def _receive(self, index: int, numbers: list[int], name: str) -> int:
+        async with asyncio.timeout(SILENCE):
+            answer = await self._call.read()
+        if answer is grpc.aio.EOF:
+            raise RuntimeError(f"the stream ended: {await self._call.code()} {await self._call.details()}")
+        if answer.error_message:
+            raise RuntimeError(f"{name}/{index}: {answer.error_message}")
+        found = told(answer.infer_response)
+        expected = (f"{name}/{index}", sum(numbers[: index + 1]), found.model_version)
+        if (found.id, found.sum, found.version) != expected:
+            self._fault(f"expected {expected}, got {(found.id, found.sum, found.version)}")
+        self._tally.answers += 1
+        return found.model_version
+
+    def _fault(self, text: str) -> None:
+        self._tally.faults.append(f"{self._model} {self._id}: {text}")
+
+
+async def crowd_at(target: str, clients: int, sums: SumRepository) -> Tally:
+    """All clients, and whoever publishes the versions."""
+    tally = Tally()
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.aio.insecure_channel(target, options=options) for _ in range(min(CONNECTIONS, clients))]
+    publisher = asyncio.create_task(publish_versions(tally, clients * ROUNDS * LENGTH, sums))
+
+    async def client(index: int) -> None:
+        method = channels[index % len(channels)].stream_stream(
+            f"{SERVICE}/ModelStreamInfer",
+            v2.ModelInferRequest.SerializeToString,
+            v2.ModelStreamInferResponse.FromString,
+        )
+        call = method()
+        try:
+            await SequenceClient(index, call, tally).run()
+        except Exception as error:
+            tally.faults.append(f"client {index}: {error!r}")
+        finally:
+            call.cancel()
+
+    try:
+        await asyncio.gather(*(client(index) for index in range(clients)))
+    finally:
+        await publisher
+        for channel in channels:
+            await channel.close()
+    return tally
+
+
+async def publish_versions(tally: Tally, total: int, sums: SumRepository) -> None:
+    for version, part in zip(VERSIONS[1:], SWAPS, strict=True):
+        while tally.answers < part * total:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(add_version, sums, version)
+
+
+def add_version(sums: SumRepository, version: int) -> None:
+    sums.add("rows", version, batch=BATCH, instances=2, idle=600)
+    sums.add_states("states", version, batch=BATCH, instances=2, idle=600)
+    sums.add("ids", version, batch=BATCH, instances=2, idle=600, oldest=f"max_candidate_sequences: {BATCH}")
+
+
+def serve(sums: SumRepository) -> ServerProcess:
+    """A server of three models; not started yet."""
+    add_version(sums, VERSIONS[0])
+    return ServerProcess(
+        f"--model_repository={sums.path}",
+        f"--trusted_model_base_paths={sums.path}/*",
+        "--file_system_poll_wait_seconds=1",
+        "--sequence_drain_seconds=600",
+        "--max_queued_requests=1000000",
+    )
+
+
+def loaded(server: ServerProcess) -> set[tuple[str, str]]:
+    """Versions that are served, by their counters."""
+    page = server.get("/metrics")[1].decode()
+    return set(re.findall(r'^nv_inference_count\{model="(\w+)",version="(\d+)"\}', page, re.MULTILINE))
+
+
+def live_sequences(server: ServerProcess) -> list[float]:
+    page = server.get("/metrics")[1].decode()
+    return [float(value) for value in re.findall(r"^tfs_lite_sequences\{[^}]*\} (\S+)", page, re.MULTILINE)]
+
+
+def failures(server: ServerProcess) -> list[str]:
+    page = server.get("/metrics")[1].decode()
+    return re.findall(r"^nv_inference_request_failure\{[^}]*\} [1-9].*", page, re.MULTILINE)
+
+
+def wait_settled(server: ServerProcess) -> None:
+    newest = {(model, str(VERSIONS[-1])) for model in MODELS}
+    wait_until(lambda: loaded(server) == newest, f"{newest} alone is loaded")
+    wait_until(lambda: not any(live_sequences(server)), "no sequence goes on")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_sequence_is_summed_by_one_version_while_three_newer_ones_come(tmp_path: Path) -> None:
+    clients = max(REQUESTS // (ROUNDS * LENGTH), 10)
+    sums = SumRepository(tmp_path)
+    with serve(sums) as server:
+        tally = asyncio.run(crowd_at(server.target, clients, sums))
+        assert tally.faults == []
+        assert tally.answers == clients * ROUNDS * LENGTH
+        assert tally.sequences.total() == clients * ROUNDS
+        versions = {version for _, version in tally.sequences}
+        assert {VERSIONS[0], VERSIONS[-1]} <= versions <= set(VERSIONS)
+        wait_settled(server)
+        assert failures(server) == []
+    assert server.exit_code == 0
+    assert not server.leftovers()
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Many sequences at a server whose models change.")
+    parser.add_argument("clients", type=int, nargs="?", default=1000)
+    wanted = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as root:
+        sums = SumRepository(Path(root))
+        with serve(sums) as server:
+            started = time.monotonic()
+            tally = asyncio.run(crowd_at(server.target, wanted.clients, sums))
+            seconds = time.monotonic() - started
+            wait_settled(server)
+    expected = wanted.clients * ROUNDS * LENGTH
+    found = {
+        "clients": wanted.clients,
+        "requests": expected,
+        "answers": tally.answers,
+        "seconds": round(seconds, 1),
+        "per_second": round(tally.answers / seconds),
+        "sequences": {f"{model} {version}": count for (model, version), count in sorted(tally.sequences.items())},
+        "faults": len(tally.faults),
+        "exit_code": server.exit_code,
+    }
+    print(json.dumps(found, indent=2))
+    for fault in itertools.islice(tally.faults, 20):
+        print(fault, file=sys.stderr)
+    return 1 if tally.faults or tally.answers != expected or server.exit_code else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
