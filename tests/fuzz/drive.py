@@ -143,7 +143,8 @@ def _load(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from mutators import MUTATORS, either, of_bytes
     from targets import TARGETS
 
-    logging.disable(logging.CRITICAL)
+    logging.disable(logging.WARNING)
+    logging.getLogger().addHandler(logging.NullHandler())
     warnings.simplefilter("error", RuntimeWarning)
     own = MUTATORS[arguments.target]
     return TARGETS[arguments.target], either(own, own, of_bytes)

@@ -16,9 +16,11 @@ import ormsgpack
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 from house import FUNCTIONS, MODEL
+from targets_v2 import CONTROL_METHODS, framed, frames
 
 from tfs_lite.core.signature import METHODS
 from tfs_lite.protocols import messages
+from tfs_lite.protocols import v2_messages as v2
 from tfs_lite.protocols.messages import Message
 
 Mutator = Callable[[bytes, random.Random], bytes]
@@ -27,6 +29,10 @@ MAX_DEPTH = 40
 NAMES = [
     *FUNCTIONS,
     *("x", "y", "a", "b", "k", "f", "s", "name", "any", "inputs", "scores", "classes", "outputs", "c", "d_bytes"),
+    *("y", "IN", "OUT", "r", "INPUT0", "FP32", "BYTES", "INT64", "BOOL", "BF16", "TYPE_FP32", "KIND_CPU", "m", "repeat"),
+    *("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "classification", "binary_data", "config"),
+    *("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "binary_data_size", "datatype"),
+    *("triton_enable_empty_final_response", "triton_final_response", "file:1/x", "file:../x", "1", "3", "data", "shape"),
     *(MODEL, "nobody", "stable", "signature_def", *METHODS.values(), "/srv/m", "python", "/srv/\0", "s3://b/m", "é"),
 ]
 WORDS = [
@@ -136,6 +142,10 @@ WORDS = [
         b"transfer-encoding: chunked\r\n",
         b"origin: null\r\n",
     ),
+    *(b"/v2/", b"/infer", b"/generate", b"/ready", b"/config", b"/trace/setting", b"/repository/models/", b"/load"),
+    *(b"Inference-Header-Content-Length: ", b"content-encoding: deflate\r\n", b"/region/", b"/status", b"unregister"),
+    *(b"sequence_batching {", b"oldest {", b"direct {", b"control_input {", b"state {", b"ensemble_scheduling {"),
+    *(b"step {", b"input_map {", b"initial_state {", b"reshape {", b"version_policy {", b"instance_group {"),
     *(
         b"\x1f\x8b\x08",
         b"\xc7",
@@ -212,6 +222,69 @@ def of_tree(loads: Callable[[bytes], Any], dumps: Callable[[Any], bytes], head: 
 
 def either(*mutators: Mutator) -> Mutator:
     return lambda data, chance: chance.choice(mutators)(data, chance)
+
+
+def of_frames(inside: Mutator) -> Mutator:
+    """For a byte and messages of a stream behind it."""
+
+    def mutate(data: bytes, chance: random.Random) -> bytes:
+        found = frames(data[1:])
+        if not found:
+            return of_bytes(data, chance)
+        for _ in range(chance.randint(1, 3)):
+            at = chance.randrange(len(found))
+            match chance.randrange(6):
+                case 0 if len(found) > 1:
+                    del found[at]
+                case 1:
+                    found[at:at] = [chance.choice(found)] * chance.choice((1, 2, 9))
+                case 2:
+                    chance.shuffle(found)
+                case _:
+                    found[at] = inside(found[at], chance)
+        return data[:1] + framed(found)
+
+    return mutate
+
+
+def after(head: int, inside: Mutator) -> Mutator:
+    """For ``head`` bytes and something else behind them."""
+    return lambda data, chance: data[:head] + inside(data[head:], chance)
+
+
+def _change_control(data: bytes, chance: random.Random) -> bytes:
+    """The message of the method that the first byte names; sometimes one of another method."""
+    if chance.random() < 0.05:
+        return bytes([chance.choice(list(CONTROL_METHODS))]) + data[1:]
+    method = CONTROL_METHODS.get(data[0] if data else 0, "ServerMetadata")
+    return after(1, of_message(getattr(v2, f"{method}Request")))(data, chance)
+
+
+def _change_binary(data: bytes, chance: random.Random) -> bytes:
+    """The JSON before the bytes, or the bytes; the length goes along as a rule."""
+    if data[:1] != b"b" or chance.random() < 0.1:
+        return either(of_tree(json.loads, _print_json, 2), of_bytes)(data, chance)
+    length = int.from_bytes(data[2:4], "little")
+    text, rest = data[4 : 4 + length], data[4 + length :]
+    if chance.random() < 0.6:
+        text = of_tree(json.loads, _print_json, 0)(text, chance)
+    else:
+        rest = of_bytes(rest, chance)
+    return data[:2] + (len(text) & 0xFFFF).to_bytes(2, "little") + text + rest
+
+
+def _change_load(data: bytes, chance: random.Random) -> bytes:
+    """The config inside, or the call around it."""
+    try:
+        message = v2.RepositoryModelLoadRequest.FromString(data)
+    except DecodeError:
+        return of_bytes(data, chance)
+    config = message.parameters["config"].string_param if "config" in message.parameters else ""
+    if not config or chance.random() < 0.5:
+        return of_message(v2.RepositoryModelLoadRequest)(data, chance)
+    changed = of_tree(json.loads, _print_json, 0)(config.encode(), chance)
+    message.parameters["config"].string_param = changed.decode(errors="replace")
+    return bytes(message.SerializeToString())
 
 
 def _change_message(message: Message, chance: random.Random) -> None:
@@ -366,4 +439,12 @@ MUTATORS: dict[str, Mutator] = {
     "version_file": either(_json_body, of_bytes),
     "config_pbtxt": of_bytes,
     "config_yaml": of_bytes,
+    "v2_infer": of_message(v2.ModelInferRequest),
+    "v2_stream": of_frames(of_message(v2.ModelInferRequest)),
+    "v2_rest": _change_binary,
+    "v2_generate": of_tree(json.loads, _print_json, 2),
+    "v2_http": of_bytes,
+    "v2_load": _change_load,
+    "v2_control": _change_control,
+    "v2_config": of_message(messages.TritonModelConfig),
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from seeds_files import config_pbtxt, config_yaml, tfrecord, version_file, warmup
 from seeds_messages import examples, model_info, multi_inference, predict, reload, tensor
 from seeds_rest import http, json_body, msgpack_tree, rest_gzip, rest_json, rest_msgpack
+from seeds_v2 import v2_config, v2_control, v2_generate, v2_http, v2_infer, v2_load, v2_rest, v2_stream
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -18,6 +19,7 @@ SEEDS = (
     *(predict, examples, multi_inference, model_info, reload, tensor),
     *(rest_json, rest_msgpack, rest_gzip, http, json_body, msgpack_tree),
     *(tfrecord, warmup, version_file, config_pbtxt, config_yaml),
+    *(v2_infer, v2_stream, v2_rest, v2_generate, v2_http, v2_load, v2_control, v2_config),
 )
 
 

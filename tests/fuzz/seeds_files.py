@@ -10,6 +10,7 @@ from typing import Any
 
 from seeds_messages import examples, multi_inference, predict, wire
 from seeds_rest import rest_json
+from seeds_v2 import CONFIGS
 
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tfrecord import frame
@@ -118,6 +119,7 @@ def config_pbtxt() -> dict[str, bytes]:
         "escapes": "smodel_config_list { config { name: '\\777\\u00e9\\N' base_path: \"\\xff\" } }",
         "numbers": "bmax_batch_size { value: 0x7f } allowed_batch_sizes: 9223372036854775808",
         "deep": "s" + "model_config_list {" * 60,
+        **{f"model-{name}": f"m{text}" for name, text in CONFIGS.items()},
     }
     return {name: text.encode() for name, text in texts.items()}
 

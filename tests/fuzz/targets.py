@@ -21,8 +21,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from house import PLATFORMS, ROOT, Model, house
 from promises import check_details, check_error, check_reply, plain, require, same
+from targets_v2 import TARGETS_V2, use_settings
 
 from tfs_lite.adapters.replay import replay_of_body, replay_of_log
+from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.server_files import parse_batching_parameters, parse_monitoring_config, parse_ssl_config
 from tfs_lite.config.settings import Settings
 from tfs_lite.config.text import parse_model_server_config, parse_model_settings
@@ -275,6 +277,7 @@ TARGETS: dict[str, Target] = {
     "version_file": version_file,
     "config_pbtxt": config_pbtxt,
     "config_yaml": config_yaml,
+    **TARGETS_V2,
 }
 
 
@@ -367,3 +370,5 @@ def _config(data: bytes, name: str) -> None:
         require(str(error).startswith(f"{name}:"), f"an error without a place: {error}")
         return
     require(isinstance(settings, Settings), "no settings")
+    if isinstance(settings, ModelSettings):
+        use_settings(settings)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from house import close_house
+from house_v2 import close_house_v2
 from mutators import MUTATORS
 from promises import Violation
 from seeds import CORPUS, SEEDS
@@ -24,6 +25,7 @@ DRIVER = CORPUS.parent / "drive.py"
 def one_house() -> Iterator[None]:
     yield
     close_house()
+    close_house_v2()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.name}")

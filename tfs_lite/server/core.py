@@ -20,17 +20,15 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import BatchReport, OnBatch, PredictCall, Servable
+from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ServableData, ServableId, ServableRequest, StoragePath
-from tfs_lite.core.signature import Tensor
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
-from tfs_lite.core.status import Reason, ServingError, Status, failed_precondition, invalid_argument, not_found
+from tfs_lite.core.status import Reason, ServingError, failed_precondition, invalid_argument, not_found
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.labels import VersionLabels
 from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.protocols.serving import ModelRef, VersionStatus
-from tfs_lite.schedulers.response_cache import ResponseCache
 from tfs_lite.server.batch_metrics import BatchMetrics, BatchStateCollector, WorkerState
 from tfs_lite.server.changes import Changes
 from tfs_lite.server.lifecycle_metrics import GoneModels, LifecycleMetrics, StateCollector
@@ -39,19 +37,15 @@ from tfs_lite.server.machine import Machine, adapter_settings, may_be_retried
 from tfs_lite.server.model_configs import ModelConfigs
 from tfs_lite.server.model_opening import ModelOpener
 from tfs_lite.server.model_report import ModelReport
-from tfs_lite.server.model_running import BatchingPlan, ServableMaker, Surroundings, worker_states
+from tfs_lite.server.model_running import BatchingPlan, ServableMaker, worker_states
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.server.plan import source_config
 from tfs_lite.server.reload import AppliedButIncomplete, Reloader
 from tfs_lite.server.request_log import RequestLogs
 from tfs_lite.server.request_metrics import RequestMetrics
-from tfs_lite.server.response_caching import CacheCollector, cache_bytes
-from tfs_lite.server.sequence_metrics import SequenceCollector
-from tfs_lite.server.sequence_routes import SequenceRoutes
+from tfs_lite.server.serving_parts import ServingParts
 from tfs_lite.server.serving_settings import ServingSettings
 from tfs_lite.server.topology import Platforms, Topology
-from tfs_lite.server.v2_settings import V2Settings
-from tfs_lite.server.v2_statistics import InferenceBook
 from tfs_lite.server.view import ServingView
 from tfs_lite.server.waiting import ModelWaiter, WaitResult
 from tfs_lite.sources.disk import RealDisk
@@ -59,7 +53,6 @@ from tfs_lite.sources.disk import RealDisk
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-ENSEMBLE = "ensemble"
 EMPTY = ModelServerConfig.model_validate({"model_config_list": {}})
 
 
@@ -82,16 +75,15 @@ class ServerCore:
         self._metrics = LifecycleMetrics(self.registry)
         self._gone = GoneModels()
         self._monitor.subscribe(self._on_event)
-        self.v2_settings = V2Settings(lambda name: name in self.view.configured)
-        cache_size = cache_bytes(options.cache_config)
-        self.response_cache = cache = ResponseCache(cache_size) if cache_size else None
-        self.book = InferenceBook(cache_counts=cache.counts if cache is not None else dict)
-        self.sequence_routes = SequenceRoutes(self.handle, self.clock, options.sequence_drain_seconds)
+        self.parts = ServingParts(
+            options, self.clock, self.registry, self.handle, lambda name: name in self.view.configured
+        )
         self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction)
         self._manager = self._make_manager()
         self._labels = VersionLabels()
         self.model_configs = ModelConfigs()
-        self._serving_settings = ServingSettings(self._servable_maker())
+        maker = ServableMaker(BatchingPlan.read(options), self.clock, self.parts.around(self.batch_metrics))
+        self._serving_settings = ServingSettings(maker)
         self._waiter = ModelWaiter(self.view, self.changes, self.clock)
         platforms = Platforms.known()
         self._topology = Topology(
@@ -121,36 +113,6 @@ class ServerCore:
         )
         self.registry.register(StateCollector(self.models, lambda: self._machine.use(self._journal), self._queues))
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
-        self.registry.register(SequenceCollector(self.sequence_routes))
-        if self.response_cache is not None:
-            self.registry.register(CacheCollector(self.response_cache))
-
-    def _servable_maker(self) -> ServableMaker:
-        counts = self.batch_metrics
-        around = Surroundings(
-            on_batch=self._both(counts.on_batch),
-            on_run=self._both(counts.on_run),
-            on_call=self.on_call,
-            on_forgotten=self.sequence_routes.forgotten,
-            resolve=lambda name, version: self.handle(ModelRef(name, version)),
-            resolve_sequence=lambda name, version, flags: self.sequence_routes.handle(ModelRef(name, version), flags),
-            cache=self.response_cache,
-        )
-        return ServableMaker(BatchingPlan.read(self.options), self.clock, around)
-
-    def _both(self, count: OnBatch) -> OnBatch:
-        """Runs are counted under our names and in V2's statistics."""
-
-        def on_batch(report: BatchReport) -> None:
-            count(report)
-            self.book.on_batch(report)
-
-        return on_batch
-
-    def on_call(self, servable_id: ServableId, call: PredictCall, result: Mapping[str, Tensor] | Status) -> None:
-        """A call has ended, whoever made it."""
-        self.book.on_call(servable_id, call, result)
-        self.v2_settings.on_call(servable_id, call, result)
 
     def _make_manager(self) -> AspiredVersionsManager:
         options = self.options
@@ -218,12 +180,11 @@ class ServerCore:
         """Takes no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads."""
         self.stop_waiting()
         self._topology.close()
-        self.sequence_routes.close()
+        self.parts.close()
         self._manager.close(drain_timeout)
         self._opener.close()
         self._monitor.close()
         self.request_logs.close()
-        self.v2_settings.close()
         self.clock.close()
 
     # Configs.
@@ -377,7 +338,7 @@ class ServerCore:
             self._metrics.model_gone(name)
             self.request_metrics.model_gone(name)
             self.batch_metrics.model_gone(name)
-            self.sequence_routes.model_gone(name)
+            self.parts.model_gone(name)
 
     def _on_attempt(self, attempt: LoadAttempt) -> None:
         if attempt.status.reason is not Reason.WAITS_FOR_MODELS:
@@ -390,24 +351,12 @@ class ServerCore:
         upstream = self.request_metrics.upstream
         upstream.on_warm_up(report.directory, report.status, report.seconds, report.records)
 
-    def _is_ensemble(self, servable_id: ServableId) -> bool:
-        try:
-            with self.handle(ModelRef(servable_id.name, servable_id.version)) as handle:
-                return bool(handle.servable.platform == ENSEMBLE)
-        except ServingError:
-            return False
-
     def _on_event(self, timed: TimedState) -> None:
         """After each event of the manager, on its publisher's thread, under the bus."""
         event = timed.state
         self._metrics.on_event(event)
-        if event.state is ManagerState.AVAILABLE:
-            self.book.opened(event.id, self._is_ensemble(event.id))
-        if event.state is ManagerState.UNLOADING:
-            self.sequence_routes.version_leaving(event.id)
+        self.parts.on_event(event)
         if event.state is ManagerState.END:
-            self.sequence_routes.version_gone(event.id)
-            self.book.closed(event.id)
             self._journal.forget(event.id)
             self.request_metrics.version_gone(event.id)
             self.batch_metrics.version_gone(event.id)

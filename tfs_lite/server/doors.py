@@ -62,8 +62,8 @@ class Doors:
             core.handle,
             core.request_metrics,
             options.max_message_bytes,
-            core.sequence_routes.handle,
-            core.on_call,
+            core.parts.routes.handle,
+            core.parts.on_call,
         )
         self._inferences = Inferences(
             self._predictor,
@@ -184,7 +184,7 @@ class Doors:
 
     def _own_page(self) -> bytes:
         """Triton's names, which the library would change, follow ours."""
-        triton = "".join(f"{line}\n" for line in self._core.book.lines())
+        triton = "".join(f"{line}\n" for line in self._core.parts.book.lines())
         return generate_latest(self._core.registry) + triton.encode()
 
     def _upstream_page(self) -> tuple[bytes, str]:

@@ -36,7 +36,14 @@ class V2Doors:
         self._memory = SharedRegions(enabled=is_loopback(options.host), max_bytes=options.max_message_bytes)
         self._loads = BackgroundRunner("repository call", 1, MAX_PENDING_CALLS)
         self._control = V2ServerControl(
-            core, health, Catalogue(options), repository, self._loads, core.book, core.v2_settings, self._memory
+            core,
+            health,
+            Catalogue(options),
+            repository,
+            self._loads,
+            core.parts.book,
+            core.parts.settings,
+            self._memory,
         )
         self._inference = V2Inference(
             predictor,

@@ -82,8 +82,14 @@ class V2GrpcService:
         return _bytes(v2.ServerReadyResponse(ready=self._control.server_ready()))
 
     async def model_ready(self, data: bytes, context: CallContext) -> bytes:
+        """A model that is not known is not ready: clients raise on any status but OK."""
         request = parse(v2.ModelReadyRequest, data)
-        ready = self._control.model_ready(request.name, parse_version(request.version))
+        try:
+            ready = self._control.model_ready(request.name, parse_version(request.version))
+        except ServingError as error:
+            if error.code is not StatusCode.NOT_FOUND:
+                raise
+            ready = False
         return _bytes(v2.ModelReadyResponse(ready=ready))
 
     async def server_metadata(self, data: bytes, context: CallContext) -> bytes:
