@@ -191,5 +191,10 @@ def test_every_example_of_the_guide_is_answered_as_it_says(guided, body, path, a
     assert (reply.status_code == 200) == ("error" not in json.loads(answer))
 
 
-def test_guide_has_examples_of_both_kinds_and_of_items():
-    assert {path.split("/")[3] for _, path, _ in CALLS} == {"linear:predict", "shout:predict", "price:predict"}
+def test_guide_has_examples_of_both_kinds_of_several_answers_and_of_items():
+    assert {path.split("/")[3] for _, path, _ in CALLS} == {
+        "linear:predict",
+        "shout:predict",
+        "countdown",
+        "price:predict",
+    }
