@@ -34,6 +34,8 @@ def _check_schedulers(settings: ModelSettings) -> None:
     given = [name for name in SCHEDULERS if getattr(settings, name) is not None]
     if len(given) > 1:
         raise problem(f"a model has one scheduler: {' and '.join(given)} exclude each other", given[-1])
+    if given and settings.model_transaction_policy.decoupled:
+        raise problem(f"is not possible with {given[0]}", "model_transaction_policy", "decoupled")
 
 
 def _check_preferred_sizes(settings: ModelSettings) -> None:

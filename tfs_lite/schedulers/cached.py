@@ -16,7 +16,7 @@ from functools import partial
 from tfs_lite.core.model import Model, OnCall, PredictCall, Servable, nobody_asks
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.ordering import Order
 from tfs_lite.schedulers.response_cache import ResponseCache, request_key
 
@@ -90,7 +90,7 @@ class CachedServable:
                 call.on_done(self._full())
                 return
             self._order.keep(call)
-        key = request_key(self.id, call)
+        key = self._key(call)
         outputs = self._cache.lookup(key)
         seconds = self._monotonic() - started
         if outputs is None:
@@ -111,6 +111,17 @@ class CachedServable:
         self.inner.close()
         self._cache.forget(self.id)
 
+    def _key(self, call: PredictCall) -> bytes:
+        """The answer of an ensemble depends on the versions of its models, too."""
+        return request_key(self.id, call, self._versions())
+
+    def _versions(self) -> tuple[ServableId, ...]:
+        versions: Callable[[], tuple[ServableId, ...]] = getattr(self.inner, "versions", tuple)
+        try:
+            return versions()
+        except ServingError:
+            return ()  # a model is missing, and the call will fail
+
     def _watch(self, call: PredictCall, key: bytes) -> None:
         """The answer is inserted before the caller hears of it: an equal call that follows it is a hit."""
         in_parts: list[bool] = []
@@ -122,12 +133,14 @@ class CachedServable:
                 pass_on(outputs)
 
             call.on_part = part
-        call.on_done = partial(self._done, key, in_parts, call.on_done)
+        call.on_done = partial(self._done, call, key, in_parts, call.on_done)
 
-    def _done(self, key: bytes, in_parts: Sequence[bool], on_done: OnDone, result: Result) -> None:
+    def _done(self, call: PredictCall, key: bytes, in_parts: Sequence[bool], on_done: OnDone, result: Result) -> None:
+        """An answer that came while versions changed is anybody's, and not kept."""
         if not isinstance(result, Status) and not in_parts:
             try:
-                self._insert(key, result)
+                if not hasattr(self.inner, "versions") or self._key(call) == key:
+                    self._insert(key, result)
             except Exception:
                 logger.exception("an answer of %s could not be kept", self.id)
         on_done(result)

@@ -14,7 +14,7 @@ import logging
 import struct
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -66,11 +66,13 @@ class _Entry:
     bytes: int
 
 
-def request_key(servable_id: ServableId, call: PredictCall) -> bytes:
+def request_key(servable_id: ServableId, call: PredictCall, others: Sequence[ServableId] = ()) -> bytes:
     """A digest of what the answer depends on: the model and its version, the signature, name, dtype, shape and values
-    of every input, whatever their order, and which outputs are wanted. Priority, timeout and deadline do not count."""
+    of every input, whatever their order, which outputs are wanted, and the versions of the ``others`` that take part.
+    Priority, timeout and deadline do not count."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     _add_texts(digest, (servable_id.name, str(servable_id.version), call.signature))
+    _add_texts(digest, [text for other in others for text in (other.name, str(other.version))])
     _add_texts(digest, sorted(call.outputs))
     for name in sorted(call.inputs):
         array = np.asarray(cast(Array, call.inputs[name]))

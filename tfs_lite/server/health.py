@@ -14,6 +14,7 @@ SERVICES = (
     "",
     "ModelService",
     "PredictionService",
+    "inference.GRPCInferenceService",
     "tensorflow.serving.ModelService",
     "tensorflow.serving.PredictionService",
 )

@@ -12,12 +12,9 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf import json_format
-
 from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.model_json import settings_of_json
 from tfs_lite.config.model_server import VersionPolicy
-from tfs_lite.config.proto_text import to_plain
-from tfs_lite.config.settings import Document, build
 from tfs_lite.config.text import (
     MAX_FILE_BYTES,
     MODEL_SETTINGS_FILES,
@@ -26,7 +23,6 @@ from tfs_lite.config.text import (
     read_text,
 )
 from tfs_lite.core.status import invalid_argument
-from tfs_lite.protocols import messages
 
 MAX_JSON_DEPTH = 100
 
@@ -95,14 +91,7 @@ def settings_from_json(text: str, model: str) -> ModelSettings:
     """A config as clients of V2 send it: a ``ModelConfig`` message in JSON. INVALID_ARGUMENT says what is wrong."""
     if len(text) > MAX_FILE_BYTES:
         raise invalid_argument(f"the config is longer than {MAX_FILE_BYTES} characters")
-    message = messages.TritonModelConfig()
-    if not text.lstrip().startswith("{"):
-        raise invalid_argument("the config is no JSON object")
-    try:
-        json_format.Parse(text, message, max_recursion_depth=MAX_JSON_DEPTH)
-    except (json_format.Error, RecursionError, ValueError) as error:
-        raise invalid_argument(f"the config is no JSON of a model config: {error!s:.500}") from None
-    return _for_model(build(ModelSettings, Document(to_plain(message), "config")), model, "config")
+    return _for_model(settings_of_json(text, "config"), model, "config")
 
 
 def settings_digest(settings: ModelSettings) -> str:

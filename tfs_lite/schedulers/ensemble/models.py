@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
 from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
 from tfs_lite.schedulers.ensemble.checks import check_steps
 from tfs_lite.schedulers.ensemble.run import pin
@@ -109,3 +110,13 @@ def model_text(wanted: Wanted) -> str:
     """``model m`` or ``model m version 3``."""
     name, version = wanted
     return f"model {name}" if version is None else f"model {name} version {version}"
+
+
+def versions_of(wanted: Iterable[Wanted], resolve: Resolve) -> tuple[ServableId, ...]:
+    """The version of each that a call would get now; behind an ensemble's, those of its own models."""
+    found: list[ServableId] = []
+    for item in wanted:
+        with resolve(*item) as handle:
+            found.append(handle.id)
+            found.extend(versions_of(composing_of(handle.servable), resolve))
+    return tuple(found)

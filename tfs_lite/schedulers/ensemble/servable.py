@@ -17,7 +17,15 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.ensemble.graph import Plan, plan_for
-from tfs_lite.schedulers.ensemble.models import Resolve, Wanted, check_models, missing_of, model_text, wanted_by
+from tfs_lite.schedulers.ensemble.models import (
+    Resolve,
+    Wanted,
+    check_models,
+    missing_of,
+    model_text,
+    versions_of,
+    wanted_by,
+)
 from tfs_lite.schedulers.ensemble.run import EnsembleRun, Pin, depth_of, in_ensemble, pin
 from tfs_lite.schedulers.ensemble.types import Face, face_of, graph_of
 from tfs_lite.schedulers.execution import finish
@@ -120,6 +128,10 @@ class EnsembleServable:
     def missing(self) -> tuple[Wanted, ...]:
         """Those of :attr:`composing` that are not available now; requests fail as long as there are any."""
         return missing_of(self.composing, self._resolve)
+
+    def versions(self) -> tuple[ServableId, ...]:
+        """Which versions a call would use now, those of ensembles inside included. NOT_FOUND if one is missing."""
+        return versions_of(self.composing, self._resolve)
 
     @property
     def pending(self) -> int:

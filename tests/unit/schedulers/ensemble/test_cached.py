@@ -1,0 +1,33 @@
+"""An ensemble behind the response cache: its answers are those of the versions that its models have now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tfs_lite.core.servable import ServableId
+from tfs_lite.schedulers.cached import CachedServable
+from tfs_lite.schedulers.response_cache import ResponseCache
+from tfs_lite.testing.ensembles import Town, adder, ask, diamond
+
+
+@pytest.fixture
+def cache() -> Iterator[ResponseCache]:
+    yield ResponseCache(1 << 20)
+
+
+def test_equal_requests_are_answered_without_the_steps(town: Town, cache: ResponseCache) -> None:
+    cached = CachedServable(diamond(town), cache, ServableId("e", 1))
+    outputs = [ask(cached, {"IN": [1, 2]})[1].outputs["LEFT"].tolist() for _ in range(3)]
+    assert outputs == [[12, 13]] * 3
+    assert sorted(town.counted()) == ["first", "left", "right"]
+
+
+def test_new_version_of_a_model_ends_what_was_kept(town: Town, cache: ResponseCache) -> None:
+    cached = CachedServable(diamond(town), cache, ServableId("e", 1))
+    assert ask(cached, {"IN": [1, 2]})[1].outputs["LEFT"].tolist() == [12, 13]
+    town.serve("left", adder(1000), version=2)
+    assert ask(cached, {"IN": [1, 2]})[1].outputs["LEFT"].tolist() == [1002, 1003]
+    assert ask(cached, {"IN": [1, 2]})[1].outputs["LEFT"].tolist() == [1002, 1003]
+    assert sorted(town.counted()) == ["first", "first", "left", "left", "right", "right"]
