@@ -76,7 +76,12 @@ class ServerCore:
         self._gone = GoneModels()
         self._monitor.subscribe(self._on_event)
         self.parts = ServingParts(
-            options, self.clock, self.registry, self.handle, lambda name: name in self.view.configured
+            options,
+            self.clock,
+            self.registry,
+            self.handle,
+            lambda name: name in self.view.configured,
+            self._load_seconds,
         )
         self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction)
         self._manager = self._make_manager()
@@ -111,7 +116,7 @@ class ServerCore:
             self._actual_platforms,
             self._on_models_changed,
         )
-        self.registry.register(StateCollector(self.models, lambda: self._machine.use(self._journal), self._queues))
+        self.registry.register(StateCollector(self.models, lambda: self._machine.use(self._journal), self.queues))
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
 
     def _make_manager(self) -> AspiredVersionsManager:
@@ -318,7 +323,12 @@ class ServerCore:
                 found[servable_id.name] = handle.servable.platform
         return found
 
-    def _queues(self) -> Iterable[tuple[ServableId, int]]:
+    def _load_seconds(self, servable_id: ServableId) -> float | None:
+        attempt = self._journal.last(servable_id)
+        return attempt.seconds if attempt is not None else None
+
+    def queues(self) -> Iterable[tuple[ServableId, int]]:
+        """How many calls wait for each version that is available."""
         for servable_id, handle in self._manager.get_available_servable_handles().items():
             with handle:
                 yield servable_id, handle.servable.pending

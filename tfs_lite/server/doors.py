@@ -184,7 +184,7 @@ class Doors:
 
     def _own_page(self) -> bytes:
         """Triton's names, which the library would change, follow ours."""
-        triton = "".join(f"{line}\n" for line in self._core.parts.book.lines())
+        triton = "".join(f"{line}\n" for line in self._core.parts.book.lines(self._core.queues()))
         return generate_latest(self._core.registry) + triton.encode()
 
     def _upstream_page(self) -> tuple[bytes, str]:

@@ -42,9 +42,12 @@ class ServingParts:
         registry: CollectorRegistry,
         lookup: Callable[[ModelRef], ServableHandle],
         is_served: Callable[[str], bool],
+        load_seconds: Callable[[ServableId], float | None],
     ) -> None:
-        """``is_served``: whether there is a model of that name in the config."""
+        """``is_served``: whether there is a model of that name in the config. ``load_seconds``: how long the version's
+        load took."""
         self._lookup = lookup
+        self._load_seconds = load_seconds
         self.settings = V2Settings(is_served)
         size = cache_bytes(options.cache_config)
         self._cache = cache = ResponseCache(size) if size else None
@@ -74,7 +77,7 @@ class ServingParts:
     def on_event(self, event: ServableState) -> None:
         """Of the manager, on its publisher's thread, under the bus."""
         if event.state is ManagerState.AVAILABLE:
-            self.book.opened(event.id, self._is_ensemble(event.id))
+            self.book.opened(event.id, self._is_ensemble(event.id), self._load_seconds(event.id))
         elif event.state is ManagerState.UNLOADING:
             self.routes.version_leaving(event.id)
         elif event.state is ManagerState.END:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfs_lite.core.model import BatchReport, PredictCall
@@ -68,6 +68,7 @@ class _Version:
     last: int = 0
     rows: int = 0
     runs: int = 0
+    load_seconds: float | None = None
     success: _Duration = field(default_factory=_Duration)
     failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     failed: _Duration = field(default_factory=_Duration)
@@ -93,10 +94,10 @@ class InferenceBook:
         self._lock = threading.Lock()  # guards the next one and what is in it
         self._versions: dict[ServableId, _Version] = {}
 
-    def opened(self, servable_id: ServableId, ensemble: bool = False) -> None:
+    def opened(self, servable_id: ServableId, ensemble: bool = False, load_seconds: float | None = None) -> None:
         """``ensemble``: it has no runs of its own; its requests are counted as such."""
         with self._lock:
-            self._versions[servable_id] = _Version(ensemble)
+            self._versions[servable_id] = _Version(ensemble, load_seconds=load_seconds)
 
     def closed(self, servable_id: ServableId) -> None:
         with self._lock:
@@ -139,8 +140,8 @@ class InferenceBook:
                 _statistics(found, self._versions.get(found) or _Version(), caches.get(found)) for found in servable_ids
             ]
 
-    def lines(self) -> Iterator[str]:
-        """Triton's metrics as Prometheus text."""
+    def lines(self, pending: Iterable[tuple[ServableId, int]] = ()) -> Iterator[str]:
+        """Triton's metrics as Prometheus text. ``pending``: the requests that wait for each version now."""
         caches = sorted(self._cache_counts().items())
         with self._lock:
             versions = sorted(self._versions.items())
@@ -148,6 +149,9 @@ class InferenceBook:
                 _sample_lines(name, [(found, read(version)) for found, version in versions]) for name, read in _METRICS
             ]
             texts.append(_failure_lines(versions))
+        loads = [(found, version.load_seconds) for found, version in versions if version.load_seconds is not None]
+        texts.append(_sample_lines("nv_model_load_duration_secs", loads, "gauge"))
+        texts.append(_sample_lines("nv_inference_pending_request_count", sorted(pending), "gauge"))
         texts.extend(_sample_lines(name, [(found, read(counts)) for found, counts in caches]) for name, read in _CACHE)
         for text in texts:
             yield from text
@@ -224,12 +228,12 @@ _CACHE: tuple[tuple[str, Callable[[CacheCounts], int]], ...] = (
 )
 
 
-def _sample_lines(name: str, found: list[tuple[ServableId, int]]) -> list[str]:
+def _sample_lines(name: str, found: Sequence[tuple[ServableId, float]], kind: str = "counter") -> list[str]:
     lines = [
-        f'{name}{{model="{_escaped(servable_id.name)}",version="{servable_id.version}"}} {value}'
+        f'{name}{{model="{_escaped(servable_id.name)}",version="{servable_id.version}"}} {value:.16g}'
         for servable_id, value in found
     ]
-    return [f"# TYPE {name} counter", *lines] if lines else []
+    return [f"# TYPE {name} {kind}", *lines] if lines else []
 
 
 def _failure_lines(versions: list[tuple[ServableId, _Version]]) -> list[str]:

@@ -136,6 +136,14 @@ def test_number_of_batch_sizes_is_bounded(book):
     assert of(book).execution_count == MAX_BATCH_SIZES + 9
 
 
+def test_load_and_what_waits_are_gauges(book):
+    book.opened(M1, load_seconds=0.25)
+    lines = set(book.lines([(M1, 3)]))
+    assert 'nv_model_load_duration_secs{model="m",version="1"} 0.25' in lines
+    assert 'nv_inference_pending_request_count{model="m",version="1"} 3' in lines
+    assert "# TYPE nv_inference_pending_request_count gauge" in lines
+
+
 def test_names_of_models_are_escaped(book):
     book.opened(ServableId('a"b', 1))
     assert 'nv_inference_count{model="a\\"b",version="1"} 0' in set(book.lines())
