@@ -1,8 +1,8 @@
 """Pictures to learn from, made of real ones: handwritten digits over two photographs, all three from scikit-learn.
 
 Every picture is 32 by 32. Its background is a part of the photograph of a temple on one side of a straight line, and of
-a flower on the other; a digit is written over it, at any place, in white or nearly so. So two things are known of it: the digit,
-and for each pixel whether it is temple, flower or handwriting.
+a flower on the other; a digit is written over it, at any place, in white or nearly so. So two things are known of it:
+the digit, and for each pixel whether it is temple, flower or handwriting.
 
 What is tested with was not trained with: other digits, and another part of the photographs.
 """

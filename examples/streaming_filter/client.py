@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -48,13 +49,12 @@ class Stream:
         return len(self.filtered) == len(self.samples)
 
     def send(self, pieces: int) -> None:
-        """Sends so many more pieces, if there are that many. RuntimeError in the server's words."""
-        for _ in range(pieces):
-            if not self.ended:
-                self._send_piece()
-
-    def close(self) -> None:
-        self._connection.close()
+        """Sends so many more pieces, if there are that many, over a connection of their own: servers close those that
+        are idle for seconds. RuntimeError in the server's words."""
+        with closing(self._connection):
+            for _ in range(pieces):
+                if not self.ended:
+                    self._send_piece()
 
     def _send_piece(self) -> None:
         at = len(self.filtered)
@@ -129,14 +129,10 @@ def _is_served(address: str, version: str) -> bool:
 def run(address: str, repository: Path | None) -> list[Stream]:
     """All streams, ended. ``repository``: where to push the new version."""
     streams = [Stream(address, id, measured(id)) for id in range(1, FIRST + LATER + 1)]
-    try:
-        send_all(streams[:FIRST], SAMPLES // PIECE // 2)
-        if repository is not None:
-            print(f"version {push(address, repository)} is served")
-        send_all(streams, SAMPLES)
-    finally:
-        for stream in streams:
-            stream.close()
+    send_all(streams[:FIRST], SAMPLES // PIECE // 2)
+    if repository is not None:
+        print(f"version {push(address, repository)} is served")
+    send_all(streams, SAMPLES)
     return streams
 
 

@@ -22,7 +22,7 @@ STEPS = 120
 PATIENCE = 120.0
 
 pytest.importorskip("PIL", reason="the extra `examples` is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("examples")]
+pytestmark = pytest.mark.slow
 
 
 def run(script: str, *arguments: str) -> str:
@@ -105,7 +105,8 @@ def test_ensemble_answers_as_its_models_do_one_after_the_other(server, client, p
     answer = client.ask_plainly(address(server), picture_file(pictures.images[0]))
     image = torch.from_numpy(pictures.images[:1]).permute(0, 3, 1, 2).float() / 255
     for name, output in (("classification", "CLASSIFICATION"), ("segmentation", "SEGMENTATION")):
-        exported = torch.export.load(repository / f"{name}_model" / "1" / "model.pt2").module()
+        newest = max(repository.glob(f"{name}_model/*/model.pt2"))
+        exported = torch.export.load(newest).module()
         with torch.inference_mode():
             expected = exported(FORMATTED_IMAGE=image)[f"{output}_OUTPUT"][0].numpy()
         np.testing.assert_allclose(answer[output], expected, rtol=1e-4, atol=1e-5)

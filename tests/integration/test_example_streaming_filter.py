@@ -1,4 +1,4 @@
-"""``examples/streaming_filter`` as its README has it: signals in pieces, and a new version while they are on their way."""
+"""``examples/streaming_filter`` as its README has it: signals in pieces, and a new version half-way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDING = 1e-5
 """Of float32 at the signals' levels, which are up to about 30, with room."""
 
 pytest.importorskip("scipy", reason="the extra `examples` is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("examples")]
+pytestmark = pytest.mark.slow
 
 
 def run(script: str, *arguments: str) -> str:
