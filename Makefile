@@ -43,7 +43,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/conformance $(PYTEST_ARGS)
 
-# The stock TensorFlow Serving client, in an environment of its own, against a server process.
+# The stock clients of TensorFlow Serving and of Triton, in an environment of their own, against server processes.
 conformance: $(VENV)/.installed $(TFVENV)/.installed
 	$(TFVENV)/bin/python -m pytest -c tests/conformance/pytest.ini tests/conformance $(PYTEST_ARGS)
 

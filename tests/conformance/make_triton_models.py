@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -158,6 +159,12 @@ input { name: "x" data_type: TYPE_FP32 dims: [ 2 ] }
 output { name: "y" data_type: TYPE_FP32 dims: [ 2 ] }
 """
 
+PLAIN_CONFIG = """
+max_batch_size: 4
+input { name: "x" data_type: TYPE_INT16 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_INT16 dims: [ -1 ] }
+"""
+
 PLUS = """
 class Model:
     def __init__(self, context):
@@ -209,12 +216,9 @@ def main(root: Path) -> None:
     (root / "gate").mkdir(parents=True)
     served = root / "served"
     write_sums(served / "sums")
-    types = "".join(
-        f'{kind} {{ name: "{name}{end}" data_type: TYPE_{name} dims: [ -1, -1 ] }}\n'
-        for name in DATATYPES
-        for kind, end in (("input", ""), ("output", "_out"))
-    )
-    write_python(served / "types", SAME, types)
+    write_python(served / "types", SAME, same_config(DATATYPES))
+    write_python(served / "typed", SAME, same_config([name for name in DATATYPES if name not in ("FP16", "BF16")]))
+    write_python(served / "plain", PLUS.format(amount=0), PLAIN_CONFIG)
     write_python(served / "repeat", REPEAT, REPEAT_CONFIG)
     write_python(served / "gate", GATE, GATE_CONFIG % (root / "gate"))
     write_python(served / "running", RUNNING, RUNNING_CONFIG % ("direct {}", "TYPE_UINT64"))
@@ -229,6 +233,15 @@ def main(root: Path) -> None:
     write_python(loadable / "first", PLUS.format(amount=1), X_TO_Y)
     write_python(loadable / "second", PLUS.format(amount=2), X_TO_Y)
     write_python(loadable / "broken", "raise RuntimeError('this file is broken')", X_TO_Y)
+
+
+def same_config(datatypes: Sequence[str]) -> str:
+    """An input and an output of each datatype, of any two sizes."""
+    return "".join(
+        f'{kind} {{ name: "{name}{end}" data_type: TYPE_{name} dims: [ -1, -1 ] }}\n'
+        for name in datatypes
+        for kind, end in (("input", ""), ("output", "_out"))
+    )
 
 
 def write_sums(base: Path) -> None:

@@ -6,8 +6,10 @@ import json
 import urllib.error
 import urllib.request
 
+import grpc
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2
 
 
 def ones(rows=1, columns=4, dtype=np.float32):
@@ -57,26 +59,15 @@ def test_wrong_datatype(api):
 
 
 def test_datatype_that_is_none(api):
-    tensor = api.input("a", ones())
-    tensor.set_datatype if hasattr(tensor, "set_datatype") else None
-    wrong = api.module.InferInput("a", [1, 4], "FP99")
-    wrong._raw_data = wrong._raw_content = ones().tobytes()
-    if not api.is_grpc:
-        wrong._parameters["binary_data_size"] = 16
-    api.refused("INVALID_ARGUMENT", "FP99", call=lambda: api.client.infer("sums", [wrong, api.input("b", ones())]))
+    tensors = [with_bytes(api, "a", [1, 4], "FP99", ones().tobytes()), api.input("b", ones())]
+    api.refused("INVALID_ARGUMENT", "FP99", call=lambda: api.client.infer("sums", tensors))
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [(1, 5), (1, 4, 1), (4,)],
-    ids=["size", "rank", "no batch"],
-)
+@pytest.mark.parametrize("shape", [(1, 5), (1, 4, 1), (4,)], ids=["size", "rank", "no batch"])
 def test_wrong_shape(api, shape):
-    array = np.ones(shape, np.float32)
-    words = [f"unexpected shape for input 'a' for model 'sums'. Expected [-1,4], got [{','.join(map(str, shape))}]"]
-    if len(shape) == 1:
-        words = ["model 'sums'", "input 'a'"]
-    refused(api, *words, inputs={"a": array, "b": np.ones((shape[0], 4), np.float32) if len(shape) > 1 else array})
+    got = ",".join(map(str, shape))
+    words = f"unexpected shape for input 'a' for model 'sums'. Expected [-1,4], got [{got}]"
+    refused(api, words, inputs={"a": np.ones(shape, np.float32), "b": ones(shape[0])})
 
 
 def test_batch_that_is_too_large(api):
@@ -142,30 +133,31 @@ def test_size_of_minus_one(grpc_api):
     grpc_api.refused("INVALID_ARGUMENT", words, call=lambda: grpc_api.client.infer("sums", tensors))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("sequence_start", 1), ("triton_own", True)], ids=["wrong type", "reserved name"]
-)
-def test_parameters_that_cannot_be(api, key, value):
+@pytest.mark.parametrize("name", ["sequence_start", "triton_own"], ids=["wrong type", "reserved name"])
+def test_parameters_that_cannot_be_over_grpc(grpc_api, name):
     """The client does not send these by itself."""
-    if api.is_grpc:
-        from tritonclient.grpc._utils import _get_inference_request
+    request = service_pb2.ModelInferRequest(model_name="sums")
+    for each in "ab":
+        request.inputs.add(name=each, datatype="FP32", shape=[1, 4])
+        request.raw_input_contents.append(ones().tobytes())
+    request.parameters[name].int64_param = 1
+    with pytest.raises(grpc.RpcError) as caught:
+        grpc_api.client._client_stub.ModelInfer(request, timeout=60)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert name in caught.value.details()
 
-        request = _get_inference_request("sums", [api.input("a", ones()), api.input("b", ones())], "1", "", None, 0,
-                                         False, False, 0, None)
-        field = "bool_param" if value is True else "int64_param"
-        setattr(request.parameters[key], field, value)
-        from grpc import RpcError
 
-        with pytest.raises(RpcError) as caught:
-            api.client._client_stub.ModelInfer(request, timeout=60)
-        assert caught.value.code().name == "INVALID_ARGUMENT"
-        assert key in caught.value.details() or "triton_" in caught.value.details()
-        return
+@pytest.mark.parametrize(
+    ("name", "value", "statuses"),
+    [("sequence_start", 1, (400, 500)), ("triton_own", True, (400,)), ("mine", [1], (400,)), ("mine", None, (400,))],
+    ids=["wrong type", "reserved name", "list", "null"],
+)
+def test_parameters_that_cannot_be_over_http(http_api, name, value, statuses):
     tensor = {"shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
-    inputs = [{"name": name, **tensor} for name in "ab"]
-    status, body = post(api, "/v2/models/sums/infer", {"inputs": inputs, "parameters": {key: value}})
-    assert status in (400, 500)
-    assert key in body["error"] or "triton_" in body["error"]
+    inputs = [{"name": each, **tensor} for each in "ab"]
+    status, body = post(http_api, "/v2/models/sums/infer", {"inputs": inputs, "parameters": {name: value}})
+    assert status in statuses
+    assert name in body["error"]
 
 
 def post(api, path, body):
@@ -182,13 +174,13 @@ def post(api, path, body):
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [
-        ({"data": [1, 2, 3]}, {500, 400}, ""),
-        ({"data": [1, 2, 3, 4, 5]}, {500, 400}, ""),
-        ({"data": ["1", 2, 3, 4]}, {500, 400}, ""),
-        ({"shape": [1, -4]}, {500, 400}, "shape"),
-        ({"shape": None}, {500, 400}, "shape"),
-        ({"data": None}, {400, 500}, "a"),
-        ({"parameters": {"binary_data_size": 16}}, {400}, "a"),
+        ({"data": [1, 2, 3]}, {400, 500}, "shape does not match true shape"),
+        ({"data": [1, 2, 3, 4, 5]}, {400, 500}, "Shape does not match true shape of 'data' field"),
+        ({"data": ["1", 2, 3, 4]}, {400, 500}, "attempt to access JSON non-"),
+        ({"shape": [1, -4]}, {400, 500}, "Unable to parse 'shape'"),
+        ({"shape": None}, {400, 500}, "Unable to parse 'shape'"),
+        ({"data": None}, {400, 500}, "'a'"),
+        ({"parameters": {"binary_data_size": 16}}, {400}, "'a'"),
     ],
     ids=range(7),
 )

@@ -12,7 +12,7 @@ EXTENSIONS = {
     *("model_configuration", "system_shared_memory", "binary_tensor_data", "parameters", "statistics"),
     *("trace", "logging"),
 }
-MODELS = {"sums", "types", "repeat", "gate", "running", "chat", "fails", "echo", "words", "chain"}
+MODELS = {"sums", "types", "typed", "plain", "repeat", "gate", "running", "chat", "fails", "echo", "words", "chain"}
 
 
 def test_server_is_live_and_ready(api):
@@ -160,6 +160,29 @@ def test_failures_of_a_model_are_counted(api):
     inputs = [api.input("x", np.ones((1, 2), np.float32))]
     api.refused("INTERNAL", call=lambda: api.client.infer("fails", inputs))
     wait_until(lambda: failures() == before + 1, "one failure is counted")
+
+
+def test_answers_of_a_decoupled_model_are_counted_by_their_place(grpc_api):
+    def counts():
+        found = statistics(grpc_api, "repeat")["response_stats"]
+        return [int(found.get(str(place), {}).get("success", {}).get("count", 0)) for place in range(3)]
+
+    before = np.array(counts())
+    for values in ([1], [1, 2, 3]):
+        grpc_api.client.start_stream(lambda result, error: None)
+        grpc_api.client.async_stream_infer("repeat", [grpc_api.input("IN", np.array(values, np.int32))])
+        grpc_api.client.stop_stream()
+    wait_until(lambda: (counts() - before).tolist() == [2, 1, 1], "four answers are counted", timeout=10)
+
+
+def test_steps_of_an_ensemble_are_counted_too(api):
+    def counts():
+        both = statistics(api, "chain"), statistics(api, "sums", "1")
+        return [int(found["inference_stats"]["success"]["count"]) for found in both]
+
+    before = np.array(counts())
+    api.client.infer("chain", [api.input("IN", np.ones((1, 4), np.float32))])
+    wait_until(lambda: (counts() - before).tolist() == [1, 2], "the request and its two steps are counted")
 
 
 def test_statistics_without_a_name_are_of_every_version(api):

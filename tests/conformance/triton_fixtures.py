@@ -10,14 +10,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from google.protobuf.json_format import MessageToDict
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tfs_lite.testing.process import ServerProcess, wait_until
@@ -26,6 +29,7 @@ REPO = Path(__file__).resolve().parents[2]
 SERVER = Path(os.environ.get("TFS_LITE_BIN", REPO / ".venv/bin/tfs-lite"))
 PYTHON = Path(os.environ.get("TFS_LITE_PYTHON", SERVER.with_name("python")))
 PATIENCE = 60.0
+T = TypeVar("T")
 
 HTTP_STATUS = {
     "INVALID_ARGUMENT": "400",
@@ -65,12 +69,24 @@ class Api:
         assert (error.status(), [word for word in words if word not in error.message()]) == (expected, []), error
         return error
 
+    @contextmanager
+    def beside(self, work: Callable[[Api], T]) -> Iterator[Future[T]]:
+        """``work`` on a thread of its own, with a client of its own; it has ended when the block is left."""
+
+        def alone() -> T:
+            other = Api(self.module, self.address)
+            try:
+                return work(other)
+            finally:
+                other.client.close()
+
+        with ThreadPoolExecutor(1) as pool:
+            yield pool.submit(alone)
+
     def plain(self, answer: Any) -> Any:
         """A message as what JSON would say of it."""
         if not self.is_grpc:
             return answer
-        from google.protobuf.json_format import MessageToDict
-
         return MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 

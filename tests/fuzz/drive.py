@@ -17,6 +17,7 @@ import importlib.util
 import io
 import json
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -52,7 +53,8 @@ def main() -> None:
 def _both(arguments: argparse.Namespace) -> int:
     """The two searches, in processes of their own; the exit code."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
-        corpus = arguments.corpus or scratch
+        corpus = arguments.corpus or tempfile.mkdtemp(dir=scratch)
+        os.environ["TMPDIR"] = tempfile.mkdtemp(dir=scratch)  # the searches end without clearing up
         reports: list[dict[str, Any]] = []
         if importlib.util.find_spec("atheris") is not None:
             ends = time.monotonic() + arguments.seconds * GUIDED_SHARE

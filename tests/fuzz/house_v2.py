@@ -1,4 +1,4 @@
-"""The KServe V2 side of what the fuzz targets send their bytes to: both services in front of models that answer at once.
+"""The KServe V2 side of what the fuzz targets send their bytes to: both services before models that answer at once.
 
     house_v2().grpc("ModelInfer", data)         the answer's bytes; raises what the handler raises
     house_v2().stream(messages, metadata)       every answer of one ModelStreamInfer
@@ -134,7 +134,7 @@ class Answerer:
 
     platform = "test"
     decoupled = False
-    labels: Mapping[str, Sequence[str]] = {"y": ("zero", "", "two")}  # noqa: RUF012
+    labels: Mapping[str, Sequence[str]] = {"y": ("zero", "", "two")}
 
     def __init__(
         self, signature: Signature, function: Callable[[Mapping[str, Any]], Outputs], max_batch_size: int
@@ -261,7 +261,10 @@ class HouseV2:
         )
         rows = V2GrpcService(self.house.infer, self.control).methods()
         self._handlers: dict[str, Any] = {row.name: row.handler for row in rows}
+        self._memory = -1
         self._make_region()
+        self._inside.callback(lambda: os.close(self._memory))
+        self.reset_settings()
 
     def grpc(self, method: str, data: bytes) -> bytes:
         return cast(bytes, self._run(self._handlers[method](data, CallContext(None))))
@@ -297,13 +300,20 @@ class HouseV2:
         return found
 
     def reset(self) -> None:
-        """Settings and regions as at the start."""
-        self.control.update_log_settings(LOG_DEFAULTS)
-        for model in (None, *(name for name in MODELS if self.house.is_known(name))):
-            changes: dict[str, tuple[str, ...]] = dict.fromkeys(self.control.trace_settings(model), ())
-            self.control.update_trace_settings(model, changes)
-        self.regions.system_unregister(None)
-        self.regions.system_register(RegionStatus(REGION, self._key, 0, REGION_BYTES))
+        """What is shared between requests as at the start."""
+        if [region.name for region in self.regions.system_status(None)] != [REGION]:
+            self.regions.system_unregister(None)
+            self._make_region()
+        os.pwrite(self._memory, bytes(range(REGION_BYTES)), 0)
+
+    def reset_settings(self) -> None:
+        log = {name: value for name, value in LOG_DEFAULTS.items() if name != "log_file"}
+        self.control.update_log_settings(log)
+        trace: dict[str, tuple[str, ...]] = dict.fromkeys(
+            ("trace_level", "trace_rate", "trace_count", "log_frequency"), ()
+        )
+        for model in (None, *dict.fromkeys(name for name, _ in self.house.servables)):
+            self.control.update_trace_settings(model, trace)
 
     def close(self) -> None:
         self._inside.close()
@@ -325,12 +335,13 @@ class HouseV2:
         self._inside.callback(logger.removeHandler, watch)
 
     def _make_region(self) -> None:
-        handle, path = tempfile.mkstemp(prefix="tfs-lite-fuzz-", dir=FOLDER)
-        self._inside.callback(os.unlink, path)
-        os.pwrite(handle, bytes(range(REGION_BYTES)), 0)
-        os.close(handle)
-        self._key = os.path.basename(path)
-        self.reset()
+        """Its file has no name any more when this returns, so nothing is left of it, however the process ends."""
+        if self._memory >= 0:
+            os.close(self._memory)
+        self._memory, path = tempfile.mkstemp(prefix="tfs-lite-fuzz-", dir=FOLDER)
+        os.pwrite(self._memory, bytes(range(REGION_BYTES)), 0)
+        self.regions.system_register(RegionStatus(REGION, os.path.basename(path), 0, REGION_BYTES))
+        os.unlink(path)
 
     def _make_repository(self, root: Path) -> None:
         for name in ("m", "n"):

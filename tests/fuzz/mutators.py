@@ -15,10 +15,9 @@ from typing import Any
 import ormsgpack
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
-from house import FUNCTIONS, MODEL
 from targets_v2 import CONTROL_METHODS, framed, frames
+from words import FLOATS, NAMES, NUMBERS, TEXTS, WORDS
 
-from tfs_lite.core.signature import METHODS
 from tfs_lite.protocols import messages
 from tfs_lite.protocols import v2_messages as v2
 from tfs_lite.protocols.messages import Message
@@ -26,140 +25,6 @@ from tfs_lite.protocols.messages import Message
 Mutator = Callable[[bytes, random.Random], bytes]
 
 MAX_DEPTH = 40
-NAMES = [
-    *FUNCTIONS,
-    *("x", "y", "a", "b", "k", "f", "s", "name", "any", "inputs", "scores", "classes", "outputs", "c", "d_bytes"),
-    *("y", "IN", "OUT", "r", "INPUT0", "FP32", "BYTES", "INT64", "BOOL", "BF16", "TYPE_FP32", "KIND_CPU", "m", "repeat"),
-    *("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "classification", "binary_data", "config"),
-    *("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "binary_data_size", "datatype"),
-    *("triton_enable_empty_final_response", "triton_final_response", "file:1/x", "file:../x", "1", "3", "data", "shape"),
-    *(MODEL, "nobody", "stable", "signature_def", *METHODS.values(), "/srv/m", "python", "/srv/\0", "s3://b/m", "é"),
-]
-WORDS = [
-    *(b"{", b"}", b"[", b"]", b"<", b">", b":", b";", b",", b'"', b"'", b"\\", b"\n", b"\r\n", b"\0", b"#", b"&", b"*"),
-    *(
-        b"|",
-        b"%",
-        b"@",
-        b"`",
-        b"?",
-        b"-",
-        b"~",
-        b"=",
-        b"/",
-        b"%00",
-        b"%2F",
-        b"%ff",
-        b" ",
-        b"\t",
-        b"\xef\xbb\xbf",
-        b"\xff",
-    ),
-    *(
-        b"null",
-        b"true",
-        b"false",
-        b"{}",
-        b"[]",
-        b"NaN",
-        b"Infinity",
-        b"-Inf",
-        b"-0",
-        b"1e999",
-        b"1E-999",
-        b"0x1f",
-        b"0o9",
-    ),
-    *(
-        b"9223372036854775807",
-        b"9223372036854775808",
-        b"-9223372036854775809",
-        b"18446744073709551616",
-        b"9" * 40,
-        b"1:1",
-    ),
-    *(
-        b".inf",
-        b"nan",
-        b"1_0",
-        b"- ",
-        b"? ",
-        b"---\n",
-        b"...\n",
-        b"<<: ",
-        b"&a ",
-        b"*a",
-        b"!!binary ",
-        b"!!set ",
-        b"!!omap ",
-    ),
-    *(
-        b"!!timestamp ",
-        b"!!python/name:os.system ",
-        b"!!int ",
-        b"2020-13-45",
-        b"\\xff",
-        b"\\777",
-        b"\\u0000",
-        b"\\ud800",
-    ),
-    *(b"\xe2\x80\xa8", b"\xf0\x9f\x98\x80", b"\xed\xa0\x80", b'{"b64": "/w=="}', b'{"b64": 1}', b"b64", b"instances"),
-    *(b"signature_name", b"examples", b"context", b"max_batch_size", b"value", b"key", b"config", b"model_config_list"),
-    *(b"custom_model_config", b"[type.googleapis.com/google.protobuf.Any] { }", b"TYPE_STRING", b"@KEY@", b"@CERT@"),
-    *(
-        b"defaults",
-        b"warmup",
-        b"body",
-        b"count",
-        b"dims",
-        b"logging_config",
-        b"sampling_rate",
-        b"label_filename",
-        b"../x",
-    ),
-    *(
-        b"GET ",
-        b"POST ",
-        b"HEAD ",
-        b"PUT ",
-        b"OPTIONS ",
-        b"/v1/models",
-        b"/versions/",
-        b"/labels/",
-        b"/metadata",
-        b":predict",
-    ),
-    *(
-        b":classify",
-        b":regress",
-        b"content-type: application/msgpack\r\n",
-        b"accept: application/json\r\n",
-        b"/openapi.json",
-    ),
-    *(
-        b"content-encoding: gzip\r\n",
-        b"accept-encoding: *;q=0\r\n",
-        b"transfer-encoding: chunked\r\n",
-        b"origin: null\r\n",
-    ),
-    *(b"/v2/", b"/infer", b"/generate", b"/ready", b"/config", b"/trace/setting", b"/repository/models/", b"/load"),
-    *(b"Inference-Header-Content-Length: ", b"content-encoding: deflate\r\n", b"/region/", b"/status", b"unregister"),
-    *(b"sequence_batching {", b"oldest {", b"direct {", b"control_input {", b"state {", b"ensemble_scheduling {"),
-    *(b"step {", b"input_map {", b"initial_state {", b"reshape {", b"version_policy {", b"instance_group {"),
-    *(
-        b"\x1f\x8b\x08",
-        b"\xc7",
-        b"\xd4",
-        b"\xdd\xff\xff\xff\xff",
-        b"\xdf\0\0\0\1",
-        b"\xc1",
-        b"\xcb\x7f\xf0\0\0\0\0\0\0",
-    ),
-]
-NUMBERS = [0, 1, -1, 2, 3, 7, 64, 65, 127, 128, 255, 256, 2**15, 2**16, 2**20, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40]
-NUMBERS += [2**53 + 1, 2**62, 2**63 - 1, 2**63, -(2**63), 2**64 - 1]
-FLOATS = [0.0, -0.0, 0.5, 1.5, 1e-45, 3.5e38, 1e308, -1e308, float("inf"), float("nan"), 65504.0, 2.0**63]
-TEXTS = [b"", b"\xff", b"a", b"\0", b"\x01\x02abc", bytes(8), b"\xff" * 9, b"text" * 9]
 
 
 def of_bytes(data: bytes, chance: random.Random) -> bytes:

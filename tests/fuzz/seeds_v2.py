@@ -149,9 +149,7 @@ def v2_rest() -> dict[str, bytes]:
         "short": binary(_ROW[:7], inputs=[sized]),
         "long": binary(_ROW * 2, inputs=[sized]),
         "classes": plain("classes", inputs=[row], outputs=[{"name": "y", "parameters": {"classification": 9}}]),
-        "memory": plain(
-            "m", inputs=[{**x, "parameters": _MEMORY}], outputs=[{"name": "y", "parameters": {**_MEMORY}}]
-        ),
+        "memory": plain("m", inputs=[{**x, "parameters": _MEMORY}], outputs=[{"name": "y", "parameters": {**_MEMORY}}]),
         "sequence": plain("m", inputs=[row], parameters={"sequence_id": "a", "sequence_start": True, "own": 1.5}),
         "timeout": plain("m", inputs=[row], parameters={"priority": 2, "timeout": 10**6, "sequence_id": 2**64 - 1}),
         "repeat": plain("repeat", inputs=[{"name": "IN", "shape": [1], "datatype": "INT32", "data": [1]}]),
@@ -281,9 +279,7 @@ def v2_control() -> dict[str, bytes]:
         "index": b"i" + wire(v2.RepositoryIndexRequest(ready=True)),
         "named": b"i" + wire(v2.RepositoryIndexRequest(repository_name="x")),
         "unload": b"u"
-        + wire(
-            v2.RepositoryModelUnloadRequest(model_name="m", parameters=_parameters({"unload_dependents": True}))
-        ),
+        + wire(v2.RepositoryModelUnloadRequest(model_name="m", parameters=_parameters({"unload_dependents": True}))),
         "regions": b"S" + wire(v2.SystemSharedMemoryStatusRequest(name=REGION)),
         "register": b"R" + wire(v2.SystemSharedMemoryRegisterRequest(name="q", key="none", byte_size=2**64 - 1)),
         "unregister": b"U" + wire(v2.SystemSharedMemoryUnregisterRequest()),
@@ -314,7 +310,8 @@ dynamic_batching {{ preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds:
   default_priority_level: 1 default_queue_policy {{ timeout_action: DELAY default_timeout_microseconds: 9
     max_queue_size: 7 allow_timeout_override: true }}
   priority_queue_policy {{ key: 2 value {{ max_queue_size: 1 }} }} }}
-instance_group [ {{ count: 2 kind: KIND_CPU rate_limiter {{ resources {{ name: "R" count: 4 global: true }} priority: 2 }} }} ]
+instance_group [ {{ count: 2 kind: KIND_CPU
+  rate_limiter {{ resources {{ name: "R" count: 4 global: true }} priority: 2 }} }} ]
 version_policy {{ specific {{ versions: [ 1, 3 ] }} }} model_transaction_policy {{ decoupled: true }}
 parameters {{ key: "k" value {{ string_value: "v" }} }}
 model_warmup [ {{ name: "one" batch_size: 2 count: 3

@@ -119,6 +119,7 @@ def v2_generate(data: bytes) -> None:
 def v2_http(data: bytes) -> None:
     """A whole HTTP/1.1 request."""
     _http(data)
+    house_v2().reset_settings()
 
 
 def v2_load(data: bytes) -> None:
@@ -159,6 +160,7 @@ CONTROL_METHODS = {
 def v2_control(data: bytes) -> None:
     """A request of another method after a byte for the method."""
     _grpc(CONTROL_METHODS.get(data[0] if data else 0, "ServerMetadata"), data[1:])
+    house_v2().reset_settings()
     house_v2().reset()
 
 
@@ -183,7 +185,7 @@ def v2_config(data: bytes) -> None:
 def use_settings(settings: ModelSettings) -> None:
     """What a server does with the config of a model that it loads."""
     signature = signature_of(settings)
-    shown = config_json(config_message(settings, "m", "python", signature))
+    shown = config_json(config_message(settings, "m", settings.platform or "python", signature))
     again = _settings(lambda: settings_from_json(json.dumps(shown), "m"))
     require(isinstance(again, ModelSettings), f"a config that is shown cannot be loaded: {again}")
     if settings.sequence_batching is not None:

@@ -7,6 +7,7 @@ field of the datatype. Raw data of large requests is not parsed: its arrays are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,14 @@ from tfs_lite.protocols.serving import parse
 from tfs_lite.protocols.tensor_proto import Array
 from tfs_lite.protocols.v2_messages import InferTensorContents, ModelInferRequest
 from tfs_lite.protocols.v2_parameters import Kind, take_parameters
-from tfs_lite.protocols.v2_request import InferRequest, ParameterValue, SentTensor, SharedMemoryPlace, WantedOutput
+from tfs_lite.protocols.v2_request import (
+    InferRequest,
+    ParameterValue,
+    SentTensor,
+    SharedMemoryPlace,
+    WantedOutput,
+    check_entries,
+)
 from tfs_lite.protocols.v2_tensors import Buffer, RawTensor, dtype_of
 from tfs_lite.protocols.varints import decode_varint
 
@@ -75,8 +83,10 @@ class SentMessage:
 def read_message(data: bytes) -> SentMessage:
     """INVALID_ARGUMENT for bytes that are no ModelInferRequest."""
     if len(data) >= SPLIT_BYTES and (split := _split(data)) is not None:
-        return SentMessage(parse(ModelInferRequest, split[0]), split[1])
+        with suppress(ServingError):  # the bytes as a whole are what is told about
+            return SentMessage(parse(ModelInferRequest, split[0]), split[1])
     message = parse(ModelInferRequest, data)
+    check_entries("raw_input_contents", len(message.raw_input_contents))
     return SentMessage(message, list(message.raw_input_contents))
 
 
@@ -85,6 +95,8 @@ def read_request(sent: SentMessage) -> InferRequest:
     message = sent.message
     if not sent.model:
         raise invalid_argument("the request has no model name")
+    for field_name in ("parameters", "inputs", "outputs"):
+        check_entries(field_name, len(getattr(message, field_name)))
     request = InferRequest(sent.model, parse_version(message.model_version), sent.id)
     if message.parameters:
         take_parameters(request, [(key, *_parameter(key, value)) for key, value in message.parameters.items()])

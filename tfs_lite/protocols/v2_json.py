@@ -29,7 +29,14 @@ from tfs_lite.protocols.v2_json_values import (
     read_text,
 )
 from tfs_lite.protocols.v2_parameters import Kind, take_parameters
-from tfs_lite.protocols.v2_request import InferRequest, ParameterValue, SentTensor, SharedMemoryPlace, WantedOutput
+from tfs_lite.protocols.v2_request import (
+    InferRequest,
+    ParameterValue,
+    SentTensor,
+    SharedMemoryPlace,
+    WantedOutput,
+    check_entries,
+)
 from tfs_lite.protocols.v2_tensors import RawTensor, decode_raw, dtype_of, element_count
 
 _KINDS: dict[type, Kind] = {bool: Kind.BOOL, int: Kind.INT, str: Kind.TEXT, float: Kind.FLOAT}
@@ -52,11 +59,11 @@ def read_infer(model: str, version: int | None, body: bytes, length: int | None)
     blobs = None if length is None else Blobs(memoryview(body)[length:])
     request = InferRequest(model, version, read_text(members, "id") if "id" in members else "")
     add_parameters(request, read_parameters(members))
-    for position, item in enumerate(read_list(members, "inputs")):
+    for position, item in enumerate(_entries(members, "inputs")):
         request.inputs.append(_input(_object(item, f"input {position}"), blobs))
     if "outputs" in members:
         request.outputs = [
-            _output(_object(item, f"output {position}")) for position, item in enumerate(read_list(members, "outputs"))
+            _output(_object(item, f"output {position}")) for position, item in enumerate(_entries(members, "outputs"))
         ]
     if blobs is not None:
         blobs.finish()
@@ -65,6 +72,7 @@ def read_infer(model: str, version: int | None, body: bytes, length: int | None)
 
 def add_parameters(request: InferRequest, parameters: Members) -> None:
     """Fills in what they say. INVALID_ARGUMENT."""
+    check_entries("parameters", len(parameters))
     items: list[tuple[str, ParameterValue, Kind]] = []
     for key, value in parameters.items():
         kind = _KINDS.get(type(value))
@@ -79,6 +87,12 @@ def add_parameters(request: InferRequest, parameters: Members) -> None:
             )
         items.append((key, value, kind))
     take_parameters(request, items, over_http=True)
+
+
+def _entries(members: Members, name: str) -> list[Any]:
+    found: list[Any] = read_list(members, name)
+    check_entries(name, len(found))
+    return found
 
 
 def _input(members: Members, blobs: Blobs | None) -> SentTensor:

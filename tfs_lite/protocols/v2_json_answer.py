@@ -35,7 +35,7 @@ def write_answer(answer: InferAnswer, binary: bool) -> WrittenAnswer:
         wanted = answer.wanted.get(name) or WantedOutput(name)
         member: dict[str, Any] = {"name": name, "datatype": datatype_of(array, name), "shape": list(array.shape)}
         if wanted.memory is not None:
-            member["parameters"] = _place(wanted.memory)
+            member["parameters"] = _place(wanted.memory, array)
         elif _is_binary(wanted, binary):
             blobs.append(encode_raw(array))
             member["parameters"] = {"binary_data_size": len(blobs[-1])}
@@ -90,6 +90,8 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {"parameters": dict(parameters)} if parameters else {}
 
 
-def _place(memory: SharedMemoryPlace) -> dict[str, Any]:
-    place: dict[str, Any] = {"shared_memory_region": memory.region, "shared_memory_byte_size": memory.byte_size}
+def _place(memory: SharedMemoryPlace, array: Array) -> dict[str, Any]:
+    """Where the output is, and how many of the bytes there it takes."""
+    size = len(encode_raw(array))
+    place: dict[str, Any] = {"shared_memory_region": memory.region, "shared_memory_byte_size": size}
     return {**place, "shared_memory_offset": memory.offset} if memory.offset else place

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols.tensor_proto import Array
 
 ParameterValue: TypeAlias = bool | int | float | str
@@ -25,6 +26,16 @@ class SharedMemoryPlace:
     region: str
     byte_size: int
     offset: int = 0
+
+
+MAX_ENTRIES = 10_000
+"""Inputs, outputs or parameters of one request. No model has as many, and each costs time on the event loop."""
+
+
+def check_entries(what: str, count: int) -> None:
+    """INVALID_ARGUMENT for more than ``MAX_ENTRIES``."""
+    if count > MAX_ENTRIES:
+        raise invalid_argument(f"the request has {count} {what}, at most {MAX_ENTRIES} are allowed")
 
 
 @dataclass(slots=True)

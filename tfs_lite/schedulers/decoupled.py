@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, Traits, WorkerLost, nobody_counts
@@ -19,7 +19,18 @@ from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.execution import CANCELLED, finish
 
+MAX_TIMED_PARTS = 1000
+"""Answers of one call whose times are noted."""
 logger = logging.getLogger(__name__)
+
+
+class _Instance:
+    """A model and its thread. ``ending``: its work is over after the call that it runs."""
+
+    def __init__(self, model: Model, name: str, serve: Callable[[_Instance], None]) -> None:
+        self.model = model
+        self.ending = threading.Event()
+        self.thread = threading.Thread(target=serve, args=(self,), name=name, daemon=True)
 
 
 class DecoupledServable(Traits):
@@ -43,8 +54,9 @@ class DecoupledServable(Traits):
         on_batch: OnBatch = nobody_counts,
     ) -> None:
         """Takes the models over: closes them in the end."""
-        self.models = tuple(models)
         self._id = servable_id
+        self._platform = models[0].platform
+        self._signatures = models[0].signatures
         self._name = f"{servable_id.name}-{servable_id.version}"
         self._clock = clock
         self._most = max_queued_calls
@@ -54,21 +66,24 @@ class DecoupledServable(Traits):
         self._dropped: set[int] = set()  # of calls that run, by identity
         self._running: set[int] = set()
         self._closed = False
-        self._closing = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._serve, args=(model,), name=f"tfs-parts-{self._name}-{index}", daemon=True)
-            for index, model in enumerate(self.models)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._made = 0  # instances there have ever been
+        self._instances: list[_Instance] = []
+        self._leaving: list[_Instance] = []
+        with self._changed:
+            self._join(models)
+
+    @property
+    def models(self) -> Sequence[Model]:
+        with self._changed:
+            return tuple(instance.model for instance in self._instances)
 
     @property
     def platform(self) -> str:
-        return self.models[0].platform
+        return self._platform
 
     @property
     def signatures(self) -> Mapping[str, Signature]:
-        return self.models[0].signatures
+        return self._signatures
 
     @property
     def pending(self) -> int:
@@ -105,18 +120,42 @@ class DecoupledServable(Traits):
         if waiting is not None:
             finish(call, CANCELLED, self._name)
 
+    def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
+        """Never blocks for a call: a model that leaves is closed when its call is over."""
+        with self._changed:
+            leaving = [each for each in self._instances if any(each.model is model for model in remove)]
+            staying = [each for each in self._instances if each not in leaving]
+            if self._closed or not (staying or add):
+                return False
+            self._instances = staying
+            self._leaving = [each for each in self._leaving if each.thread.is_alive()] + leaving
+            self._join(add)
+            for each in leaving:
+                each.ending.set()
+            self._changed.notify_all()
+        return True
+
     def close(self) -> None:
-        self._closing.set()
         with self._changed:
             self._closed = True
+            for each in self._instances:
+                each.ending.set()
             waiting, self._queue = self._queue, deque()
             self._changed.notify_all()
         for call, _ in waiting:
             finish(call, self._unavailable("is being unloaded"), self._name)
-        for thread in self._threads:
-            thread.join()
-        for model in self.models:
-            model.close()
+        for each in (*self._instances, *self._leaving):
+            each.thread.join()
+        for each in self._instances:
+            each.model.close()
+
+    def _join(self, models: Sequence[Model]) -> None:
+        """With the lock held, so that ``close`` finds no thread that was not started."""
+        for model in models:
+            instance = _Instance(model, f"tfs-parts-{self._name}-{self._made}", self._serve)
+            self._made += 1
+            self._instances.append(instance)
+            instance.thread.start()
 
     def _refusal(self, call: PredictCall) -> Status | None:
         if call.on_part is None:
@@ -130,15 +169,10 @@ class DecoupledServable(Traits):
         message = f"the deadline passed before {self._name} had given its last answer"
         return Status(StatusCode.DEADLINE_EXCEEDED, message)
 
-    def _serve(self, model: Model) -> None:
-        while True:
-            with self._changed:
-                while not self._queue and not self._closed:
-                    self._changed.wait()
-                if self._closed:
-                    return
-                call, queued = self._queue.popleft()
-                self._running.add(id(call))
+    def _serve(self, instance: _Instance) -> None:
+        model = instance.model
+        while (entry := self._next(instance)) is not None:
+            call, queued = entry
             call.queue_seconds = self._clock.monotonic() - queued
             status, lost = self._late(call), False
             if status is None:
@@ -147,9 +181,32 @@ class DecoupledServable(Traits):
                 self._running.discard(id(call))
                 self._dropped.discard(id(call))
             finish(call, status or {}, self._name)
-            del call
-            if lost and not model.recover(self._closing):
-                return
+            del call, entry
+            if lost and not model.recover(instance.ending):
+                break
+        self._leave(instance)
+
+    def _next(self, instance: _Instance) -> tuple[PredictCall, float] | None:
+        """A call, and when it came; blocks. None: the instance's work is over."""
+        with self._changed:
+            while not (self._queue or instance.ending.is_set()):
+                self._changed.wait()
+            if instance.ending.is_set():
+                return None
+            call, queued = self._queue.popleft()
+            self._running.add(id(call))
+            return call, queued
+
+    def _leave(self, instance: _Instance) -> None:
+        """It may have been woken for a call, which another one has to take then."""
+        with self._changed:
+            closes = instance in self._leaving
+            self._changed.notify()
+        if closes:
+            try:
+                instance.model.close()
+            except Exception:
+                logger.exception("closing an instance of %s failed", self._name)
 
     def _run(self, model: Model, call: PredictCall) -> tuple[Status | None, bool]:
         """How it ended (None: well), and whether the model has lost its worker."""
@@ -165,12 +222,17 @@ class DecoupledServable(Traits):
 
     def _pass_on(self, model: Model, call: PredictCall) -> tuple[Status | None, bool]:
         assert call.on_part is not None
+        seconds = call.part_seconds = []
         try:
+            asked = self._clock.monotonic()
             for outputs in model.parts(call.signature, call.inputs, call.outputs):
+                if len(seconds) < MAX_TIMED_PARTS:
+                    seconds.append(self._clock.monotonic() - asked)
                 ended = self._ended(call)
                 if ended is not None:
                     return ended, False
                 call.on_part(outputs)
+                asked = self._clock.monotonic()
         except WorkerLost as error:
             return error.status, True
         except ServingError as error:

@@ -14,7 +14,7 @@ from tfs_lite.server.http_body import BodyReader
 from tfs_lite.server.rest_calls import Calls
 from tfs_lite.server.v2_control import V2Control
 from tfs_lite.server.v2_http_body import V2Bodies
-from tfs_lite.server.v2_http_events import EventRoom, EventStream
+from tfs_lite.server.v2_http_events import EventRoom
 from tfs_lite.server.v2_http_infer import V2HttpInfer
 from tfs_lite.server.v2_http_path import Action, Target, parse_path
 from tfs_lite.server.v2_http_reply import v2_error
@@ -22,6 +22,9 @@ from tfs_lite.server.v2_http_routes import V2HttpRoutes
 from tfs_lite.server.v2_inference import V2Inference
 
 logger = logging.getLogger(__name__)
+
+_PACKED = (Action.INFER, Action.GENERATE)
+"""Answers that are packed where the client can unpack them. Triton's clients say so of everything, and unpack these."""
 
 
 class V2HttpApp:
@@ -48,13 +51,14 @@ class V2HttpApp:
         ``query`` means nothing. Call what comes back in the same task, at once: a stream is under way then, and holds
         its request until it is sent. Raises nothing but CancelledError."""
         try:
-            response = await self._answer(request, parse_path(request.method, path))
+            target = parse_path(request.method, path)
+            response = await self._answer(request, target)
         except ServingError as error:
             return v2_error(error)
         except Exception:
             logger.exception("%s %s failed", request.method, path)
             return v2_error(ServingError(StatusCode.INTERNAL, "internal error"))
-        if not isinstance(response, EventStream):
+        if target.action in _PACKED:
             await self._bodies.pack(response, request.headers.get("accept-encoding", ""))
         return response
 

@@ -105,8 +105,6 @@ class Answers:
         self._taken = True
         self._waiting -= size
         self._room.give(size)
-        if self._started is not None:
-            self._started.took()
         return answer
 
     def close(self) -> None:

@@ -36,8 +36,10 @@ METHOD = "ModelInfer"
 class SharedMemory(Protocol):
     """Regions that clients have registered. Any method raises ServingError."""
 
-    def read(self, place: SharedMemoryPlace, datatype: str, shape: tuple[int, ...]) -> Array:
-        """The tensor that is there; it may be read-only, and the client may change it at any time."""
+    def read(
+        self, place: SharedMemoryPlace, datatype: str, shape: tuple[int, ...], name: str = "", model: str = ""
+    ) -> Array:
+        """The tensor that is there; it may be read-only. ``name`` and ``model`` are for messages."""
 
     def write(self, place: SharedMemoryPlace, array: Array) -> object: ...
 
@@ -118,7 +120,7 @@ class V2Inference:
         if self._memory is None:
             raise _no_memory(place)
         check_byte_size(tensor, place.byte_size, model)
-        return self._memory.read(place, tensor.datatype, tensor.shape)
+        return self._memory.read(place, tensor.datatype, tensor.shape, tensor.name, model)
 
     def _not_found(self, request: InferRequest) -> ServingError:
         return lookup_error(request.model, request.version, self._versions_of(request.model))

@@ -23,6 +23,10 @@ from tfs_lite.server.v2_control import SYSTEM_MEMORY, CudaRegionStatus, RegionSt
 _T = TypeVar("_T")
 
 MAX_REGIONS = 1000
+MAX_NAME = 1024
+"""Characters of a region's name, and of its key."""
+SHOWN = 200
+"""Characters of a name that an error repeats."""
 FOLDER = "/dev/shm"
 
 
@@ -56,6 +60,11 @@ class SharedRegions:
             )
         if not region.name:
             raise invalid_argument("shared memory region: name is empty")
+        for what, text in (("name", region.name), ("key", region.key)):
+            if len(text) > MAX_NAME:
+                raise invalid_argument(
+                    f"the {what} of a shared memory region has {len(text)} characters, at most {MAX_NAME} are allowed"
+                )
         descriptor = _open(region)
         try:
             with self._lock:
@@ -82,7 +91,7 @@ class SharedRegions:
                 return [region.status for region in self._regions.values()]
             region = self._regions.get(name)
         if region is None:
-            raise not_found(f"Unable to find system shared memory region: '{name}'")
+            raise not_found(f"Unable to find system shared memory region: '{name:.{SHOWN}}'")
         return [region.status]
 
     def cuda_status(self, name: str | None) -> list[CudaRegionStatus]:
@@ -94,14 +103,17 @@ class SharedRegions:
     def cuda_unregister(self, name: str | None) -> None:
         """There are none."""
 
-    def read(self, place: SharedMemoryPlace, datatype: str, shape: tuple[int, ...]) -> Array:
-        """The tensor that is there. NOT_FOUND without the region; INVALID_ARGUMENT."""
+    def read(
+        self, place: SharedMemoryPlace, datatype: str, shape: tuple[int, ...], name: str = "", model: str = ""
+    ) -> Array:
+        """A copy of the tensor that is there. NOT_FOUND without the region; INVALID_ARGUMENT, whose words name the
+        input and the model."""
         data = self._use(place, lambda descriptor, start: os.pread(descriptor, place.byte_size, start))
         if len(data) != place.byte_size:
             raise invalid_argument(
                 f"shared memory region '{place.region}' is shorter than it was when it was registered"
             )
-        return decode_raw(datatype, shape, data)
+        return decode_raw(datatype, shape, data, name, model)
 
     def write(self, place: SharedMemoryPlace, array: Array) -> int:
         """How many bytes the tensor takes there. INVALID_ARGUMENT if there is no room for it."""
@@ -121,7 +133,7 @@ class SharedRegions:
         with self._lock:
             region = self._regions.get(place.region)
             if region is None:
-                raise not_found(f"Unable to find shared memory region: '{place.region}'")
+                raise not_found(f"Unable to find shared memory region: '{place.region:.{SHOWN}}'")
             self._check_place(region.status, place)
             region.users += 1
         try:
@@ -136,7 +148,7 @@ class SharedRegions:
     def _check_place(self, region: RegionStatus, place: SharedMemoryPlace) -> None:
         if place.offset < 0 or place.byte_size < 0 or place.offset + place.byte_size > region.byte_size:
             raise invalid_argument(
-                f"Invalid offset + byte size for shared memory region: '{place.region}': {place.offset} + "
+                f"Invalid offset + byte size for shared memory region: '{place.region:.{SHOWN}}': {place.offset} + "
                 f"{place.byte_size} is more than its {region.byte_size} bytes"
             )
         if place.byte_size > self._max_bytes:
@@ -152,13 +164,14 @@ class SharedRegions:
 
 def _open(region: RegionStatus) -> int:
     key = region.key.removeprefix("/")
-    if not key or "/" in key or key in (".", ".."):
-        raise invalid_argument(f"shared memory key '{region.key}' is no name of an object")
+    if not key or "/" in key or "\0" in key or key in (".", ".."):
+        raise invalid_argument(f"shared memory key '{region.key:.{SHOWN}}' is no name of an object")
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(os.path.join(FOLDER, key), flags)
-    except OSError as error:
-        raise invalid_argument(f"Unable to open shared memory region: '{region.name}': {error.strerror}") from None
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no file can have that name"
+        raise invalid_argument(f"Unable to open shared memory region: '{region.name:.{SHOWN}}': {why}") from None
     size = os.fstat(descriptor).st_size
     if region.offset < 0 or region.byte_size <= 0 or region.offset + region.byte_size > size:
         os.close(descriptor)

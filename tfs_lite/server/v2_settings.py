@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ LOG_DEFAULTS: Mapping[str, bool | int | str] = {
 }
 LOG_FORMATS = ("default", "ISO8601")
 MAX_MODELS = 10_000
+_NUMBER = re.compile("-?[0-9]{1,20}")
 _LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
 _FLAGS = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
 traces = logging.getLogger("tfs_lite.trace")
@@ -137,7 +139,7 @@ class V2Settings:
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and not self._knows(model):
-            raise invalid_argument(f"Request for unknown model : {model}")
+            raise invalid_argument(f"Request for unknown model : {model:.200}")
 
     # Logs.
 
@@ -196,7 +198,7 @@ def _active_of(settings: TraceSettings) -> _Active:
 
 def _checked(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
     if name not in DEFAULTS:
-        raise invalid_argument(f"unknown trace setting '{name}'; known: {', '.join(DEFAULTS)}")
+        raise invalid_argument(f"unknown trace setting '{name:.200}'; known: {', '.join(DEFAULTS)}")
     if name == "trace_file":
         message = "trace file location can not be updated through network protocol"
         raise ServingError(StatusCode.UNIMPLEMENTED, message)
@@ -204,24 +206,31 @@ def _checked(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
         raise ServingError(StatusCode.UNIMPLEMENTED, "trace mode can not be updated through network protocol")
     if not values:
         return ()
-    if name == "trace_level":
-        if unknown := [value for value in values if value not in LEVELS]:
-            raise invalid_argument(f"trace_level '{unknown[0]}' is unknown; known: {', '.join(LEVELS)}")
-        return values
+    return _levels(values) if name == "trace_level" else (_number(name, values),)
+
+
+def _levels(values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(values) > len(LEVELS):
+        raise invalid_argument(f"trace_level takes at most {len(LEVELS)} values, got {len(values)}")
+    if unknown := [value for value in values if value not in LEVELS]:
+        raise invalid_argument(f"trace_level '{unknown[0]:.100}' is unknown; known: {', '.join(LEVELS)}")
+    return values
+
+
+def _number(name: str, values: tuple[str, ...]) -> str:
     if len(values) != 1:
         raise invalid_argument(f"trace setting '{name}' takes one value, got {len(values)}")
-    try:
-        number = int(values[0])
-    except ValueError:
-        raise invalid_argument(f"trace setting '{name}' is no whole number: '{values[0]:.100}'") from None
+    if not _NUMBER.fullmatch(values[0]):
+        raise invalid_argument(f"trace setting '{name}' is no whole number: '{values[0]:.100}'")
+    number = int(values[0])
     if not _LEAST[name] <= number < 2**63:
         raise invalid_argument(f"trace setting '{name}' is {number}, expected {_LEAST[name]} or more")
-    return (str(number),)
+    return str(number)
 
 
 def _check_log(name: str, value: object) -> None:
     if name not in LOG_DEFAULTS:
-        raise invalid_argument(f"unknown log setting '{name}'; known: {', '.join(LOG_DEFAULTS)}")
+        raise invalid_argument(f"unknown log setting '{name:.200}'; known: {', '.join(LOG_DEFAULTS)}")
     if name == "log_file":
         raise ServingError(StatusCode.UNIMPLEMENTED, "log file location can not be updated through network protocol")
     expected = type(LOG_DEFAULTS[name])
@@ -230,4 +239,4 @@ def _check_log(name: str, value: object) -> None:
     if name == "log_verbose_level" and isinstance(value, int) and not 0 <= value < 2**31:
         raise invalid_argument(f"log setting '{name}' is {value}, expected 0 or more")
     if name == "log_format" and value not in LOG_FORMATS:
-        raise invalid_argument(f"log_format '{value}' is unknown; known: {', '.join(LOG_FORMATS)}")
+        raise invalid_argument(f"log_format '{value!s:.100}' is unknown; known: {', '.join(LOG_FORMATS)}")

@@ -17,7 +17,13 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.response_cache import CacheCounts
-from tfs_lite.server.v2_control import InferBatchStatistics, InferStatistics, ModelStatistics, StatisticDuration
+from tfs_lite.server.v2_control import (
+    InferBatchStatistics,
+    InferResponseStatistics,
+    InferStatistics,
+    ModelStatistics,
+    StatisticDuration,
+)
 
 MAX_BATCH_SIZES = 1000
 """Told apart, of one version; larger numbers of sizes are not counted by size."""
@@ -60,6 +66,16 @@ class _Compute:
         self.infer.add(max(seconds - moving[0] - moving[1], 0.0))
 
 
+class _Part:
+    """The n-th answers of decoupled requests."""
+
+    __slots__ = ("cancel", "empty", "fail", "infer", "success")
+
+    def __init__(self) -> None:
+        self.infer, self.success, self.fail = _Duration(), _Duration(), _Duration()
+        self.empty, self.cancel = _Duration(), _Duration()
+
+
 @dataclass(slots=True)
 class _Version:
     """The counts of one loaded version."""
@@ -75,6 +91,7 @@ class _Version:
     queue: _Duration = field(default_factory=_Duration)
     compute: _Compute = field(default_factory=_Compute)
     batches: dict[int, _Compute] = field(default_factory=dict)
+    parts: dict[int, _Part] = field(default_factory=dict)
 
 
 class InferenceBook:
@@ -113,6 +130,8 @@ class InferenceBook:
             version = self._versions.get(servable_id)
             if version is None:
                 return
+            if call.part_seconds is not None:
+                _count_parts(version, call.part_seconds, result)
             if isinstance(result, Status):
                 version.failed.add(seconds)
                 version.failures[reason_of(result, version.ensemble)] += 1
@@ -174,6 +193,21 @@ class InferenceBook:
             version.batches.setdefault(size, _Compute()).add(seconds, moving)
 
 
+def _count_parts(version: _Version, times: Sequence[float], result: Mapping[str, Tensor] | Status) -> None:
+    """Each answer by its place; the end of the request, where it has no content, in the place behind the last."""
+    for place, seconds in enumerate(times):
+        part = version.parts.setdefault(place, _Part())
+        part.infer.add(seconds)
+        part.success.add(seconds)
+    last = version.parts.setdefault(len(times), _Part())
+    if not isinstance(result, Status):
+        last.empty.add(0.0)
+    elif reason_of(result, version.ensemble) == "CANCELED":
+        last.cancel.add(0.0)
+    else:
+        last.fail.add(0.0)
+
+
 def reason_of(status: Status, ensemble: bool) -> str:
     """Triton's word for the failure of a request that had been let in."""
     if ensemble:
@@ -207,7 +241,16 @@ def _statistics(servable_id: ServableId, version: _Version, cache: CacheCounts |
         for size, found in sorted(version.batches.items())
     )
     name, number = servable_id.name, str(servable_id.version)
-    return ModelStatistics(name, number, version.last, version.rows, version.runs, stats, batches)
+    parts = {
+        str(place): InferResponseStatistics(
+            part.infer.value, _NO_TIME, part.success.value, part.fail.value, part.empty.value, part.cancel.value
+        )
+        for place, part in sorted(version.parts.items())
+    }
+    return ModelStatistics(name, number, version.last, version.rows, version.runs, stats, batches, response_stats=parts)
+
+
+_NO_TIME = StatisticDuration()
 
 
 _METRICS: tuple[tuple[str, Callable[[_Version], int]], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -45,3 +46,33 @@ def test_types_without_classes_are_refused(dtype: Any) -> None:
 def test_large_outputs_are_refused() -> None:
     with pytest.raises(ServingError, match="classification output tensor too large"):
         classes(np.zeros(MAX_ELEMENTS + 1, np.int8), 1, False)
+
+
+def test_rows_are_ranked_each_for_itself() -> None:
+    values = np.random.default_rng(1).integers(-3, 3, (200, 7)).astype(np.int32)
+    found = classes(values, 3, True)
+    for row, texts in zip(values.tolist(), found.tolist(), strict=True):
+        ranked = sorted(range(7), key=lambda index: (-row[index], index))[:3]
+        assert texts == [f"{row[index]}:{index}".encode() for index in ranked]
+
+
+def test_many_small_rows_take_about_as_long_as_few_large_ones() -> None:
+    """Counted in calls, which is what takes the time."""
+    assert _calls(np.zeros((20_000, 1), np.float32)) < 1000
+    assert _calls(np.zeros((1, 20_000), np.float32)) < 1000
+
+
+def _calls(array: Any) -> int:
+    count = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        classes(array, array.shape[1], True, ["zero"], "y")
+    finally:
+        sys.setprofile(before)
+    return count

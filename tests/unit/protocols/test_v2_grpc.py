@@ -16,7 +16,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2_grpc import MAX_SPLIT_FIELDS, SPLIT_BYTES, parse_version, read_message, read_request
 from tfs_lite.protocols.v2_grpc_answers import answer_bytes, stream_bytes, stream_error
 from tfs_lite.protocols.v2_messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
-from tfs_lite.protocols.v2_request import InferAnswer, InferRequest, SharedMemoryPlace, WantedOutput
+from tfs_lite.protocols.v2_request import MAX_ENTRIES, InferAnswer, InferRequest, SharedMemoryPlace, WantedOutput
 from tfs_lite.protocols.v2_tensors import decode, encode_raw
 
 ID = ServableId("m", 3)
@@ -186,6 +186,25 @@ def test_a_request_names_a_model() -> None:
 def test_bytes_that_are_no_message_are_refused() -> None:
     with pytest.raises(ServingError, match="are not a"):
         read_message(b"\xff" * 10)
+
+
+@pytest.mark.parametrize("field", ["inputs", "outputs", "parameters", "raw_input_contents"])
+def test_requests_of_more_entries_than_any_model_has_are_refused(field: str) -> None:
+    count = MAX_ENTRIES + 1
+    entries: dict[str, Any] = {
+        "inputs": [{"name": str(index)} for index in range(count)],
+        "outputs": [{"name": str(index)} for index in range(count)],
+        "parameters": {str(index): {"int64_param": 1} for index in range(count)},
+        "raw_input_contents": [b""] * count,
+    }
+    expected = f"the request has {count} {field}, at most {MAX_ENTRIES} are allowed"
+    assert refusal(request(**{field: entries[field]})) == expected
+
+
+def test_the_size_of_a_large_message_that_is_none_is_told() -> None:
+    data = request(raw_input_contents=[bytes(SPLIT_BYTES)]).SerializeToString() + b"\x2a\1\xff"
+    with pytest.raises(ServingError, match=f"the request's {len(data)} bytes are not a inference.ModelInferRequest"):
+        read_message(data)
 
 
 @pytest.mark.parametrize("text", ["1.0", " 1", "x", "-1", "+1", "9" * 19, "1" * 5000, "²"])

@@ -11,7 +11,7 @@ import pytest
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2_json import read_infer
-from tfs_lite.protocols.v2_request import InferRequest, SharedMemoryPlace, WantedOutput
+from tfs_lite.protocols.v2_request import MAX_ENTRIES, InferRequest, SharedMemoryPlace, WantedOutput
 
 BIG = 2**63
 
@@ -192,6 +192,14 @@ WRONG: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("body", "words"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
 def test_wrong_body_is_refused_with_the_words_that_clients_know(body: Any, words: str) -> None:
     assert words in refusal(body)
+
+
+@pytest.mark.parametrize("field", ["inputs", "outputs", "parameters"])
+def test_requests_of_more_entries_than_any_model_has_are_refused(field: str) -> None:
+    count = MAX_ENTRIES + 1
+    entries: Any = {str(n): 1 for n in range(count)} if field == "parameters" else [{"name": "x"}] * count
+    expected = f"the request has {count} {field}, at most {MAX_ENTRIES} are allowed"
+    assert refusal({"inputs": [tensor()], field: entries}) == expected
 
 
 def test_deep_nesting_is_refused_not_suffered() -> None:

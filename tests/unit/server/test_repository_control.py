@@ -247,6 +247,106 @@ def test_config_that_cannot_be_loaded_with_leaves_the_old_one_in_force(house: Re
     assert house.identity("m") == before
 
 
+# Only the number of instances changes.
+
+
+def instances(count: int, **more: object) -> str:
+    return json_config(instance_group=[{"count": count, "kind": "KIND_CPU"}], **more)  # type: ignore[arg-type]
+
+
+def count_of(house: RepositoryHouse, version: int | None = None) -> int:
+    with house.core.handle(ModelRef("m", version)) as handle:
+        return len(handle.servable.models)
+
+
+def told(house: RepositoryHouse) -> list[int]:
+    """What the server says about its instances."""
+    with house.core.handle(ModelRef("m")) as handle:
+        return [group.count for group in house.core.settings_of(handle.servable).instance_group]
+
+
+def test_number_of_instances_changes_without_a_reload(house: RepositoryHouse) -> None:
+    house.load("m", config=instances(1))
+    before = house.identity("m")
+    for count in (3, 2, 1, 4):
+        house.load("m", config=instances(count))
+        assert (count_of(house), told(house), house.plus("m")) == (count, [count], 1)
+    assert house.identity("m") == before
+    assert house.core.last_attempts("m")[1].number == 1
+
+
+def test_number_of_instances_on_disk_changes_without_a_reload(house: RepositoryHouse) -> None:
+    house.load("m")
+    before = house.identity("m")
+    house.configure("m", "instance_group { count: 2 }")
+    house.load("m")
+    assert (count_of(house), told(house), house.identity("m")) == (2, [2], before)
+    house.configure("m", 'instance_group [ { name: "a" }, { name: "b" } ]')
+    house.load("m")
+    assert (count_of(house), told(house), house.identity("m")) == (2, [1, 1], before)
+    house.configure("m", "version_policy { all { } }")
+    house.load("m")
+    assert (count_of(house), told(house), house.identity("m")) == (1, [], before)
+
+
+def test_change_of_more_than_the_instances_is_a_reload(house: RepositoryHouse) -> None:
+    house.load("m", config=instances(1))
+    before = house.identity("m")
+    house.load("m", config=instances(2, plus=5))
+    assert (count_of(house), house.plus("m")) == (2, 6)
+    assert house.identity("m") != before
+    before = house.identity("m")
+    house.write("m", 1, plus=2)
+    house.load("m", config=instances(1, plus=5))
+    assert (count_of(house), house.plus("m")) == (1, 7)
+    assert house.identity("m") != before
+
+
+def test_instance_that_cannot_be_opened_leaves_the_old_ones_serving(house: RepositoryHouse, tmp_path: Path) -> None:
+    mark = tmp_path / "full"
+    house.write("m", 1, 1, f"import os\nif os.path.exists({str(mark)!r}): raise ValueError('no room')\n{SOURCE}")
+    house.load("m", config=instances(2))
+    before = house.identity("m")
+    mark.touch()
+    error = house.failure("m", config=instances(3))
+    assert error.code is StatusCode.INVALID_ARGUMENT
+    assert str(error).startswith("load failed for model 'm': version 1 is at UNAVAILABLE state: ")
+    assert "no room" in str(error)
+    assert (count_of(house), told(house), house.plus("m"), house.identity("m")) == (2, [2], 1, before)
+    house.load("m", config=instances(1))
+    mark.unlink()
+    house.load("m", config=instances(3))
+    assert (count_of(house), told(house), house.identity("m")) == (3, [3], before)
+
+
+def test_failure_of_another_version_takes_the_new_instances_back(house: RepositoryHouse) -> None:
+    house.load("m", config=instances(1, version_policy={"all": {}}))
+    before = house.identity("m")
+    house.write("m", 2, 0, BROKEN)
+    house.failure("m", config=instances(3, version_policy={"all": {}}))
+    assert (count_of(house), told(house), house.identity("m")) == (1, [1], before)
+
+
+def test_instances_are_replaced_where_their_kind_changes(house: RepositoryHouse) -> None:
+    house.load("m", config=instances(2))
+    with house.core.handle(ModelRef("m")) as handle:
+        servable, old = handle.servable, list(handle.servable.models)
+    house.load("m", config=json_config(instance_group=[{"count": 1, "kind": "KIND_CPU"}, {"count": 1}]))  # type: ignore[arg-type]
+    with house.core.handle(ModelRef("m")) as handle:
+        assert handle.servable is servable
+        assert handle.servable.models[0] is old[0]
+        assert handle.servable.models[1] not in old
+    assert house.plus("m") == 1
+
+
+def test_sequences_are_loaded_anew_with_other_instances(house: RepositoryHouse) -> None:
+    house.load("m", config=instances(1, sequence_batching={}))
+    before = house.identity("m")
+    house.load("m", config=instances(2, sequence_batching={}))
+    assert (count_of(house), told(house)) == (2, [2])
+    assert house.identity("m") != before
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("config", b"{}"), ("file:1/model.py", "text"), ("other", "x"), ("config", 3)]
 )

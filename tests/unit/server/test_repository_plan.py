@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tfs_lite.core.servable import ServableData, ServableId
@@ -78,6 +80,18 @@ def test_one_failed_attempt_ends_the_load() -> None:
 
 def test_end_with_an_error_is_a_failure() -> None:
     assert judge([1], {1: timed(ManagerState.END, BAD)}, {}, Past()) == {1: BAD}
+
+
+def test_version_whose_instances_alone_differ_is_resized() -> None:
+    now = [FoundVersion(number, f"/m/{number}", state, "two") for number, state in enumerate("aab", 1)]
+    before = {
+        number: replace(offer, instances=text)
+        for (number, offer), text in zip(offered(v1="a", v2="a", v3="a").items(), ("one", "two", "one"), strict=True)
+    }
+    plan = plan_load(now, before, {1, 2, 3})
+    assert plan == LoadPlan(kept=frozenset({2}), swapped=frozenset({3}), resized=frozenset({1}))
+    assert not plan.changes_nothing
+    assert plan_load(now[:1], before, set()) == LoadPlan(added=frozenset({1}), dropped=frozenset({2, 3}))
 
 
 @pytest.mark.parametrize("health", [OK, Status(StatusCode.CANCELLED, "not wanted")], ids=["ok", "cancelled"])

@@ -200,7 +200,7 @@ def test_the_end_of_a_stream_cancels_its_requests(client: V2Client, house: V2Hou
     for _ in range(3):
         stream.send(**simple())
     stream.send(**repeat(1))
-    wait_until(lambda: house.handles == 4, "handles")
+    wait_until(lambda: house.handles == 4 and servable.pending == 2, "one run has begun")
     stream.calls.cancel()
     stream.end()
     assert repeater.cancelled.wait(20)

@@ -25,7 +25,9 @@ class Memory:
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
 
-    def read(self, place: SharedMemoryPlace, datatype: str, shape: tuple[int, ...]) -> Array:
+    def read(
+        self, place: SharedMemoryPlace, datatype: str, shape: tuple[int, ...], name: str = "", model: str = ""
+    ) -> Array:
         if place.region not in self.arrays:
             raise ServingError(StatusCode.NOT_FOUND, f"Unable to find shared memory region: '{place.region}'")
         return self.arrays[place.region]

@@ -137,3 +137,34 @@ def test_memory_of_gpus_is_refused(regions):
         regions.cuda_register(CudaRegionStatus("c", 0, 4), b"")
     assert caught.value.code is StatusCode.UNIMPLEMENTED
     assert regions.cuda_status(None) == []
+
+
+def test_a_name_of_any_length_is_not_kept(regions, memory):
+    with pytest.raises(ServingError, match="at most 1024") as caught:
+        register(regions, memory, "r" * 100_000)
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert regions.system_status(None) == []
+
+
+@pytest.mark.parametrize("long", ["r" * 100_000])
+def test_errors_do_not_repeat_names_of_any_length(regions, memory, long):
+    place = SharedMemoryPlace(long, 4, 0)
+    refused = [
+        lambda: regions.system_status(long),
+        lambda: regions.system_register(RegionStatus(long, "none", 0, 1)),
+        lambda: regions.system_register(RegionStatus("r", long, 0, 1)),
+        lambda: regions.system_register(RegionStatus("r", f"/{long}/", 0, 1)),
+        lambda: regions.read(place, "INT32", (1,)),
+        lambda: regions.write(place, np.zeros(1, np.int32)),
+    ]
+    for act in refused:
+        with pytest.raises(ServingError) as caught:
+            act()
+        assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize("key", ["\0", "a\0b", "\ud800"], ids=["zero", "inner zero", "surrogate"])
+def test_keys_that_no_object_can_have_are_refused(regions, key):
+    with pytest.raises(ServingError, match=r"is no name of an object|Unable to open") as caught:
+        regions.system_register(RegionStatus("r", key, 0, 1))
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT

@@ -139,3 +139,29 @@ def test_log_settings_silence_a_level_and_nothing_else(settings):
         root.removeHandler(handler)
         settings.close()
         root.setLevel(before)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda settings, long: settings.trace_settings(long),
+        lambda settings, long: settings.update_trace_settings(None, {long: ("1",)}),
+        lambda settings, long: settings.update_trace_settings(None, {"trace_level": (long,)}),
+        lambda settings, long: settings.update_trace_settings(None, {"trace_level": ("OFF",) * 100_000}),
+        lambda settings, long: settings.update_log_settings({long: True}),
+        lambda settings, long: settings.update_log_settings({"log_format": long}),
+    ],
+    ids=["model", "setting", "level", "many levels", "log setting", "log format"],
+)
+def test_what_is_too_long_is_neither_kept_nor_repeated(settings: V2Settings, change: object) -> None:
+    with pytest.raises(ServingError) as caught:
+        change(settings, "x" * 100_000)  # type: ignore[operator]
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert len(str(caught.value)) < 1000
+    assert settings.trace_settings(None) == DEFAULTS
+
+
+@pytest.mark.parametrize("text", ["1_0", " 5", "\u0663", "+5", "0x5", ""])
+def test_numbers_of_settings_are_plain_decimals(settings: V2Settings, text: str) -> None:
+    with pytest.raises(ServingError, match="no whole number"):
+        settings.update_trace_settings(None, {"trace_rate": (text,)})

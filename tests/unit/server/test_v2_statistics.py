@@ -136,6 +136,28 @@ def test_number_of_batch_sizes_is_bounded(book):
     assert of(book).execution_count == MAX_BATCH_SIZES + 9
 
 
+@pytest.mark.parametrize(
+    ("result", "last"),
+    [
+        ({}, "empty_response"),
+        (Status(StatusCode.CANCELLED, "gone"), "cancel"),
+        (Status(StatusCode.INTERNAL, "x"), "fail"),
+    ],
+    ids=["end", "cancel", "failure"],
+)
+def test_answers_of_decoupled_requests_are_counted_by_their_place(book, result, last):
+    made = call()
+    made.part_seconds = [0.5, 0.25]
+    book.on_call(M1, made, result)
+    found = of(book).response_stats
+    assert [found[str(place)].success for place in range(2)] == [
+        StatisticDuration(1, 500_000_000),
+        StatisticDuration(1, 250_000_000),
+    ]
+    assert getattr(found["2"], last).count == 1
+    assert found["2"].success.count == 0
+
+
 def test_load_and_what_waits_are_gauges(book):
     book.opened(M1, load_seconds=0.25)
     lines = set(book.lines([(M1, 3)]))
