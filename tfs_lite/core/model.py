@@ -151,6 +151,8 @@ class PredictCall:
     sequence: SequenceFlags | None = field(default=None)
     on_part: Callable[[Mapping[str, Tensor]], None] | None = field(default=None)
     admitted: bool = field(default=False)
+    part_seconds: list[float] | None = field(default=None)
+    """Of a call with several answers: how long the model took for each, up to a number of them."""
     cached: bool = field(default=False)
     """The answer came from the response cache; the model was not asked."""
     arrived: float = field(default=0.0)

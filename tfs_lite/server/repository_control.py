@@ -235,6 +235,8 @@ class RepositoryControl:
             staying = plan.kept | plan.added if beside else plan.kept
             wait.withdraw(name, {v: model.offered[v] for v in staying}, gone=plan.swapped)
         wait.offer(name, model.offered, answers=plan.swapped if beside else plan.swapped | plan.added)
+        if plan.dropped:
+            wait.withdraw(name, model.offered, gone=plan.dropped)
         if model.config.version_labels:
             self._configure(model.config)
 
