@@ -14,6 +14,7 @@ from google.protobuf.json_format import ParseDict
 
 from tfs_lite.config.ensemble import LATEST, PLATFORM
 from tfs_lite.config.model import ModelSettings, control_names, hidden_outputs, state_names
+from tfs_lite.config.sequence import MAX_CANDIDATES
 from tfs_lite.config.tensors import UNSAID
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.protocols import messages
@@ -124,7 +125,8 @@ def _fill_scheduler(message: Message) -> None:
         batching = message.sequence_batching
         batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or 1_000_000
         if batching.HasField("oldest"):
-            batching.oldest.max_candidate_sequences = batching.oldest.max_candidate_sequences or max(1, largest)
+            candidates = batching.oldest.max_candidate_sequences or min(max(1, largest), MAX_CANDIDATES)
+            batching.oldest.max_candidate_sequences = candidates
             _prefer(batching.oldest, largest)
         else:
             batching.direct.SetInParent()

@@ -19,6 +19,10 @@ from tfs_lite.server.v2_control import RepositoryValue
 CONFIG, FILE_PREFIX = "config", "file:"
 MAX_FILES = 10_000
 """In one call."""
+MAX_DEPTH = 32
+"""Parts of a file's path."""
+MAX_NAME = 500
+"""Characters of a name that an error repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +46,13 @@ def load_request(name: str, parameters: Mapping[str, RepositoryValue], max_bytes
         elif key.startswith(FILE_PREFIX) and isinstance(value, bytes):
             files[_inside(name, key.removeprefix(FILE_PREFIX))] = value
         else:
-            raise invalid_argument(f"load of model '{name}': {_unexpected(key, value)}")
+            raise invalid_argument(f"load of model '{name:.{MAX_NAME}}': {_unexpected(key, value)}")
     if files and config is None:
         raise poll_failure(name, "files were sent without a config")
     if len(files) > MAX_FILES or sum(map(len, files.values())) > max_bytes:
-        raise invalid_argument(f"load of model '{name}': at most {MAX_FILES} files of {max_bytes} bytes together")
+        raise invalid_argument(
+            f"load of model '{name:.{MAX_NAME}}': at most {MAX_FILES} files of {max_bytes} bytes together"
+        )
     return LoadRequest(name, config, files)
 
 
@@ -61,7 +67,8 @@ def check_name(name: str) -> None:
 def poll_failure(name: str, why: str) -> ServingError:
     """The model cannot be loaded for a reason that shows before anything is loaded."""
     return ServingError(
-        StatusCode.INTERNAL, f"failed to load '{name}', failed to poll from model repository{why and ': '}{why}"
+        StatusCode.INTERNAL,
+        f"failed to load '{name:.{MAX_NAME}}', failed to poll from model repository{why and ': '}{why}",
     )
 
 
@@ -77,6 +84,8 @@ def _inside(name: str, path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
         raise poll_failure(name, f"'{path:.200}' is no path inside the model's directory")
+    if len(parts) > MAX_DEPTH:
+        raise poll_failure(name, f"the path '{path:.200}' has {len(parts)} parts, expected at most {MAX_DEPTH} parts")
     return "/".join(parts)
 
 

@@ -12,11 +12,13 @@ from google.protobuf import json_format
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_export import config_json, config_message
 from tfs_lite.config.model_json import settings_of_json
+from tfs_lite.config.sequence import MAX_CANDIDATES
 from tfs_lite.config.settings import Document, build
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message
+from tfs_lite.schedulers.sequence.configured import sequence_settings_of
 
 BATCH = SymbolicDim("batch", 8)
 SIGNATURE = Signature(
@@ -165,6 +167,15 @@ def test_defaults_of_sequences_are_filled_in(fields: dict[str, Any], scheduler: 
     batching = config_json(config_message(settings(max_batch_size=8, **fields), "m", "python"))["sequence_batching"]
     assert batching["max_sequence_idle_microseconds"] == 1_000_000
     assert {name: batching[name] for name in ("direct", "oldest") if name in batching} == scheduler
+
+
+def test_a_very_large_batch_is_more_candidates_than_there_may_be_and_its_config_can_be_loaded_again() -> None:
+    settings = parse_model_settings("max_batch_size: 1048576 sequence_batching { oldest { } }", "c.pbtxt")
+    assert sequence_settings_of(settings).slots_per_instance == MAX_CANDIDATES
+    shown = config_json(config_message(settings, "m", "python"))
+    again = settings_of_json(orjson.dumps(shown), "config")
+    assert again.sequence_batching is not None and again.sequence_batching.oldest is not None
+    assert again.sequence_batching.oldest.max_candidate_sequences == MAX_CANDIDATES
 
 
 def test_a_step_of_an_ensemble_without_a_version_means_the_latest() -> None:

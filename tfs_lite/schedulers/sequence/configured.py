@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.sequence import SequenceBatching, StrategyDirect, StrategyOldest
+from tfs_lite.config.sequence import MAX_CANDIDATES, SequenceBatching, StrategyDirect, StrategyOldest
 from tfs_lite.schedulers.configured import MAX_SECONDS
 from tfs_lite.schedulers.sequence.settings import MAX_QUEUED, DirectSettings, SequenceSettings
 from tfs_lite.schedulers.settings import BatchSettings, SendWhen
@@ -14,7 +14,7 @@ def sequence_settings_of(settings: ModelSettings, max_queued: int = MAX_QUEUED) 
     batching = settings.sequence_batching or SequenceBatching()
     slots = max(settings.max_batch_size, 1)
     if batching.oldest is not None:
-        slots = batching.oldest.max_candidate_sequences or slots
+        slots = batching.oldest.max_candidate_sequences or min(slots, MAX_CANDIDATES)
     return SequenceSettings(
         slots_per_instance=slots,
         max_idle=_seconds(batching.max_sequence_idle_microseconds),
