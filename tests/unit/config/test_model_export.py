@@ -174,7 +174,8 @@ def test_a_very_large_batch_is_more_candidates_than_there_may_be_and_its_config_
     assert sequence_settings_of(settings).slots_per_instance == MAX_CANDIDATES
     shown = config_json(config_message(settings, "m", "python"))
     again = settings_of_json(orjson.dumps(shown), "config")
-    assert again.sequence_batching is not None and again.sequence_batching.oldest is not None
+    assert again.sequence_batching is not None
+    assert again.sequence_batching.oldest is not None
     assert again.sequence_batching.oldest.max_candidate_sequences == MAX_CANDIDATES
 
 
