@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -44,14 +45,16 @@ LENGTH = 20
 ROUNDS = 2
 """Sequences of a client."""
 VERSIONS = (1, 2, 3, 4)
-SWAPS = (0.15, 0.35, 0.55)
+SWAPS = (0.1, 0.3, 0.5)
 """The next version is published when so much of all is answered."""
 CONNECTIONS = 16
+LATE = 4
+"""Every such client begins its last sequence when the newest version is there."""
 GAP = 0.02
 """Seconds; the longest between two requests of a sequence."""
 SILENCE = 120.0
 """Seconds; no answer takes nearly as long."""
-BATCH = 32
+BATCH = 8
 MODELS = ("rows", "states", "ids")
 
 
@@ -62,6 +65,19 @@ class Tally:
     answers: int = 0
     sequences: Counter[tuple[str, int]] = field(default_factory=Counter)  # by model and version
     faults: list[str] = field(default_factory=list)
+    newest: asyncio.Event = field(default_factory=asyncio.Event)
+    _awaited: list[tuple[float, asyncio.Event]] = field(default_factory=list)
+
+    def count_answer(self) -> None:
+        self.answers += 1
+        for count, event in self._awaited:
+            if self.answers >= count:
+                event.set()
+
+    async def wait_for(self, answers: float) -> None:
+        event = asyncio.Event()
+        self._awaited.append((answers, event))
+        await event.wait()
 
 
 class SequenceClient:
@@ -70,12 +86,15 @@ class SequenceClient:
     def __init__(self, index: int, call: Any, tally: Tally) -> None:
         self._model = MODELS[index % len(MODELS)]
         self._id = index + 1
+        self._late = index % LATE == 0
         self._call = call
         self._tally = tally
         self._choose = random.Random(index)
 
     async def run(self) -> None:
         for round_ in range(ROUNDS):
+            if self._late and round_ == ROUNDS - 1:
+                await self._tally.newest.wait()
             numbers = [self._choose.randint(-1_000_000, 1_000_000) for _ in range(LENGTH)]
             eager = self._choose.random() < 0.5
             versions = await (self._eager if eager else self._patient)(numbers, f"{self._id}/{round_}")
@@ -120,19 +139,19 @@ class SequenceClient:
         expected = (f"{name}/{index}", sum(numbers[: index + 1]), found.model_version)
         if (found.id, found.sum, found.version) != expected:
             self._fault(f"expected {expected}, got {(found.id, found.sum, found.version)}")
-        self._tally.answers += 1
+        self._tally.count_answer()
         return found.model_version
 
     def _fault(self, text: str) -> None:
         self._tally.faults.append(f"{self._model} {self._id}: {text}")
 
 
-async def crowd_at(target: str, clients: int, sums: SumRepository) -> Tally:
+async def crowd_at(server: ServerProcess, clients: int, sums: SumRepository) -> Tally:
     """All clients, and whoever publishes the versions."""
     tally = Tally()
     options = [("grpc.use_local_subchannel_pool", 1)]
-    channels = [grpc.aio.insecure_channel(target, options=options) for _ in range(min(CONNECTIONS, clients))]
-    publisher = asyncio.create_task(publish_versions(tally, clients * ROUNDS * LENGTH, sums))
+    channels = [grpc.aio.insecure_channel(server.target, options=options) for _ in range(min(CONNECTIONS, clients))]
+    publisher = asyncio.create_task(publish_versions(tally, clients * ROUNDS * LENGTH, sums, server))
 
     async def client(index: int) -> None:
         method = channels[index % len(channels)].stream_stream(
@@ -151,17 +170,23 @@ async def crowd_at(target: str, clients: int, sums: SumRepository) -> Tally:
     try:
         await asyncio.gather(*(client(index) for index in range(clients)))
     finally:
-        await publisher
+        publisher.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await publisher
         for channel in channels:
             await channel.close()
     return tally
 
 
-async def publish_versions(tally: Tally, total: int, sums: SumRepository) -> None:
-    for version, part in zip(VERSIONS[1:], SWAPS, strict=True):
-        while tally.answers < part * total:
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(add_version, sums, version)
+async def publish_versions(tally: Tally, total: int, sums: SumRepository, server: ServerProcess) -> None:
+    try:
+        for version, part in zip(VERSIONS[1:], SWAPS, strict=True):
+            await tally.wait_for(part * total)
+            await asyncio.to_thread(add_version, sums, version)
+            wanted = {(model, str(version)) for model in MODELS}
+            await asyncio.to_thread(wait_until, lambda wanted=wanted: wanted <= loaded(server), f"{wanted} are loaded")
+    finally:
+        tally.newest.set()
 
 
 def add_version(sums: SumRepository, version: int) -> None:
@@ -210,7 +235,7 @@ def test_every_sequence_is_summed_by_one_version_while_three_newer_ones_come(tmp
     clients = max(REQUESTS // (ROUNDS * LENGTH), 10)
     sums = SumRepository(tmp_path)
     with serve(sums) as server:
-        tally = asyncio.run(crowd_at(server.target, clients, sums))
+        tally = asyncio.run(crowd_at(server, clients, sums))
         assert tally.faults == []
         assert tally.answers == clients * ROUNDS * LENGTH
         assert tally.sequences.total() == clients * ROUNDS
@@ -230,7 +255,7 @@ def main(arguments: list[str]) -> int:
         sums = SumRepository(Path(root))
         with serve(sums) as server:
             started = time.monotonic()
-            tally = asyncio.run(crowd_at(server.target, wanted.clients, sums))
+            tally = asyncio.run(crowd_at(server, wanted.clients, sums))
             seconds = time.monotonic() - started
             wait_settled(server)
     expected = wanted.clients * ROUNDS * LENGTH

@@ -227,10 +227,19 @@ def _exported(batch: int) -> Any:
 
 
 def asks(
-    model: str, number: int, id: int | str, *, start: bool = False, end: bool = False, timeout: float = 0, **fields: Any
+    model: str,
+    number: int,
+    sequence: int | str,
+    *,
+    start: bool = False,
+    end: bool = False,
+    timeout: float = 0,
+    **fields: Any,
 ) -> dict[str, Any]:
     """The fields of a ModelInferRequest. ``timeout`` in seconds; 0: none."""
-    parameters: dict[str, Any] = {"sequence_id": {"int64_param" if isinstance(id, int) else "string_param": id}}
+    parameters: dict[str, Any] = {
+        "sequence_id": {"int64_param" if isinstance(sequence, int) else "string_param": sequence}
+    }
     parameters |= {f"sequence_{key}": {"bool_param": True} for key, said in (("start", start), ("end", end)) if said}
     if timeout:
         parameters["timeout"] = {"int64_param": round(timeout * 1e6)}

@@ -1,0 +1,309 @@
+"""What a client sees of sequences: which rows they have, who waits, what ends them. A real server, gRPC streams."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.sum_repository import SumRepository, Told, asks, told
+from tfs_lite.testing.v2_client import V2Client, V2Stream
+
+IDLE = 1.0
+DELAY = 1.0
+FIGURE = "max_candidate_sequences: 4 preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 1000000"
+MUST_START = "must specify the START flag on the first request of the sequence"
+EXPIRED = "timeout of the corresponding sequence has been expired"
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class House:
+    """A server and its models; ``client`` has a connection of its own."""
+
+    server: ServerProcess
+    sums: SumRepository
+    client: V2Client
+
+    def ask(self, model: str, number: int, sequence: int | str, **how: Any) -> Told:
+        return told(self.client.call("ModelInfer", **asks(model, number, sequence, **how)))
+
+    def refusal(self, model: str, number: int, sequence: int | str, **how: Any) -> tuple[grpc.StatusCode, str]:
+        return self.client.refusal("ModelInfer", **asks(model, number, sequence, **how))
+
+    def stream(self, model: str) -> Stream:
+        return Stream(self.client.stream(), model)
+
+    def failures(self, model: str, reason: str) -> int:
+        page = self.server.get("/metrics")[1].decode()
+        labels = f'model="{model}",reason="{reason}",version="1"'
+        return int(re.findall(rf"^nv_inference_request_failure\{{{labels}\}} (\d+)", page, re.MULTILINE)[0])
+
+    def live(self, model: str) -> int:
+        page = self.server.get("/metrics")[1].decode()
+        found = re.findall(rf'^tfs_lite_sequences\{{model="{model}",version="1"\}} (\S+)', page, re.MULTILINE)
+        return int(float(found[0])) if found else 0
+
+    def waiting(self, model: str) -> int:
+        """Requests in slots and in the backlog that were not handed to an instance."""
+        page = self.server.get("/metrics")[1].decode()
+        found = re.findall(rf'^tfs_lite_queue_depth\{{model="{model}",version="1"\}} (\S+)', page, re.MULTILINE)
+        return int(float(found[0])) if found else 0
+
+    def wait_waiting(self, model: str, count: int) -> None:
+        wait_until(lambda: self.waiting(model) == count, f"{count} requests wait at {model}")
+
+
+class Stream:
+    """A ModelStreamInfer to one model."""
+
+    def __init__(self, inner: V2Stream, model: str) -> None:
+        self._inner = inner
+        self._model = model
+
+    def send(self, number: int, sequence: int | str, **how: Any) -> None:
+        self._inner.send(**asks(self._model, number, sequence, **how))
+
+    def next(self) -> Told:
+        answer = self._inner.next()
+        assert not answer.error_message, answer.error_message
+        return told(answer.infer_response)
+
+    def error(self) -> str:
+        text: str = self._inner.next().error_message
+        return text
+
+    def end(self) -> list[Told]:
+        self._inner.end()
+        return [told(answer.infer_response) for answer in self._inner.rest()]
+
+    def cancel(self) -> None:
+        self._inner.calls.cancel()
+        self._inner.end()
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    sums = SumRepository(tmp_path_factory.mktemp("sums"))
+    sums.add("direct_stateful_model", 1, batch=2, instances=2)
+    sums.add("waiting", 1, batch=2, direct="max_queue_delay_microseconds: 30000000 minimum_slot_utilization: 1.0")
+    sums.add("oldest", 1, batch=4, oldest=FIGURE)
+    sums.add("one", 1, batch=1)
+    sums.add("idle", 1, batch=1, idle=IDLE)
+    flags = (f"--model_repository={sums.path}", f"--trusted_model_base_paths={sums.path}/*")
+    with ServerProcess(*flags) as server, grpc.insecure_channel(server.target) as channel:
+        yield House(server, sums, V2Client(channel))
+    assert server.exit_code == 0
+    assert not server.leftovers()
+
+
+@pytest.fixture
+def house(started: House) -> Iterator[House]:
+    """Whatever the test did, the server serves on, and nothing of it is left."""
+    yield started
+    assert started.server.exit_code is None, started.server.log()
+    assert started.ask("one", 5, 999, start=True, end=True).sum == 5
+
+
+# Direct
+
+
+def test_four_sequences_have_a_row_each_and_the_fifth_waits_for_one(house: House) -> None:
+    ids = (11, 12, 13, 14)
+    streams = {id: house.stream("direct_stateful_model") for id in (*ids, 15)}
+    firsts = {}
+    for id in ids:
+        streams[id].send(id, id, start=True)
+        firsts[id] = streams[id].next()
+    instances = [firsts[id].outputs["INSTANCE"] for id in ids]
+    assert instances[:2] == instances[2:], "slot 0 of either instance is taken before slot 1 of any"
+    assert instances[0] != instances[1]
+
+    streams[15].send(15, 15, start=True)
+    streams[15].send(1, 15)
+    house.wait_waiting("direct_stateful_model", 2)
+    for id in ids:
+        streams[id].send(100, id)
+        assert streams[id].next().sum == 100 + id
+
+    streams[12].send(1000, 12, end=True)
+    assert streams[12].next().sum == 1112
+    promoted, second = streams[15].next(), streams[15].next()
+    assert (promoted.sum, second.sum) == (15, 16)
+    assert promoted.outputs["INSTANCE"] == firsts[12].outputs["INSTANCE"]
+    assert (promoted.row("READIES"), promoted.row("STARTS"), promoted.row("IDS")) == ([1], [1], [15])
+
+    for id in (11, 13, 14, 15):
+        streams[id].send(0, id, end=True)
+        streams[id].next()
+    assert all(stream.end() == [] for stream in streams.values())
+
+
+def test_rows_of_a_batch_are_ready_start_or_nobodys(house: House) -> None:
+    model = "direct_stateful_model"
+    stream = {id: house.stream(model) for id in (21, 22, 23)}
+    stream[21].send(1, 21, start=True)  # row 0 of one instance
+    first = stream[21].next()
+    stream[22].send(1, 22, start=True)  # row 0 of the other
+    other = stream[22].next()
+
+    house.sums.hold()
+    stream[21].send(10, 21)
+    house.sums.wait_held()
+    stream[23].send(2, 23, start=True)  # row 1 of the first, which stands still
+    stream[21].send(100, 21)
+    house.wait_waiting(model, 2)
+    house.sums.let_go()
+
+    assert stream[21].next().sum == 11
+    both, beside = stream[21].next(), stream[23].next()
+    assert both.run == beside.run
+    assert (both.row("READIES"), both.row("STARTS"), both.row("IDS")) == ([1, 1], [0, 1], [21, 23])
+    assert (both.sum, beside.sum) == (111, 2)
+
+    stream[23].send(3, 23, end=True)
+    alone = stream[23].next()
+    assert alone.sum == 5
+    assert (alone.row("READIES"), alone.row("STARTS"), alone.row("IDS")) == ([0, 1], [0, 0], [0, 23])
+    assert alone.outputs["INSTANCE"] == first.outputs["INSTANCE"] != other.outputs["INSTANCE"]
+    for id in (21, 22):
+        stream[id].send(0, id, end=True)
+        narrow = stream[id].next()
+        assert narrow.row("READIES") == [1], "no row above the highest that has a request"
+    assert all(each.end() == [] for each in stream.values())
+
+
+def test_batch_of_direct_waits_until_enough_slots_are_ready(house: House) -> None:
+    left, right = house.stream("waiting"), house.stream("waiting")
+    left.send(1, 31, start=True)
+    house.wait_waiting("waiting", 1)
+    right.send(2, 32, start=True)
+    first, second = left.next(), right.next()
+    assert first.run == second.run
+    assert first.row("STARTS") == [1, 1]
+    left.send(3, 31, end=True)
+    right.send(4, 32, end=True)
+    assert (left.next().sum, right.next().sum) == (4, 6)
+    assert left.end() == right.end() == []
+
+
+# Oldest
+
+
+def test_oldest_never_has_two_requests_of_a_sequence_in_a_batch(house: House) -> None:
+    counts = {41: 3, 42: 3, 43: 3, 44: 2}
+    streams = {id: house.stream("oldest") for id in counts}
+    for id, count in counts.items():
+        for index in range(count):
+            streams[id].send(1, id, start=index == 0, end=index == count - 1)
+    answers = {id: [streams[id].next() for _ in range(count)] for id, count in counts.items()}
+
+    assert {id: [each.sum for each in found] for id, found in answers.items()} == {
+        41: [1, 2, 3],
+        42: [1, 2, 3],
+        43: [1, 2, 3],
+        44: [1, 2],
+    }
+    runs: dict[tuple[int, int], list[int]] = {}
+    for id, found in answers.items():
+        for each in found:
+            runs.setdefault(each.run, []).append(id)
+            assert each.row("READIES") == [1] * len(each.row("IDS")), "no null rows"
+    assert [runs[run] for run in sorted(runs)] == [[41, 42, 43, 44], [41, 42, 43, 44], [41, 42, 43]]
+    assert answers[41][2].at - answers[41][1].at >= 0.9 * DELAY, "three are not what it waits for"
+    assert all(stream.end() == [] for stream in streams.values())
+
+
+# What ends sequences, and what is refused
+
+
+def test_request_without_start_of_an_unknown_sequence_is_refused(house: House) -> None:
+    for model in ("direct_stateful_model", "oldest"):
+        code, text = house.refusal(model, 1, 51)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert MUST_START in text
+        assert "51" in text
+        assert model in text
+        stream = house.stream(model)
+        stream.send(1, 51)
+        assert MUST_START in stream.error()
+        stream.send(1, 51, start=True, end=True)
+        assert stream.next().sum == 1, "the stream goes on"
+        assert stream.end() == []
+
+
+def test_id_after_its_end_needs_a_start(house: House) -> None:
+    assert house.ask("one", 1, 52, start=True).sum == 1
+    assert house.ask("one", 2, 52, end=True).sum == 3
+    assert MUST_START in house.refusal("one", 3, 52)[1]
+
+
+def test_sequence_that_is_idle_is_forgotten_and_its_slot_given_to_the_next(house: House) -> None:
+    assert house.ask("idle", 1, 53, start=True).sum == 1
+    since = time.monotonic()
+    second = house.stream("idle")
+    second.send(2, 54, start=True)
+    second.send(3, 54, end=True)
+    answer = second.next()
+    assert (answer.sum, second.next().sum) == (2, 5)
+    assert answer.at - since >= IDLE * 0.9, "it waited for the slot"
+    code, text = house.refusal("idle", 3, 53)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert MUST_START in text
+    assert second.end() == []
+
+
+def test_timeout_ends_a_sequence_in_the_backlog_with_all_that_waits_of_it(house: House) -> None:
+    before = house.failures("one", "REJECTED")
+    assert house.ask("one", 1, 61, start=True, timeout=0.01).sum == 1
+    waiting = house.stream("one")
+    waiting.send(1, 62, start=True)
+    waiting.send(2, 62, timeout=0.2)
+    assert EXPIRED in waiting.error()
+    assert EXPIRED in waiting.error()
+    waiting.send(3, 62)
+    assert MUST_START in waiting.error()
+    assert house.ask("one", 2, 61, end=True).sum == 3, "in its slot a sequence has no timeout"
+    wait_until(lambda: house.failures("one", "REJECTED") == before + 2, "both are counted as rejected")
+    code, _ = house.refusal("one", 3, 62)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert waiting.end() == []
+
+
+def test_timeout_in_the_backlog_is_unavailable(house: House) -> None:
+    assert house.ask("one", 1, 63, start=True).sum == 1
+    code, text = house.refusal("one", 1, 64, start=True, timeout=0.1)
+    assert (code, EXPIRED in text) == (grpc.StatusCode.UNAVAILABLE, True)
+    assert house.ask("one", 1, 63, end=True).sum == 2
+
+
+def test_cancelled_stream_takes_its_sequence_out_of_the_slot(house: House) -> None:
+    before = house.failures("one", "CANCELED")
+    stream, next_ = house.stream("one"), house.stream("one")
+    stream.send(1, 71, start=True)
+    assert stream.next().sum == 1
+    house.sums.hold()
+    stream.send(2, 71)
+    house.sums.wait_held()
+    stream.send(3, 71)
+    stream.send(4, 71)
+    next_.send(5, 72, start=True)
+    house.wait_waiting("one", 3)
+    stream.cancel()
+    wait_until(lambda: house.live("one") == 1, "the cancelled sequence is gone")
+    house.sums.let_go()
+    assert next_.next().sum == 5
+    wait_until(lambda: house.failures("one", "CANCELED") >= before + 2, "those that waited are counted")
+    assert MUST_START in house.refusal("one", 6, 71)[1]
+    next_.send(0, 72, end=True)
+    next_.next()
+    assert house.ask("one", 7, 71, start=True, end=True).sum == 7
+    assert next_.end() == []
+    wait_until(lambda: house.live("one") == 0, "no sequence goes on")
