@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tfs_lite.core.servable import ServableId
@@ -13,8 +11,8 @@ from tfs_lite.testing.ensembles import Town, adder, ask, diamond
 
 
 @pytest.fixture
-def cache() -> Iterator[ResponseCache]:
-    yield ResponseCache(1 << 20)
+def cache() -> ResponseCache:
+    return ResponseCache(1 << 20)
 
 
 def test_equal_requests_are_answered_without_the_steps(town: Town, cache: ResponseCache) -> None:
