@@ -46,13 +46,15 @@ class VersionFiles:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """What a platform is told. ``settings`` are empty where the operator wrote none."""
+    """What a platform is told. ``settings`` are empty where the operator wrote none. ``beside``: instances of the
+    version that are open already."""
 
     id: ServableId
     files: VersionFiles
     device: torch.device
     trusted: bool
     settings: ModelSettings = field(default_factory=ModelSettings)
+    beside: int = 0
 
 
 class OpenedModel(Model, Protocol):

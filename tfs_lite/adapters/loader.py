@@ -21,13 +21,16 @@ from tfs_lite.adapters.device import check_device, gpu_instance, pick_device, us
 from tfs_lite.adapters.failures import load_failure, story
 from tfs_lite.adapters.file_caches import drop_file_caches
 from tfs_lite.adapters.inspect_archive import unsafe
+from tfs_lite.adapters.instances import Difference, differ_in_instances_only, difference, places
+from tfs_lite.adapters.lent import lent
 from tfs_lite.adapters.model_warmup import no_model_warmup
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
 from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.model import Model, Servable
+from tfs_lite.core.model import Model, Servable, resize
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
@@ -56,6 +59,16 @@ def no_settings(directory: str, model: str) -> ModelSettings | None:
 
 def no_warm_up(servable: Servable, request: OpenRequest) -> None:
     """For servers without warm-up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What was opened, by whom, and for what: the servable's models, in their places."""
+
+    platform: Platform
+    request: OpenRequest
+    models: tuple[OpenedModel, ...]
+    places: tuple[InstanceGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,7 @@ class ArtifactLoader(Loader):
         self._reserved: int | None = None
         self._measured: ResourceAllocation | None = None
         self._servable: Servable | None = None
+        self._opened: _Opened | None = None
         self._logged = ""
 
     def estimate_resources(self) -> ResourceAllocation:
@@ -101,8 +115,7 @@ class ArtifactLoader(Loader):
         try:
             self._servable = self._make(servable_id)
         except Exception as error:
-            failure = load_failure(servable_id, error)
-            self._log(failure, error)
+            failure = self._told(servable_id, error)
         else:
             return
         # Here the error is gone, and with it its stack, which held what had been built.
@@ -110,8 +123,20 @@ class ArtifactLoader(Loader):
             memory.give_back()
         raise failure
 
+    def resize(self, settings: ModelSettings) -> bool:
+        """New instances are opened and warmed up before the first one joins; those that leave finish what they run."""
+        servable, opened = self._servable, self._opened
+        if servable is None or opened is None or not differ_in_instances_only(opened.request.settings, settings):
+            return False
+        try:
+            return self._resize(servable, opened, replace(opened.request, settings=settings))
+        except Exception as error:
+            failure = self._told(opened.request.id, error)
+        memory.give_back()
+        raise failure
+
     def unload(self) -> None:
-        servable, self._servable = self._servable, None
+        servable, self._servable, self._opened = self._servable, None, None
         try:
             if servable is not None:
                 servable.close()
@@ -132,19 +157,12 @@ class ArtifactLoader(Loader):
 
     def _make(self, servable_id: ServableId) -> Servable:
         request, platform = self._plan(servable_id)
-        if platform.needs_trust and not request.trusted:
-            raise unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
-        inside = replace(request, settings=seen_by_model(request.settings))
-        models = [] if platform.composed else list(self._settings.opens(platform, inside))
+        models = [] if platform.composed else self._open(platform, request)
         try:
-            models = [sign(reshaped(model, request.settings), request) for model in models]
-            self._settings.warm_models(models, request)
-            resident = _sum(model.resident_bytes() for model in models)
-            measured = memory.measured(servable_id, resident, self._reserve(), request.device)
+            measured = self._measure(models, request)
             servable = self._settings.servable_factory(models, request)
         except BaseException:
-            for model in models:
-                model.close()
+            _close(models)
             raise
         try:
             self._settings.warm_up(servable, request)
@@ -154,7 +172,64 @@ class ArtifactLoader(Loader):
         if self._settings.drop_file_caches:
             drop_file_caches(self._directory)
         self._measured = measured
+        self._opened = _opened(platform, request, models)
         return servable
+
+    def _open(self, platform: Platform, request: OpenRequest) -> list[OpenedModel]:
+        """The instances that the settings ask for, as clients see them, after the first runs of each."""
+        models = list(self._settings.opens(platform, replace(request, settings=seen_by_model(request.settings))))
+        try:
+            models = [sign(reshaped(model, request.settings), request) for model in models]
+            self._settings.warm_models(models, request)
+        except BaseException:
+            _close(models)
+            raise
+        return models
+
+    def _measure(self, models: Iterable[OpenedModel], request: OpenRequest) -> ResourceAllocation:
+        resident = _sum(model.resident_bytes() for model in models)
+        return memory.measured(request.id, resident, self._reserve(), request.device)
+
+    def _resize(self, servable: Servable, opened: _Opened, request: OpenRequest) -> bool:
+        """``request`` is the one of all instances."""
+        change = difference(opened.places, places(request.settings))
+        added = self._open_more(opened, request, change) if change.add else []
+        removed = [opened.models[index] for index in change.remove]
+        try:
+            alike = all(model.signatures == servable.signatures for model in added)
+            joined = alike and ((not added and not removed) or resize(servable, added, removed))
+        except BaseException:
+            _close(added)
+            raise
+        if not joined:
+            _close(added)
+            return False
+        kept = [index for index in range(len(opened.models)) if index not in change.remove]
+        models = (*(opened.models[index] for index in kept), *added)
+        self._opened = replace(
+            opened, request=request, models=models, places=(*(opened.places[index] for index in kept), *change.add)
+        )
+        self._measured = self._measure(models, request)
+        return True
+
+    def _open_more(self, opened: _Opened, request: OpenRequest, change: Difference) -> list[OpenedModel]:
+        """Instances that are ready to join the others. They get the first requests among themselves."""
+        more = request.settings.model_copy(update={"instance_group": change.add})
+        beside = len(opened.models) - len(change.remove)
+        models = self._open(opened.platform, replace(request, settings=more, beside=beside))
+        try:
+            alone = more.model_copy(update={"response_cache": None})
+            servable = self._settings.servable_factory(list(map(lent, models)), replace(request, settings=alone))
+            try:
+                self._settings.warm_up(servable, request)
+            finally:
+                servable.close()
+        except BaseException:
+            _close(models)
+            raise
+        if self._settings.drop_file_caches:
+            drop_file_caches(self._directory)
+        return models
 
     def _plan(self, servable_id: ServableId) -> tuple[OpenRequest, Platform]:
         """What is to be opened, where, and by whom."""
@@ -169,18 +244,37 @@ class ArtifactLoader(Loader):
                 + ("needs ensemble_scheduling in the config" if platform.composed else "has no ensemble_scheduling")
             )
         device = pick_device(self._settings.device)
-        return OpenRequest(servable_id, files, device, self._trusts(files.names), settings), platform
+        request = OpenRequest(servable_id, files, device, self._trusts(files.names), settings)
+        if platform.needs_trust and not request.trusted:
+            raise unsafe(f"platform {platform.name} runs code of the version ({platform.artefact})")
+        return request, platform
 
     def _trusts(self, names: frozenset[str]) -> bool:
         """Every file counts: a link may lead out of a trusted directory."""
         paths = [self._directory, *(os.path.join(self._directory, name) for name in names)]
         return all(self._settings.trusted.allows(path) for path in paths)
 
-    def _log(self, failure: ServingError, error: Exception) -> None:
-        """The whole story of what was not foreseen, once, however often the load is tried."""
+    def _told(self, servable_id: ServableId, error: Exception) -> ServingError:
+        """The error for the manager. The whole story of what was not foreseen is logged once, however often the load is
+        tried."""
+        failure = load_failure(servable_id, error)
         if not isinstance(error, ServingError) and failure.status.message != self._logged:
             self._logged = failure.status.message
             logger.warning("%s\n%s", failure, story(error))
+        return failure
+
+
+def _opened(platform: Platform, request: OpenRequest, models: Sequence[OpenedModel]) -> _Opened | None:
+    """None if it is not known which instance is in which place, or if it is no use, because instances cannot change."""
+    found, settings = tuple(places(request.settings)), request.settings
+    if platform.composed or settings.sequence_batching is not None or len(found) != len(models):
+        return None
+    return _Opened(platform, request, tuple(models), found)
+
+
+def _close(models: Iterable[Model]) -> None:
+    for model in models:
+        model.close()
 
 
 def _sum(sizes: Iterable[int | None]) -> int | None:

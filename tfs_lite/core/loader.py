@@ -40,6 +40,14 @@ class Loader(ABC):
         """Drops the servable and gives its memory back. Called once, only after a successful load, when no handle
         is left. Cannot fail: what goes wrong is logged. ``load`` is never called afterwards."""
 
+    def resize(self, settings: Any) -> bool:
+        """Opens and closes instances of what is loaded, until it is what ``settings`` ask for, which are of the
+        adapter's own kind; requests are served all the time. False: that takes another load, and nothing has changed.
+        Raises ServingError, also with nothing changed, if an instance cannot be opened.
+
+        One thread at a time, which has a handle, so that nothing is unloaded meanwhile."""
+        return False
+
     @property
     @abstractmethod
     def servable(self) -> Any:

@@ -9,7 +9,7 @@ whatever decides who runs next; it is what handles give out.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -174,6 +174,13 @@ class Traits:
     decoupled: bool = False
     keeps_sequences: bool = False
 
+    def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
+        """More instances join, and others leave; at least one has to stay. Requests are served all the time.
+
+        True: ``add`` is taken over, and each of ``remove`` is closed once nobody is inside any more. False: nothing has
+        changed, because it is closed or not possible here. One thread at a time, not beside ``close``."""
+        return False
+
 
 class Servable(Protocol):
     """A model that any number of threads may call. Made by a loader, given out through handles. Most have
@@ -207,6 +214,12 @@ class Servable(Protocol):
 
     def close(self) -> None:
         """Ends its threads and closes the model. Called once, when no handle is left and every call is answered."""
+
+
+def resize(servable: Servable, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
+    """See :meth:`Traits.resize`; False for a servable without."""
+    found: Callable[[Sequence[Model], Collection[Model]], bool] | None = getattr(servable, "resize", None)
+    return found is not None and found(add, remove)
 
 
 @dataclass(frozen=True, slots=True)

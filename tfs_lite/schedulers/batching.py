@@ -8,9 +8,9 @@ called outside it. One wake-up per batch: a caller that adds to a batch which is
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from tfs_lite.core.clock import Clock, Timer
@@ -20,7 +20,7 @@ from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.execution import CANCELLED, Execution, finish
 from tfs_lite.schedulers.job import Job
-from tfs_lite.schedulers.lanes import Lane, make_lanes
+from tfs_lite.schedulers.lanes import Crew, Lane, make_lanes
 from tfs_lite.schedulers.line import Line, RuleOf
 from tfs_lite.schedulers.ordering import Order
 from tfs_lite.schedulers.pieces import Joined, cut
@@ -31,17 +31,18 @@ from tfs_lite.schedulers.strain import strain_of
 ANSWERS_HELD = 2
 """Answers that may wait for an earlier one, for each call that may wait for the model, where they keep their order: a
 call that is cancelled or late has left the queue, but its answer waits."""
+logger = logging.getLogger(__name__)
 
 
 class BatchingServable(Traits):
     """A :class:`~tfs_lite.core.model.Servable`.
 
-    Order: ``submit`` and ``cancel`` any number of times, then ``close`` once. Threads: all any, but ``close`` not on
-    one of its own. Promises: every call is answered exactly once, with its own rows or with a status: on the submitting
-    thread if it is refused at once, else on a lane's thread, on the clock's or the canceller's; a failing batch is run
-    again in halves until only the calls that fail alone are answered with the failure; while idle, nothing of the last
-    batch is held. Errors, all through ``on_done``: UNAVAILABLE (queue full, closed, or every worker lost),
-    DEADLINE_EXCEEDED and CANCELLED (before the start), INVALID_ARGUMENT (more rows than allowed), what the model
+    Order: ``submit``, ``cancel`` and ``resize`` any number of times, then ``close`` once. Threads: all any, but
+    ``close`` not on one of its own. Promises: every call is answered exactly once, with its own rows or with a status:
+    on the submitting thread if it is refused at once, else on a lane's thread, on the clock's or the canceller's; a
+    failing batch is run again in halves until only the calls that fail alone are answered with the failure; while idle,
+    nothing of the last batch is held. Errors, all through ``on_done``: UNAVAILABLE (queue full, closed, or every worker
+    lost), DEADLINE_EXCEEDED and CANCELLED (before the start), INVALID_ARGUMENT (more rows than allowed), what the model
     raises, INTERNAL for anything else it raises.
     """
 
@@ -59,27 +60,25 @@ class BatchingServable(Traits):
         """Takes the models over: closes them in the end. ``threads``: of each model, as far as it bears them.
         ``rule_of`` says which calls may share a run."""
         self.id = servable_id
-        self.models = tuple(models)
+        self.models: Sequence[Model] = tuple(models)
         self._name = f"{servable_id.name}-{servable_id.version}"
         self._clock = clock
         self._execution = Execution(servable_id, self._name, clock, on_batch, self._ended)
         self._order = Order() if settings.preserve_ordering else None
-        self._answers_held = ANSWERS_HELD * settings.max_queued_calls
+        self._settings = settings
+        self._threads = threads
         self._signatures = models[0].signatures
-        self._lock = threading.Lock()  # guards all below, the lines, and who is idle
+        self._lock = threading.Lock()  # guards all below, the lines, the crew, and ``models``
         self._lines = {
             key: Line(key, signature, settings, self._name, rule_of) for key, signature in self._signatures.items()
         }
-        self._idle: deque[Lane] = deque()  # who has been idle longest is rung first
         self._closed = False
-        self._closing = threading.Event()
-        self._lost = 0  # lanes whose worker is being started again
         self._timer: Timer | None = None
         self._timer_due = inf
-        self._lanes = make_lanes(models, self._name, threads, self._serve)
-        self._strain = strain_of(models, len(self._lanes))
-        self._answers_held += len(self._lanes) * max(settings.max_batch_size, 1)  # those that run
-        for lane in self._lanes:
+        lanes = make_lanes(models, self._name, threads, self._serve)
+        self._crew = Crew(lanes)
+        self._strain = strain_of(models, len(lanes))
+        for lane in lanes:
             lane.thread.start()
 
     @property
@@ -133,7 +132,7 @@ class BatchingServable(Traits):
         line = self._lines[call.signature]
         with self._lock:
             removed = line.remove(ticket)
-            lane = self._pop_idle() if removed and len(line.queue) else None
+            lane = self._crew.pop_idle() if removed and len(line.queue) else None
         if lane is not None:
             lane.ring()  # what is left may be a batch of a preferred size
         if removed:
@@ -144,26 +143,50 @@ class BatchingServable(Traits):
         for call in calls:
             self.cancel(call)
 
+    def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
+        """Never blocks for a run: a model that leaves is closed when the last batch in it is over."""
+        models = (*(model for model in self.models if all(model is not one for one in remove)), *add)
+        lanes = make_lanes(add, self._name, self._threads, self._serve, self._crew.made)
+        with self._lock:
+            if self._closed or not models:
+                return False
+            self.models = models
+            idle = self._crew.change(lanes, remove)
+            for lane in lanes:
+                lane.thread.start()  # here, because ``close`` joins all that are in the crew
+            waiting = self._clear() if self._crew.is_lost else []
+            count = len(self._crew)
+        for lane in idle:
+            lane.ring()
+        self._refuse(waiting, "has lost its worker process; try again later")
+        strain = strain_of(models, count)
+        with self._lock:
+            self._strain = strain
+        return True
+
     def close(self) -> None:
         """Answers what waits, lets running batches finish, ends the threads and closes the models."""
-        self._closing.set()
         with self._lock:
             self._closed = True
-            waiting = [job for line in self._lines.values() for job in line.clear()]
-            idle, self._idle = self._idle, deque()
-            for lane in idle:
-                lane.idle = False
+            waiting = self._clear()
+            idle = self._crew.end()
             timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
         for lane in idle:
             lane.ring()
-        for job in waiting:
-            self._finish(job.call, self._unavailable("is being unloaded"))
-        for lane in self._lanes:
-            lane.thread.join()
+        self._refuse(waiting, "is being unloaded")
+        self._crew.join()
         for model in self.models:
             model.close()
+
+    def _clear(self) -> list[Job]:
+        """With the lock held. All that waits."""
+        return [job for line in self._lines.values() for job in line.clear()]
+
+    def _refuse(self, jobs: Sequence[Job], reason: str) -> None:
+        for job in jobs:
+            self._finish(job.call, self._unavailable(reason))
 
     # Admission.
 
@@ -177,11 +200,17 @@ class BatchingServable(Traits):
         """With the lock held."""
         if self._closed:
             return self._unavailable("is being unloaded")
-        if self._lost == len(self._lanes):
+        if self._crew.is_lost:
             return self._unavailable("has lost its worker process, which is being started again; try again later")
         if self._order is not None and len(self._order) >= self._answers_held:
             return self._unavailable("has too many answers that wait for an earlier one; try again later")
-        return line.queue.refusal(job) or line.lateness(job, len(self._lanes))
+        return line.queue.refusal(job) or line.lateness(job, len(self._crew))
+
+    @property
+    def _answers_held(self) -> int:
+        """With the lock held. How many answers may wait for an earlier one, those that run included."""
+        settings = self._settings
+        return ANSWERS_HELD * settings.max_queued_calls + len(self._crew) * max(settings.max_batch_size, 1)
 
     def _keep_order(self, call: PredictCall) -> None:
         """With the lock held, so that the order is that of the queue."""
@@ -193,15 +222,7 @@ class BatchingServable(Traits):
         worth_while = line.add(job)
         if line.queue.next_expiry < self._timer_due:
             self._arm(line.queue.next_expiry)
-        return self._pop_idle() if worth_while else None
-
-    def _pop_idle(self) -> Lane | None:
-        """With the lock held. A lane that has nothing to do, to be rung."""
-        if not self._idle:
-            return None
-        lane = self._idle.popleft()
-        lane.idle = False
-        return lane
+        return self._crew.pop_idle() if worth_while else None
 
     def _submit_large(self, line: Line, call: PredictCall, job: Job) -> Status | None:
         """A call that has to be cut: all of its pieces are queued, or none is."""
@@ -244,7 +265,7 @@ class BatchingServable(Traits):
             due = min(line.queue.next_expiry for line in self._lines.values())
             if due < inf:
                 self._arm(due)
-            lane = self._pop_idle()
+            lane = self._crew.pop_idle()
         if lane is not None:
             lane.ring()  # other calls may have come to the head
         self._drop(dropped, now)
@@ -260,39 +281,48 @@ class BatchingServable(Traits):
         while True:
             line, jobs = self._next(lane)
             if line is None:
+                self._leave(lane)
                 return
             self._run(lane, line, jobs)
             del line, jobs
+
+    def _leave(self, lane: Lane) -> None:
+        """The lane's work is over. It may have been woken for a batch, which another one has to take then."""
+        with self._lock:
+            last = self._crew.left(lane)
+            other = self._crew.pop_idle() if self._anybody_waits() else None
+        if other is not None:
+            other.ring()
+        if last:
+            try:
+                lane.model.close()
+            except Exception:
+                logger.exception("closing an instance of %s failed", self._name)
 
     def _next(self, lane: Lane) -> tuple[Line | None, list[Job]]:
         """The lane's next batch; blocks. No line: the lane's work is over."""
         while True:
             dropped: list[tuple[Job, Status]] = []
             with self._lock:
-                if self._closed:
+                if self._closed or lane.ending.is_set():
                     return None, []
                 now = self._clock.monotonic()
                 line, jobs, until = self._choose(now, dropped)
                 if line is None:
-                    lane.idle = True
-                    self._idle.append(lane)
-                other = self._pop_idle() if line is not None and self._anybody_waits() else None
+                    self._crew.rest(lane)
+                other = self._crew.pop_idle() if line is not None and self._anybody_waits() else None
             if other is not None:
                 other.ring()  # what is left may be a batch for it
             self._drop(dropped, now)
             if line is not None:
                 return line, jobs
-            if not lane.sleep(until - now) and not self._leave_idle(lane):
+            if not lane.sleep(until - now) and not self._woke(lane):
                 lane.sleep(inf)  # somebody is about to ring
 
-    def _leave_idle(self, lane: Lane) -> bool:
+    def _woke(self, lane: Lane) -> bool:
         """The lane has woken by itself. False: somebody has taken it for idle already, and will ring."""
         with self._lock:
-            if not lane.idle:
-                return False
-            lane.idle = False
-            self._idle.remove(lane)
-            return True
+            return self._crew.leave_idle(lane)
 
     def _anybody_waits(self) -> bool:
         """With the lock held."""
@@ -335,16 +365,12 @@ class BatchingServable(Traits):
 
     def _recover(self, lane: Lane) -> None:
         """Until the lane's model can run again. While no lane has one, nobody waits in vain."""
-        waiting: list[Job] = []
         with self._lock:
-            self._lost += 1
-            if self._lost == len(self._lanes):
-                waiting = [job for line in self._lines.values() for job in line.clear()]
-        for job in waiting:
-            self._finish(job.call, self._unavailable("has lost its worker process; try again later"))
-        lane.model.recover(self._closing)
+            waiting = self._clear() if self._crew.lose(lane) else []
+        self._refuse(waiting, "has lost its worker process; try again later")
+        lane.model.recover(lane.ending)
         with self._lock:
-            self._lost -= 1
+            self._crew.regain(lane)
 
     def _finish(self, call: PredictCall, status: Status) -> None:
         call.ticket = None

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from tfs_lite.core.model import Model, OnCall, PredictCall, Servable, nobody_asks
+from tfs_lite.core.model import Model, OnCall, PredictCall, Servable, nobody_asks, resize
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -106,6 +106,10 @@ class CachedServable:
 
     def cancel(self, call: PredictCall) -> None:
         self.inner.cancel(call)
+
+    def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
+        """As the inner servable; what is kept stays."""
+        return resize(self.inner, add, remove)
 
     def close(self) -> None:
         self.inner.close()

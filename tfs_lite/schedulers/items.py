@@ -10,16 +10,15 @@ batch is made of whatever ``preprocess`` returned, and :class:`ItemRule` says wh
 from __future__ import annotations
 
 import enum
-import itertools
 import logging
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
-from tfs_lite.core.model import Model, PredictCall, Servable, Traits
+from tfs_lite.core.model import Model, PredictCall, Servable, Traits, resize
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.schedulers.execution import CANCELLED
@@ -83,12 +82,12 @@ class _Flight:
 class ItemServable(Traits):
     """A :class:`~tfs_lite.core.model.Servable` in front of another one, for models that have item steps.
 
-    Order: ``submit`` and ``cancel`` any number of times, then ``close`` once. Threads: all any, but ``close`` not on
-    one of its own or the inner servable's. Promises: every call is answered exactly once: on the submitting or
-    cancelling thread, on one of its own, or, if the inner servable fails the call, on that one's; what has run goes
-    before what has not; the inner servable gets the results of ``preprocess`` under the default signature and is asked
-    for all outputs. Not promised: that a step can be interrupted; that steps of several calls, or steps and runs, do
-    not overlap. Times of a call are those of the inner servable, without the steps.
+    Order: ``submit``, ``cancel`` and ``resize`` any number of times, then ``close`` once. Threads: all any, but
+    ``close`` not on one of its own or the inner servable's. Promises: every call is answered exactly once: on the
+    submitting or cancelling thread, on one of its own, or, if the inner servable fails the call, on that one's; what
+    has run goes before what has not; the inner servable gets the results of ``preprocess`` under the default signature
+    and is asked for all outputs. Not promised: that a step can be interrupted; that steps of several calls, or steps
+    and runs, do not overlap. Times of a call are those of the inner servable, without the steps.
 
     Errors, all through ``on_done``: UNAVAILABLE (too many calls wait, or closed), DEADLINE_EXCEEDED (also between
     steps), CANCELLED, what the model raises, INTERNAL for anything else it raises, and what the inner servable answers.
@@ -107,13 +106,15 @@ class ItemServable(Traits):
         """Takes ``inner`` over, which closes the ``models`` in the end; calls go to them in turn. ``name`` is for
         threads and messages, ``max_waiting`` bounds the calls before ``preprocess``."""
         self.inner = inner
-        self._turns = itertools.cycle(models)
         self._name = name
         self._max_waiting = max_waiting
         self._monotonic = monotonic
         self._changed = threading.Condition()  # guards the fields below, and every flight
         self._waiting: OrderedDict[_Flight, None] = OrderedDict()
         self._ran: OrderedDict[_Flight, None] = OrderedDict()
+        self._turns = deque(models)  # for new calls; the first is the next one
+        self._leaving: list[Model] = []
+        self._inside = Counter[int]()  # calls that are not answered, by the identity of their models
         self._closed = False
         self._threads = [
             threading.Thread(target=self._work, name=f"tfs-items-{name}-{index}", daemon=True)
@@ -172,6 +173,25 @@ class ItemServable(Traits):
         elif inner is not None:
             self.inner.cancel(inner)
 
+    def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
+        """A model leaves the inner servable when the last call that has begun with it is answered."""
+        staying = [model for model in self._turns if all(model is not one for one in remove)]
+        if not (staying or add) or not resize(self.inner, add):
+            return False
+        with self._changed:
+            self._turns = deque((*staying, *add))
+            self._leaving += remove
+        self._dismiss()
+        return True
+
+    def _dismiss(self) -> None:
+        """Those that leave, and have no call."""
+        with self._changed:
+            free = [model for model in self._leaving if id(model) not in self._inside]
+            self._leaving = [model for model in self._leaving if id(model) in self._inside]
+        if free:
+            resize(self.inner, (), free)
+
     def close(self) -> None:
         """Answers what waits for ``preprocess``, ends the threads after what has run, closes the inner servable."""
         with self._changed:
@@ -191,7 +211,9 @@ class ItemServable(Traits):
                 return self._unavailable("is being unloaded")
             if len(self._waiting) >= self._max_waiting:
                 return self._unavailable(f"has {self._max_waiting} requests waiting, the most allowed; try again later")
-            flight = _Flight(call, next(self._turns))
+            flight = _Flight(call, self._turns[0])
+            self._turns.rotate(-1)
+            self._inside[id(flight.model)] += 1
             call.ticket = flight
             self._waiting[flight] = None
             self._changed.notify()
@@ -308,8 +330,19 @@ class ItemServable(Traits):
         with self._changed:
             answered, flight.answered, flight.outputs = flight.answered, True, {}
             flight.call.ticket = None
+            if not answered:
+                self._leave(flight.model)
+            leaving = bool(self._leaving)
         if not answered:
             self._tell(flight.call, result)
+        if leaving:
+            self._dismiss()
+
+    def _leave(self, model: Model) -> None:
+        """With the lock held. A call of it is answered."""
+        self._inside[id(model)] -= 1
+        if not self._inside[id(model)]:
+            del self._inside[id(model)]
 
     def _tell(self, call: PredictCall, result: Result) -> None:
         if isinstance(result, Status) and result.code is StatusCode.DEADLINE_EXCEEDED:

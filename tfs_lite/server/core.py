@@ -236,6 +236,19 @@ class ServerCore:
     def drop_prepared(self, name: str) -> None:
         self._topology.drop_prepared(name)
 
+    def resize(self, servable_id: ServableId, settings: ModelSettings) -> ModelSettings | None:
+        """Brings a version that answers to these settings without loading it anew. The settings it had before; None if
+        that is not possible, and nothing has changed. The error of its loader."""
+        with self.handle(ModelRef(servable_id.name, servable_id.version)) as handle:
+            servable, loader = handle.servable, self._journal.loader(servable_id)
+            if loader is None or loader.servable is not servable:
+                return None
+            before = self._serving_settings.of(servable)
+            if not loader.resize(settings):
+                return None
+            self._serving_settings.changed(servable, settings)
+            return before
+
     def available_versions(self, name: str) -> set[int]:
         """Those that answer requests now."""
         return {item.version for item in self._manager.list_available_servable_ids() if item.name == name}

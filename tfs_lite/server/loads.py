@@ -51,6 +51,11 @@ class LoadJournal:
         with self._lock:
             self._resident.pop(servable_id, None)
 
+    def loader(self, servable_id: ServableId) -> Loader | None:
+        """Of a version that is in memory."""
+        with self._lock:
+            return self._resident.get(servable_id)
+
     def record(self, servable_id: ServableId, seconds: float, status: Status) -> None:
         with self._lock:
             before = self._last.get(servable_id)
@@ -97,6 +102,9 @@ class JournaledLoader(Loader):
     def unload(self) -> None:
         self._inner.unload()
         self._journal.left(self._id)
+
+    def resize(self, settings: Any) -> bool:
+        return self._inner.resize(settings)
 
     @property
     def servable(self) -> Any:

@@ -95,8 +95,9 @@ def settings_from_json(text: str, model: str) -> ModelSettings:
 
 
 def settings_digest(settings: ModelSettings) -> str:
-    """Equal for settings with which a version is loaded alike. Which versions are wanted does not matter to each."""
-    text = repr(settings.model_copy(update={"name": "", "version_policy": None}))
+    """Equal for settings with which a version is loaded alike, but for how many instances there are of it. Which
+    versions are wanted does not matter to each."""
+    text = repr(settings.model_copy(update={"name": "", "version_policy": None, "instance_group": ()}))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

@@ -36,7 +36,7 @@ class ModelOpener:
         """All instances of a version, or an error and none. INVALID_ARGUMENT if a group wants a GPU and there is
         none."""
         groups = request.settings.instance_group or (InstanceGroup(),)
-        count = sum(group.count for group in groups)
+        count = request.beside + sum(group.count for group in groups)
         models: list[OpenedModel] = []
         try:
             for group in groups:
@@ -53,7 +53,7 @@ class ModelOpener:
     def _open_group(
         self, platform: Platform, request: OpenRequest, group: InstanceGroup, instances: int
     ) -> Iterator[OpenedModel]:
-        """``instances`` of all groups together share torch's threads."""
+        """``instances`` of the version all together share torch's threads."""
         for _ in range(group.count):
             if (group.worker or self._worker) != PROCESS:
                 yield from open_here(platform, request)

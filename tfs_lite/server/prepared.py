@@ -66,6 +66,9 @@ class TakingLoader(Loader):
     def unload(self) -> None:
         self._inner.unload()
 
+    def resize(self, settings: object) -> bool:
+        return self._inner.resize(settings)
+
     @property
     def servable(self) -> object:
         return self._inner.servable

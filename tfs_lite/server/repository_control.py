@@ -2,8 +2,9 @@
 
 A load call looks at the model on disk and brings the server to what it finds there:
 
-    find model, config and versions -> load what has changed beside what is served -> offer new versions and wait for
-    them -> give the changed ones up and offer their new state -> offer exactly what is wanted
+    find model, config and versions -> change numbers of instances -> load what else has changed beside what is served
+    -> offer new versions and wait for them -> give the changed ones up and offer their new state -> offer exactly what
+    is wanted
 
 If anything fails before the end, what was offered before is offered again, so the old versions go on serving, and the
 caller gets the error. The disk is looked at during a call and never in between.
@@ -41,6 +42,7 @@ from tfs_lite.server.repository_plan import (
     plan_load,
 )
 from tfs_lite.server.repository_requests import LoadRequest, UploadedModels, check_name, load_request, poll_failure
+from tfs_lite.server.repository_resize import Resizes
 from tfs_lite.server.repository_wait import LoadWait
 from tfs_lite.server.v2_control import RepositoryValue
 from tfs_lite.sources.disk import RealDisk
@@ -193,17 +195,17 @@ class RepositoryControl:
         name, configs = model.config.name, self._core.model_configs
         offered = old.offered if old is not None else {}
         plan = plan_load(found, offered, self._core.available_versions(name))
-        changed = [item for item in found if item.version not in plan.kept]
-        self._require_whole(name, changed)
-        new = {item.version: self._offer(name, item) for item in changed}
-        model = replace(model, offered={**{v: offered[v] for v in plan.kept}, **new})
-        before = configs.override(name)
+        self._require_whole(name, [item for item in found if item.version not in plan.kept])
+        before, resizes = configs.override(name), Resizes(self._core, name)
         configs.set_override(name, override)
         try:
+            plan = resizes.carry_out(plan, found)
+            model = replace(model, offered=self._offers_of(name, plan, found, offered))
             if old is None or not plan.changes_nothing or model.config != old.config:
                 self._carry_out(plan, model, offered)
         except BaseException:
             configs.set_override(name, before)
+            resizes.undo()
             self._roll_back(name, old)
             raise
         finally:
@@ -216,11 +218,22 @@ class RepositoryControl:
         if failures:
             raise load_failure(name, failures)
 
+    def _offers_of(
+        self, name: str, plan: LoadPlan, found: Iterable[FoundVersion], offered: Mapping[int, OfferedVersion]
+    ) -> dict[int, OfferedVersion]:
+        """What is kept as it was offered, the rest anew."""
+        return {
+            item.version: replace(offered[item.version], instances=item.instances)
+            if item.version in plan.kept
+            else self._offer(name, item)
+            for item in found
+        }
+
     def _offer(self, name: str, found: FoundVersion) -> OfferedVersion:
         """Each offer has a revision of its own, so that the manager does not take it for one that failed before."""
         self._offers += 1
         item = ServableData.ok(ServableId(name, found.version), found.path, f"{found.state}-{self._offers}")
-        return OfferedVersion(item, found.state)
+        return OfferedVersion(item, found.state, found.instances)
 
     def _carry_out(self, plan: LoadPlan, model: LoadedModel, offered: Mapping[int, OfferedVersion]) -> None:
         name, wait = model.config.name, self._wait

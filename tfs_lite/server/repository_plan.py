@@ -1,7 +1,8 @@
 """What a load call finds on disk, and what has to happen for it to be served: decided from snapshots.
 
 A version is known by its *state*, a text that is another one whenever a file that it may have read was changed, or its
-config. :func:`plan_load` compares states; :func:`judge` tells from the manager's events whether the load is over.
+config; only its instances have a text of their own. :func:`plan_load` compares these; :func:`judge` tells from the
+manager's events whether the load is over.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class FoundVersion:
     version: int
     path: StoragePath
     state: str
+    instances: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +41,23 @@ class OfferedVersion:
 
     item: ServableData[StoragePath]
     state: str
+    instances: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     """``kept``: served as it is on disk. ``added``: not served yet. ``swapped``: served in another state than that on
-    disk. ``dropped``: served and not wanted any more."""
+    disk. ``dropped``: served and not wanted any more. ``resized``: served as it is on disk, with other instances."""
 
     kept: frozenset[int] = frozenset()
     added: frozenset[int] = frozenset()
     swapped: frozenset[int] = frozenset()
     dropped: frozenset[int] = frozenset()
+    resized: frozenset[int] = frozenset()
 
     @property
     def changes_nothing(self) -> bool:
-        return not (self.added or self.swapped or self.dropped)
+        return not (self.added or self.swapped or self.dropped or self.resized)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,8 @@ def find_versions(model: ModelConfig, settings: ModelSettings, disk: Disk) -> li
             f"load failed for model '{model.name}': at least one version must be available under the version policy "
             f"of model '{model.name}'"
         )
-    return [FoundVersion(version, path, state) for (version, path), state in zip(found, states, strict=True)]
+    instances = repr(settings.instance_group)
+    return [FoundVersion(version, path, state, instances) for (version, path), state in zip(found, states, strict=True)]
 
 
 def _beside(base: str, entries: Iterable[Entry], disk: Disk) -> str:
@@ -105,14 +110,17 @@ def plan_load(
     found: Iterable[FoundVersion], offered: Mapping[int, OfferedVersion], available: Collection[int]
 ) -> LoadPlan:
     """``available``: the versions that are served now. A version that was offered and has failed is tried again."""
-    wanted = {item.version: item.state for item in found}
+    items = {item.version: item for item in found}
+    wanted = {version: item.state for version, item in items.items()}
     serving = {version: offer.state for version, offer in offered.items() if version in available}
-    kept = frozenset(version for version, state in wanted.items() if serving.get(version) == state)
+    same = frozenset(version for version, state in wanted.items() if serving.get(version) == state)
+    resized = frozenset(version for version in same if items[version].instances != offered[version].instances)
     return LoadPlan(
-        kept=kept,
+        kept=same - resized,
         added=frozenset(wanted.keys() - serving.keys()),
-        swapped=frozenset(wanted.keys() & serving.keys()) - kept,
+        swapped=frozenset(wanted.keys() & serving.keys()) - same,
         dropped=frozenset(offered.keys() - wanted.keys()),
+        resized=resized,
     )
 
 

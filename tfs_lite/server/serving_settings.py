@@ -26,6 +26,11 @@ class ServingSettings:
             self._settings[servable] = request.settings
         return servable
 
+    def changed(self, servable: Servable, settings: ModelSettings) -> None:
+        """It is what these settings ask for now."""
+        with self._lock:
+            self._settings[servable] = settings
+
     def of(self, servable: Servable) -> ModelSettings:
         """Defaults for a servable that was not made here."""
         with self._lock:

@@ -103,6 +103,7 @@ class SteppedLane(Actor):
         super().__init__(stage, name, lambda: serve(self))
         self.model = model
         self.idle = False
+        self.ending = threading.Event()
         self.wakes = inf
         self._rung = False
         self._late = False
@@ -207,16 +208,25 @@ class Stage:
         return servable
 
     def _make_lanes(
-        self, models: Iterable[Model], name: str, threads: int, serve: Callable[[Any], None]
+        self, models: Iterable[Model], name: str, threads: int, serve: Callable[[Any], None], first: int = 0
     ) -> list[SteppedLane]:
-        self.lanes = [
+        made = [
             SteppedLane(self, model, f"lane {index}", serve)
             for index, model in enumerate(
-                model for model in models for _ in range(max(model.lanes, min(threads, model.concurrency)))
+                (model for model in models for _ in range(max(model.lanes, min(threads, model.concurrency)))), first
             )
         ]
-        self.actors.extend(self.lanes)
-        return self.lanes
+        self.lanes.extend(made)
+        self.actors.extend(made)
+        return made
+
+    def resize(self, servable: BatchingServable, add: Sequence[Model], remove: Sequence[Model]) -> bool:
+        """As the servable's, with the new lanes on this stage. One at a time."""
+        with (
+            mock.patch.object(batching, "make_lanes", self._make_lanes),
+            mock.patch.object(batching, "strain_of", return_value=_Strained()),
+        ):
+            return servable.resize(add, remove)
 
     def enter(self, name: str, act: Callable[[], object]) -> Actor:
         """Somebody else who does something; his first step is still to come."""
