@@ -134,6 +134,7 @@ class Body:
                 f"the request body is larger than {self._max_bytes} bytes, which is the most that is taken"
                 + (" (after unpacking)" if self.unpacked_size else ""),
                 413,
+                {"Connection": "close"},  # or the rest of it would have to be read
             )
 
     def close(self) -> None:

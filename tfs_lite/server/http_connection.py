@@ -126,6 +126,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Bytes that make no request do not prolong the wait for one."""
         if self._broken or self._lingering.lingering:
+            self._lingering.throw_away(len(data))
             return
         if self._rest or self.pipeline:
             self._keep(data)

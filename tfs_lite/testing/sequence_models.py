@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from tfs_lite.config.model import ModelSettings, signature_of
-from tfs_lite.core.model import Model, PredictCall, SequenceFlags, WorkerLost
+from tfs_lite.core.model import Model, PredictCall, SequenceFlags, WorkerLost, WorkerStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
 from tfs_lite.core.status import Status, StatusCode
 
@@ -104,7 +104,7 @@ class SumModel(Model):
         self.failures: list[BaseException] = []
         self.breaks: set[int] = set()
         self.gate, self.recovery = Turnstile(), Turnstile()
-        self.closed = 0
+        self.closed = self.restarts = 0
         self._lends = lends
         self._lent: dict[str, Any] = {}
         self._sums: dict[object, Any] = {}
@@ -161,6 +161,15 @@ class SumModel(Model):
         """In the next run; it recovers when ``recovery`` lets it."""
         self.recovery.shut()
         self.failures.append(WorkerLost("the worker died"))
+
+    def start_worker_again(self) -> None:
+        """It has died while nothing ran, and forgotten everything."""
+        self._sums.clear()
+        self.restarts += 1
+
+    @property
+    def worker(self) -> WorkerStatus:
+        return WorkerStatus("process", restarts=self.restarts)
 
     def column(self, name: str) -> list[list[Any]]:
         """Of every run, what each row had of this input."""

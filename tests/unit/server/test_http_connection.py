@@ -11,6 +11,7 @@ import pytest
 
 from tfs_lite.server.http_connection import MAX_WAITING_BYTES, Connection
 from tfs_lite.server.http_head import MAX_HEAD_BYTES, MAX_HEADERS
+from tfs_lite.server.lingering import MAX_THROWN_AWAY
 from tfs_lite.testing.process import wait_until
 from tfs_lite.testing.rest_client import ANSWER, ROW, Served, head, serving_rest
 from tfs_lite.testing.rest_house import PATIENCE
@@ -221,3 +222,14 @@ def test_client_that_goes_with_requests_in_line_leaves_nothing(served: Served) -
     with served.raw(predict() + GET % b"" + predict()):
         assert servable.arrived.acquire(timeout=PATIENCE)
     wait_until(lambda: served.house.count("CANCELLED", "Predict") == before + 1, "it is counted", PATIENCE)
+
+
+def test_client_that_goes_on_sending_what_was_refused_is_cut_off(served: Served) -> None:
+    with served.raw(head("Content-Length: 9999999999")) as connection:
+        answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"\r\nconnection: close\r\n" in answer.lower()
+        sent, block = 0, bytes(1 << 20)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            while sent < 4 * MAX_THROWN_AWAY:
+                sent += connection.send(block)

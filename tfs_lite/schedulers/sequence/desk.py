@@ -22,6 +22,7 @@ from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.execution import CANCELLED, Answer, finish
 from tfs_lite.schedulers.sequence.admission import STOPPING
 from tfs_lite.schedulers.sequence.alarms import Alarms
+from tfs_lite.schedulers.sequence.continuity import LOST
 from tfs_lite.schedulers.sequence.entries import Entry, Taken
 from tfs_lite.schedulers.sequence.memory import Memory
 from tfs_lite.schedulers.sequence.request import Request, SequenceId, Slot
@@ -30,6 +31,8 @@ from tfs_lite.schedulers.sequence.slots import Sequences
 from tfs_lite.schedulers.sequence.states import Values
 
 logger = logging.getLogger(__name__)
+MAX_CASUALTIES = 10_000
+"""Sequences whose clients have yet to hear that they are lost."""
 HOLE = Status(StatusCode.CANCELLED, "an earlier request of its sequence was cancelled or came too late")
 
 OnForgotten = Callable[[ServableId, SequenceId], None]
@@ -76,6 +79,7 @@ class Desk:
         self._memory = Memory()
         self._deadlines: Alarms[Entry] = Alarms()  # of calls that wait
         self._lost: set[int] = set()
+        self._casualties: dict[SequenceId, None] = {}  # sequences that ended with a worker, the oldest first
         self._timer: Timer | None = None
         self._timer_due = inf
 
@@ -175,7 +179,7 @@ class Desk:
     def lose(self, instance: int) -> None:
         """The worker of an instance has died, and with it the model's side of the sequences there: they end. Without
         any instance left nobody waits in vain: the others do, too."""
-        status = self.unavailable("has lost its worker process, and with it the sequence; start it again")
+        status = self.unavailable(LOST)
         with self.lock:
             self._lost.add(instance)
             items = self.sequences.lose(instance)
@@ -183,6 +187,10 @@ class Desk:
                 items += self.sequences.clear()
             effects = _Effects([(item, status) for item in items])
             self._settle(effects)
+            for id in effects.forgotten:
+                self._casualties[id] = None
+            while len(self._casualties) > MAX_CASUALTIES:
+                del self._casualties[next(iter(self._casualties))]
         self._perform(effects)
 
     def recovered(self, instance: int) -> None:
@@ -214,8 +222,12 @@ class Desk:
     def _admit(self, entry: Entry, rows: int, now: float, effects: _Effects) -> Status | None:
         call = entry.call
         admitted = self.sequences.admit(entry, call.sequence, rows, call.timeout, now)
+        flags = call.sequence
         if isinstance(admitted, Status):
-            return admitted
+            lost = flags is not None and not flags.start and flags.id in self._casualties
+            return self.unavailable(LOST) if lost else admitted
+        if flags is not None:
+            self._casualties.pop(flags.id, None)
         call.ticket, call.admitted = entry, True
         if call.deadline is not None:
             self._deadlines.set(entry, call.deadline)

@@ -18,6 +18,7 @@ from tfs_lite.core.model import BatchReport, Model, OnBatch, WorkerLost
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.execution import Answer
 from tfs_lite.schedulers.lanes import Lane
+from tfs_lite.schedulers.sequence.continuity import Continuity
 from tfs_lite.schedulers.sequence.desk import Desk
 from tfs_lite.schedulers.sequence.direct import form_direct
 from tfs_lite.schedulers.sequence.entries import Entry, Taken
@@ -39,8 +40,12 @@ class DirectLanes:
     model keeps cannot be taken back; their sequences go on, with implicit state as it was before the batch.
     """
 
-    def __init__(self, desk: Desk, models: Sequence[Model], settings: DirectSettings, on_batch: OnBatch) -> None:
+    def __init__(
+        self, desk: Desk, models: Sequence[Model], settings: DirectSettings, on_batch: OnBatch, implicit: bool
+    ) -> None:
+        """Takes the models over. ``implicit``: all state is."""
         self._desk = desk
+        self._continuity = [Continuity(model, implicit) for model in models]
         self._settings = settings
         self._on_batch = on_batch
         self._closing = threading.Event()
@@ -131,7 +136,7 @@ class DirectLanes:
         started = self._desk.clock.monotonic()
         for each in taken:
             each.call.queue_seconds = started - each.request.item.enqueued
-        answers, lost = _attempt(model, batch, self._desk.name)
+        answers, lost = _attempt(model, batch, self._desk.name, self._continuity[instance])
         seconds = self._desk.clock.monotonic() - started
         ok = any(not isinstance(answer, Status) for answer, _ in answers)
         self._report(taken, len(batch) - len(taken), seconds, ok)
@@ -142,6 +147,7 @@ class DirectLanes:
             self._desk.answer(each.request.item, answer)
         self._desk.done(zip(taken, [state for _, state in answers], strict=True))
         if lost and model.recover(self._closing):
+            self._continuity[instance].lost()
             self._desk.recovered(instance)
 
     def _report(self, taken: Sequence[Taken], null_rows: int, seconds: float, ok: bool) -> None:
@@ -152,15 +158,17 @@ class DirectLanes:
             logger.exception("a run of %s could not be counted", self._desk.name)
 
 
-def _attempt(model: Model, batch: Batch, name: str) -> tuple[list[tuple[Answer, Values]], bool]:
+def _attempt(model: Model, batch: Batch, name: str, continuity: Continuity) -> tuple[list[tuple[Answer, Values]], bool]:
     """For each request its answer and the state after it, which is the one before where the run failed; and whether the
     model's worker has died."""
     taken = [each for each in batch if each is not None]
     plan = taken[0].request.item.plan
     lost = False
     try:
+        continuity.check(name)
         inputs = plan.assemble(model, [None if each is None else each.row for each in batch])
         results = model.run(plan.key, inputs, plan.outputs([each.call for each in taken]))
+        continuity.check(name)
         failure = plan.fault(results, len(batch))
     except ServingError as error:
         failure, lost = error.status, isinstance(error, WorkerLost)

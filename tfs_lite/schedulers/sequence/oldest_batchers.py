@@ -22,6 +22,7 @@ from tfs_lite.schedulers.execution import Answer
 from tfs_lite.schedulers.job import Job
 from tfs_lite.schedulers.lanes import Lane
 from tfs_lite.schedulers.line import Line
+from tfs_lite.schedulers.sequence.continuity import Continuity
 from tfs_lite.schedulers.sequence.desk import HOLE, Desk
 from tfs_lite.schedulers.sequence.entries import Entry, Taken
 from tfs_lite.schedulers.sequence.request import Slot
@@ -47,7 +48,7 @@ class OldestBatchers:
         self._desk = desk
         self._settings = settings
         self._watched = [
-            WatchedModel(model, partial(desk.lose, i), on_batch, implicit, settings.merges)
+            WatchedModel(model, partial(desk.lose, i), on_batch, implicit, settings.merges, desk.name)
             for i, model in enumerate(models)
         ]
         self._batchers: list[_Batcher] = []
@@ -169,8 +170,9 @@ class WatchedModel(Model):
     """
 
     def __init__(
-        self, model: Model, lost: Callable[[], None], on_batch: OnBatch, repeatable: bool, batched: bool
+        self, model: Model, lost: Callable[[], None], on_batch: OnBatch, repeatable: bool, batched: bool, name: str
     ) -> None:
+        self._name = name
         self._batched = batched
         self._model = model
         self._lost = lost
@@ -178,6 +180,7 @@ class WatchedModel(Model):
         self._repeatable = repeatable
         self._failure: BaseException | None = None  # of the batch that is being run
         self._reported = False
+        self._continuity = Continuity(model, repeatable)
 
     def begin(self) -> None:
         """A batch comes, in one run or more."""
@@ -195,7 +198,9 @@ class WatchedModel(Model):
         if self._failure is not None:
             raise self._failure
         try:
+            self._continuity.check(self._name)
             results = self._model.run(signature, inputs, outputs)
+            self._continuity.check(self._name)
             self._check_rows(inputs, results)
         except WorkerLost:
             self._lost()
@@ -224,7 +229,9 @@ class WatchedModel(Model):
             raise
 
     def recover(self, give_up: threading.Event) -> bool:
-        return self._model.recover(give_up)
+        recovered = self._model.recover(give_up)
+        self._continuity.lost()
+        return recovered
 
     def close(self) -> None:
         self._model.close()

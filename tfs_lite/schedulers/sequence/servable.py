@@ -82,10 +82,11 @@ class SequenceServable(Traits):
         slots = sequence_settings_of(settings, max_queued)
         self._desk = desk = Desk(slots, len(models), servable_id, clock, on_forgotten, self._wake)
         self._runner: DirectLanes | OldestBatchers
+        implicit = bool(states.states)
         if slots.oldest:
-            self._runner = OldestBatchers(desk, models, oldest_settings_of(settings), on_batch, bool(states.states))
+            self._runner = OldestBatchers(desk, models, oldest_settings_of(settings), on_batch, implicit)
         else:
-            self._runner = DirectLanes(desk, models, direct_settings_of(settings), on_batch)
+            self._runner = DirectLanes(desk, models, direct_settings_of(settings), on_batch, implicit)
         self._runner.start()
 
     @property

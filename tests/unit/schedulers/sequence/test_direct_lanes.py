@@ -190,12 +190,25 @@ def test_sequences_of_a_lost_worker_end_and_others_go_on(make: Make) -> None:
     waiting = house.ask(1, 1)
     lost.gate.open()
     assert (running.code, waiting.code) == (StatusCode.UNAVAILABLE, StatusCode.UNAVAILABLE)
-    assert house.ask(1, 1).code is StatusCode.INVALID_ARGUMENT
+    assert house.ask(1, 1).code is StatusCode.UNAVAILABLE  # once more, for clients that had nothing on its way
     assert house.forgotten == [1]
     assert house.ask(1, 2).sum == 3
     again = house.ask(5, 1, start=True)
     lost.recovery.open()
     assert again.sum == 5
+
+
+def test_worker_that_was_started_again_while_idle_ends_its_sequences(make: Make) -> None:
+    house = make(sum_settings(2), instances=2)
+    restarted, _ = house.models
+    assert [house.ask(id, id, start=True).sum for id in (1, 2, 3)] == [1, 2, 3]  # 1 and 3 are on the first
+    restarted.start_worker_again()
+    told = [house.ask(1, id) for id in (1, 3)]
+    assert [one.code for one in told] == [StatusCode.UNAVAILABLE] * 2
+    assert "start it again with sequence_start" in told[0].message
+    assert house.ask(1, 2).sum == 3
+    assert house.ask(5, 1, start=True).sum == 5
+    assert house.ask(1, 1).sum == 6
 
 
 def test_without_any_worker_nobody_waits_in_vain(make: Make) -> None:

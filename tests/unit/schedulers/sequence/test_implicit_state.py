@@ -216,3 +216,10 @@ def test_file_that_is_no_initial_state_is_refused(tmp_path: Path, name: str, con
         States.of(settings(one=state(data_file=name)), tmp_path)
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert str(tmp_path) not in str(caught.value)
+
+
+def test_state_that_is_kept_here_outlives_the_worker(make: Make) -> None:
+    house = make(sum_settings(2, states=(state(),)), SumByStateModel)
+    assert house.ask(1, 1, start=True).sum == 1
+    house.models[0].start_worker_again()
+    assert house.ask(1, 1).sum == 2

@@ -174,11 +174,22 @@ def test_sequences_of_a_lost_worker_end_and_the_backlog_waits_for_it(make: Make)
     waiting, backlogged = house.ask(1, 1), house.ask(7, 3, start=True)
     lost.gate.open()
     assert (running.code, waiting.code) == (StatusCode.UNAVAILABLE, StatusCode.UNAVAILABLE)
-    assert (house.ask(1, 2).sum, house.ask(1, 1).code) == (3, StatusCode.INVALID_ARGUMENT)
+    assert (house.ask(1, 2).sum, house.ask(1, 1).code) == (3, StatusCode.UNAVAILABLE)
     assert not backlogged.done
     lost.recovery.open()
     assert backlogged.sum == 7
     assert house.forgotten == [1]
+
+
+def test_worker_that_was_started_again_while_idle_ends_its_sequences(make: Make) -> None:
+    house = make(sums(candidates=2), SumByIdModel, instances=2)
+    restarted, _ = house.models
+    assert [house.ask(id, id, start=True).sum for id in (1, 2, 3)] == [1, 2, 3]  # 1 and 3 are on the first
+    restarted.start_worker_again()
+    assert [house.ask(1, id).code for id in (1, 3)] == [StatusCode.UNAVAILABLE] * 2
+    assert house.ask(1, 2).sum == 3
+    assert house.ask(5, 1, start=True).sum == 5
+    assert house.ask(1, 1).sum == 6
 
 
 def test_without_any_worker_nobody_waits_in_vain(make: Make) -> None:
