@@ -124,8 +124,8 @@ def test_sequence_that_outlives_the_bound_is_told_once_its_version_is_unloaded(t
                 code, text = house.refusal(model, 2, sequence)
                 assert code is grpc.StatusCode.UNAVAILABLE
                 assert text == (
-                    f"sequence {sequence} of model {model} was on version 1, which was unloaded {SHORT:g} s after a "
-                    "newer version took over; start it again with sequence_start"
+                    f"sequence {sequence} of model {model} was on version 1, which was unloaded {SHORT:g} s after "
+                    "it was withdrawn; start it again with sequence_start"
                 )
             assert house.metric(f'tfs_lite_sequences_dropped_total{{model="{model}"}}') == 2
             again = house.ask(model, 5, 7, start=True)

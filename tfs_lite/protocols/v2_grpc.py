@@ -87,7 +87,9 @@ def read_message(data: bytes) -> SentMessage:
             return SentMessage(parse(ModelInferRequest, split[0]), split[1])
     message = parse(ModelInferRequest, data)
     check_entries("raw_input_contents", len(message.raw_input_contents))
-    return SentMessage(message, list(message.raw_input_contents))
+    raw = list(message.raw_input_contents)
+    del message.raw_input_contents[:]
+    return SentMessage(message, raw)
 
 
 def read_request(sent: SentMessage) -> InferRequest:

@@ -71,8 +71,12 @@ def read_flag(members: Members, key: str, of: str = "", default: bool | None = N
 def read_shape(members: Members, of: str) -> tuple[int, ...]:
     """Whole numbers of 64 bits from 0."""
     shape = read_list(members, "shape", of)
-    fits = all(type(size) is int and 0 <= size <= MAX_INT64 for size in shape)
-    _require(members, "shape", of, fits, "an array of whole numbers from 0")
+    for index, size in enumerate(shape):
+        if type(size) is not int or not 0 <= size <= MAX_INT64:
+            where = f" of {shorten(of)}" if of else ""
+            shown = str(size)[:40] if isinstance(size, int | float) else type_name(size)
+            text = f"element {index} is {shown}, expected a whole number from 0"
+            raise invalid_argument(f"Unable to parse 'shape'{where}: {text}")
     return tuple(shape)
 
 

@@ -266,7 +266,7 @@ class _Request:
         if self.answer.done() or self._outbox.loop.is_closed():
             return
         if isinstance(result, Status):
-            self.answer.set_exception(ServingError(result.code, result.message, result.reason))
+            _fail(self.answer, ServingError(result.code, result.message, result.reason))
             return
         self.outputs[index] = cast("Mapping[str, Array]", result)
         if not self._left:
@@ -333,4 +333,10 @@ def _settle(item: _Posted) -> None:
 def _expire(request: _Request) -> None:
     if not request.answer.done():
         message = "the deadline passed before the model had answered"
-        request.answer.set_exception(ServingError(StatusCode.DEADLINE_EXCEEDED, message, request.late))
+        _fail(request.answer, ServingError(StatusCode.DEADLINE_EXCEEDED, message, request.late))
+
+
+def _fail(answer: asyncio.Future[Sequence[Mapping[str, Array]]], error: ServingError) -> None:
+    """Whoever began the request may have gone before asking, which is no fault: asyncio is told that it was seen."""
+    answer.set_exception(error)
+    answer.exception()

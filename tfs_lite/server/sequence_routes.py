@@ -115,13 +115,11 @@ class SequenceRoutes:
 
     def _loss(self, name: str, id: SequenceId, version: int) -> ServingError:
         """NOT_FOUND if the model is served no more."""
-        with self._lookup(ModelRef(name)) as handle:
-            now = handle.id.version
-        other = "a newer version" if now > version else "another version"
+        self._lookup(ModelRef(name)).release()
         return ServingError(
             StatusCode.UNAVAILABLE,
             f"sequence {str(id)[:SHOWN_ID]} of model {name} was on version {version}, which was unloaded "
-            f"{self._drain_seconds:g} s after {other} took over; start it again with sequence_start",
+            f"{self._drain_seconds:g} s after it was withdrawn; start it again with sequence_start",
         )
 
     # The end of sequences.

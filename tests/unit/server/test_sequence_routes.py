@@ -202,7 +202,7 @@ def test_after_the_bound_the_version_goes_and_the_client_hears_why(world):
     error = world.refusal()
     assert error.code is StatusCode.UNAVAILABLE
     assert str(error) == (
-        "sequence 7 of model m was on version 1, which was unloaded 60 s after a newer version took over; "
+        "sequence 7 of model m was on version 1, which was unloaded 60 s after it was withdrawn; "
         "start it again with sequence_start"
     )
     assert str(world.refusal(ref=ModelRef("m", 1))) == str(error)
@@ -222,12 +222,12 @@ def test_after_the_bound_the_version_waits_for_requests_that_are_under_way(world
     assert world.state("m", 1) is None
 
 
-def test_a_client_that_goes_back_to_an_older_version_hears_of_another_version(world):
+def test_going_back_to_an_older_version_is_a_withdrawal_too(world):
     world.swap(1, 2)
     world.ask(start=True)
     world.swap(1)
     world.clock.advance(DRAIN)
-    assert "on version 2, which was unloaded 60 s after another version took over" in str(world.refusal())
+    assert "on version 2, which was unloaded 60 s after it was withdrawn" in str(world.refusal())
 
 
 def test_a_sequence_of_a_model_that_is_served_no_more_is_not_found(world):
