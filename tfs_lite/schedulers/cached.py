@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from tfs_lite.core.model import Model, OnCall, PredictCall, Servable, nobody_asks, resize
+from tfs_lite.core.model import Model, PredictCall, Servable, resize
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -40,10 +40,9 @@ class CachedServable:
         servable_id: ServableId,
         *,
         ordered: int = 0,
-        on_hit: OnCall = nobody_asks,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_hit`` is told about every call that the inner servable does not see, before its caller is. ``ordered``,
+        """A call that the inner servable does not see is marked ``cached`` before its caller is told. ``ordered``,
         for Triton's ``preserve_ordering``: how many answers may wait for earlier ones; 0: hits overtake."""
         self.inner = inner
         self.id = servable_id
@@ -54,7 +53,6 @@ class CachedServable:
         self._cache = cache
         self._ordered = ordered
         self._order = Order() if ordered else None
-        self._on_hit = on_hit
         self._monotonic = monotonic
         cache.open(servable_id)
 
@@ -101,7 +99,6 @@ class CachedServable:
         self._cache.count(self.id, hits=1, seconds=seconds)
         call.admitted, call.queue_seconds = True, seconds
         call.cached = True
-        self._on_hit(self.id, call, outputs)
         call.on_done(outputs)
 
     def cancel(self, call: PredictCall) -> None:

@@ -63,7 +63,7 @@ class RawMetric:
         yield f"{self._name}{self._shown(labels)} {cell[0]:.0f}"
 
     def _shown(self, labels: Labels, *more: str) -> str:
-        pairs = [f'{name}="{_escaped(value)}"' for name, value in zip(self.cells.labels, labels, strict=True)]
+        pairs = [f'{name}="{escaped(value)}"' for name, value in zip(self.cells.labels, labels, strict=True)]
         return "{" + ",".join([*pairs, *more]) + "}"
 
 
@@ -113,5 +113,6 @@ def _short(number: float) -> str:
     return f"{number:.6g}"
 
 
-def _escaped(value: str) -> str:
+def escaped(value: str) -> str:
+    """The value of a label, as Prometheus text has it."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -17,6 +17,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.response_cache import CacheCounts
+from tfs_lite.server.raw_metrics import escaped
 from tfs_lite.server.v2_control import (
     InferBatchStatistics,
     InferResponseStatistics,
@@ -273,7 +274,7 @@ _CACHE: tuple[tuple[str, Callable[[CacheCounts], int]], ...] = (
 
 def _sample_lines(name: str, found: Sequence[tuple[ServableId, float]], kind: str = "counter") -> list[str]:
     lines = [
-        f'{name}{{model="{_escaped(servable_id.name)}",version="{servable_id.version}"}} {value:.16g}'
+        f'{name}{{model="{escaped(servable_id.name)}",version="{servable_id.version}"}} {value:.16g}'
         for servable_id, value in found
     ]
     return [f"# TYPE {name} {kind}", *lines] if lines else []
@@ -282,12 +283,8 @@ def _sample_lines(name: str, found: Sequence[tuple[ServableId, float]], kind: st
 def _failure_lines(versions: list[tuple[ServableId, _Version]]) -> list[str]:
     name = "nv_inference_request_failure"
     lines = [
-        f'{name}{{model="{_escaped(servable_id.name)}",reason="{reason}",version="{servable_id.version}"}} {count}'
+        f'{name}{{model="{escaped(servable_id.name)}",reason="{reason}",version="{servable_id.version}"}} {count}'
         for servable_id, version in versions
         for reason, count in version.failures.items()
     ]
     return [f"# TYPE {name} counter", *lines] if lines else []
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

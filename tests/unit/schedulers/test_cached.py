@@ -210,17 +210,19 @@ def test_a_call_is_answered_although_its_answer_cannot_be_kept(make, cache, monk
     assert "could not be kept" in caplog.text
 
 
-def test_hits_are_told_before_their_callers_are(make):
-    told = []
-    servable = make(on_hit=lambda id, call, result: told.append((id, call, call.on_done, result)))
-    ask(servable, 2)
-    assert told == []
-    again = Answer(2)
-    servable.submit(again.call)
-    ((id, call, _, result),) = told
-    assert id == ID
-    assert call is again.call
-    assert result is again.result
+def test_hits_are_marked_before_their_callers_are_told(make):
+    servable = make()
+    marks = []
+    for _ in range(2):
+        asked = Answer(2)
+        on_done = asked.call.on_done
+        asked.call.on_done = lambda result, call=asked.call, tell=on_done: (
+            marks.append((call.cached, call.admitted)),
+            tell(result),
+        )
+        servable.submit(asked.call)
+        asked.wait()
+    assert marks == [(False, True), (True, True)]
 
 
 def test_with_preserve_ordering_a_hit_waits_for_the_calls_before_it(make, model):
