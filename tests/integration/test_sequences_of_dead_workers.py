@@ -1,4 +1,4 @@
-"""A model with memory of its own, in a process that dies while nothing runs: its sequences end, and clients are told."""
+"""A model with memory of its own, in a process that dies while nothing runs: its sequences end, clients are told."""
 
 from __future__ import annotations
 
