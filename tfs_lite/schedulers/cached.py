@@ -88,12 +88,13 @@ class CachedServable:
                 call.on_done(self._full())
                 return
             self._order.keep(call)
-        key = self._key(call)
+        versions = self._versions()
+        key = request_key(self.id, call, versions)
         outputs = self._cache.lookup(key)
         seconds = self._monotonic() - started
         if outputs is None:
             self._cache.count(self.id, misses=1, seconds=seconds)
-            self._watch(call, key)
+            self._watch(call, key, versions)
             self.inner.submit(call)
             return
         self._cache.count(self.id, hits=1, seconds=seconds)
@@ -112,18 +113,15 @@ class CachedServable:
         self.inner.close()
         self._cache.forget(self.id)
 
-    def _key(self, call: PredictCall) -> bytes:
-        """The answer of an ensemble depends on the versions of its models, too."""
-        return request_key(self.id, call, self._versions())
-
     def _versions(self) -> tuple[ServableId, ...]:
+        """The answer of an ensemble depends on the versions of its models, too."""
         versions: Callable[[], tuple[ServableId, ...]] = getattr(self.inner, "versions", tuple)
         try:
             return versions()
         except ServingError:
             return ()  # a model is missing, and the call will fail
 
-    def _watch(self, call: PredictCall, key: bytes) -> None:
+    def _watch(self, call: PredictCall, key: bytes, versions: Sequence[ServableId]) -> None:
         """The answer is inserted before the caller hears of it: an equal call that follows it is a hit."""
         in_parts: list[bool] = []
         on_part = call.on_part
@@ -134,13 +132,20 @@ class CachedServable:
                 pass_on(outputs)
 
             call.on_part = part
-        call.on_done = partial(self._done, call, key, in_parts, call.on_done)
+        call.on_done = partial(self._done, key, versions, in_parts, call.on_done)
 
-    def _done(self, call: PredictCall, key: bytes, in_parts: Sequence[bool], on_done: OnDone, result: Result) -> None:
+    def _done(
+        self,
+        key: bytes,
+        versions: Sequence[ServableId],
+        in_parts: Sequence[bool],
+        on_done: OnDone,
+        result: Result,
+    ) -> None:
         """An answer that came while versions changed is anybody's, and not kept."""
         if not isinstance(result, Status) and not in_parts:
             try:
-                if not hasattr(self.inner, "versions") or self._key(call) == key:
+                if self._versions() == versions:
                     self._insert(key, result)
             except Exception:
                 logger.exception("an answer of %s could not be kept", self.id)

@@ -24,8 +24,6 @@ from tfs_lite.config.text import (
 )
 from tfs_lite.core.status import invalid_argument
 
-MAX_JSON_DEPTH = 100
-
 
 @dataclass(frozen=True, slots=True)
 class ConfigOverride:
