@@ -97,7 +97,7 @@ def _add_tensors(message: Message, settings: ModelSettings, signature: Signature
     _add(message.input, _without(signature.inputs, scheduled), message.max_batch_size)
     _add(message.output, _without(signature.outputs, hidden_outputs(settings)), message.max_batch_size)
     for tensor in message.input:
-        tensor.optional = tensor.optional or tensor.name in signature.defaults
+        tensor.optional = tensor.optional or tensor.name in signature.dispensable
 
 
 def _without(specs: Iterable[TensorSpec], names: Collection[str]) -> list[TensorSpec]:

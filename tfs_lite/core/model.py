@@ -12,11 +12,14 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
+
+if TYPE_CHECKING:
+    from tfs_lite.core.generation import Generation, Piece
 
 Shapes = Mapping[str, tuple[tuple[int, ...], Any]]
 """Input name -> (shape, numpy dtype)."""
@@ -159,6 +162,13 @@ class PredictCall:
     """When it came, in seconds of ``time.monotonic``; 0: nobody noted it."""
     moving_seconds: tuple[float, float] = field(default=(0.0, 0.0))
     """Of ``run_seconds``, the time for putting inputs together and for handing outputs out."""
+    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """What the request says to the model beside its inputs; V2 only."""
+    texts: Sequence[Generation] = field(default=())
+    """For language models, instead of inputs: what is to be generated."""
+    on_piece: Callable[[Piece], None] | None = field(default=None)
+    """For language models: told about each piece of the texts, on any thread, before ``on_done``, which then gets no
+    outputs. It never blocks. None: the whole answer is wanted at once."""
 
 
 class Traits:
@@ -166,13 +176,15 @@ class Traits:
 
     ``max_batch_size`` and ``labels`` are what the model's config says: the most rows of a request, 0 where the config
     knows of no batch; and the names of classes by output. ``decoupled``: calls may have several answers, or none.
-    ``keeps_sequences``: calls belong to sequences.
+    ``keeps_sequences``: calls belong to sequences. ``generates``: it is a language model, whose calls may have texts
+    instead of inputs, and whose answer comes whole or, to ``on_piece``, in pieces.
     """
 
     max_batch_size: int = 0
     labels: Mapping[str, Sequence[str]] = MappingProxyType({})
     decoupled: bool = False
     keeps_sequences: bool = False
+    generates: bool = False
 
     def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
         """More instances join, and others leave; at least one has to stay. Requests are served all the time.

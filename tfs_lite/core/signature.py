@@ -7,7 +7,7 @@ guards, so :func:`check_inputs` is the only thing between a request and the mode
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -101,13 +101,20 @@ class Signature:
     """One callable of a model: inputs in the order of ``forward``'s parameters, outputs in the order returned.
 
     ``defaults`` supply inputs that a request leaves out. For an input whose first dimension is symbolic (the batch) the
-    default is one row, without that dimension, and is repeated for every row; otherwise it is the whole tensor.
+    default is one row, without that dimension, and is repeated for every row; otherwise it is the whole tensor. An
+    input in ``optional`` may be left out as well, and then the model does not get it.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     method_name: str = PREDICT_METHOD
     defaults: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
+    optional: frozenset[str] = frozenset()
+
+    @property
+    def dispensable(self) -> Set[str]:
+        """The inputs that a request may leave out."""
+        return self.defaults.keys() | self.optional
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -135,10 +142,10 @@ def check_input_names(signature: Signature, sent: Collection[str]) -> None:
     expected, got = set(signature.input_names), set(sent)
     if expected == got:
         return
-    missing, extra = expected - got - set(signature.defaults), got - expected
+    missing, extra = expected - got - signature.dispensable, got - expected
     if not missing and not extra:
         return
-    if len(got) == len(expected) or (signature.defaults and len(got) < len(expected)):
+    if len(got) == len(expected) or (signature.dispensable and len(got) < len(expected)):
         reasons = []
         if missing:
             reasons.append(
@@ -172,6 +179,8 @@ def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[
     """
     sizes: dict[str, tuple[str, int]] = {}
     for position, spec in enumerate(signature.inputs):
+        if spec.name in signature.optional and spec.name not in sent:
+            continue
         dtype, shape = sent[spec.name]
         if spec.dtype not in (DataType.INVALID, dtype):
             raise invalid_argument(

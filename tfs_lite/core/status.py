@@ -40,6 +40,7 @@ class Reason(enum.Enum):
     INVALID_ITEM = "the model's own rules refuse an item of the request"
     JOB_EXPIRED = "the time for a request that goes item by item is over"
     QUEUE_TIMEOUT = "it waited for the model longer than its queue allows"
+    QUEUE_FULL = "as many requests as may wait are waiting; it may be tried again"
     WAITS_FOR_MODELS = "a version cannot be loaded before another model is available"
 
 

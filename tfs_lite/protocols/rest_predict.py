@@ -95,7 +95,7 @@ def _columns(value: Json, signature: Signature) -> dict[str, Array]:
     for spec in signature.inputs:
         if spec.name in named:
             arrays[spec.name] = _column(named[spec.name], spec)
-        elif spec.name not in signature.defaults:
+        elif spec.name not in signature.dispensable:
             raise invalid_argument(f"Missing named input: {spec.name} in 'inputs' object")
     return arrays
 

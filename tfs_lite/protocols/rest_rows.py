@@ -67,7 +67,7 @@ def _check_values(checker: RowChecker, rows: list[Any], start: int) -> None:
 
 
 def _object_rows(rows: list[Any], signature: Signature) -> dict[str, Array]:
-    names = [spec.name for spec in signature.inputs if spec.name in rows[0] or spec.name not in signature.defaults]
+    names = [spec.name for spec in signature.inputs if spec.name in rows[0] or spec.name not in signature.dispensable]
     if not names and all(type(row) is dict and not row for row in rows):
         return _repeated_defaults(signature, len(rows))
     dtypes = {spec.name: spec.dtype or infer_dtype(_values(rows, spec.name)) for spec in signature.inputs}
@@ -119,6 +119,8 @@ def _repeated_defaults(signature: Signature, rows: int) -> dict[str, Array]:
     """What rows without any value mean: the defaults, as often as there are rows. Bounded as all repetition is."""
     arrays = {}
     for spec in signature.inputs:
+        if spec.name not in signature.defaults:
+            continue
         default = np.asarray(signature.defaults[spec.name])
         if spec.batch is None:
             continue

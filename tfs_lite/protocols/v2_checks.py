@@ -92,7 +92,7 @@ def _specs_of(request: InferRequest, signature: Signature, name: str) -> list[Te
 
 def _check_number(inputs: Sequence[SentTensor], signature: Signature, name: str) -> None:
     most, got = len(signature.inputs), len(inputs)
-    least = most - len(signature.defaults)
+    least = most - len(signature.dispensable)
     if least <= got <= most:
         return
     expected = (
@@ -108,7 +108,7 @@ def _check_number(inputs: Sequence[SentTensor], signature: Signature, name: str)
 
 def _missing(inputs: Sequence[SentTensor], signature: Signature) -> list[str]:
     sent = {tensor.name for tensor in inputs}
-    return [name for name in signature.input_names if name not in sent and name not in signature.defaults]
+    return [name for name in signature.input_names if name not in sent and name not in signature.dispensable]
 
 
 def _check_batch(inputs: Sequence[SentTensor], name: str, max_batch_size: int) -> None:

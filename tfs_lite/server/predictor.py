@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import TypeAlias, cast
 
+from tfs_lite.core.generation import Generation, Piece
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import OnCall, PredictCall, SequenceFlags, Servable, nobody_asks
 from tfs_lite.core.servable import ServableId
@@ -44,24 +45,31 @@ Result: TypeAlias = Mapping[str, Tensor] | Status
 OnPart: TypeAlias = Callable[[ServableId, Mapping[str, Array]], None]
 """Told, on the loop, about each answer of a model that gives several to a request."""
 
+OnPiece: TypeAlias = Callable[[ServableId, Piece], None]
+
 MAX_PARTS = 64
 """Answers of one request that the client has not been sent yet."""
 _LOOK_SECONDS = 0.2
 """How often a model that waits for its client looks whether it is still there."""
 _NO_ROOM = threading.Semaphore(0)
-_PART = -1
+_PART, _PIECE = -1, -2
 """In place of the number of a run: not its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
     """What a request says beside its inputs. ``priority`` and ``timeout``, in seconds, count where the model's settings
-    have them; ``sequence`` is for models with state, ``on_part`` for those with several answers."""
+    have them; ``sequence`` is for models with state, ``on_part`` for those with several answers. ``parameters`` are for
+    models that know them. ``texts`` and ``on_piece`` are for language models: what is to be generated, instead of
+    inputs, and who is told, on the loop, about every piece of it; both may stand alone."""
 
     sequence: SequenceFlags | None = None
     priority: int = 0
     timeout: float = 0.0
     on_part: OnPart | None = None
+    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    texts: Sequence[Generation] = ()
+    on_piece: OnPiece | None = None
 
 
 PLAIN = CallOptions()
@@ -167,7 +175,7 @@ class Predictor:
         outbox = self._outbox or self._open()
         deadlines = self._deadlines
         assert deadlines is not None
-        request = _Request(handle, outbox, self._metrics, record.late, options.on_part, self._on_call)
+        request = _Request(handle, outbox, self._metrics, record.late, options, self._on_call)
         now = monotonic()
         calls = [
             PredictCall(
@@ -181,6 +189,9 @@ class Predictor:
                 sequence=options.sequence,
                 on_part=request.part if options.on_part is not None else None,
                 arrived=now,
+                parameters=options.parameters,
+                texts=options.texts,
+                on_piece=request.piece if options.on_piece is not None else None,
             )
             for index, run in enumerate(runs)
         ]
@@ -209,7 +220,7 @@ class _Request:
     happens on the loop. Holds the version until the last call is answered."""
 
     __slots__ = (
-        *("_calls", "_handle", "_left", "_metrics", "_on_call", "_on_part", "_outbox"),
+        *("_calls", "_handle", "_left", "_metrics", "_on_call", "_options", "_outbox"),
         *("answer", "id", "late", "outputs", "room"),
     )
 
@@ -219,7 +230,7 @@ class _Request:
         outbox: Outbox[_Posted],
         metrics: RequestMetrics,
         late: Reason | None,
-        on_part: OnPart | None,
+        options: CallOptions,
         on_call: OnCall,
     ) -> None:
         self.id = handle.id
@@ -228,11 +239,11 @@ class _Request:
         self._left = 0
         self._outbox = outbox
         self._metrics = metrics
-        self._on_part = on_part
+        self._options = options
         self._on_call = on_call
         self._calls: Sequence[PredictCall] = ()
         self.outputs: list[Mapping[str, Array]] = []
-        self.room = _NO_ROOM if on_part is None else threading.Semaphore(MAX_PARTS)
+        self.room = _NO_ROOM if options.on_part is None else threading.Semaphore(MAX_PARTS)
         self.answer: asyncio.Future[Sequence[Mapping[str, Array]]] = outbox.loop.create_future()
 
     def expect(self, calls: Sequence[PredictCall]) -> None:
@@ -252,11 +263,15 @@ class _Request:
                 return
         self._outbox.post((self, _PART, outputs))
 
-    def settle(self, index: int, result: Result) -> None:
-        if index == _PART:
-            if not self.answer.done() and self._on_part is not None:
-                self._on_part(self.id, cast("Mapping[str, Array]", result))
+    def piece(self, piece: Piece) -> None:
+        """Of a text. Never blocks: how long a text may get is known from the start."""
+        self._outbox.post((self, _PIECE, piece))
+
+    def settle(self, index: int, result: Result | Piece) -> None:
+        if index < 0:
+            self._pass_on(index, result)
             return
+        result = cast("Result", result)
         self._left -= 1
         self._on_call(self.id, self._calls[index], result)
         if not self._left:
@@ -272,8 +287,16 @@ class _Request:
         if not self._left:
             self.answer.set_result(self.outputs)
 
+    def _pass_on(self, index: int, result: Result | Piece) -> None:
+        if self.answer.done():
+            return
+        if index == _PART and self._options.on_part is not None:
+            self._options.on_part(self.id, cast("Mapping[str, Array]", result))
+        elif index == _PIECE and self._options.on_piece is not None:
+            self._options.on_piece(self.id, cast("Piece", result))
 
-_Posted: TypeAlias = tuple[_Request, int, Result]
+
+_Posted: TypeAlias = tuple[_Request, int, Result | Piece]
 
 
 class Started:
