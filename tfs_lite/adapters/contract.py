@@ -154,7 +154,9 @@ def says_everything(signature: Signature) -> bool:
 @dataclass(frozen=True, slots=True)
 class Platform:
     """``open`` None: artefacts of this kind are known, but this server cannot serve them; ``missing`` says why. Or the
-    platform is ``composed``: a version has no artefact, nothing is opened, and the servable is made of other models."""
+    platform is ``composed``: a version has no artefact, nothing is opened, and the servable is made of other models.
+    ``reserve``: an upper bound of the bytes that a version takes on its device, from its files, the config and whether
+    it goes to a GPU; raises ServingError. None: it follows from the size of the files."""
 
     name: str
     artefact: str
@@ -163,6 +165,7 @@ class Platform:
     needs_trust: bool = False
     missing: str = ""
     composed: bool = False
+    reserve: Callable[[VersionFiles, ModelSettings, bool], int] | None = None
 
     @property
     def is_served(self) -> bool:

@@ -89,12 +89,19 @@ class AdapterSettings:
 
 
 class ArtifactLoader(Loader):
-    """Loads one version from its directory. ``platform`` empty: what the config says, else what the files mean."""
+    """Loads one version of model ``name`` from its directory. ``platform`` empty: what the config says, else what the
+    files mean."""
 
     def __init__(
-        self, directory: str, platform: str, settings: AdapterSettings, platforms: Mapping[str, Platform]
+        self,
+        directory: str,
+        platform: str,
+        settings: AdapterSettings,
+        platforms: Mapping[str, Platform],
+        name: str = "",
     ) -> None:
         self._directory = directory
+        self._name = name
         self._platform = platform
         self._settings = settings
         self._platforms = platforms
@@ -152,7 +159,13 @@ class ArtifactLoader(Loader):
     def _reserve(self) -> int:
         """Remembered, because an estimate must not grow when files are added."""
         if self._reserved is None:
-            self._reserved = memory.bytes_to_reserve(read_version(self._directory).unpacked_bytes)
+            files = read_version(self._directory)
+            reserve = next((p.reserve for p in self._platforms.values() if p.reserve and p.recognises(files)), None)
+            if reserve is None:
+                self._reserved = memory.bytes_to_reserve(files.unpacked_bytes)
+            else:
+                settings = self._settings.model_settings(self._directory, self._name) or ModelSettings()
+                self._reserved = reserve(files, settings, uses_gpu(self._settings.device))
         return self._reserved
 
     def _make(self, servable_id: ServableId) -> Servable:

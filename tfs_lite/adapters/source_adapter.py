@@ -19,4 +19,4 @@ def make_source_adapter(platform: str | None, settings: AdapterSettings) -> Unar
 
 def make_loader(item: ServableData[StoragePath], platform: str | None, settings: AdapterSettings) -> Loader:
     """The loader of one version."""
-    return ArtifactLoader(item.payload, platform or "", settings, PLATFORMS)
+    return ArtifactLoader(item.payload, platform or "", settings, PLATFORMS, item.id.name)

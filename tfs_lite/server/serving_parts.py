@@ -21,6 +21,7 @@ from tfs_lite.core.status import ServingError, Status
 from tfs_lite.protocols.serving import ModelRef
 from tfs_lite.schedulers.response_cache import ResponseCache
 from tfs_lite.server.batch_metrics import BatchMetrics
+from tfs_lite.server.generation_metrics import GenerationMetrics
 from tfs_lite.server.model_running import Surroundings
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.server.response_caching import CacheCollector, cache_bytes
@@ -53,6 +54,7 @@ class ServingParts:
         self._cache = cache = ResponseCache(size) if size else None
         self.book = InferenceBook(cache_counts=cache.counts if cache is not None else dict)
         self.routes = SequenceRoutes(lookup, clock, options.sequence_drain_seconds)
+        self.generation = GenerationMetrics(registry)
         registry.register(SequenceCollector(self.routes))
         if cache is not None:
             registry.register(CacheCollector(cache))
@@ -83,9 +85,11 @@ class ServingParts:
         elif event.state is ManagerState.END:
             self.routes.version_gone(event.id)
             self.book.closed(event.id)
+            self.generation.version_gone(event.id)
 
     def model_gone(self, name: str) -> None:
         """The model is served no more."""
+        self.generation.model_gone(name)
         self.routes.model_gone(name)
 
     def close(self) -> None:
