@@ -63,7 +63,7 @@ def find_rest_signature(signatures: Mapping[str, Signature], key: str) -> Signat
 
 
 def tensors_of(body: PredictBody, signature: Signature) -> dict[str, Array]:
-    """The arrays of the inputs, by name; inputs that have a default may be missing.
+    """The arrays of the inputs, by name; inputs that have a default, or are optional, may be missing.
 
     Their dtypes are the declared ones, their shapes those of the body. Where a signature declares no dtype: float if a
     number has a fraction or an exponent, int64 for other numbers, bool, string. Arrays may be read-only and may share

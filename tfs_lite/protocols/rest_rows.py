@@ -6,7 +6,7 @@ All rows of an input have the same shape. Whatever is wrong with an element is s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ from tfs_lite.protocols.tensor_proto import MAX_FILL_BYTES, Array
 def read_rows(value: object, signature: Signature) -> dict[str, Array]:
     """The arrays of the inputs, by name, whose first dimension is the number of elements of ``value``.
 
-    Objects may leave out an input that has a default if they all do. INVALID_ARGUMENT for whatever is malformed, also
-    where an element alone would have another code.
+    Objects may leave out an input that has a default, or is optional, if they all do. INVALID_ARGUMENT for whatever is
+    malformed, also where an element alone would have another code.
     """
     if not isinstance(value, list | np.ndarray):
         raise invalid_argument(f"'instances' is expected to be an list/array, got {type_name(value)}: {show(value)}")
@@ -78,7 +78,7 @@ def _object_rows(rows: list[Any], signature: Signature) -> dict[str, Array]:
     for start, some in runs(rows):
         arrays = _dense_columns(some, names, dtypes)
         if arrays is None or not all(checkers[name].fits(array) for name, array in arrays.items()):
-            _check_objects(checkers, set(names), some, start)
+            _check_objects(checkers, set(names), signature, some, start)
     raise irregular()
 
 
@@ -98,7 +98,9 @@ def _dense_columns(rows: list[Any], names: Sequence[str], dtypes: dict[str, Data
     return arrays
 
 
-def _check_objects(checkers: dict[str, RowChecker], expected: set[str], rows: list[Any], start: int) -> None:
+def _check_objects(
+    checkers: dict[str, RowChecker], expected: set[str], signature: Signature, rows: list[Any], start: int
+) -> None:
     """Raises the first thing that is wrong with the rows; ``start`` is the number of the first."""
     for number, row in enumerate(rows, start):
         if not _is_object(row):
@@ -112,7 +114,17 @@ def _check_objects(checkers: dict[str, RowChecker], expected: set[str], rows: li
                 raise _element_error(number, error, key) from None
         if row.keys() != expected:
             known = ",".join(sorted(expected))
-            raise _element_error(number, invalid_argument(f"JSON object: {show(row)} keys must be equal to: {known}"))
+            hint = _hint(row.keys() ^ expected, signature)
+            message = f"JSON object: {show(row)} keys must be equal to: {known}{hint}"
+            raise _element_error(number, invalid_argument(message))
+
+
+def _hint(differing: Set[str], signature: Signature) -> str:
+    """For an element that has, or lacks, inputs unlike the first one, where each by itself would be right."""
+    if not differing <= signature.dispensable:
+        return ""
+    names = ",".join(sorted(differing))
+    return f"; every element has to have {names}, or none of them"
 
 
 def _repeated_defaults(signature: Signature, rows: int) -> dict[str, Array]:

@@ -21,6 +21,7 @@ from tfs_lite.core.signature import (
     format_shape,
 )
 from tfs_lite.core.status import invalid_argument
+from tfs_lite.protocols.generation_tensors import INPUT_IDS, TEXT_INPUT
 from tfs_lite.protocols.runs import Run
 from tfs_lite.protocols.tensor_proto import Array
 from tfs_lite.protocols.v2_request import InferRequest, SentTensor
@@ -57,6 +58,16 @@ def check_distinct(request: InferRequest) -> None:
     """INVALID_ARGUMENT if an input or an output is named twice."""
     _distinct("input", (tensor.name for tensor in request.inputs))
     _distinct("output", (output.name for output in request.outputs))
+
+
+def check_one_text(inputs: Mapping[str, Array], name: str) -> None:
+    """INVALID_ARGUMENT if the inputs of a language model are several texts, of which no stream could be told apart."""
+    texts, tokens = inputs.get(TEXT_INPUT), inputs.get(INPUT_IDS)
+    count = texts.size if texts is not None else tokens.shape[0] if tokens is not None and tokens.ndim > 1 else 1
+    if count > 1:
+        raise invalid_argument(
+            f"the request has {count} texts for model '{name}', which takes one at a time when it streams its output"
+        )
 
 
 def _distinct(what: str, names: Iterable[str]) -> None:

@@ -28,6 +28,7 @@ from tfs_lite.server.http_server import HttpServer
 from tfs_lite.server.inference import Inferences
 from tfs_lite.server.model_service import ModelService
 from tfs_lite.server.plan import base_directory
+from tfs_lite.server.predict_streamed import PredictStreamedService
 from tfs_lite.server.prediction_service import PredictionService
 from tfs_lite.server.predictor import Predictor
 from tfs_lite.server.repository_control import RepositoryControl
@@ -162,8 +163,15 @@ class Doors:
             check_method_names=options.enable_signature_method_name_check,
             log=core.request_logs,
         )
+        streamed = PredictStreamedService(
+            self._predictor,
+            core.request_metrics,
+            options.max_message_bytes,
+            as_tensor_content=options.enable_serialization_as_tensor_content,
+            check_method_names=options.enable_signature_method_name_check,
+        )
         models = ModelService(core.status, self._reload, self._reloads, core.request_metrics, core.counter_value)
-        services = (prediction, models, HealthService(self._health, changes))
+        services = (prediction, streamed, models, HealthService(self._health, changes))
         return [*(method for service in services for method in service.methods()), *self._v2.methods()]
 
     def _app(self) -> HttpApp:

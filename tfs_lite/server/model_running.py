@@ -1,7 +1,8 @@
-"""How models run on this server: whether their requests are batched, and by which settings.
+"""How models run on this server: by which scheduler, and by which settings.
 
-The model's own config comes first (``dynamic_batching``), then what ``--enable_batching`` and its parameters say; else
-every request runs alone. All of it ends in one batcher with one kind of settings.
+Of one whose requests may be batched, the model's own config comes first (``dynamic_batching``), then what
+``--enable_batching`` and its parameters say; else every request runs alone. All of it ends in one batcher with one kind
+of settings.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from tfs_lite.config.batching import (
     parameters_without_file,
     read_version_parameters,
 )
+from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.server_files import read_batching_parameters
 from tfs_lite.core.clock import Clock
+from tfs_lite.core.generation import LanguageModel
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Model, OnBatch, OnCall, Servable, nobody_asks, nobody_counts
 from tfs_lite.core.servable import ServableId
@@ -30,6 +33,8 @@ from tfs_lite.schedulers.cached import CachedServable
 from tfs_lite.schedulers.configured import settings_of_model, settings_of_parameters
 from tfs_lite.schedulers.decoupled import DecoupledServable
 from tfs_lite.schedulers.ensemble.servable import EnsembleServable, Resolve, ResolveSequence
+from tfs_lite.schedulers.generation.servable import GenerativeServable
+from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.items import ItemRule, ItemServable
 from tfs_lite.schedulers.response_cache import ResponseCache
 from tfs_lite.schedulers.rules import BatchRule
@@ -37,6 +42,7 @@ from tfs_lite.schedulers.sequence.desk import OnForgotten, nobody_routes
 from tfs_lite.schedulers.sequence.servable import SequenceServable
 from tfs_lite.schedulers.settings import BatchSettings, SendWhen
 from tfs_lite.server.batch_metrics import WorkerState
+from tfs_lite.server.generation_metrics import GenerationMetrics
 from tfs_lite.server.options import ServerOptions
 
 ITEM_THREADS = 2
@@ -87,6 +93,23 @@ class BatchingPlan:
         return settings_of_parameters(parameters, min(bounds, default=0), self.max_queued_calls)
 
 
+def engine_settings(settings: GenerationSettings, model: LanguageModel) -> EngineSettings:
+    """For a model that is loaded: its own places and length, and what the config leaves open."""
+    places, length = model.limits.places, model.limits.length
+    on_gpu = not model.shares_compute
+    return EngineSettings(
+        places=places,
+        length=length,
+        rows=settings.rows(on_gpu),
+        chunk=settings.chunk(on_gpu),
+        max_queue=settings.queue(places),
+        max_queued_tokens=settings.queued_tokens(places, length),
+        queue_timeout=settings.queue_timeout,
+        policy=settings.policy,
+        prefix_reuse=settings.prefix_reuse,
+    )
+
+
 def nothing_else_is_served(name: str, version: int | None) -> ServableHandle:
     """For servers of one model."""
     raise not_found(f"Request for unknown model: '{name}' is not found")
@@ -96,12 +119,14 @@ def nothing_else_is_served(name: str, version: int | None) -> ServableHandle:
 class Surroundings:
     """What servables ask of the server around them, and tell it. ``on_batch`` is told about the runs of versions that
     are batched, ``on_run`` about those of others; ``on_call`` about the steps of ensembles, which nobody else sees,
-    ``on_forgotten`` about sequences that have ended. ``cache`` None: there is none."""
+    ``on_forgotten`` about sequences that have ended, ``generation`` about language models. ``cache`` None: there is
+    none."""
 
     on_batch: OnBatch = nobody_counts
     on_run: OnBatch = nobody_counts
     on_call: OnCall = nobody_asks
     on_forgotten: OnForgotten = nobody_routes
+    generation: GenerationMetrics | None = None
     resolve: Resolve = nothing_else_is_served
     resolve_sequence: ResolveSequence | None = None
     cache: ResponseCache | None = None
@@ -119,6 +144,8 @@ class ServableMaker:
         """Takes the models over. Raises ServingError, with the models left to the caller."""
         settings, around = request.settings, self._around
         made: Servable
+        if models and isinstance(models[0], LanguageModel):
+            return self._generative(models, request)
         if settings.ensemble_scheduling is not None:
             most = self._plan.max_queued_calls
             made = EnsembleServable(
@@ -132,6 +159,23 @@ class ServableMaker:
         else:
             made = self._of_models(models, request)
         return self._cached(made, request)
+
+    def _generative(self, models: Sequence[Model], request: OpenRequest) -> GenerativeServable:
+        model = models[0]
+        assert isinstance(model, LanguageModel)
+        if len(models) > 1:
+            raise invalid_argument(
+                "instance_group: a language model has one instance; max_batch_size says how many texts run"
+            )
+        metrics = self._around.generation
+        settings = engine_settings(generation_settings(request.settings), model)
+        if metrics is None:
+            return GenerativeServable(model, request.id, settings, clock=self._clock)
+        made = GenerativeServable(
+            model, request.id, settings, clock=self._clock, on_step=metrics.on_step, on_text=metrics.on_text
+        )
+        metrics.watch(request.id, made)
+        return made
 
     def _of_models(self, models: Sequence[Model], request: OpenRequest) -> Servable:
         settings, labels = request.settings, _labels(request)

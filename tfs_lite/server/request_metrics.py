@@ -38,7 +38,7 @@ GRPC = "GRPC"
 REST = "REST"
 UNKNOWN = "unknown"
 LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-PREDICTIONS = (*GRPC_METHODS, "MultiInference", "ModelInfer")
+PREDICTIONS = (*GRPC_METHODS, "MultiInference", "ModelInfer", "PredictStreamed", "Completions", "ChatCompletions")
 REJECTED = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
 _OK = StatusCode.OK
 

@@ -69,6 +69,7 @@ class ServingParts:
             resolve=lambda name, version: self._lookup(ModelRef(name, version)),
             resolve_sequence=lambda name, version, flags: self.routes.handle(ModelRef(name, version), flags),
             cache=self._cache,
+            generation=self.generation,
         )
 
     def on_call(self, servable_id: ServableId, call: PredictCall, result: Mapping[str, Tensor] | Status) -> None:

@@ -2,8 +2,9 @@
 
     model -> add (the loop) -> [bounded] -> next -> text -> EventStream -> the client, as fast as it reads
 
-A model that is ahead of its client by many answers is held up until that has read some. The bytes that wait are bounded
-too, for each client and for all together; past that the request is cancelled and the stream ends with an error.
+A model that is ahead of its client by many answers is held up until that has read some; a language model is not, but
+the length of a text is known from the start. The bytes that wait are bounded too, for each client and for all together;
+past that the request is cancelled and the stream ends with an error.
 """
 
 from __future__ import annotations
@@ -85,6 +86,12 @@ class Answers:
         self._started = started
         self._end = asyncio.get_running_loop().create_task(started.answer())
         self._end.add_done_callback(self._ended)
+
+    @property
+    def generates(self) -> bool:
+        """Whether they are those of a language model. Once it has begun."""
+        assert self._started is not None
+        return self._started.generates
 
     async def next(self) -> InferAnswer | None:
         """None: there are no more. To be called when the one before is sent: that lets the model go on. Raises what the

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -61,7 +62,8 @@ class V2HttpInfer:
         return v2_success(written)
 
     async def generate(self, request: Request, model: str, target: Target) -> Response:
-        """The one answer of a model, however it gives it. INTERNAL if it gives none or several."""
+        """The one answer of a model, however it gives it; a language model's is whole. INTERNAL if it gives none or
+        several."""
         with ExitStack() as inside:
             answers = await self._begin(request, model, target, inside)
             answer = await answers.next()
@@ -72,12 +74,13 @@ class V2HttpInfer:
 
     async def generate_stream(self, request: Request, model: str, target: Target) -> Response:
         """An :class:`EventStream`, which ends the call when it is sent. What goes wrong before the request has its
-        place in the queue is raised; a model that fails at once is an event, with the failure's status."""
-        queued = False
+        place in the queue is raised, of a language model also what goes wrong before its first piece; another model
+        that fails at once is an event, with the failure's status."""
+        event = False
         try:
             with ExitStack() as inside:
-                answers = await self._begin(request, model, target, inside)
-                queued = True
+                answers = await self._begin(request, model, target, inside, in_pieces=True)
+                event = not answers.generates
 
                 async def next_text() -> bytes | None:
                     answer = await answers.next()
@@ -85,11 +88,13 @@ class V2HttpInfer:
 
                 return EventStream(await next_text(), next_text, inside.pop_all())
         except ServingError as error:
-            if not queued:
+            if not event:
                 raise
             return failed_stream(error)
 
-    async def _begin(self, request: Request, model: str, target: Target, inside: ExitStack) -> Answers:
+    async def _begin(
+        self, request: Request, model: str, target: Target, inside: ExitStack, in_pieces: bool = False
+    ) -> Answers:
         """A request of ``generate`` up to its place in the queue. Leaving ``inside`` ends it."""
         record = inside.enter_context(self._inference.metrics.record(METHOD, model, REST))
         call = inside.enter_context(self._calls.call(record))
@@ -98,7 +103,8 @@ class V2HttpInfer:
         sent = await self._bodies.read(request, call, lambda body: read_generate(model, version, body, declared))
         answers = Answers(self._room)
         inside.callback(answers.close)
-        answers.begin(self._inference.begin(sent, record, call.deadline, answers.add))
+        begin = partial(self._inference.begin, in_pieces=in_pieces, brief=True)
+        answers.begin(begin(sent, record, call.deadline, answers.add))
         return answers
 
     async def _print(self, answer: InferAnswer) -> bytes:

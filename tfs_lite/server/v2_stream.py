@@ -108,7 +108,8 @@ class V2Stream:
             request = _Request(sent)
             asked = read_request(sent)
             request.empty_final = asked.empty_final
-            request.started = self._infer.begin(asked, request.record, self._deadline, self._on_part(request))
+            on_part = self._on_part(request)
+            request.started = self._infer.begin(asked, request.record, self._deadline, on_part, in_pieces=True)
         except ServingError as error:
             self._in_order.append(request)
             self._end(request, error.status)
@@ -125,7 +126,7 @@ class V2Stream:
                 raise ServingError(StatusCode.RESOURCE_EXHAUSTED, message)
             started = request.started
             assert started is not None
-            self._put(stream_bytes(answer, False), started.took)
+            self._put(stream_bytes(answer, started.complete), started.took)
 
         return on_part
 
@@ -146,8 +147,9 @@ class V2Stream:
         self._end(request, result)
 
     def _last(self, request: _Request, started: V2Started, answer: InferAnswer) -> bytes:
-        """The end of a decoupled request without outputs is only said to those who asked for it."""
-        if started.decoupled and not answer.outputs and not request.empty_final:
+        """The end of a decoupled request without outputs is only said to those who asked for it, and not if the last
+        piece of a text has said so."""
+        if started.decoupled and not answer.outputs and (started.complete or not request.empty_final):
             return b""
         return stream_bytes(answer, True)
 

@@ -121,7 +121,7 @@ class HouseControl(V2Settings):
 
 
 def _tensor(spec: TensorSpec) -> TensorMetadata:
-    shape = tuple(size if isinstance(size, int) else -1 for size in spec.shape or ())
+    shape = (-1,) if spec.shape is None else tuple(size if isinstance(size, int) else -1 for size in spec.shape)
     return TensorMetadata(spec.name, name_of(spec.dtype), shape)
 
 

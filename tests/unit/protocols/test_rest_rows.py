@@ -82,3 +82,15 @@ def test_a_bad_leaf_late_in_one_row_is_found() -> None:
     row[1999] = [*row[1999][:-1], "late"]
     assert "element: 1 of" in refused([[[1.5] * 40] * 2000, row], FLOAT)
     assert 'JSON Value: "late" Type: String' in refused([row], FLOAT)
+
+
+def test_optional_inputs_are_in_every_row_or_in_none() -> None:
+    signature = Signature(PAIR.inputs, (), optional=frozenset({"b"}))
+    assert read_rows([{"a": 1}, {"a": 2}], signature)["a"].tolist() == [1, 2]
+    assert read_rows([{"a": 1}, {"a": 2}], signature).keys() == {"a"}
+    assert read_rows([{"a": 1, "b": "x"}], signature)["b"].tolist() == [b"x"]
+    for rows in ([{"a": 1, "b": "x"}, {"a": 2}], [{"a": 1}, {"a": 2, "b": "x"}]):
+        message = refused(rows, signature)
+        assert message.startswith("Failed to process element: 1 of 'instances' list. Error: ")
+        assert message.endswith("; every element has to have b, or none of them")
+    assert "or none of them" not in refused([{"a": 1}, {"b": "x"}], signature)

@@ -10,7 +10,7 @@ import pytest
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.runs import Run
-from tfs_lite.protocols.v2_checks import run_of
+from tfs_lite.protocols.v2_checks import check_one_text, run_of
 from tfs_lite.protocols.v2_request import InferRequest, SentTensor, SharedMemoryPlace, WantedOutput
 from tfs_lite.protocols.v2_tensors import RawTensor
 
@@ -123,3 +123,37 @@ def test_a_model_without_the_default_signature_is_refused() -> None:
     with pytest.raises(ServingError) as caught:
         run_of(InferRequest("m"), {"other": TWO}, "m", 0)
     assert caught.value.code is StatusCode.FAILED_PRECONDITION
+
+
+def test_optional_inputs_may_be_left_out_without_a_default() -> None:
+    optional = Signature(TWO.inputs, OUTPUTS, optional=frozenset({"A", "B"}))
+    assert run(signature=optional, batch=None).inputs == {}
+    assert list(run(b(), signature=optional).inputs) == ["B"]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 1)])
+def test_input_without_a_declared_shape_takes_any(shape: tuple[int, ...]) -> None:
+    free = Signature((TensorSpec("A", DataType.FLOAT),), OUTPUTS)
+    tensor = RawTensor("A", "FP32", shape, data=b"\0" * 4 * int(np.prod(shape)))
+    assert run(tensor, signature=free, batch=None).inputs["A"].shape == shape
+
+
+TEXTS: list[tuple[str, Any, int]] = [
+    ("nothing", {}, 1),
+    ("one text", {"text_input": np.array([b"a"], object)}, 1),
+    ("two texts", {"text_input": np.array([b"a", b"b"], object)}, 2),
+    ("one row", {"input_ids": np.ones((1, 9), np.int64)}, 1),
+    ("flat", {"input_ids": np.ones(9, np.int64)}, 1),
+    ("three rows", {"input_ids": np.ones((3, 2), np.int64)}, 3),
+]
+
+
+@pytest.mark.parametrize(("inputs", "count"), [row[1:] for row in TEXTS], ids=[row[0] for row in TEXTS])
+def test_only_one_text_can_be_streamed(inputs: Any, count: int) -> None:
+    if count == 1:
+        check_one_text(inputs, "m")
+        return
+    with pytest.raises(ServingError) as caught:
+        check_one_text(inputs, "m")
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert f"the request has {count} texts for model 'm'" in str(caught.value)

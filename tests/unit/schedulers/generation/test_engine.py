@@ -1,0 +1,746 @@
+"""The engine with a model whose every token depends on all that its place holds: texts come out as if each were alone,
+and each has exactly one end, whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from tfs_lite.core.clock import SystemClock
+from tfs_lite.core.generation import (
+    Draw,
+    Drawn,
+    Finish,
+    Generation,
+    Limits,
+    Piece,
+    Sampling,
+    Step,
+    StepReport,
+    TextReport,
+    TokenLogprob,
+    Usage,
+)
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.schedulers.generation.engine import Engine, Job
+from tfs_lite.schedulers.generation.loop import StepLoop
+from tfs_lite.schedulers.generation.roster import Roster
+from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.testing.byte_codec import BEGIN, END, VOCABULARY, ByteCodec
+from tfs_lite.testing.clock import VirtualClock
+from tfs_lite.testing.hash_model import HashModel, hashed, logprob_of
+
+PATIENCE = 30
+LENGTH = 64
+ID = ServableId("m", 3)
+GREEDY = Sampling(temperature=0)
+CODEC = ByteCodec()
+EOS = frozenset({END})
+
+
+class ByHand(StepLoop):
+    """A loop without a thread: the test itself gives the turns."""
+
+    def join(self, engine) -> None:
+        """Nobody turns it."""
+
+    def leave(self, engine) -> None:
+        """No turn is under way."""
+
+
+class Asked:
+    """A job, and what came of it."""
+
+    def __init__(self, prompt: Sequence[int], limit: int = 8, *, seed: int = 0, deadline=None, **wanted) -> None:
+        wanted.setdefault("sampling", GREEDY)
+        self.pieces: list[Piece] = []
+        self.ended = threading.Event()
+        self.first = threading.Event()
+        self.status: Status | None = None
+        generation = Generation(tuple(prompt), limit, **wanted)
+        self.job = Job(generation, list(prompt), limit, seed, deadline, 0, self._take)
+
+    def _take(self, job: Job, event: Piece | Status) -> None:
+        assert job is self.job
+        assert not self.ended.is_set(), "there is one end"
+        if isinstance(event, Piece):
+            self.pieces.append(event)
+            self.first.set()
+            if event.finish is None:
+                return
+        else:
+            self.status = event
+        self.ended.set()
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for piece in self.pieces for token in piece.tokens]
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def last(self) -> Piece:
+        return self.pieces[-1]
+
+    @property
+    def code(self) -> StatusCode:
+        assert self.ended.is_set()
+        return self.status.code if self.status else StatusCode.OK
+
+    def alone(self, eos: frozenset[int] = EOS) -> list[int]:
+        """What the model says to this prompt when there is nobody else."""
+        job, tokens = self.job, list(self.job.wanted.prompt)
+        for index in range(job.limit):
+            draw = Draw(job.wanted.sampling, job.seed, index, tokens, len(job.wanted.prompt))
+            tokens.append(hashed(tokens, draw, VOCABULARY))
+            if tokens[-1] in eos:
+                break
+        return tokens[len(job.wanted.prompt) :]
+
+
+class Stage:
+    """An engine that the test turns, with all that it tells."""
+
+    def __init__(self, places: int = 2, codec: ByteCodec | None = None, choose=None, before=None, **settings) -> None:
+        self.clock = VirtualClock()
+        self.model = HashModel(Limits(places, LENGTH, VOCABULARY, EOS), codec, choose=choose, before=before)
+        self.steps: list[StepReport] = []
+        self.texts: list[TextReport] = []
+        self.engine = Engine(
+            self.model,
+            ID,
+            settings_of(places, **settings),
+            clock=self.clock,
+            loop=ByHand(),
+            on_step=self.steps.append,
+            on_text=self.texts.append,
+        )
+
+    def submit(self, *asked: Asked) -> None:
+        assert self.engine.submit([one.job for one in asked]) is None
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.engine.turn()
+
+    def run(self, *asked: Asked) -> None:
+        """Until there is nothing to do; places are empty then, and nobody waits."""
+        if asked:
+            self.submit(*asked)
+        for _ in range(100_000):
+            if not self.engine.turn():
+                break
+        state = self.engine.state()
+        assert (state.running, state.waiting, state.reserved, state.written) == (0, 0, 0, 0)
+        assert self.model.complaints == []
+
+
+def settings_of(places: int, **changes) -> EngineSettings:
+    values = {"rows": 32, "chunk": 8, "max_queue": 10_000, "max_queued_tokens": 10**6, "queue_timeout": 1e6} | changes
+    return EngineSettings(places=places, length=LENGTH, **values)
+
+
+def prompt(number: int, length: int = 5) -> list[int]:
+    return [BEGIN, *((number * 31 + at * 7) % 256 for at in range(length - 1))]
+
+
+def saying(text: str, then: int = END) -> Callable[[Sequence[int], Draw], int]:
+    """Whatever the prompt, the model says this."""
+    tokens = [*text.encode(), then]
+    return lambda _, draw: tokens[min(draw.index, len(tokens) - 1)]
+
+
+@pytest.mark.parametrize(("places", "chunk", "reuse"), [(1, 64, False), (3, 4, True), (8, 1, True)])
+def test_each_text_comes_out_as_if_it_were_alone(places: int, chunk: int, reuse: bool) -> None:
+    stage = Stage(places, chunk=chunk, prefix_reuse=reuse)
+    asked = [Asked(prompt(n, 1 + n * 2), 1 + n % 9, seed=n) for n in range(12)]
+    asked += [Asked(prompt(n, 20), 8, seed=n, sampling=Sampling(temperature=1)) for n in range(6)]
+    stage.run(*asked)
+    for one in asked:
+        assert one.tokens == one.alone()
+        assert one.last.usage is not None
+        assert (one.last.usage.prompt, one.last.usage.output) == (len(one.job.wanted.prompt), len(one.tokens))
+        assert [piece.usage is not None for piece in one.pieces] == [piece is one.last for piece in one.pieces]
+
+
+def test_pieces_together_are_the_whole_decode() -> None:
+    said = "grüße 👩‍👩‍👧 €"
+    stage = Stage(codec=CODEC, choose=saying(said))
+    asked = [Asked(prompt(1), 50), Asked(prompt(2), 12), Asked(prompt(3), 50, echo=True)]
+    stage.run(*asked)
+    for one in asked:
+        tokens = one.tokens if one.last.finish is Finish.LENGTH else one.tokens[:-1]
+        opening = CODEC.decode(one.job.wanted.prompt) if one.job.wanted.echo else ""
+        assert one.text == opening + CODEC.decode(tokens)
+    assert asked[0].text == said
+    assert (asked[0].last.finish, asked[0].last.stop) == (Finish.STOP, END)
+    assert asked[1].last.finish is Finish.LENGTH
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 20])
+def test_one_token_is_there_after_the_prompt(length: int) -> None:
+    stage = Stage(codec=CODEC, choose=saying("xyz"))
+    one = Asked(prompt(1, length), 1)
+    stage.run(one)
+    assert [(piece.tokens, piece.text, piece.finish) for piece in one.pieces] == [((120,), "x", Finish.LENGTH)]
+    assert {report.kind for report in stage.steps} == {"prefill"}
+    assert sum(report.rows for report in stage.steps) == length
+
+
+def test_end_of_text_as_first_token_is_a_whole_answer() -> None:
+    stage = Stage(codec=CODEC, choose=saying(""))
+    one = Asked(prompt(1), 8)
+    stage.run(one)
+    assert one.pieces == [Piece(0, (END,), "", (), Finish.STOP, END, Usage(5, 1))]
+
+
+def test_stop_text_across_tokens_ends_in_the_step_that_completes_it() -> None:
+    stage = Stage(codec=CODEC, choose=saying("abcdef"))
+    one, other = Asked(prompt(1), 8, stop=("cde",)), Asked(prompt(2), 5, stop=("de",))
+    stage.run(one, other)
+    assert [piece.text for piece in one.pieces] == ["a", "b", "", "", ""]
+    assert (one.last.finish, one.last.stop, one.last.usage) == (Finish.STOP, "cde", Usage(5, 5))
+    assert (other.text, other.last.finish, other.last.stop) == ("abc", Finish.STOP, "de")
+
+
+def test_context_may_be_exactly_full() -> None:
+    stage = Stage()
+    one = Asked(prompt(1, 40), LENGTH - 40, ignore_eos=True)
+    stage.run(one)
+    assert (len(one.tokens), one.last.finish) == (LENGTH - 40, Finish.LENGTH)
+    whole = Asked(prompt(1, LENGTH), 0, echo=True)
+    stage.run(whole)
+    assert whole.last.finish is Finish.LENGTH
+
+
+@pytest.mark.parametrize(("length", "limit"), [(40, LENGTH - 39), (0, 1), (LENGTH + 1, 0), (1, -1)])
+def test_job_that_fits_no_place_is_not_taken(length: int, limit: int) -> None:
+    stage = Stage()
+    with pytest.raises(ValueError, match="do not fit"):
+        stage.engine.submit([Asked([1] * length, limit).job])
+    stage.run()
+
+
+def test_jobs_may_share_a_list_of_tokens_and_keep_it() -> None:
+    stage = Stage()
+    shared = prompt(1)
+    asked = [Asked(shared, 5, seed=seed, sampling=Sampling(temperature=1)) for seed in range(3)]
+    for one in asked:
+        one.job.tokens = shared
+    stage.run(*asked)
+    assert shared == prompt(1)
+    assert [one.tokens for one in asked] == [one.alone() for one in asked]
+
+
+def test_least_tokens_are_drawn_before_an_end() -> None:
+    ends: list[frozenset[int]] = []
+
+    def choose(tokens: Sequence[int], draw: Draw) -> int:
+        ends.append(draw.banned)
+        return hashed(tokens, draw, VOCABULARY) if draw.banned else END
+
+    stage = Stage(choose=choose)
+    one = Asked(prompt(1), 9, min_tokens=3, stop_token_ids=(5,))
+    stage.run(one)
+    assert ends == [frozenset({5, END})] * 3 + [frozenset()]
+    assert (len(one.tokens), one.last.stop) == (4, END)
+
+
+def test_scored_prompt_comes_with_the_first_piece() -> None:
+    stage = Stage(codec=CODEC, chunk=3)
+    scored = Sampling(temperature=0, logprobs=2)
+    tokens = prompt(4, 20)
+    first = Asked(tokens, 4, ignore_eos=True)
+    stage.run(first)  # its cache is there, and must not be used
+    only, more = (
+        Asked(tokens, limit, sampling=scored, score_prompt=True, echo=True, ignore_eos=True) for limit in (0, 3)
+    )
+    stage.run(only, more)
+    expected = [TokenLogprob(tokens[0], None)]
+    for at in range(1, len(tokens)):
+        top = tuple((token, logprob_of(tokens[:at], token)) for token in (0, 1))
+        expected.append(TokenLogprob(tokens[at], logprob_of(tokens[:at], tokens[at]), top))
+    assert list(only.last.logprobs) == expected
+    assert (only.tokens, only.text, only.last.finish) == ([], CODEC.decode(tokens), Finish.LENGTH)
+    assert only.last.usage == Usage(20, 0, 0)
+    assert list(more.pieces[0].logprobs[:-1]) == expected
+    assert [piece.logprobs[-1].token for piece in more.pieces] == more.tokens
+    assert len(more.pieces[1].logprobs) == 1
+
+
+def test_prompt_that_was_preempted_is_scored_once() -> None:
+    stage = Stage(1, chunk=4)
+    scored = Sampling(temperature=0, logprobs=0)
+    slow = Asked(prompt(1, 20), 2, sampling=scored, score_prompt=True, priority=5, ignore_eos=True)
+    stage.submit(slow)
+    stage.turn(2)
+    urgent = Asked(prompt(2), 3, ignore_eos=True)
+    stage.run(urgent)
+    assert [one.token for piece in slow.pieces for one in piece.logprobs] == [*prompt(1, 20), *slow.tokens]
+    assert [report.preemptions for report in stage.texts] == [0, 1]
+
+
+def test_more_urgent_text_takes_a_place_and_no_token_comes_twice() -> None:
+    stage = Stage(1, codec=CODEC)
+    slow = Asked(prompt(1), 20, seed=9, priority=3, sampling=Sampling(temperature=1), ignore_eos=True)
+    stage.submit(slow)
+    stage.turn(6)
+    before = slow.tokens
+    assert len(before) == 6
+    urgent = Asked(prompt(2), 4, ignore_eos=True)
+    stage.submit(urgent)
+    stage.turn(4)
+    assert (len(urgent.tokens), slow.tokens) == (4, before)
+    stage.run()
+    assert slow.tokens == slow.alone(frozenset())
+    assert slow.text == CODEC.decode(slow.tokens)
+    assert urgent.tokens == urgent.alone(frozenset())
+    assert sum(report.preempted for report in stage.steps) == 1
+    assert stage.texts[-1].preemptions == 1
+
+
+def test_place_of_a_cancelled_text_is_taken_in_the_next_turn() -> None:
+    stage = Stage(2)
+    running = [Asked(prompt(n), 30, ignore_eos=True) for n in range(2)]
+    waiting = Asked(prompt(3), 3, ignore_eos=True)
+    stage.submit(*running, waiting)
+    stage.turn(3)
+    assert waiting.pieces == []
+    heard = len(running[0].pieces)
+    stage.engine.cancel([running[0].job])
+    stage.turn()
+    assert running[0].code is StatusCode.CANCELLED
+    assert len(running[0].pieces) == heard, "nothing more came"
+    assert len(waiting.tokens) == 1
+    stage.run()
+    assert waiting.tokens == waiting.alone(frozenset())
+
+
+def test_place_of_an_ended_text_is_taken_in_the_next_turn() -> None:
+    stage = Stage(1)
+    first, second = Asked(prompt(1), 2, ignore_eos=True), Asked(prompt(2), 2, ignore_eos=True)
+    stage.submit(first, second)
+    stage.turn(3)
+    assert (first.ended.is_set(), len(second.tokens)) == (True, 1)
+    stage.run()
+
+
+def test_cancelling_what_waits_or_has_ended_or_was_never_there() -> None:
+    stage = Stage(1)
+    first, second, stranger = Asked(prompt(1), 2), Asked(prompt(2), 2), Asked(prompt(3))
+    stage.submit(first, second)
+    stage.engine.cancel([second.job, second.job, stranger.job])
+    stage.run()
+    stage.engine.cancel([first.job, second.job])
+    stage.run()
+    assert (first.code, second.code, second.pieces) == (StatusCode.OK, StatusCode.CANCELLED, [])
+    assert not stranger.ended.is_set()
+    assert [report.outcome for report in stage.texts] == ["cancelled", first.last.finish.value]
+
+
+def test_deadlines_and_patience_end_texts() -> None:
+    stage = Stage(1, queue_timeout=5.0)
+    runs = Asked(prompt(1), 30, deadline=3.0, ignore_eos=True)
+    waits = Asked(prompt(2), 30, deadline=2.0)
+    stage.submit(runs, waits)
+    stage.turn(2)
+    stage.clock.advance(2.5)
+    stage.turn()
+    assert (waits.code, runs.ended.is_set()) == (StatusCode.DEADLINE_EXCEEDED, False)
+    stage.clock.advance(1)
+    stage.turn()
+    assert runs.code is StatusCode.DEADLINE_EXCEEDED
+    assert len(runs.tokens) == 3
+    holds, late = Asked(prompt(3), 30, ignore_eos=True), Asked(prompt(4), 3)
+    stage.submit(holds, late)
+    stage.turn()
+    stage.clock.advance(6)
+    stage.run()
+    assert (holds.code, late.code) == (StatusCode.OK, StatusCode.UNAVAILABLE)
+    assert late.status is not None
+    assert late.status.reason is Reason.QUEUE_TIMEOUT
+    assert [report.outcome for report in stage.texts] == ["deadline", "deadline", "timeout", "length"]
+
+
+def test_full_queue_refuses_all_of_them_at_once_and_delivers_nothing() -> None:
+    stage = Stage(1, max_queue=1)
+    first = Asked(prompt(1), 2)
+    too_many = [Asked(prompt(n), 2) for n in range(3)]
+    stage.submit(first)
+    refusal = stage.engine.submit([one.job for one in too_many])
+    assert refusal is not None
+    assert (refusal.code, refusal.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
+    stage.run(too_many[0])
+    assert not any(one.pieces or one.ended.is_set() for one in too_many[1:])
+    assert len(stage.texts) == 2
+
+
+def test_prompt_that_begins_like_another_one_is_not_computed_again() -> None:
+    stage = Stage(3, chunk=64, rows=64)
+    shared = prompt(1, 30)
+    first, second, third = (Asked([*shared, n], 6, ignore_eos=True) for n in (1, 2, 3))
+    stage.submit(first)
+    stage.turn(2)
+    stage.submit(second)  # copies from a place that is in use
+    stage.turn(2)
+    stage.engine.cancel([first.job])
+    stage.run(third)
+    for one in (second, third):
+        assert one.tokens == one.alone(frozenset())
+        assert one.last.usage == Usage(31, 6, 30)
+    assert stage.model.rows < 31 + 5 + 2 * (1 + 5) + 1
+    assert [report.cached_asked for report in stage.texts] == [31, 31, 31]
+
+
+def test_step_keeps_one_history_and_decodes_nothing_twice() -> None:
+    histories: list[Sequence[int]] = []
+    rows: list[int] = []
+
+    class Careful(ByteCodec):
+        def decode(self, tokens, skip_special_tokens=True):
+            raise AssertionError("the whole text is decoded")
+
+    def before(step: Step) -> None:
+        rows.append(len(step.rows[0].tokens))
+        if step.rows[0].draw is not None:
+            histories.append(step.rows[0].draw.history)
+
+    stage = Stage(codec=Careful(), before=before)
+    stage.run(Asked(prompt(1), 40, ignore_eos=True))
+    assert len(histories) == 40
+    assert all(history is histories[0] for history in histories)
+    assert rows[1:] == [1] * 39
+
+
+def refuses(culprit: int, error: type[Exception] = ValueError) -> Callable[[Step], None]:
+    """The model cannot bear prompts that have this token."""
+
+    def before(step: Step) -> None:
+        if any(culprit in (rows.draw.history if rows.draw else rows.tokens) for rows in step.rows):
+            raise error("no such thing")
+
+    return before
+
+
+def test_step_that_raises_fails_only_the_culprit(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage(4, before=refuses(255))
+    good = [Asked(prompt(n, 6), 5, ignore_eos=True) for n in (1, 2, 3)]
+    for one in good:
+        assert 255 not in [*one.job.tokens, *one.alone(frozenset())]
+    bad = [Asked([255, n], 5) for n in range(3)]
+    with caplog.at_level(logging.ERROR):
+        stage.run(good[0], bad[0], good[1], bad[1], good[2], bad[2])
+    for one in bad:
+        assert one.code is StatusCode.INTERNAL
+        assert one.status is not None
+        assert one.status.message == "model m version 3 failed on this text"
+        assert one.pieces == []
+    assert [one.tokens for one in good] == [one.alone(frozenset()) for one in good]
+    assert not stage.steps[0].ok
+    assert stage.steps[-1].ok
+    assert len(caplog.records) == 2, "one for steps, one for texts, however many there were"
+    assert all(record.exc_info for record in caplog.records)
+
+
+def test_step_that_raises_halfway_is_made_again_right() -> None:
+    """After some rows were written, and with copies."""
+    raised: list[int] = []
+
+    def choose(tokens: Sequence[int], draw: Draw) -> int:
+        if draw.seed == 7 and len(raised) < 2:
+            raised.append(draw.index)
+            raise RuntimeError("this once")
+        return hashed(tokens, draw, VOCABULARY)
+
+    stage = Stage(3, choose=choose, chunk=64, rows=64)
+    shared = prompt(1, 30)
+    first = Asked([*shared, 1], 9, ignore_eos=True)
+    stage.submit(first)
+    stage.turn(2)
+    second, third = Asked([*shared, 2], 5, ignore_eos=True), Asked([*shared, 3], 5, seed=7)
+    stage.run(second, third)
+    assert (first.tokens, second.tokens) == (first.alone(frozenset()), second.alone(frozenset()))
+    assert third.code is StatusCode.INTERNAL
+    assert second.last.usage == Usage(31, 5, 30)
+    assert raised == [0, 0]
+
+
+def test_place_of_a_failure_is_not_reused() -> None:
+    broken = [True]
+
+    def choose(tokens: Sequence[int], draw: Draw) -> int | None:
+        return None if broken[0] else hashed(tokens, draw, VOCABULARY)
+
+    stage = Stage(choose=choose)
+    first, again = Asked(prompt(1, 40), 4), Asked(prompt(1, 40), 4, ignore_eos=True)
+    stage.run(first)
+    assert first.status == Status(
+        StatusCode.INTERNAL, "model m version 3 failed on this text: its logits are no numbers"
+    )
+    broken[0] = False
+    stage.run(again)
+    assert again.last.usage == Usage(40, 4, 0)
+    assert [report.outcome for report in stage.texts] == ["error", "length"]
+
+
+def test_model_that_forgets_an_answer_fails_like_one_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+    class Forgetful(HashModel):
+        def step(self, step: Step) -> Sequence[Drawn]:
+            return super().step(step)[: 1 if len(step.rows) > 1 else None]
+
+    stage = Stage()
+    stage.engine._attempts._model = Forgetful(stage.model.limits)
+    asked = [Asked(prompt(n), 3, ignore_eos=True) for n in range(2)]
+    stage.run(*asked)
+    assert [one.tokens for one in asked] == [one.alone(frozenset()) for one in asked]
+    assert "1 answers to 2 texts" in caplog.text
+
+
+def test_tokenizer_that_raises_fails_only_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def push(self, token: int) -> str:
+            raise KeyError(token)
+
+        def flush(self) -> str:
+            return ""
+
+    class Picky(ByteCodec):
+        def stream(self, skip_special_tokens=True):
+            return super().stream() if skip_special_tokens else Broken()
+
+    stage = Stage(codec=Picky())
+    good, bad = Asked(prompt(1), 5, ignore_eos=True), Asked(prompt(2), 5, ignore_eos=True, skip_special_tokens=False)
+    stage.run(good, bad)
+    assert (good.code, bad.code) == (StatusCode.OK, StatusCode.INTERNAL)
+    assert "tokenizer" in caplog.text
+
+
+def test_engine_that_fails_itself_ends_every_text_and_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage()
+    asked = [Asked(prompt(n), 5, ignore_eos=True) for n in range(4)]
+    stage.submit(*asked)
+    stage.turn()
+    with monkeypatch.context() as patched:
+        patched.setattr(Roster, "append", lambda *_: 1 / 0)
+        stage.turn()
+    assert [one.code for one in asked] == [StatusCode.INTERNAL] * 4
+    again = Asked(prompt(1), 5, ignore_eos=True)
+    stage.run(again)
+    assert again.tokens == again.alone(frozenset())
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_callers_that_raise_disturb_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_) -> None:
+        raise OSError("gone")
+
+    stage = Stage()
+    stage.engine._on_step = stage.engine._on_text = fail
+    rude, other = Asked(prompt(1), 2, ignore_eos=True), Asked(prompt(2), 2, ignore_eos=True)
+    rude.job.deliver = fail
+    stage.run(rude, other)
+    assert other.code is StatusCode.OK
+    for words in ("deliver must not raise", "a step of model m version 3 could not", "the end of a text of"):
+        assert words in caplog.text
+
+
+def test_reports_tell_times_and_counts() -> None:
+    stage = Stage(1, before=lambda step: stage.clock.advance(0.5))
+    first, second = Asked(prompt(1, 10), 3, ignore_eos=True), Asked(prompt(2, 5), 2, ignore_eos=True)
+    stage.run(first, second)
+    assert [(one.kind, one.rows, one.texts, one.seconds, one.gaps) for one in stage.steps] == [
+        ("prefill", 8, 1, 0.5, ()),
+        ("prefill", 2, 1, 0.5, ()),
+        ("decode", 1, 1, 0.5, (0.5,)),
+        ("decode", 1, 1, 0.5, (0.5,)),
+        ("prefill", 5, 1, 0.5, ()),
+        ("decode", 1, 1, 0.5, (0.5,)),
+    ]
+    assert stage.texts == [
+        TextReport(ID, "length", Usage(10, 3), 10, 0.0, 1.0, 2.0, 2.0),
+        TextReport(ID, "length", Usage(5, 2), 5, 2.0, 2.5, 3.0, 3.0),
+    ]
+
+
+def test_mixed_step_is_told_as_such() -> None:
+    stage = Stage(2)
+    stage.submit(Asked(prompt(1), 5, ignore_eos=True))
+    stage.turn(2)
+    stage.run(Asked(prompt(2), 5, ignore_eos=True))
+    assert [report.kind for report in stage.steps][:4] == ["prefill", "decode", "mixed", "decode"]
+
+
+def test_closed_engine_has_ended_every_text_and_takes_none() -> None:
+    stage = Stage(1)
+    asked = [Asked(prompt(n), 9, ignore_eos=True) for n in range(3)]
+    stage.submit(*asked)
+    stage.turn(2)
+    stage.engine.close()
+    stage.engine.close()
+    assert [one.code for one in asked] == [StatusCode.UNAVAILABLE] * 3
+    assert len(asked[0].tokens) == 2
+    refusal = stage.engine.submit([Asked(prompt(1)).job])
+    assert refusal == Status(StatusCode.UNAVAILABLE, "model m version 3 is being unloaded")
+    assert stage.engine.state().waiting == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_thousand_random_submits_and_cancels_leave_nothing_behind(seed: int) -> None:
+    random_ = random.Random(seed)
+    stage = Stage(random_.randint(1, 5), codec=CODEC, chunk=random_.randint(1, 12), max_queue=20, queue_timeout=40.0)
+    taken: list[Asked] = []
+    for _ in range(1000):
+        action = random_.random()
+        if action < 0.45:
+            asked = [_random_text(random_, stage.clock.monotonic()) for _ in range(random_.randint(1, 3))]
+            if stage.engine.submit([one.job for one in asked]) is None:
+                taken += asked
+        elif action < 0.7 and taken:
+            stage.engine.cancel([one.job for one in random_.sample(taken[-20:], min(2, len(taken)))])
+        else:
+            stage.turn(random_.randint(1, 4))
+        stage.clock.advance(random_.random())
+    stage.run()
+    assert len(taken) > 100
+    assert all(one.ended.is_set() for one in taken)
+    assert len(stage.texts) == len(taken)
+    for one in taken:
+        alone = one.alone()
+        assert one.tokens == (alone if one.status is None else alone[: len(one.tokens)])
+    codes = {one.code for one in taken}
+    assert codes >= {StatusCode.OK, StatusCode.CANCELLED}
+    assert any(report.preemptions for report in stage.texts)
+    assert any(report.usage.cached for report in stage.texts)
+
+
+def _random_text(random_: random.Random, now: float) -> Asked:
+    """Some begin alike."""
+    tokens = prompt(random_.randint(0, 2), random_.randint(1, 24))
+    return Asked(
+        tokens + [random_.randrange(256)] * random_.randint(0, 3),
+        random_.randint(1, 20),
+        seed=random_.randrange(100),
+        deadline=now + random_.uniform(0, 60) if random_.random() < 0.2 else None,
+        sampling=random_.choice([GREEDY, Sampling(temperature=1)]),
+        priority=random_.choice([0, 0, 0, 1, 3]),
+    )
+
+
+@pytest.fixture
+def loop() -> StepLoop:
+    return StepLoop("tfs-test-steps")
+
+
+def threads(name: str = "tfs-test-steps") -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+def real(model: HashModel, loop: StepLoop, **settings) -> Engine:
+    return Engine(model, ID, settings_of(model.limits.places, **settings), clock=SystemClock(), loop=loop)
+
+
+def test_many_threads_submit_and_cancel_while_the_engine_closes(loop: StepLoop) -> None:
+    models = [HashModel(Limits(3, LENGTH, VOCABULARY, EOS)) for _ in range(2)]
+    engines = [real(model, loop) for model in models]
+    taken: list[list[Asked]] = [[] for _ in range(4)]
+    enough = threading.Event()
+
+    def ask(number: int) -> None:
+        random_ = random.Random(number)
+        while True:
+            one = _random_text(random_, 1e12)
+            if engines[number % 2].submit([one.job]) is not None:
+                return  # it is closed
+            taken[number].append(one)
+            if random_.random() < 0.3:
+                engines[number % 2].cancel([random_.choice(taken[number]).job])
+            else:
+                one.first.wait(0.001 if random_.random() < 0.5 else 0)
+            if len(taken[number]) == 60:
+                enough.set()
+
+    askers = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for asker in askers:
+        asker.start()
+    assert enough.wait(PATIENCE)
+    for engine in engines:
+        engine.close()
+    for asker in askers:
+        asker.join(PATIENCE)
+    assert threads() == 0
+    everyone = [one for each in taken for one in each]
+    assert all(one.ended.is_set() for one in everyone)
+    for one in everyone:
+        assert one.tokens == one.alone()[: len(one.tokens)]
+    assert [model.complaints for model in models] == [[], []]
+    assert [engine.state().running for engine in engines] == [0, 0]
+
+
+def test_two_engines_on_one_loop_take_turns(loop: StepLoop) -> None:
+    log: list[str] = []
+    go = threading.Event()
+
+    def note(name: str) -> Callable[[Step], None]:
+        def before(step: Step) -> None:
+            assert go.wait(PATIENCE)
+            log.append(name)
+
+        return before
+
+    limits = Limits(2, LENGTH, VOCABULARY, EOS)
+    engines = [real(HashModel(limits, before=note(name)), loop) for name in "ab"]
+    asked = [Asked(prompt(n), 6, ignore_eos=True) for n in range(2)]
+    for engine, one in zip(engines, asked, strict=True):
+        assert engine.submit([one.job]) is None
+    go.set()
+    for one in asked:
+        assert one.ended.wait(PATIENCE)
+    assert log == ["a", "b"] * 6
+    assert threads() == 1
+    engines[0].close()
+    assert threads() == 1
+    engines[1].close()
+    assert threads() == 0
+
+
+def test_closing_waits_for_the_step_that_is_under_way(loop: StepLoop) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def before(step: Step) -> None:
+        inside.set()
+        assert go.wait(PATIENCE)
+
+    model = HashModel(before=before)
+    engine = real(model, loop)
+    one = Asked(prompt(1), 9, ignore_eos=True)
+    assert engine.submit([one.job]) is None
+    assert inside.wait(PATIENCE)
+    closed = threading.Event()
+    closer = threading.Thread(target=lambda: (engine.close(), closed.set()))
+    closer.start()
+    assert not one.ended.is_set()
+    assert not closed.is_set()
+    go.set()
+    assert closed.wait(PATIENCE)
+    closer.join()
+    assert one.code is StatusCode.UNAVAILABLE
+    assert threads() == 0
+
+
+def test_idle_engine_wakes_for_each_text(loop: StepLoop) -> None:
+    engine = real(HashModel(), loop)
+    for number in range(50):
+        one = Asked(prompt(number), 2, ignore_eos=True)
+        assert engine.submit([one.job]) is None
+        assert one.ended.wait(PATIENCE)
+        assert one.tokens == one.alone(frozenset())
+    engine.close()

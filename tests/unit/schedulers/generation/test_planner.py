@@ -1,0 +1,231 @@
+"""Who gets which rows of the next step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tfs_lite.core.generation import Copy
+from tfs_lite.schedulers.generation.places import Places
+from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Snapshot, decide, ranking
+from tfs_lite.schedulers.generation.roster import Plan, Roster
+from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.generation.text import Phase, Text, move
+
+NUMBERS = iter(range(10**6))
+
+
+def engine(**changes: Any) -> EngineSettings:
+    values: dict[str, Any] = {"places": 4, "length": 1000, "rows": 64, "chunk": 32}
+    values |= {"max_queue": 100, "max_queued_tokens": 10**6, "queue_timeout": 30.0}
+    return EngineSettings(**values | changes)
+
+
+def text(
+    length: int = 3, limit: int = 5, priority: int = 0, arrived: float = 0.0, tokens: list[int] | None = None
+) -> Text:
+    number = next(NUMBERS)
+    tokens = tokens or [number] * length
+    return Text(number, tokens, len(tokens), limit, priority, arrived, None)
+
+
+def roster_of(settings: EngineSettings, *texts: Text) -> Roster:
+    roster = Roster(settings)
+    for one in texts:
+        roster.add(one)
+    return roster
+
+
+def step(roster: Roster, now: float = 0.0) -> Plan:
+    plan = roster.plan(now)
+    roster.ran(plan)
+    for share in plan.shares:
+        if share.draws:
+            roster.append(share.text, 1)
+    return plan
+
+
+def rows(plan: Plan) -> list[tuple[Text, int, int, bool]]:
+    return [(share.text, share.start, share.count, share.draws) for share in plan.shares]
+
+
+def test_decoding_comes_before_prompts_and_prompts_before_admissions() -> None:
+    first, long, last = text(3), text(100), text(3)
+    roster = roster_of(engine(rows=40), first, long)
+    step(roster)
+    roster.add(last)
+    assert rows(step(roster)) == [(first, 3, 1, True), (long, 32, 32, False), (last, 0, 3, True)]
+
+
+def test_long_prompt_goes_in_chunks_and_its_last_row_draws() -> None:
+    long = text(70)
+    roster = roster_of(engine(), long)
+    shares = [rows(step(roster))[0][1:] for _ in range(4)]
+    assert shares == [(0, 32, False), (32, 32, False), (64, 6, True), (70, 1, True)]
+
+
+def test_prompts_share_the_rows_of_a_step_oldest_first() -> None:
+    one, two = text(60), text(60)
+    roster = roster_of(engine(rows=40), one, two)
+    assert rows(step(roster)) == [(one, 0, 32, False), (two, 0, 8, False)]
+    assert rows(step(roster)) == [(one, 32, 28, True), (two, 8, 12, False)]
+
+
+def test_nobody_looks_behind_the_first_that_waits() -> None:
+    long, short = text(100), text(1)
+    roster = roster_of(engine(rows=32, places=2), long, short)
+    assert step(roster).admitted == (long,)
+    assert list(roster.waiting) == [short]
+
+
+def test_text_with_limit_0_draws_nothing() -> None:
+    scored = text(3, limit=0)
+    assert rows(step(roster_of(engine(), scored))) == [(scored, 0, 3, False)]
+
+
+def test_text_with_limit_1_never_decodes() -> None:
+    short = text(3, limit=1)
+    step(roster_of(engine(), short))
+    assert short.phase is Phase.PREFILL
+    assert short.output == 1
+
+
+def test_urgent_text_takes_the_place_of_the_least_urgent_one() -> None:
+    texts = [text(priority=1), text(priority=2), text(priority=2), text(priority=0)]
+    roster = roster_of(engine(), *texts)
+    step(roster)
+    urgent = text(priority=1)
+    roster.add(urgent)
+    plan = step(roster)
+    assert (plan.preempted, plan.admitted) == ((texts[2],), (urgent,))
+    assert (texts[2].phase, texts[2].done, texts[2].place, texts[2].preemptions) == (Phase.WAITING, 0, None, 1)
+    assert len(texts[2].tokens) == 4
+
+
+def test_equal_priority_does_not_preempt() -> None:
+    roster = roster_of(engine(places=1, policy="longest_first"), text(limit=1))
+    step(roster)
+    roster.add(text(limit=900))
+    assert step(roster).preempted == ()
+
+
+def test_preempted_text_is_computed_again_with_its_output_and_goes_on() -> None:
+    low = text(3, priority=1)
+    roster = roster_of(engine(places=1), low)
+    for _ in range(2):
+        step(roster)
+    urgent = text(priority=0, limit=1)
+    roster.add(urgent)
+    step(roster)
+    roster.remove(urgent)
+    assert rows(step(roster)) == [(low, 0, 5, True)]
+    assert low.output == 3
+    assert low.phase is Phase.DECODE
+
+
+def test_text_that_has_long_been_there_does_not_give_way() -> None:
+    old = text(priority=1)
+    roster = roster_of(engine(places=1), old)
+    step(roster)
+    roster.add(text(priority=0, arrived=LEVEL_SECONDS + 1))
+    assert step(roster).preempted == ()
+
+
+def test_urgent_text_overtakes_prompts_that_have_started() -> None:
+    prompts = [text(200, priority=1), text(200, priority=1)]
+    roster = roster_of(engine(), *prompts)
+    step(roster)
+    urgent = text(3)
+    roster.add(urgent)
+    assert rows(step(roster))[0] == (urgent, 0, 3, True)
+
+
+def test_victim_is_left_alone_for_a_step_in_which_it_is_copied_from() -> None:
+    stem = list(range(40))
+    low = text(tokens=list(stem), priority=1, limit=50)
+    roster = roster_of(engine(places=2), low)
+    for _ in range(3):
+        step(roster)
+    urgent = [text(tokens=[*stem, 5 + number]) for number in range(2)]
+    for one in urgent:
+        roster.add(one)
+    plan = step(roster)
+    assert (plan.admitted, plan.preempted, plan.copies) == ((urgent[0],), (), (Copy(0, 1, 40),))
+    assert step(roster).preempted == (low,)
+
+
+def test_free_place_is_not_taken_in_the_step_in_which_it_is_copied_from() -> None:
+    stem = list(range(40))
+    roster = roster_of(engine(places=2), first := text(tokens=list(stem)))
+    for _ in range(2):
+        step(roster)
+    roster.remove(first)
+    roster.add(text(tokens=[*stem[:20], 1]))
+    roster.add(other := text(30))
+    assert step(roster).copies == (Copy(0, 1, 20),)
+    assert list(roster.waiting) == [other]
+    assert step(roster).admitted == (other,)
+
+
+def test_text_that_is_to_be_computed_reuses_nothing() -> None:
+    stem = list(range(40))
+    roster = roster_of(engine(), text(tokens=list(stem)))
+    step(roster)
+    scored = text(tokens=list(stem))
+    scored.reusable = False
+    roster.add(scored)
+    assert rows(step(roster))[-1] == (scored, 0, 32, False)
+    assert (scored.cached, scored.cached_asked) == (0, 0)
+
+
+def test_decision_changes_nothing() -> None:
+    waits, places = text(), Places(1)
+    runs = text(priority=1)
+    places.take(places.find(None) or pytest.fail("no place"), runs.tokens)
+    runs.place = 0
+    move(runs, Phase.PREFILL)
+    decision = decide(Snapshot(engine(places=1), [runs], [waits], places))
+    assert [one for one, _ in decision.admitted] == [waits]
+    assert list(decision.preempted) == [runs]
+    assert (waits.place, waits.phase, runs.place, runs.phase) == (None, Phase.WAITING, 0, Phase.PREFILL)
+    assert list(places.free) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"), [("fifo", [0, 1, 2, 3]), ("longest_first", [1, 0, 2, 3]), ("shortest_first", [2, 0, 1, 3])]
+)
+def test_policy_orders_texts_within_one_priority(policy: str, order: list[int]) -> None:
+    texts = [text(limit=5), text(limit=9), text(limit=1), text(limit=5, priority=1)]
+    assert [texts.index(one) for one in sorted(texts, key=ranking(policy))] == order
+
+
+def test_waiting_makes_up_for_priority() -> None:
+    old, young = text(priority=1, arrived=0.0), text(priority=0, arrived=LEVEL_SECONDS + 1)
+    assert sorted([young, old], key=ranking("fifo")) == [old, young]
+
+
+def test_phases_come_in_order() -> None:
+    ended = text()
+    move(ended, Phase.ENDED)
+    for one, phase in ((ended, Phase.WAITING), (text(), Phase.DECODE)):
+        with pytest.raises(RuntimeError, match="cannot go"):
+            move(one, phase)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"places": 0},
+        {"rows": 3},
+        {"chunk": 0},
+        {"length": 0},
+        {"policy": "random"},
+        {"queue_timeout": 0.0},
+        {"max_queue": -1},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_settings_without_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        engine(**wrong)

@@ -1,0 +1,524 @@
+"""Language models as servables: answers whole and in pieces, refusals, cancellations, deadlines, and the end."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfs_lite.core.generation import ChatPrompt, Draw, Finish, Generation, Limits, Piece, Sampling, StepReport
+from tfs_lite.core.model import PredictCall
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DEFAULT_SIGNATURE
+from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.protocols.generation_tensors import generation_signature, join
+from tfs_lite.schedulers.generation.loop import StepLoop
+from tfs_lite.schedulers.generation.servable import GenerativeServable
+from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.generation.tokenizing import LIGHT
+from tfs_lite.testing.byte_codec import END, VOCABULARY, ByteCodec
+from tfs_lite.testing.clock import VirtualClock
+from tfs_lite.testing.hash_model import HashModel, hashed
+
+PATIENCE = 60
+LENGTH = 2 * LIGHT
+GREEDY = Sampling(temperature=0)
+LONG = "a" * (LIGHT + 1)
+"""Tokenised on the thread for long prompts."""
+
+
+class Asked:
+    """A call, and what came of it."""
+
+    def __init__(self, *texts: Generation, pieces: bool = False, **fields: Any) -> None:
+        self.pieces: list[Piece] = []
+        self.parts: list[Any] = []
+        self.answers: list[Any] = []
+        self.ended, self.first = threading.Event(), threading.Event()
+        inputs = fields.pop("inputs", {})
+        outputs = fields.pop("outputs", ())
+        self.call = PredictCall(DEFAULT_SIGNATURE, inputs, outputs, fields.pop("deadline", None), self._done, **fields)
+        self.call.texts = texts
+        if pieces:
+            self.call.on_piece = self._take
+
+    def _take(self, piece: Piece) -> None:
+        assert not self.answers
+        self.pieces.append(piece)
+        self.first.set()
+
+    def _done(self, result: Any) -> None:
+        self.answers.append(result)
+        self.ended.set()
+
+    def result(self) -> Any:
+        assert self.ended.wait(PATIENCE)
+        (answer,) = self.answers
+        return answer
+
+    def outputs(self) -> dict[str, Any]:
+        found = self.result()
+        assert not isinstance(found, Status), found
+        return {name: array.tolist() for name, array in found.items()}
+
+    def status(self) -> Status:
+        found = self.result()
+        assert isinstance(found, Status), found
+        return found
+
+    def code(self) -> StatusCode:
+        return self.status().code
+
+
+class SlowCodec(ByteCodec):
+    """Holds long prompts up, once it is told to."""
+
+    def __init__(self, has_chat_template: bool = True) -> None:
+        super().__init__(has_chat_template)
+        self.go, self.inside = threading.Event(), threading.Event()
+        self.go.set()
+
+    def encode(self, text: str) -> list[int]:
+        if len(text) > LIGHT:
+            self.inside.set()
+            assert self.go.wait(PATIENCE)
+            if text.endswith("!"):
+                raise RuntimeError("no such word")
+        return super().encode(text)
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if 200 in tokens:
+            raise RuntimeError("no such token")
+        return super().decode(tokens, skip_special_tokens)
+
+
+class House:
+    """A servable, its model and its clock. Steps wait for ``go``."""
+
+    def __init__(self, codec: bool = True, places: int = 2, max_queue: int = 4, **options: Any) -> None:
+        self.clock = VirtualClock()
+        self.codec = SlowCodec()
+        self.go, self.inside = threading.Event(), threading.Event()
+        self.go.set()
+        self.step_seconds = 0.0
+        limits = Limits(places, LENGTH, VOCABULARY, frozenset({END}))
+        self.model = HashModel(limits, self.codec if codec else None, before=self._before, **options.pop("model", {}))
+        settings = EngineSettings(places, options.pop("length", LENGTH), LENGTH, LENGTH, max_queue, 10 * LENGTH, 30.0)
+        self.servable = GenerativeServable(self.model, ServableId("m", 1), settings, clock=self.clock, **options)
+
+    def _before(self, step: Any) -> None:
+        self.inside.set()
+        assert self.go.wait(PATIENCE)
+        self.clock.advance(self.step_seconds)
+
+    def hold(self) -> None:
+        self.go.clear()
+        self.inside.clear()
+
+    def submit(self, *texts: Generation, **fields: Any) -> Asked:
+        asked = Asked(*texts, **fields)
+        self.servable.submit(asked.call)
+        return asked
+
+    def running(self, texts: int = 1) -> Asked:
+        """A call whose first step is under way, and held up there."""
+        self.hold()
+        asked = self.submit(*[Generation("x", 500, sampling=GREEDY, ignore_eos=True)] * texts, pieces=True)
+        assert self.inside.wait(PATIENCE)
+        return asked
+
+    def end(self) -> None:
+        self.go.set()
+        self.codec.go.set()
+        self.servable.close()
+        assert self.model.closed
+        assert self.model.complaints == []
+
+
+def threads() -> list[str]:
+    return sorted(each.name for each in threading.enumerate() if each.name.startswith("tfs-"))
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., House]]:
+    houses = []
+
+    def made(**options: Any) -> House:
+        houses.append(House(**options))
+        return houses[-1]
+
+    yield made
+    for house in houses:
+        house.end()
+    assert threads() == []
+
+
+@pytest.fixture
+def house(make) -> House:
+    return make()
+
+
+def greedy(tokens: Sequence[int], count: int, sampling: Sampling = GREEDY, seed: int = 0) -> list[int]:
+    """What the model says to these tokens, one by one."""
+    found = list(tokens)
+    for index in range(count):
+        found.append(hashed(found, Draw(sampling, seed, index, found, len(tokens)), VOCABULARY))
+        if found[-1] == END:
+            break
+    return found[len(tokens) :]
+
+
+def test_answer_to_tensors_is_whole(house):
+    prompts = [b"first", b"second one"]
+    inputs = {
+        "text_input": np.array(prompts, object),
+        "max_tokens": np.array([3, 7], np.int32),
+        "temperature": np.array(0, np.float32),
+        "ignore_eos": np.array([True]),
+    }
+    outputs = house.submit(inputs=inputs).outputs()
+    assert list(outputs) == list(generation_signature(True).output_names)
+    ids = [house.codec.encode(prompt.decode()) for prompt in prompts]
+    first, second = greedy(ids[0], 3), greedy(ids[1], 7)
+    assert outputs["token_ids"] == [first + [-1] * 4, second]
+    assert outputs["text_output"] == [house.codec.decode(each).encode() for each in (first, second)]
+    assert outputs["finish_reason"] == [b"length"] * 2
+    assert (outputs["prompt_tokens"], outputs["completion_tokens"]) == ([6, 11], [3, 7])
+
+
+def test_model_without_a_tokenizer_answers_in_tokens(make):
+    house = make(codec=False)
+    inputs = {"input_ids": np.array([1, 2, 3]), "temperature": np.array(0, np.float32)}
+    outputs = house.submit(inputs=inputs).outputs()
+    assert list(outputs) == list(generation_signature(False).output_names)
+    assert outputs["token_ids"] == [greedy([1, 2, 3], 16)]
+    assert house.servable.codec is None
+    assert house.servable.signatures == {DEFAULT_SIGNATURE: generation_signature(False)}
+
+
+def test_only_the_outputs_that_are_wanted_are_given(house):
+    asked = house.submit(Generation([1], 2), outputs=("finish_reason",))
+    assert asked.outputs() == {"finish_reason": [b"length"]}
+    assert house.submit(Generation([1], 2), outputs=("logits",)).code() is StatusCode.INVALID_ARGUMENT
+
+
+def test_pieces_come_before_the_end_and_are_all_of_each_text(house):
+    prompts = [[1], [2, 3], [4, 5, 6], [7]]
+    wanted = [Generation(each, 5 + index, sampling=GREEDY, ignore_eos=True) for index, each in enumerate(prompts)]
+    asked = house.submit(*wanted, pieces=True)
+    assert asked.result() == {}
+    for index, (each, text) in enumerate(zip(prompts, wanted, strict=True)):
+        whole = join([piece for piece in asked.pieces if piece.index == index])
+        assert list(whole.tokens) == greedy(each, text.max_tokens)
+        assert (whole.finish, whole.usage.prompt, whole.usage.output) == (Finish.LENGTH, len(each), text.max_tokens)
+    assert sum(piece.finish is not None for piece in asked.pieces) == len(prompts)
+    assert asked.call.admitted
+
+
+def test_call_that_takes_parts_gets_the_whole_answer_as_one(house):
+    asked = Asked(Generation([1], 2, sampling=GREEDY))
+    asked.call.on_part = asked.parts.append
+    house.servable.submit(asked.call)
+    assert asked.result() == {}
+    (part,) = asked.parts
+    assert part["token_ids"].tolist() == [greedy([1], 2)]
+
+
+@pytest.mark.parametrize("takes", ["on_piece", "on_part", "on_done"])
+def test_caller_that_breaks_its_contract_hurts_only_itself(house, caplog, takes):
+    ended = threading.Event()
+
+    def fails(*_: Any) -> None:
+        ended.set()
+        raise RuntimeError("no thanks")
+
+    asked = Asked(Generation([1], 2))
+    setattr(asked.call, takes, fails)
+    house.servable.submit(asked.call)
+    assert ended.wait(PATIENCE)
+    assert house.submit(Generation([1], 2)).outputs()
+    assert f"{takes} must not raise" in caplog.text
+    assert takes == "on_done" or asked.result() == {}
+
+
+def test_chat_and_long_prompts_are_tokenised_before_they_enter(house):
+    chat = ChatPrompt(({"role": "user", "content": LONG},))
+    for prompt, tokens in ((chat, house.codec.chat(chat)), (LONG, house.codec.encode(LONG))):
+        outputs = house.submit(Generation(prompt, 2, sampling=GREEDY)).outputs()
+        assert outputs["token_ids"] == [greedy(tokens, 2)]
+
+
+def test_prompt_is_only_read_when_nothing_but_its_echo_is_wanted(house):
+    outputs = house.submit(Generation("hello", 0, echo=True)).outputs()
+    assert (outputs["text_output"], outputs["token_ids"]) == ([b"hello"], [[]])
+    assert (outputs["completion_tokens"], outputs["finish_reason"]) == ([0], [b"length"])
+
+
+def test_text_without_max_tokens_ends_with_the_context(make):
+    house = make(length=20)
+    assert house.servable.limits.length == 20
+    outputs = house.submit(Generation([1] * 15, ignore_eos=True)).outputs()
+    assert outputs["completion_tokens"] == [5]
+    refused = house.submit(Generation([1] * 15, 6)).status()
+    assert (refused.code, refused.message) == (
+        StatusCode.INVALID_ARGUMENT,
+        "the prompt has 15 tokens and max_tokens is 6, together more than the 20 of the model's context",
+    )
+
+
+class Seeds:
+    """A model's choice that only keeps what it is asked with."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __call__(self, tokens: Sequence[int], draw: Draw) -> int:
+        self.seen.append(draw.seed)
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("seed", "shift", "expected"),
+    [(5, 0, 5), (5, 3, 8), (2**63 - 1, 1, -(2**63)), (-(2**63), 0, -(2**63))],
+    ids=["plain", "shifted", "past the end", "the least"],
+)
+def test_seed_is_that_of_the_text_and_its_number(make, seed, shift, expected):
+    seeds = Seeds()
+    house = make(model={"choose": seeds})
+    house.submit(Generation([1], 1, sampling=Sampling(seed=seed), seed_shift=shift)).outputs()
+    assert seeds.seen == [expected]
+
+
+def test_texts_without_a_seed_have_seeds_of_their_own_that_last(make):
+    seeds = Seeds()
+    house = make(model={"choose": seeds})
+    house.submit(*[Generation([1], 4, ignore_eos=True)] * 2).outputs()
+    house.submit(*[Generation([1], 4, ignore_eos=True)] * 2).outputs()
+    assert len(seeds.seen) == 16
+    assert len(set(seeds.seen)) == 4
+
+
+def test_failure_of_one_text_is_that_of_its_call_and_ends_the_others(make):
+    house = make(model={"choose": lambda tokens, draw: None if tokens[-1] == 9 else 1})
+    asked = house.submit(Generation([1], 500), Generation([9], 500), pieces=True)
+    status = asked.status()
+    assert status.code is StatusCode.INTERNAL
+    assert all(piece.finish is None for piece in asked.pieces)
+    assert house.servable.state().running == 0
+    assert house.submit(Generation([1], 2)).outputs()["token_ids"] == [[1, 1]]
+
+
+def test_refused_call_is_not_admitted_and_tells_the_number_of_the_prompt(house):
+    asked = house.submit(Generation([1], 1), Generation([], 1))
+    assert asked.status() == Status(
+        StatusCode.INVALID_ARGUMENT, "prompt 1: the prompt is empty, expected one token at least"
+    )
+    assert not asked.call.admitted
+    assert house.submit(inputs={}).code() is StatusCode.INVALID_ARGUMENT
+    assert house.model.steps == 0
+
+
+def test_call_with_more_texts_than_there_can_be_is_refused_for_good(house):
+    status = house.submit(*[Generation([1], 1)] * 7).status()
+    assert status == Status(StatusCode.INVALID_ARGUMENT, "7 texts are wanted, m-1 has room for 6 at most")
+
+
+def test_full_queue_refuses_at_once_and_says_when_to_come_again(house):
+    house.step_seconds = 0.01
+    first = house.submit(Generation([1], 3, ignore_eos=True))
+    assert first.outputs()
+    running = house.running(2)
+    waiting = house.submit(*[Generation([1], 1)] * 4)
+    assert house.servable.pending == house.servable.pending_rows == 4
+    refused = house.submit(Generation([1], 1))
+    status = refused.status()
+    assert (status.code, status.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
+    assert not refused.call.admitted
+    assert 1 <= house.servable.retry_seconds <= 6
+    house.go.set()
+    assert running.result() == {}
+    assert waiting.outputs()["completion_tokens"] == [1] * 4
+    assert house.servable.pending == 0
+
+
+def test_guess_of_when_to_come_again_grows_with_the_steps_and_is_bounded(house):
+    assert house.servable.retry_seconds == 1
+    house.step_seconds = 10.0
+    house.submit(Generation([1], 3, ignore_eos=True)).outputs()
+    house.running()
+    assert house.servable.retry_seconds == 60
+
+
+def test_call_that_waits_is_cancelled_while_the_others_run_on(house):
+    running = house.running(2)
+    waiting = house.submit(Generation([1], 1))
+    house.servable.cancel(waiting.call)
+    house.go.set()
+    assert waiting.code() is StatusCode.CANCELLED
+    assert running.result() == {}
+
+
+def test_call_that_runs_is_cancelled_within_a_step(house):
+    asked = house.running()
+    house.servable.cancel(asked.call)
+    house.go.set()
+    assert asked.code() is StatusCode.CANCELLED
+    assert sum(len(piece.tokens) for piece in asked.pieces) <= 1
+    house.servable.cancel(asked.call)
+    assert house.servable.state().running == 0
+
+
+def test_call_that_was_never_submitted_can_be_cancelled(house):
+    asked = Asked(Generation([1], 1))
+    house.servable.cancel(asked.call)
+    assert asked.answers == []
+
+
+def test_call_is_cancelled_while_its_prompt_waits_for_the_tokenizer(house):
+    house.codec.go.clear()
+    first = house.submit(Generation(LONG, 1))
+    assert house.codec.inside.wait(PATIENCE)
+    second = house.submit(Generation(LONG, 1))
+    assert house.servable.pending == 1
+    house.servable.cancel(second.call)
+    assert second.code() is StatusCode.CANCELLED
+    assert house.servable.pending == 0
+    house.servable.cancel(first.call)
+    assert first.code() is StatusCode.CANCELLED
+    house.codec.go.set()
+    assert house.submit(Generation(LONG, 1)).outputs()
+    assert house.model.steps == 1
+    assert not first.call.admitted
+
+
+def test_queue_of_the_tokenizer_is_bounded(house):
+    house.codec.go.clear()
+    first = house.submit(Generation(LONG, 1))
+    assert house.codec.inside.wait(PATIENCE)
+    waiting = [house.submit(Generation(LONG, 1)) for _ in range(6)]
+    status = house.submit(Generation(LONG, 1)).status()
+    assert (status.code, status.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
+    for each in waiting:
+        house.servable.cancel(each.call)
+    house.codec.go.set()
+    assert first.outputs()["completion_tokens"] == [1]
+
+
+def test_tokenizer_that_fails_is_the_call_s_failure(house, caplog):
+    status = house.submit(Generation(LONG + "!", 1)).status()
+    assert status == Status(StatusCode.INTERNAL, "m-1 failed to tokenise the prompts")
+    assert "no such word" in caplog.text
+    assert house.submit(Generation(LONG, 1)).outputs()
+
+
+def test_echo_that_fails_is_the_call_s_failure(house, caplog):
+    asked = house.submit(Generation([200], 1, echo=True))
+    assert asked.status() == Status(StatusCode.INTERNAL, "m-1 failed to take the texts")
+    assert not asked.call.admitted
+    assert "no such token" in caplog.text
+
+
+def test_deadline_that_has_passed_costs_nothing(house):
+    status = house.submit(Generation([1], 1), deadline=house.clock.monotonic()).status()
+    assert status.code is StatusCode.DEADLINE_EXCEEDED
+    assert house.model.steps == 0
+
+
+def test_deadline_counts_while_a_prompt_waits_for_the_tokenizer(house):
+    house.codec.go.clear()
+    first = house.submit(Generation(LONG, 1))
+    assert house.codec.inside.wait(PATIENCE)
+    late = house.submit(Generation(LONG, 1), deadline=house.clock.monotonic() + 5)
+    house.clock.advance(5)
+    house.codec.go.set()
+    assert late.code() is StatusCode.DEADLINE_EXCEEDED
+    assert first.outputs()
+
+
+def test_deadline_ends_a_text_between_its_tokens(house):
+    house.step_seconds = 1.0
+    asked = house.submit(Generation([1], 500, ignore_eos=True), pieces=True, deadline=house.clock.monotonic() + 3)
+    assert asked.code() is StatusCode.DEADLINE_EXCEEDED
+    assert sum(len(piece.tokens) for piece in asked.pieces) == 3
+
+
+def test_call_knows_how_long_it_waited_and_how_long_it_ran(make):
+    house = make(places=1)
+    house.step_seconds = 1.0
+    running = house.running()
+    waiting = house.submit(Generation([1], 3, ignore_eos=True), Generation([2], 2, ignore_eos=True))
+    house.clock.advance(2.0)
+    house.servable.cancel(running.call)
+    house.go.set()
+    waiting.outputs()
+    assert running.code() is StatusCode.CANCELLED
+    assert (waiting.call.queue_seconds, waiting.call.run_seconds) == (3.0, 5.0)
+    assert (running.call.queue_seconds, running.call.run_seconds) == (0.0, 3.0)
+
+
+def test_steps_and_texts_are_reported(make):
+    steps: list[StepReport] = []
+    texts: list[Any] = []
+    house = make(on_step=steps.append, on_text=texts.append)
+    house.submit(Generation([1, 2], 3, ignore_eos=True)).outputs()
+    assert [report.rows for report in steps] == [2, 1, 1]
+    assert [(report.outcome, report.usage.output) for report in texts] == [("length", 3)]
+
+
+def test_models_of_one_process_take_turns_and_others_have_their_own_thread(make, monkeypatch):
+    monkeypatch.setattr(HashModel, "shares_compute", False)
+    make()
+    assert threads() == ["tfs-steps-m-1"]
+    monkeypatch.setattr(HashModel, "shares_compute", True)
+    make()
+    make()
+    assert threads() == ["tfs-steps", "tfs-steps-m-1"]
+    make(loop=StepLoop("tfs-given"))
+    assert threads() == ["tfs-given", "tfs-steps", "tfs-steps-m-1"]
+
+
+def test_call_after_the_end_and_inside_it_is_answered(make):
+    house = make()
+    house.codec.go.clear()
+    inside = house.submit(Generation(LONG, 1))
+    assert house.codec.inside.wait(PATIENCE)
+    waiting = house.submit(Generation(LONG, 1))
+    closing = threading.Thread(target=house.servable.close)
+    closing.start()
+    assert waiting.status() == Status(StatusCode.UNAVAILABLE, "m-1 is being unloaded")
+    house.codec.go.set()
+    closing.join(PATIENCE)
+    inside.result()
+    assert house.submit(Generation([1], 1)).status() == Status(StatusCode.UNAVAILABLE, "m-1 is being unloaded")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_of_many_calls_has_one_answer_whoever_cancels_whom(make, seed):
+    house = make(places=3, max_queue=20)
+    dice = random.Random(seed)
+    calls: list[Asked] = []
+
+    def ask(own: random.Random) -> None:
+        for _ in range(60):
+            prompt: Any = LONG if own.random() < 0.1 else [own.randrange(VOCABULARY)] * own.randrange(1, 20)
+            texts = [Generation(prompt, own.randrange(1, 30)) for _ in range(own.randrange(1, 4))]
+            asked = house.submit(*texts, pieces=own.random() < 0.5)
+            calls.append(asked)
+            if own.random() < 0.5:
+                house.servable.cancel(own.choice(calls).call)
+
+    askers = [threading.Thread(target=ask, args=(random.Random(dice.random()),)) for _ in range(3)]
+    for thread in askers:
+        thread.start()
+    for thread in askers:
+        thread.join(PATIENCE)
+    codes = {StatusCode.CANCELLED, StatusCode.UNAVAILABLE}
+    results = [asked.result() for asked in calls]
+    assert all(result.code in codes for result in results if isinstance(result, Status))
+    assert any(not isinstance(result, Status) for result in results)
+    state = house.servable.state()
+    assert (state.running, state.waiting, house.servable.pending) == (0, 0, 0)

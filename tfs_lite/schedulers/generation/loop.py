@@ -1,0 +1,117 @@
+"""One thread on which engines take turns.
+
+    join -> turn, turn, ... (the engines go round) -> nobody has anything to do: asleep until wake -> leave
+
+Two engines that computed on the CPU at the same time would be many times slower than one after the other, so those of
+a process share a loop. An engine of a GPU has a loop of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+
+class TakesTurns(Protocol):
+    """What a loop wants of an engine."""
+
+    def turn(self) -> bool:
+        """Does a bounded piece of work, on the loop's thread. False: there was nothing to do, and there will not be
+        until somebody calls ``wake``. It does not raise."""
+
+
+class StepLoop:
+    """A daemon thread that starts with the first engine and ends with the last; it may start again. Any thread may call
+    any method, except that ``leave`` is not for the loop's own."""
+
+    def __init__(self, name: str = "tfs-steps") -> None:
+        self._name = name
+        self._changed = threading.Condition()  # guards the fields below
+        self._engines: deque[TakesTurns] = deque()  # whose turn is next comes first
+        self._current: TakesTurns | None = None
+        self._idle = 0  # turns in a row that found nothing to do
+        self._wakes = 0
+        self._thread: threading.Thread | None = None
+
+    def join(self, engine: TakesTurns) -> None:
+        """The engine gets its turns from now on."""
+        with self._changed:
+            self._engines.append(engine)
+            self._rouse()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def leave(self, engine: TakesTurns) -> None:
+        """Returns when the engine is in no turn and gets no more; with the last engine, when the thread is over.
+        Nothing happens for one that is not there. RuntimeError on the loop's own thread, which cannot wait for
+        itself."""
+        with self._changed:
+            thread = self._thread
+            if thread is None:
+                return
+            if thread is threading.current_thread():
+                raise RuntimeError("an engine cannot leave its loop during a turn")
+            if engine in self._engines:
+                self._engines.remove(engine)
+                self._rouse()
+            self._changed.wait_for(
+                lambda: self._current is not engine and (self._engines or self._thread is not thread)
+            )
+            over = self._thread is not thread
+        if over:
+            thread.join()
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        with self._changed:
+            self._rouse()
+
+    def _rouse(self) -> None:
+        self._wakes += 1
+        self._idle = 0
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        while (found := self._next()) is not None:
+            engine, wakes = found
+            busy = False
+            try:
+                busy = engine.turn()
+            except Exception:
+                logger.exception("an engine broke its contract: a turn must not raise")
+            self._turned(busy, wakes)
+
+    def _next(self) -> tuple[TakesTurns, int] | None:
+        """Whose turn it is; None when no engine is left."""
+        with self._changed:
+            while self._engines and self._idle >= len(self._engines):
+                self._changed.wait()
+            if not self._engines:
+                self._thread = None
+                self._changed.notify_all()
+                return None
+            self._current = self._engines[0]
+            self._engines.rotate(-1)
+            return self._current, self._wakes
+
+    def _turned(self, busy: bool, wakes: int) -> None:
+        """Somebody who called ``wake`` meanwhile may have meant work that this turn no longer saw."""
+        with self._changed:
+            leaves = self._current not in self._engines
+            self._current = None
+            self._idle = 0 if busy or wakes != self._wakes else self._idle + 1
+            if leaves:
+                self._changed.notify_all()
+
+
+_SHARED = StepLoop()
+
+
+def shared_loop() -> StepLoop:
+    """The one of this process, for all engines that share its processor."""
+    return _SHARED
