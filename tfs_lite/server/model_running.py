@@ -107,6 +107,7 @@ def engine_settings(settings: GenerationSettings, model: LanguageModel) -> Engin
         queue_timeout=settings.queue_timeout,
         policy=settings.policy,
         prefix_reuse=settings.prefix_reuse,
+        slowdown=settings.prefill_slowdown,
     )
 
 

@@ -32,11 +32,12 @@ from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.generation.attempts import Attempts
 from tfs_lite.schedulers.generation.entries import Entry, Heard, Job
 from tfs_lite.schedulers.generation.loop import StepLoop
+from tfs_lite.schedulers.generation.pace import Pace
 from tfs_lite.schedulers.generation.planner import Plan, Share
 from tfs_lite.schedulers.generation.reports import step_report, text_report
 from tfs_lite.schedulers.generation.roster import Roster
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.schedulers.generation.text import Text
+from tfs_lite.schedulers.generation.text import Phase, Text
 from tfs_lite.schedulers.generation.words import Words
 
 __all__ = ["Engine", "Job"]
@@ -77,6 +78,7 @@ class Engine:
         self._eos = model.limits.eos
         self._codec = model.codec
         self._attempts = Attempts(model, self._name)
+        self._pace = Pace(settings.slowdown)
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # guards the fields below; texts are changed by the loop's thread only
         self._roster = Roster(settings)
@@ -160,7 +162,7 @@ class Engine:
             ended = self._drop(now)
         self._deliver(ended, now)
         with self._lock:
-            plan = self._roster.plan(now)
+            plan = self._roster.plan(now, self._pace.rows)
         if plan.shares:
             self._step(plan)
         return bool(plan.shares)
@@ -184,11 +186,16 @@ class Engine:
         drawn = self._attempts.run(Step(rows, plan.copies))
         now = self._clock.monotonic()
         report = step_report(self._id, plan, began, now, failures == self._attempts.failures)
+        self._learn(plan, now - began)
         heard = [self._hear(share, one, now) for share, one in zip(plan.shares, drawn, strict=True)]
         with self._lock:
             self._settle(plan, heard)
         self._tell(report)
         self._deliver(heard, now)
+
+    def _learn(self, plan: Plan, seconds: float) -> None:
+        decoding = sum(share.text.phase is Phase.DECODE for share in plan.shares)
+        self._pace.took(decoding, sum(share.count for share in plan.shares) - decoding, seconds)
 
     def _hear(self, share: Share, drawn: Drawn | None, now: float) -> Heard:
         entry: Entry = share.text.work

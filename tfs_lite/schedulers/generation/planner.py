@@ -53,12 +53,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``waiting`` is in order of rank; ``places`` is only looked at."""
+    """``waiting`` is in order of rank; ``places`` is only looked at. ``beside``: rows of prompts in a step with
+    decoding texts; None: as many as in any."""
 
     settings: EngineSettings
     running: Sequence[Text]
     waiting: Sequence[Text]
     places: Places
+    beside: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class _Draft:
         self._now = now
         self._rank = ranking(now.settings.policy)
         self._shares = shares
-        self._left = now.settings.rows - len(shares)
+        left = now.settings.rows - len(shares)
+        self._left = min(left, now.beside) if shares and now.beside is not None else left
         self._places: Places | None = None
         self._read: set[int] = set()
         """Places that the step copies from; they are left as they are in it."""

@@ -155,11 +155,13 @@ class Roster:
         long for its start. They are not removed."""
         return self._alarms.ring(now)
 
-    def plan(self, now: float) -> Plan:
-        """The next step. Those that it admits or preempts are so from now on, and its copies are told only once; what
-        it computes counts when ``ran`` is called. A text that takes no part in the step after all has to be
-        removed, if the plan admits it."""
-        decision = decide(Snapshot(self._settings, self._running, self._line.texts, self._places))
+    def plan(self, now: float, beside: int | None = None) -> Plan:
+        """The next step, with at most ``beside`` rows of prompts if texts decode in it.
+
+        Those that it admits or preempts are so from now on, and its copies are told only once; what it computes counts
+        when ``ran`` is called. A text that takes no part in the step after all has to be removed, if the plan admits
+        it."""
+        decision = decide(Snapshot(self._settings, self._running, self._line.texts, self._places, beside))
         if not decision.admitted:
             return Plan(tuple(decision.shares))
         for text in decision.preempted:

@@ -29,6 +29,8 @@ class EngineSettings:
     """Who of those that wait comes next: one of ``POLICIES``."""
     prefix_reuse: bool = True
     """Whether a text begins with the cache of another one that begins alike."""
+    slowdown: float = 2.0
+    """How many times as long as without prompts a step may take that reads prompts beside texts that decode."""
 
     def __post_init__(self) -> None:
         for name in ("places", "length", "chunk"):
@@ -38,5 +40,7 @@ class EngineSettings:
             raise ValueError(f"rows is {self.rows}, less than the {self.places} places")
         if self.max_queue < 0 or self.max_queued_tokens < 0 or not self.queue_timeout > 0:
             raise ValueError("max_queue and max_queued_tokens are at least 0, queue_timeout is more")
+        if not self.slowdown > 1:
+            raise ValueError(f"slowdown is {self.slowdown}, expected more than 1")
         if self.policy not in POLICIES:
             raise ValueError(f"policy is {self.policy!r}, expected one of {', '.join(POLICIES)}")

@@ -229,3 +229,16 @@ def test_phases_come_in_order() -> None:
 def test_settings_without_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         engine(**wrong)
+
+
+def test_prompts_have_fewer_rows_beside_texts_that_decode() -> None:
+    settings = EngineSettings(
+        places=4, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
+    )
+    roster = Roster(settings)
+    roster.add(Text(0, [1, 2], 2, 50, 0, 0.0, None))
+    roster.ran(plan := roster.plan(0.0, beside=64))
+    assert [share.count for share in plan.shares] == [2], "nobody decodes yet: nothing to mind"
+    roster.append(plan.shares[0].text, 7)
+    roster.add(Text(1, list(range(500)), 500, 50, 0, 0.0, None))
+    assert [share.count for share in roster.plan(0.0, beside=64).shares] == [1, 64]
