@@ -71,6 +71,33 @@ class Static(_Plain):
         return [row[: asked.tokens] for row, asked in zip(rows, batch, strict=True)]
 
 
+class Bare(Static):
+    """What a decode step costs without anything around it: the same weights as ours, laid out alike, prompts of one
+    length, and a cache that is written in place and has just the length that it needs."""
+
+    def __init__(self, directory: Path) -> None:
+        from tfs_lite.adapters.language.packed import pack
+
+        super().__init__(directory)
+        pack(self.model)
+
+    def _batch(self, batch: Sequence[Asked]) -> Tokens:
+        import torch
+        from transformers import StaticCache
+
+        width, count = len(batch[0].prompt), batch[0].tokens
+        cache = StaticCache(config=self.model.config, max_cache_len=width + count)
+        ids, drawn = torch.tensor([asked.prompt for asked in batch]), []
+        positions = torch.arange(width)[None]
+        for _ in range(count):
+            logits = self._forward(input_ids=ids, position_ids=positions, past_key_values=cache).logits
+            ids = logits[:, -1].argmax(-1, keepdim=True)
+            drawn.append(ids)
+            positions = positions[:, -1:] + 1
+        rows: Tokens = torch.cat(drawn, 1).tolist()
+        return rows
+
+
 class MergeAndCopy(_Plain):
     """Continuous batching as one writes it around ``model(past_key_values=...)``: texts that join are read in a forward
     of their own, their cache is padded and put beside the others'; those that are done are cut out. Both copy
@@ -233,10 +260,8 @@ class Ours(Side):
         from tfs_lite.schedulers.generation.servable import GenerativeServable
         from tfs_lite.server.model_running import engine_settings
 
-        settings = ModelSettings(
-            max_batch_size=PLACES,
-            parameters={"max_model_len": "1024", "max_queue": "1000", "max_queued_tokens": "1000000", **parameters},
-        )
+        wanted = {"max_num_seqs": str(PLACES), "max_model_len": "1024", "max_queue": "1000"}
+        settings = ModelSettings(parameters={**wanted, "max_queued_tokens": "1000000", **parameters})
         servable_id, device = ServableId("bench", 1), torch.device("cpu")
         assert PLATFORM.open is not None
         model: Any = PLATFORM.open(OpenRequest(servable_id, read_version(str(directory)), device, False, settings))
@@ -246,18 +271,26 @@ class Ours(Side):
         )
 
     def run(self, workload: Sequence[Asked]) -> Tokens:
+        self.forwards = 0
+        done = threading.Event()
+        found: Tokens = [[] for _ in workload]
+        self.begin(workload, lambda piece: found[piece.index].extend(piece.tokens), done.set)
+        done.wait()
+        return found
+
+    def begin(self, workload: Sequence[Asked], on_piece: Any, on_done: Any) -> Any:
+        """All of it in one call, which comes back at once."""
         from tfs_lite.core.generation import Generation, Sampling
         from tfs_lite.core.model import PredictCall
 
-        self.forwards = 0
-        greedy, done = Sampling(temperature=0.0), threading.Event()
-        found: Tokens = [[] for _ in workload]
+        greedy = Sampling(temperature=0.0)
         texts = [Generation(asked.prompt, asked.tokens, sampling=greedy, ignore_eos=True) for asked in workload]
-        call = PredictCall("serving_default", {}, (), None, lambda result: done.set(), texts=texts)
-        call.on_piece = lambda piece: found[piece.index].extend(piece.tokens)
+        call = PredictCall("serving_default", {}, (), None, lambda result: on_done(), texts=texts, on_piece=on_piece)
         self._servable.submit(call)
-        done.wait()
-        return found
+        return call
+
+    def cancel(self, call: Any) -> None:
+        self._servable.cancel(call)
 
     def close(self) -> None:
         self._servable.close()
@@ -268,6 +301,7 @@ class Ours(Side):
 
 SIDES = {
     "static": Static,
+    "bare": Bare,
     "merge and copy": MergeAndCopy,
     "transformers": Transformers,
     "ours (plain weights)": lambda directory: Ours(directory, packed_weights="false"),

@@ -58,7 +58,13 @@ def long_prompts(vocabulary: int, seed: int = 3) -> list[Asked]:
     return [Asked(_prompt(rng, rng.randint(300, 950), vocabulary), 32) for _ in range(8)]
 
 
-WORKLOADS = {"classic": classic, "scattered": scattered, "long": long_prompts}
+def abreast(vocabulary: int, seed: int = 4) -> list[Asked]:
+    """8 prompts of 64 tokens, 100 more tokens each: every step but the first has 8 rows."""
+    rng = random.Random(seed)
+    return [Asked(_prompt(rng, 64, vocabulary), 100) for _ in range(PLACES)]
+
+
+WORKLOADS = {"classic": classic, "scattered": scattered, "long": long_prompts, "abreast": abreast}
 
 
 def save_network(shape: Shape, directory: Path) -> None:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from tfs_lite.adapters import python_model, pytorch_export, pytorch_libtorch
 from tfs_lite.adapters.contract import Platform, VersionFiles
 from tfs_lite.adapters.inspect_artifact import COMPILED
+from tfs_lite.adapters.language import transformers_model
 
 GROUP = "tfs_lite.platforms"
 ENSEMBLE = "ensemble"
@@ -23,11 +24,6 @@ logger = logging.getLogger(__name__)
 
 def _is_compiled(files: VersionFiles) -> bool:
     return any(member.startswith(COMPILED) for member in files.members)
-
-
-def _is_language_model(files: VersionFiles) -> bool:
-    weights = any(name.endswith(".safetensors") for name in files.names)
-    return weights and "config.json" in files.names and "model.py" not in files.names
 
 
 BUILT_IN = (
@@ -49,13 +45,7 @@ BUILT_IN = (
         None,
         missing="ONNX models are not served yet",
     ),
-    Platform(
-        "transformers",
-        "config.json and *.safetensors",
-        _is_language_model,
-        None,
-        missing="language models are not served yet",
-    ),
+    transformers_model.PLATFORM,
     Platform(ENSEMBLE, "", lambda files: False, None, missing="ensembles have nothing to open", composed=True),
 )
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from prometheus_client.samples import Sample
     from rich.table import Table
 
-PREDICTIONS = ("Predict", "Classify", "Regress", "MultiInference", "ModelInfer")
+PREDICTIONS = (
+    *("Predict", "Classify", "Regress", "MultiInference", "ModelInfer"),
+    *("PredictStreamed", "Completions", "ChatCompletions"),
+)
 """The methods whose requests are shown."""
 MEDIAN, TAIL = 0.5, 0.99
 UNKNOWN = "-"

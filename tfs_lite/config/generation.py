@@ -45,8 +45,8 @@ class GenerationSettings(Settings):
     prefill_chunk: Count | None = None
     """Rows of one prompt in one step."""
     prefill_slowdown: Annotated[float, Field(ge=1.05, le=1000)] = 2.0
-    """How many times as long as without prompts a step may take that reads prompts beside texts that decode. At least 64
-    rows of prompts are read in a step all the same."""
+    """How many times as long as without prompts a step may take that reads prompts beside texts that decode. At least
+    64 rows of prompts are read in a step all the same."""
     prefix_reuse: Flag = True
     """Whether a prompt that begins as another one did gets that one's cache."""
     max_queue: Count | None = None
@@ -65,8 +65,6 @@ class GenerationSettings(Settings):
     packed_weights: Flag = True
     """On the CPU large linear layers are laid out anew at load: steps take a half to a third of the time. A model whose
     output layer shares the weights of its input layer then holds them twice."""
-    compile: Flag = False
-    """torch.compile for steps that only decode."""
     cuda_graphs: Flag = True
     """Steps that only decode are captured, on a GPU."""
     stream_idle_timeout: Seconds = 60.0

@@ -305,6 +305,16 @@ class ServerCore:
         """Every model of the config, in its order."""
         return self.view.reports()
 
+    def availability(self) -> list[tuple[str, list[int], float]]:
+        """Of every model that was ever heard of: its name, the versions that answer requests now, and since when, in
+        seconds since 1970, one of them does (0: none)."""
+        found = []
+        for report in self.heard_of():
+            states = self._monitor.get_version_states(report.name).items()
+            since = {version: at.time for version, at in states if at.state.state is ManagerState.AVAILABLE}
+            found.append((report.name, sorted(since), min(since.values(), default=0.0)))
+        return found
+
     def is_model_available(self, name: str) -> bool | None:
         """None for a model that is not in the config."""
         return self.view.report(name).available if name in self.view.configured else None

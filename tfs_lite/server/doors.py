@@ -27,6 +27,7 @@ from tfs_lite.server.http_app import HttpApp
 from tfs_lite.server.http_server import HttpServer
 from tfs_lite.server.inference import Inferences
 from tfs_lite.server.model_service import ModelService
+from tfs_lite.server.openai_app import OpenAiApp
 from tfs_lite.server.plan import base_directory
 from tfs_lite.server.predict_streamed import PredictStreamedService
 from tfs_lite.server.prediction_service import PredictionService
@@ -188,6 +189,22 @@ class Doors:
             upstream_metrics_path=self._settings.metrics_path,
             upstream_page=self._upstream_page,
             v2=self._v2.app(self._rest, self._bodies),
+            openai=self._openai(),
+        )
+
+    def _openai(self) -> OpenAiApp:
+        """Bodies, deadlines and the end of the server are those of REST."""
+        core, rest = self._core, self._rest
+        return OpenAiApp(
+            self._predictor,
+            core.handle,
+            core.availability,
+            core.request_metrics,
+            rest.bodies,
+            rest.calls,
+            self._bodies,
+            rest.heap,
+            core.options.max_message_bytes,
         )
 
     def _own_page(self) -> bytes:

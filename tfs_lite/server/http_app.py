@@ -1,4 +1,5 @@
 """The HTTP routes, as one ASGI application: TensorFlow Serving's REST API, probes, metrics and the API's description.
+KServe V2 and OpenAI's API have applications of their own behind it.
 
 It finds who answers, and sees to what all answers share: errors in the form that the answer would have had, headers for
 browsers, compression. Paths below ``/v1/`` follow TensorFlow Serving's grammar, which no router has (``rest_path``).
@@ -23,6 +24,7 @@ from tfs_lite.server.health import Health
 from tfs_lite.server.http_gzip import SMALLEST_ANSWER, accepts_gzip, pack
 from tfs_lite.server.http_reply import JSON, Form, HttpError, answer_form, error_reply
 from tfs_lite.server.http_whole import Answer, WholeRequest, answer_of, success
+from tfs_lite.server.openai_app import OpenAiApp, is_openai
 from tfs_lite.server.request_metrics import REST, RequestMetrics
 from tfs_lite.server.rest_models import ModelPages
 from tfs_lite.server.rest_path import Action, is_rest, parse_path, prediction_of
@@ -53,12 +55,14 @@ class HttpApp:
         upstream_metrics_path: str | None = None,
         upstream_page: Page = lambda: (b"", "text/plain"),
         v2: V2HttpApp | None = None,
+        openai: OpenAiApp | None = None,
     ) -> None:
         self._models = models
         self._rest = rest
         self._health = health
         self._metrics = metrics
         self._v2 = v2
+        self._openai = openai
         self._background = pages
         self._slow = slow
         self._cors = cors.HEADERS if enable_cors else {}
@@ -78,8 +82,9 @@ class HttpApp:
         path = scope["raw_path"].decode("latin-1")
         rest = is_rest(path) and path != self._upstream_path
         query = scope["query_string"].decode("latin-1")
-        if self._v2 is not None and is_v2(path) and path != self._upstream_path:
-            response = await self._v2_answer(self._v2, request, path, query)
+        whole = self._whole_api(path)
+        if whole is not None:
+            response = await self._answer_of(whole, request, path, query)
             await response(scope, receive, send)
             return
         answer = self._rest_answer if rest else self._page_answer
@@ -91,12 +96,19 @@ class HttpApp:
         await self._finish(response, request.headers, rest)
         await response(scope, receive, send)
 
-    async def _v2_answer(self, v2: V2HttpApp, request: Request, path: str, query: str) -> Response:
-        """Errors and packing are V2's own."""
+    def _whole_api(self, path: str) -> V2HttpApp | OpenAiApp | None:
+        if path == self._upstream_path:
+            return None
+        if self._v2 is not None and is_v2(path):
+            return self._v2
+        return self._openai if is_openai(path) else None
+
+    async def _answer_of(self, api: V2HttpApp | OpenAiApp, request: Request, path: str, query: str) -> Response:
+        """Errors and packing are its own."""
         if request.method == "OPTIONS" and self._cors:
             response = Response(status_code=cors.preflight_status(request.headers.get("origin")))
         else:
-            response = await v2.answer(request, path, query)
+            response = await api.answer(request, path, query)
         response.headers.update(self._cors)
         return response
 

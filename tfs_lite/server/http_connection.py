@@ -23,6 +23,9 @@ from tfs_lite.server.http_head import MAX_HEAD_BYTES, MAX_HEADERS, BadHead, chec
 from tfs_lite.server.http_whole import WholeApp, WholeRequest, read_whole
 from tfs_lite.server.lingering import LingeringTransport
 
+ABORT, PATIENCE = "tfs_lite.abort", "tfs_lite.patience"
+"""Extensions of a scope, for answers that take long: a function that cuts the connection at once, and one that is told
+how many seconds the client may leave the answer unread."""
 PIECE = 4 * 1024
 """Bytes parsed before it is looked at what they were: so many small requests may wait on a connection at once."""
 MAX_WAITING_BYTES = 64 * 1024
@@ -67,6 +70,8 @@ class Connection(HttpToolsProtocol):
     _unread = 0
     """Bytes of answers that the client had not read when somebody looked last."""
     _unread_since = 0.0
+    _patience = 0.0
+    """How long the client may leave the answer at hand unread, in seconds, if that is longer than usual."""
     _since = 0.0
     """When it began to wait for a request, or to work on one."""
 
@@ -118,7 +123,7 @@ class Connection(HttpToolsProtocol):
             self._unread_since = now
         self._unread = unread
         if unread:
-            if now - self._unread_since >= self.timeout:
+            if now - self._unread_since >= max(self.timeout, self._patience):
                 self.transport.abort()
         elif not self.busy and now - self._since >= self.timeout and not self.transport.is_closing():
             self.transport.close()
@@ -269,6 +274,7 @@ class Connection(HttpToolsProtocol):
             "query_string": query,
             "headers": self.headers,
             "state": {},
+            "extensions": {ABORT: self.transport.abort, PATIENCE: self._be_patient},
         }
         return RequestResponseCycle(
             scope=self.scope,
@@ -289,8 +295,12 @@ class Connection(HttpToolsProtocol):
         self._since = time.monotonic()
         self._start_asgi_task(cycle, self.app)
 
+    def _be_patient(self, seconds: float) -> None:
+        self._patience = seconds
+
     def on_response_complete(self) -> None:
         self._since = time.monotonic()
+        self._patience = 0.0
         if self.transport.is_closing():
             return
         if self.pipeline:

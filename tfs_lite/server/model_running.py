@@ -22,7 +22,7 @@ from tfs_lite.config.batching import (
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.server_files import read_batching_parameters
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.generation import LanguageModel
+from tfs_lite.core.generation import LanguageModel, nobody_counts_steps, nobody_counts_texts
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Model, OnBatch, OnCall, Servable, nobody_asks, nobody_counts
 from tfs_lite.core.servable import ServableId
@@ -168,14 +168,18 @@ class ServableMaker:
             raise invalid_argument(
                 "instance_group: a language model has one instance; max_batch_size says how many texts run"
             )
-        metrics = self._around.generation
-        settings = engine_settings(generation_settings(request.settings), model)
-        if metrics is None:
-            return GenerativeServable(model, request.id, settings, clock=self._clock)
+        metrics, wanted = self._around.generation, generation_settings(request.settings)
         made = GenerativeServable(
-            model, request.id, settings, clock=self._clock, on_step=metrics.on_step, on_text=metrics.on_text
+            model,
+            request.id,
+            engine_settings(wanted, model),
+            clock=self._clock,
+            on_step=metrics.on_step if metrics else nobody_counts_steps,
+            on_text=metrics.on_text if metrics else nobody_counts_texts,
         )
-        metrics.watch(request.id, made)
+        made.stream_idle_timeout = wanted.stream_idle_timeout
+        if metrics is not None:
+            metrics.watch(request.id, made)
         return made
 
     def _of_models(self, models: Sequence[Model], request: OpenRequest) -> Servable:

@@ -51,7 +51,7 @@ def test_queues_grow_with_the_places() -> None:
         ({"max_modl_len": "3"}, 'a language model has no max_modl_len; did you mean "max_model_len"?'),
         ({"dtype": "int4"}, "parameters.dtype"),
         ({"max_model_len": "0"}, "parameters.max_model_len"),
-        ({"compile": "perhaps"}, "parameters.compile"),
+        ({"cuda_graphs": "perhaps"}, "parameters.cuda_graphs"),
         ({"prefill_slowdown": "1"}, "parameters.prefill_slowdown"),
         ({"queue_timeout": "nan"}, "parameters.queue_timeout"),
         ({"max_num_seqs": "8", "max_batched_tokens": "4"}, "less than the 8 texts that run at once"),

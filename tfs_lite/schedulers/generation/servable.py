@@ -62,6 +62,8 @@ class GenerativeServable(Traits):
 
     generates = True
     decoupled = True
+    stream_idle_timeout: float
+    """Seconds after which a front door gives up a client that reads nothing; set by whoever wants another than its."""
 
     def __init__(
         self,

@@ -1,0 +1,294 @@
+"""What a version directory of a language model must hold and must not, and which settings it cannot have."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tfs_lite.adapters.detect import read_version
+from tfs_lite.adapters.language.budget import budget, cache_numbers, length_of, reserve
+from tfs_lite.adapters.language.checks import check_settings
+from tfs_lite.adapters.language.hf_files import (
+    CONFIG,
+    INDEX,
+    MAX_JSON_BYTES,
+    WEIGHTS,
+    eos_ids,
+    read_config,
+    recognises,
+    weight_files,
+)
+from tfs_lite.config.generation import GenerationSettings
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.status import ServingError, StatusCode
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "max_position_embeddings": 100,
+    "vocab_size": 50,
+}
+
+
+def write(directory, name, content=b""):
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return read_version(str(directory))
+
+
+def refusal(code, work, *args):
+    with pytest.raises(ServingError) as caught:
+        work(*args)
+    assert caught.value.code is code, caught.value
+    return caught.value.status.message
+
+
+def index_of(directory, *names):
+    return write(directory, INDEX, {"weight_map": {f"w{number}": name for number, name in enumerate(names)}})
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, "other.safetensors", INDEX, "pytorch_model.bin", "weights.pkl"])
+def test_config_with_weights_of_any_kind_is_recognised(tmp_path, weights):
+    write(tmp_path, CONFIG, {})
+    assert recognises(write(tmp_path, weights))
+
+
+@pytest.mark.parametrize("other", ["model.py", "model.pt", "model.pt2", "model.onnx"])
+def test_artefact_of_another_platform_goes_first(tmp_path, other):
+    write(tmp_path, CONFIG, {})
+    write(tmp_path, WEIGHTS)
+    assert not recognises(write(tmp_path, other))
+
+
+def test_weights_without_config_or_config_without_weights_is_not_recognised(tmp_path):
+    assert not recognises(write(tmp_path / "a", WEIGHTS))
+    assert not recognises(write(tmp_path / "b", CONFIG, {}))
+
+
+def test_one_file_of_weights_is_preferred_to_pickles(tmp_path):
+    write(tmp_path, "pytorch_model.bin")
+    assert weight_files(write(tmp_path, WEIGHTS)) == (WEIGHTS,)
+
+
+def test_shards_are_each_named_once_also_below_the_directory(tmp_path):
+    write(tmp_path, "b.safetensors")
+    write(tmp_path, "sub/a.safetensors")
+    files = index_of(tmp_path, "b.safetensors", "sub/a.safetensors", "b.safetensors")
+    assert weight_files(files) == ("b.safetensors", "sub/a.safetensors")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pth", "x.pkl", "consolidated.00.ckpt"])
+def test_pickles_alone_are_refused_with_the_way_out(tmp_path, name):
+    message = refusal(StatusCode.FAILED_PRECONDITION, weight_files, write(tmp_path, name))
+    assert name in message
+    assert "save_pretrained" in message
+    assert "safe_serialization" in message
+
+
+def test_no_weights_are_named_as_missing(tmp_path):
+    message = refusal(StatusCode.FAILED_PRECONDITION, weight_files, write(tmp_path, CONFIG, {}))
+    assert WEIGHTS in message
+    assert INDEX in message
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "a/../../x.safetensors", "/etc/x.safetensors", "a\\x.safetensors", "a\0.safetensors"]
+)
+def test_index_that_leads_out_of_the_directory_is_refused(tmp_path, name):
+    write(tmp_path, "x.safetensors")
+    files = index_of(tmp_path / "1", name)
+    assert "outside" in refusal(StatusCode.PERMISSION_DENIED, weight_files, files)
+
+
+def test_link_out_of_the_directory_is_refused_and_one_inside_is_not(tmp_path):
+    write(tmp_path, "x.safetensors")
+    write(tmp_path / "1", "real.safetensors")
+    (tmp_path / "1" / "inside.safetensors").symlink_to("real.safetensors")
+    assert weight_files(index_of(tmp_path / "1", "inside.safetensors")) == ("inside.safetensors",)
+    (tmp_path / "1" / "outside.safetensors").symlink_to(tmp_path / "x.safetensors")
+    assert "outside" in refusal(
+        StatusCode.PERMISSION_DENIED, weight_files, index_of(tmp_path / "1", "outside.safetensors")
+    )
+
+
+def test_shard_that_is_missing_or_no_safetensors_is_named(tmp_path):
+    assert "gone.safetensors" in refusal(
+        StatusCode.FAILED_PRECONDITION, weight_files, index_of(tmp_path, "gone.safetensors")
+    )
+    write(tmp_path, "x.bin")
+    assert "x.bin" in refusal(StatusCode.FAILED_PRECONDITION, weight_files, index_of(tmp_path, "x.bin"))
+
+
+@pytest.mark.parametrize("content", [{}, {"weight_map": []}, {"weight_map": {}}, {"weight_map": {"a": 1}}, b"{", b"[]"])
+def test_index_that_is_none_is_damage(tmp_path, content):
+    assert INDEX in refusal(StatusCode.DATA_LOSS, weight_files, write(tmp_path, INDEX, content))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])
+def test_config_that_is_no_json_object_is_damage(tmp_path, content):
+    write(tmp_path, CONFIG, content)
+    assert CONFIG in refusal(StatusCode.DATA_LOSS, read_config, str(tmp_path))
+
+
+def test_config_without_bound_is_not_read(tmp_path):
+    (tmp_path / CONFIG).touch()
+    with open(tmp_path / CONFIG, "r+b") as file:
+        file.truncate(MAX_JSON_BYTES + 1)
+    assert "larger" in refusal(StatusCode.DATA_LOSS, read_config, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "word"),
+    [
+        ({}, StatusCode.FAILED_PRECONDITION, "model_type"),
+        ({"model_type": 7}, StatusCode.FAILED_PRECONDITION, "model_type"),
+        ({"model_type": "x", "auto_map": {"AutoModel": "a.B"}}, StatusCode.PERMISSION_DENIED, "auto_map"),
+        ({"model_type": "x", "text_config": {"auto_map": {"A": "b"}}}, StatusCode.PERMISSION_DENIED, "auto_map"),
+        (
+            {"model_type": "x", "quantization_config": {"bits": 4}},
+            StatusCode.FAILED_PRECONDITION,
+            "quantization_config",
+        ),
+        ({"model_type": "t5", "is_encoder_decoder": True}, StatusCode.FAILED_PRECONDITION, "encoder"),
+    ],
+    ids=["no type", "type is a number", "code", "code inside", "quantised", "encoder and decoder"],
+)
+def test_config_that_is_not_served_says_which_field(tmp_path, fields, code, word):
+    write(tmp_path, CONFIG, fields)
+    message = refusal(code, read_config, str(tmp_path))
+    assert CONFIG in message
+    assert word in message
+
+
+def test_missing_config_is_named(tmp_path):
+    assert CONFIG in refusal(StatusCode.FAILED_PRECONDITION, read_config, str(tmp_path))
+
+
+def test_eos_are_those_of_the_first_source_that_says_any():
+    assert eos_ids([{}, {"eos_token_id": None}, {"eos_token_id": [3, 4]}, {"eos_token_id": 5}]) == (3, 4)
+    assert eos_ids([{"eos_token_id": 0}, {"eos_token_id": 5}]) == (0,)
+    assert eos_ids([{}]) == ()
+
+
+@pytest.mark.parametrize("value", ["</s>", True, [1.5], [[1]]])
+def test_eos_that_is_no_token_is_refused(value):
+    assert "eos_token_id" in refusal(StatusCode.FAILED_PRECONDITION, eos_ids, [{"eos_token_id": value}])
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"dynamic_batching": {}}, "dynamic_batching"),
+        ({"sequence_batching": {}}, "sequence_batching"),
+        ({"model_transaction_policy": {"decoupled": True}}, "model_transaction_policy.decoupled"),
+        ({"response_cache": {"enable": True}}, "response_cache.enable"),
+        ({"input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [1]}]}, "input"),
+        ({"output": [{"name": "x", "data_type": "TYPE_FP32", "dims": [1]}]}, "output"),
+        ({"signatures": {"other": {}}}, "signatures"),
+        (
+            {
+                "model_warmup": [
+                    {"name": "w", "inputs": {"x": {"data_type": "TYPE_FP32", "dims": [1], "zero_data": True}}}
+                ]
+            },
+            "model_warmup",
+        ),
+        ({"instance_group": [{"count": 2}]}, "instance_group"),
+        ({"instance_group": [{"count": 1}, {"count": 1}]}, "instance_group"),
+        ({"instance_group": [{"worker": "process"}]}, "instance_group[0].worker"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_setting_that_makes_no_sense_is_refused_by_name(fields, named):
+    settings = ModelSettings.model_validate(fields)
+    assert refusal(StatusCode.INVALID_ARGUMENT, check_settings, settings).startswith(f"{named}:")
+
+
+def test_settings_of_a_language_model_pass():
+    fields = {
+        "name": "m",
+        "max_batch_size": 4,
+        "parameters": {"max_model_len": "64"},
+        "instance_group": [{"count": 1}],
+        "response_cache": {"enable": False},
+    }
+    check_settings(ModelSettings.model_validate(fields))
+
+
+def weights(directory, **shapes):
+    save_file({name: np.zeros(shape, np.float16) for name, shape in shapes.items()}, directory / WEIGHTS)
+
+
+def test_budget_is_weights_in_the_wanted_type_and_the_whole_cache(tmp_path):
+    weights(tmp_path, a=(1000, 10), b=(24,))
+    files = write(tmp_path, CONFIG, LLAMA)
+    settings = ModelSettings(parameters={"max_num_seqs": "5", "max_model_len": "60"})
+    found = budget(files, settings, on_gpu=False)
+    assert found.weights == 4 * 10_024
+    assert found.cache == 4 * 2 * 3 * 5 * 2 * 60 * 16
+    assert reserve(files, settings, on_gpu=False) == found.total > found.weights + found.cache
+    half = budget(files, settings, on_gpu=True)
+    assert (half.weights, half.cache) == (found.weights // 2, found.cache // 2)
+
+
+def test_budget_counts_no_more_positions_than_the_model_has(tmp_path):
+    weights(tmp_path, a=(1,))
+    files = write(tmp_path, CONFIG, LLAMA)
+    long = budget(files, ModelSettings(parameters={"max_model_len": "100000"}), on_gpu=False)
+    assert long.cache == 4 * 2 * 3 * 16 * 2 * 100 * 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "numbers"),
+    [
+        ({"n_layer": 2, "n_head": 4, "n_embd": 32}, 2 * 2 * 32),
+        ({"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 64, "hidden_size": 32}, 2 * 2 * 4 * 64),
+        ({"n_layers": 2, "d_model": 32}, 2 * 2 * 32),
+        ({"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": [1, 2], "hidden_size": 32}, 64),
+        (
+            {
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "hidden_size": 8,
+                "qk_nope_head_dim": 6,
+                "qk_rope_head_dim": 5,
+                "v_head_dim": 7,
+            },
+            2 * 2 * 11,
+        ),
+        ({"hidden_size": 32}, 0),
+    ],
+    ids=["gpt2", "wide heads", "mpt", "heads per layer", "compressed", "unknown"],
+)
+def test_cache_of_every_naming_is_counted(fields, numbers):
+    assert cache_numbers(fields) == numbers
+
+
+def test_length_stays_where_positions_are_steady_unless_more_is_asked_for():
+    config = {
+        "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 128},
+    }
+    assert length_of(GenerationSettings(), False, config) == 128
+    assert length_of(GenerationSettings(max_model_len=300), False, config) == 300
+    assert length_of(GenerationSettings(), False, {"max_position_embeddings": 512}) == 512
+
+
+@pytest.mark.parametrize("value", ["many", -1, 1.5, True, 2**40])
+def test_budget_of_a_config_without_sense_is_refused_by_field(tmp_path, value):
+    weights(tmp_path, a=(1,))
+    files = write(tmp_path, CONFIG, {**LLAMA, "num_hidden_layers": value})
+    message = refusal(StatusCode.FAILED_PRECONDITION, reserve, files, ModelSettings(), False)
+    assert "num_hidden_layers" in message
+
+
+def test_budget_without_a_readable_config_is_an_error(tmp_path):
+    weights(tmp_path, a=(1,))
+    assert CONFIG in refusal(StatusCode.DATA_LOSS, reserve, write(tmp_path, CONFIG, b"{"), ModelSettings(), False)

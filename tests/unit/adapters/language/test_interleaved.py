@@ -1,0 +1,275 @@
+"""The network of families that cannot be batched: exactly plain generation, whatever happens between the steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from tfs_lite.adapters.language.interleaved import InterleavedNetwork
+from tfs_lite.core.generation import Copy, Draw, Rows, Sampling, Step
+from tfs_lite.core.status import ServingError, StatusCode
+
+VOCABULARY = 97
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Of torch's: these tensors are too small for more, and other tests may run beside."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _built(config: transformers.PretrainedConfig, seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    return transformers.AutoModelForCausalLM.from_config(config).double().eval()
+
+
+def bloom() -> PreTrainedModel:
+    return _built(
+        transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3)
+    )
+
+
+def falcon() -> PreTrainedModel:
+    return _built(
+        transformers.FalconConfig(
+            vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.3
+        )
+    )
+
+
+def gptj() -> PreTrainedModel:
+    return _built(
+        transformers.GPTJConfig(
+            vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, initializer_range=0.3
+        )
+    )
+
+
+def mpt() -> PreTrainedModel:
+    return _built(
+        transformers.MptConfig(
+            vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4, max_seq_len=64, initializer_range=0.3
+        )
+    )
+
+
+def sliding() -> PreTrainedModel:
+    return _built(
+        transformers.MistralConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            sliding_window=8,
+            initializer_range=0.3,
+        )
+    )
+
+
+Build = Callable[[], PreTrainedModel]
+families = pytest.mark.parametrize("build", [bloom, falcon, gptj, mpt, sliding], ids=lambda build: build.__name__)
+
+
+def _prompts(count: int, longest: int = 20) -> list[list[int]]:
+    chosen = random.Random(5)
+    return [[chosen.randrange(2, VOCABULARY) for _ in range(chosen.randint(1, longest))] for _ in range(count)]
+
+
+def _plain(module: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    out = module.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def _rows(place: int, tokens: list[int], start: int = 0, draws: bool = True) -> Rows:
+    draw = Draw(Sampling(temperature=0), 0, 0, tokens, len(tokens)) if draws else None
+    return Rows(place, start, tokens[start:], draw)
+
+
+def _best(network: InterleavedNetwork, *rows: Rows, copies: tuple[Copy, ...] = ()) -> list[int]:
+    return network.logits(Step(rows, copies)).argmax(-1).tolist()
+
+
+def _continued(network: InterleavedNetwork, place: int, tokens: list[int], count: int) -> list[int]:
+    """``tokens``, of which the place holds all but the last, and ``count`` more."""
+    tokens = list(tokens)
+    for _ in range(count):
+        tokens += _best(network, _rows(place, tokens, len(tokens) - 1))
+    return tokens
+
+
+@families
+def test_texts_in_company_are_those_of_plain_generation(build: Build) -> None:
+    module = build()
+    prompts, count = _prompts(4), 12
+    network = InterleavedNetwork(module, CPU, 4, 40)
+    texts = [list(prompt) for prompt in prompts]
+    done = [0] * 4
+    while any(len(text) < len(prompt) + count for text, prompt in zip(texts, prompts, strict=True)):
+        step, drawing = [], []
+        for place, text in enumerate(texts):
+            if len(text) == len(prompts[place]) + count:
+                continue
+            end = min(done[place] + 7, len(text))  # Prompts go in chunks of 7.
+            step.append(_rows(place, text[:end], done[place], end == len(text)))
+            drawing += [place] if end == len(text) else []
+            done[place] = end
+        for place, token in zip(drawing, _best(network, *step), strict=True):
+            texts[place].append(token)
+    for text, prompt in zip(texts, prompts, strict=True):
+        assert text[len(prompt) :] == _plain(module, prompt, count)
+    assert len({token for text in texts for token in text}) > 20
+
+
+@families
+def test_place_is_taken_over_from_a_prefix_of_what_it_held(build: Build) -> None:
+    module = build()
+    network = InterleavedNetwork(module, CPU, 1, 40)
+    first, second = list(range(3, 23)), [*range(3, 13), 40, 41, 42]
+    _continued(network, 0, [*first, *_best(network, _rows(0, first))], 4)
+    tokens = [*second, *_best(network, _rows(0, second, 10))]
+    assert _continued(network, 0, tokens, 5)[len(second) :] == _plain(module, second, 6)
+
+
+@families
+def test_copied_prefix_goes_on_like_its_own_and_the_source_too(build: Build) -> None:
+    module = build()
+    network = InterleavedNetwork(module, CPU, 3, 40)
+    source, other = list(range(3, 23)), [*range(3, 15), 50]
+    text = [*source, *_best(network, _rows(2, source))]
+    drawn = _best(network, _rows(2, text, 20), _rows(0, other, 12), copies=(Copy(2, 0, 12),))
+    assert _continued(network, 2, [*text, drawn[0]], 4)[20:] == _plain(module, source, 6)
+    assert _continued(network, 0, [*other, drawn[1]], 4)[13:] == _plain(module, other, 5)
+
+
+def test_copy_of_a_place_to_itself_keeps_its_prefix() -> None:
+    module = bloom()
+    network = InterleavedNetwork(module, CPU, 1, 40)
+    tokens = list(range(3, 23))
+    network.logits(Step([_rows(0, tokens)]))
+    drawn = _best(network, _rows(0, tokens[:11], 10), copies=(Copy(0, 0, 10),))
+    assert drawn == _plain(module, tokens[:11], 1)
+
+
+@families
+def test_logits_are_of_the_rows_with_targets_and_of_the_last_one_once(build: Build) -> None:
+    module = build()
+    network = InterleavedNetwork(module, CPU, 4, 40)
+    tokens = list(range(5, 15))
+    with torch.inference_mode():
+        expected = module(input_ids=torch.tensor([tokens])).logits[0]
+    draw = Draw(Sampling(), 0, 0, tokens, 10)
+    step = Step(
+        [
+            Rows(0, 0, tokens, draw, targets=tokens[1:4], top=2),
+            Rows(1, 0, tokens, draw, targets=[*tokens[1:], 9]),
+            Rows(2, 0, tokens, None, targets=tokens[1:2]),
+            Rows(3, 0, tokens),
+        ]
+    )
+    got = network.logits(step)
+    assert got.shape == (4 + 10 + 1, VOCABULARY)
+    torch.testing.assert_close(got, expected[[0, 1, 2, 9, *range(10), 0]], rtol=0, atol=1e-10)
+    assert network.logits(Step([_rows(3, [*tokens, 1], 10, draws=False)])).shape == (0, VOCABULARY)
+    assert network.logits(Step([])).shape == (0, VOCABULARY)
+
+
+def test_step_that_cannot_be_is_refused_before_anything_changes() -> None:
+    module = falcon()
+    network = InterleavedNetwork(module, CPU, 2, 12)
+    tokens = list(range(3, 13))
+    network.logits(Step([_rows(0, tokens)]))
+    with pytest.raises(ValueError, match="place 1 holds 0 tokens"):
+        network.logits(Step([_rows(0, tokens[:3]), _rows(1, tokens, 4)]))
+    with pytest.raises(ValueError, match="cannot take those from 10 to 13"):
+        network.logits(Step([_rows(0, [*tokens, 1, 2, 3], 10)]))
+    with pytest.raises(ValueError, match="holds 10 tokens, fewer than 11"):
+        network.logits(Step([_rows(1, tokens, 4)], [Copy(0, 1, 11)]))
+    assert _best(network, _rows(0, [*tokens, 3], 10)) == _plain(module, [*tokens, 3], 1)
+
+
+@pytest.mark.parametrize("start", [0, 6])
+def test_place_goes_on_after_a_forward_that_failed_half_way(start: int) -> None:
+    module = bloom()
+    network = InterleavedNetwork(module, CPU, 1, 40)
+    tokens = list(range(3, 13))
+    if start:
+        network.logits(Step([_rows(0, tokens[:start])]))
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    hook = module.transformer.h[1].register_forward_pre_hook(fails)
+    with pytest.raises(RuntimeError, match="no memory"):
+        network.logits(Step([_rows(0, tokens, start)]))
+    hook.remove()
+    drawn = _best(network, _rows(0, tokens, start))
+    assert _continued(network, 0, [*tokens, *drawn], 3)[10:] == _plain(module, tokens, 4)
+
+
+@families
+def test_resident_bytes_are_weights_and_full_caches(build: Build) -> None:
+    module = build()
+    network = InterleavedNetwork(module, CPU, 3, 10)
+    config = module.config
+    heads = {"falcon": 1, "mistral": 2}.get(config.model_type, 4)
+    weights = {id(tensor): tensor.nbytes for tensor in (*module.parameters(), *module.buffers())}
+    caches = 3 * 10 * 2 * 2 * heads * 8 * 8  # places, tokens, layers, keys and values, heads, dimension, bytes
+    assert network.resident_bytes() == sum(weights.values()) + caches
+
+
+MAMBA = transformers.MambaConfig(
+    vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4, use_mambapy=False
+)
+LFM2 = transformers.Lfm2Config(
+    vocab_size=VOCABULARY,
+    hidden_size=16,
+    intermediate_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    layer_types=["conv", "full_attention"],
+)
+
+
+@pytest.mark.parametrize("config", [MAMBA, LFM2], ids=lambda config: config.model_type)
+def test_family_with_a_running_state_is_refused_with_its_name(config: transformers.PretrainedConfig) -> None:
+    with pytest.raises(ServingError, match=f"the family {config.model_type} cannot be served.*running state") as caught:
+        InterleavedNetwork(_built(config), CPU, 2, 10)
+    assert caught.value.code is StatusCode.FAILED_PRECONDITION
+
+
+def test_family_with_an_encoder_is_refused() -> None:
+    config = transformers.BartConfig(
+        vocab_size=VOCABULARY,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_position_embeddings=32,
+    )
+    with pytest.raises(ServingError, match="has an encoder") as caught:
+        InterleavedNetwork(transformers.BartForConditionalGeneration(config).eval(), CPU, 2, 10)
+    assert caught.value.code is StatusCode.FAILED_PRECONDITION

@@ -1,0 +1,270 @@
+"""Weights: what headers tell, that files and network fit, and that loading one model changes nothing for others."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tfs_lite.adapters.detect import read_version
+from tfs_lite.adapters.language.family import load_library, network_config
+from tfs_lite.adapters.language.hf_files import CONFIG, INDEX, WEIGHTS
+from tfs_lite.adapters.language.weights import TensorHeader, load_network, read_headers
+from tfs_lite.core.status import ServingError, StatusCode
+
+CPU = torch.device("cpu")
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+FAMILIES = {
+    "llama": {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "n_positions": 64},
+    "qwen2_moe": {
+        **SMALL,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_experts": 4,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    },
+}
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+def new_model(kind, **changes):
+    library = load_library()
+    torch.manual_seed(0)
+    config = library.CONFIG_MAPPING[kind](**FAMILIES[kind], **changes)
+    return library.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
+
+
+def saved(directory, kind="llama", **options):
+    model = new_model(kind)
+    model.save_pretrained(directory, **options)
+    return model
+
+
+def change(directory, **fields):
+    found = json.loads((directory / CONFIG).read_bytes()) | fields
+    (directory / CONFIG).write_text(json.dumps({name: value for name, value in found.items() if value != "gone"}))
+
+
+def rewrite(directory, edit):
+    tensors = load_file(directory / WEIGHTS)
+    edit(tensors)
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def load(directory, dtype=torch.float32):
+    files = read_version(str(directory))
+    return load_network(files, network_config(files), dtype, CPU)
+
+
+def refusal(code, directory):
+    with pytest.raises(ServingError) as caught:
+        load(directory)
+    assert caught.value.code is code, caught.value
+    message = caught.value.status.message
+    assert str(directory) not in message
+    return message
+
+
+def logits(model):
+    with torch.inference_mode():
+        return model(input_ids=torch.arange(12)[None], use_cache=False).logits
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("shard", ["20KB", "1GB"], ids=["shards", "one file"])
+def test_network_has_the_weights_of_its_files(tmp_path, kind, shard):
+    model = saved(tmp_path, kind, max_shard_size=shard)
+    assert (tmp_path / INDEX).exists() == (shard == "20KB")
+    found = load(tmp_path)
+    assert torch.equal(logits(found), logits(model))
+    assert type(found) is type(model)
+    assert not found.training
+    assert not any(parameter.requires_grad for parameter in found.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_weights_come_in_the_wanted_type_as_a_cast_gives_them(tmp_path, kind, dtype):
+    model = saved(tmp_path, kind)
+    found = load(tmp_path, dtype)
+    assert {parameter.dtype for parameter in found.parameters()} == {dtype}
+    assert found.config.dtype is dtype
+    expected = dict(model.named_parameters())
+    for name, parameter in found.named_parameters():
+        assert torch.equal(parameter, expected[name].to(dtype)), name
+    for name, buffer in model.named_buffers():
+        assert torch.equal(dict(found.named_buffers())[name], buffer), name
+
+
+def test_tied_weights_stay_one(tmp_path):
+    saved(tmp_path, "gpt2")
+    found = load(tmp_path, torch.bfloat16)
+    assert found.lm_head.weight is found.transformer.wte.weight
+
+
+def test_default_dtype_of_the_process_is_never_another_one(tmp_path, monkeypatch):
+    saved(tmp_path)
+    seen = []
+    honest = torch.set_default_dtype
+    monkeypatch.setattr(torch, "set_default_dtype", lambda dtype: (seen.append(dtype), honest(dtype)))
+    load(tmp_path, torch.bfloat16)
+    assert set(seen) <= {torch.float32}
+
+
+def test_two_loads_at_once_end_with_two_whole_models(tmp_path):
+    models = [saved(tmp_path / kind, kind) for kind in FAMILIES]
+    found = {}
+
+    def work(kind):
+        found[kind] = load(tmp_path / kind)
+
+    threads = [threading.Thread(target=work, args=(kind,)) for kind in FAMILIES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for kind, model in zip(FAMILIES, models, strict=True):
+        assert torch.equal(logits(found[kind]), logits(model))
+
+
+def test_two_models_of_the_same_files_share_no_config(tmp_path):
+    saved(tmp_path)
+    first, second = load(tmp_path), load(tmp_path)
+    first.set_attn_implementation("eager")
+    assert second.config._attn_implementation != "eager"
+
+
+def test_weights_do_not_change_when_the_file_is_overwritten(tmp_path):
+    model = saved(tmp_path)
+    found = load(tmp_path)
+    size = (tmp_path / WEIGHTS).stat().st_size
+    with open(tmp_path / WEIGHTS, "r+b") as file:
+        file.write(b"\0" * size)
+    assert torch.equal(logits(found), logits(model))
+
+
+def test_nothing_is_looked_for_outside(tmp_path, monkeypatch):
+    saved(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "someone/model"}))
+    calls = []
+
+    def refuse(*args, **kwargs):
+        calls.append(args)
+        raise OSError("no network in this test")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    load(tmp_path)
+    assert calls == []
+
+
+def test_load_says_nothing_on_the_terminal(tmp_path, capfd):
+    saved(tmp_path)
+    capfd.readouterr()
+    load(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_missing_tensor_is_named_with_its_file(tmp_path):
+    saved(tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors.pop(NORM))
+    message = refusal(StatusCode.FAILED_PRECONDITION, tmp_path)
+    assert NORM in message
+    assert WEIGHTS in message
+
+
+def test_tensor_of_another_shape_is_named_with_both_shapes(tmp_path):
+    saved(tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors.update({NORM: torch.zeros(7)}))
+    message = refusal(StatusCode.FAILED_PRECONDITION, tmp_path)
+    for part in (NORM, WEIGHTS, "[7]", "[32]"):
+        assert part in message
+
+
+def test_config_of_another_size_does_not_fit(tmp_path):
+    saved(tmp_path)
+    change(tmp_path, hidden_size=64)
+    assert "[64" in refusal(StatusCode.FAILED_PRECONDITION, tmp_path)
+
+
+def test_more_tensors_than_the_network_has_are_only_logged(tmp_path, caplog):
+    model = saved(tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors.update({"strange.weight": torch.zeros(7)}))
+    assert torch.equal(logits(load(tmp_path)), logits(model))
+    assert "strange.weight" in caplog.text
+
+
+@pytest.mark.parametrize("keep", [4, 300, -1], ids=["no header", "half a header", "a byte short"])
+def test_truncated_file_is_damage_and_named(tmp_path, keep):
+    saved(tmp_path)
+    whole = (tmp_path / WEIGHTS).read_bytes()
+    (tmp_path / WEIGHTS).write_bytes(whole[:keep])
+    assert WEIGHTS in refusal(StatusCode.DATA_LOSS, tmp_path)
+
+
+def test_tensor_in_two_files_is_damage(tmp_path):
+    for name in ("a.safetensors", "b.safetensors"):
+        save_file({"same": torch.zeros(2)}, tmp_path / name)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
+    with pytest.raises(ServingError, match="same") as caught:
+        read_headers(read_version(str(tmp_path)))
+    assert caught.value.code is StatusCode.DATA_LOSS
+
+
+def test_headers_tell_file_type_and_shape(tmp_path):
+    save_file({"a": torch.zeros(2, 3, dtype=torch.bfloat16), "b": torch.zeros(())}, tmp_path / WEIGHTS)
+    found = read_headers(read_version(str(tmp_path)))
+    assert found == {"a": TensorHeader(WEIGHTS, "BF16", (2, 3)), "b": TensorHeader(WEIGHTS, "F32", ())}
+    assert [header.elements for header in found.values()] == [6, 1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"model_type": "no_such_family"}, "no_such_family"),
+        ({"model_type": "vit", "architectures": None}, "vit"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),
+        ({"model_type": "bert", "architectures": ["BertLMHeadModel"], "is_decoder": False}, "encoder"),
+        ({"model_type": "bert", "architectures": None}, "encoder"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"hidden_size": "wide"}, "lama"),
+    ],
+    ids=["unknown", "vision", "masked", "encoder", "encoder without a word", "classifier", "no number"],
+)
+def test_config_of_something_else_than_a_decoder_is_refused(tmp_path, fields, word):
+    saved(tmp_path)
+    change(tmp_path, **fields)
+    message = refusal(StatusCode.FAILED_PRECONDITION, tmp_path)
+    assert CONFIG in message
+    assert word in message
+
+
+def test_config_without_architectures_is_the_one_that_generates(tmp_path):
+    model = saved(tmp_path)
+    change(tmp_path, architectures="gone")
+    assert type(load(tmp_path)) is type(model)
+
+
+def test_config_cannot_choose_the_code_that_runs(tmp_path):
+    saved(tmp_path)
+    usual = load(tmp_path).config._attn_implementation
+    change(
+        tmp_path,
+        attn_implementation="someone/kernels",
+        _attn_implementation="someone/kernels",
+        transformers_weights="../other.safetensors",
+        fusion_config={"patch_embeddings": True},
+    )
+    assert load(tmp_path).config._attn_implementation == usual
+
+
+def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
+    saved(tmp_path)
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    assert "pip install 'tfs-lite[generate]'" in refusal(StatusCode.FAILED_PRECONDITION, tmp_path)

@@ -1,0 +1,1 @@
+"""Language models of the Hugging Face kind: their networks, caches and draws."""

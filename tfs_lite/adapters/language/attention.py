@@ -1,0 +1,181 @@
+"""The attention function that a transformers model calls, in place of its own, while it serves many texts at once.
+
+Importing this registers the function with transformers under :data:`ATTENTION`. A forward carries what it is to do in
+a keyword of its own, :data:`KEYWORD`, that the model passes on to every layer. Whatever a model asks for that would
+change the result and is not done here, is an error: it must never be ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from tfs_lite.adapters.language.cache import Cache, LayerShape
+from tfs_lite.adapters.language.layout import Call, Layout
+from tfs_lite.core.status import ServingError, StatusCode
+
+ATTENTION = "tfs_lite_places"
+"""The name must not remind transformers of its own backends, which it treats by name."""
+KEYWORD = "tfs_lite_passage"
+
+_HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "output_attentions", "output_router_logits"})
+
+
+class Passage(Protocol):
+    """One forward's attention in all layers."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """``query`` [1, heads, rows, size], ``key`` and ``value`` [1, heads of those, rows, size], with positions in
+        them. Returns [1, rows, heads, size of a value]."""
+
+
+def not_batchable(message: str) -> ServingError:
+    """UNIMPLEMENTED: the model cannot serve several texts in one forward."""
+    return ServingError(StatusCode.UNIMPLEMENTED, message)
+
+
+class Serving:
+    """The passage of a step: writes its keys and values, and attends to what the places hold."""
+
+    __slots__ = ("_cache", "_layout", "_positions")
+
+    def __init__(self, cache: Cache, layout: Layout) -> None:
+        self._cache = cache
+        self._layout = layout
+        self._positions = layout.positions[0]
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        cache, layout = self._cache, self._layout
+        cache.write(layer, layout.places, self._positions, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        keys, values, queries = cache.keys[layer], cache.values[layer], query[0].transpose(0, 1)
+        if softcap is None:
+            found = [_call(call, queries, keys, values, scaling) for call in layout.calls(window)]
+        else:
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            calls = layout.calls(window, masks_only=True)
+            found = [_capped(call, queries, keys, values, scale, softcap) for call in calls]
+        return (found[0] if len(found) == 1 else torch.cat(found))[None]
+
+
+def _call(
+    call: Call, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
+    """[rows of the call, heads, size]. Query heads that share a key's head become more rows of one text (where every
+    text has one row), or a dimension in which keys do not move (where there is one text): keys are not copied."""
+    grouped, key, value = _operands(call, queries, keys, values)
+    if call.part.one_text:
+        spread = (-1, grouped.shape[1], -1, -1)
+        key, value = key[0][:, None].expand(spread), value[0][:, None].expand(spread)
+    out = scaled_dot_product_attention(grouped, key, value, attn_mask=call.mask, is_causal=call.causal, scale=scaling)
+    return _rows(call, out)
+
+
+def _capped(
+    call: Call, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, softcap: float
+) -> torch.Tensor:
+    """The same with scores that are bent towards ``softcap`` before the mask, for which torch has no kernel."""
+    grouped, key, value = _operands(call, queries, keys, values)
+    shape = grouped.shape[:-1]
+    if call.part.one_text:
+        grouped, key, value = grouped.flatten(1, 2), key[0], value[0]
+    scores = torch.matmul(grouped, key.transpose(-1, -2)).mul_(scaling / softcap).tanh_().mul_(softcap)
+    if call.mask is not None:
+        scores.view(*shape, -1).add_(call.mask)
+    weights = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+    return _rows(call, torch.matmul(weights, value).view(*shape, -1))
+
+
+def _operands(
+    call: Call, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries as [texts, key heads, group, size], or [key heads, group, rows, size] of one text, and the part of the
+    cache that they see as [texts, key heads, columns, size]. All are views."""
+    part = call.part
+    grouped = torch.unflatten(queries[part.rows], 1, (keys.shape[1], -1))
+    if part.one_text:
+        grouped = grouped.permute(1, 2, 0, 3)
+    return grouped, keys[part.places, :, call.columns], values[part.places, :, call.columns]
+
+
+def _rows(call: Call, out: torch.Tensor) -> torch.Tensor:
+    """Back to [rows, heads, size]."""
+    return (out.permute(2, 0, 1, 3) if call.part.one_text else out).flatten(1, 2)
+
+
+class Probing:
+    """The passage of one single row, which sees itself alone: notes the shapes of all layers."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, LayerShape] = {}
+        self.dtype: torch.dtype | None = None
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        if layer in self.shapes:
+            raise not_batchable(f"layer {layer} attends more than once in a forward")
+        self.shapes[layer] = LayerShape(key.shape[1], key.shape[-1], value.shape[-1])
+        self.dtype = key.dtype
+        return value.transpose(1, 2).repeat_interleave(query.shape[1] // key.shape[1], dim=2)
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """What a layer of the model calls; shapes as in :class:`Passage`. UNIMPLEMENTED for what cannot be done."""
+    passage: Passage | None = others.pop(KEYWORD, None)
+    name = type(module).__name__
+    if passage is None:
+        raise not_batchable(f"{name} does not get the keywords of the forward: it cannot know which texts its rows are")
+    for keyword, wanted in others.items():
+        if wanted is not None and wanted is not False and keyword not in _HARMLESS:
+            raise not_batchable(f"{name} attends with {keyword}, which is not known here")
+    if attention_mask is not None or dropout or is_causal is False or getattr(module, "is_causal", True) is False:
+        raise not_batchable(f"{name} attends with a mask of its own, with dropout, or not causally")
+    layer = getattr(module, "layer_idx", None)
+    if layer is None or query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        raise not_batchable(f"{name} has no layer_idx, or attends to something other than its own rows")
+    if sliding_window is None and getattr(module, "layer_type", None) == "sliding_attention":
+        raise not_batchable(f"{name} has a window that it does not tell")
+    return passage.attend(layer, query, key, value, scaling, sliding_window, softcap), None
+
+
+AttentionInterface.register(ATTENTION, attention)

@@ -1,0 +1,130 @@
+"""How much memory a language model will take, before it is loaded: weights at the wanted dtype, and the whole cache.
+
+    2 (keys and values) * layers * places * heads * length * head size * bytes of a number
+
+Numbers come from ``config.json`` and the headers of the weights; neither torch nor transformers is asked. What a family
+calls its numbers differs; where one is not found the larger guess counts, because this is an upper bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tfs_lite.adapters.contract import VersionFiles
+from tfs_lite.adapters.language.hf_files import CONFIG, Json, read_config
+from tfs_lite.adapters.language.weights import read_headers
+from tfs_lite.adapters.memory import FIXED_BYTES
+from tfs_lite.config.generation import GenerationSettings, generation_settings
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.status import failed_precondition
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
+KV_HEADS = ("num_key_value_heads", "multi_query_group_num", "n_head_kv")
+WIDTH = ("hidden_size", "n_embd", "d_model")
+LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
+HEAD_SIZES = ("head_dim", "v_head_dim", "global_head_dim", "kv_channels")
+ORIGINAL_LENGTH = "original_max_position_embeddings"
+GROWING_ROPES = frozenset({"dynamic", "longrope"})
+ROWS_IN_FLOAT = 4
+"""Copies of one step's logits that sampling has at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """In bytes. ``working``: logits of a step, and what else is small."""
+
+    weights: int
+    cache: int
+    working: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.working
+
+
+def reserve(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
+    """An upper bound, in bytes. Errors of :func:`budget`."""
+    return budget(files, settings, on_gpu).total
+
+
+def budget(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> Budget:
+    """ServingError if the files cannot be read, or the settings have no sense. An output layer that shares the input's
+    weights has its own when they are packed."""
+    wanted = generation_settings(settings)
+    config = text_part(read_config(files.directory))
+    size = BYTES[dtype_name(wanted, on_gpu)]
+    headers = read_headers(files)
+    weights = size * sum(header.elements for header in headers.values())
+    if wanted.packed_weights and not on_gpu and not any("head" in name for name in headers):
+        weights += size * (_largest(config, ("vocab_size",)) or 0) * (_largest(config, WIDTH) or 0)
+    places = wanted.places(on_gpu)
+    length = length_of(wanted, on_gpu, config)
+    logits = ROWS_IN_FLOAT * places * (_largest(config, ("vocab_size",)) or 0) * 4
+    return Budget(weights, places * length * size * cache_numbers(config), logits + weights // 20 + FIXED_BYTES)
+
+
+def length_of(wanted: GenerationSettings, on_gpu: bool, config: Json) -> int:
+    """Tokens of one text: at most those that the network was made for. Unless more are asked for, not so many that
+    what it makes of a position depends on the longest text of a step. ``config``: its part about texts."""
+    length = wanted.length(on_gpu, _largest(config, LENGTH))
+    return length if wanted.max_model_len else min(length, _steady_length(config) or length)
+
+
+def dtype_name(wanted: GenerationSettings, on_gpu: bool) -> str:
+    if wanted.dtype != "auto":
+        return wanted.dtype
+    return "bfloat16" if on_gpu else "float32"
+
+
+def text_part(config: Json) -> Json:
+    """The part about texts, of a model that takes other things too."""
+    found = config.get("text_config")
+    return found if isinstance(found, dict) else config
+
+
+def cache_numbers(config: Json) -> int:
+    """Numbers that the cache holds for one position of one text, at most; 0 for networks without attention.
+    FAILED_PRECONDITION for values that are no sizes."""
+    layers, heads, width = (_largest(config, names) for names in (LAYERS, HEADS, WIDTH))
+    if not layers or not (heads or width):
+        return 0
+    size = _head_size(config, heads or 1, width or 0)
+    return 2 * layers * (_largest(config, KV_HEADS) or heads or 1) * size
+
+
+def _steady_length(config: Json) -> int | None:
+    """How far positions mean the same in texts of any length; None: always."""
+    found = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(found, dict):
+        return None
+    bounds: list[int] = []
+    for rope in (found, *found.values()):
+        if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) in GROWING_ROPES:
+            bounds.extend(_sizes(ORIGINAL_LENGTH, rope.get(ORIGINAL_LENGTH) or config.get(ORIGINAL_LENGTH)))
+    return min(bounds, default=None)
+
+
+def _head_size(config: Json, heads: int, width: int) -> int:
+    compressed = sum(_largest(config, (name,)) or 0 for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
+    declared = max(_largest(config, HEAD_SIZES) or 0, compressed)
+    return declared or -(-width // heads)
+
+
+def _largest(config: Json, names: Iterable[str]) -> int | None:
+    """Of the fields that are there; a list has a value for each layer. None if there are none."""
+    found = [number for name in names for number in _sizes(name, config.get(name))]
+    return max(found, default=None)
+
+
+def _sizes(name: str, value: Any) -> Iterable[int]:
+    values = value if isinstance(value, list) else [value]
+    for number in values:
+        if number is None:
+            continue
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**31:
+            raise failed_precondition(f"{CONFIG}: {name} is {number!r:.50}, expected a size")
+        yield number

@@ -1,0 +1,93 @@
+"""Keys and values of the texts that are being written, one place each, allocated once and written where they lie.
+
+A place is taken over with whatever its last text has left there. Where one attention call reads several places, it
+reads the shorter ones past their end, under a mask: what lies there must be finite, because a mask does not undo NaN.
+So the cache knows up to where a place may hold something, and clears what is left over when it would be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tfs_lite.core.generation import Copy
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Of one layer: heads of keys and values, and the sizes of a key and of a value."""
+
+    heads: int
+    key: int
+    value: int
+
+
+class Cache:
+    """``places`` texts of up to ``length`` positions. One thread.
+
+    ``keys`` and ``values``: by layer's number, [places, heads, length, size], with zeros where nothing was written.
+    They never move.
+    """
+
+    def __init__(
+        self, shapes: dict[int, LayerShape], places: int, length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.places = places
+        self.length = length
+
+        def empty(shape: LayerShape, size: int) -> torch.Tensor:
+            return torch.zeros(places, shape.heads, length, size, dtype=dtype, device=device)
+
+        self.keys = {layer: empty(shape, shape.key) for layer, shape in shapes.items()}
+        self.values = {layer: empty(shape, shape.value) for layer, shape in shapes.items()}
+        self._tensors = [*self.keys.values(), *self.values.values()]
+        self._by_row = {
+            layer: (self.keys[layer].permute(0, 2, 1, 3), self.values[layer].permute(0, 2, 1, 3)) for layer in shapes
+        }
+        self._used = [0] * places
+        """From this position on a place holds zeros."""
+
+    @property
+    def position_bytes(self) -> int:
+        """Of one position in one layer, at most."""
+        return max((2 * t.shape[1] * t.shape[3] * t.element_size() for t in self._tensors), default=1)
+
+    def resident_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors)
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """In order."""
+        for wanted in copies:
+            for tensor in self._tensors:
+                tensor[wanted.target, :, : wanted.count] = tensor[wanted.source, :, : wanted.count]
+            self._note(wanted.target, wanted.count)
+
+    def begin(self, ends: Sequence[tuple[int, int]], read_past: Sequence[tuple[int, int, int]]) -> None:
+        """Before the rows of a step are written. ``ends``: of each text, its place and how many positions it will
+        have. ``read_past``: place, end and end of reading of those that are read past their end."""
+        for place, end in ends:
+            self._note(place, end)
+        for place, end, _ in read_past:
+            if self._used[place] > end:
+                for tensor in self._tensors:
+                    tensor[place, :, end : self._used[place]].zero_()
+                self._used[place] = end
+
+    def write(
+        self, layer: int, places: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """``keys`` and ``values``: [rows, heads, size], to ``places`` and ``positions``, int64 [rows] each."""
+        to_keys, to_values = self._by_row[layer]
+        to_keys.index_put_((places, positions), keys)
+        to_values.index_put_((places, positions), values)
+
+    def clear(self) -> None:
+        """Nothing is left of any text."""
+        for tensor in self._tensors:
+            tensor.zero_()
+        self._used = [0] * self.places
+
+    def _note(self, place: int, end: int) -> None:
+        self._used[place] = max(self._used[place], end)

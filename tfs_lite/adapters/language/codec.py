@@ -1,0 +1,243 @@
+"""The tokenizer of a version: texts to tokens and back, and chats by its template.
+
+    open_codec(files)  ->  (codec, its end of text), or None where there is no tokenizer
+
+Files are read by transformers, which knows what a ``tokenizer.json`` leaves out; requests then go to the ``tokenizers``
+library itself, whose tokenizer nothing changes any more, so that any number of threads can use it. Nothing is fetched,
+and no code of the version is run.
+
+Streams do not use that library's ``DecodeStream``: it fails for good where bytes of a fallback vocabulary make up no
+character, and it looks at all it holds back for each token, without bound.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfs_lite.adapters.contract import VersionFiles
+from tfs_lite.adapters.failures import sentence, story
+from tfs_lite.adapters.inspect_archive import damaged
+from tfs_lite.adapters.language.byte_codec import CLASS, ByteStream, Render, byte_codec, rendered, role_texts, utf8
+from tfs_lite.adapters.language.family import load_library
+from tfs_lite.adapters.language.hf_files import Json, read_optional, refuse_code, shown
+from tfs_lite.core.generation import ChatPrompt, TextCodec, TextStream
+from tfs_lite.core.status import failed_precondition
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CONFIG = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+VOCABULARIES = frozenset(
+    {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"}
+    | {"tekken.json", "tiktoken.model"}
+)
+MAX_HELD = 8
+"""Tokens that a stream holds back: a character has four bytes, so more are no beginning of one."""
+MAX_TEMPLATE_BYTES = 1 << 20
+INCOMPLETE = "\ufffd"
+logger = logging.getLogger(__name__)
+
+
+class Codec:
+    """A :class:`~tfs_lite.core.generation.TextCodec` over a tokenizer of the ``tokenizers`` library."""
+
+    def __init__(self, tokenizer: Tokenizer, render: Render | None) -> None:
+        self._tokenizer = tokenizer
+        self._render = render
+        self._special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        kinds = _decoder_kinds(tokenizer)
+        self._is_byte_level = kinds == ["ByteLevel"]
+        self._has_byte_fallback = "ByteFallback" in kinds
+        self._bytes = _byte_alphabet() if self._is_byte_level else {}
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._render is not None
+
+    def encode(self, text: str) -> list[int]:
+        utf8(text)
+        return list(self._tokenizer.encode(text).ids)
+
+    def chat(self, prompt: ChatPrompt) -> list[int]:
+        text = rendered(self._render, prompt)
+        utf8(text)
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+
+    def stream(self, skip_special_tokens: bool = True) -> TextStream:
+        if self._is_byte_level:
+            return ByteStream(self._visible if skip_special_tokens else self.token_bytes)
+        return WindowStream(lambda tokens: self.decode(tokens, skip_special_tokens))
+
+    def token_bytes(self, token: int) -> bytes:
+        text = self._tokenizer.id_to_token(token)
+        if text is None:
+            return b""
+        if self._is_byte_level:
+            return self._letters(text)
+        if self._has_byte_fallback and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            return bytes((int(text[3:5], 16),))
+        if token in self._special:
+            return text.encode()
+        return self._piece(text, token).encode()
+
+    def _visible(self, token: int) -> bytes:
+        return b"" if token in self._special else self.token_bytes(token)
+
+    def _letters(self, text: str) -> bytes:
+        """A byte-level vocabulary writes each byte as a letter; what is not written so stands for itself."""
+        try:
+            return bytes(self._bytes[letter] for letter in text)
+        except KeyError:
+            return text.encode()
+
+    def _piece(self, text: str, token: int) -> str:
+        """With the space at its beginning, which a text that begins with the token lacks."""
+        alone = self.decode([token], False)
+        return f" {alone}" if text.startswith("\u2581") and not alone.startswith(" ") else alone
+
+
+class WindowStream:
+    """A :class:`~tfs_lite.core.generation.TextStream` for any tokenizer: the text of the last few tokens, with and
+    without the newest ones. The difference is new, unless its end may still change."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._told: list[int] = []
+        self._told_text = ""
+        self._held: list[int] = []
+
+    def push(self, token: int) -> str:
+        self._held.append(token)
+        new = self._new()
+        if len(self._held) < MAX_HELD and (not new or new.endswith(INCOMPLETE)):
+            return ""
+        return self._tell(new)
+
+    def flush(self) -> str:
+        return self._tell(self._new()) if self._held else ""
+
+    def _new(self) -> str:
+        text = self._decode([*self._told, *self._held])
+        return text[len(self._told_text) :] if text.startswith(self._told_text) else self._decode(self._held)
+
+    def _tell(self, new: str) -> str:
+        """Tokens without a text, such as special ones, leave the window as it is."""
+        if new:
+            self._told = self._held
+            self._told_text = self._decode(self._told)
+        self._held = []
+        return new
+
+
+def open_codec(files: VersionFiles) -> tuple[TextCodec, int | None] | None:
+    """None if the version has no tokenizer. PERMISSION_DENIED for one with code of its own, FAILED_PRECONDITION or
+    DATA_LOSS for one that does not work."""
+    if not files.names & (VOCABULARIES | {CONFIG}):
+        return None
+    config = read_optional(files, CONFIG)
+    refuse_code(CONFIG, config)
+    if config.get("tokenizer_class") == CLASS:
+        render = _template_of_bytes(files, config)
+        _try_template(render)
+        return byte_codec(config, render)
+    if not files.names & VOCABULARIES:
+        raise failed_precondition(f"{CONFIG} is there without a vocabulary, such as {shown(VOCABULARIES)}")
+    try:
+        loaded = load_library().AutoTokenizer.from_pretrained(
+            files.directory, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        logger.warning("the tokenizer cannot be loaded\n%s", story(error))
+        reason = sentence(error)
+    else:
+        return _codec_of(loaded)
+    raise failed_precondition(f"the tokenizer cannot be loaded: {reason}")
+
+
+def _codec_of(loaded: Any) -> tuple[TextCodec, int | None]:
+    """``loaded`` is a tokenizer of transformers."""
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None or not hasattr(backend, "to_str"):
+        raise failed_precondition(
+            f"the tokenizer is a {type(loaded).__name__}, which has no tokenizer.json; write one with save_pretrained"
+        )
+    backend.no_truncation()
+    backend.no_padding()
+
+    def render(prompt: ChatPrompt) -> str:
+        messages = [dict(message) for message in prompt.messages]
+        return str(loaded.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+    found = render if loaded.chat_template else None
+    _try_template(found)
+    return Codec(backend, found), loaded.eos_token_id
+
+
+def _template_of_bytes(files: VersionFiles, config: Json) -> Render | None:
+    template = config.get("chat_template")
+    if TEMPLATE in files.names:
+        template = _read_template(files)
+    if not template:
+        return None
+    if not isinstance(template, str):
+        raise damaged(f"{CONFIG}: chat_template is no text")
+    load_library()
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    words: dict[str, Any] = {**role_texts(config)}
+
+    def render(prompt: ChatPrompt) -> str:
+        messages = [dict(message) for message in prompt.messages]
+        found = render_jinja_template([messages], chat_template=template, add_generation_prompt=True, **words)
+        return str(found[0][0])
+
+    return render
+
+
+def _read_template(files: VersionFiles) -> str:
+    with open(f"{files.directory}/{TEMPLATE}", "rb") as file:
+        text = file.read(MAX_TEMPLATE_BYTES + 1)
+    try:
+        if len(text) <= MAX_TEMPLATE_BYTES:
+            return text.decode()
+    except UnicodeDecodeError:
+        pass
+    raise damaged(f"{TEMPLATE} is no text of at most {MAX_TEMPLATE_BYTES} bytes")
+
+
+def _try_template(render: Render | None) -> None:
+    """FAILED_PRECONDITION for a template that is not well-formed. What it thinks of the messages does not matter."""
+    if render is None:
+        return
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        render(ChatPrompt(({"role": "user", "content": "hello"},)))
+    except TemplateSyntaxError as error:
+        reason = f"line {error.lineno}: {error.message}"
+    except Exception:
+        return
+    else:
+        return
+    raise failed_precondition(f"the chat template of the tokenizer is broken, {reason}")
+
+
+def _decoder_kinds(tokenizer: Tokenizer) -> list[str]:
+    """Names of the steps that make a text of tokens."""
+    found = json.loads(tokenizer.to_str()).get("decoder") or {}
+    steps = found.get("decoders", [found])
+    return [str(step.get("type")) for step in steps]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Letter -> byte: printable ones of Latin 1 stand for themselves, the others for those from 256 on, in order."""
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}

@@ -1,0 +1,90 @@
+"""Which network a version is: its ``config.json``, as the transformers library understands it.
+
+The library is heavy and optional, so it is imported when a version is opened, and not before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tfs_lite.adapters.contract import VersionFiles
+from tfs_lite.adapters.failures import sentence
+from tfs_lite.adapters.language.hf_files import CONFIG, Json, read_config, shown
+from tfs_lite.core.status import failed_precondition
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+MISSING = "language models need the extra generate: pip install 'tfs-lite[generate]'"
+HOW_TO_RUN = frozenset(
+    {
+        "attn_implementation",
+        "_attn_implementation",
+        "_attn_implementation_internal",
+        "experts_implementation",
+        "_experts_implementation",
+        "fusion_config",
+        "distributed_config",
+        "transformers_weights",
+        "use_kernels",
+    }
+)
+"""Fields of config.json that choose code or files rather than say what the network is. They are left out."""
+
+
+def load_library() -> Any:
+    """transformers, which says nothing on its own: what it has to say goes to the log, errors only. FAILED_PRECONDITION
+    without the extra."""
+    try:
+        import transformers
+        from transformers.utils import logging as library_logging
+    except ImportError:
+        raise failed_precondition(MISSING) from None
+    library_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    library_logging.disable_default_handler()
+    library_logging.enable_propagation()
+    library_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    return transformers
+
+
+def network_config(files: VersionFiles) -> PreTrainedConfig:
+    """``config.json`` as transformers understands it: an object that nobody else has. FAILED_PRECONDITION if it is none
+    of a decoder that transformers knows; errors of :func:`~tfs_lite.adapters.language.hf_files.read_config`."""
+    fields = read_config(files.directory)
+    library = load_library()
+    kind = fields["model_type"]
+    if kind not in library.CONFIG_MAPPING:
+        raise failed_precondition(f"{CONFIG}: transformers {library.__version__} does not know model_type {kind!r:.80}")
+    try:
+        config: PreTrainedConfig = library.CONFIG_MAPPING[kind].from_dict(_without_how_to_run(fields))
+    except Exception as error:
+        raise failed_precondition(f"{CONFIG} is no config of {kind}: {sentence(error)}") from None
+    network_class(config)
+    return config
+
+
+def network_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class of transformers that generates. FAILED_PRECONDITION for encoders and other networks that do not."""
+    library = load_library()
+    kind = config.model_type
+    known = library.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in known:
+        raise failed_precondition(f"{CONFIG}: {kind} is no language model that generates (a decoder)")
+    found = known[type(config)]
+    candidates = found if isinstance(found, tuple) else (found,)
+    declared = config.architectures or [candidate.__name__ for candidate in candidates]
+    chosen = next((candidate for candidate in candidates if candidate.__name__ in declared), None)
+    if chosen is None:
+        expected = shown(candidate.__name__ for candidate in candidates)
+        raise failed_precondition(f"{CONFIG}: architectures is {shown(map(str, declared))}, expected {expected}")
+    if type(config) in library.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        raise failed_precondition(f"{CONFIG}: {kind} without is_decoder is an encoder, which cannot generate")
+    return chosen  # type: ignore[no-any-return]
+
+
+def _without_how_to_run(fields: Json) -> dict[str, Any]:
+    return {
+        key: _without_how_to_run(value) if isinstance(value, dict) else value
+        for key, value in fields.items()
+        if key not in HOW_TO_RUN
+    }

@@ -1,0 +1,166 @@
+"""What a version of a language model must hold, and what it must not.
+
+    config.json                                    what the network is
+    model.safetensors, or model.safetensors.index.json and the files that it names
+    generation_config.json, tokenizer.json, ...    optional
+
+That is what ``save_pretrained`` of transformers writes. Nothing here needs transformers or torch: what is wrong shows
+before anything heavy is done. Code and pickles of a version are never touched, whoever trusts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tfs_lite.adapters.contract import VersionFiles
+from tfs_lite.adapters.inspect_archive import damaged
+from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SAFETENSORS = ".safetensors"
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+OTHER_PLATFORMS = frozenset({"model.py", "model.pt", "model.pt2", "model.onnx"})
+MAX_JSON_BYTES = 64 << 20
+MAX_SHOWN = 5
+
+Json = Mapping[str, Any]
+
+
+def recognises(files: VersionFiles) -> bool:
+    """Also a version whose weights are pickles, so that somebody says what is wrong with it."""
+    if CONFIG not in files.names or files.names & OTHER_PLATFORMS:
+        return False
+    return any(name.endswith((SAFETENSORS, *PICKLES)) or name == INDEX for name in files.names)
+
+
+def read_json(directory: str, name: str) -> Json:
+    """The object in a file of the version. FAILED_PRECONDITION if it is not there, DATA_LOSS if it is something
+    else."""
+    try:
+        with open(os.path.join(directory, name), "rb") as file:
+            text = file.read(MAX_JSON_BYTES + 1)
+    except FileNotFoundError:
+        raise failed_precondition(f"{name} is missing") from None
+    except OSError as error:
+        raise failed_precondition(f"{name} cannot be read: {error.strerror}") from None
+    if len(text) > MAX_JSON_BYTES:
+        raise damaged(f"{name} is larger than {MAX_JSON_BYTES} bytes")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged(f"{name} is truncated or no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise damaged(f"{name} holds no JSON object")
+    return found
+
+
+def read_optional(files: VersionFiles, name: str) -> Json:
+    """As :func:`read_json`; empty if there is no such file."""
+    return read_json(files.directory, name) if name in files.names else {}
+
+
+def read_config(directory: str) -> Json:
+    """``config.json`` of a decoder without code of its own and with plain weights.
+
+    Errors of :func:`read_json`; PERMISSION_DENIED for code, FAILED_PRECONDITION for what else is not served.
+    """
+    config = read_json(directory, CONFIG)
+    if not isinstance(config.get("model_type"), str):
+        raise failed_precondition(f"{CONFIG} has no model_type, which says what network it is")
+    refuse_code(CONFIG, config)
+    if config.get("quantization_config"):
+        raise failed_precondition(f"{CONFIG} has quantization_config: quantised weights are not served")
+    if config.get("is_encoder_decoder"):
+        raise failed_precondition(
+            f"{CONFIG}: {config['model_type']} is an encoder with a decoder, expected a decoder alone"
+        )
+    return config
+
+
+def refuse_code(name: str, found: Json) -> None:
+    """PERMISSION_DENIED if the file asks for code that comes with it, at any depth that transformers looks at."""
+    for part in (found, *(value for value in found.values() if isinstance(value, dict))):
+        for key in ("auto_map", "custom_pipelines"):
+            if part.get(key):
+                raise ServingError(
+                    StatusCode.PERMISSION_DENIED,
+                    f"{name} has {key}, which names code outside of transformers; such code is never run. If "
+                    f"transformers itself has the model, take {key} out",
+                )
+
+
+def weight_files(files: VersionFiles) -> tuple[str, ...]:
+    """The files that hold the weights, relative to the version's directory, each once.
+
+    FAILED_PRECONDITION if there are none, or only pickles, or one that the index names is missing; PERMISSION_DENIED
+    if the index leads out of the directory.
+    """
+    if WEIGHTS in files.names:
+        return (WEIGHTS,)
+    if INDEX in files.names:
+        return _shards(files.directory, read_json(files.directory, INDEX))
+    pickles = sorted(name for name in files.names if name.endswith(PICKLES))
+    if pickles:
+        raise failed_precondition(
+            f"the weights are pickles ({shown(pickles)}), which may hold code and are not loaded; write {WEIGHTS} with "
+            "model.save_pretrained(directory, safe_serialization=True) of transformers"
+        )
+    raise failed_precondition(f"there is neither {WEIGHTS} nor {INDEX}")
+
+
+def shown(names: Iterable[str]) -> str:
+    """The first few names, and how many there are beside them."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - MAX_SHOWN} more" if len(ordered) > MAX_SHOWN else ""
+    return ", ".join(ordered[:MAX_SHOWN]) + more
+
+
+def eos_ids(sources: Iterable[Mapping[str, object]]) -> tuple[int, ...]:
+    """``eos_token_id``, a number or a list of them, of the first source that has it."""
+    for source in sources:
+        found = source.get("eos_token_id")
+        ids = found if isinstance(found, list) else [found]
+        if found is not None:
+            return tuple(_token(value) for value in ids)
+    return ()
+
+
+def _token(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise failed_precondition(f"eos_token_id is {value!r:.50}, expected a number or a list of numbers")
+    return value
+
+
+def _shards(directory: str, index: Json) -> tuple[str, ...]:
+    named = index.get("weight_map")
+    if not isinstance(named, dict) or not named or not all(isinstance(name, str) for name in named.values()):
+        raise damaged(f"{INDEX} has no weight_map of tensors and files")
+    shards = tuple(sorted(set(named.values())))
+    for name in shards:
+        _check_shard(directory, name)
+    return shards
+
+
+def _check_shard(directory: str, name: str) -> None:
+    if not name.endswith(SAFETENSORS):
+        raise failed_precondition(f"{INDEX} names {name!r:.100}; only {SAFETENSORS} files are loaded")
+    if not _is_below(directory, name):
+        raise ServingError(
+            StatusCode.PERMISSION_DENIED, f"{INDEX} names {name!r:.100}, which is outside of the version's directory"
+        )
+    if not os.path.isfile(os.path.join(directory, name)):
+        raise failed_precondition(f"{INDEX} names {name}, which is missing")
+
+
+def _is_below(directory: str, name: str) -> bool:
+    """Links are followed."""
+    if os.path.isabs(name) or ".." in name.split("/") or "\\" in name or "\0" in name:
+        return False
+    root = os.path.realpath(directory)
+    return os.path.commonpath([root, os.path.realpath(os.path.join(root, name))]) == root

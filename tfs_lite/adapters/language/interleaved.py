@@ -1,0 +1,175 @@
+"""Language models that cannot be batched: every place has an ordinary cache, and texts go through the network singly.
+
+Some families compute their attention by themselves, and do not let many texts of different lengths share one forward.
+They are served with the plain forward of the library, one text after the other within a step. Results are exactly those
+of plain generation; what is missing is the gain of a batch.
+
+Families that keep a running state instead of keys and values (Mamba and its like) cannot go back to a prefix, and are
+refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from tfs_lite.core.generation import Copy, Rows, Step
+from tfs_lite.core.status import ServingError, failed_precondition
+
+_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+
+
+class InterleavedNetwork:
+    """A causal language model with one cache for each of ``places``, of at most ``length`` tokens.
+
+    One thread at a time. A cache grows with its text and stays when the text has ended, until the place starts anew.
+    """
+
+    def __init__(self, module: PreTrainedModel, device: torch.device | str, places: int, length: int) -> None:
+        """``module`` is on ``device`` already, with an attention of the library. It is put in eval mode, and one token
+        goes through it. FAILED_PRECONDITION for a family that does not keep keys and values of every token."""
+        _check_family(module)
+        module.eval()  # type: ignore[no-untyped-call]
+        self._module = module
+        self._device = torch.device(device)
+        self._length = length
+        names = inspect.signature(module.forward).parameters
+        self._takes_positions = "position_ids" in names
+        self._takes_rows = "logits_to_keep" in names
+        self._caches = [DynamicCache() for _ in range(places)]
+        self._vocabulary, self._token_bytes = self._probe()
+
+    def logits(self, step: Step) -> torch.Tensor:
+        """``[wanted, vocabulary]`` on the device: in the order of ``step.rows``, of each its first ``len(targets)``
+        rows, and the last one if it draws, which is not repeated.
+
+        Copies come first. ``start`` may be less than what a place holds: the rest of it is forgotten. ValueError,
+        before anything is changed, for a place that holds less than ``start`` or less than is to be copied, or would
+        hold more than ``length``. After another error the places of the step hold at least what is before their rows.
+        """
+        self._check(step)
+        with torch.inference_mode():
+            for copy in step.copies:
+                self._copy(copy)
+            parts = [self._forward(rows) for rows in step.rows]
+            return torch.cat(parts) if parts else self._nothing()
+
+    def resident_bytes(self) -> int:
+        """Weights, and the caches when every place is full."""
+        tensors = {id(tensor): tensor for tensor in (*self._module.parameters(), *self._module.buffers())}
+        weights: int = sum(tensor.nbytes for tensor in tensors.values())
+        return weights + len(self._caches) * self._length * self._token_bytes
+
+    def _forward(self, rows: Rows) -> torch.Tensor:
+        self._caches[rows.place] = cache = _shortened(self._caches[rows.place], rows.start)
+        try:
+            return self._run(cache, rows.start, rows.tokens, _wanted(rows))
+        except BaseException:
+            self._caches[rows.place] = _shortened(cache, rows.start)
+            raise
+
+    def _run(self, cache: DynamicCache, start: int, tokens: Sequence[int], wanted: Sequence[int]) -> torch.Tensor:
+        """Logits of the ``wanted`` ones of the tokens; the cache, which holds ``start``, has these too then."""
+        options: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "return_dict": True}
+        keep = torch.tensor(wanted, dtype=torch.int64, device=self._device)
+        if self._takes_positions:
+            options["position_ids"] = torch.arange(start, start + len(tokens), device=self._device)[None]
+        if self._takes_rows:
+            options["logits_to_keep"] = keep
+        ids = torch.tensor(tokens, dtype=torch.int64, device=self._device)[None]
+        logits: torch.Tensor = self._module(input_ids=ids, **options).logits[0]
+        return logits if self._takes_rows else logits[keep]
+
+    def _copy(self, copy: Copy) -> None:
+        source = self._caches[copy.source]
+        if copy.source == copy.target:
+            self._caches[copy.target] = _shortened(source, copy.count)
+            return
+        target = DynamicCache()
+        for number, (keys, values) in enumerate(_contents(source)):
+            target.update(keys[..., : copy.count, :], values[..., : copy.count, :], number)
+        self._caches[copy.target] = target
+
+    def _check(self, step: Step) -> None:
+        held = [_held(cache) for cache in self._caches]
+        for copy in step.copies:
+            if held[copy.source] < copy.count:
+                raise ValueError(f"place {copy.source} holds {held[copy.source]} tokens, fewer than {copy.count}")
+            held[copy.target] = copy.count
+        for rows in step.rows:
+            end = rows.start + len(rows.tokens)
+            if held[rows.place] < rows.start or end > self._length:
+                raise ValueError(
+                    f"place {rows.place} holds {held[rows.place]} tokens of at most {self._length}, "
+                    f"and cannot take those from {rows.start} to {end}"
+                )
+
+    def _probe(self) -> tuple[int, int]:
+        """The width of the logits, and the bytes that one token takes in a cache."""
+        cache = DynamicCache()
+        try:
+            with torch.inference_mode():
+                logits = self._run(cache, 0, [0], [0])
+            contents = _contents(cache)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise _refused(self._module, "does not run with a cache of keys and values") from error
+        if _held(cache) != 1:
+            raise _refused(self._module, "does not keep the keys and values of every token")
+        return int(logits.shape[-1]), sum(keys.nbytes + values.nbytes for keys, values in contents)
+
+    def _nothing(self) -> torch.Tensor:
+        return torch.empty(0, self._vocabulary, dtype=self._module.dtype, device=self._device)
+
+
+def _wanted(rows: Rows) -> list[int]:
+    wanted = list(range(len(rows.targets)))
+    if rows.draw is not None and len(wanted) < len(rows.tokens):
+        wanted.append(len(rows.tokens) - 1)
+    return wanted
+
+
+def _shortened(cache: DynamicCache, count: int) -> DynamicCache:
+    """The cache with its first ``count`` tokens, which all layers have; a forward that failed may have left some of
+    them with more."""
+    if count == 0:
+        return DynamicCache()
+    layers: list[Any] = cache.layers
+    for layer, (keys, values) in zip(layers, _contents(cache), strict=True):
+        layer.keys, layer.values = keys[..., :count, :], values[..., :count, :]
+    return cache
+
+
+def _contents(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of each layer, ``[1, heads, tokens, dimension]``. ValueError for a layer without."""
+    pairs = []
+    for layer in cache.layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
+            raise ValueError("a layer of the cache has no keys and values")
+        pairs.append((keys, values))
+    return pairs
+
+
+def _held(cache: DynamicCache) -> int:
+    """Tokens that every layer has."""
+    return min((keys.shape[-2] for keys, _ in _contents(cache)), default=0)
+
+
+def _check_family(module: PreTrainedModel) -> None:
+    if getattr(module.config, "is_encoder_decoder", False):
+        raise _refused(module, "has an encoder of its own")
+    layers = set(getattr(module.config.get_text_config(decoder=True), "layer_types", None) or ())
+    if (
+        getattr(module, "_is_stateful", False)
+        or not layers <= _LAYERS
+        or "past_key_values" not in inspect.signature(module.forward).parameters
+    ):
+        raise _refused(module, "keeps a running state, and not the keys and values of every token")
+
+
+def _refused(module: PreTrainedModel, why: str) -> ServingError:
+    return failed_precondition(f"models of the family {module.config.model_type} cannot be served: the network {why}")

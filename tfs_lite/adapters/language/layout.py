@@ -1,0 +1,166 @@
+"""Where the rows of a step lie in one forward, and which attention calls they make.
+
+A forward takes all rows of a step as one sequence, without padding: first the texts with one row, by place, then those
+with more. Attention reads the cache where it lies: neighbouring places are read by one call, as long as their lengths
+are not so unequal that reading past the shorter ones costs more than another call. Everything that is the same in all
+layers (indices, masks) is made here once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+
+from tfs_lite.core.generation import Rows, Step
+
+CPU_CALL_BYTES = 512 << 10
+"""What is read of the cache in the time that one more call takes."""
+GPU_CALL_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of the forward that share an attention call: one row each of the neighbouring ``places``, or consecutive
+    rows of one place. ``ends``: of each row, how many positions of its place it sees (its own is the last)."""
+
+    rows: slice
+    places: slice
+    ends: tuple[int, ...]
+
+    @property
+    def one_text(self) -> bool:
+        """Whether its rows are consecutive ones of one place."""
+        return bool(len(self.ends) > self.places.stop - self.places.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A part, and what of the cache it reads: ``columns`` of its places. ``mask``: added to the scores, [texts, 1, 1,
+    columns] or [1, 1, rows, columns]; None: every row sees every column, or with ``causal``, each up to its own."""
+
+    part: Part
+    columns: slice
+    mask: torch.Tensor | None = None
+    causal: bool = False
+
+
+def parts_of(rows: Sequence[Rows], call_cost: float) -> list[Part]:
+    """For ``rows`` in the order of a forward. ``call_cost``: of a call, in positions that could be read instead."""
+    parts: list[Part] = []
+    before = 0
+    for entry in rows:
+        count, end = len(entry.tokens), entry.start + len(entry.tokens)
+        place, span = slice(entry.place, entry.place + 1), slice(before, before + count)
+        last = parts[-1] if parts else None
+        if count == 1 and last is not None and _joins(last, entry.place, end, call_cost):
+            place, span = slice(last.places.start, place.stop), slice(last.rows.start, span.stop)
+            parts[-1] = Part(span, place, (*last.ends, end))
+        else:
+            parts.append(Part(span, place, tuple(range(entry.start + 1, end + 1))))
+        before += count
+    return parts
+
+
+def _joins(last: Part, place: int, end: int, call_cost: float) -> bool:
+    if last.one_text or place != last.places.stop:
+        return False
+    count, widest = len(last.ends), max(last.ends)
+    return max(widest, end) * (count + 1) - widest * count <= end + call_cost
+
+
+def in_order(rows: Sequence[Rows]) -> list[int]:
+    """The order of a forward: single rows by place, then the others."""
+    return sorted(range(len(rows)), key=lambda index: (len(rows[index].tokens) > 1, rows[index].place))
+
+
+def wanted_rows(rows: Sequence[Rows], order: Sequence[int]) -> list[int]:
+    """Rows of the forward whose logits are wanted, in the order of the step: of each of its ``rows`` as many of the
+    first as it has targets, and the last one if it draws."""
+    first = [0] * len(rows)
+    for index, after in pairwise(order):
+        first[after] = first[index] + len(rows[index].tokens)
+    wanted: list[int] = []
+    for begin, entry in zip(first, rows, strict=True):
+        targets, count = len(entry.targets), len(entry.tokens)
+        wanted.extend(range(begin, begin + targets))
+        if entry.draw is not None and targets < count:
+            wanted.append(begin + count - 1)
+    return wanted
+
+
+@dataclass(slots=True, eq=False)
+class Layout:
+    """A step as a forward takes it. Tensors are int64, on the network's device: ``ids`` and ``positions`` [1, rows],
+    ``places`` [rows], ``wanted`` [wanted rows] or None: all rows, in the forward's order."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    places: torch.Tensor
+    wanted: torch.Tensor | None
+    parts: Sequence[Part]
+    dtype: torch.dtype
+    _calls: dict[tuple[int | None, bool], list[Call]] = field(default_factory=dict)
+
+    def calls(self, window: int | None, masks_only: bool = False) -> list[Call]:
+        """The attention calls of a layer whose rows see the last ``window`` positions (None: all). ``masks_only``:
+        none with ``causal``. The same list for every layer that asks alike."""
+        known = self._calls.get((window, masks_only))
+        if known is None:
+            known = self._calls[window, masks_only] = [self._call(part, window, masks_only) for part in self.parts]
+        return known
+
+    @property
+    def masked_widths(self) -> list[tuple[int, int, int]]:
+        """Of every text that is read past its end, where the call reads its neighbours: place, end, end of reading."""
+        return [
+            (part.places.start + index, end, max(part.ends))
+            for part in self.parts
+            if not part.one_text
+            for index, end in enumerate(part.ends)
+            if end < max(part.ends)
+        ]
+
+    def _call(self, part: Part, window: int | None, masks_only: bool) -> Call:
+        low = 0 if window is None else max(min(part.ends) - window, 0)
+        high = max(part.ends)
+        columns = slice(low, high)
+        equal = min(part.ends) == high
+        if equal:
+            return Call(part, columns)
+        fits = window is None or high <= window
+        if part.one_text and fits and part.ends[0] == 1 and not masks_only:
+            return Call(part, columns, causal=True)
+        return Call(part, columns, self._mask(part, columns, window))
+
+    def _mask(self, part: Part, columns: slice, window: int | None) -> torch.Tensor:
+        own = self.positions[0, part.rows, None]
+        seen = torch.arange(columns.start, columns.stop, device=own.device)
+        hidden = seen > own
+        if window is not None:
+            hidden |= seen <= own - window
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=own.device).masked_fill_(hidden, -torch.inf)
+        return mask[None, None] if part.one_text else mask[:, None, None]
+
+
+def layout_of(step: Step, device: torch.device, dtype: torch.dtype, call_cost: float) -> Layout:
+    """``dtype``: of masks. One small tensor goes to the device."""
+    order = in_order(step.rows)
+    rows = [step.rows[index] for index in order]
+    count = sum(len(entry.tokens) for entry in rows)
+    numbers: list[int] = []
+    for entry in rows:
+        numbers.extend(entry.tokens)
+    for entry in rows:
+        numbers.extend(range(entry.start, entry.start + len(entry.tokens)))
+    for entry in rows:
+        numbers.extend([entry.place] * len(entry.tokens))
+    wanted = wanted_rows(step.rows, order)
+    everything = wanted == list(range(count))
+    packed = torch.tensor(numbers if everything else numbers + wanted, dtype=torch.long)
+    packed = packed.to(device, non_blocking=True)
+    ids, positions, places = packed[: 3 * count].view(3, 1, count)
+    picked = None if everything else packed[3 * count :]
+    return Layout(ids, positions, places[0], picked, parts_of(rows, call_cost), dtype)

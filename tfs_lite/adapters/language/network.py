@@ -1,0 +1,130 @@
+"""A transformers model that takes rows of many texts in one forward, and keeps their keys and values in places.
+
+The model is not changed: its attention is exchanged by name, and the forward is told its positions and which logits
+are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from transformers import PreTrainedModel
+
+from tfs_lite.adapters.language.attention import ATTENTION, KEYWORD, Passage, Probing, Serving, not_batchable
+from tfs_lite.adapters.language.cache import Cache
+from tfs_lite.adapters.language.layout import CPU_CALL_BYTES, GPU_CALL_BYTES, layout_of
+from tfs_lite.adapters.language.packed import packed_bytes
+from tfs_lite.core.generation import Step
+
+
+class Network:
+    """The weights of ``module``, which must be on ``device`` already, and a cache of ``places`` texts of up to
+    ``length`` positions in the dtype of its keys.
+
+    From now on the module is this network's: it is in eval mode, and its config names another attention, so that
+    neither it nor another module with the same config object can be used otherwise, but within :meth:`ordinary`.
+    UNIMPLEMENTED, with the module as it was: it cannot be used like this. What :func:`self_check` finds must be heard
+    before the network serves. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        device: torch.device | str,
+        places: int,
+        length: int,
+        *,
+        call_cost: float | None = None,
+    ) -> None:
+        """``call_cost``: of an attention call, in positions of a place that could be read instead; None: a guess from
+        their size."""
+        self.places = places
+        self.length = length
+        self.device = torch.device(device)
+        self._module = module
+        module.train(False)
+        self._attention = module.config._attn_implementation
+        self._vocabulary = int(module.config.get_text_config().vocab_size)
+        module.set_attn_implementation(ATTENTION)
+        try:
+            probing = self._probe()
+        except BaseException:
+            module.set_attn_implementation(self._attention)
+            raise
+        self._dtype = probing.dtype or module.dtype
+        self.cache = Cache(probing.shapes, places, length, self._dtype, self.device)
+        call_bytes = CPU_CALL_BYTES if self.device.type == "cpu" else GPU_CALL_BYTES
+        self._call_cost = call_bytes / self.cache.position_bytes if call_cost is None else call_cost
+
+    @torch.inference_mode()
+    def logits(self, step: Step) -> torch.Tensor:
+        """Carries out a step's copies and forward. Returns [wanted rows, vocabulary] on the device, in the module's
+        dtype: in the order of ``step.rows``, of each as many of its first rows as it has targets, and its last one if
+        it draws (a row once). ValueError, before anything is changed, for a step that the cache cannot hold."""
+        self._check(step)
+        self.cache.copy(step.copies)
+        if not step.rows:
+            return torch.empty(0, self._vocabulary, dtype=self._dtype, device=self.device)
+        layout = layout_of(step, self.device, self._dtype, self._call_cost)
+        ends = [(rows.place, rows.start + len(rows.tokens)) for rows in step.rows]
+        self.cache.begin(ends, layout.masked_widths)
+        passage = Serving(self.cache, layout)
+        return self._forward(layout.ids, layout.positions, layout.wanted, passage)
+
+    def resident_bytes(self) -> int:
+        """Weights, each storage once, and cache."""
+        tensors = chain(self._module.parameters(), self._module.buffers())
+        storages: dict[int, int] = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        return sum(storages.values()) + packed_bytes(self._module) + self.cache.resident_bytes()
+
+    @contextmanager
+    def ordinary(self) -> Iterator[PreTrainedModel]:
+        """The module with the attention it came with. No step meanwhile."""
+        self._module.set_attn_implementation(self._attention)
+        try:
+            yield self._module
+        finally:
+            self._module.set_attn_implementation(ATTENTION)
+
+    def _forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | None, passage: Passage
+    ) -> torch.Tensor:
+        output = self._module(
+            input_ids=ids,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=0 if wanted is None else wanted,
+            **{KEYWORD: passage},
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def _probe(self) -> Probing:
+        probing = Probing()
+        zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        try:
+            self._forward(zero, zero, None, probing)
+        except TypeError as error:
+            raise not_batchable(f"{type(self._module).__name__} does not take rows of several texts: {error}") from None
+        return probing
+
+    def _check(self, step: Step) -> None:
+        """A GPU could not be used any more after an index out of range."""
+        for rows in step.rows:
+            end = rows.start + len(rows.tokens)
+            if not (0 <= rows.place < self.places and 0 <= rows.start < end <= self.length):
+                raise ValueError(f"rows {rows.start} to {end} of place {rows.place}: no such place or position")
+            if min(rows.tokens) < 0 or max(rows.tokens) >= self._vocabulary:
+                raise ValueError(f"a token of place {rows.place} is not in the vocabulary of {self._vocabulary}")
+            if len(rows.targets) > len(rows.tokens):
+                raise ValueError(f"place {rows.place} has more targets than rows")
+        for copy in step.copies:
+            inside = 0 <= copy.source < self.places and 0 <= copy.target < self.places
+            if not (inside and 0 <= copy.count <= self.length):
+                raise ValueError(f"{copy}: no such place or position")
+        if len({rows.place for rows in step.rows}) < len(step.rows):
+            raise ValueError("a step has a place twice")

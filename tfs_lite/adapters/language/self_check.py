@@ -1,0 +1,164 @@
+"""Whether a model may serve many texts in one forward: by what its class says, and by numbers.
+
+A family that ignores the exchanged attention does not fail: it answers wrongly. So every model is compared with itself
+before it serves: logits of texts that went through the network in pieces, in company, in places that held something
+else, against those of a plain forward over each whole text.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from tfs_lite.adapters.language.network import Network
+from tfs_lite.core.generation import Draw, Rows, Sampling, Step
+
+TEXT_LENGTHS = (24, 17, 9)
+CHUNK = 7
+SINGLE_ROWS = 8
+ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Parts of the spread of the logits."""
+LAYERS = frozenset({"full_attention", "sliding_attention"})
+GROWING_ROTARY = frozenset({"dynamic", "longrope"})
+
+
+def needs_fallback(module: PreTrainedModel, length: int | None = None) -> str | None:
+    """Why the model cannot serve several texts, of up to ``length`` positions, in one forward; None: by what it says
+    of itself, it can. Nothing is run."""
+    name, config = type(module).__name__, module.config.get_text_config()
+    if not getattr(module, "_supports_attention_backend", False):
+        return f"{name} has an attention that cannot be exchanged"
+    parameters = inspect.signature(module.forward).parameters
+    missing = {"input_ids", "position_ids", "logits_to_keep"} - set(parameters)
+    if missing or not any(entry.kind is entry.VAR_KEYWORD for entry in parameters.values()):
+        return f"the forward of {name} does not take {', '.join(sorted(missing) or ['further keywords'])}"
+    strange = set(getattr(config, "layer_types", None) or ()) - LAYERS
+    if strange:
+        return f"{name} has layers of other kinds than attention: {', '.join(sorted(map(str, strange)))}"
+    return _growing_rotary(name, config, length)
+
+
+def _growing_rotary(name: str, config: Any, length: int | None) -> str | None:
+    """Rotary embeddings that change with the longest text in a forward."""
+    found = getattr(config, "rope_parameters", None) or {}
+    for rope in (found, *found.values()):
+        if not isinstance(rope, Mapping) or rope.get("rope_type") not in GROWING_ROTARY:
+            continue
+        first = rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None) or 0
+        if length is None or length > first:
+            return f"{name} turns positions by the length of the longest text, from {first} on"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``difference``: the largest between two logits, in parts of the spread of the plain forward's. ``other_tokens``:
+    of ``positions``, those where the best token is another one although it was ahead by more than is ``allowed``.
+    ``layers``: those whose attention was exchanged; without one the numbers of a model that hardly looks back may be
+    near. ``cause``: why there are no numbers."""
+
+    difference: float
+    allowed: float
+    other_tokens: int
+    positions: int
+    layers: int
+    cause: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.cause and self.layers > 0 and self.difference <= self.allowed and self.other_tokens == 0
+
+    def __str__(self) -> str:
+        return self.cause or (
+            f"logits differ by {self.difference:.2g} of their spread, {self.allowed:.2g} is allowed, and "
+            f"{self.other_tokens} of {self.positions} best tokens are others; "
+            f"{self.layers} layers attend through the cache"
+        )
+
+
+def self_check(network: Network, module: PreTrainedModel) -> Verdict:
+    """Compares ``network`` with its own ``module``. Before it serves, on the thread that will step it or while nobody
+    does; its cache is clean afterwards. What a forward raises becomes the ``cause``, but for memory that is not
+    there."""
+    allowed, layers = ALLOWED.get(module.dtype, ALLOWED[torch.bfloat16]), len(network.cache.keys)
+    try:
+        texts = _texts(network, module)
+        compared = [
+            _compare(*pair, allowed) for pair in zip(_plain(network, texts), _served(network, texts), strict=True)
+        ]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        cause = f"{type(module).__name__} cannot serve several texts at once: {error}"
+        return Verdict(math.inf, allowed, 0, 0, layers, cause)
+    finally:
+        network.cache.clear()
+    differences = [difference for difference, _ in compared]
+    worst = math.inf if any(map(math.isnan, differences)) else max(differences)
+    return Verdict(worst, allowed, sum(others for _, others in compared), sum(map(len, texts)), layers)
+
+
+def _texts(network: Network, module: PreTrainedModel) -> list[list[int]]:
+    numbers = random.Random(0)
+    size = module.config.get_text_config().vocab_size
+    lengths = [min(length, network.length) for length in TEXT_LENGTHS[: network.places]]
+    return [[numbers.randrange(size) for _ in range(length)] for length in lengths]
+
+
+@torch.inference_mode()
+def _plain(network: Network, texts: list[list[int]]) -> list[torch.Tensor]:
+    with network.ordinary() as module:
+        return [
+            module(input_ids=torch.tensor([text], device=network.device), use_cache=False).logits[0] for text in texts
+        ]
+
+
+@torch.inference_mode()
+def _served(network: Network, texts: list[list[int]]) -> list[torch.Tensor]:
+    """Logits of all positions of each text."""
+    for place in range(len(texts)):  # what an earlier text leaves
+        network.logits(Step([_all_wanted(place, 0, texts[0][::-1])]))
+    found: list[list[torch.Tensor]] = [[] for _ in texts]
+    for rows in _steps(texts):
+        logits = network.logits(Step(rows))
+        for entry, part in zip(
+            rows, torch.split_with_sizes(logits, [len(entry.tokens) for entry in rows]), strict=True
+        ):
+            found[entry.place].append(part)
+    return [torch.cat(parts) for parts in found]
+
+
+def _steps(texts: list[list[int]]) -> Iterator[list[Rows]]:
+    """Every text in chunks, and its last tokens one by one; each begins a step after the one before."""
+    done = [0] * len(texts)
+    begun = 0
+    while done != [len(text) for text in texts]:
+        begun += 1
+        rows = []
+        for place, text in enumerate(texts[:begun]):
+            start = done[place]
+            count = max(1, min(CHUNK, len(text) - SINGLE_ROWS - start))
+            if start < len(text):
+                rows.append(_all_wanted(place, start, text[start : start + count]))
+                done[place] += count
+        yield rows
+
+
+def _all_wanted(place: int, start: int, tokens: list[int]) -> Rows:
+    return Rows(place, start, tokens, Draw(Sampling(), 0, 0, tokens, len(tokens)), tokens[1:])
+
+
+def _compare(plain: torch.Tensor, served: torch.Tensor, allowed: float) -> tuple[float, int]:
+    plain, served = plain.double(), served.double()
+    spread = (plain.max() - plain.min()).item() or 1.0
+    best = plain.topk(2, dim=-1)
+    ahead = best.values[:, 0] - best.values[:, 1] > allowed * spread
+    others = (served.argmax(-1) != best.indices[:, 0]) & ahead
+    return (plain - served).abs().max().item() / spread, int(others.sum().item())

@@ -1,0 +1,234 @@
+"""Platform ``transformers``: a language model as ``save_pretrained`` writes it, behind an engine that batches texts.
+
+    settings and files are checked -> weights -> a network with places -> compared with itself -> TransformersModel
+
+The version needs no trust: none of its files is code or pickle, or it is refused. transformers is imported when the
+first version is opened. A family that gives other answers in a batch than alone is served one text at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import torch
+
+from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform
+from tfs_lite.adapters.failures import out_of_memory, sentence
+from tfs_lite.adapters.language.budget import budget, dtype_name, length_of, reserve
+from tfs_lite.adapters.language.checks import check_settings
+from tfs_lite.adapters.language.codec import open_codec
+from tfs_lite.adapters.language.family import network_config
+from tfs_lite.adapters.language.hf_files import GENERATION_CONFIG, eos_ids, read_optional, recognises
+from tfs_lite.adapters.language.packed import pack, packed_bytes
+from tfs_lite.adapters.language.sampler import draw
+from tfs_lite.adapters.language.weights import load_network
+from tfs_lite.config.generation import GenerationSettings, generation_settings
+from tfs_lite.core.generation import Drawn, LanguageModel, Limits, Step, TextCodec
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
+from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+from tfs_lite.protocols.generation_tensors import generation_signature
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NAME = "transformers"
+ARTEFACT = "config.json and *.safetensors"
+MIB = 1 << 20
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class StepNetwork(Protocol):
+    """A network with places, however it carries out a step."""
+
+    def logits(self, step: Step) -> torch.Tensor:
+        """[wanted, vocabulary], in the order that :func:`~tfs_lite.adapters.language.sampler.draw` takes them."""
+
+    def resident_bytes(self) -> int:
+        """Weights and cache."""
+
+
+class TransformersModel(LanguageModel, OpenedModel):
+    """A loaded language model. Threads: as :class:`~tfs_lite.core.generation.LanguageModel` says."""
+
+    def __init__(
+        self, network: StepNetwork, codec: TextCodec | None, limits: Limits, device: torch.device, batches: bool
+    ) -> None:
+        self._network = network
+        self._codec = codec
+        self._limits = limits
+        self._device = device
+        self._batches = batches
+        self._signatures = {DEFAULT_SIGNATURE: generation_signature(codec is not None)}
+        self._resident = network.resident_bytes()
+
+    @property
+    def platform(self) -> str:
+        return NAME
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        return self._signatures
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def codec(self) -> TextCodec | None:
+        return self._codec
+
+    @property
+    def shares_compute(self) -> bool:
+        return self._device.type == "cpu"
+
+    @property
+    def batches(self) -> bool:
+        return self._batches
+
+    def step(self, step: Step) -> Sequence[Drawn]:
+        with torch.inference_mode():
+            return draw(self._network.logits(step), step)
+
+    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        """UNIMPLEMENTED: an engine steps it."""
+        raise ServingError(StatusCode.UNIMPLEMENTED, "a language model does not run single requests")
+
+    def resident_bytes(self) -> int:
+        return self._resident
+
+    def close(self) -> None:
+        """Drops weights and cache. After the last step."""
+        del self._network
+
+
+def open_transformers(request: OpenRequest) -> TransformersModel:
+    """INVALID_ARGUMENT for settings, FAILED_PRECONDITION, PERMISSION_DENIED or DATA_LOSS for files that are not served,
+    with the name of the field, file or tensor. Any thread; all work of torch is done in one that is over when this
+    returns, because an idle one would slow the engine down."""
+    check_settings(request.settings)
+    wanted = generation_settings(request.settings)
+    return _in_a_thread(lambda: _open(request, wanted))
+
+
+def _in_a_thread(work: Callable[[], T]) -> T:
+    with ThreadPoolExecutor(1, "open-language-model") as executor:
+        return executor.submit(work).result()
+
+
+def _open(request: OpenRequest, wanted: GenerationSettings) -> TransformersModel:
+    on_gpu = request.device.type == "cuda"
+    needs = budget(request.files, request.settings, on_gpu)
+    config = network_config(request.files)
+    opened = open_codec(request.files)
+    codec, end = opened or (None, None)
+    dtype: torch.dtype = getattr(torch, dtype_name(wanted, on_gpu))
+    places, length = wanted.places(on_gpu), length_of(wanted, on_gpu, config.get_text_config().to_dict())
+    module = load_network(request.files, config, dtype, request.device)
+    vocabulary = _vocabulary(module)
+    sources = [read_optional(request.files, GENERATION_CONFIG), *_eos_of(module), {"eos_token_id": end}]
+    network, why = _packed(module, request, places, length) if wanted.packed_weights else None, ""
+    if network is None:
+        if packed_bytes(module):
+            del module
+            module = load_network(request.files, config, dtype, request.device)
+        network, why = network_of(module, request.device, places, length, wanted.fallback == "interleaved")
+    limits = Limits(places, length, vocabulary, _eos(request, sources, vocabulary))
+    logger.info(
+        "%s: %s in %s, weights of %d MiB, cache of %d places of %d tokens, %d MiB; %s",
+        request.id,
+        type(module).__name__,
+        dtype,
+        needs.weights // MIB,
+        places,
+        length,
+        needs.cache // MIB,
+        f"one text at a time: {why}" if why else "texts share every step",
+    )
+    return TransformersModel(network, codec, limits, request.device, batches=not why)
+
+
+def _packed(module: PreTrainedModel, request: OpenRequest, places: int, length: int) -> StepNetwork | None:
+    """The network with its weights laid out anew; None if they stay as they are, or if that does not do: not every
+    family leaves its weights to its layers."""
+    from tfs_lite.adapters.language.self_check import needs_fallback
+
+    if needs_fallback(module, length) is not None or not pack(module):
+        return None
+    found = _together(module, request.device, places, length)
+    if isinstance(found, str):
+        logger.info("%s: weights stay as they are: %s", request.id, found)
+        return None
+    return found
+
+
+def network_of(
+    module: PreTrainedModel, device: torch.device, places: int, length: int, may_fall_back: bool
+) -> tuple[StepNetwork, str]:
+    """The network, and why it takes one text at a time; empty: it takes them together, and was found to give the same
+    answers so. FAILED_PRECONDITION, with what was found, if that may not be."""
+    from tfs_lite.adapters.language.interleaved import InterleavedNetwork
+    from tfs_lite.adapters.language.self_check import needs_fallback
+
+    why = needs_fallback(module, length)
+    if why is None:
+        attention = module.config._attn_implementation
+        found = _together(module, device, places, length)
+        if not isinstance(found, str):
+            return found, ""
+        why = found
+        module.set_attn_implementation(attention)
+    if not may_fall_back:
+        raise failed_precondition(f"texts cannot share steps, and parameters.fallback is refuse: {why}")
+    return InterleavedNetwork(module, device, places, length), why
+
+
+def _together(module: PreTrainedModel, device: torch.device, places: int, length: int) -> StepNetwork | str:
+    """The network that takes many texts in one forward, or why it cannot be had."""
+    from tfs_lite.adapters.language.network import Network
+    from tfs_lite.adapters.language.self_check import self_check
+
+    try:
+        network = Network(module, device, places, length)
+        verdict = self_check(network, module)
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return sentence(error)
+    return network if verdict.ok else str(verdict)
+
+
+def _vocabulary(module: PreTrainedModel) -> int:
+    """Of what comes out."""
+    head = module.get_output_embeddings()  # type: ignore[no-untyped-call]
+    weight = getattr(head, "weight", None)
+    return int(module.config.get_text_config().vocab_size if weight is None else weight.shape[0])
+
+
+def _eos_of(module: PreTrainedModel) -> Iterator[Mapping[str, object]]:
+    configs = {id(config): config for config in (module.config, module.config.get_text_config())}
+    for config in configs.values():
+        yield {"eos_token_id": getattr(config, "eos_token_id", None)}
+
+
+def _eos(request: OpenRequest, sources: Sequence[Mapping[str, object]], vocabulary: int) -> frozenset[int]:
+    """Of the first source that knows tokens of the vocabulary."""
+    for source in sources:
+        ids = eos_ids([source])
+        known = frozenset(token for token in ids if 0 <= token < vocabulary)
+        if len(known) < len(set(ids)):
+            logger.warning(
+                "%s: eos_token_id has %s, but the vocabulary ends at %d",
+                request.id,
+                sorted(set(ids) - known),
+                vocabulary - 1,
+            )
+        if known:
+            return known
+    return frozenset()
+
+
+PLATFORM = Platform(NAME, ARTEFACT, recognises, open_transformers, reserve=reserve)

@@ -1,0 +1,184 @@
+"""Weights of a version: what the headers of its files say, and the network that they are put into.
+
+    read_headers(files)  ->  budget: how much memory that takes     (no torch)
+    load_network(files)  ->  a module of transformers, on its device
+
+transformers gets tensors, never a path: it looks for nothing, and nothing is fetched. What it only warns of, tensors
+that are missing or have another shape, is an error here that names file and tensor.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tfs_lite.adapters.contract import VersionFiles
+from tfs_lite.adapters.failures import out_of_memory, sentence, story
+from tfs_lite.adapters.inspect_archive import damaged
+from tfs_lite.adapters.language.family import network_class
+from tfs_lite.adapters.language.hf_files import CONFIG, INDEX, shown, weight_files
+from tfs_lite.core.status import ServingError, failed_precondition
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+Report = Mapping[str, Collection[Any]]
+logger = logging.getLogger(__name__)
+_transformers_lock = threading.Lock()
+"""Held while transformers makes a network: meanwhile it has functions of its own and of torch exchanged, for the whole
+process, and two of them would not find back."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """A tensor in a file of weights. ``dtype`` in the file's words: F32, BF16, ..."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_headers(files: VersionFiles) -> dict[str, TensorHeader]:
+    """By name, the tensors of all files of weights. DATA_LOSS for a damaged file or a tensor in two of them; errors of
+    :func:`~tfs_lite.adapters.language.hf_files.weight_files`."""
+    found: dict[str, TensorHeader] = {}
+    for name in weight_files(files):
+        with _opened(files.directory, name) as file:
+            for tensor in file.keys():  # noqa: SIM118
+                if tensor in found:
+                    raise damaged(f"tensor {tensor} is in {found[tensor].file} and in {name}")
+                part = file.get_slice(tensor)
+                found[tensor] = TensorHeader(name, str(part.get_dtype()), tuple(part.get_shape()))
+    return found
+
+
+def load_network(
+    files: VersionFiles, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """The network with the version's weights, in eval mode, without gradients.
+
+    FAILED_PRECONDITION, with file and tensor, if weights are missing or do not fit; DATA_LOSS for damaged files. One
+    load at a time; others wait. Call it in a thread that ends soon after.
+    """
+    headers = read_headers(files)
+    made = network_class(config)
+    own = config if made.config_class in (None, type(config)) else config.get_text_config()
+    found = _filled(_made_in(made, dtype), own, files, headers)
+    if isinstance(found, ServingError):
+        raise found
+    module, report = found
+    _check_report(report, headers)
+    module.__class__ = made
+    module.config.dtype = dtype
+    if device.type == "cpu":
+        _own(module)
+    torch.nn.Module.to(module, device)
+    module.requires_grad_(False)
+    module.train(False)
+    return module
+
+
+def _filled(
+    made: Any, config: PreTrainedConfig, files: VersionFiles, headers: Mapping[str, TensorHeader]
+) -> tuple[PreTrainedModel, Report] | ServingError:
+    """The module, and which tensors did not go where. An error is returned: one that is raised here would hold on to
+    the weights."""
+    with ExitStack() as stack, _transformers_lock:
+        try:
+            module, report = made.from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(_tensors(files, headers, stack)),
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+            return module, report
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            logger.warning("transformers could not put the weights in\n%s", story(error))
+            return failed_precondition(f"{CONFIG} and the weights make no {made.__name__}: {sentence(error)}")
+
+
+def _made_in(made: type[PreTrainedModel], dtype: torch.dtype) -> type[PreTrainedModel]:
+    """``made``, with parameters of ``dtype`` from the beginning.
+
+    transformers would set torch's default dtype meanwhile, which is the whole process's: tensors of other models that
+    run at that moment would come out in it.
+    """
+    if dtype is torch.float32:
+        return made
+
+    def constructor(self: PreTrainedModel, config: PreTrainedConfig) -> None:
+        made.__init__(self, config)
+        _cast(self, dtype)
+
+    return type(made.__name__, (made,), {"__init__": constructor, "__module__": made.__module__})
+
+
+def _own(module: torch.nn.Module) -> None:
+    """Gives the tensors memory of their own. Those that needed no cast are a view of the file still, and would change
+    or end the process with it."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.clone()
+
+
+def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Casts parameters, which have no memory yet; those that transformers wants in float32 stay so."""
+    kept = set(module._keep_in_fp32_modules_strict or ())
+    if dtype is torch.float16:
+        kept |= set(module._keep_in_fp32_modules or ())
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point() and not any(part in name for part in kept):
+            parameter.data = parameter.data.to(dtype)
+
+
+def _tensors(
+    files: VersionFiles, headers: Mapping[str, TensorHeader], stack: ExitStack
+) -> Iterator[tuple[str, object]]:
+    """By name, what reads each tensor when it is needed. The files stay open as long as the stack."""
+    opened = {
+        name: stack.enter_context(_opened(files.directory, name)) for name in {each.file for each in headers.values()}
+    }
+    for name, header in headers.items():
+        yield name, opened[header.file].get_slice(name)
+
+
+@contextmanager
+def _opened(directory: str, name: str) -> Iterator[Any]:
+    try:
+        file = safe_open(os.path.join(directory, name), framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise damaged(f"{name} is truncated or damaged: {sentence(error)}") from None
+    with file:
+        yield file
+
+
+def _check_report(report: Report, headers: Mapping[str, TensorHeader]) -> None:
+    where = INDEX if len({each.file for each in headers.values()}) > 1 else next(iter(headers.values())).file
+    if report["mismatched_keys"]:
+        name, stored, wanted = min(report["mismatched_keys"])
+        file = headers[name].file if name in headers else where
+        raise failed_precondition(
+            f"{file}: tensor {name} has shape {list(stored)}, the network of {CONFIG} has {list(wanted)}"
+        )
+    if report["missing_keys"]:
+        raise failed_precondition(f"{where} lacks tensors that {CONFIG} calls for: {shown(report['missing_keys'])}")
+    if report["error_msgs"]:
+        raise failed_precondition(f"{where}: {next(iter(report['error_msgs']))!s:.300}")
+    if report["unexpected_keys"]:
+        logger.warning("%s has tensors without a place in the network: %s", where, shown(report["unexpected_keys"]))
