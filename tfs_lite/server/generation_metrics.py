@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
@@ -25,7 +25,7 @@ from tfs_lite.server.series import Cell, CounterSeries, GoneVersions, Guard, His
 STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 TEXT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 _VERSION = ("model", "version")
-_GAUGES = (
+_GAUGES: tuple[tuple[str, str, Callable[[EngineState], int]], ...] = (
     ("running", "Texts that have a place in the cache.", lambda state: state.running),
     ("waiting", "Texts that wait for a place.", lambda state: state.waiting),
     ("cache_tokens_reserved", "Tokens of the cache kept for texts that run.", lambda state: state.reserved),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
@@ -274,7 +274,7 @@ class Connection(HttpToolsProtocol):
             "query_string": query,
             "headers": self.headers,
             "state": {},
-            "extensions": {ABORT: self.transport.abort, PATIENCE: self._be_patient},
+            "extensions": cast(Any, {ABORT: self.transport.abort, PATIENCE: self._be_patient}),
         }
         return RequestResponseCycle(
             scope=self.scope,

@@ -81,10 +81,11 @@ def _works(dtype: torch.dtype) -> bool:
     """Whether the operators are there, and compute the product."""
     try:
         weight = torch.linspace(-1, 1, 64 * 48).reshape(64, 48).to(dtype)
-        layer = PackedLinear(weight, torch.linspace(0, 1, 64).to(dtype))
+        bias = torch.linspace(0, 1, 64).to(dtype)
+        layer = PackedLinear(weight, bias)
         for rows in _ROWS:
             x = torch.linspace(-2, 1, rows * 48).reshape(1, rows, 48).to(dtype)
-            plain = nn.functional.linear(x, weight, layer.bias)
+            plain = nn.functional.linear(x, weight, bias)
             if not torch.allclose(layer(x), plain, rtol=0, atol=TOLERANCE[dtype] * float(plain.abs().max())):
                 raise ValueError("the product differs")
     except Exception as error:
