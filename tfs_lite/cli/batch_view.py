@@ -1,5 +1,7 @@
 """What ``status --verbose`` adds to each version: requests, batches, waits and workers, read from the metrics page.
 
+Of a language model the runs are the steps of its engine: rows are those of all texts in a step, and the time is that
+between a token of a text and the next.
 The page holds histograms, so times are estimates between two limits, and beyond the outermost limits only bounds. What
 the page does not have is not known, and is shown as a dash.
 """
@@ -23,6 +25,8 @@ PREDICTIONS = (
     *("PredictStreamed", "Completions", "ChatCompletions"),
 )
 """The methods whose requests are shown."""
+_OF_BATCHES = ("batch_size", "batch_queue_seconds", "batch_run_seconds")
+_OF_GENERATION = ("generation_step_rows", "generation_queue_seconds", "generation_inter_token_seconds")
 MEDIAN, TAIL = 0.5, 0.99
 UNKNOWN = "-"
 COLUMNS = ("model", "version", "state", "ok", "failed", "rows/run", "padding", "queue p50, p99", "run p50, p99")
@@ -150,17 +154,19 @@ class _Samples:
             self.values[name] = sample.value
 
     def numbers(self) -> Numbers:
-        ok, rows = self.requests.get("OK", 0), self.values.get("batch_size_sum", 0)
+        generates = "generation_step_rows_count" in self.values
+        size, queue, run = _OF_GENERATION if generates else _OF_BATCHES
+        ok, rows = self.requests.get("OK", 0), self.values.get(f"{size}_sum", 0)
         padding = self.values.get("batch_padding_rows_sum", 0)
         return Numbers(
             ok=int(ok) if self.requests else None,
             failed=int(sum(self.requests.values()) - ok) if self.requests else None,
-            rows_per_run=_ratio(rows, self.values.get("batch_size_count", 0)),
+            rows_per_run=_ratio(rows, self.values.get(f"{size}_count", 0)),
             padding=_ratio(padding, rows + padding),
-            queue_p50=self._quantile("batch_queue_seconds", MEDIAN),
-            queue_p99=self._quantile("batch_queue_seconds", TAIL),
-            run_p50=self._quantile("batch_run_seconds", MEDIAN),
-            run_p99=self._quantile("batch_run_seconds", TAIL),
+            queue_p50=self._quantile(queue, MEDIAN),
+            queue_p99=self._quantile(queue, TAIL),
+            run_p50=self._quantile(run, MEDIAN),
+            run_p99=self._quantile(run, TAIL),
             waiting=int(self.values["queue_depth"]) if "queue_depth" in self.values else None,
             workers=tuple(_worker(instance, facts) for instance, facts in sorted(self.workers.items(), key=_order)),
         )

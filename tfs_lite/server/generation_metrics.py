@@ -33,9 +33,15 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineState], int]], ...] = (
     ("cache_tokens", "Tokens that the cache holds at most.", lambda state: state.capacity),
 )
 
+_BATCHES = "shares_steps"
+_BATCHES_TEXT = "1 if texts share each step; 0 for a family that is stepped one text at a time."
+
 
 class HasState(Protocol):
     """A language model's servable."""
+
+    @property
+    def batches(self) -> bool: ...
 
     def state(self) -> EngineState: ...
 
@@ -139,7 +145,12 @@ class _Engines(Collector):
     def collect(self) -> Iterator[Metric]:
         with self._lock:
             found = [(servable_id, known()) for servable_id, known in self._known]
-        states = [(each.name, str(each.version), engine.state()) for each, engine in found if engine is not None]
+        engines = [(each.name, str(each.version), engine) for each, engine in found if engine is not None]
+        shares = GaugeMetricFamily(f"tfs_lite_generation_{_BATCHES}", _BATCHES_TEXT, labels=_VERSION)
+        for model, version, engine in engines:
+            shares.add_metric((model, version), engine.batches)
+        yield shares
+        states = [(model, version, engine.state()) for model, version, engine in engines]
         for name, text, value in _GAUGES:
             family = GaugeMetricFamily(f"tfs_lite_generation_{name}", text, labels=_VERSION)
             for model, version, state in states:

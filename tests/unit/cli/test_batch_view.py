@@ -101,3 +101,25 @@ def test_workers_are_in_the_order_of_their_instances_and_may_be_down() -> None:
     )
     workers = read_numbers(page)["m", 1].workers
     assert [(worker.instance, worker.up) for worker in workers] == [("0", True), ("2", False), ("10", True)]
+
+
+def test_runs_of_a_language_model_are_the_steps_of_its_engine() -> None:
+    version = 'model="m",version="1"'
+    page = "\n".join(
+        [
+            "# TYPE tfs_lite_generation_step_rows histogram",
+            f'tfs_lite_generation_step_rows_bucket{{{version},le="+Inf"}} 4',
+            f"tfs_lite_generation_step_rows_sum{{{version}}} 10",
+            f"tfs_lite_generation_step_rows_count{{{version}}} 4",
+            "# TYPE tfs_lite_generation_inter_token_seconds histogram",
+            f'tfs_lite_generation_inter_token_seconds_bucket{{{version},le="0.02"}} 0',
+            f'tfs_lite_generation_inter_token_seconds_bucket{{{version},le="0.04"}} 10',
+            f'tfs_lite_generation_inter_token_seconds_bucket{{{version},le="+Inf"}} 10',
+            f"tfs_lite_generation_inter_token_seconds_sum{{{version}}} 0.3",
+            f"tfs_lite_generation_inter_token_seconds_count{{{version}}} 10",
+            "",
+        ]
+    )
+    numbers = read_numbers(page)["m", 1]
+    assert numbers.rows_per_run == 2.5
+    assert numbers.run_p50 == Quantile(pytest.approx(0.03))

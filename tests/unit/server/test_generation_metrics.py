@@ -16,6 +16,8 @@ M1 = ServableId("m", 1)
 
 
 class Engine:
+    batches = True
+
     def __init__(self, running: int) -> None:
         self.running = running
 
@@ -90,6 +92,7 @@ def test_states_of_engines_are_there_while_they_are_in_memory(
     metrics.watch(ServableId("m", 2), new)
     assert [value(registry, "running", version) for version in (1, 2)] == [4, 6]
     assert value(registry, "waiting") == 2
+    assert value(registry, "shares_steps") == 1
     assert [value(registry, f"cache_tokens{which}") for which in ("_reserved", "_written", "")] == [30, 20, 1000]
     del old
     gc.collect()

@@ -114,6 +114,11 @@ class GenerativeServable(Traits):
         return self.model.codec
 
     @property
+    def batches(self) -> bool:
+        """Whether texts share each step."""
+        return self.model.batches
+
+    @property
     def limits(self) -> Limits:
         """Those of the model, as far as the settings let it go."""
         return self._limits
