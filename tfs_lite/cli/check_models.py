@@ -20,6 +20,11 @@ from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.failures import load_failure
 from tfs_lite.adapters.inspect_archive import unsafe
 from tfs_lite.adapters.inspect_artifact import inspect_exported, inspect_script
+from tfs_lite.adapters.language.budget import budget
+from tfs_lite.adapters.language.checks import check_settings
+from tfs_lite.adapters.language.codec import open_codec
+from tfs_lite.adapters.language.family import network_config
+from tfs_lite.adapters.language.transformers_model import NAME as LANGUAGE_MODEL
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.python_model import NAME as PYTHON
 from tfs_lite.adapters.python_model import declared_signature, no_class
@@ -34,6 +39,7 @@ from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, status_of
+from tfs_lite.protocols.generation_tensors import generation_signature
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.look import Look, Stream, look_at
@@ -218,6 +224,14 @@ def _has_only_predict(node: ast.AST) -> bool:
     return plain and any(isinstance(part, ast.FunctionDef) and part.name == "predict" for part in node.body)
 
 
+def _inspect_language_model(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
+    """Settings, config, the headers of the weights and the tokenizer; no tensor is read."""
+    check_settings(settings)
+    budget(files, settings, on_gpu=False)
+    network_config(files)
+    return generation_signature(open_codec(files) is not None)
+
+
 def _nothing_to_inspect(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
     """Platforms of other distributions say what is wrong when they load."""
     return None
@@ -227,5 +241,6 @@ _INSPECTIONS: Mapping[str, Callable[[VersionFiles, bool, ModelSettings], Signatu
     pytorch_export.NAME: _inspect_exported,
     pytorch_libtorch.NAME: _inspect_script,
     PYTHON: _inspect_source,
+    LANGUAGE_MODEL: _inspect_language_model,
 }
 """By platform: raises what loading would raise, and gives the model's own signature where that is known."""
