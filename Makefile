@@ -40,8 +40,9 @@ serve: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/tfs-lite demo $(ARGS)
 
+# One thread of torch for each of the two workers: teams of threads that share cores wait for one another.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/conformance $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/conformance $(PYTEST_ARGS)
 
 # The stock clients of TensorFlow Serving and of Triton, in an environment of their own, against server processes.
 conformance: $(VENV)/.installed $(TFVENV)/.installed
