@@ -156,7 +156,8 @@ class Platform:
     """``open`` None: artefacts of this kind are known, but this server cannot serve them; ``missing`` says why. Or the
     platform is ``composed``: a version has no artefact, nothing is opened, and the servable is made of other models.
     ``reserve``: an upper bound of the bytes that a version takes on its device, from its files, the config and whether
-    it goes to a GPU; raises ServingError. None: it follows from the size of the files."""
+    it goes to a GPU; raises ServingError. None: it follows from the size of the files. ``in_server``: its models
+    live in the server's process, whatever else does."""
 
     name: str
     artefact: str
@@ -166,6 +167,7 @@ class Platform:
     missing: str = ""
     composed: bool = False
     reserve: Callable[[VersionFiles, ModelSettings, bool], int] | None = None
+    in_server: bool = False
 
     @property
     def is_served(self) -> bool:

@@ -49,7 +49,7 @@ class GenerationSettings(Settings):
     64 rows of prompts are read in a step all the same."""
     prefix_reuse: Flag = True
     """Whether a prompt that begins as another one did gets that one's cache."""
-    max_queue: Count | None = None
+    max_queue: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Texts that wait; past it they are refused. None: four for each place."""
     max_queued_tokens: Count | None = None
     """Prompt tokens of those. None: as many as all places hold."""
@@ -68,7 +68,7 @@ class GenerationSettings(Settings):
     cuda_graphs: Flag = True
     """Steps that only decode are captured, on a GPU."""
     stream_idle_timeout: Seconds = 60.0
-    """Seconds after which a client that reads nothing is given up."""
+    """Seconds after which a client of a stream of OpenAI's API that reads nothing is given up."""
 
     def places(self, on_gpu: bool) -> int:
         return self.max_num_seqs or (GPU_PLACES if on_gpu else CPU_PLACES)
@@ -85,7 +85,7 @@ class GenerationSettings(Settings):
         return min(self.prefill_chunk or (GPU_CHUNK if on_gpu else CPU_CHUNK), self.rows(on_gpu))
 
     def queue(self, places: int) -> int:
-        return self.max_queue or WAITING_PER_PLACE * places
+        return WAITING_PER_PLACE * places if self.max_queue is None else self.max_queue
 
     def queued_tokens(self, places: int, length: int) -> int:
         return self.max_queued_tokens or places * length

@@ -41,6 +41,8 @@ class Reason(enum.Enum):
     JOB_EXPIRED = "the time for a request that goes item by item is over"
     QUEUE_TIMEOUT = "it waited for the model longer than its queue allows"
     QUEUE_FULL = "as many requests as may wait are waiting; it may be tried again"
+    CONTEXT_LENGTH = "prompt and output together are longer than a text of the language model may be"
+    FILES_REFUSED = "a version's files cannot be served, and another attempt at the same ones ends alike"
     WAITS_FOR_MODELS = "a version cannot be loaded before another model is available"
 
 

@@ -15,7 +15,7 @@ from tfs_lite.adapters.warmup import Warmup, WarmupReport, nobody_listens
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.resources import NO_RESOURCES, ResourceUtil
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.server.lifecycle_metrics import ResourceUse
 from tfs_lite.server.loads import LoadJournal
@@ -34,7 +34,7 @@ _PERMANENT = frozenset(
 def may_be_retried(status: Status) -> bool:
     """Whether another attempt at the same files may end differently. An artefact that was inspected and refused stays
     refused until its files change, and then it is looked at anew in any case."""
-    return status.code not in _PERMANENT
+    return status.code not in _PERMANENT and status.reason is not Reason.FILES_REFUSED
 
 
 def read_settings(directory: str, model: str) -> ModelSettings | None:

@@ -55,7 +55,7 @@ class ModelOpener:
     ) -> Iterator[OpenedModel]:
         """``instances`` of the version all together share torch's threads."""
         for _ in range(group.count):
-            if (group.worker or self._worker) != PROCESS:
+            if platform.in_server or (group.worker or self._worker) != PROCESS:
                 yield from open_here(platform, request)
                 continue
             if platform.open is None:

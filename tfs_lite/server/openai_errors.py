@@ -50,8 +50,7 @@ def openai_status(error: ServingError) -> int:
 def openai_error_text(error: ServingError) -> bytes:
     """The error as an object, for a body or an event."""
     status = openai_status(error)
-    code = "model_not_found" if isinstance(error, NoSuchModel) else _CODES.get(status)
-    return error_text(str(error), _type_of(status), _param_of(error), code)
+    return error_text(str(error), _type_of(status), _param_of(error), _code_of(error, status))
 
 
 def openai_error(error: ServingError, retry_seconds: float = 1.0) -> Response:
@@ -63,6 +62,14 @@ def openai_error(error: ServingError, retry_seconds: float = 1.0) -> Response:
     elif status == 504:
         headers["x-should-retry"] = "false"
     return Response(openai_error_text(error), status, headers, media_type=JSON.media_type)
+
+
+def _code_of(error: ServingError, status: int) -> str | None:
+    if isinstance(error, NoSuchModel):
+        return "model_not_found"
+    if error.status.reason is Reason.CONTEXT_LENGTH:
+        return "context_length_exceeded"
+    return _CODES.get(status)
 
 
 def _type_of(status: int) -> str:

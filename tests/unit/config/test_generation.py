@@ -43,6 +43,7 @@ def test_queues_grow_with_the_places() -> None:
     found = read(3)
     assert (found.queue(3), found.queued_tokens(3, 50)) == (12, 150)
     assert read(3, max_queue="1", max_queued_tokens="9").queue(3) == 1
+    assert read(3, max_queue="0").queue(3) == 0
 
 
 @pytest.mark.parametrize(

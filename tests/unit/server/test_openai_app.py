@@ -184,6 +184,12 @@ def test_model_without_a_tokenizer_answers_numbers_to_those_who_ask(served: Open
     assert (answer.status_code, error(answer)["param"]) == (400, "return_token_ids")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_that_is_longer_than_the_context_has_a_code_of_its_own(served: OpenAiServed, stream: bool) -> None:
+    answer = served.post(COMPLETIONS, {"model": "m", "prompt": "x", "max_tokens": 64, "stream": stream})
+    assert (answer.status_code, error(answer)["code"]) == (400, "context_length_exceeded")
+
+
 def test_chat_without_a_template_is_400(served: OpenAiServed) -> None:
     answer = served.post(CHAT, {"model": "plain", "messages": HELLO})
     assert (answer.status_code, "no chat template" in error(answer)["message"]) == (400, True)
@@ -193,7 +199,6 @@ def test_chat_without_a_template_is_400(served: OpenAiServed) -> None:
     ("fields", "param"),
     [
         ({"temperature": 101}, "temperature"),
-        ({"max_tokens": 64}, None),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop_token_ids": [258]}, "stop_token_ids"),
         ({"logit_bias": {"300": 1}}, "logit_bias"),

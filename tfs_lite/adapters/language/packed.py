@@ -51,8 +51,10 @@ def pack(module: nn.Module) -> int:
     if not found or not _works(found[0][2].dtype):
         return 0
     total = 0
-    for parent, name, weight, bias in found:
+    while found:
+        parent, name, weight, bias = found.pop()
         packed = PackedLinear(weight, bias)
+        del weight  # with the layer, it is gone: there are never two copies of more than one
         setattr(parent, name, packed)
         total += packed.nbytes
     return total

@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
-from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform
+from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.failures import out_of_memory, sentence
 from tfs_lite.adapters.language.budget import budget, dtype_name, length_of, reserve
 from tfs_lite.adapters.language.checks import check_settings
@@ -26,9 +27,10 @@ from tfs_lite.adapters.language.packed import pack, packed_bytes
 from tfs_lite.adapters.language.sampler import draw
 from tfs_lite.adapters.language.weights import load_network
 from tfs_lite.config.generation import GenerationSettings, generation_settings
+from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import Drawn, LanguageModel, Limits, Step, TextCodec
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
-from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition
 from tfs_lite.protocols.generation_tensors import generation_signature
 
 if TYPE_CHECKING:
@@ -111,7 +113,25 @@ def open_transformers(request: OpenRequest) -> TransformersModel:
     returns, because an idle one would slow the engine down."""
     check_settings(request.settings)
     wanted = generation_settings(request.settings)
-    return _in_a_thread(lambda: _open(request, wanted))
+    with _final():
+        return _in_a_thread(lambda: _open(request, wanted))
+
+
+def reserved(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
+    """See :func:`~tfs_lite.adapters.language.budget.reserve`."""
+    with _final():
+        return reserve(files, settings, on_gpu)
+
+
+@contextmanager
+def _final() -> Iterator[None]:
+    """What was found in the files stays so until they change."""
+    try:
+        yield
+    except ServingError as error:
+        if error.code is not StatusCode.FAILED_PRECONDITION:
+            raise
+        raise ServingError(error.code, str(error), Reason.FILES_REFUSED) from None
 
 
 def _in_a_thread(work: Callable[[], T]) -> T:
@@ -231,4 +251,4 @@ def _eos(request: OpenRequest, sources: Sequence[Mapping[str, object]], vocabula
     return frozenset()
 
 
-PLATFORM = Platform(NAME, ARTEFACT, recognises, open_transformers, reserve=reserve)
+PLATFORM = Platform(NAME, ARTEFACT, recognises, open_transformers, reserve=reserved, in_server=True)

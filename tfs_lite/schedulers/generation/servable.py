@@ -80,7 +80,8 @@ class GenerativeServable(Traits):
         processor, else one of its own."""
         self.model = model
         self.id = servable_id
-        self._name = f"{servable_id.name}-{servable_id.version}"
+        self._name = f"model {servable_id.name} version {servable_id.version}"
+        short = f"{servable_id.name}-{servable_id.version}"
         self._clock = clock
         self._on_step = on_step
         self._on_text = on_text
@@ -89,10 +90,10 @@ class GenerativeServable(Traits):
         self._step_seconds = 0.0  # written by the engine's thread only
         self._ended: TextReport | None = None  # the engine's thread only: of the text whose end is delivered next
         self._signatures = model.signatures or {DEFAULT_SIGNATURE: generation_signature(model.codec is not None)}
-        self._tokenizing = Tokenizing(self._name, self._most)
+        self._tokenizing = Tokenizing(self._name, self._most, short)
         self._closed = threading.Event()
         if loop is None:
-            loop = shared_loop() if model.shares_compute else StepLoop(f"tfs-steps-{self._name}")
+            loop = shared_loop() if model.shares_compute else StepLoop(f"tfs-steps-{short}")
         self._engine = Engine(
             model, servable_id, settings, clock=clock, loop=loop, on_step=self._stepped, on_text=self._told
         )
@@ -205,7 +206,7 @@ class GenerativeServable(Traits):
 
     def _enter(self, asked: AskedCall, texts: Sequence[Prepared]) -> None:
         deliver = partial(self._deliver, asked)
-        deadline = asked.call.deadline
+        deadline = _deadline(asked)
         jobs = [
             Job(text.wanted, text.tokens, text.limit, _seed(text), deadline, index, deliver)
             for index, text in enumerate(texts)
@@ -305,6 +306,15 @@ class GenerativeServable(Traits):
     def _late(self) -> Status:
         message = f"the deadline passed before {self._name} had begun with the prompts"
         return Status(StatusCode.DEADLINE_EXCEEDED, message)
+
+
+def _deadline(asked: AskedCall) -> float | None:
+    """The call's own, or the one that its ``timeout`` means, whichever is sooner."""
+    call = asked.call
+    if not call.timeout:
+        return call.deadline
+    own = asked.came + call.timeout
+    return own if call.deadline is None else min(own, call.deadline)
 
 
 def _seed(text: Prepared) -> int:

@@ -96,7 +96,7 @@ def _tokenised(prompt: str | ChatPrompt, codec: TextCodec | None, limits: Limits
         raise invalid_argument("the prompt is a text, and the model has no tokenizer; send tokens")
     characters, most = _weight(prompt), max(LEAST_CHARACTERS, CHARACTERS_OF_A_TOKEN * limits.length)
     if characters > most:
-        raise invalid_argument(
+        raise _too_long(
             f"the prompt has {characters} characters, more than the {most} that a context of {limits.length} tokens "
             "may hold"
         )
@@ -109,7 +109,7 @@ def _tokenised(prompt: str | ChatPrompt, codec: TextCodec | None, limits: Limits
 
 def _check_length(count: int, limits: Limits) -> None:
     if count > limits.length:
-        raise invalid_argument(f"the prompt has {count} tokens, more than the {limits.length} of the model's context")
+        raise _too_long(f"the prompt has {count} tokens, more than the {limits.length} of the model's context")
 
 
 def _room(wanted: Generation, count: int, codec: TextCodec | None, limits: Limits) -> int:
@@ -118,7 +118,7 @@ def _room(wanted: Generation, count: int, codec: TextCodec | None, limits: Limit
         raise invalid_argument("echo: the model has no tokenizer, and cannot give the prompt back as a text")
     if wanted.max_tokens is not None:
         if count + wanted.max_tokens > limits.length:
-            raise invalid_argument(
+            raise _too_long(
                 f"the prompt has {count} tokens and max_tokens is {wanted.max_tokens}, together more than the "
                 f"{limits.length} of the model's context"
             )
@@ -126,11 +126,15 @@ def _room(wanted: Generation, count: int, codec: TextCodec | None, limits: Limit
     room = limits.length - count
     if room < max(wanted.min_tokens, 1):
         least = f"the {wanted.min_tokens} of min_tokens" if wanted.min_tokens > 1 else "a single one"
-        raise invalid_argument(
+        raise _too_long(
             f"the prompt has {count} tokens, which leaves no room for {least} in the {limits.length} of the model's "
             "context"
         )
     return room
+
+
+def _too_long(message: str) -> ServingError:
+    return ServingError(StatusCode.INVALID_ARGUMENT, message, Reason.CONTEXT_LENGTH)
 
 
 def _weight(prompt: Prompt) -> int:
@@ -168,10 +172,11 @@ class Work:
 class Tokenizing:
     """One daemon thread and its queue; the thread starts with the first work. Any thread may call the methods."""
 
-    def __init__(self, name: str, most: int, most_weight: int = MAX_WEIGHT) -> None:
+    def __init__(self, name: str, most: int, thread_name: str, most_weight: int = MAX_WEIGHT) -> None:
         """``most`` works wait at most, and several of them have no more than ``most_weight`` together. ``name`` is the
         model's, for messages."""
         self._name = name
+        self._thread_name = f"tfs-tokenize-{thread_name}"
         self._most = most
         self._most_weight = most_weight
         self._changed = threading.Condition()  # guards all below
@@ -198,7 +203,7 @@ class Tokenizing:
             self._queue.append(work)
             self._weight += work.weight
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=f"tfs-tokenize-{self._name}", daemon=True)
+                self._thread = threading.Thread(target=self._serve, name=self._thread_name, daemon=True)
                 self._thread.start()
             self._changed.notify()
         return None

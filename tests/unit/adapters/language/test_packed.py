@@ -1,9 +1,12 @@
 """Packed linear layers compute what the plain ones do."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
 
+from tfs_lite.adapters.language import packed
 from tfs_lite.adapters.language.packed import PackedLinear, pack, packed_bytes
 
 Conv1D = pytest.importorskip("transformers.pytorch_utils").Conv1D
@@ -90,3 +93,17 @@ def test_double_precision_stays_as_it_is(network: Network) -> None:
     network.double()
     assert pack(network) == 0
     assert type(network.head) is nn.Linear
+
+
+def test_weights_go_while_their_layers_are_packed(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [weakref.ref(network.blocks[0][layer].weight) for layer in (0, 2)]
+    left: list[int] = []
+    make = packed.PackedLinear.__init__
+
+    def counting(layer: PackedLinear, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        make(layer, weight, bias)
+        left.append(sum(weight() is not None for weight in weights))
+
+    monkeypatch.setattr(packed.PackedLinear, "__init__", counting)
+    pack(network)
+    assert (left[0], left[-1]) == (2, 0), "all of them were there to the end"

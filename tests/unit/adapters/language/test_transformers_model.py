@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
-from tfs_lite.adapters.contract import OpenRequest
+from tfs_lite.adapters.contract import OpenRequest, VersionFiles
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.language import transformers_model
 from tfs_lite.adapters.language.budget import reserve
@@ -19,7 +20,7 @@ from tfs_lite.adapters.language.transformers_model import PLATFORM, Transformers
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import Draw, LanguageModel, Rows, Sampling, Step
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import Reason, ServingError, StatusCode
 
 GREEDY = Sampling(temperature=0.0)
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 300}
@@ -304,3 +305,17 @@ def test_importing_the_platform_does_not_import_the_library():
         "sys.exit(any(name.split('.')[0] in ('transformers', 'tokenizers') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+def test_files_that_are_refused_are_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    for work in (lambda files: PLATFORM.reserve(files, ModelSettings(), False), _opened_as_it_is):
+        with pytest.raises(ServingError) as caught:
+            work(read_version(str(tmp_path)))
+        assert caught.value.status.reason is Reason.FILES_REFUSED
+
+
+def _opened_as_it_is(files: VersionFiles) -> object:
+    assert PLATFORM.open is not None
+    return PLATFORM.open(OpenRequest(ServableId("m", 1), files, torch.device("cpu"), False))

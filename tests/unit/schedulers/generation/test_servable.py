@@ -324,7 +324,7 @@ def test_refused_call_is_not_admitted_and_tells_the_number_of_the_prompt(house):
 
 def test_call_with_more_texts_than_there_can_be_is_refused_for_good(house):
     status = house.submit(*[Generation([1], 1)] * 7).status()
-    assert status == Status(StatusCode.INVALID_ARGUMENT, "7 texts are wanted, m-1 has room for 6 at most")
+    assert status == Status(StatusCode.INVALID_ARGUMENT, "7 texts are wanted, model m version 1 has room for 6 at most")
 
 
 def test_full_queue_refuses_at_once_and_says_when_to_come_again(house):
@@ -410,14 +410,14 @@ def test_queue_of_the_tokenizer_is_bounded(house):
 
 def test_tokenizer_that_fails_is_the_call_s_failure(house, caplog):
     status = house.submit(Generation(LONG + "!", 1)).status()
-    assert status == Status(StatusCode.INTERNAL, "m-1 failed to tokenise the prompts")
+    assert status == Status(StatusCode.INTERNAL, "model m version 1 failed to tokenise the prompts")
     assert "no such word" in caplog.text
     assert house.submit(Generation(LONG, 1)).outputs()
 
 
 def test_echo_that_fails_is_the_call_s_failure(house, caplog):
     asked = house.submit(Generation([200], 1, echo=True))
-    assert asked.status() == Status(StatusCode.INTERNAL, "m-1 failed to take the texts")
+    assert asked.status() == Status(StatusCode.INTERNAL, "model m version 1 failed to take the texts")
     assert not asked.call.admitted
     assert "no such token" in caplog.text
 
@@ -444,6 +444,16 @@ def test_deadline_ends_a_text_between_its_tokens(house):
     asked = house.submit(Generation([1], 500, ignore_eos=True), pieces=True, deadline=house.clock.monotonic() + 3)
     assert asked.code() is StatusCode.DEADLINE_EXCEEDED
     assert sum(len(piece.tokens) for piece in asked.pieces) == 3
+
+
+@pytest.mark.parametrize("deadline", [None, 9.0, 2.0], ids=["alone", "the sooner", "the later"])
+def test_timeout_of_a_call_is_a_deadline(house, deadline):
+    house.step_seconds = 1.0
+    at = None if deadline is None else house.clock.monotonic() + deadline
+    text = Generation([1], 500, ignore_eos=True)
+    asked = house.submit(text, pieces=True, timeout=3.0, deadline=at)
+    assert asked.code() is StatusCode.DEADLINE_EXCEEDED
+    assert sum(len(piece.tokens) for piece in asked.pieces) == min(3, deadline or 3)
 
 
 def test_call_knows_how_long_it_waited_and_how_long_it_ran(make):
@@ -489,11 +499,13 @@ def test_call_after_the_end_and_inside_it_is_answered(make):
     waiting = house.submit(Generation(LONG, 1))
     closing = threading.Thread(target=house.servable.close)
     closing.start()
-    assert waiting.status() == Status(StatusCode.UNAVAILABLE, "m-1 is being unloaded")
+    assert waiting.status() == Status(StatusCode.UNAVAILABLE, "model m version 1 is being unloaded")
     house.codec.go.set()
     closing.join(PATIENCE)
     inside.result()
-    assert house.submit(Generation([1], 1)).status() == Status(StatusCode.UNAVAILABLE, "m-1 is being unloaded")
+    assert house.submit(Generation([1], 1)).status() == Status(
+        StatusCode.UNAVAILABLE, "model m version 1 is being unloaded"
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -213,7 +213,7 @@ class House:
     """A thread for tokens, whose first work can be held up."""
 
     def __init__(self) -> None:
-        self.tokenizing = Tokenizing("m-1", 3, 100)
+        self.tokenizing = Tokenizing("model m version 1", 3, "m-1", 100)
         self.ran: list[str] = []
         self.dropped: list[str] = []
         self.threads: set[str] = set()
@@ -264,13 +264,18 @@ def test_queue_is_bounded_in_works_and_in_characters(house):
     assert house.put(heavy) == [None]
     (refused,) = house.put(first)
     assert (refused.code, refused.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
-    assert refused.message == "m-1 has prompts of 500 characters waiting for its tokenizer, the most allowed; " + (
-        "try again later"
+    assert (
+        refused.message
+        == "model m version 1 has prompts of 500 characters waiting for its tokenizer, the most allowed; "
+        + ("try again later")
     )
     house.tokenizing.discard(heavy)
     assert house.put(first, second, house.work("c", 98)) == [None] * 3
     (refused,) = house.put(house.work("d", 0))
-    assert refused.message == "m-1 has 3 prompts waiting for its tokenizer, the most allowed; try again later"
+    assert (
+        refused.message
+        == "model m version 1 has 3 prompts waiting for its tokenizer, the most allowed; try again later"
+    )
 
 
 def test_work_that_nobody_wants_does_not_run(house):
@@ -298,7 +303,7 @@ def test_end_drops_what_waits_and_takes_no_more(house):
     house.tokenizing.close()
     assert sorted(house.ran[1:] + house.dropped) == ["a", "b"]
     (refused,) = house.put(house.work("late"))
-    assert (refused.code, refused.message) == (StatusCode.UNAVAILABLE, "m-1 is being unloaded")
+    assert (refused.code, refused.message) == (StatusCode.UNAVAILABLE, "model m version 1 is being unloaded")
     assert not [each for each in threading.enumerate() if each.name == "tfs-tokenize-m-1"]
 
 
