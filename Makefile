@@ -44,8 +44,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/conformance $(PYTEST_ARGS)
 
-# The stock clients of TensorFlow Serving and of Triton, in an environment of their own, against server processes.
-conformance: $(VENV)/.installed $(TFVENV)/.installed
+# The stock clients of TensorFlow Serving, Triton and OpenAI, in an environment of their own, against server processes.
+# Language models need the extra generate, which the development environment has.
+conformance: $(VENV)/.dev $(TFVENV)/.installed
 	$(TFVENV)/bin/python -m pytest -c tests/conformance/pytest.ini tests/conformance $(PYTEST_ARGS)
 
 $(VENV)/.fuzz: $(VENV)/.dev

@@ -37,7 +37,7 @@ from google.protobuf import text_format  # noqa: E402
 
 from tfs_lite.testing.process import ServerProcess  # noqa: E402
 
-pytest_plugins = ("tests.conformance.triton_fixtures",)
+pytest_plugins = ("tests.conformance.triton_fixtures", "tests.conformance.language_fixtures")
 
 SERVER = Path(os.environ.get("TFS_LITE_BIN", REPO / ".venv/bin/tfs-lite"))
 TIMEOUT = 60.0

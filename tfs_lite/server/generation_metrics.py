@@ -103,11 +103,13 @@ class GenerationMetrics:
             self._asked.cell(version)[0] += report.cached_asked
 
     def watch(self, servable_id: ServableId, servable: HasState) -> None:
-        """Its state is on the page for as long as it is in memory."""
+        """Its state is on the page until it is unloaded, also while it is drained."""
         self._engines.watch(servable_id, servable)
 
     def version_gone(self, servable_id: ServableId) -> None:
-        """The version was unloaded: its series go when enough younger ones have gone too."""
+        """The version was unloaded: its series go when enough younger ones have gone too, its state at once. An answer
+        that is still being sent may keep it in memory."""
+        self._engines.forget(servable_id)
         with self._guard.lock:
             self._gone.version(servable_id)
 
@@ -138,6 +140,10 @@ class _Engines(Collector):
         with self._lock:
             self._known = [entry for entry in self._known if entry[1]() is not None]
             self._known.append((servable_id, weakref.ref(servable)))
+
+    def forget(self, servable_id: ServableId) -> None:
+        with self._lock:
+            self._known = [entry for entry in self._known if entry[0] != servable_id and entry[1]() is not None]
 
     def describe(self) -> Iterable[Metric]:
         return []

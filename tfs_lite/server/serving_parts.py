@@ -80,7 +80,8 @@ class ServingParts:
     def on_event(self, event: ServableState) -> None:
         """Of the manager, on its publisher's thread, under the bus."""
         if event.state is ManagerState.AVAILABLE:
-            self.book.opened(event.id, self._is_ensemble(event.id), self._load_seconds(event.id))
+            ensemble, generates = self._kind_of(event.id)
+            self.book.opened(event.id, ensemble, self._load_seconds(event.id), generates)
         elif event.state is ManagerState.UNLOADING:
             self.routes.version_leaving(event.id)
         elif event.state is ManagerState.END:
@@ -104,9 +105,11 @@ class ServingParts:
 
         return on_batch
 
-    def _is_ensemble(self, servable_id: ServableId) -> bool:
+    def _kind_of(self, servable_id: ServableId) -> tuple[bool, bool]:
+        """Whether it is an ensemble, and whether it is a language model."""
         try:
             with self._lookup(ModelRef(servable_id.name, servable_id.version)) as handle:
-                return bool(handle.servable.platform == ENSEMBLE)
+                servable = handle.servable
+                return servable.platform == ENSEMBLE, bool(getattr(servable, "generates", False))
         except ServingError:
-            return False
+            return False, False

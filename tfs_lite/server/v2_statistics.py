@@ -2,11 +2,13 @@
 
 Requests are counted when they end (``on_call``), runs of the model when they end (``on_batch``). A request that was
 refused before it was let into a queue counts nowhere; each request of a batch is charged the whole time of its batch.
+A request to a language model counts as a run, with its texts as rows: its steps are shared with others.
 Source: the statistics extension of the V2 protocol.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from tfs_lite.core.model import BatchReport, PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.protocols.generation_tensors import INPUT_IDS, TEXT_INPUT
 from tfs_lite.schedulers.response_cache import CacheCounts
 from tfs_lite.server.raw_metrics import escaped
 from tfs_lite.server.v2_control import (
@@ -82,6 +85,7 @@ class _Version:
     """The counts of one loaded version."""
 
     ensemble: bool = False
+    generates: bool = False
     last: int = 0
     rows: int = 0
     runs: int = 0
@@ -112,10 +116,17 @@ class InferenceBook:
         self._lock = threading.Lock()  # guards the next one and what is in it
         self._versions: dict[ServableId, _Version] = {}
 
-    def opened(self, servable_id: ServableId, ensemble: bool = False, load_seconds: float | None = None) -> None:
-        """``ensemble``: it has no runs of its own; its requests are counted as such."""
+    def opened(
+        self,
+        servable_id: ServableId,
+        ensemble: bool = False,
+        load_seconds: float | None = None,
+        generates: bool = False,
+    ) -> None:
+        """``ensemble``, ``generates`` (a language model): it has no runs of its own; its requests are counted as
+        such."""
         with self._lock:
-            self._versions[servable_id] = _Version(ensemble, load_seconds=load_seconds)
+            self._versions[servable_id] = _Version(ensemble, generates, load_seconds=load_seconds)
 
     def closed(self, servable_id: ServableId) -> None:
         with self._lock:
@@ -141,8 +152,9 @@ class InferenceBook:
             version.queue.add(call.queue_seconds)
             if call.cached:
                 return
-            if version.ensemble:
-                self._count_run(version, _rows(call), call.run_seconds, (0.0, 0.0))
+            if version.ensemble or version.generates:
+                rows = _texts(call) if version.generates else _rows(call)
+                self._count_run(version, rows, call.run_seconds, (0.0, 0.0))
             version.compute.add(call.run_seconds, call.moving_seconds)
 
     def on_batch(self, report: BatchReport) -> None:
@@ -223,6 +235,16 @@ def reason_of(status: Status, ensemble: bool) -> str:
 def _rows(call: PredictCall) -> int:
     """Of an ensemble's request, for which nobody else counts."""
     return max((array.shape[0] for array in call.inputs.values() if array.shape), default=1) or 1
+
+
+def _texts(call: PredictCall) -> int:
+    """Of a request to a language model."""
+    if call.texts:
+        return len(call.texts)
+    prompts = call.inputs.get(TEXT_INPUT, call.inputs.get(INPUT_IDS))
+    if prompts is None or (TEXT_INPUT not in call.inputs and len(prompts.shape) < 2):
+        return 1
+    return math.prod(prompts.shape) if TEXT_INPUT in call.inputs else prompts.shape[0]
 
 
 def _statistics(servable_id: ServableId, version: _Version, cache: CacheCounts | None) -> ModelStatistics:

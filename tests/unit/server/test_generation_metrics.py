@@ -100,6 +100,19 @@ def test_states_of_engines_are_there_while_they_are_in_memory(
     assert value(registry, "running", 2) == 6
 
 
+def test_state_of_an_unloaded_version_goes_though_somebody_still_holds_it(
+    metrics: GenerationMetrics, registry: CollectorRegistry
+) -> None:
+    old, new = Engine(4), Engine(6)
+    metrics.watch(M1, old)
+    metrics.watch(ServableId("m", 2), new)
+    metrics.version_gone(M1)
+    assert [value(registry, "running", version) for version in (1, 2)] == [None, 6]
+    again = Engine(1)
+    metrics.watch(M1, again)
+    assert [value(registry, "running", version) for version in (1, 2)] == [1, 6]
+
+
 def test_series_of_old_versions_go(metrics: GenerationMetrics, registry: CollectorRegistry) -> None:
     for version in range(1, KEPT_VERSIONS + 3):
         metrics.on_text(text(version=version))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from tfs_lite.core.generation import Generation
 from tfs_lite.core.model import BatchReport, PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -105,6 +108,25 @@ def test_ensemble_counts_its_requests_as_runs_and_all_failures_as_other(book):
     (found,) = book.statistics([whole])
     assert (found.inference_count, found.execution_count) == (3, 1)
     assert 'nv_inference_request_failure{model="whole",reason="OTHER",version="1"} 1' in set(book.lines())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "texts", "rows"),
+    [
+        ({"text_input": np.array([b"a", b"b"], object), "seed": np.ones(1)}, 0, 2),
+        ({"input_ids": np.ones((3, 5), np.int64)}, 0, 3),
+        ({"input_ids": np.ones(5, np.int64)}, 0, 1),
+        ({}, 4, 4),
+    ],
+    ids=["texts", "rows of tokens", "tokens", "texts that were read elsewhere"],
+)
+def test_language_model_counts_its_requests_as_runs_and_their_texts_as_rows(book, inputs, texts, rows):
+    book.opened(M1, generates=True)
+    made = replace(call(), inputs=inputs, texts=(Generation("x"),) * texts)
+    book.on_call(M1, made, {})
+    assert (of(book).inference_count, of(book).execution_count, of(book).last_inference) == (rows, 1, 1_000_000_500)
+    book.on_call(M1, made, TIMEOUT)
+    assert (of(book).execution_count, of(book).inference_stats.fail.count) == (1, 1)
 
 
 def test_answer_from_the_cache_is_a_request_and_no_inference(clock):

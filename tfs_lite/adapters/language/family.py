@@ -5,6 +5,7 @@ The library is heavy and optional, so it is imported when a version is opened, a
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from tfs_lite.adapters.contract import VersionFiles
@@ -34,16 +35,17 @@ HOW_TO_RUN = frozenset(
 
 def load_library() -> Any:
     """transformers, which says nothing on its own: what it has to say goes to the log, errors only. FAILED_PRECONDITION
-    without the extra."""
+    without the extra. Any thread, also the first time: the library puts another module in its own place while it is
+    imported, so a plain ``import`` that waits for the one of another thread would come back with an empty one."""
     try:
-        import transformers
-        from transformers.utils import logging as library_logging
+        transformers = importlib.import_module("transformers")
+        library_logging = importlib.import_module("transformers.utils.logging")
     except ImportError:
         raise failed_precondition(MISSING) from None
-    library_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    library_logging.disable_progress_bar()
     library_logging.disable_default_handler()
     library_logging.enable_propagation()
-    library_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    library_logging.set_verbosity_error()
     return transformers
 
 
@@ -73,6 +75,8 @@ def network_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     found = known[type(config)]
     candidates = found if isinstance(found, tuple) else (found,)
     declared = config.architectures or [candidate.__name__ for candidate in candidates]
+    if not isinstance(declared, list):
+        raise failed_precondition(f"{CONFIG}: architectures is {declared!r:.80}, expected a list of names")
     chosen = next((candidate for candidate in candidates if candidate.__name__ in declared), None)
     if chosen is None:
         expected = shown(candidate.__name__ for candidate in candidates)

@@ -1,0 +1,118 @@
+"""Fixtures for language models: a server of tiny ones, and what transformers itself says to a few prompts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfs_lite.testing.process import ServerProcess, wait_until
+
+REPO = Path(__file__).resolve().parents[2]
+SERVER = Path(os.environ.get("TFS_LITE_BIN", REPO / ".venv/bin/tfs-lite"))
+PYTHON = Path(os.environ.get("TFS_LITE_PYTHON", SERVER.with_name("python")))
+PATIENCE = 60.0
+_SAMPLE = re.compile(r"(\w+)\{(.*)\} (\S+)")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Greedy, of version 2 of the model ``writer``. ``prompt`` and ``tokens`` are numbers; one token is one byte."""
+
+    asked: str
+    prompt: list[int]
+    tokens: list[int]
+    text: str
+    logprobs: list[float]
+
+
+class LanguageServer:
+    """The process, and what its metrics page says about one model."""
+
+    def __init__(self, process: ServerProcess) -> None:
+        self.process = process
+        self.target = process.target
+        self.http = f"127.0.0.1:{process.http_port}"
+        self.url = f"http://{self.http}"
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum over all samples of tfs_lite_generation_``name`` that have the labels."""
+        status, page = self.process.get("/metrics")
+        assert status == 200
+        wanted = {f'{key}="{value}"' for key, value in labels.items()}
+        found = (_SAMPLE.fullmatch(line) for line in page.decode().splitlines())
+        hits = [each for each in found if each and each[1] == f"tfs_lite_generation_{name}"]
+        return sum(float(each[3]) for each in hits if wanted <= set(each[2].split(",")))
+
+    def wait_for(self, name: str, model: str) -> None:
+        """Some text of the model is there: ``name`` is running or waiting."""
+        wait_until(lambda: self.metric(name, model=model), f"a text of {model} is {name}", PATIENCE)
+
+    def wait_idle(self, model: str) -> None:
+        """No text of the model runs or waits."""
+        wait_until(
+            lambda: self.metric("running", model=model) + self.metric("waiting", model=model) == 0,
+            f"{model} is idle",
+            PATIENCE,
+        )
+
+    @contextmanager
+    def ends(self, model: str, *outcomes: str, count: int = 1) -> Iterator[None]:
+        """``count`` texts of the model end in one of these ways within the block or soon after; then it is idle."""
+
+        def ended() -> float:
+            return sum(self.metric("text_seconds_count", model=model, outcome=outcome) for outcome in outcomes)
+
+        wanted = ended() + count
+        yield
+        self.wait_idle(model)
+        wait_until(lambda: ended() >= wanted, f"{count} texts of {model} have ended by {outcomes}", PATIENCE)
+        assert ended() == wanted
+
+
+@pytest.fixture(scope="session")
+def language_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("language")
+    script = Path(__file__).with_name("make_language_models.py")
+    subprocess.run([PYTHON, script, root], check=True, cwd=REPO, stdout=sys.stderr)
+    return root
+
+
+@pytest.fixture(scope="session")
+def answers(language_root: Path) -> dict[str, Answer]:
+    """By prompt."""
+    found: dict[str, Any] = json.loads((language_root / "expected.json").read_text())
+    return {asked: Answer(asked, **answer) for asked, answer in found.items()}
+
+
+@pytest.fixture(scope="session")
+def story(answers: dict[str, Answer]) -> Answer:
+    """One of them."""
+    return answers["Once upon a time"]
+
+
+@pytest.fixture(scope="session")
+def chat_answer(answers: dict[str, Answer]) -> Answer:
+    """The one to a user who says "How are you?"."""
+    return answers["<|user|>How are you?\n<|assistant|>"]
+
+
+@pytest.fixture(scope="session")
+def language_server(language_root: Path) -> Iterator[LanguageServer]:
+    flags = (
+        f"--model_repository={language_root / 'models'}",
+        "--ready_requires_all_models",
+        "--max_num_load_retries=0",
+    )
+    with ServerProcess(*flags, command=[str(SERVER)]) as process:
+        yield LanguageServer(process)
+    assert process.exit_code == 0

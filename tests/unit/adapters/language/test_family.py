@@ -1,0 +1,32 @@
+"""The library behind language models: it is imported once, by whichever load comes first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import sys, threading
+from tfs_lite.adapters.language.family import load_library
+
+found = []
+
+def load():
+    found.append(load_library().CONFIG_MAPPING["llama"].__name__)
+
+first = threading.Thread(target=load)
+first.start()
+while first.is_alive() and "transformers" not in sys.modules:
+    first.join(0.0001)
+amid = "transformers.utils.logging" not in sys.modules
+second = threading.Thread(target=load)
+second.start()
+first.join()
+second.join()
+print(amid, found)
+"""
+
+
+def test_load_that_comes_while_another_one_imports_the_library_gets_the_whole_of_it() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True ['LlamaConfig', 'LlamaConfig']\n", done.stderr
