@@ -65,8 +65,8 @@ class GenerationSettings(Settings):
     packed_weights: Flag = True
     """On the CPU large linear layers are laid out anew at load: steps take a half to a third of the time. A model whose
     output layer shares the weights of its input layer then holds them twice."""
-    cuda_graphs: Flag = True
-    """Steps that only decode are captured, on a GPU."""
+    cuda_graphs: Flag = False
+    """On a GPU, steps that only decode are captured at load. Not run on a GPU yet, and therefore off."""
     stream_idle_timeout: Seconds = 60.0
     """Seconds after which a client of a stream of OpenAI's API that reads nothing is given up."""
 

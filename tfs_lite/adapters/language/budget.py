@@ -8,13 +8,13 @@ calls its numbers differs; where one is not found the larger guess counts, becau
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.language.hf_files import CONFIG, Json, read_config
-from tfs_lite.adapters.language.weights import read_headers
+from tfs_lite.adapters.language.weights import TensorHeader, read_headers
 from tfs_lite.adapters.memory import FIXED_BYTES
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
@@ -25,10 +25,15 @@ LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
 KV_HEADS = ("num_key_value_heads", "multi_query_group_num", "n_head_kv")
 WIDTH = ("hidden_size", "n_embd", "d_model")
+INNER = ("intermediate_size", "n_inner", "ffn_dim")
 LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
 HEAD_SIZES = ("head_dim", "v_head_dim", "global_head_dim", "kv_channels")
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 GROWING_ROPES = frozenset({"dynamic", "longrope"})
+FEW_LAYERS = 128
+"""So many may be called for by any weights: layers may share them."""
+FEW_NUMBERS, SLACK = 1024, 4
+"""A size of a network may be as large as the one, or so many times as large as the largest dimension of a tensor."""
 ROWS_IN_FLOAT = 4
 """Copies of one step's logits that sampling has at once."""
 
@@ -58,13 +63,16 @@ def budget(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> Budget
     config = text_part(read_config(files.directory))
     size = BYTES[dtype_name(wanted, on_gpu)]
     headers = read_headers(files)
+    _check_sizes(config, headers)
     weights = size * sum(header.elements for header in headers.values())
     if wanted.packed_weights and not on_gpu and not any("head" in name for name in headers):
         weights += size * (_largest(config, ("vocab_size",)) or 0) * (_largest(config, WIDTH) or 0)
     places = wanted.places(on_gpu)
     length = length_of(wanted, on_gpu, config)
+    spare = int(on_gpu and wanted.cuda_graphs)  # a position for rows that are idle
     logits = ROWS_IN_FLOAT * places * (_largest(config, ("vocab_size",)) or 0) * 4
-    return Budget(weights, places * length * size * cache_numbers(config), logits + weights // 20 + FIXED_BYTES)
+    cache = places * (length + spare) * size * cache_numbers(config)
+    return Budget(weights, cache, logits + weights // 20 + FIXED_BYTES)
 
 
 def length_of(wanted: GenerationSettings, on_gpu: bool, config: Json) -> int:
@@ -94,6 +102,18 @@ def cache_numbers(config: Json) -> int:
         return 0
     size = _head_size(config, heads or 1, width or 0)
     return 2 * layers * (_largest(config, KV_HEADS) or heads or 1) * size
+
+
+def _check_sizes(config: Json, headers: Mapping[str, TensorHeader]) -> None:
+    """FAILED_PRECONDITION if the weights are not those of such a network, by far: to find that out later would take the
+    memory and the time of a network that there is not."""
+    layers = _largest(config, LAYERS) or 0
+    if layers > max(FEW_LAYERS, len(headers)):
+        raise failed_precondition(f"{CONFIG} calls for {layers} layers, and the weights have {len(headers)} tensors")
+    most = max((SLACK * size for header in headers.values() for size in header.shape), default=0)
+    for name in ("vocab_size", *WIDTH, *INNER):
+        if (found := _largest(config, (name,)) or 0) > max(FEW_NUMBERS, most):
+            raise failed_precondition(f"{CONFIG}: {name} is {found}, and no tensor of the weights is that large")
 
 
 def _steady_length(config: Json) -> int | None:

@@ -64,6 +64,9 @@ class InterleavedNetwork:
         weights: int = sum(tensor.nbytes for tensor in tensors.values())
         return weights + len(self._caches) * self._length * self._token_bytes
 
+    def close(self) -> None:
+        """Nothing refers to the caches but the network."""
+
     def _forward(self, rows: Rows) -> torch.Tensor:
         self._caches[rows.place] = cache = _shortened(self._caches[rows.place], rows.start)
         try:

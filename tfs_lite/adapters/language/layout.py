@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import torch
 
+from tfs_lite.adapters.language.upload import upload
 from tfs_lite.core.generation import Rows, Step
 
 CPU_CALL_BYTES = 512 << 10
@@ -159,8 +160,7 @@ def layout_of(step: Step, device: torch.device, dtype: torch.dtype, call_cost: f
         numbers.extend([entry.place] * len(entry.tokens))
     wanted = wanted_rows(step.rows, order)
     everything = wanted == list(range(count))
-    packed = torch.tensor(numbers if everything else numbers + wanted, dtype=torch.long)
-    packed = packed.to(device, non_blocking=True)
+    packed = upload(numbers if everything else numbers + wanted, torch.long, device)
     ids, positions, places = packed[: 3 * count].view(3, 1, count)
     picked = None if everything else packed[3 * count :]
     return Layout(ids, positions, places[0], picked, parts_of(rows, call_cost), dtype)

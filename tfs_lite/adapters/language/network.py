@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -20,6 +21,15 @@ from tfs_lite.adapters.language.packed import packed_bytes
 from tfs_lite.core.generation import Step
 
 
+class Decoding(Protocol):
+    """Another way to carry out steps that only decode."""
+
+    def logits(self, step: Step) -> torch.Tensor | None:
+        """Of a step that was checked, after its copies; None, with nothing done, for one that it does not take."""
+
+    def close(self) -> None: ...
+
+
 class Network:
     """The weights of ``module``, which must be on ``device`` already, and a cache of ``places`` texts of up to
     ``length`` positions in the dtype of its keys.
@@ -28,6 +38,8 @@ class Network:
     neither it nor another module with the same config object can be used otherwise, but within :meth:`ordinary`.
     UNIMPLEMENTED, with the module as it was: it cannot be used like this. What :func:`self_check` finds must be heard
     before the network serves. One thread at a time.
+
+    ``decoding`` is tried first, once somebody has set it; the logits of its steps are valid until the next one.
     """
 
     def __init__(
@@ -38,24 +50,26 @@ class Network:
         length: int,
         *,
         call_cost: float | None = None,
+        fixed: bool = False,
     ) -> None:
         """``call_cost``: of an attention call, in positions of a place that could be read instead; None: a guess from
-        their size."""
+        their size. ``fixed``: for a ``decoding`` of fixed shapes every place has one position more."""
         self.places = places
         self.length = length
         self.device = torch.device(device)
+        self.decoding: Decoding | None = None
         self._module = module
         module.train(False)
         self._attention = module.config._attn_implementation
-        self._vocabulary = int(module.config.get_text_config().vocab_size)
+        self.vocabulary = int(module.config.get_text_config().vocab_size)
         module.set_attn_implementation(ATTENTION)
         try:
             probing = self._probe()
         except BaseException:
             module.set_attn_implementation(self._attention)
             raise
-        self._dtype = probing.dtype or module.dtype
-        self.cache = Cache(probing.shapes, places, length, self._dtype, self.device)
+        self.dtype = probing.dtype or module.dtype
+        self.cache = Cache(probing.shapes, places, length + fixed, self.dtype, self.device)
         call_bytes = CPU_CALL_BYTES if self.device.type == "cpu" else GPU_CALL_BYTES
         self._call_cost = call_bytes / self.cache.position_bytes if call_cost is None else call_cost
 
@@ -67,12 +81,36 @@ class Network:
         self._check(step)
         self.cache.copy(step.copies)
         if not step.rows:
-            return torch.empty(0, self._vocabulary, dtype=self._dtype, device=self.device)
-        layout = layout_of(step, self.device, self._dtype, self._call_cost)
+            return torch.empty(0, self.vocabulary, dtype=self.dtype, device=self.device)
+        decoded = None if self.decoding is None else self.decoding.logits(step)
+        if decoded is not None:
+            return decoded
+        layout = layout_of(step, self.device, self.dtype, self._call_cost)
         ends = [(rows.place, rows.start + len(rows.tokens)) for rows in step.rows]
         self.cache.begin(ends, layout.masked_widths)
         passage = Serving(self.cache, layout)
-        return self._forward(layout.ids, layout.positions, layout.wanted, passage)
+        return self.forward(layout.ids, layout.positions, layout.wanted, passage)
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | None, passage: Passage
+    ) -> torch.Tensor:
+        """The module's own. ``ids`` and ``positions``: int64 [1, rows]. ``wanted``: the rows whose logits come back;
+        None: all. Nothing is checked."""
+        output = self._module(
+            input_ids=ids,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=0 if wanted is None else wanted,
+            **{KEYWORD: passage},
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def close(self) -> None:
+        """Gives up ``decoding``, which refers to the cache. After the last step, when the device is done with it."""
+        decoding, self.decoding = self.decoding, None
+        if decoding is not None:
+            decoding.close()
 
     def resident_bytes(self) -> int:
         """Weights, each storage once, and cache."""
@@ -89,25 +127,12 @@ class Network:
         finally:
             self._module.set_attn_implementation(ATTENTION)
 
-    def _forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | None, passage: Passage
-    ) -> torch.Tensor:
-        output = self._module(
-            input_ids=ids,
-            position_ids=positions,
-            use_cache=False,
-            logits_to_keep=0 if wanted is None else wanted,
-            **{KEYWORD: passage},
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
-
     @torch.inference_mode()
     def _probe(self) -> Probing:
         probing = Probing()
         zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         try:
-            self._forward(zero, zero, None, probing)
+            self.forward(zero, zero, None, probing)
         except TypeError as error:
             raise not_batchable(f"{type(self._module).__name__} does not take rows of several texts: {error}") from None
         return probing
@@ -118,8 +143,8 @@ class Network:
             end = rows.start + len(rows.tokens)
             if not (0 <= rows.place < self.places and 0 <= rows.start < end <= self.length):
                 raise ValueError(f"rows {rows.start} to {end} of place {rows.place}: no such place or position")
-            if min(rows.tokens) < 0 or max(rows.tokens) >= self._vocabulary:
-                raise ValueError(f"a token of place {rows.place} is not in the vocabulary of {self._vocabulary}")
+            if min(rows.tokens) < 0 or max(rows.tokens) >= self.vocabulary:
+                raise ValueError(f"a token of place {rows.place} is not in the vocabulary of {self.vocabulary}")
             if len(rows.targets) > len(rows.tokens):
                 raise ValueError(f"place {rows.place} has more targets than rows")
         for copy in step.copies:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tfs_lite.adapters.language.upload import upload_array
 from tfs_lite.core.generation import Draw
 
 Ids = npt.NDArray[np.int64]
@@ -51,8 +52,8 @@ class _Edits:
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions int64 and numbers float32, on the device of the logits."""
         device = self._logits.device
-        positions = torch.from_numpy(np.concatenate(self._positions)).to(device)
-        return positions, torch.from_numpy(np.concatenate(self._numbers)).to(device)
+        positions = upload_array(np.concatenate(self._positions), device)
+        return positions, upload_array(np.concatenate(self._numbers), device)
 
 
 def _add_bias(logits: torch.Tensor, draws: Sequence[Draw]) -> None:

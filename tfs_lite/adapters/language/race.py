@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from tfs_lite.adapters.language.noise import exponential, noise_key
+from tfs_lite.adapters.language.upload import upload
 from tfs_lite.core.generation import Draw, Sampling
 
 EVERYTHING = 0
@@ -63,7 +64,7 @@ def race(
 def _race(
     logits: torch.Tensor, peaks: torch.Tensor, draws: Sequence[Draw], count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    keys = torch.tensor([noise_key(draw.seed, draw.index) for draw in draws], dtype=torch.int32, device=logits.device)
+    keys = upload([noise_key(draw.seed, draw.index) for draw in draws], torch.int32, logits.device)
     temperatures = _column(logits, [max(draw.sampling.temperature, _COLDEST) for draw in draws])
     scaled = (logits - peaks[:, None]).div_(temperatures)
     if count == EVERYTHING:
@@ -102,7 +103,7 @@ def _bound(values: torch.Tensor, scaled: torch.Tensor, draws: Sequence[Draw]) ->
 def _top_k_edge(values: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     if not any(draw.sampling.top_k for draw in draws):
         return torch.full_like(values[:, :1], -math.inf)
-    tops = torch.tensor([[draw.sampling.top_k] for draw in draws], device=values.device)
+    tops = upload([[draw.sampling.top_k] for draw in draws], torch.int64, values.device)
     edge = values.gather(1, (tops - 1).clamp(0, values.shape[1] - 1))
     return edge.masked_fill(tops == 0, -math.inf)
 
@@ -122,4 +123,4 @@ def _top_p_edge(values: torch.Tensor, scaled: torch.Tensor, edge: torch.Tensor, 
 
 
 def _column(like: torch.Tensor, numbers: Sequence[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=dtype, device=like.device)[:, None]
+    return upload(numbers, dtype, like.device)[:, None]

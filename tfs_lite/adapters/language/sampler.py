@@ -19,6 +19,7 @@ import torch
 
 from tfs_lite.adapters.language.penalties import adjust
 from tfs_lite.adapters.language.race import first_count, next_count, race
+from tfs_lite.adapters.language.upload import upload
 from tfs_lite.core.generation import MAX_LOGPROBS, Draw, Drawn, Rows, Sampling, Step, TokenLogprob
 
 _BEST = -1
@@ -90,7 +91,7 @@ def _take(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """These rows, which ascend; the matrix itself if they are all of it."""
     if len(rows) == len(logits):
         return logits
-    return logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)]
+    return logits[upload(rows, torch.int64, logits.device)]
 
 
 def _choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[_Choice]:
@@ -186,7 +187,7 @@ def _score(logits: torch.Tensor, spans: Sequence[_Span]) -> list[TokenLogprob | 
 def _logprobs(logits: torch.Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenLogprob | None]:
     """For each row of float32 logits the log probability of a token, with so many best ones."""
     sums = logits.logsumexp(-1, keepdim=True)
-    asked = torch.tensor(tokens, dtype=torch.int64, device=logits.device)[:, None]
+    asked = upload(tokens, torch.int64, logits.device)[:, None]
     columns = [sums, logits.gather(1, asked) - sums]
     best = min(MAX_LOGPROBS, logits.shape[1]) if any(tops) else 0
     if best:

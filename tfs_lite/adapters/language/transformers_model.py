@@ -21,6 +21,7 @@ from tfs_lite.adapters.failures import out_of_memory, sentence
 from tfs_lite.adapters.language.budget import budget, dtype_name, length_of, reserve
 from tfs_lite.adapters.language.checks import check_settings
 from tfs_lite.adapters.language.codec import open_codec
+from tfs_lite.adapters.language.engine_stream import EngineStream
 from tfs_lite.adapters.language.family import network_config
 from tfs_lite.adapters.language.hf_files import GENERATION_CONFIG, eos_ids, read_optional, recognises
 from tfs_lite.adapters.language.packed import pack, packed_bytes
@@ -52,14 +53,25 @@ class StepNetwork(Protocol):
     def resident_bytes(self) -> int:
         """Weights and cache."""
 
+    def close(self) -> None:
+        """Gives up what refers to the cache. After the last step, when the device is done with it."""
+
 
 class TransformersModel(LanguageModel, OpenedModel):
     """A loaded language model. Threads: as :class:`~tfs_lite.core.generation.LanguageModel` says."""
 
     def __init__(
-        self, network: StepNetwork, codec: TextCodec | None, limits: Limits, device: torch.device, batches: bool
+        self,
+        network: StepNetwork,
+        codec: TextCodec | None,
+        limits: Limits,
+        device: torch.device,
+        batches: bool,
+        stream: EngineStream,
     ) -> None:
+        """``stream``: the one that the network was made on; the model closes it."""
         self._network = network
+        self._stream = stream
         self._codec = codec
         self._limits = limits
         self._device = device
@@ -92,7 +104,7 @@ class TransformersModel(LanguageModel, OpenedModel):
         return self._batches
 
     def step(self, step: Step) -> Sequence[Drawn]:
-        with torch.inference_mode():
+        with torch.inference_mode(), self._stream.current():
             return draw(self._network.logits(step), step)
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
@@ -104,7 +116,10 @@ class TransformersModel(LanguageModel, OpenedModel):
 
     def close(self) -> None:
         """Drops weights and cache. After the last step."""
+        self._stream.settle()
+        self._network.close()
         del self._network
+        self._stream.close()
 
 
 def open_transformers(request: OpenRequest) -> TransformersModel:
@@ -114,7 +129,7 @@ def open_transformers(request: OpenRequest) -> TransformersModel:
     check_settings(request.settings)
     wanted = generation_settings(request.settings)
     with _final():
-        return _in_a_thread(lambda: _open(request, wanted))
+        return _in_a_thread(lambda: _open_on_a_stream(request, wanted))
 
 
 def reserved(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
@@ -139,13 +154,24 @@ def _in_a_thread(work: Callable[[], T]) -> T:
         return executor.submit(work).result()
 
 
-def _open(request: OpenRequest, wanted: GenerationSettings) -> TransformersModel:
+def _open_on_a_stream(request: OpenRequest, wanted: GenerationSettings) -> TransformersModel:
+    stream = EngineStream(request.device)
+    try:
+        with stream.current():
+            return _open(request, wanted, stream)
+    except BaseException:
+        stream.close()
+        raise
+
+
+def _open(request: OpenRequest, wanted: GenerationSettings, stream: EngineStream) -> TransformersModel:
     on_gpu = request.device.type == "cuda"
     needs = budget(request.files, request.settings, on_gpu)
     config = network_config(request.files)
     opened = open_codec(request.files)
     codec, end = opened or (None, None)
     dtype: torch.dtype = getattr(torch, dtype_name(wanted, on_gpu))
+    graphs = on_gpu and wanted.cuda_graphs
     places, length = wanted.places(on_gpu), length_of(wanted, on_gpu, config.get_text_config().to_dict())
     module = load_network(request.files, config, dtype, request.device)
     vocabulary = _vocabulary(module)
@@ -155,7 +181,7 @@ def _open(request: OpenRequest, wanted: GenerationSettings) -> TransformersModel
         if packed_bytes(module):
             del module
             module = load_network(request.files, config, dtype, request.device)
-        network, why = network_of(module, request.device, places, length, wanted.fallback == "interleaved")
+        network, why = network_of(module, request.device, places, length, wanted.fallback == "interleaved", graphs)
     limits = Limits(places, length, vocabulary, _eos(request, sources, vocabulary))
     logger.info(
         "%s: %s in %s, weights of %d MiB, cache of %d places of %d tokens, %d MiB; %s",
@@ -168,7 +194,9 @@ def _open(request: OpenRequest, wanted: GenerationSettings) -> TransformersModel
         needs.cache // MIB,
         f"one text at a time: {why}" if why else "texts share every step",
     )
-    return TransformersModel(network, codec, limits, request.device, batches=not why)
+    if graphs and not why:
+        _capture(network, request)
+    return TransformersModel(network, codec, limits, request.device, not why, stream)
 
 
 def _packed(module: PreTrainedModel, request: OpenRequest, places: int, length: int) -> StepNetwork | None:
@@ -185,18 +213,33 @@ def _packed(module: PreTrainedModel, request: OpenRequest, places: int, length: 
     return found
 
 
+def _capture(network: StepNetwork, request: OpenRequest) -> None:
+    """Records the decode steps of a network that takes texts together, on a GPU."""
+    from tfs_lite.adapters.language.cuda_decode import capture_decode
+    from tfs_lite.adapters.language.network import Network
+
+    if isinstance(network, Network):
+        capture_decode(network, request.id)
+
+
 def network_of(
-    module: PreTrainedModel, device: torch.device, places: int, length: int, may_fall_back: bool
+    module: PreTrainedModel,
+    device: torch.device,
+    places: int,
+    length: int,
+    may_fall_back: bool,
+    fixed: bool = False,
 ) -> tuple[StepNetwork, str]:
     """The network, and why it takes one text at a time; empty: it takes them together, and was found to give the same
-    answers so. FAILED_PRECONDITION, with what was found, if that may not be."""
+    answers so. ``fixed``: with room for decode steps of fixed shapes. FAILED_PRECONDITION, with what was found, if it
+    may not fall back."""
     from tfs_lite.adapters.language.interleaved import InterleavedNetwork
     from tfs_lite.adapters.language.self_check import needs_fallback
 
     why = needs_fallback(module, length)
     if why is None:
         attention = module.config._attn_implementation
-        found = _together(module, device, places, length)
+        found = _together(module, device, places, length, fixed)
         if not isinstance(found, str):
             return found, ""
         why = found
@@ -206,13 +249,15 @@ def network_of(
     return InterleavedNetwork(module, device, places, length), why
 
 
-def _together(module: PreTrainedModel, device: torch.device, places: int, length: int) -> StepNetwork | str:
+def _together(
+    module: PreTrainedModel, device: torch.device, places: int, length: int, fixed: bool = False
+) -> StepNetwork | str:
     """The network that takes many texts in one forward, or why it cannot be had."""
     from tfs_lite.adapters.language.network import Network
     from tfs_lite.adapters.language.self_check import self_check
 
     try:
-        network = Network(module, device, places, length)
+        network = Network(module, device, places, length, fixed=fixed)
         verdict = self_check(network, module)
     except Exception as error:
         if out_of_memory(error):

@@ -62,6 +62,8 @@ def read_headers(files: VersionFiles) -> dict[str, TensorHeader]:
                     raise damaged(f"tensor {tensor} is in {found[tensor].file} and in {name}")
                 part = file.get_slice(tensor)
                 found[tensor] = TensorHeader(name, str(part.get_dtype()), tuple(part.get_shape()))
+    if not found:
+        raise failed_precondition(f"the weights ({shown(weight_files(files))}) have no tensor")
     return found
 
 

@@ -231,15 +231,17 @@ def test_budget_is_weights_in_the_wanted_type_and_the_whole_cache(tmp_path):
     files = write(tmp_path, CONFIG, LLAMA)
     settings = ModelSettings(parameters={"max_num_seqs": "5", "max_model_len": "60"})
     found = budget(files, settings, on_gpu=False)
-    assert found.weights == 4 * 10_024
+    assert found.weights == 4 * (10_024 + LLAMA["vocab_size"] * LLAMA["hidden_size"]), "and the packed output layer"
     assert found.cache == 4 * 2 * 3 * 5 * 2 * 60 * 16
     assert reserve(files, settings, on_gpu=False) == found.total > found.weights + found.cache
     half = budget(files, settings, on_gpu=True)
-    assert (half.weights, half.cache) == (found.weights // 2, found.cache // 2)
+    assert (half.weights, half.cache) == (2 * 10_024, found.cache // 2)
+    captured = settings.model_copy(update={"parameters": {**settings.parameters, "cuda_graphs": "true"}})
+    assert budget(files, captured, on_gpu=True).cache == 2 * 2 * 3 * 5 * 2 * 61 * 16, "with a position for idle rows"
 
 
 def test_budget_counts_no_more_positions_than_the_model_has(tmp_path):
-    weights(tmp_path, a=(1,))
+    weights(tmp_path, a=(1000,))
     files = write(tmp_path, CONFIG, LLAMA)
     long = budget(files, ModelSettings(parameters={"max_model_len": "100000"}), on_gpu=False)
     assert long.cache == 4 * 2 * 3 * 16 * 2 * 100 * 16

@@ -1,0 +1,301 @@
+"""Forwards of fixed shapes write what ordinary steps write. A record is played here by running the forward again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+
+from tfs_lite.adapters.cuda_graphs import Captured, Forward
+from tfs_lite.adapters.language.cuda_decode import record_and_check, worst_difference
+from tfs_lite.adapters.language.engine_stream import EngineStream
+from tfs_lite.adapters.language.fixed_decode import FixedDecode
+from tfs_lite.adapters.language.network import Network
+from tfs_lite.adapters.language.self_check import self_check
+from tfs_lite.adapters.language.shapes import Shape
+from tfs_lite.core.generation import Copy, Draw, Rows, Sampling, Step
+from tfs_lite.testing.tiny_transformers import FAMILIES, VOCABULARY, Company, build, greedy
+
+DRAW = Draw(Sampling(), 0, 0, [], 0)
+LENGTH = 64
+SHAPES = [Shape(rows, width) for width in (64, 32, 16) for rows in (4, 2, 1)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The models are too small to be shared between threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def recorded(host: Sequence[torch.Tensor], forward: Forward) -> Captured:
+    inputs = [tensor.clone() for tensor in host]
+    result = forward(*inputs)
+
+    def replay() -> None:
+        assert forward(*inputs).data_ptr() == result.data_ptr(), "a record always writes to the same place"
+
+    return Captured(inputs, result, replay, lambda: None)
+
+
+def attached(network: Network, shapes: Sequence[Shape] = SHAPES, **options: int) -> FixedDecode:
+    decoding = FixedDecode(network, lambda: None, **options)
+    assert record_and_check(network, decoding, recorded, shapes) == ""
+    decoding.replays = 0
+    return decoding
+
+
+def fixed_network(family: str = "llama", places: int = 4, dtype: torch.dtype = torch.float64) -> Network:
+    return Network(build(family, dtype), "cpu", places, LENGTH, fixed=True)
+
+
+def _wanted() -> list[tuple[list[int], int]]:
+    numbers = random.Random(5)
+
+    def tokens(count: int) -> list[int]:
+        return [numbers.randrange(VOCABULARY) for _ in range(count)]
+
+    shared = tokens(11)
+    wanted = [(tokens(numbers.randint(1, 20)), numbers.choice([3, 9, 20])) for _ in range(5)]
+    return [*wanted, (shared + tokens(2), 8), (shared + tokens(5), 12), (tokens(1), 40), (shared, 4)]
+
+
+@pytest.mark.parametrize("poison", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_decoded_in_fixed_shapes_are_those_written_alone(family: str, poison: bool) -> None:
+    """Among prompts, copies and places that others have left, with NaN in them or without."""
+    network = fixed_network(family)
+    decoding = attached(network)
+    module = build(family)
+    company = Company(network, poison=poison, seed=3)
+    assert company.serve(_wanted()) == [greedy(module, *one).tokens for one in _wanted()]
+    assert decoding.replays > 10
+    assert poison or company.reused > 3
+
+
+def _filled(network: Network) -> list[list[int]]:
+    """Four texts of 3, 10, 20 and 31 tokens."""
+    numbers = random.Random(1)
+    texts = [[numbers.randrange(VOCABULARY) for _ in range(count)] for count in (3, 10, 20, 31)]
+    network.logits(Step([Rows(place, 0, text) for place, text in enumerate(texts)]))
+    return texts
+
+
+def _plain(network: Network, tokens: list[int]) -> torch.Tensor:
+    with network.ordinary() as module, torch.inference_mode():
+        logits: torch.Tensor = module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
+    return logits
+
+
+@pytest.mark.parametrize("places", [[0], [1], [3], [0, 1], [1, 0], [3, 0, 2], [0, 1, 2, 3], [2, 3, 1, 0]], ids=str)
+def test_logits_come_in_the_order_of_the_step_whatever_the_places(places: list[int]) -> None:
+    network = fixed_network()
+    decoding = attached(network)
+    texts = _filled(network)
+    step = Step([Rows(place, len(texts[place]), [7 + place], DRAW) for place in places])
+    expected = torch.stack([_plain(network, [*texts[place], 7 + place]) for place in places])
+    torch.testing.assert_close(network.logits(step), expected)
+    assert decoding.replays == 1
+
+
+def test_idle_places_keep_what_they_hold() -> None:
+    network = fixed_network()
+    texts = _filled(network)
+    decoding = FixedDecode(network, lambda: None)
+    tensors = [*network.cache.keys.values(), *network.cache.values.values()]
+    before = [tensor[:, :, :LENGTH].clone() for tensor in tensors]
+    decoding.record(recorded, SHAPES)
+    assert all(torch.equal(old, new[:, :, :LENGTH]) for old, new in zip(before, tensors, strict=True))
+    network.decoding = decoding
+    network.logits(Step([Rows(2, len(texts[2]), [5], DRAW)]))
+    assert decoding.replays == 1
+    for old, new in zip(before, tensors, strict=True):
+        for place in (0, 1, 3):
+            assert torch.equal(old[place], new[place, :, :LENGTH])
+        assert torch.equal(old[2, :, :20], new[2, :, :20])
+        assert not torch.equal(old[2, :, 20], new[2, :, 20])
+
+
+def test_copies_come_before_a_step_of_a_fixed_shape() -> None:
+    network = fixed_network()
+    decoding = attached(network)
+    texts = _filled(network)
+    step = Step([Rows(0, 15, [9], DRAW), Rows(2, 20, [8], DRAW)], [Copy(2, 0, 15)])
+    expected = torch.stack([_plain(network, [*texts[2][:15], 9]), _plain(network, [*texts[2], 8])])
+    torch.testing.assert_close(network.logits(step), expected)
+    assert decoding.replays == 1
+
+
+def test_a_text_may_fill_its_place_to_the_last_position() -> None:
+    network = fixed_network()
+    decoding = attached(network)
+    tokens = [(7 * index) % VOCABULARY for index in range(LENGTH)]
+    network.logits(Step([Rows(1, 0, tokens[:-1])]))
+    found = network.logits(Step([Rows(1, LENGTH - 1, tokens[-1:], DRAW)]))
+    torch.testing.assert_close(found[0], _plain(network, tokens))
+    assert decoding.replays == 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step([Rows(0, 3, [1, 2], DRAW)]),
+        Step([Rows(0, 3, [1], DRAW), Rows(1, 10, [1, 2])]),
+        Step([Rows(0, 3, [1])]),
+        Step([Rows(0, 3, [1], DRAW, targets=[2])]),
+        Step([], [Copy(0, 1, 2)]),
+    ],
+    ids=range(5),
+)
+def test_steps_that_do_not_only_decode_are_ordinary_ones(step: Step) -> None:
+    network = fixed_network()
+    decoding = attached(network)
+    _filled(network)
+    rows = sum(1 for entry in step.rows if entry.draw is not None)
+    assert network.logits(step).shape == (rows, VOCABULARY)
+    assert decoding.replays == 0
+
+
+def test_a_step_that_would_read_too_much_for_nothing_is_an_ordinary_one() -> None:
+    network = fixed_network()
+    positions = 40
+    decoding = attached(network, idle_bytes=positions * network.cache.position_bytes)
+    texts = _filled(network)
+    for place, replays in ((3, 0), (2, 0), (1, 1), (0, 2)):
+        found = network.logits(Step([Rows(place, len(texts[place]), [5], DRAW)]))
+        torch.testing.assert_close(found[0], _plain(network, [*texts[place], 5]))
+        assert decoding.replays == replays
+
+
+def test_places_that_no_shape_holds_are_served_all_the_same() -> None:
+    network = fixed_network()
+    decoding = attached(network, [Shape(2, 16)])
+    texts = _filled(network)
+    for place, replays in ((2, 0), (3, 0), (0, 1), (1, 2)):
+        found = network.logits(Step([Rows(place, len(texts[place]), [5], DRAW)]))
+        torch.testing.assert_close(found[0], _plain(network, [*texts[place], 5]))
+        assert decoding.replays == replays
+
+
+def test_a_bad_step_changes_nothing() -> None:
+    network = fixed_network()
+    decoding = attached(network)
+    for rows in (Rows(0, LENGTH, [1], DRAW), Rows(4, 0, [1], DRAW), Rows(0, 0, [VOCABULARY], DRAW)):
+        with pytest.raises(ValueError, match=r"place|vocabulary"):
+            network.logits(Step([rows]))
+    assert decoding.replays == 0
+
+
+# The check before anybody is served
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_fixed_shapes_agree_with_ordinary_steps_in_each_precision(family: str, dtype: torch.dtype) -> None:
+    network = fixed_network(family, dtype=dtype)
+    assert self_check(network, network._module).ok
+    decoding = FixedDecode(network, lambda: None)
+    with torch.inference_mode():
+        decoding.record(recorded, SHAPES)
+        assert worst_difference(network, decoding) < (1e-5 if dtype is torch.float32 else 0.05)
+    assert decoding.replays == len(SHAPES)
+
+
+def test_the_check_leaves_a_clean_cache_and_uses_every_shape() -> None:
+    network = fixed_network()
+    decoding = FixedDecode(network, lambda: None)
+    assert record_and_check(network, decoding, recorded, SHAPES) == ""
+    assert network.decoding is decoding
+    assert decoding.replays == len(SHAPES)
+    assert not any(tensor.any() for tensor in (*network.cache.keys.values(), *network.cache.values.values()))
+
+
+def _stale(result: torch.Tensor, again: Callable[[], torch.Tensor]) -> None:
+    """A record that does nothing: what the first run left stays."""
+
+
+def _mixed(result: torch.Tensor, again: Callable[[], torch.Tensor]) -> None:
+    result.copy_(again().roll(1, 0))
+
+
+def _no_numbers(result: torch.Tensor, again: Callable[[], torch.Tensor]) -> None:
+    again()
+    result.fill_(torch.nan)
+
+
+@pytest.mark.parametrize("replayed", [_stale, _mixed, _no_numbers])
+def test_records_that_answer_otherwise_are_not_used(
+    replayed: Callable[[torch.Tensor, Callable[[], torch.Tensor]], None],
+) -> None:
+    dropped = []
+
+    def wrong(host: Sequence[torch.Tensor], forward: Forward) -> Captured:
+        inputs = [tensor.clone() for tensor in host]
+        result = forward(*inputs)
+        return Captured(
+            inputs, result, lambda: replayed(result, lambda: forward(*inputs)), lambda: dropped.append("record")
+        )
+
+    network = fixed_network()
+    why = record_and_check(network, FixedDecode(network, lambda: dropped.append("pool")), wrong, SHAPES)
+    assert "of their spread" in why
+    assert network.decoding is None
+    assert dropped == ["record"] * len(SHAPES) + ["pool"]
+    texts = _filled(network)
+    found = network.logits(Step([Rows(0, 3, [5], DRAW)]))
+    torch.testing.assert_close(found[0], _plain(network, [*texts[0], 5]))
+
+
+def test_a_capture_that_fails_leaves_a_network_that_serves() -> None:
+    dropped = []
+
+    def second_fails(host: Sequence[torch.Tensor], forward: Forward) -> Captured:
+        if dropped or network_records:
+            raise RuntimeError("operation not permitted when stream is capturing\n  at /opt/secret/place.cpp")
+        network_records.append(1)
+        made = recorded(host, forward)
+        return Captured(made.inputs, made.result, made.replay, lambda: dropped.append("record"))
+
+    network_records: list[int] = []
+    network = fixed_network()
+    decoding = FixedDecode(network, lambda: dropped.append("pool"))
+    why = record_and_check(network, decoding, second_fails, SHAPES)
+    assert why == "operation not permitted when stream is capturing"
+    assert dropped == ["record", "pool"]
+    assert network.decoding is None
+    assert self_check(network, network._module).ok
+
+
+def test_records_go_before_their_memory_and_steps_are_ordinary_ones_then() -> None:
+    gone: list[str] = []
+
+    def noted(host: Sequence[torch.Tensor], forward: Forward) -> Captured:
+        made = recorded(host, forward)
+        return Captured(made.inputs, made.result, made.replay, lambda: gone.append("record"))
+
+    network = fixed_network()
+    decoding = FixedDecode(network, lambda: gone.append("pool"))
+    assert record_and_check(network, decoding, noted, SHAPES[:2]) == ""
+    network.close()
+    network.close()
+    assert gone == ["record", "record", "pool"]
+    assert network.logits(Step([Rows(0, 0, [5], DRAW)])).shape == (1, VOCABULARY)
+
+
+def test_the_place_for_idle_rows_costs_one_position() -> None:
+    ordinary, fixed = Network(build("llama"), "cpu", 4, LENGTH), fixed_network()
+    more = fixed.cache.resident_bytes() - ordinary.cache.resident_bytes()
+    assert more * LENGTH == ordinary.cache.resident_bytes()
+    assert fixed.length == LENGTH
+
+
+def test_on_the_cpu_an_engine_has_no_stream_of_its_own() -> None:
+    stream = EngineStream(torch.device("cpu"))
+    with stream.current():
+        assert torch.ones(2).sum() == 2
+    stream.settle()
+    stream.close()

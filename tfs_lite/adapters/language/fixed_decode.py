@@ -1,0 +1,137 @@
+"""Steps that only decode, as forwards of a few fixed shapes: each is recorded once, and replayed with new numbers.
+
+    rows of a step -> the smallest shape that holds them -> its inputs are filled -> replay -> logits
+
+Row ``i`` of such a forward is place ``i``. Texts take the lowest free place, so those that write are among the first,
+and attention reads the cache where it lies, as in any other step. To gather the caches of the rows first would make
+three passes over memory of one; reading idle places costs less, unless nearly all are idle or nearly all texts are much
+shorter than the longest. Such steps, and those with prompts, are left to the ordinary way.
+
+Row ``i`` that is idle is a token at position 0 which nobody looks at. Its keys go to one position more that every place
+has behind its last: what an idle place holds may still be the beginning of another text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from tfs_lite.adapters.cuda_graphs import Capture, Captured
+from tfs_lite.adapters.language.attention import Serving
+from tfs_lite.adapters.language.cache import Cache
+from tfs_lite.adapters.language.layout import GPU_CALL_BYTES, Call, Layout, Part
+from tfs_lite.adapters.language.network import Network
+from tfs_lite.adapters.language.shapes import Shape, smallest
+from tfs_lite.adapters.language.upload import on_host
+from tfs_lite.core.generation import Rows, Step
+
+IDLE_BYTES = 16 * GPU_CALL_BYTES
+"""Of the cache of one layer. To read so much for nothing takes as long as to start a layer's operators one by one."""
+
+
+class FixedDecode:
+    """The recorded forwards of ``network``, which must have been made with ``fixed``.
+
+    Order: ``record`` once, ``logits`` any number of times, ``close`` once, before the network's memory goes. One thread
+    at a time, on the stream of the record. ``replays`` counts.
+    """
+
+    def __init__(self, network: Network, drop: Callable[[], None], idle_bytes: int = IDLE_BYTES) -> None:
+        """``drop``: gives back what the records' memory was taken from."""
+        self._network = network
+        self._drop = drop
+        self._idle_positions = idle_bytes // network.cache.position_bytes
+        self._places = torch.arange(network.places, device=network.device)
+        self._out: torch.Tensor | None = None
+        self._captured: dict[Shape, Captured] = {}
+        self._shapes: Sequence[Shape] = ()
+        self.replays = 0
+
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        """Those that were recorded."""
+        return self._shapes
+
+    def record(self, capture: Capture, shapes: Sequence[Shape]) -> None:
+        """``shapes``: the largest first. What ``capture`` raises comes through. Places are as they were."""
+        for shape in shapes:
+            idle = self._numbers((), shape)
+            self._captured[shape] = capture([idle], partial(self._forward, shape))
+        self._shapes = tuple(shapes)
+
+    def logits(self, step: Step) -> torch.Tensor | None:
+        """As :meth:`Network.logits`, which has checked the step and made its copies; valid until the next call. None,
+        with nothing done: the step is better done the ordinary way."""
+        shape = self._shape_for(step.rows)
+        return None if shape is None else self.run(step.rows, shape)
+
+    def run(self, rows: Sequence[Rows], shape: Shape) -> torch.Tensor:
+        """Of rows with one token each that fit into the shape."""
+        ends = [(entry.place, entry.start + 1) for entry in rows]
+        self._network.cache.begin(ends, [(place, end, shape.width) for place, end in ends if end < shape.width])
+        self.replays += 1
+        logits: torch.Tensor = self._captured[shape].run([self._numbers(rows, shape)])
+        return logits[: len(rows)]
+
+    def close(self) -> None:
+        """When the device is done with the last replay."""
+        for captured in self._captured.values():
+            captured.forget()
+        self._captured.clear()
+        self._shapes, self._out = (), None
+        self._drop()
+
+    def _shape_for(self, rows: Sequence[Rows]) -> Shape | None:
+        if not rows or any(len(entry.tokens) > 1 or entry.draw is None or entry.targets for entry in rows):
+            return None
+        ends = [entry.start + 1 for entry in rows]
+        shape = smallest(self._shapes, max(entry.place for entry in rows) + 1, max(ends))
+        if shape is None or shape.positions - sum(ends) > self._idle_positions:
+            return None
+        return shape
+
+    def _numbers(self, rows: Sequence[Rows], shape: Shape) -> torch.Tensor:
+        """int64 [4, rows of the shape], on the host: of each place its token, its position, where its keys go; and the
+        places whose logits are wanted, in the order of the step."""
+        ids, positions, order = ([0] * shape.rows for _ in range(3))
+        slots = [self._network.length] * shape.rows
+        for index, entry in enumerate(rows):
+            ids[entry.place] = entry.tokens[0]
+            positions[entry.place] = slots[entry.place] = entry.start
+            order[index] = entry.place
+        return on_host([ids, positions, slots, order], torch.long, self._network.device)
+
+    def _forward(self, shape: Shape, numbers: torch.Tensor) -> torch.Tensor:
+        """The logits come out in memory that all shapes share: each of its own would be held for ever. It is made by
+        the first forward, of the largest shape, which is an ordinary one."""
+        network = self._network
+        ids, positions, slots, order = numbers.unbind()
+        places = slice(0, shape.rows)
+        part = Part(places, places, (shape.width,) * shape.rows)
+        layout = _FixedLayout(ids[None], positions[None], self._places[places], order, [part], network.dtype)
+        logits = network.forward(layout.ids, layout.positions, order, _FixedServing(network.cache, layout, slots))
+        if self._out is None:
+            self._out = torch.empty_like(logits)
+        return self._out[places].copy_(logits)
+
+
+class _FixedLayout(Layout):
+    """Every row is read up to the end of its part, under a mask."""
+
+    __slots__ = ()
+
+    def _call(self, part: Part, window: int | None, masks_only: bool) -> Call:
+        columns = slice(0, max(part.ends))
+        return Call(part, columns, self._mask(part, columns, window))
+
+
+class _FixedServing(Serving):
+    """Writes keys to ``slots``, int64 [rows], in place of their positions."""
+
+    __slots__ = ()
+
+    def __init__(self, cache: Cache, layout: Layout, slots: torch.Tensor) -> None:
+        super().__init__(cache, layout)
+        self._positions = slots
