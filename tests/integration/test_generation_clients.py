@@ -1,0 +1,306 @@
+"""Clients of language models that leave, are late, read slowly or never, are too many, or meet a server that ends."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tfs_lite.testing.language_audience import Audience, Page, Sleeper
+from tfs_lite.testing.language_clients import PATIENCE, STREAMS, WHOLE, Asked, LanguageClient, Refused
+from tfs_lite.testing.language_models import Size, calm_environment, publish_language
+from tfs_lite.testing.models import TaggedArchives
+from tfs_lite.testing.probe import Probe
+from tfs_lite.testing.process import ServerProcess, wait_until
+
+LEAVING = 200
+AT_ONCE = 12
+GROWTH = 60 << 20
+"""Bytes by which the process may be larger afterwards."""
+LONG = 800
+WIDE = Size(places=6, length=1024, parameters={"max_queue": "400", "stream_idle_timeout": "600"})
+NARROW = Size(places=1, length=4096, parameters={"max_queue": "2"})
+DOORS = (*STREAMS, *WHOLE)
+DONE = "tfs_lite_generation_text_seconds_count"
+
+
+class House:
+    def __init__(self, server: ServerProcess, probe: Probe, repository: Path) -> None:
+        self.server, self.probe, self.page, self.repository = server, probe, Page(server), repository
+
+
+def serve(repository: Path, *flags: str) -> ServerProcess:
+    more = ("--ready_requires_all_models", "--rest_api_timeout_in_ms=0", *flags)
+    return ServerProcess(f"--model_repository={repository}", *more, env=calm_environment())
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory, archives: TaggedArchives) -> Iterator[House]:
+    repository = tmp_path_factory.mktemp("models")
+    publish_language(repository / "wide", 1, WIDE)
+    publish_language(repository / "narrow", 1, NARROW, seed=7)
+    archives.write_version(3, repository / "digits")
+    with serve(repository) as server, Probe(server) as probe:
+        yield House(server, probe, repository)
+    assert server.exit_code == 0
+
+
+def ask(client: LanguageClient, door: str, asked: Asked) -> str:
+    if door in WHOLE:
+        return client.whole(door, asked).text
+    return "".join(bit.text for bit in client.pieces(door, asked))
+
+
+def alone(house: House, asked: Asked) -> str:
+    with LanguageClient(house.server) as client:
+        return ask(client, "predict", asked)
+
+
+# Those that leave.
+
+
+def visit(house: House, number: int) -> str:
+    """One client, who behaves as its number says. Returns what became of it."""
+    numbers = random.Random(number)
+    door, manner = DOORS[number % len(DOORS)], numbers.choice(["stays", "leaves", "leaves", "deadline"])
+    asked = Asked("wide", f"client {number} says", numbers.randrange(1, 120))
+    patience = PATIENCE
+    if manner == "deadline":
+        asked = Asked(asked.model, asked.prompt, asked.tokens, timeout=numbers.uniform(0.002, 0.3))
+    if manner == "leaves" and door in WHOLE:
+        patience = numbers.uniform(0.001, 0.2)
+    stays = numbers.randrange(0, asked.tokens) if manner == "leaves" else asked.tokens
+    with LanguageClient(house.server, patience) as client:
+        try:
+            if door in WHOLE:
+                client.whole(door, asked)
+                return "whole"
+            with closing(client.pieces(door, asked)) as pieces:  # type: ignore[type-var]
+                return "whole" if sum(1 for _ in itertools.islice(pieces, stays + 1)) <= stays else "left"
+        except httpx.TimeoutException:
+            return "left"
+        except Refused as refused:
+            return {"GONE": "left", 504: "deadline", "DEADLINE_EXCEEDED": "deadline"}.get(refused.code, str(refused))
+
+
+def test_two_hundred_clients_that_leave_at_any_moment_leave_nothing_behind(house):
+    process = psutil.Process(house.server.pid)
+    rounds: list[Counter[str]] = []
+    sizes = []
+    expected = alone(house, Asked("wide", "hello", 20))
+    for start in (1000, 2000):  # the first round fills pools and caches
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            rounds.append(Counter(pool.map(lambda number: visit(house, number), range(start, start + LEAVING // 2))))
+        house.page.wait_idle("wide")
+        sizes.append(process.memory_info().rss)
+    found = rounds[0] + rounds[1]
+    late = [how for how in found if how.startswith("ERROR") and "deadline" in how]  # in the midst of a stream
+    found["deadline"] += sum(found.pop(how) for how in late)
+    assert (found.total(), set(found)) == (LEAVING, {"whole", "left", "deadline"})
+    assert min(found["whole"], found["left"], found["deadline"]) >= 10, found
+    assert house.page.outcomes("wide")["cancelled"] >= 10
+    assert sizes[1] - sizes[0] < GROWTH, sizes
+    assert alone(house, Asked("wide", "hello", 20)) == expected
+    assert "Traceback" not in house.server.log()
+
+
+def test_the_place_of_one_who_leaves_is_free_at_once(house):
+    first, second = Asked("narrow", "first", LONG), Asked("narrow", "second", 4)
+    expected = alone(house, second)
+    for door in STREAMS:
+        before = house.page.outcomes("narrow")
+        with LanguageClient(house.server) as client, closing(client.pieces(door, first)) as pieces:
+            next(pieces)
+        assert alone(house, second) == expected
+        house.page.wait_idle("narrow")
+        assert house.page.outcomes("narrow") - before == Counter(cancelled=1, length=1), door
+
+
+# Those that read slowly.
+
+
+def ended(house: House, model: str, version: int = 1) -> float:
+    return house.page.total(DONE, model=model, version=str(version), outcome="length")
+
+
+@pytest.mark.parametrize("door", ["openai", "v2_events"])
+def test_stream_whose_reader_pauses_until_the_text_is_over_brings_everything(house, door):
+    asked = Asked("wide", "a long story", LONG)
+    expected, before = alone(house, asked), ended(house, "wide")
+    with Sleeper(house.server, door, asked) as sleeper:
+        wait_until(lambda: ended(house, "wide") == before + 1, "the text is over", PATIENCE)
+        events = sleeper.events()
+    if door == "openai":
+        assert "".join(event["choices"][0]["text"] for event in events) == expected
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert len(events) < LONG, "the reader was never behind"
+    else:
+        assert "".join(event["text_output"] for event in events) == expected
+        assert events[-1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("door", ["v2_stream", "predict_streamed"])
+def test_grpc_stream_whose_reader_pauses_until_the_text_is_over_brings_everything(house, door):
+    asked = Asked("wide", "a long story", LONG)
+    expected, before = alone(house, asked), ended(house, "wide")
+    with LanguageClient(house.server) as client, closing(client.pieces(door, asked)) as pieces:
+        first = next(pieces)
+        wait_until(lambda: ended(house, "wide") == before + 1, "the text is over", PATIENCE)
+        bits = [first, *pieces]
+    assert "".join(bit.text for bit in bits) == expected
+    assert bits[-1].finish == "length"
+
+
+def test_readers_that_never_read_hold_up_neither_others_nor_the_unloading(house):
+    model, asked = "unread", Asked("unread", "hello", LONG)
+    publish_language(house.repository / model, 1, WIDE)
+    house.probe.wait_available(model, 1)
+    expected = alone(house, asked)
+    with ExitStack() as readers:
+        for door in ("openai", "v2_events"):
+            readers.enter_context(Sleeper(house.server, door, asked))
+        for door in ("v2_stream", "predict_streamed"):
+            client = readers.enter_context(LanguageClient(house.server))
+            next(readers.enter_context(closing(client.pieces(door, asked))))
+        wait_until(lambda: house.page.state(model)[0] + ended(house, model) >= 5, "all have begun", PATIENCE)
+        assert alone(house, asked) == expected
+        publish_language(house.repository / model, 2, WIDE)
+        house.probe.wait_available(model, 2)
+        house.probe.wait_states(model, {1: "END"})
+        assert ended(house, model) == 6, "their texts were not cut short"
+    house.page.wait_idle(model)
+
+
+# Too many.
+
+
+def test_full_queue_refuses_at_once_by_every_door_and_harms_nobody(house):
+    first, *others = asked = [
+        Asked("narrow", "one", 3 * LONG),
+        Asked("narrow", "two", 40),
+        Asked("narrow", "three", 40),
+    ]
+    expected = [alone(house, each) for each in asked]
+    refused: dict[str, Refused] = {}
+    with ExitStack() as audiences:
+        running = audiences.enter_context(Audience(house.server, [("openai", first)]))
+        running.wait_begun()
+        doors = zip(("v2_events", "v2_stream"), others, strict=True)
+        waiting = audiences.enter_context(Audience(house.server, list(doors)))
+        wait_until(lambda: house.page.state("narrow")[:2] == (1, 2), "one runs and two wait", PATIENCE)
+        with LanguageClient(house.server) as client:
+            for door in DOORS:
+                with pytest.raises(Refused) as caught:
+                    ask(client, door, Asked("narrow", "four", 4))
+                refused[door] = caught.value
+        assert running.over + waiting.over == 0, "the refusals came after a text had ended"
+    assert running.failures + waiting.failures == []
+    assert [heard.text for heard in (*running.heard, *waiting.heard)] == expected
+    codes = {door: each.code for door, each in refused.items()}
+    assert codes == {
+        **dict.fromkeys(("openai", "openai_whole"), 429),
+        **dict.fromkeys(("v2_events", "v2_generate", "v2_infer", "rest_predict"), 503),
+        **dict.fromkeys(("v2_grpc", "predict", "predict_streamed"), "UNAVAILABLE"),
+        "v2_stream": "ERROR",
+    }
+    assert all("queue is full" in str(each) for each in refused.values())
+    assert all(1 <= int(refused[door].headers["retry-after"]) <= 60 for door in ("openai", "openai_whole"))
+
+
+# Others beside them.
+
+
+def test_two_language_models_and_another_one_are_served_and_counted_side_by_side(house):
+    wide, narrow = Asked("wide", "side by side", 40), Asked("narrow", "side by side", 40)
+    expected = alone(house, wide), alone(house, narrow)
+    assert expected[0] != expected[1]
+    names = ("tfs_lite_generation_output_tokens_total", "tfs_lite_requests_total")
+    before = {(name, model): house.page.total(name, model=model) for name in names for model in ("wide", "narrow")}
+    rows = house.page.total(names[1], model="digits")
+    asked: Sequence[tuple[str, Asked]] = [("openai", wide), ("v2_events", narrow), ("v2_stream", wide)]
+    stop, answers = threading.Event(), []
+
+    def call_digits() -> None:
+        while not stop.is_set():
+            answers.append(house.probe.ask("digits"))
+
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(call_digits)
+        with Audience(house.server, asked) as audience:
+            pass
+        wait_until(lambda: bool(answers), "the other model has answered", PATIENCE)
+        stop.set()
+        calling.result(PATIENCE)
+    assert audience.failures == []
+    assert [heard.text for heard in audience.heard] == [expected[0], expected[1], expected[0]]
+    assert set(answers) == {3}
+    gained = {key: house.page.total(key[0], model=key[1]) - value for key, value in before.items()}
+    assert [gained[names[0], model] for model in ("wide", "narrow")] == [80, 40]
+    assert [gained[names[1], model] for model in ("wide", "narrow")] == [2, 1]
+    assert house.page.total(names[1], model="digits") - rows == len(answers)
+    assert house.page.values("tfs_lite_generation_running", model="digits") == []
+    for model, size in (("wide", WIDE), ("narrow", NARROW)):
+        assert house.page.total("tfs_lite_generation_cache_tokens", model=model) == size.places * size.length
+    house.page.wait_idle("wide")
+    house.page.wait_idle("narrow")
+
+
+# The end.
+
+
+@pytest.fixture
+def ending(tmp_path: Path) -> Iterator[ServerProcess]:
+    publish_language(tmp_path / "models" / "lm", 1, Size(places=12, length=4096))
+    with serve(tmp_path / "models", "--drain_timeout_seconds=100") as server:
+        yield server
+    assert not server.leftovers()
+
+
+def test_streams_that_run_are_finished_when_the_server_is_told_to_end(ending):
+    asked = Asked("lm", "the end", LONG)  # with places left for those who knock meanwhile
+    with LanguageClient(ending) as client:
+        expected = ask(client, "predict", asked)
+    with Audience(ending, [(door, asked) for door in STREAMS + STREAMS]) as audience:
+        audience.wait_begun()
+        assert Page(ending).state("lm")[0] == 8
+        ending.terminate()
+        ending.wait_status("/readyz", 503)
+        with LanguageClient(ending) as late:
+            for door, code in (("openai", 503), ("v2_grpc", "UNAVAILABLE")):
+                assert wait_until(lambda door=door: refusal(late, door), f"{door} takes no more") == code
+        assert audience.over < 8, "the texts were over before the server refused others"
+    assert audience.failures == []
+    assert [heard.text for heard in audience.heard] == [expected] * 8
+    assert ending.wait() == 0
+    assert "Traceback" not in ending.log()
+
+
+def refusal(client: LanguageClient, door: str) -> int | str:
+    """Empty if there was none."""
+    try:
+        ask(client, door, Asked("lm", "too late", 1))
+    except Refused as refused:
+        return refused.code
+    return ""
+
+
+def test_second_signal_ends_the_server_in_mid_text(ending):
+    asked = Asked("lm", "the end", 4000)
+    with Audience(ending, [(door, asked) for door in STREAMS]) as audience:
+        audience.wait_begun()
+        ending.terminate()
+        ending.wait_status("/readyz", 503)
+        assert ending.exit_code is None
+        ending.terminate()
+        ending.wait(30)
+    assert len(audience.failures) == len(STREAMS)
+    assert all(heard.finish == "" for heard in audience.heard)

@@ -1,0 +1,148 @@
+"""The cache of a language model counts: what does not fit is refused with figures, what is unloaded is given back."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tfs_lite.core.status import StatusCode
+from tfs_lite.testing.language_audience import Audience, Page
+from tfs_lite.testing.language_clients import Asked, LanguageClient
+from tfs_lite.testing.language_models import Size, calm_environment, publish_language
+from tfs_lite.testing.probe import Probe
+from tfs_lite.testing.process import ServerProcess, wait_until
+
+LARGE = Size(places=8, length=1024, layers=4, heads=4, head_size=128)
+HUGE = Size(places=24, length=1024, layers=4, heads=4, head_size=128)
+ROOM = LARGE.cache_bytes * 3 // 2
+"""For one large model, and not for two; the weights are next to nothing."""
+LONG = 700
+ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+"""With several, glibc keeps the free end of each of the others, up to 64 MiB, whatever it is told."""
+OUTPUT = 60
+"""Tokens, so that all places are in use at the same time."""
+
+
+class House:
+    def __init__(self, server: ServerProcess, probe: Probe, repository: Path) -> None:
+        self.server, self.probe, self.page, self.repository = server, probe, Page(server), repository
+        self.process = psutil.Process(server.pid)
+
+    def publish(self, model: str, version: int, size: Size = LARGE) -> Path:
+        return publish_language(self.repository / model, version, size)
+
+    def clear(self, model: str) -> None:
+        """Everything of the model is gone when this returns."""
+        versions = self.probe.states(model)
+        shutil.rmtree(self.repository / model)
+        wait_until(lambda: set(self.probe.states(model).values()) <= {"END"}, f"{model} is gone: {versions}")
+
+    def ask(self, model: str, prompt: str = "hello", tokens: int = 4) -> tuple[int, str]:
+        with LanguageClient(self.server) as client:
+            bit = client.whole("v2_generate", Asked(model, prompt, tokens))
+        return bit.version, bit.text
+
+
+def _serve(repository: Path, policy: str) -> Iterator[House]:
+    publish_language(repository / "small", 1)
+    flags = (
+        f"--model_repository={repository}",
+        f"--aspired_version_policy={policy}",
+        f"--total_model_memory_limit_bytes={ROOM}",
+        "--max_num_load_retries=0",
+        "--ready_requires_all_models",
+        "--rest_api_timeout_in_ms=0",
+    )
+    with ServerProcess(*flags, env=calm_environment() | ONE_HEAP) as server, Probe(server) as probe:
+        yield House(server, probe, repository)
+    assert server.exit_code == 0
+
+
+@pytest.fixture(scope="module")
+def available(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    yield from _serve(tmp_path_factory.mktemp("availability"), "availability")
+
+
+@pytest.fixture(scope="module")
+def sparing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    yield from _serve(tmp_path_factory.mktemp("resource"), "resource")
+
+
+def test_version_whose_cache_fits_nowhere_is_refused_and_the_old_one_goes_on(available):
+    house, model = available, "grows"
+    assert HUGE.cache_bytes > ROOM
+    house.publish(model, 1, Size())
+    house.probe.wait_available(model, 1)
+    before = house.ask(model)
+    house.publish(model, 2, HUGE)
+    for _ in range(2):  # it stays so
+        status = house.probe.wait_failed(model, 2).status
+        assert status.code is StatusCode.RESOURCE_EXHAUSTED
+        assert "Insufficient resources to load servable {name: grows version: 2}" in status.message
+        assert f"total {ROOM}" in status.message
+        wanted = int(status.message.partition("wanted ")[2].split(",")[0].split()[0])
+        assert HUGE.cache_bytes <= wanted < HUGE.cache_bytes * 1.2
+        assert house.ask(model) == before
+        house.publish("bystander", 1 + len(house.probe.states("bystander")), Size())
+        wait_until(lambda: "AVAILABLE" in house.probe.states("bystander").values(), "a small one is loaded")
+    assert house.probe.states(model) == {1: "AVAILABLE", 2: "END"}
+    house.clear(model)
+
+
+def test_two_versions_at_once_take_the_room_of_both(available):
+    house, model = available, "doubles"
+    house.publish(model, 1)
+    house.probe.wait_available(model, 1)
+    before = house.ask(model)
+    with Audience(house.server, [("openai", Asked(model, "hello", LONG))]) as audience:
+        audience.wait_begun()
+        house.publish(model, 2)
+        status = house.probe.wait_failed(model, 2).status
+    assert status.code is StatusCode.RESOURCE_EXHAUSTED
+    assert audience.failures == []
+    assert audience.heard[0].versions == {1}
+    assert house.ask(model) == before
+    house.clear(model)
+
+
+def test_with_the_resource_policy_room_for_one_is_enough(sparing):
+    house, model = sparing, "alternates"
+    house.publish(model, 1)
+    house.probe.wait_available(model, 1)
+    with Audience(house.server, [("openai", Asked(model, "hello", LONG))]) as audience:
+        audience.wait_begun()
+        house.publish(model, 2)
+        house.probe.wait_states(model, {1: "UNLOADING", 2: "START"})
+    house.probe.wait_available(model, 2)
+    assert audience.failures == []
+    assert audience.heard[0].versions == {1}
+    assert house.ask(model)[0] == 2
+    house.clear(model)
+
+
+def test_the_memory_of_weights_and_cache_is_given_back(sparing):
+    house = sparing
+    idle, full = [], []
+    for version in range(1, 4):
+        house.publish("written", version)
+        house.probe.wait_available("written", version)
+        fill(house, "written")
+        full.append(house.process.memory_info().rss)
+        house.clear("written")
+        idle.append(house.process.memory_info().rss)
+    figures = [(before >> 20, after >> 20) for before, after in zip(full, idle, strict=True)]
+    assert all(before - after > LARGE.cache_bytes * 0.7 for before, after in zip(full, idle, strict=True)), figures
+    assert full[-1] - full[0] < LARGE.cache_bytes * 0.2, figures
+
+
+def fill(house: House, model: str) -> None:
+    """Writes every place of the cache nearly full. Prompts differ from the first character on."""
+    prompts = [chr(ord("a") + place) * (LARGE.length - OUTPUT) for place in range(LARGE.places)]
+    with ThreadPoolExecutor(LARGE.places) as pool:
+        list(pool.map(lambda prompt: house.ask(model, prompt, OUTPUT), prompts))
+    house.page.wait_idle(model)
