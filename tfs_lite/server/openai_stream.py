@@ -25,10 +25,10 @@ from tfs_lite.server.http_connection import ABORT, PATIENCE
 from tfs_lite.server.http_reply import HttpError
 from tfs_lite.server.openai_errors import openai_error_text
 from tfs_lite.server.predictor import Inference, Started
+from tfs_lite.server.sse import EVENT_TYPE, event
 
 logger = logging.getLogger(__name__)
 
-EVENT_TYPE = "text/event-stream; charset=utf-8"
 WAITING = b": waiting\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -190,7 +190,7 @@ class PieceStream(Response):
 
 
 def events(bodies: Sequence[bytes]) -> bytes:
-    return b"".join(b"data: " + body + b"\n\n" for body in bodies)
+    return b"".join(map(event, bodies))
 
 
 async def _cut(scope: Any, receive: Any) -> None:

@@ -21,12 +21,12 @@ from starlette.responses import Response
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2_json_answer import printed_size
 from tfs_lite.protocols.v2_request import InferAnswer
+from tfs_lite.server.sse import EVENT_TYPE, event
 from tfs_lite.server.v2_http_reply import error_text, v2_status
 from tfs_lite.server.v2_inference import V2Started
 
 logger = logging.getLogger(__name__)
 
-EVENT_TYPE = "text/event-stream; charset=utf-8"
 MAX_WAITING_BYTES = 128 << 20
 """Of one request."""
 MAX_ALL_WAITING_BYTES = 512 << 20
@@ -178,16 +178,12 @@ class EventStream(Response):
         if not self._begun:
             self._begun = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": _event(text) if text else b"", "more_body": more})
+        await send({"type": "http.response.body", "body": event(text) if text else b"", "more_body": more})
 
 
 def failed_stream(error: ServingError) -> Response:
     """A stream whose only event is that the model failed."""
-    return Response(_event(error_text(error)), v2_status(error), media_type=EVENT_TYPE)
-
-
-def _event(text: bytes) -> bytes:
-    return b"data: " + text + b"\n\n"
+    return Response(event(error_text(error)), v2_status(error), media_type=EVENT_TYPE)
 
 
 def _too_slow() -> ServingError:

@@ -7,6 +7,8 @@ So the cache knows up to where a place may hold something, and clears what is le
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,7 +40,7 @@ class Cache:
         self.length = length
 
         def empty(shape: LayerShape, size: int) -> torch.Tensor:
-            return torch.zeros(places, shape.heads, length, size, dtype=dtype, device=device)
+            return _zeros((places, shape.heads, length, size), dtype, device)
 
         self.keys = {layer: empty(shape, shape.key) for layer, shape in shapes.items()}
         self.values = {layer: empty(shape, shape.value) for layer, shape in shapes.items()}
@@ -85,9 +87,20 @@ class Cache:
 
     def clear(self) -> None:
         """Nothing is left of any text."""
-        for tensor in self._tensors:
-            tensor.zero_()
+        for place, used in enumerate(self._used):
+            for tensor in self._tensors if used else ():
+                tensor[place, :, :used].zero_()
         self._used = [0] * self.places
 
     def _note(self, place: int, end: int) -> None:
         self._used[place] = max(self._used[place], end)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On the CPU straight from the system: pages that nobody writes take no memory, and all of it goes back as soon as
+    the tensor is gone, which the heap does not promise."""
+    count = math.prod(shape)
+    if device.type != "cpu" or not count:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

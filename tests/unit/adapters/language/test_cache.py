@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+
+import psutil
 import pytest
 import torch
 
@@ -102,3 +105,18 @@ def test_bytes_are_those_of_all_tensors(cache: Cache) -> None:
     per_position = (2 * (4 + 4) + 1 * (4 + 6)) * 4
     assert cache.resident_bytes() == PLACES * LENGTH * per_position
     assert cache.position_bytes == 2 * 2 * 4 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cache_takes_memory_where_it_is_written_and_gives_all_of_it_back(dtype: torch.dtype) -> None:
+    process, mib = psutil.Process(), 1 << 20
+    before = process.memory_info().rss
+    cache = Cache({0: LayerShape(8, 64, 64)}, 16, 16 * mib // 512, dtype, torch.device("cpu"))
+    assert cache.resident_bytes() >= 500 * mib
+    assert process.memory_info().rss - before < 50 * mib
+    cache.begin([(3, cache.length)], [])
+    cache.keys[0][3].fill_(1)
+    assert process.memory_info().rss - before > 10 * mib
+    del cache
+    gc.collect()
+    assert process.memory_info().rss - before < 10 * mib
