@@ -166,6 +166,7 @@ FLAGS: tuple[Flag, ...] = (
     _run("worker", _STRING, "thread", "where models live: in the server, or each on its own", words="thread|process"),
     _run("grpc_frontends", _INT, 0, "processes that speak gRPC; 0: the server itself", minimum=0, maximum=64),
     _run("sequence_drain_seconds", _FLOAT, 60.0, "a withdrawn version waits this long for its sequences", minimum=0),
+    _run("openai_timeout_seconds", _FLOAT, 600.0, "the most for a request of OpenAI's API", minimum=0.001),
     _run("cache_config", _STRING, "", "response cache: local,size=BYTES; empty: none"),
     _run("max_queued_requests", _INT, 1000, "waiting per version; one more is refused at once", minimum=1),
     _run("tensorflow_session_parallelism", _INT, 0, "both of the next two; 0: each its default", minimum=0),

@@ -27,7 +27,7 @@ from tfs_lite.server.http_app import HttpApp
 from tfs_lite.server.http_server import HttpServer
 from tfs_lite.server.inference import Inferences
 from tfs_lite.server.model_service import ModelService
-from tfs_lite.server.openai_app import OpenAiApp
+from tfs_lite.server.openai_app import OpenAiApp, OpenAiSettings
 from tfs_lite.server.plan import base_directory
 from tfs_lite.server.predict_streamed import PredictStreamedService
 from tfs_lite.server.prediction_service import PredictionService
@@ -205,6 +205,7 @@ class Doors:
             self._bodies,
             rest.heap,
             core.options.max_message_bytes,
+            OpenAiSettings(timeout=core.options.openai_timeout_seconds),
         )
 
     def _own_page(self) -> bytes:

@@ -105,6 +105,8 @@ class ServerOptions:
     """Where models live whose config does not say: in a ``thread`` of the server or in a ``process`` of their own."""
     sequence_drain_seconds: float = 60.0
     """How long a withdrawn version stays for the sequences that have not ended."""
+    openai_timeout_seconds: float = 600.0
+    """The most for a request of OpenAI's API; it may ask for less."""
     cache_config: str = ""
     """The response cache, as ``local,size=BYTES``; empty: there is none."""
     grpc_frontends: int = 0
@@ -202,4 +204,5 @@ _MINIMA = {
     "max_queued_requests": 1,
     "grpc_frontends": 0,
     "sequence_drain_seconds": 0,
+    "openai_timeout_seconds": 0.001,
 }
