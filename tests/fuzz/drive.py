@@ -144,7 +144,10 @@ def _load(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """The target and its mutator. With everything imported, what follows is quiet: the targets look at the answers."""
     from mutators import MUTATORS, either, of_bytes
     from targets import TARGETS
+    from targets_generation import PREPARE
 
+    if arguments.target in PREPARE:
+        PREPARE[arguments.target]()
     logging.disable(logging.WARNING)
     logging.getLogger().addHandler(logging.NullHandler())
     warnings.simplefilter("error", RuntimeWarning)

@@ -15,6 +15,7 @@ from typing import Any
 import ormsgpack
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
+from mutators_generation import INPUTS, REQUEST_FIELDS, change_fields, change_files
 from targets_v2 import CONTROL_METHODS, framed, frames
 from words import FLOATS, NAMES, NUMBERS, TEXTS, WORDS
 
@@ -312,4 +313,9 @@ MUTATORS: dict[str, Mutator] = {
     "v2_load": _change_load,
     "v2_control": _change_control,
     "v2_config": of_message(messages.TritonModelConfig),
+    "openai_completion": change_fields(REQUEST_FIELDS, 0, either(_json, of_bytes)),
+    "openai_chat": change_fields(REQUEST_FIELDS, 0, either(_json, of_bytes)),
+    "generate_body": change_fields(INPUTS, 1, either(_json_body, of_bytes)),
+    "generation_tensors": of_message(messages.PredictRequest),
+    "lm_files": change_files(of_bytes),
 }

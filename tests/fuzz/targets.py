@@ -21,6 +21,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from house import PLATFORMS, ROOT, Model, house
 from promises import check_details, check_error, check_reply, plain, require, same
+from targets_generation import TARGETS_GENERATION
 from targets_v2 import TARGETS_V2, use_settings
 
 from tfs_lite.adapters.replay import replay_of_body, replay_of_log
@@ -278,6 +279,7 @@ TARGETS: dict[str, Target] = {
     "config_pbtxt": config_pbtxt,
     "config_yaml": config_yaml,
     **TARGETS_V2,
+    **TARGETS_GENERATION,
 }
 
 

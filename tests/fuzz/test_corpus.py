@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from house import close_house
+from house_generation import close_house_generation
 from house_v2 import close_house_v2
 from mutators import MUTATORS
 from promises import Violation
@@ -26,6 +27,7 @@ def one_house() -> Iterator[None]:
     yield
     close_house()
     close_house_v2()
+    close_house_generation()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.name}")

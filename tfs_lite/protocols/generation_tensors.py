@@ -98,6 +98,10 @@ def texts_of(inputs: Mapping[str, Tensor], parameters: Mapping[str, Any] = _NONE
     INVALID_ARGUMENT, with the name: no prompt or two kinds, more than 128, a number of values that is neither 1 nor
     that of the prompts, a parameter that is unknown, of another type or sent as an input as well. Whether the values
     make sense is checked where they are used."""
+    if TEXT_INPUT in parameters and not {TEXT_INPUT, INPUT_IDS} & inputs.keys():
+        raise invalid_argument(
+            f"{TEXT_INPUT} is an input, no parameter; a model without a tokenizer has {INPUT_IDS} only"
+        )
     prompts = _prompts(inputs)
     values: dict[str, list[Any]] = {}
     for name, tensor in inputs.items():

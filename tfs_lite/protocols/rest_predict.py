@@ -91,6 +91,8 @@ def _columns(value: Json, signature: Signature) -> dict[str, Array]:
             "inputs is a plain value/list, but the signature has several inputs: "
             f"expected an object with the keys {','.join(sorted(signature.input_names))}"
         )
+    if signature.optional and (unknown := named.keys() - set(signature.input_names)):
+        raise invalid_argument(f"inputs has names that the signature has not: {', '.join(sorted(unknown)):.500}")
     arrays = {}
     for spec in signature.inputs:
         if spec.name in named:

@@ -141,6 +141,7 @@ REFUSED = {
         {},
         "expected either text_input or input_ids, and both came",
     ),
+    "prompt in a parameter": ({}, {"text_input": "a"}, "text_input is an input, no parameter; a model without a tok"),
     "no text": ({"text_input": strings()}, {}, "text_input has 0 prompts, expected 1 to 128"),
     "too many": ({"input_ids": np.zeros((129, 1), np.int64)}, {}, "input_ids has 129 prompts, expected 1 to 128"),
     "a scalar": ({"input_ids": np.array(1)}, {}, "input_ids has shape [], expected [length] or [texts, length]"),

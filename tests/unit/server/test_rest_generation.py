@@ -72,6 +72,7 @@ def test_optional_input_in_some_rows_only_is_refused(client: httpx.Client, first
 
 WRONG: list[tuple[str, Any, str]] = [
     ("unknown input", {"instances": [{"text_input": "a", "sed": 1}]}, "does not have named input: sed"),
+    ("unknown column", {"inputs": {"text_input": ["a"], "max_tokns": 3}}, "max_tokns"),
     ("no prompt", {"inputs": {"max_tokens": 4}}, "expected either text_input or input_ids, and neither came"),
     ("empty rows", {"instances": [{}, {}]}, "expected either text_input or input_ids, and neither came"),
     ("bad value", {"inputs": {"text_input": ["a"], "top_p": 0}}, "top_p is 0.0, expected more than 0.0"),

@@ -60,9 +60,11 @@ def budget(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> Budget
     """ServingError if the files cannot be read, or the settings have no sense. An output layer that shares the input's
     weights has its own when they are packed."""
     wanted = generation_settings(settings)
-    config = text_part(read_config(files.directory))
+    root = read_config(files.directory)
+    config = text_part(root)
     size = BYTES[dtype_name(wanted, on_gpu)]
     headers = read_headers(files)
+    _check_layers(root, headers)
     _check_sizes(config, headers)
     weights = size * sum(header.elements for header in headers.values())
     if wanted.packed_weights and not on_gpu and not any("head" in name for name in headers):
@@ -104,12 +106,19 @@ def cache_numbers(config: Json) -> int:
     return 2 * layers * (_largest(config, KV_HEADS) or heads or 1) * size
 
 
-def _check_sizes(config: Json, headers: Mapping[str, TensorHeader]) -> None:
+def _check_layers(root: Json, headers: Mapping[str, TensorHeader]) -> None:
     """FAILED_PRECONDITION if the weights are not those of such a network, by far: to find that out later would take the
     memory and the time of a network that there is not."""
-    layers = _largest(config, LAYERS) or 0
-    if layers > max(FEW_LAYERS, len(headers)):
-        raise failed_precondition(f"{CONFIG} calls for {layers} layers, and the weights have {len(headers)} tensors")
+    for part in (root, *(value for value in root.values() if isinstance(value, dict))):
+        layers = _largest(part, LAYERS) or 0
+        if layers > max(FEW_LAYERS, len(headers)):
+            raise failed_precondition(
+                f"{CONFIG} calls for {layers} layers, and the weights have {len(headers)} tensors"
+            )
+
+
+def _check_sizes(config: Json, headers: Mapping[str, TensorHeader]) -> None:
+    """As :func:`_check_layers`."""
     most = max((SLACK * size for header in headers.values() for size in header.shape), default=0)
     for name in ("vocab_size", *WIDTH, *INNER):
         if (found := _largest(config, (name,)) or 0) > max(FEW_NUMBERS, most):

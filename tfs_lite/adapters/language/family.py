@@ -31,6 +31,8 @@ HOW_TO_RUN = frozenset(
     }
 )
 """Fields of config.json that choose code or files rather than say what the network is. They are left out."""
+OF_CLASSIFIERS = frozenset({"id2label", "label2id", "num_labels", "_num_labels"})
+"""Left out as well: transformers makes a table of as many labels as there are said to be."""
 
 
 def load_library() -> Any:
@@ -90,5 +92,5 @@ def _without_how_to_run(fields: Json) -> dict[str, Any]:
     return {
         key: _without_how_to_run(value) if isinstance(value, dict) else value
         for key, value in fields.items()
-        if key not in HOW_TO_RUN
+        if key not in HOW_TO_RUN | OF_CLASSIFIERS
     }

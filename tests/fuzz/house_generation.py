@@ -1,0 +1,201 @@
+"""Language models, as what the fuzz targets send their bytes to: OpenAI's API, V2's generate, and TensorFlow's messages
+in front of real engines whose models need no network.
+
+    house_generation().openai(path, body)     -> Reply
+    house_generation().generate(path, body)   -> Reply
+    house_generation().predict(data), .streamed([data, ...])
+
+Everything but the engines' threads runs on one event loop, which only runs while a request is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from house import MAX_BODY_BYTES, MAX_BYTES, PATIENCE, Reply, receiver, sender
+from starlette.requests import Request
+
+from tfs_lite.core.clock import SystemClock
+from tfs_lite.core.generation import Limits
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError
+from tfs_lite.schedulers.generation.servable import GenerativeServable
+from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.server.background import BackgroundRunner
+from tfs_lite.server.grpc_table import CallContext
+from tfs_lite.server.heap import HeapTrimmer
+from tfs_lite.server.http_body import BodyReader
+from tfs_lite.server.inference import Inferences
+from tfs_lite.server.openai_app import OpenAiApp
+from tfs_lite.server.predict_streamed import PredictStreamedService
+from tfs_lite.server.prediction_service import PredictionService
+from tfs_lite.server.rest_calls import Calls
+from tfs_lite.server.v2_http_app import V2HttpApp
+from tfs_lite.server.v2_http_events import EventRoom
+from tfs_lite.server.v2_memory import SharedRegions
+from tfs_lite.testing.byte_codec import END, VOCABULARY, ByteCodec
+from tfs_lite.testing.hash_model import HashModel
+from tfs_lite.testing.process import wait_until
+from tfs_lite.testing.v2_house import V2House
+from tfs_lite.testing.v2_http_house import HouseControl
+
+T = TypeVar("T")
+PLACES, LENGTH, QUEUE = 8, 64, 128
+
+
+class HouseGeneration:
+    """``lm`` has a tokenizer and a template, ``bare`` no template, ``ids`` neither; ``simple`` is another model."""
+
+    def __init__(self) -> None:
+        self._inside = ExitStack()
+        self._unseen: list[str] = []
+        self.loop = asyncio.new_event_loop()
+        self._inside.callback(self.loop.close)
+        self.loop.set_exception_handler(lambda loop, context: self._unseen.append(repr(context)))
+        self._watch_log()
+        regions = SharedRegions(max_bytes=MAX_BYTES)
+        self._inside.callback(regions.close)
+        self.house = V2House(regions)
+        self._inside.callback(self.house.close)
+        self.models = {
+            "lm": self._add("lm", ByteCodec()),
+            "bare": self._add("bare", ByteCodec(has_chat_template=False)),
+            "ids": self._add("ids", None),
+        }
+        self.house.add_simple()
+        slow = BackgroundRunner("generation", 1, 8)
+        self._inside.callback(slow.close)
+        self.bodies, calls, heap = BodyReader(MAX_BODY_BYTES), Calls(PATIENCE / 2), HeapTrimmer(slow)
+        house = self.house
+        self._openai = OpenAiApp(
+            *(house.predictor, house.lookup, self._listing, house.metrics),
+            *(self.bodies, calls, slow, heap, MAX_BODY_BYTES),
+        )
+        control = HouseControl(house, regions)
+        self._v2 = V2HttpApp(house.infer, control, self.bodies, calls, slow, heap, MAX_BODY_BYTES, EventRoom())
+        inferences = Inferences(house.predictor, max_bytes=MAX_BYTES)
+        self._predict = PredictionService(house.predictor, inferences, house.lookup, house.metrics, MAX_BYTES)
+        self._streamed = PredictStreamedService(house.predictor, house.metrics, MAX_BYTES)
+
+    def openai(self, path: str, body: bytes) -> Reply:
+        return self._http(self._openai_answer, path, body)
+
+    def generate(self, path: str, body: bytes) -> Reply:
+        return self._http(self._v2_answer, path, body)
+
+    def predict(self, data: bytes) -> bytes:
+        return self._run(self._predict.predict(data, CallContext(None)))
+
+    def streamed(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Raises what ends the stream."""
+
+        async def sent() -> AsyncIterator[bytes]:
+            for request in requests:
+                yield request
+
+        async def run() -> list[bytes]:
+            return [answer async for answer in self._streamed.predict_streamed(sent(), CallContext(None))]
+
+        return self._run(run())
+
+    def left(self) -> list[str]:
+        """What a request has left behind that has to be gone, and what nobody was told of."""
+        found, self._unseen = self._unseen, []
+        if self.house.handles:
+            found.append(f"{self.house.handles} handles are not given back")
+        if self.bodies.numbers.held_bytes:
+            found.append("the room of a body is not given back")
+        for name, (model, servable) in self.models.items():
+            if not self._is_idle(servable):
+                found.append(f"texts of {name} are left: {servable.state()}")
+            found += model.complaints
+        return found
+
+    def close(self) -> None:
+        self._inside.close()
+
+    def _is_idle(self, servable: GenerativeServable) -> bool:
+        """Texts that were cancelled leave with the engine's next turn."""
+
+        def idle() -> bool:
+            state = servable.state()
+            return not (state.running or state.waiting)
+
+        with contextlib.suppress(TimeoutError):
+            return wait_until(idle, "the engine is idle", PATIENCE, 0.001) is not None
+        return False
+
+    def _add(self, name: str, codec: ByteCodec | None) -> tuple[HashModel, GenerativeServable]:
+        model = HashModel(Limits(PLACES, LENGTH, VOCABULARY, frozenset({END})), codec)
+        settings = EngineSettings(PLACES, LENGTH, PLACES + 32, 32, QUEUE, 1 << 16, PATIENCE)
+        clock = SystemClock()
+        self._inside.callback(clock.close)
+        servable = GenerativeServable(model, ServableId(name, 1), settings, clock=clock)
+        self.house.add(name, servable)
+        return model, servable
+
+    def _listing(self) -> list[tuple[str, list[int], float]]:
+        return [(name, [version], 0.0) for name, version in self.house.servables]
+
+    async def _openai_answer(self, request: Request, path: str) -> Any:
+        return await self._openai.answer(request, path, "")
+
+    async def _v2_answer(self, request: Request, path: str) -> Any:
+        return await self._v2.answer(request, path, "")
+
+    def _http(self, answer: Any, path: str, body: bytes) -> Reply:
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [(b"host", b"x"), (b"content-length", str(len(body)).encode())],
+        }
+        reply = Reply("POST", path)
+
+        async def run() -> None:
+            receive = receiver([body], True)
+            response = await answer(Request(scope, receive), path)
+            await response(scope, receive, sender(reply))
+
+        self._run(run())
+        return reply
+
+    def _run(self, work: Awaitable[T]) -> T:
+        return self.loop.run_until_complete(asyncio.wait_for(work, PATIENCE))
+
+    def _watch_log(self) -> None:
+        """Exceptions that were logged, by anybody in the package."""
+        watch = logging.Handler(logging.ERROR)
+        watch.emit = lambda record: self._unseen.append(repr(record.exc_info)) if record.exc_info else None  # type: ignore[method-assign]
+        logger = logging.getLogger("tfs_lite")
+        logger.addHandler(watch)
+        self._inside.callback(logger.removeHandler, watch)
+
+
+@functools.cache
+def house_generation() -> HouseGeneration:
+    """The one house of this process."""
+    return HouseGeneration()
+
+
+def close_house_generation() -> None:
+    if house_generation.cache_info().currsize:
+        house_generation().close()
+        house_generation.cache_clear()
+
+
+def refusal_of(act: Callable[[], T]) -> tuple[T | None, ServingError | None]:
+    """What came back, or what was raised."""
+    try:
+        return act(), None
+    except ServingError as error:
+        return None, error
