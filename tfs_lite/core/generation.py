@@ -217,7 +217,8 @@ class TextCodec(Protocol):
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
-    def stream(self, skip_special_tokens: bool = True) -> TextStream: ...
+    def stream(self, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
+        """``after``: the tokens before, whose text is not told again; a space may depend on them. The last few do."""
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that the token alone stands for; they need not be complete characters."""

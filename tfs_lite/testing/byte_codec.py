@@ -50,7 +50,7 @@ class ByteCodec:
         data = b"".join(_bytes_of(token, skip_special_tokens) for token in tokens)
         return data.decode("utf-8", "replace")
 
-    def stream(self, skip_special_tokens: bool = True) -> ByteStream:
+    def stream(self, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> ByteStream:
         return ByteStream(skip_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:

@@ -70,7 +70,7 @@ class ByteCodec:
         bytes_of = self._visible if skip_special_tokens else self.token_bytes
         return b"".join(map(bytes_of, tokens)).decode("utf-8", "replace")
 
-    def stream(self, skip_special_tokens: bool = True) -> ByteStream:
+    def stream(self, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> ByteStream:
         return ByteStream(self._visible if skip_special_tokens else self.token_bytes)
 
     def token_bytes(self, token: int) -> bytes:

@@ -70,10 +70,10 @@ class Codec:
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
-    def stream(self, skip_special_tokens: bool = True) -> TextStream:
+    def stream(self, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
         if self._is_byte_level:
             return ByteStream(self._visible if skip_special_tokens else self.token_bytes)
-        return WindowStream(lambda tokens: self.decode(tokens, skip_special_tokens))
+        return WindowStream(lambda tokens: self.decode(tokens, skip_special_tokens), after)
 
     def token_bytes(self, token: int) -> bytes:
         text = self._tokenizer.id_to_token(token)
@@ -107,10 +107,10 @@ class WindowStream:
     """A :class:`~tfs_lite.core.generation.TextStream` for any tokenizer: the text of the last few tokens, with and
     without the newest ones. The difference is new, unless its end may still change."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], after: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._told: list[int] = []
-        self._told_text = ""
+        self._told = list(after[-MAX_HELD:])
+        self._told_text = decode(self._told) if self._told else ""
         self._held: list[int] = []
 
     def push(self, token: int) -> str:

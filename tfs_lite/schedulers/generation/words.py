@@ -14,6 +14,8 @@ from typing import NamedTuple
 from tfs_lite.core.generation import Finish, Generation, TextCodec
 
 NOTHING: frozenset[int] = frozenset()
+LAST = 8
+"""Tokens of a prompt that its first words may depend on: whether there is a space."""
 
 
 class Said(NamedTuple):
@@ -44,7 +46,7 @@ class Words:
         self._eos = NOTHING if wanted.ignore_eos else eos
         self._stop_ids = frozenset(wanted.stop_token_ids)
         self._banned = eos | self._stop_ids if wanted.min_tokens else NOTHING
-        self._stream = codec.stream(skip) if codec is not None else None
+        self._stream = codec.stream(skip, prompt[-LAST:]) if codec is not None else None
         self._finder = StopFinder(wanted.stop, wanted.include_stop) if wanted.stop else None
 
     @property

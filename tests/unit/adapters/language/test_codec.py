@@ -121,6 +121,18 @@ def test_piece_never_ends_within_a_character(kind):
     assert found.count("") > 5
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_text_that_goes_on_after_a_prompt_keeps_its_spaces(kind, cut):
+    """Some vocabularies drop the space at the beginning of a text; a text that goes on has none."""
+    codec = Codec(KINDS[kind], None)
+    tokens = codec.encode("hello world hello hello hello")
+    prompt, output = tokens[:cut], tokens[cut:]
+    stream = codec.stream(True, prompt)
+    told = "".join([*(stream.push(token) for token in output), stream.flush()])
+    assert codec.decode(prompt) + told == codec.decode(tokens)
+
+
 def test_special_tokens_are_left_out_unless_they_are_wanted():
     codec = Codec(KINDS["byte level"], None)
     tokens = codec.encode("a</s>b<name me>")

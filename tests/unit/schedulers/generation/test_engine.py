@@ -512,7 +512,7 @@ def test_tokenizer_that_raises_fails_only_its_text(caplog: pytest.LogCaptureFixt
             return ""
 
     class Picky(ByteCodec):
-        def stream(self, skip_special_tokens=True):
+        def stream(self, skip_special_tokens=True, after=()):
             return super().stream() if skip_special_tokens else Broken()
 
     stage = Stage(codec=Picky())
