@@ -90,7 +90,6 @@ def main() -> None:
                 max_num_seqs=str(PLACES + 1),
                 max_model_len=str(shape.length),
                 prefill_slowdown=str(slowdown),
-                prefix_reuse="false",
             )
             found = []
             for turn in range(arguments.rounds + 1):

@@ -190,7 +190,7 @@ def _looks_behind(self: Any, before: Any = None) -> None:
     admit(self, before)
 
 
-def _ignores_rows(self: Any, text: Text, start: int) -> None:
+def _ignores_rows(self: Any, text: Text, start: int, least: int) -> None:
     self._shares.append(Share(text, start, len(text.tokens) - start, text.output < text.limit))
 
 

@@ -46,7 +46,7 @@ class GenerationSettings(Settings):
     """Rows of one prompt in one step."""
     prefill_slowdown: Annotated[float, Field(ge=1.05, le=1000)] = 2.0
     """How many times as long as without prompts a step may take that reads prompts beside texts that decode. At least
-    64 rows of prompts are read in a step all the same."""
+    16 rows of a long prompt are read in a step all the same, and prompts of 64 rows together."""
     prefix_reuse: Flag = True
     """Whether a prompt that begins as another one did gets that one's cache."""
     max_queue: Annotated[int, Field(ge=0, lt=2**31)] | None = None

@@ -147,7 +147,7 @@ class Printer:
         spell, entries = self._spell, piece.logprobs
         offset = self._offsets.setdefault(piece.index, _Offset())
         return {
-            "tokens": [spell.text(entry.token) for entry in entries],
+            "tokens": [spell.name(entry.token) for entry in entries],
             "token_logprobs": [_number(entry.logprob) for entry in entries],
             "top_logprobs": [self._best(entry) for entry in entries] if self._request.top else None,
             "text_offset": [offset.step(spell.shown(entry.token)) for entry in entries],
@@ -159,7 +159,7 @@ class Printer:
             return None
         found: dict[str, float | None] = {}
         for token, logprob in (*entry.top, (entry.token, entry.logprob)):
-            found.setdefault(self._spell.text(token), _number(logprob))
+            found.setdefault(self._spell.name(token), _number(logprob))
         return found
 
 
@@ -173,6 +173,14 @@ class _Speller:
     def text(self, token: int) -> str:
         """A token that is no complete character has replacement characters. Without a codec, its number."""
         return f"token_id:{token}" if self._codec is None else self._codec.token_bytes(token).decode("utf-8", "replace")
+
+    def name(self, token: int) -> str:
+        """As completions tell tokens apart: one that is no complete character by its bytes."""
+        data = b"" if self._codec is None else self._codec.token_bytes(token)
+        try:
+            return data.decode() if data else self.text(token)
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         data = self._codec.token_bytes(token) if self._codec is not None else None

@@ -189,7 +189,7 @@ def test_minus_infinity_is_a_number_that_json_has() -> None:
 
 def test_token_that_looks_like_a_better_one_does_not_hide_it() -> None:
     found = logprobs_of([TokenLogprob(0x80, -3.0, ((0x81, -1.0),))], top=1)
-    assert found["top_logprobs"] == [{"\ufffd": -1.0}]
+    assert found["top_logprobs"] == [{r"bytes:\x81": -1.0, r"bytes:\x80": -3.0}]
 
 
 def test_tokens_of_a_model_without_a_tokenizer_have_numbers_for_names() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfs_lite.adapters.contract import VersionFiles
@@ -23,6 +23,7 @@ from tfs_lite.adapters.inspect_archive import damaged
 from tfs_lite.adapters.language.byte_codec import CLASS, ByteStream, Render, byte_codec, rendered, role_texts, utf8
 from tfs_lite.adapters.language.family import load_library
 from tfs_lite.adapters.language.hf_files import Json, read_optional, refuse_code, shown
+from tfs_lite.adapters.language.template_probe import PROBE, check_end
 from tfs_lite.core.generation import ChatPrompt, TextCodec, TextStream
 from tfs_lite.core.status import failed_precondition
 
@@ -144,8 +145,9 @@ def open_codec(files: VersionFiles) -> tuple[TextCodec, int | None] | None:
     config = read_optional(files, CONFIG)
     refuse_code(CONFIG, config)
     if config.get("tokenizer_class") == CLASS:
-        render = _template_of_bytes(files, config)
-        _try_template(render)
+        template = _template_of_bytes(files, config)
+        render = None if template is None else _render_of_bytes(template, config)
+        _try_template(render, [template] if template else ())
         return byte_codec(config, render)
     if not files.names & VOCABULARIES:
         raise failed_precondition(f"{CONFIG} is there without a vocabulary, such as {shown(VOCABULARIES)}")
@@ -175,12 +177,13 @@ def _codec_of(loaded: Any) -> tuple[TextCodec, int | None]:
         messages = [dict(message) for message in prompt.messages]
         return str(loaded.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
-    found = render if loaded.chat_template else None
-    _try_template(found)
+    templates = loaded.chat_template
+    found = render if templates else None
+    _try_template(found, templates.values() if isinstance(templates, dict) else [str(templates)])
     return Codec(backend, found), loaded.eos_token_id
 
 
-def _template_of_bytes(files: VersionFiles, config: Json) -> Render | None:
+def _template_of_bytes(files: VersionFiles, config: Json) -> str | None:
     template = config.get("chat_template")
     if TEMPLATE in files.names:
         template = _read_template(files)
@@ -188,6 +191,10 @@ def _template_of_bytes(files: VersionFiles, config: Json) -> Render | None:
         return None
     if not isinstance(template, str):
         raise damaged(f"{CONFIG}: chat_template is no text")
+    return template
+
+
+def _render_of_bytes(template: str, config: Json) -> Render:
     load_library()
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -212,14 +219,17 @@ def _read_template(files: VersionFiles) -> str:
     raise damaged(f"{TEMPLATE} is no text of at most {MAX_TEMPLATE_BYTES} bytes")
 
 
-def _try_template(render: Render | None) -> None:
-    """FAILED_PRECONDITION for a template that is not well-formed. What it thinks of the messages does not matter."""
+def _try_template(render: Render | None, templates: Iterable[str]) -> None:
+    """FAILED_PRECONDITION for a template that is not well-formed, or has no end. What it thinks of the messages does
+    not matter. ``templates``: the texts that ``render`` may come from."""
     if render is None:
         return
     from jinja2 import TemplateSyntaxError
 
+    for template in templates:
+        check_end(template)
     try:
-        render(ChatPrompt(({"role": "user", "content": "hello"},)))
+        render(ChatPrompt((PROBE,)))
     except TemplateSyntaxError as error:
         reason = f"line {error.lineno}: {error.message}"
     except Exception:

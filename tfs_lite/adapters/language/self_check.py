@@ -70,6 +70,8 @@ class Verdict:
     positions: int
     layers: int
     cause: str = ""
+    is_sound: bool = True
+    """The plain forward gives numbers."""
 
     @property
     def ok(self) -> bool:
@@ -90,9 +92,8 @@ def self_check(network: Network, module: PreTrainedModel) -> Verdict:
     allowed, layers = ALLOWED.get(module.dtype, ALLOWED[torch.bfloat16]), len(network.cache.keys)
     try:
         texts = _texts(network, module)
-        compared = [
-            _compare(*pair, allowed) for pair in zip(_plain(network, texts), _served(network, texts), strict=True)
-        ]
+        plain = _plain(network, texts)
+        compared = [_compare(*pair, allowed) for pair in zip(plain, _served(network, texts), strict=True)]
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -102,7 +103,9 @@ def self_check(network: Network, module: PreTrainedModel) -> Verdict:
         network.cache.clear()
     differences = [difference for difference, _ in compared]
     worst = math.inf if any(map(math.isnan, differences)) else max(differences)
-    return Verdict(worst, allowed, sum(others for _, others in compared), sum(map(len, texts)), layers)
+    is_sound = all(bool(torch.isfinite(logits).all()) for logits in plain)
+    others, positions = sum(others for _, others in compared), sum(map(len, texts))
+    return Verdict(worst, allowed, others, positions, layers, is_sound=is_sound)
 
 
 def _texts(network: Network, module: PreTrainedModel) -> list[list[int]]:

@@ -263,6 +263,8 @@ def _together(
         if out_of_memory(error):
             raise
         return sentence(error)
+    if not verdict.is_sound:
+        raise failed_precondition(f"what the network computes in {module.dtype} is not finite: try another dtype")
     return network if verdict.ok else str(verdict)
 
 

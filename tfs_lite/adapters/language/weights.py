@@ -72,8 +72,8 @@ def load_network(
 ) -> PreTrainedModel:
     """The network with the version's weights, in eval mode, without gradients.
 
-    FAILED_PRECONDITION, with file and tensor, if weights are missing or do not fit; DATA_LOSS for damaged files. One
-    load at a time; others wait. Call it in a thread that ends soon after.
+    FAILED_PRECONDITION, with file and tensor, if weights are missing or do not fit; DATA_LOSS for damaged files, and
+    for weights that are not finite. One load at a time; others wait. Call it in a thread that ends soon after.
     """
     headers = read_headers(files)
     made = network_class(config)
@@ -85,6 +85,7 @@ def load_network(
     _check_report(report, headers)
     module.__class__ = made
     module.config.dtype = dtype
+    _check_numbers(module)
     if device.type == "cpu":
         _own(module)
     torch.nn.Module.to(module, device)
@@ -137,6 +138,13 @@ def _own(module: torch.nn.Module) -> None:
     or end the process with it."""
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.data.clone()
+
+
+def _check_numbers(module: torch.nn.Module) -> None:
+    """DATA_LOSS for weights that are no numbers: the files were overwritten, or the training came to grief."""
+    for name, parameter in module.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise damaged(f"the weights have numbers that are not finite, in {name}")
 
 
 def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:

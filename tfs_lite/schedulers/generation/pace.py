@@ -7,9 +7,11 @@ step of those that decode alone. One thread.
 
 from __future__ import annotations
 
-LEAST_ROWS = 64
+LEAST_ROWS = 16
 """However slow they are: else a prompt would never be read."""
-NEW = 0.2
+FIRST_ROWS = 64
+"""Of the first prompt, while nobody knows what a row takes."""
+NEW = 0.25
 """Weight of the last step in an average."""
 
 
@@ -23,9 +25,11 @@ class Pace:
 
     @property
     def rows(self) -> int | None:
-        """Of prompts, in a step with decoding texts; None: there is nothing to go by yet, or nothing to mind."""
-        if not self._alone or not self._row:
+        """Of long prompts, in a step with decoding texts; None: there is nothing to go by yet."""
+        if not self._alone:
             return None
+        if not self._row:
+            return FIRST_ROWS
         return max(LEAST_ROWS, int((self._slowdown - 1) * self._alone / self._row))
 
     def took(self, decoding: int, prompt_rows: int, seconds: float) -> None:

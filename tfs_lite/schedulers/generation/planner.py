@@ -19,6 +19,9 @@ from tfs_lite.schedulers.generation.places import Places, Taking
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.generation.text import Phase, Text
 
+SHORT_ROWS = 64
+"""So many rows of prompts that are read to their end are in any step: they slow texts that decode down once, and not
+for step after step, as a long prompt does."""
 LEVEL_SECONDS = 60.0
 """One level of priority is worth so much waiting, with the policy fifo. With the others priority comes before all."""
 
@@ -54,7 +57,7 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """``waiting`` is in order of rank; ``places`` is only looked at. ``beside``: rows of prompts in a step with
-    decoding texts; None: as many as in any."""
+    decoding texts, but for short ones; None: as many as in any."""
 
     settings: EngineSettings
     running: Sequence[Text]
@@ -102,8 +105,10 @@ class _Draft:
         self._now = now
         self._rank = ranking(now.settings.policy)
         self._shares = shares
-        left = now.settings.rows - len(shares)
-        self._left = min(left, now.beside) if shares and now.beside is not None else left
+        self._left = now.settings.rows - len(shares)
+        paced = bool(shares) and now.beside is not None
+        self._beside = now.beside if paced and now.beside is not None else now.settings.rows
+        self._short = max(self._beside, SHORT_ROWS)
         self._places: Places | None = None
         self._read: set[int] = set()
         """Places that the step copies from; they are left as they are in it."""
@@ -116,17 +121,22 @@ class _Draft:
         for text in prompts:
             self._admit(before=text)
             if text not in self._preempted:
-                self._share(text, text.done)
+                self._share(text, text.done, 0)
         self._admit()
         return Decision(self._shares, self._preempted, self._admitted)
 
-    def _share(self, text: Text, start: int) -> None:
+    def _share(self, text: Text, start: int, least: int) -> None:
+        """``least``: rows that it gets however many others have."""
         end = len(text.tokens)
         count = min(end - start, self._now.settings.chunk, self._left)
+        if count < end - start or count > self._short:
+            count = min(count, max(self._beside, least))
         if count > 0:
             draws = start + count == end and end - text.prompt_length < text.limit
             self._shares.append(Share(text, start, count, draws))
             self._left -= count
+            self._beside = max(self._beside - count, 0)
+            self._short = max(self._short - count, 0)
 
     def _admit(self, before: Text | None = None) -> None:
         """As many as there is room for; only such as may overtake that one."""
@@ -142,7 +152,7 @@ class _Draft:
             if taking.source is not None:
                 self._read.add(taking.source)
             self._admitted.append((text, taking))
-            self._share(text, taking.count)
+            self._share(text, taking.count, 1)
 
     def _room(self, text: Text) -> Taking | None:
         """A place, which may be that of another text from now on, and a row."""

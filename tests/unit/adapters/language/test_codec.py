@@ -287,6 +287,24 @@ def test_broken_template_fails_the_load(tmp_path, of_bytes):
     assert "chat template" in message
 
 
+ENDLESS = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}x",
+    "doubles": "{% set ns=namespace(s='aa') %}{% for a in range(60) %}{% set ns.s=ns.s+ns.s %}{% endfor %}{{ns.s}}",
+    "long": "{{ 'a' * 8000000000 }}",
+    "longer than is of use": "{{ 'a' * 5000000 }}",
+}
+
+
+@pytest.mark.parametrize("of_bytes", [False, True], ids=["trained", "bytes"])
+@pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
+def test_template_without_an_end_fails_the_load_and_nothing_else(tmp_path, template, of_bytes):
+    given_files = {"tokenizer_class": "ByteTokenizer"} if of_bytes else {}
+    tokenizer = None if of_bytes else KINDS["byte level"]
+    message = refusal(StatusCode.FAILED_PRECONDITION, tmp_path, tokenizer, template, **given_files)
+    assert "chat template" in message
+    assert "come to an end" in message or "memory" in message
+
+
 def test_nothing_is_looked_for_outside(tmp_path, monkeypatch):
     calls = []
 

@@ -112,7 +112,9 @@ def test_logits_that_are_no_numbers_do_not_pass() -> None:
     module = build("gpt2")
     with torch.no_grad():
         module.lm_head.weight[3] = torch.nan
-    assert not self_check(Network(module, "cpu", places=2, length=64), module).ok
+    verdict = self_check(Network(module, "cpu", places=2, length=64), module)
+    assert not verdict.ok
+    assert not verdict.is_sound
 
 
 def test_no_exchanged_attention_does_not_pass_however_near_the_numbers() -> None:

@@ -268,3 +268,14 @@ def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
     saved(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     assert "pip install 'tfs-lite[generate]'" in refusal(StatusCode.FAILED_PRECONDITION, tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")], ids=str)
+def test_weights_that_are_no_numbers_are_damage(tmp_path, wrong):
+    def spoil(tensors):
+        name = min(tensors)
+        tensors[name].view(-1)[-1] = wrong
+
+    saved(tmp_path)
+    rewrite(tmp_path, spoil)
+    assert "not finite" in refusal(StatusCode.DATA_LOSS, tmp_path)

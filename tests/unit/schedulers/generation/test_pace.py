@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.schedulers.generation.pace import LEAST_ROWS, Pace
+from tfs_lite.schedulers.generation.pace import FIRST_ROWS, LEAST_ROWS, Pace
 
 
 def seconds(decoding: int, rows: int, per_row: float = 0.0001) -> float:
@@ -26,10 +26,10 @@ def learnt(pace: Pace, per_row: float = 0.0001, steps: int = 30) -> int:
 def test_nothing_is_known_before_the_first_steps() -> None:
     pace = Pace(2.0)
     assert pace.rows is None
-    pace.took(8, 0, 0.02)
-    assert pace.rows is None
     pace.took(0, 256, 0.5)
     assert pace.rows is None, "a step without decoding texts slows nobody down"
+    pace.took(8, 0, 0.02)
+    assert pace.rows == FIRST_ROWS
 
 
 @pytest.mark.parametrize("slowdown", [1.5, 2.0, 4.0])
