@@ -1,6 +1,6 @@
 """What a long prompt does to texts that are being written: their time per token while it is read, in ratio to before.
 
-    python benchmarks/long_prompt.py [--shape gpt2-small] [--prompt 2000] [--rounds 5] [--slowdown 2] [--json FILE]
+    python benchmarks/long_prompt.py [--shape gpt2-small] [--prompt 2000] [--rounds 5] [--slowdown 1.8] [--json FILE]
 
 8 texts decode; then a prompt of 2,000 tokens arrives. Compared are the times between two tokens of the 8 texts from its
 arrival to its first token with those of the steps before, in one process, round by round. The aim is a ratio of at
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="gpt2-small")
     parser.add_argument("--prompt", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--slowdown", type=float, default=2.0)
+    parser.add_argument("--slowdown", type=float, default=1.8)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     shape = replace(SHAPES[arguments.shape], length=arguments.prompt + 200)

@@ -44,7 +44,7 @@ class GenerationSettings(Settings):
     """Rows of one step; not less than places."""
     prefill_chunk: Count | None = None
     """Rows of one prompt in one step."""
-    prefill_slowdown: Annotated[float, Field(ge=1.05, le=1000)] = 2.0
+    prefill_slowdown: Annotated[float, Field(ge=1.05, le=1000)] = 1.8
     """How many times as long as without prompts a step may take that reads prompts beside texts that decode. At least
     16 rows of a long prompt are read in a step all the same, and prompts of 64 rows together."""
     prefix_reuse: Flag = True

@@ -95,20 +95,27 @@ def decide(now: Snapshot) -> Decision:
             prompts.append(text)
     if not prompts and not now.waiting:
         return Decision(shares)
-    return _Draft(now, shares).complete(prompts)
+    return _Draft(now, shares, _beside(now, len(shares), len(prompts))).complete(prompts)
+
+
+def _beside(now: Snapshot, decoding: int, prompts: int) -> int:
+    """Rows of long prompts in the step. Where more texts want to begin than go on, it is they who would wait."""
+    if not decoding or now.beside is None:
+        return now.settings.rows
+    beginning = prompts + min(len(now.waiting), len(now.places.free))
+    return now.beside * max(beginning, decoding) // decoding
 
 
 class _Draft:
     """A decision in the making, once the decoding texts have their rows."""
 
-    def __init__(self, now: Snapshot, shares: list[Share]) -> None:
+    def __init__(self, now: Snapshot, shares: list[Share], beside: int) -> None:
         self._now = now
         self._rank = ranking(now.settings.policy)
         self._shares = shares
         self._left = now.settings.rows - len(shares)
-        paced = bool(shares) and now.beside is not None
-        self._beside = now.beside if paced and now.beside is not None else now.settings.rows
-        self._short = max(self._beside, SHORT_ROWS)
+        self._beside = beside
+        self._short = max(beside, SHORT_ROWS)
         self._places: Places | None = None
         self._read: set[int] = set()
         """Places that the step copies from; they are left as they are in it."""

@@ -29,7 +29,7 @@ class EngineSettings:
     """Who of those that wait comes next: one of ``POLICIES``."""
     prefix_reuse: bool = True
     """Whether a text begins with the cache of another one that begins alike."""
-    slowdown: float = 2.0
+    slowdown: float = 1.8
     """How many times as long as without prompts a step may take that reads prompts beside texts that decode."""
 
     def __post_init__(self) -> None:

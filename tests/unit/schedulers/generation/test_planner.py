@@ -249,11 +249,27 @@ def test_short_prompts_are_read_at_once_beside_texts_that_decode() -> None:
         places=9, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
     )
     roster = Roster(settings)
+    running = [Text(number, [1, 2], 2, 50, 0, 0.0, None) for number in range(4)]
+    for text in running:
+        roster.add(text)
+    roster.ran(roster.plan(0.0))
+    for text in running:
+        roster.append(text, 7)
+    for number in range(4, 8):
+        roster.add(Text(number, [number] * 20, 20, 50, 0, 0.0, None))
+    counts = [share.count for share in roster.plan(0.0, beside=16).shares]
+    assert counts == [1, 1, 1, 1, 20, 20, 20, 1], "64 rows to their end; then a newcomer only begins"
+
+
+def test_where_more_texts_begin_than_go_on_prompts_have_more_rows() -> None:
+    settings = EngineSettings(
+        places=9, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
+    )
+    roster = Roster(settings)
     roster.add(Text(0, [1, 2], 2, 50, 0, 0.0, None))
     roster.ran(plan := roster.plan(0.0))
     roster.append(plan.shares[0].text, 7)
     for number in range(1, 5):
-        roster.add(Text(number, [number] * 20, 20, 50, 0, 0.0, None))
-    roster.add(Text(5, [5] * 200, 200, 50, 0, 0.0, None))
-    counts = [share.count for share in roster.plan(0.0, beside=16).shares]
-    assert counts == [1, 20, 20, 20, 1, 1], "64 rows to their end; then each newcomer begins"
+        roster.add(Text(number, [number] * 500, 500, 50, 0, 0.0, None))
+    counts = [share.count for share in roster.plan(0.0, beside=20).shares]
+    assert counts == [1, 80, 1, 1, 1], "four begin beside one"
