@@ -306,5 +306,6 @@ SIDES = {
     "transformers": Transformers,
     "ours (plain weights)": lambda directory: Ours(directory, packed_weights="false"),
     "ours": Ours,
+    "ours (prompts first)": lambda directory: Ours(directory, prefill_slowdown="1000"),
     "ours (longest first)": lambda directory: Ours(directory, policy="longest_first"),
 }
