@@ -115,6 +115,7 @@ class V2House:
 
     def __init__(self, memory: SharedMemory | None = None) -> None:
         self.servables: dict[tuple[str, int], Any] = {}
+        self._all: list[Any] = []
         self.handles = 0
         self._lock = threading.Lock()  # guards handles
         self.registry = CollectorRegistry()
@@ -123,6 +124,8 @@ class V2House:
         self.infer = V2Inference(self.predictor, self.metrics, memory, self.versions_of)
 
     def add(self, name: str, servable: Any, version: int = 1) -> Any:
+        """In place of another one, which ends with the house all the same."""
+        self._all.append(servable)
         self.servables[name, version] = servable
         return servable
 
@@ -170,7 +173,7 @@ class V2House:
         return self.registry.get_sample_value("tfs_lite_requests_total", labels) or 0
 
     def close(self) -> None:
-        for servable in self.servables.values():
+        for servable in self._all:
             servable.close()
 
 

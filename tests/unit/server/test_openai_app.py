@@ -331,8 +331,7 @@ def test_model_that_fails_is_500_without_its_reasons() -> None:
 
 def test_what_nobody_expected_is_an_internal_error_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with serving_openai() as served:
-        served.add("m", script="a")
-        served.servables["m"][1] = None
+        served.servables["m"] = {1: None}
         answer = served.post(COMPLETIONS, {"model": "m", "prompt": "x"})
         assert (answer.status_code, error(answer)["message"]) == (400, "The model 'm' is no language model")
         served.servables["m"] = 5  # type: ignore[assignment]

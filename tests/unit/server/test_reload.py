@@ -92,9 +92,9 @@ WRONG = [
     ([entry("a", path="relative/path")], "to have an absolute path or URI"),
     ([entry("a", path="s3://bucket/a")], "URI"),
     (
-        [entry("a", 'model_platform: "transformers"')],
-        'model a requests unsupported platform "transformers"; this server has: ensemble, python, pytorch_export, '
-        "pytorch_libtorch",
+        [entry("a", 'model_platform: "onnxruntime_onnx"')],
+        'model a requests unsupported platform "onnxruntime_onnx"; this server has: ensemble, python, '
+        "pytorch_export, pytorch_libtorch, transformers",
     ),
     ([entry("a", 'model_platform: "pythom"')], 'unsupported platform "pythom"; did you mean "python"'),
     ([entry("a", 'model_platform: "python"')], "Illegal to change a model's platform"),

@@ -85,9 +85,9 @@ class Cache:
         to_keys.index_put_((places, positions), keys)
         to_values.index_put_((places, positions), values)
 
-    def clear(self) -> None:
-        """Nothing is left of any text."""
-        for place, used in enumerate(self._used):
+    def clear(self, everything: bool = False) -> None:
+        """Nothing is left of any text. ``everything``: also of what was written without ``begin``."""
+        for place, used in enumerate([self.length] * self.places if everything else self._used):
             for tensor in self._tensors if used else ():
                 tensor[place, :, :used].zero_()
         self._used = [0] * self.places

@@ -61,7 +61,7 @@ def record_and_check(network: Network, decoding: FixedDecode, capture: Capture, 
     except Exception as error:
         why = sentence(error)
     finally:
-        network.cache.clear()
+        network.cache.clear(everything=True)
     if why:
         settle(network.device)
         decoding.close()
