@@ -113,6 +113,7 @@ class ItemServable(Traits):
         self._waiting: OrderedDict[_Flight, None] = OrderedDict()
         self._ran: OrderedDict[_Flight, None] = OrderedDict()
         self._turns = deque(models)  # for new calls; the first is the next one
+        self._resizing = threading.Lock()  # held while the inner servable is resized, which is for one thread at a time
         self._leaving: list[Model] = []
         self._inside = Counter[int]()  # calls that are not answered, by the identity of their models
         self._closed = False
@@ -176,8 +177,9 @@ class ItemServable(Traits):
     def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
         """A model leaves the inner servable when the last call that has begun with it is answered."""
         staying = [model for model in self._turns if all(model is not one for one in remove)]
-        if not (staying or add) or not resize(self.inner, add):
-            return False
+        with self._resizing:
+            if not (staying or add) or not resize(self.inner, add):
+                return False
         with self._changed:
             self._turns = deque((*staying, *add))
             self._leaving += remove
@@ -190,7 +192,8 @@ class ItemServable(Traits):
             free = [model for model in self._leaving if id(model) not in self._inside]
             self._leaving = [model for model in self._leaving if id(model) in self._inside]
         if free:
-            resize(self.inner, (), free)
+            with self._resizing:
+                resize(self.inner, (), free)
 
     def close(self) -> None:
         """Answers what waits for ``preprocess``, ends the threads after what has run, closes the inner servable."""
