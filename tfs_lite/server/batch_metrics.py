@@ -6,7 +6,6 @@ waits now, which workers are up) is read when the page is asked for.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,7 +16,15 @@ from prometheus_client.registry import Collector
 
 from tfs_lite.core.model import BatchReport
 from tfs_lite.core.servable import ServableId
-from tfs_lite.server.series import Cell, CounterSeries, GoneVersions, HistogramSeries, SeriesCollector, add_sorted
+from tfs_lite.server.series import (
+    Cell,
+    CounterSeries,
+    GoneVersions,
+    HistogramSeries,
+    SeriesCollector,
+    add_one,
+    add_sorted,
+)
 from tfs_lite.server.upstream_metrics import UpstreamMetrics
 
 SECONDS = (
@@ -89,11 +96,11 @@ class BatchMetrics:
         key = (report.id.name, report.id.version)
         line = self._lines.get(key) or self._make_line(key)
         add_sorted(line.waits, SECONDS, waits, waited)
-        _add(line.rows, NUMBERS, report.rows)
-        _add(line.padding, PADDING, report.padding)
-        _add(line.calls, NUMBERS, len(waits))
+        add_one(line.rows, NUMBERS, report.rows)
+        add_one(line.padding, PADDING, report.padding)
+        add_one(line.calls, NUMBERS, len(waits))
         if report.ok:
-            _add(line.seconds, SECONDS, report.run_seconds)
+            add_one(line.seconds, SECONDS, report.run_seconds)
         else:
             line.failures[0] += 1
 
@@ -106,11 +113,6 @@ class BatchMetrics:
         for series in self._series:
             series.drop(**labels)
         self._lines.clear()
-
-
-def _add(cell: Cell, limits: tuple[float, ...], value: float) -> None:
-    cell[bisect_left(limits, value)] += 1
-    cell[-1] += value
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
@@ -20,7 +19,7 @@ from prometheus_client.registry import Collector
 from tfs_lite.core.generation import EngineState, StepReport, TextReport
 from tfs_lite.core.servable import ServableId
 from tfs_lite.server.batch_metrics import NUMBERS
-from tfs_lite.server.series import Cell, CounterSeries, GoneVersions, Guard, HistogramSeries, SeriesCollector
+from tfs_lite.server.series import CounterSeries, GoneVersions, Guard, HistogramSeries, SeriesCollector, add_one
 
 STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 TEXT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
@@ -165,6 +164,4 @@ class _Engines(Collector):
 
 
 def _add(series: HistogramSeries, labels: tuple[str, ...], value: float) -> None:
-    cell: Cell = series.cell(labels)
-    cell[bisect_left(series.limits, value)] += 1
-    cell[-1] += value
+    add_one(series.cell(labels), series.limits, value)

@@ -81,6 +81,12 @@ class Cells:
         self.guard.dropped += 1
 
 
+def add_one(cell: Cell, limits: Sequence[float], value: float) -> None:
+    """Counts a value in a histogram's cell. Called under the lock."""
+    cell[bisect_left(limits, value)] += 1
+    cell[-1] += value
+
+
 def add_sorted(cell: Cell, limits: Sequence[float], values: Sequence[float], total: float) -> None:
     """Counts many values, in ascending order, whose sum is ``total``. Called under the lock. Takes a step for each
     bucket that they fall into, not for each value."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from tfs_lite.adapters.language.budget import GROWING_ROPES
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.core.generation import Draw, Rows, Sampling, Step
 
@@ -26,7 +27,6 @@ SINGLE_ROWS = 8
 ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Parts of the spread of the logits."""
 LAYERS = frozenset({"full_attention", "sliding_attention"})
-GROWING_ROTARY = frozenset({"dynamic", "longrope"})
 
 
 def needs_fallback(module: PreTrainedModel, length: int | None = None) -> str | None:
@@ -49,7 +49,7 @@ def _growing_rotary(name: str, config: Any, length: int | None) -> str | None:
     """Rotary embeddings that change with the longest text in a forward."""
     found = getattr(config, "rope_parameters", None) or {}
     for rope in (found, *found.values()):
-        if not isinstance(rope, Mapping) or rope.get("rope_type") not in GROWING_ROTARY:
+        if not isinstance(rope, Mapping) or rope.get("rope_type") not in GROWING_ROPES:
             continue
         first = rope.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None) or 0
         if length is None or length > first:
