@@ -28,7 +28,7 @@ from tfs_lite.core.status import ServingError
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.server.background import BackgroundRunner
-from tfs_lite.server.grpc_table import CallContext
+from tfs_lite.transport.table import CallContext
 from tfs_lite.server.heap import HeapTrimmer
 from tfs_lite.server.http_body import BodyReader
 from tfs_lite.server.inference import Inferences

@@ -35,7 +35,7 @@ from tfs_lite.protocols.v2_tensors import name_of
 from tfs_lite.server.background import BackgroundRunner
 from tfs_lite.server.catalogue import Catalogue
 from tfs_lite.server.core import ServerCore
-from tfs_lite.server.grpc_table import CallContext
+from tfs_lite.transport.table import CallContext
 from tfs_lite.server.heap import HeapTrimmer
 from tfs_lite.server.http_body import BodyReader
 from tfs_lite.server.model_configs import ConfigOverride, ModelConfigs

@@ -20,7 +20,7 @@ from tfs_lite.server.door_settings import DoorSettings
 from tfs_lite.server.frontend_metrics import FrontendCollector
 from tfs_lite.server.frontend_pool import FrontendPool
 from tfs_lite.server.grpc_server import GrpcServer
-from tfs_lite.server.grpc_table import Method
+from tfs_lite.transport.table import Method
 from tfs_lite.server.health import ChangeSignal, Health
 from tfs_lite.server.health_service import HealthService
 from tfs_lite.server.http_app import HttpApp

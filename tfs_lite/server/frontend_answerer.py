@@ -18,7 +18,7 @@ from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.server import frontend_wire as wire
 from tfs_lite.server.frontend_wire import Link, WireError
 from tfs_lite.server.grpc_server import INTERNAL, MAX_DETAILS
-from tfs_lite.server.grpc_table import CallContext, CallKind, Method, StreamHandler, UnaryHandler
+from tfs_lite.transport.table import CallContext, CallKind, Method, StreamHandler, UnaryHandler
 
 logger = logging.getLogger(__name__)
 

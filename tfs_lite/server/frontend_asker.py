@@ -17,7 +17,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server import frontend_wire as wire
 from tfs_lite.server.frontend_setup import kind_of
 from tfs_lite.server.frontend_wire import Link, WireError
-from tfs_lite.server.grpc_table import CallContext, CallKind, Method, StreamHandler, UnaryHandler, bidi_stream
+from tfs_lite.transport.table import CallContext, CallKind, Method, StreamHandler, UnaryHandler, bidi_stream
 
 
 class _Unary:

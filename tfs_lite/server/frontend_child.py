@@ -20,7 +20,7 @@ from tfs_lite.server import frontend_wire as wire
 from tfs_lite.server.frontend_answerer import Answerer
 from tfs_lite.server.frontend_ring import make_memory, map_memory
 from tfs_lite.server.frontend_setup import FrontendSetup
-from tfs_lite.server.grpc_table import Method
+from tfs_lite.transport.table import Method
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from tfs_lite.server.frontend_port import hold_port
 from tfs_lite.server.frontend_setup import FrontendSetup, rows_of
 from tfs_lite.server.frontend_wire import MAX_PAYLOAD
 from tfs_lite.server.grpc_server import PORT_FLAG, SHARE_PORT
-from tfs_lite.server.grpc_table import CallContext, CallKind, Method, StreamHandler, UnaryHandler
+from tfs_lite.transport.table import CallContext, CallKind, Method, StreamHandler, UnaryHandler
 
 RECEIVE_LIMIT = "grpc.max_receive_message_length"
 

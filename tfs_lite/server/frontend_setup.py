@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from tfs_lite.server.grpc_table import CallKind, Method
+from tfs_lite.transport.table import CallKind, Method
 
 
 @dataclass(frozen=True, slots=True)

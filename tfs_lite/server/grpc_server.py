@@ -22,7 +22,7 @@ from tfs_lite.core.status import ServingError, Status, StatusCode, failed_precon
 from tfs_lite.protocols.descriptors import POOL
 from tfs_lite.server.addresses import check_address, in_use
 from tfs_lite.server.door import Door
-from tfs_lite.server.grpc_table import BidiHandler, CallContext, CallKind, Method, StreamHandler, UnaryHandler
+from tfs_lite.transport.table import BidiHandler, CallContext, CallKind, Method, StreamHandler, UnaryHandler
 from tfs_lite.server.unix_socket import cannot_listen, claim
 
 logger = logging.getLogger(__name__)

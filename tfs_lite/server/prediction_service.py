@@ -25,7 +25,7 @@ from tfs_lite.protocols.messages import (
 )
 from tfs_lite.protocols.predict_answers import AnswerWriter
 from tfs_lite.protocols.serving import ModelRef, model_spec, parse, read_model_spec, signature_def_map
-from tfs_lite.server.grpc_table import CallContext, Method, unary
+from tfs_lite.transport.table import CallContext, Method, unary
 from tfs_lite.server.inference import Infer, Inferences
 from tfs_lite.server.predict_reader import PredictReader
 from tfs_lite.server.predictor import Lookup, Predictor

@@ -11,7 +11,7 @@ from tfs_lite.server.addresses import is_loopback
 from tfs_lite.server.background import BackgroundRunner
 from tfs_lite.server.catalogue import Catalogue
 from tfs_lite.server.core import ServerCore
-from tfs_lite.server.grpc_table import Method
+from tfs_lite.transport.table import Method
 from tfs_lite.server.health import Health
 from tfs_lite.server.predictor import Predictor
 from tfs_lite.server.repository_control import RepositoryControl

@@ -21,7 +21,7 @@ from tfs_lite.protocols.v2_grpc import SentMessage, read_message, read_request
 from tfs_lite.protocols.v2_grpc_answers import stream_bytes, stream_error
 from tfs_lite.protocols.v2_request import InferAnswer
 from tfs_lite.server.grpc_server import INTERNAL
-from tfs_lite.server.grpc_table import CallContext
+from tfs_lite.transport.table import CallContext
 from tfs_lite.server.request_metrics import GRPC, RequestRecord
 from tfs_lite.server.v2_inference import METHOD, V2Inference, V2Started
 

@@ -14,7 +14,7 @@ import psutil
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.server.door import HEALTH
 from tfs_lite.server.frontend_pool import FrontendPool
-from tfs_lite.server.grpc_table import CallContext, Method, server_stream, unary
+from tfs_lite.transport.table import CallContext, Method, server_stream, unary
 
 LIMIT = 8_000_000
 PROCESSES = 2

@@ -15,7 +15,7 @@ from tfs_lite.server import frontend_wire as wire
 from tfs_lite.server.frontend_answerer import Answerer
 from tfs_lite.server.frontend_ring import make_memory, map_memory
 from tfs_lite.server.frontend_wire import HEAD
-from tfs_lite.server.grpc_table import CallContext, Method, bidi_stream, unary
+from tfs_lite.transport.table import CallContext, Method, bidi_stream, unary
 
 PATIENCE = 30
 

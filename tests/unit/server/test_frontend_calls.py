@@ -18,7 +18,7 @@ from tfs_lite.server.frontend_answerer import Answerer
 from tfs_lite.server.frontend_asker import Asker
 from tfs_lite.server.frontend_ring import make_memory, map_memory
 from tfs_lite.server.frontend_setup import FrontendSetup, rows_of
-from tfs_lite.server.grpc_table import CallContext, Method, bidi_stream, server_stream, unary
+from tfs_lite.transport.table import CallContext, Method, bidi_stream, server_stream, unary
 
 PATIENCE = 30
 

@@ -123,7 +123,7 @@ def test_a_frontend_that_hangs_does_not_hinder_the_others_and_is_ended_by_stop(
 MAIN = """
 import asyncio, sys
 from tfs_lite.server.frontend_pool import FrontendPool
-from tfs_lite.server.grpc_table import unary
+from tfs_lite.transport.table import unary
 
 async def echo(data, context):
     return data

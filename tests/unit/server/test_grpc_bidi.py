@@ -13,7 +13,7 @@ import pytest
 
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.server.grpc_server import GrpcServer
-from tfs_lite.server.grpc_table import CallContext, Method, bidi_stream
+from tfs_lite.transport.table import CallContext, Method, bidi_stream
 
 
 class Service:

@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.server.door import HEALTH
 from tfs_lite.server.grpc_server import GrpcServer, truncate
-from tfs_lite.server.grpc_table import CallContext, server_stream, unary
+from tfs_lite.transport.table import CallContext, server_stream, unary
 from tfs_lite.testing.process import wait_until
 
 LIMIT = 100_000

@@ -7,7 +7,7 @@ import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import HealthCheckRequest, HealthCheckResponse
-from tfs_lite.server.grpc_table import CallContext
+from tfs_lite.transport.table import CallContext
 from tfs_lite.server.health import SERVICES, ChangeSignal, Health, ServingStatus
 from tfs_lite.server.health_service import HealthService
 

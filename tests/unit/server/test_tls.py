@@ -20,7 +20,7 @@ import trustme
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.grpc_server import GrpcServer
-from tfs_lite.server.grpc_table import CallContext, unary
+from tfs_lite.transport.table import CallContext, unary
 from tfs_lite.server.tls import TlsFile
 
 AUTHORITY, STRANGER = trustme.CA(), trustme.CA()

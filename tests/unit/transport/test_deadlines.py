@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.server.deadlines import Deadlines
+from tfs_lite.transport.deadlines import Deadlines
 
 
 class StillLoop(asyncio.SelectorEventLoop):

@@ -1,0 +1,34 @@
+"""What the transport counts, for metrics and tests. Written on the event loop, read from any thread."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Numbers:
+    """Of one server. Plain additions: a reader may see one of two numbers that belong together."""
+
+    connections: int = 0
+    """Open now."""
+    connections_total: int = 0
+    closed: Counter[str] = field(default_factory=Counter)
+    """Connections that ended, by kind: ``client``, ``drained``, ``idle``, ``age``, ``keepalive``, ``handshake``,
+    ``slow_reader``, ``too_many``, ``protocol``, or a name of :data:`limits.FLOODS`."""
+    streams: int = 0
+    """Open now, those included whose handler has not ended after a reset."""
+    calls: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Calls that ended, by path and gRPC status code. Only paths of the table; others are ``""``."""
+    refused: int = 0
+    """Streams beyond the bound, sent REFUSED_STREAM."""
+    resets_received: int = 0
+    resets_sent: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    messages_received: int = 0
+    messages_sent: int = 0
+    unread: int = 0
+    """Bytes of requests that no handler has taken yet."""
+    unsent: int = 0
+    """Bytes of answers that wait for a client's window or socket."""
