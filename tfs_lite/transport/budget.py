@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tfs_lite.transport.errors import ConnectionFault, ErrorCode
+from tfs_lite.transport.limits import FLOODS, Limits
+
 
 class Budget:
     """``take`` costs next to nothing until the burst is used up; only then the clock is read. On one thread."""
@@ -31,3 +34,32 @@ class Budget:
     def give(self, amount: float = 1.0) -> None:
         """Earned by something useful."""
         self._left = min(self._burst, self._left + amount)
+
+
+class Budgets:
+    """All budgets of one connection, by the names of :data:`limits.FLOODS`."""
+
+    __slots__ = ("_by_name", "_frames_sent")
+
+    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
+        self._by_name: dict[str, Budget] = {}
+        for name in FLOODS:
+            burst, per_second = getattr(limits, name)
+            self._by_name[name] = Budget(burst, per_second, clock)
+        self._frames_sent = 0
+
+    def spend(self, name: str) -> None:
+        """Raises ConnectionFault when there is nothing left."""
+        if not self._by_name[name].take():
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, FLOODS[name], FLOODS[name])
+
+    def spend_update(self, frames_sent: int) -> None:
+        """A WINDOW_UPDATE, of which every frame that was sent has earned two."""
+        updates = self._by_name["updates"]
+        if frames_sent > self._frames_sent:
+            updates.give(2 * (frames_sent - self._frames_sent))
+            self._frames_sent = frames_sent
+        self.spend("updates")
+
+    def earn_reset(self) -> None:
+        self._by_name["resets"].give()

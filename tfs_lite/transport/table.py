@@ -17,6 +17,7 @@ class CallKind(enum.Enum):
 
     UNARY = "one request, one answer"
     SERVER_STREAM = "one request, many answers"
+    CLIENT_STREAM = "many requests, one answer"
     BIDI_STREAM = "many requests and many answers, in any order"
 
 
@@ -25,9 +26,9 @@ class CallContext:
     """What a handler may know about the call besides its bytes.
 
     ``deadline`` is in seconds of ``time.monotonic``; None: the client set none. ``metadata`` has the client's, names in
-    lower case, of calls with streams. When the client goes, the handler's task is cancelled. What the handler appends
-    to ``trailers`` (lower-case name, printable ASCII text) goes out with the status of a unary call, for clients that
-    know to look there.
+    lower case, of calls with many requests. When the client goes, the handler's task is cancelled. What the handler
+    appends to ``trailers`` (lower-case name, printable ASCII text) goes out with the status of a call with one answer,
+    for clients that know to look there.
     """
 
     deadline: float | None
@@ -37,8 +38,10 @@ class CallContext:
 
 UnaryHandler: TypeAlias = Callable[[bytes, CallContext], Awaitable[bytes]]
 StreamHandler: TypeAlias = Callable[[bytes, CallContext], AsyncIterator[bytes]]
+ClientStreamHandler: TypeAlias = Callable[[AsyncIterator[bytes], CallContext], Awaitable[bytes]]
 BidiHandler: TypeAlias = Callable[[AsyncIterator[bytes], CallContext], AsyncIterator[bytes]]
-"""The iterator of requests ends when the client has said its last word."""
+"""The iterator of requests ends when the client has said its last word, or the server shuts down: the status is
+UNAVAILABLE then, whatever the handler answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Method:
 
     path: str
     kind: CallKind
-    handler: UnaryHandler | StreamHandler | BidiHandler
+    handler: UnaryHandler | StreamHandler | ClientStreamHandler | BidiHandler
 
     @property
     def service(self) -> str:
@@ -64,6 +67,10 @@ def unary(path: str, handler: UnaryHandler) -> Method:
 
 def server_stream(path: str, handler: StreamHandler) -> Method:
     return Method(path, CallKind.SERVER_STREAM, handler)
+
+
+def client_stream(path: str, handler: ClientStreamHandler) -> Method:
+    return Method(path, CallKind.CLIENT_STREAM, handler)
 
 
 def bidi_stream(path: str, handler: BidiHandler) -> Method:

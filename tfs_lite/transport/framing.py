@@ -1,0 +1,158 @@
+"""From bytes to frames (RFC 9113, sections 3.4, 4 and 6.10): the preface, whole frames, whole header blocks.
+
+What comes may be cut anywhere. A header block in several frames is put together here, so that nobody else has to know
+CONTINUATION; it reaches the handler of HEADERS as one, without padding and priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from tfs_lite.transport.errors import ConnectionFault, ErrorCode
+from tfs_lite.transport.frames import (
+    ACK,
+    CONTINUATION,
+    END_HEADERS,
+    HEAD,
+    HEAD_SIZE,
+    HEADERS,
+    PADDED,
+    PREFACE,
+    PRIORITY_FLAG,
+    SETTINGS,
+    STREAM_MASK,
+)
+from tfs_lite.transport.limits import Limits
+
+PRIORITY_SIZE = 5
+
+Handler: TypeAlias = Callable[[int, int, bytes], None]
+"""Flags, stream, payload."""
+
+
+class FrameReader:
+    """``handlers``: by type of frame, DATA first; ``spend(name)`` pays for what means nothing, from a budget.
+
+    ``partial_since``: when the frame, header block or preface that is incomplete now began; None: there is none.
+    ``opened`` is set by the owner once the first SETTINGS are in force. ``stopped``: nothing more is to be read.
+    """
+
+    __slots__ = (
+        "_block",
+        "_block_since",
+        "_block_start",
+        "_continuations",
+        "_greeted",
+        "_handlers",
+        "_max_block",
+        "_max_continuations",
+        "_max_frame",
+        "_rest",
+        "_spend",
+        "opened",
+        "partial_since",
+        "stopped",
+    )
+
+    def __init__(self, limits: Limits, handlers: Sequence[Handler], spend: Callable[[str], None], now: float) -> None:
+        self._handlers = tuple(handlers)
+        self._spend = spend
+        self._max_frame = limits.max_frame
+        self._max_block = 2 * limits.max_header_list
+        self._max_continuations = limits.max_continuations
+        self._rest = b""
+        self._greeted = False
+        self._block: bytearray | None = None
+        self._block_start = (0, 0)
+        """Flags and stream of the HEADERS that the block began with."""
+        self._block_since = now
+        self._continuations = 0
+        self.opened = False
+        self.stopped = False
+        self.partial_since: float | None = now
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Calls the handlers. Raises ConnectionFault, after which there is nothing more to feed."""
+        if self._rest:
+            data = self._rest + data
+        used = self._read(data, now)
+        self._rest = data[used:]
+        if self._block is not None:
+            self.partial_since = self._block_since
+        elif not self._rest and self.opened:
+            self.partial_since = None
+        elif self.partial_since is None or (used and self.opened):
+            self.partial_since = now
+
+    def _read(self, data: bytes, now: float) -> int:
+        """How many bytes of it were used up."""
+        position, size = 0, len(data)
+        if not self._greeted:
+            if data[: len(PREFACE)] != PREFACE[:size]:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this port speaks gRPC over HTTP/2", "no_http2")
+            if size < len(PREFACE):
+                return 0
+            self._greeted, position = True, len(PREFACE)
+        unpack = HEAD.unpack_from
+        while size - position >= HEAD_SIZE and not self.stopped:
+            high, low, kind, flags, number = unpack(data, position)
+            length = high << 16 | low
+            if length > self._max_frame:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame larger than MAX_FRAME_SIZE")
+            start = position + HEAD_SIZE
+            if start + length > size:
+                break
+            position = start + length
+            self._dispatch(kind, flags, number & STREAM_MASK, data[start:position], now)
+        return position
+
+    def _dispatch(self, kind: int, flags: int, number: int, payload: bytes, now: float) -> None:
+        if self._block is not None or kind == CONTINUATION:
+            self._continue(kind, flags, number, payload)
+            return
+        if not self.opened and (kind != SETTINGS or flags & ACK):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        if kind == HEADERS:
+            if flags & (PADDED | PRIORITY_FLAG):
+                payload = bare(flags, payload)
+            if not flags & END_HEADERS:
+                self._block, self._block_start = bytearray(payload), (flags, number)
+                self._block_since, self._continuations = now, 0
+                return
+        if kind < len(self._handlers):
+            self._handlers[kind](flags, number, payload)
+        else:
+            self._spend("oddments")
+
+    def _continue(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        block, (first_flags, stream) = self._block, self._block_start
+        if block is None:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        if kind != CONTINUATION or number != stream:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame inside a header block")
+        self._continuations += 1
+        if len(block) + len(payload) > self._max_block or self._continuations > self._max_continuations:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block without an end", "header_bomb")
+        if not payload:
+            self._spend("empties")
+        block += payload
+        if flags & END_HEADERS:
+            self._block = None
+            self._handlers[HEADERS](first_flags, stream, bytes(block))
+
+
+def bare(flags: int, payload: bytes) -> bytes:
+    """Without padding and priority."""
+    start, padding = 0, 0
+    if flags & PADDED:
+        if not payload:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without a length of its padding")
+        start, padding = 1, payload[0]
+    if flags & PRIORITY_FLAG:
+        start += PRIORITY_SIZE
+        if start > len(payload):
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS too short for its priority")
+    if start + padding > len(payload):
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "more padding than frame")
+    return payload[start : len(payload) - padding]

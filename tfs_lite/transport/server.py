@@ -1,0 +1,222 @@
+"""A gRPC server on listening sockets: takes connections, looks at them now and then, and stops without losing calls.
+
+start -> accept -> (TLS) -> ServerProtocol -> calls
+stop: no more connections -> GOAWAY everywhere -> calls inside are answered, or cut off after the grace -> nothing
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from tfs_lite.transport.common import Common, Hooks
+from tfs_lite.transport.head import Heads
+from tfs_lite.transport.limits import Limits
+from tfs_lite.transport.numbers import Numbers
+from tfs_lite.transport.protocol import ServerProtocol
+from tfs_lite.transport.table import Method
+from tfs_lite.transport.watch import LINGER, Watch, tick_of
+
+__all__ = ["Hooks", "Server"]
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 1024
+MAX_HANDSHAKES = 1024
+"""In progress at a time; one more costs the oldest its chance."""
+ACCEPT_PAUSE = 1.0
+"""Seconds after the system had no socket for us (too many open files)."""
+CHOOSE_EVERY = 1.0
+"""Seconds between two searches for connections that can be spared."""
+CANCEL_PATIENCE = 5.0
+"""Seconds that handlers have for ending after they were cancelled."""
+
+
+class Server:
+    """``start`` -> ``stop``, both on the event loop that runs the handlers. ``numbers`` may be read from any thread.
+
+    ``tls`` gives the newest context, and is called for every connection; None: no TLS. Clients must choose ``h2`` by
+    ALPN then.
+    """
+
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        limits: Limits,
+        hooks: Hooks,
+        *,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        self.numbers = Numbers()
+        self.heads = Heads(methods)
+        self.common: Common
+        self._limits = limits
+        self._hooks = hooks
+        self._tls = tls
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        self._connections: set[ServerProtocol] = set()
+        self._spare: deque[tuple[ServerProtocol, float]] = deque()
+        self._chosen = 0.0
+        self._watch: Watch
+        self._changed = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
+        self._cut_at = 0.0
+
+    async def start(self, sockets: Sequence[socket.socket]) -> None:
+        """Bound sockets, of TCP or Unix. They are the server's from now on; so is closing them."""
+        loop = asyncio.get_running_loop()
+        self.common = Common(loop, self._limits, self.numbers, self._hooks, self._changed.set)
+        self._watch = Watch(loop, tick_of(self._limits), lambda: self._connections)
+        self._watch.start()
+        for listening in sockets:
+            listening.setblocking(False)
+            listening.listen(BACKLOG)
+            self._sockets.append(listening)
+            self._accepting.append(loop.create_task(self._accept(listening)))
+
+    async def stop(self, grace: float) -> None:
+        """Takes no more connections and asks clients for no more calls; returns when those inside are answered, or
+        cancelled after ``grace`` seconds, and nothing is left. May be called again with a shorter grace while it runs.
+        """
+        loop = asyncio.get_running_loop()
+        cut_at = loop.time() + grace
+        if self._stopping is None:
+            self._cut_at = cut_at
+            self._stopping = loop.create_task(self._stop())
+        elif cut_at < self._cut_at:
+            self._cut_at = cut_at
+            self._changed.set()
+        await asyncio.shield(self._stopping)
+
+    # Connections come and go.
+
+    def arrived(self, protocol: ServerProtocol) -> bool:
+        if self.common.draining:
+            return False
+        if len(self._connections) >= self._limits.max_connections:
+            spare = self._choose()
+            if spare is None:
+                return False
+            spare.evict()
+            self._connections.discard(spare)
+        self._connections.add(protocol)
+        return True
+
+    def left(self, protocol: ServerProtocol) -> None:
+        self._connections.discard(protocol)
+        if not self._connections:
+            self._changed.set()
+
+    def _choose(self) -> ServerProtocol | None:
+        """The connection without a call from which nothing has come for longest. The search over all of them is made
+        at most once in a while, for many."""
+        now = self.common.loop.time()
+        if not self._spare and now - self._chosen >= CHOOSE_EVERY:
+            self._chosen = now
+            idle = [(protocol, since) for protocol in self._connections if (since := protocol.idle_since) is not None]
+            self._spare.extend(sorted(idle, key=lambda item: item[1]))
+        while self._spare:
+            protocol, since = self._spare.popleft()
+            if protocol.idle_since == since and protocol in self._connections:
+                return protocol
+        return None
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = self.common.loop
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except ConnectionError:
+                continue  # it has gone before it was taken
+            except OSError:
+                logger.exception("no connection can be taken; trying again in %s s", ACCEPT_PAUSE)
+                await asyncio.sleep(ACCEPT_PAUSE)
+                continue
+            if len(self._handshakes) >= MAX_HANDSHAKES:
+                next(iter(self._handshakes)).cancel()
+            task = loop.create_task(self._welcome(accepted))
+            self._handshakes[task] = None
+            task.add_done_callback(self._welcomed)
+            await asyncio.sleep(0)
+
+    def _welcomed(self, task: asyncio.Task[None]) -> None:
+        del self._handshakes[task]
+
+    async def _welcome(self, accepted: socket.socket) -> None:
+        loop = self.common.loop
+        try:
+            if self._tls is None:
+                await loop.connect_accepted_socket(self._protocol, accepted)
+            else:
+                timeout = self._limits.handshake_timeout
+                context = self._tls()
+                await loop.connect_accepted_socket(
+                    self._protocol, accepted, ssl=context, ssl_handshake_timeout=timeout, ssl_shutdown_timeout=LINGER
+                )
+        except (OSError, asyncio.CancelledError):  # ssl.SSLError is one, and a timeout
+            self.numbers.closed["handshake"] += 1
+            accepted.close()
+        except Exception:
+            logger.exception("a connection could not be taken")
+            accepted.close()
+
+    def _protocol(self) -> ServerProtocol:
+        return ServerProtocol(self)
+
+    # The end.
+
+    async def _stop(self) -> None:
+        await self._close_doors()
+        common = self.common
+        common.draining = True
+        for call in list(common.calls):
+            call.drain()
+        for protocol in list(self._connections):
+            protocol.drain("drained")
+        await self._emptied(lambda: self._cut_at)
+        for protocol in list(self._connections):
+            protocol.cut()
+        await self._end_of(lambda: not self._connections, LINGER)
+        for protocol in list(self._connections):
+            protocol.abort("drained")
+        if not await self._end_of(lambda: not self._connections and not common.calls, CANCEL_PATIENCE):
+            logger.error("%d handlers of gRPC calls go on after they were cancelled", len(common.calls))
+        self._watch.stop()
+        common.deadlines.close()
+        common.inflater.close()
+
+    async def _close_doors(self) -> None:
+        tasks = [*self._accepting, *self._handshakes]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listening in self._sockets:
+            listening.close()
+
+    def _is_empty(self) -> bool:
+        return not self._connections and not self.common.calls
+
+    async def _end_of(self, over: Callable[[], bool], patience: float) -> bool:
+        ends = self.common.loop.time() + patience
+        return await self._until(over, lambda: ends)
+
+    async def _emptied(self, ends: Callable[[], float]) -> None:
+        await self._until(self._is_empty, ends)
+
+    async def _until(self, over: Callable[[], bool], ends: Callable[[], float]) -> bool:
+        """Whether it was over before the time, which may be moved while this waits."""
+        while not over():
+            left = ends() - self.common.loop.time()
+            if left <= 0:
+                return False
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+        return True

@@ -1,0 +1,59 @@
+"""One stream of a connection: how far both sides are, their windows, and what waits to be sent on it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+
+class Stream:
+    """Changed by the connection only; ``call`` belongs to whoever answers.
+
+        open -> ended (the client has said its last word) -> finished (so have we) -> gone
+        any of them -> dead (RST_STREAM, or the end of the connection)
+
+    ``place`` is taken from the start until nothing is left to send and ``release`` was called.
+    """
+
+    __slots__ = (
+        "call",
+        "dead",
+        "ended",
+        "expects",
+        "finished",
+        "id",
+        "in_turn",
+        "queue",
+        "receive_owed",
+        "receive_target",
+        "receive_window",
+        "released",
+        "window",
+    )
+
+    def __init__(self, number: int, window: int, receive_window: int) -> None:
+        self.id = number
+        self.window = window
+        """Bytes that the client still takes; below 0 after it has made its window smaller."""
+        self.receive_window = receive_window
+        """Bytes that the client may still send."""
+        self.receive_target = receive_window
+        """What the window is filled up to again."""
+        self.receive_owed = 0
+        """Bytes that were used up, and that the client has not been told about."""
+        self.expects = -1
+        """Bytes that ``content-length`` has promised and that have not come; -1: nothing was promised."""
+        self.queue: deque[bytes | memoryview] | None = None
+        """Whole frames (bytes) and contents of DATA (memoryview), in order; None: nothing has had to wait yet."""
+        self.in_turn = False
+        """Whether it is in the line of streams that send."""
+        self.ended = False
+        self.finished = False
+        self.dead = False
+        self.released = False
+        self.call: Any = None
+
+    @property
+    def has_room(self) -> bool:
+        """Nothing waits."""
+        return not self.queue
