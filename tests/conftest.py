@@ -26,6 +26,17 @@ settings.register_profile("tfs_lite", deadline=None)  # how long an example take
 settings.load_profile("tfs_lite")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--grpc-server", choices=("native", "grpcio"), help="who speaks gRPC in tests that do not say")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if name := config.getoption("--grpc-server"):
+        from tfs_lite.testing.grpc_choice import choose
+
+        choose(name)
+
+
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Long values (bodies, keys made for the run) are not part of a test's name: workers must agree on it."""
     return argname if isinstance(val, str | bytes) and len(val) > LONGEST_ID else None

@@ -35,7 +35,7 @@ with warnings.catch_warnings():
 import grpc  # noqa: E402
 from google.protobuf import text_format  # noqa: E402
 
-from tfs_lite.testing.process import ServerProcess  # noqa: E402
+from tfs_lite.testing.process import ServerProcess, set_default_flags  # noqa: E402
 
 pytest_plugins = ("tests.conformance.triton_fixtures", "tests.conformance.language_fixtures")
 
@@ -62,6 +62,15 @@ model_config_list {{
   config {{ name: "missing" base_path: "{root}/nothing_here" }}
 }}
 """
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--grpc-server", choices=("native", "grpcio"), help="who speaks gRPC in servers that do not say")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if name := config.getoption("--grpc-server"):
+        set_default_flags(grpc_server=name)
 
 
 class Stock:

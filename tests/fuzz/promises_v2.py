@@ -16,7 +16,7 @@ from tfs_lite.protocols import v2_messages as v2
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.v2_generate import ONE_ANSWER
 from tfs_lite.protocols.v2_tensors import decode_raw
-from tfs_lite.server.grpc_server import INTERNAL
+from tfs_lite.server.grpc_status import INTERNAL
 
 MAX_WORDS = 4096
 """Bytes of an error, beside what it repeats of the request."""

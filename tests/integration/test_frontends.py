@@ -13,13 +13,17 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols import tensor_proto
 from tfs_lite.protocols.messages import HealthCheckRequest, HealthCheckResponse, PredictRequest, PredictResponse
+from tfs_lite.server.v2_grpc_service import SERVICE
 from tfs_lite.testing.models import TaggedArchives, write_python_version
 from tfs_lite.testing.probe import ROW, Probe, Traffic
 from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.v2_client import V2Client, V2Stream
 
 FRONTENDS = 2
 COUNTING = """
@@ -120,6 +124,48 @@ def test_health_is_watched_through_a_frontend_until_the_server_drains(server: Se
         server.terminate()
         assert [answer.status for answer in watch] == [2]
     assert server.wait() == 0
+
+
+def ask_stream(stream: V2Stream, model: str, x: np.ndarray, name: str = "") -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": x.shape}
+    stream.send(model_name=model, id=name, inputs=[tensor], raw_input_contents=[x.tobytes()])
+
+
+def test_inference_and_reflection_have_streams_of_requests_through_a_frontend(server: ServerProcess) -> None:
+    with grpc.insecure_channel(server.target) as channel:
+        stream = V2Client(channel).stream(mine="yes")
+        rows = [np.full((rows, 3), number, np.float32) for number in range(60) for rows in (1, 20_000)]
+        for index, x in enumerate(rows):
+            ask_stream(stream, "tagged", x, str(index))
+        for index, x in enumerate(rows):
+            answer = stream.next()
+            assert (answer.error_message, answer.infer_response.id) == ("", str(index))
+            np.testing.assert_array_equal(
+                np.frombuffer(answer.infer_response.raw_output_contents[0], x.dtype), x.flatten() + 1
+            )
+        ask_stream(stream, "nowhere", ROW)
+        assert "nowhere" in stream.next().error_message
+        stream.end()
+        assert stream.rest() == []
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert {"tensorflow.serving.PredictionService", SERVICE.strip("/")} <= set(database.get_services())
+        infer = DescriptorPool(database).FindServiceByName(SERVICE.strip("/")).FindMethodByName("ModelStreamInfer")
+        assert infer.client_streaming
+
+
+def test_a_stream_of_requests_is_ended_when_the_server_drains(server: ServerProcess) -> None:
+    with grpc.insecure_channel(server.target) as channel:
+        stream = V2Client(channel).stream()
+        ask_stream(stream, "tagged", ROW)
+        assert stream.next().error_message == ""
+        server.terminate()
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.rest()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        stream.end()
+    assert server.wait() == 0
+    assert not server.leftovers()
+    assert "Traceback" not in server.log()
 
 
 def test_a_killed_frontend_comes_back_and_no_answer_is_wrong(server: ServerProcess) -> None:

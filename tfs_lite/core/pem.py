@@ -48,15 +48,21 @@ def key_problem(key: bytes, certificates: bytes) -> str | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_ciphers(_ANY_STRENGTH)
     try:
-        with _nameless(certificates) as certificates_path, _nameless(key) as key_path:
-            context.load_cert_chain(certificates_path, key_path, password=lambda: b"")
+        load_pair(context, key, certificates)
     except ssl.SSLError as error:
         if error.reason in _MISMATCHES:
             return "does not belong to the first certificate"
         return "is damaged, or of a kind that is not known"
     except OSError:
-        return None  # a system without /dev/fd: gRPC itself has the last word
+        return None  # a system without /dev/fd: whoever uses them has the last word
     return None
+
+
+def load_pair(context: ssl.SSLContext, key: bytes, certificates: bytes) -> None:
+    """Gives a server its key and certificates. ssl.SSLError if they cannot be used; OSError on a system where memory
+    has no path to be read from."""
+    with _nameless(certificates) as certificates_path, _nameless(key) as key_path:
+        context.load_cert_chain(certificates_path, key_path, password=lambda: b"")
 
 
 def _hint(pem: bytes) -> str:

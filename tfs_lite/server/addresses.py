@@ -12,6 +12,8 @@ import socket
 from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
 
 BACKLOG = 1024
+PORT_FLAG = "--port"
+SOCKET_FLAG = "--grpc_socket_path"
 
 
 def check_address(host: str, port: int, flag: str) -> None:
@@ -19,13 +21,15 @@ def check_address(host: str, port: int, flag: str) -> None:
     listen(host, port, flag).close()
 
 
-def listen(host: str, port: int, flag: str) -> socket.socket:
-    """A listening, non-blocking TCP socket. Port 0: a free one."""
+def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.socket:
+    """A listening, non-blocking TCP socket. Port 0: a free one. ``shared``: others who say so too may listen there."""
     # The protocol is named because asyncio turns Nagle's algorithm off only where it is: without that, an answer whose
     # body follows its head waits for the client's delayed acknowledgement, 40 ms.
     sock = socket.socket(_family(host), socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((host, port))
         sock.listen(BACKLOG)
         sock.setblocking(False)

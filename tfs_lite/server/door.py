@@ -1,6 +1,7 @@
 """Who is let into the gRPC server: nobody while it shuts down, and no more calls at a time than it is meant to have.
 
-Health calls are always let in and never counted, so that a busy server is not taken for a dead one.
+Calls of health and reflection are always let in and never counted, so that a busy server is not taken for a dead one
+and can be asked what it has.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from tfs_lite.core.status import ServingError, StatusCode
 
 HEALTH = "/grpc.health.v1.Health/"
+REFLECTION = "/grpc.reflection."
 QUIET = 0.1
 """Seconds without a new call."""
 
@@ -28,7 +30,7 @@ class Door:
         """Before a call. UNAVAILABLE once the door is shut, RESOURCE_EXHAUSTED when all places are taken. Whether the
         caller has to ``leave``."""
         self._knocked.set()
-        if path.startswith(HEALTH):
+        if path.startswith((HEALTH, REFLECTION)):
             return False
         self._admit()
         self._inside += 1

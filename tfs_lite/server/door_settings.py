@@ -8,6 +8,7 @@ from pathlib import Path
 from tfs_lite.config.monitoring import DEFAULT_PATH
 from tfs_lite.config.server_files import read_monitoring_config
 from tfs_lite.server.grpc_arguments import parse_grpc_arguments
+from tfs_lite.server.grpc_choice import settled
 from tfs_lite.server.options import ServerOptions
 from tfs_lite.server.tls import TlsFile
 
@@ -24,7 +25,7 @@ class DoorSettings:
     def read(cls, options: ServerOptions) -> DoorSettings:
         """Raises ServingError that names flag or file and what is wrong."""
         return cls(
-            parse_grpc_arguments(options.grpc_channel_arguments),
+            settled(options.grpc_server, parse_grpc_arguments(options.grpc_channel_arguments)),
             TlsFile(options.ssl_config_file) if options.ssl_config_file else None,
             _metrics_path(options.monitoring_config_file),
         )

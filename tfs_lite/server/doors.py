@@ -19,8 +19,7 @@ from tfs_lite.server.core import ServerCore
 from tfs_lite.server.door_settings import DoorSettings
 from tfs_lite.server.frontend_metrics import FrontendCollector
 from tfs_lite.server.frontend_pool import FrontendPool
-from tfs_lite.server.grpc_server import GrpcServer
-from tfs_lite.transport.table import Method
+from tfs_lite.server.grpc_choice import GrpcTransport, make_grpc_server
 from tfs_lite.server.health import ChangeSignal, Health
 from tfs_lite.server.health_service import HealthService
 from tfs_lite.server.http_app import HttpApp
@@ -32,10 +31,13 @@ from tfs_lite.server.plan import base_directory
 from tfs_lite.server.predict_streamed import PredictStreamedService
 from tfs_lite.server.prediction_service import PredictionService
 from tfs_lite.server.predictor import Predictor
+from tfs_lite.server.reflection_service import ReflectionService
 from tfs_lite.server.repository_control import RepositoryControl
 from tfs_lite.server.rest_models import ModelPages
 from tfs_lite.server.rest_service import RestService, RestSettings
+from tfs_lite.server.transport_metrics import TransportCollector
 from tfs_lite.server.v2_doors import V2Doors
+from tfs_lite.transport.table import Method
 
 MAX_PENDING_RELOADS = 8
 MAX_PENDING_PAGES = 16
@@ -84,7 +86,7 @@ class Doors:
         self._rest = RestService(self._predictor, self._inferences, metrics, self._bodies, bounds, log)
         self._v2 = V2Doors(core, health, repository, self._predictor)
         core.registry.register(BodyCollector(lambda: self._rest.bodies.numbers))
-        self._grpc: GrpcServer | FrontendPool | None = None
+        self._grpc: GrpcTransport | FrontendPool | None = None
         self._http: HttpServer | None = None
         self.grpc_port: int | None = None
         self.rest_api_port: int | None = None
@@ -111,7 +113,7 @@ class Doors:
         rest = asyncio.create_task(self._rest.calls.drain(grace))
         if self._grpc is not None:
             await self._grpc.stop(grace)
-        self._grpc = None  # the last reference ends gRPC's own thread
+        self._grpc = None  # the last reference ends the thread of gRPC's library
         await rest
 
     async def close(self) -> None:
@@ -130,7 +132,7 @@ class Doors:
         self._pages.close()
         self._bodies.close()
 
-    def _transport(self, methods: list[Method]) -> GrpcServer | FrontendPool:
+    def _transport(self, methods: list[Method]) -> GrpcTransport | FrontendPool:
         options, tls, arguments = self._core.options, self._settings.tls, self._settings.grpc_arguments
         max_calls = options.grpc_max_threads or None
         if options.grpc_frontends:
@@ -141,16 +143,21 @@ class Doors:
                 ssl_config_file=options.ssl_config_file,
                 max_concurrent_calls=max_calls,
                 processes=options.grpc_frontends,
+                server=options.grpc_server,
             )
             self._core.registry.register(FrontendCollector(pool))
             return pool
-        return GrpcServer(
+        server = make_grpc_server(
+            options.grpc_server,
             methods,
             options.max_message_bytes,
             arguments=arguments,
-            credentials=tls.credentials if tls else None,
+            tls=tls,
             max_concurrent_calls=max_calls,
         )
+        if server.numbers is not None:
+            self._core.registry.register(TransportCollector(server.numbers))
+        return server
 
     def _methods(self, changes: ChangeSignal) -> list[Method]:
         core, options = self._core, self._core.options
@@ -173,7 +180,8 @@ class Doors:
         )
         models = ModelService(core.status, self._reload, self._reloads, core.request_metrics, core.counter_value)
         services = (prediction, streamed, models, HealthService(self._health, changes))
-        return [*(method for service in services for method in service.methods()), *self._v2.methods()]
+        rows = [*(method for service in services for method in service.methods()), *self._v2.methods()]
+        return [*rows, *ReflectionService(row.service for row in rows).methods()]
 
     def _app(self) -> HttpApp:
         core = self._core

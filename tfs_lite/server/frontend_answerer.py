@@ -10,18 +10,21 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from mmap import mmap
 from typing import Any, cast
 
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.server import frontend_wire as wire
+from tfs_lite.server.frontend_requests import Requests, unpack_metadata
 from tfs_lite.server.frontend_wire import Link, WireError
-from tfs_lite.server.grpc_server import INTERNAL, MAX_DETAILS
-from tfs_lite.transport.table import CallContext, CallKind, Method, StreamHandler, UnaryHandler
+from tfs_lite.server.grpc_status import INTERNAL, MAX_DETAILS
+from tfs_lite.transport.table import CallContext, CallKind, Method
 
 logger = logging.getLogger(__name__)
 
+_MANY_REQUESTS = frozenset({CallKind.CLIENT_STREAM, CallKind.BIDI_STREAM})
+_ONE_ANSWER = frozenset({CallKind.UNARY, CallKind.CLIENT_STREAM})
 CANCELLED = Status(StatusCode.CANCELLED, "the call was cancelled")
 
 
@@ -36,6 +39,7 @@ class Answerer(Link):
         self._methods = methods
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._credits: dict[int, asyncio.Semaphore] = {}
+        self._requests: dict[int, Requests] = {}
 
     @property
     def calls_inside(self) -> int:
@@ -62,6 +66,8 @@ class Answerer(Link):
             self._cancel(call)
         elif kind == wire.CREDIT:
             self._add_credit(call, value)
+        elif kind in (wire.MESSAGE, wire.LAST):
+            self._hear(call, payload if kind == wire.MESSAGE else None)
         elif kind == wire.READY and not self.ready.done():
             self.ready.set_result(None if value == wire.NO_PORT else value)
         elif kind == wire.FAILED and not self.ready.done():
@@ -83,11 +89,13 @@ class Answerer(Link):
         if len(self._tasks) >= wire.MAX_CALLS:
             raise WireError(f"more than {wire.MAX_CALLS} calls")
         method = self._methods[row]
-        if method.kind is CallKind.BIDI_STREAM:
-            raise WireError(f"a call of row {row}, which takes a stream")
         context = CallContext(None if value < 0 else time.monotonic() + value / 1e6)
-        run = self._unary if method.kind is CallKind.UNARY else self._stream
-        self._tasks[call] = self._loop.create_task(run(call, method, payload, context))
+        asked: bytes | Requests = payload
+        if method.kind in _MANY_REQUESTS:
+            context.metadata = unpack_metadata(payload)
+            asked = self._requests[call] = Requests(lambda taken: self.send(wire.CREDIT, call, value=taken))
+        run = self._one if method.kind in _ONE_ANSWER else self._many
+        self._tasks[call] = self._loop.create_task(run(call, method, asked, context))
 
     def _cancel(self, call: int) -> None:
         """A call that is over already has its last frame on the way. One that never began to run ends here."""
@@ -95,6 +103,18 @@ class Answerer(Link):
         if task is not None:
             task.add_done_callback(lambda _: self._end(wire.FAILURE, call, CANCELLED))
             task.cancel()
+
+    def _hear(self, call: int, message: bytes | None) -> None:
+        """One of a call's many requests; None: there are no more. Those of a call that is over are dropped, for the
+        frontend does not know yet."""
+        requests = self._requests.get(call)
+        if requests is None:
+            if call in self._tasks:
+                raise WireError(f"a message of call {call}, which has one request")
+        elif message is None:
+            requests.last()
+        else:
+            requests.put(message)
 
     def _add_credit(self, call: int, items: int) -> None:
         if not 0 < items <= wire.WINDOW:
@@ -106,9 +126,9 @@ class Answerer(Link):
 
     # The handlers' tasks.
 
-    async def _unary(self, call: int, method: Method, data: bytes, context: CallContext) -> None:
+    async def _one(self, call: int, method: Method, asked: bytes | Requests, context: CallContext) -> None:
         try:
-            answer = await cast(UnaryHandler, method.handler)(data, context)
+            answer = await cast(Callable[[Any, CallContext], Awaitable[bytes]], method.handler)(asked, context)
             if context.trailers and call in self._tasks:
                 self.send(wire.TRAILERS, call, json.dumps(context.trailers).encode())
         except asyncio.CancelledError:
@@ -117,12 +137,12 @@ class Answerer(Link):
         except Exception as error:
             self._end(wire.FAILURE, call, _status(method.path, error))
         else:
-            if self._tasks.pop(call, None) is not None:
+            if self._leave(call):
                 self.send(wire.ANSWER, call, answer)
 
-    async def _stream(self, call: int, method: Method, data: bytes, context: CallContext) -> None:
+    async def _many(self, call: int, method: Method, asked: bytes | Requests, context: CallContext) -> None:
         credit = self._credits[call] = asyncio.Semaphore(wire.WINDOW)
-        items = cast(StreamHandler, method.handler)(data, context)
+        items = cast(Callable[[Any, CallContext], AsyncIterator[bytes]], method.handler)(asked, context)
         try:
             async for item in items:
                 await credit.acquire()
@@ -139,13 +159,20 @@ class Answerer(Link):
 
     def _end(self, kind: int, call: int, status: Status | None = None) -> None:
         """The last frame of a call, once."""
-        if self._tasks.pop(call, None) is None:
+        if not self._leave(call):
             return
         if status is None:
             self.send(kind, call)
         else:
             message = status.message[: MAX_DETAILS + 1]  # the frontend cuts it, and says so
             self.send(kind, call, message.encode(errors="replace"), code=int(status.code))
+
+    def _leave(self, call: int) -> bool:
+        """Whether it was inside. Nothing but its last frame may be sent for it then."""
+        requests = self._requests.pop(call, None)
+        if requests is not None:
+            requests.end()
+        return self._tasks.pop(call, None) is not None
 
 
 async def _close(items: Any) -> None:

@@ -12,39 +12,44 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from mmap import mmap
+from typing import Any
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server import frontend_wire as wire
+from tfs_lite.server.frontend_requests import Window, pack_metadata
 from tfs_lite.server.frontend_setup import kind_of
 from tfs_lite.server.frontend_wire import Link, WireError
-from tfs_lite.transport.table import CallContext, CallKind, Method, StreamHandler, UnaryHandler, bidi_stream
+from tfs_lite.transport.table import CallContext, CallKind, ClientStreamHandler, Method, UnaryHandler
 
 
-class _Unary:
-    """Where the answer of a unary call goes."""
+class _One:
+    """Where the answer of a call with one answer goes. ``window``: of a call with many requests."""
 
-    __slots__ = ("context", "future")
+    __slots__ = ("context", "future", "window")
 
-    def __init__(self, context: CallContext, future: asyncio.Future[bytes]) -> None:
+    def __init__(self, context: CallContext, future: asyncio.Future[bytes], window: Window | None) -> None:
         self.context = context
         self.future = future
+        self.window = window
 
     def put(self, payload: bytes) -> None:
         if not self.future.done():
             self.future.set_result(payload)
 
-    def fail(self, error: ServingError) -> None:
+    def fail(self, error: Exception) -> None:
         if not self.future.done():
             self.future.set_exception(error)
 
 
-class _Stream:
-    """Where the items of a stream go; None is its end. Holds ``wire.WINDOW`` items and the end at most."""
+class _Many:
+    """Where the items of a stream go; None is its end. Holds ``wire.WINDOW`` items and the ends at most. ``window``:
+    of a call with many requests."""
 
-    __slots__ = ("items",)
+    __slots__ = ("items", "window")
 
-    def __init__(self) -> None:
-        self.items: asyncio.Queue[bytes | ServingError | None] = asyncio.Queue()
+    def __init__(self, window: Window | None) -> None:
+        self.items: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        self.window = window
 
     def put(self, payload: bytes) -> None:
         self.items.put_nowait(payload)
@@ -52,7 +57,7 @@ class _Stream:
     def end(self) -> None:
         self.items.put_nowait(None)
 
-    def fail(self, error: ServingError) -> None:
+    def fail(self, error: Exception) -> None:
         self.items.put_nowait(error)
 
 
@@ -72,7 +77,7 @@ class Asker(Link):
         self._on_drain = on_drain
         self._on_gone = on_gone
         self._max_calls = max_calls
-        self._inside: dict[int, _Unary | _Stream | None] = {}
+        self._inside: dict[int, _One | _Many | None] = {}
         """None: nobody waits any more, and the server has not ended the call yet."""
         self._last = 0
 
@@ -82,14 +87,16 @@ class Asker(Link):
         return [self._method(index, path, kind_of(kind)) for index, (path, kind) in enumerate(rows)]
 
     def _method(self, index: int, path: str, kind: CallKind) -> Method:
-        if kind is CallKind.BIDI_STREAM:
-            return bidi_stream(path, _refuse_stream)
-        return Method(path, kind, self._unary(index) if kind is CallKind.UNARY else self._stream(index))
+        if kind is CallKind.UNARY:
+            return Method(path, kind, self._unary(index))
+        if kind is CallKind.CLIENT_STREAM:
+            return Method(path, kind, self._client_stream(index))
+        return Method(path, kind, self._stream(index, kind is CallKind.BIDI_STREAM))
 
     def _unary(self, index: int) -> UnaryHandler:
         async def call(data: bytes, context: CallContext) -> bytes:
             future: asyncio.Future[bytes] = self._loop.create_future()
-            number = await self._begin(index, data, context, _Unary(context, future))
+            number = await self._begin(index, data, context, _One(context, future, None))
             try:
                 return await future
             finally:
@@ -97,14 +104,30 @@ class Asker(Link):
 
         return call
 
-    def _stream(self, index: int) -> StreamHandler:
-        async def call(data: bytes, context: CallContext) -> AsyncIterator[bytes]:
-            stream = _Stream()
+    def _client_stream(self, index: int) -> ClientStreamHandler:
+        async def call(requests: AsyncIterator[bytes], context: CallContext) -> bytes:
+            future: asyncio.Future[bytes] = self._loop.create_future()
+            asks = _One(context, future, Window())
+            number = await self._begin(index, pack_metadata(context.metadata), context, asks)
+            sending = self._loop.create_task(self._send_messages(number, asks, requests))
+            try:
+                return await future
+            finally:
+                self._leave(number)
+                await _stop(sending)
+
+        return call
+
+    def _stream(self, index: int, many_requests: bool) -> Callable[[Any, CallContext], AsyncIterator[bytes]]:
+        async def call(asked: Any, context: CallContext) -> AsyncIterator[bytes]:
+            stream = _Many(Window() if many_requests else None)
+            data = pack_metadata(context.metadata) if many_requests else asked
             number = await self._begin(index, data, context, stream)
+            sending = self._loop.create_task(self._send_messages(number, stream, asked)) if many_requests else None
             taken = 0
             try:
                 while (item := await stream.items.get()) is not None:
-                    if isinstance(item, ServingError):
+                    if isinstance(item, Exception):
                         raise item
                     yield item
                     taken += 1
@@ -113,10 +136,12 @@ class Asker(Link):
                         taken = 0
             finally:
                 self._leave(number)
+                if sending is not None:
+                    await _stop(sending)
 
         return call
 
-    async def _begin(self, index: int, data: bytes, context: CallContext, asks: _Unary | _Stream) -> int:
+    async def _begin(self, index: int, data: bytes, context: CallContext, asks: _One | _Many) -> int:
         number = self._enter(asks)
         if not self.clear.is_set():
             try:
@@ -130,7 +155,25 @@ class Asker(Link):
         self.send(wire.CALL, number, data, code=index, value=value)
         return number
 
-    def _enter(self, asks: _Unary | _Stream) -> int:
+    async def _send_messages(self, number: int, asks: _One | _Many, messages: AsyncIterator[bytes]) -> None:
+        """The client's messages, each when there is room for it, and the last word. What goes wrong with them fails
+        the call."""
+        window = asks.window
+        assert window is not None
+        try:
+            async for message in messages:
+                await self.clear.wait()
+                if self._inside.get(number) is not asks:
+                    return
+                self.send(wire.MESSAGE, number, message)
+                window.sent(len(message))
+                await window.open.wait()
+            if self._inside.get(number) is asks:
+                self.send(wire.LAST, number)
+        except Exception as error:
+            asks.fail(error)
+
+    def _enter(self, asks: _One | _Many) -> int:
         """Takes a place. The number is not in use: those that are, are fewer than there are numbers."""
         if len(self._inside) >= self._max_calls:
             raise ServingError(
@@ -155,7 +198,7 @@ class Asker(Link):
         if kind in _OF_A_CALL:
             if call not in self._inside:
                 raise WireError(f"a frame of kind {kind} for call {call}, which is not inside")
-            self._on_call_frame(kind, code, call, payload)
+            self._on_call_frame(kind, code, call, value, payload)
         elif kind == wire.SETUP and not self.setup.done():
             self.setup.set_result(payload)
         elif kind == wire.DRAIN:
@@ -163,7 +206,7 @@ class Asker(Link):
         else:
             raise WireError(f"a frame of kind {kind}")
 
-    def _on_call_frame(self, kind: int, code: int, call: int, payload: bytes) -> None:
+    def _on_call_frame(self, kind: int, code: int, call: int, value: int, payload: bytes) -> None:
         asks = self._inside[call]
         if kind in _ENDS:
             del self._inside[call]
@@ -171,11 +214,13 @@ class Asker(Link):
             return
         if kind == wire.FAILURE:
             asks.fail(ServingError(StatusCode(code), payload.decode()))
-        elif kind == wire.TRAILERS and isinstance(asks, _Unary):
+        elif kind == wire.CREDIT and asks.window is not None:
+            asks.window.credit(value)
+        elif kind == wire.TRAILERS and isinstance(asks, _One):
             asks.context.trailers.extend((name, text) for name, text in json.loads(payload))
-        elif kind == wire.END and isinstance(asks, _Stream):
+        elif kind == wire.END and isinstance(asks, _Many):
             asks.end()
-        elif kind == (wire.ANSWER if isinstance(asks, _Unary) else wire.ITEM):
+        elif kind == (wire.ANSWER if isinstance(asks, _One) else wire.ITEM):
             asks.put(payload)
         else:
             raise WireError(f"a frame of kind {kind} for call {call}, which is of the other sort")
@@ -184,16 +229,10 @@ class Asker(Link):
         self._on_gone()
 
 
-async def _refuse_stream(requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
-    """Only one message of a call goes from a frontend to the server."""
-    nothing: tuple[bytes, ...] = ()
-    for message in nothing:
-        yield message
-    raise ServingError(
-        StatusCode.UNIMPLEMENTED,
-        "streams of requests are not served by gRPC frontends; start the server without --grpc_frontends for them",
-    )
+async def _stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 _ENDS = frozenset({wire.ANSWER, wire.END, wire.FAILURE})
-_OF_A_CALL = _ENDS | {wire.ITEM, wire.TRAILERS}
+_OF_A_CALL = _ENDS | {wire.ITEM, wire.TRAILERS, wire.CREDIT}

@@ -10,28 +10,30 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from tfs_lite.core.status import failed_precondition
+from tfs_lite.server.addresses import PORT_FLAG
 from tfs_lite.server.door import Door
 from tfs_lite.server.frontend_child import FrontendChild
 from tfs_lite.server.frontend_port import hold_port
 from tfs_lite.server.frontend_setup import FrontendSetup, rows_of
 from tfs_lite.server.frontend_wire import MAX_PAYLOAD
-from tfs_lite.server.grpc_server import PORT_FLAG, SHARE_PORT
-from tfs_lite.transport.table import CallContext, CallKind, Method, StreamHandler, UnaryHandler
-
-RECEIVE_LIMIT = "grpc.max_receive_message_length"
+from tfs_lite.server.grpc_arguments import RECEIVE_LIMIT, SHARE_PORT
+from tfs_lite.server.grpc_choice import GRPCIO
+from tfs_lite.transport.table import CallContext, CallKind, Method
 
 
 class FrontendPool:
     """``start`` -> ``stop``, both on the event loop that runs the handlers. Takes the place of a GrpcServer.
 
-    ``ssl_config_file`` is read by each frontend; "": no TLS. ``max_concurrent_calls`` counts the calls of all frontends
-    together. A frontend that dies is started again, after a pause; the calls inside it are cancelled. Metrics, for any
-    thread: ``frontends`` that listen now, ``restarts`` so far, ``calls_inside``.
+    ``server``, one of ``GRPC_SERVERS``, runs in each frontend. ``ssl_config_file`` is read by each; "": no TLS.
+    ``max_concurrent_calls`` counts the calls of all frontends together. A frontend that dies is started again, after a
+    pause; the calls inside it are cancelled. Metrics, for any thread: ``frontends`` that listen now, ``restarts`` so
+    far, ``calls_inside``.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class FrontendPool:
         ssl_config_file: str = "",
         max_concurrent_calls: int | None = None,
         processes: int = 2,
+        server: str = GRPCIO,
     ) -> None:
         if max_concurrent_calls is not None:
             door = Door(max_concurrent_calls)
@@ -52,6 +55,7 @@ class FrontendPool:
         self._arguments = dict(arguments)
         self._ssl_config_file = ssl_config_file
         self._processes = processes
+        self._server = server
         self._children: tuple[FrontendChild, ...] = ()
         self._held: socket.socket | None = None
 
@@ -114,6 +118,7 @@ class FrontendPool:
             host=host,
             port=port,
             socket_path="",
+            server=self._server,
             directory=os.getcwd(),
             log_level=logging.getLogger().getEffectiveLevel(),
         )
@@ -130,25 +135,26 @@ def _check_readable_by_all(path: str) -> None:
 def _counted(method: Method, door: Door) -> Method:
     """The same method behind a door, which all frontends share."""
     path = method.path
-    if method.kind is CallKind.UNARY:
-        unary = cast(UnaryHandler, method.handler)
+    if method.kind in (CallKind.UNARY, CallKind.CLIENT_STREAM):
+        one = cast(Callable[[Any, CallContext], Awaitable[bytes]], method.handler)
 
-        async def call(data: bytes, context: CallContext) -> bytes:
+        async def call(asked: Any, context: CallContext) -> bytes:
             entered = door.enter(path)
             try:
-                return await unary(data, context)
+                return await one(asked, context)
             finally:
                 if entered:
                     door.leave()
 
         return replace(method, handler=call)
-    stream = cast(StreamHandler, method.handler)
+    many = cast("Callable[[Any, CallContext], AsyncGenerator[bytes, None]]", method.handler)
 
-    async def items(data: bytes, context: CallContext) -> AsyncIterator[bytes]:
+    async def items(asked: Any, context: CallContext) -> AsyncIterator[bytes]:
         entered = door.enter(path)
         try:
-            async for item in stream(data, context):
-                yield item
+            async with aclosing(many(asked, context)) as answers:
+                async for item in answers:
+                    yield item
         finally:
             if entered:
                 door.leave()

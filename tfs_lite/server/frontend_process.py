@@ -20,7 +20,7 @@ from tfs_lite.server import frontend_wire as wire
 from tfs_lite.server.frontend_asker import Asker
 from tfs_lite.server.frontend_ring import map_memory
 from tfs_lite.server.frontend_setup import FrontendSetup
-from tfs_lite.server.grpc_server import GrpcServer
+from tfs_lite.server.grpc_choice import GrpcTransport, make_grpc_server
 from tfs_lite.server.loop_thread import new_event_loop
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class _Frontend:
     """Starts, serves until it is drained, says so, and ends the process."""
 
     def __init__(self) -> None:
-        self._server: GrpcServer | None = None
+        self._server: GrpcTransport | None = None
         self._drains: set[asyncio.Task[None]] = set()
         self._drained = False
 
@@ -94,20 +94,16 @@ class _Frontend:
         os._exit(ENDED_WELL if self._drained else SERVER_IS_GONE)
 
 
-def _make_server(setup: FrontendSetup, asker: Asker) -> GrpcServer:
-    credentials = None
+def _make_server(setup: FrontendSetup, asker: Asker) -> GrpcTransport:
+    tls = None
     if setup.ssl_config_file:
         from pathlib import Path
 
         from tfs_lite.server.tls import TlsFile
 
-        credentials = TlsFile(setup.ssl_config_file, Path(setup.directory)).credentials
-    return GrpcServer(
-        asker.table(setup.rows),
-        setup.max_message_bytes,
-        arguments=setup.arguments,
-        credentials=credentials,
-    )
+        tls = TlsFile(setup.ssl_config_file, Path(setup.directory))
+    methods = asker.table(setup.rows)
+    return make_grpc_server(setup.server, methods, setup.max_message_bytes, arguments=setup.arguments, tls=tls)
 
 
 if __name__ == "__main__":

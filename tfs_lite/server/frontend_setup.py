@@ -12,8 +12,8 @@ from tfs_lite.transport.table import CallKind, Method
 @dataclass(frozen=True, slots=True)
 class FrontendSetup:
     """``rows``: path and name of the kind of every row, in the order of the table. ``port`` None: no TCP;
-    ``socket_path`` "": no UNIX socket. ``directory``: where relative paths start. ``log_level``: a number of
-    ``logging``."""
+    ``socket_path`` "": no UNIX socket. ``server``: one of ``GRPC_SERVERS``. ``directory``: where relative paths start.
+    ``log_level``: a number of ``logging``."""
 
     rows: tuple[tuple[str, str], ...]
     max_message_bytes: int
@@ -22,6 +22,7 @@ class FrontendSetup:
     host: str
     port: int | None
     socket_path: str
+    server: str
     directory: str
     log_level: int
 

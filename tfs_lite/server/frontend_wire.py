@@ -18,9 +18,12 @@ from typing import cast
 from tfs_lite.server.frontend_ring import RingError, open_rings
 
 # One call: every CALL is ended by exactly one ANSWER, END or FAILURE, also after CANCEL.
-CALL = 1  # to the server. code: row of the table; value: microseconds until the deadline, NO_DEADLINE: none
+CALL = 1  # to the server. code: row of the table; value: microseconds until the deadline, NO_DEADLINE: none;
+#           payload: the request; of a call with many requests the client's metadata, JSON
 CANCEL = 2  # to the server
-CREDIT = 3  # to the server. value: so many more items of a stream may come
+CREDIT = 3  # both ways. value: so many more may come; of the items to the frontend, of the messages to the server
+MESSAGE = 16  # to the server: one of many requests
+LAST = 17  # to the server: there are no more of them
 ANSWER = 4  # to the frontend
 TRAILERS = 5  # to the frontend, before ANSWER. payload: JSON, pairs of texts
 ITEM = 6  # to the frontend
@@ -39,7 +42,9 @@ CONSUMED = 15  # value: position
 NO_DEADLINE = -1
 NO_PORT = -1
 WINDOW = 32
-"""Items of one stream that may be on their way at a time."""
+"""Items of one call that may be on their way at a time, and messages."""
+WINDOW_BYTES = 4 * 1024 * 1024
+"""So many bytes of one call's messages on their way are followed by no other one."""
 MAX_CALLS = 10_000
 """Inside one frontend at a time."""
 MAX_INLINE = 64 * 1024

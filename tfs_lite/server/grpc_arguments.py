@@ -6,6 +6,10 @@ import re
 
 from tfs_lite.core.status import ServingError, invalid_argument
 
+SHARE_PORT = "grpc.so_reuseport"
+RECEIVE_LIMIT = "grpc.max_receive_message_length"
+SEND_LIMIT = "grpc.max_send_message_length"
+
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _INT32 = range(-(2**31), 2**31)
 

@@ -1,44 +1,38 @@
-"""Puts tables of methods on ``grpc.aio``.
+"""Puts tables of methods on ``grpc.aio``: gRPC's own library, the reference for :mod:`native_server`.
 
-Everything that only gRPC has is here: status codes, the cut of long error texts, message limits, reflection, and a
-clear error when an address cannot be had. Whether a call is let in is decided at the door.
+Everything that only the library has is here: its status codes, its options, and a clear error when an address cannot
+be had. Whether a call is let in is decided at the door.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, cast
-from urllib.parse import quote
 
 import grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from tfs_lite.core.status import ServingError, Status, StatusCode, failed_precondition
-from tfs_lite.protocols.descriptors import POOL
-from tfs_lite.server.addresses import check_address, in_use
+from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+from tfs_lite.server.addresses import PORT_FLAG, SOCKET_FLAG, check_address, in_use
 from tfs_lite.server.door import Door
-from tfs_lite.transport.table import BidiHandler, CallContext, CallKind, Method, StreamHandler, UnaryHandler
+from tfs_lite.server.grpc_arguments import RECEIVE_LIMIT, SEND_LIMIT, SHARE_PORT
+from tfs_lite.server.grpc_status import explain
 from tfs_lite.server.unix_socket import cannot_listen, claim
+from tfs_lite.transport.table import (
+    BidiHandler,
+    CallContext,
+    CallKind,
+    ClientStreamHandler,
+    Method,
+    StreamHandler,
+    UnaryHandler,
+)
 
-logger = logging.getLogger(__name__)
-
-MAX_DETAILS = 1024
-MAX_ENCODED_DETAILS = 4096
-"""Longer error texts are cut: they travel in a header, percent-encoded, and clients take 8 KB of headers."""
-_PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-INTERNAL = Status(StatusCode.INTERNAL, "internal error")
 MAX_KNOCKING = 1.0
 """Seconds to wait at most, before gRPC is stopped, for a moment without a new call."""
-SHARE_PORT = "grpc.so_reuseport"
-PORT_FLAG = "--port"
-SOCKET_FLAG = "--grpc_socket_path"
-REFLECTION_SERVICES = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
-"""The two have the same messages."""
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -51,6 +45,9 @@ class GrpcServer:
     and reflection do not count.
     """
 
+    numbers = None
+    """It does not count."""
+
     def __init__(
         self,
         methods: Sequence[Method],
@@ -62,8 +59,8 @@ class GrpcServer:
     ) -> None:
         options: dict[str, int | str] = {
             SHARE_PORT: 0,  # a port in use is an error, not a port shared with a stranger
-            "grpc.max_receive_message_length": max_message_bytes,
-            "grpc.max_send_message_length": -1,
+            RECEIVE_LIMIT: max_message_bytes,
+            SEND_LIMIT: -1,
         }
         options.update(arguments)
         self._server = grpc.aio.server(options=list(options.items()))
@@ -75,7 +72,7 @@ class GrpcServer:
         for method in methods:
             services[method.service][method.name] = _rpc_handler(method, self._door, self._draining)
         handlers = [grpc.method_handlers_generic_handler(name, rows) for name, rows in services.items()]
-        self._server.add_generic_rpc_handlers([*handlers, *_reflection(tuple(services))])
+        self._server.add_generic_rpc_handlers(handlers)
 
     async def start(self, host: str, port: int | None, socket_path: str) -> int | None:
         """The TCP port, None without one. FAILED_PRECONDITION, naming port and flag, if it cannot be had."""
@@ -131,17 +128,12 @@ def _target(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def truncate(message: str) -> str:
-    """Cut to what fits into a header, where a character may take twelve bytes."""
-    cut = message[:MAX_DETAILS]
-    while len(quote(cut, safe=_PLAIN)) > MAX_ENCODED_DETAILS:
-        cut = cut[: len(cut) // 2]
-    return message if cut == message else cut + "...TRUNCATED"
-
-
 def _rpc_handler(method: Method, door: Door, draining: asyncio.Event) -> Any:
     if method.kind is CallKind.UNARY:
         return grpc.unary_unary_rpc_method_handler(_unary(method.path, cast(UnaryHandler, method.handler), door))
+    if method.kind is CallKind.CLIENT_STREAM:
+        fold = _client_stream(method.path, cast(ClientStreamHandler, method.handler), door, draining)
+        return grpc.stream_unary_rpc_method_handler(fold)
     if method.kind is CallKind.BIDI_STREAM:
         bidi = _bidi(method.path, cast(BidiHandler, method.handler), door, draining)
         return grpc.stream_stream_rpc_method_handler(bidi)
@@ -155,8 +147,7 @@ def _unary(path: str, handler: UnaryHandler, door: Door) -> Callable[[bytes, Any
             entered = door.enter(path)
             told = _call_context(context)
             answer = await handler(request, told)
-            if told.trailers:
-                context.set_trailing_metadata(tuple(told.trailers))
+            _tell_trailers(context, told)
             return answer
         except Exception as error:
             return cast(bytes, await _abort(path, context, error))
@@ -183,6 +174,30 @@ def _stream(path: str, handler: StreamHandler, door: Door) -> Callable[[bytes, A
     return call
 
 
+def _client_stream(
+    path: str, handler: ClientStreamHandler, door: Door, draining: asyncio.Event
+) -> Callable[[Any, Any], Awaitable[bytes]]:
+    async def call(requests: Any, context: Any) -> bytes:
+        entered = False
+        try:
+            entered = door.enter(path)
+            told = _call_context(context)
+            told.metadata = _metadata(context)
+            incoming = _Incoming(context, draining)
+            async with aclosing(incoming.messages()) as words:
+                answer = await handler(words, told)
+            incoming.check()
+            _tell_trailers(context, told)
+            return answer
+        except Exception as error:
+            return cast(bytes, await _abort(path, context, error))
+        finally:
+            if entered:
+                door.leave()
+
+    return call
+
+
 def _bidi(
     path: str, handler: BidiHandler, door: Door, draining: asyncio.Event
 ) -> Callable[[Any, Any], Awaitable[None]]:
@@ -199,8 +214,7 @@ def _bidi(
                 async with aclosing(answers) as messages:
                     async for message in messages:
                         await context.write(message)
-            if incoming.cut:
-                raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down; try another one")
+            incoming.check()
         except Exception as error:
             await _abort(path, context, error)
         finally:
@@ -217,6 +231,11 @@ class _Incoming:
         self._context = context
         self._draining = draining
         self.cut = False
+
+    def check(self) -> None:
+        """At the end of the call. UNAVAILABLE if it was cut: the answer is not to all that the client had to say."""
+        if self.cut:
+            raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down; try another one")
 
     async def messages(self) -> AsyncGenerator[bytes, None]:
         tasks = {over := asyncio.ensure_future(self._draining.wait())}
@@ -241,6 +260,11 @@ def _call_context(context: Any) -> CallContext:
     return CallContext(None if remaining is None else time.monotonic() + remaining)
 
 
+def _tell_trailers(context: Any, told: CallContext) -> None:
+    if told.trailers:
+        context.set_trailing_metadata(tuple(told.trailers))
+
+
 def _metadata(context: Any) -> dict[str, str]:
     """What the client sent beside its messages, without the values that are no text."""
     pairs = context.invocation_metadata() or ()
@@ -248,24 +272,8 @@ def _metadata(context: Any) -> dict[str, str]:
 
 
 async def _abort(path: str, context: Any, error: Exception) -> Any:
-    if isinstance(error, ServingError):
-        status = error.status
-    else:
-        logger.exception("%s failed", path, exc_info=error)
-        status = INTERNAL
+    code, text = explain(path, error)
     try:
-        return await context.abort(_CODES[int(status.code)], truncate(status.message))
+        return await context.abort(_CODES[code], text)
     except grpc.aio.InternalError:  # the client has gone in the meantime
         raise asyncio.CancelledError from None
-
-
-def _reflection(services: Sequence[str]) -> list[Any]:
-    """Reflection under both of its names, answered from our own descriptor pool."""
-    servicer = reflection.aio.ReflectionServicer([*services, *REFLECTION_SERVICES], pool=POOL)
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
-    rows = {"ServerReflectionInfo": handler}
-    return [grpc.method_handlers_generic_handler(name, rows) for name in REFLECTION_SERVICES]

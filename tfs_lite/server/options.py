@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tfs_lite.core.status import invalid_argument
+from tfs_lite.server.grpc_choice import GRPC_SERVERS
 from tfs_lite.server.response_caching import cache_bytes
 
 MIB = 1024 * 1024
@@ -35,6 +36,8 @@ class ServerOptions:
     """TLS for gRPC: an SSLConfig (text proto or YAML), read again when it changes."""
     grpc_channel_arguments: str = ""
     """``name=value,...`` for gRPC's own settings."""
+    grpc_server: str = "grpcio"
+    """Who speaks gRPC: our own transport (``native``), or gRPC's library (``grpcio``)."""
     grpc_max_threads: int = 0
     """The most gRPC calls inside at once; one more is refused. 0: no limit."""
     rest_api_num_threads: int = 4
@@ -136,6 +139,7 @@ class ServerOptions:
         self._check_choice("aspired_version_policy", VERSION_POLICIES)
         self._check_choice("send_batches", SEND_BATCHES)
         self._check_choice("worker", WORKERS)
+        self._check_choice("grpc_server", GRPC_SERVERS)
         cache_bytes(self.cache_config)
         if self.port is None and not self.grpc_socket_path:
             raise invalid_argument("neither port nor grpc_socket_path is set: there is no way in for gRPC")

@@ -1,4 +1,4 @@
-"""A path for a UNIX socket: clear errors before gRPC, which would take it away from whoever listens there.
+"""A path for a UNIX socket: clear errors, and nothing is taken away from whoever listens there.
 
 A server that died leaves its socket file behind. It is removed if nobody listens there any more.
 """
@@ -9,10 +9,12 @@ import errno
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
+from tfs_lite.server.addresses import BACKLOG
 
 _KNOCK_SECONDS = 1.0
 _NOBODY = (errno.ECONNREFUSED, errno.ENOENT)
@@ -34,6 +36,33 @@ def claim(path: str, flag: str) -> str:
     except OSError as error:
         raise _cannot(path, flag, error) from None
     return f"unix:{quote(os.fsencode(path))}"
+
+
+class UnixListener:
+    """A listening, non-blocking socket at a path that was free or whose server is dead; raises what ``claim`` does.
+    ``remove`` takes the file away, unless another server has put its own there."""
+
+    def __init__(self, path: str, flag: str) -> None:
+        claim(path, flag)
+        self._path = os.path.abspath(path)
+        self.socket = socket.socket(socket.AF_UNIX)
+        try:
+            self.socket.bind(path)
+            self.socket.listen(BACKLOG)
+            self.socket.setblocking(False)
+            self._identity = self._look()
+        except OSError as error:
+            self.socket.close()
+            raise _cannot(path, flag, error) from None
+
+    def remove(self) -> None:
+        with suppress(OSError):
+            if self._look() == self._identity:
+                os.unlink(self._path)
+
+    def _look(self) -> tuple[int, int]:
+        found = os.lstat(self._path)
+        return found.st_dev, found.st_ino
 
 
 def cannot_listen(path: str, flag: str, why: str) -> ServingError:

@@ -20,10 +20,10 @@ from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.v2_grpc import SentMessage, read_message, read_request
 from tfs_lite.protocols.v2_grpc_answers import stream_bytes, stream_error
 from tfs_lite.protocols.v2_request import InferAnswer
-from tfs_lite.server.grpc_server import INTERNAL
-from tfs_lite.transport.table import CallContext
+from tfs_lite.server.grpc_status import INTERNAL
 from tfs_lite.server.request_metrics import GRPC, RequestRecord
 from tfs_lite.server.v2_inference import METHOD, V2Inference, V2Started
+from tfs_lite.transport.table import CallContext
 
 logger = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,14 +15,16 @@ import psutil
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.server.door import HEALTH
 from tfs_lite.server.frontend_pool import FrontendPool
-from tfs_lite.transport.table import CallContext, Method, server_stream, unary
+from tfs_lite.server.reflection_service import ReflectionService
+from tfs_lite.testing.grpc_choice import chosen
+from tfs_lite.transport.table import CallContext, Method, bidi_stream, client_stream, server_stream, unary
 
 LIMIT = 8_000_000
 PROCESSES = 2
 
 
 class Service:
-    """The table; ``ran`` counts what ``echo`` was asked."""
+    """The table; ``ran`` counts what ``echo`` was asked, ``heard_all`` the last words that came."""
 
     def __init__(self) -> None:
         self.contexts: list[CallContext] = []
@@ -29,6 +32,7 @@ class Service:
         self.cancelled = threading.Semaphore(0)
         self.gate = asyncio.Event()
         self.ran = 0
+        self.heard_all = 0
 
     def methods(self) -> list[Method]:
         handlers = (self.echo, self.refuse, self.crash, self.wait)
@@ -37,8 +41,11 @@ class Service:
             server_stream("/test.Service/trickle", self.trickle),
             server_stream("/test.Service/count", self.count),
             server_stream(f"{HEALTH}Watch", self.trickle),
+            bidi_stream("/test.Service/talk", self.talk),
+            client_stream("/test.Service/join", self.join),
         ]
-        return [*rows, *streams, unary(f"{HEALTH}Check", self.echo)]
+        health = unary(f"{HEALTH}Check", self.echo)
+        return [*rows, *streams, health, *ReflectionService(["test.Service"]).methods()]
 
     async def echo(self, data: bytes, context: CallContext) -> bytes:
         self.contexts.append(context)
@@ -70,6 +77,66 @@ class Service:
         for number in range(1000):
             yield b"%d" % number
         raise invalid_argument("no more")
+
+    async def talk(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
+        """An answer to each request, and ``bye``."""
+        self.contexts.append(context)
+        try:
+            async for data in requests:
+                if data == b"fail":
+                    raise invalid_argument("no more")
+                yield data + b"!"
+        except asyncio.CancelledError:
+            self.cancelled.release()
+            raise
+        self.heard_all += 1
+        yield b"bye"
+
+    async def join(self, requests: AsyncIterator[bytes], context: CallContext) -> bytes:
+        """All requests together; ``enough`` is one behind which no more are read."""
+        self.contexts.append(context)
+        said = []
+        try:
+            async for data in requests:
+                said.append(data)
+                self.entered.release()
+                if data == b"fail":
+                    raise invalid_argument("no more")
+                if data == b"enough":
+                    break
+            else:
+                self.heard_all += 1
+        except asyncio.CancelledError:
+            self.cancelled.release()
+            raise
+        context.trailers.append(("words", str(len(said))))
+        return b"".join(said)
+
+
+class Talk:
+    """A call with messages both ways: ``say`` words, None is the last one; read answers from ``call``."""
+
+    def __init__(self, channel: grpc.Channel, method: str = "talk", **metadata: str) -> None:
+        self._words: queue.Queue[bytes | None] = queue.Queue()
+        start = channel.stream_stream(f"/test.Service/{method}")
+        self.call = start(iter(self._words.get, None), timeout=30, metadata=tuple(metadata.items()))
+
+    def say(self, *words: bytes | None) -> None:
+        for word in words:
+            self._words.put(word)
+
+
+class Words:
+    """A call with many messages and one answer: ``say`` words, None is the last one; the answer is in ``future``."""
+
+    def __init__(self, channel: grpc.Channel, method: str = "join", **metadata: str) -> None:
+        self._words: queue.Queue[bytes | None] = queue.Queue()
+        start = channel.stream_unary(f"/test.Service/{method}")
+        self.future = start.future(iter(self._words.get, None), timeout=30, metadata=tuple(metadata.items()))
+
+    def say(self, *words: bytes | None) -> None:
+        for word in words:
+            self._words.put(word)
 
 
 class Served:
@@ -119,7 +186,7 @@ def serving(loop_thread: Any, socket_path: str = "", port: int | None = 0, **set
 
     async def start() -> Served:
         service = Service()
-        pool = FrontendPool(service.methods(), LIMIT, **{"processes": PROCESSES, **settings})
+        pool = FrontendPool(service.methods(), LIMIT, **{"processes": PROCESSES, "server": chosen(), **settings})
         return Served(loop_thread, service, pool, await pool.start("127.0.0.1", port, socket_path))
 
     served = loop_thread.run(start(), timeout=100)

@@ -67,6 +67,19 @@ def free_ports(count: int) -> tuple[int, ...]:
             probe.close()
 
 
+_flags_of_all: dict[str, str] = {}
+
+
+def set_default_flags(**flags: str) -> None:
+    """Every server made from now on gets these, unless its own flags say something else."""
+    _flags_of_all.update(flags)
+
+
+def _with_defaults(flags: Sequence[str]) -> list[str]:
+    given = {flag.lstrip("-").partition("=")[0].replace("-", "_") for flag in flags}
+    return [*(f"--{name}={value}" for name, value in _flags_of_all.items() if name not in given), *flags]
+
+
 def default_command() -> list[str]:
     """``TFS_LITE_BIN`` when set, else the ``tfs-lite`` beside this interpreter."""
     return [os.environ.get("TFS_LITE_BIN") or str(Path(sys.executable).with_name("tfs-lite"))]
@@ -93,7 +106,7 @@ class ServerProcess:
             "serve",
             f"--port={self.grpc_port}",
             f"--rest_api_port={self.http_port}",
-            *flags,
+            *_with_defaults(flags),
         ]
         self._directory = directory
         self._env = {**os.environ, **(env or {})}

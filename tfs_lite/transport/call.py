@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from tfs_lite.transport.answers import OK_TRAILERS, OPENING, trailers, trailers_only
 from tfs_lite.transport.common import Common
 from tfs_lite.transport.connection import Connection
-from tfs_lite.transport.errors import ErrorCode
 from tfs_lite.transport.head import Opening
 from tfs_lite.transport.messages import PREFIX, PREFIX_SIZE, RESOURCE_EXHAUSTED, Assembler, MessageFault
 from tfs_lite.transport.streams import Stream
@@ -128,7 +127,6 @@ class Call:
         if not self.stream.dead:
             block = trailers(code, text) if self._opened else trailers_only(code, text)
             self.connection.headers(self.stream, block, True)
-            self._end_stream()
 
     def answer(self, message: bytes, context: CallContext) -> None:
         """The only message, and OK. ValueError for trailers that are no headers; MessageFault above the bound."""
@@ -141,7 +139,6 @@ class Call:
         self._opened = True
         try:
             self.connection.answer(self.stream, OPENING, message, last)
-            self._end_stream()
         except Exception as error:
             self._home.broken(error)
 
@@ -212,12 +209,6 @@ class Call:
         self.common.numbers.calls[self.path, code] += 1
         if self._deadline is not None:
             self.common.deadlines.discard(self)
-
-    def _end_stream(self) -> None:
-        """Of what the client has not sent yet nothing is wanted any more."""
-        stream = self.stream
-        if not stream.ended and not stream.queue:
-            self.connection.reset(stream, ErrorCode.NO_ERROR)
 
     def _cancel(self) -> None:
         if self._task is not None:

@@ -22,9 +22,9 @@ from tfs_lite.transport.allowance import Allowance
 from tfs_lite.transport.budget import Budgets
 from tfs_lite.transport.errors import ConnectionFault, ErrorCode, StreamFault
 from tfs_lite.transport.events import Events, T
+from tfs_lite.transport.fields import check_trailers
 from tfs_lite.transport.frames import NUMBER, STREAM_MASK
 from tfs_lite.transport.framing import PRIORITY_SIZE, FrameReader, bare
-from tfs_lite.transport.fields import check_trailers
 from tfs_lite.transport.hpack_reader import BlockReader, Fields
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
@@ -238,8 +238,6 @@ class Connection(Generic[T]):
 
     def _end(self, stream: Stream, data: bytes) -> None:
         stream.ended = True
-        if stream.finished and not stream.queue:
-            del self.streams[stream.id]
         self._events.on_data(stream, data, True)
 
     def _on_rst_stream(self, flags: int, number: int, payload: bytes) -> None:
@@ -357,10 +355,12 @@ class Connection(Generic[T]):
             self._free()
 
     def _on_gone(self, stream: Stream) -> None:
-        """The last byte of an answer has left."""
+        """The last byte of an answer has left. A client that goes on sending is told that there is no need."""
+        self._budgets.earn_reset()
         if stream.ended:
             del self.streams[stream.id]
-            self._budgets.earn_reset()
+        else:
+            self.reset(stream, ErrorCode.NO_ERROR)
         if stream.released:
             self._free()
 
@@ -379,7 +379,8 @@ class Connection(Generic[T]):
             return
         self.closing = fault.kind
         self._reader.stopped = True
-        self.outgoing.control(frames.goaway(self.last_stream, fault.code, fault.why.encode("ascii", "replace")))
+        last = self.last_stream if self._final is None else self._final
+        self.outgoing.control(frames.goaway(last, fault.code, fault.why.encode("ascii", "replace")))
         for stream in list(self.streams.values()):
             if not stream.dead:
                 self._kill(stream)

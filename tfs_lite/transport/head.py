@@ -98,7 +98,9 @@ class Heads:
             return _with_bad_timeout(known, fields[at][1], str(error))
         if known.answer is not None:
             return known
-        return Opening(known.row, known.path, timeout, known.metadata, known.encoding, known.accepts)
+        return Opening(
+            known.row, known.path, timeout, known.metadata, known.encoding, known.accepts, length=known.length
+        )
 
     def _learn(self, fields: Fields) -> Opening:
         """Only calls are remembered: nobody can crowd them out with requests that are none."""

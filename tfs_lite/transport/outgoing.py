@@ -20,6 +20,7 @@ from tfs_lite.transport.frames import (
     END_HEADERS,
     END_STREAM,
     HEAD,
+    HEAD_SIZE,
     HEADERS,
     MAX_WINDOW,
     frame,
@@ -111,17 +112,13 @@ class Outgoing:
 
     def headers(self, stream: Stream, block: bytes, end: bool = False) -> None:
         """After what waits on the stream."""
-        if self.owes_size_update:
-            self.owes_size_update = False
-            block = _SIZE_UPDATE + block
         if end:
             stream.finished = True
         whole = frame(HEADERS, END_HEADERS | END_STREAM if end else END_HEADERS, stream.id, block)
-        self.answers_sent += 1
         if self.paused or stream.queue or self._size >= self._high_water:
             self._wait(stream, whole)
             return
-        self._put(whole)
+        self._headers(whole)
         if end:
             self._on_gone(stream)
 
@@ -210,6 +207,15 @@ class Outgoing:
             self._awake = True
             self._wake()
 
+    def _headers(self, whole: bytes) -> None:
+        """A HEADERS frame. The first one after the client has changed its table says that we use none."""
+        self.answers_sent += 1
+        if self.owes_size_update:
+            self.owes_size_update = False
+            _, _, kind, flags, number = HEAD.unpack_from(whole)
+            whole = frame(kind, flags, number, _SIZE_UPDATE + whole[HEAD_SIZE:])
+        self._put(whole)
+
     def _frame(self, stream: Stream, payload: bytes | memoryview, size: int) -> None:
         self.window -= size
         stream.window -= size
@@ -272,7 +278,7 @@ class Outgoing:
         else:
             size = len(item)
             queue.popleft()
-            self._put(item)
+            self._headers(item)
         self._numbers.unsent -= size
         if queue:
             self._line_up(stream)

@@ -13,7 +13,14 @@ import logging
 from typing import Protocol, cast
 
 from tfs_lite.transport import frames
-from tfs_lite.transport.call import SHUTTING_DOWN, UNAVAILABLE, Call, OneRequestCall, UnaryCall
+from tfs_lite.transport.call import (
+    DEADLINE_EXCEEDED,
+    SHUTTING_DOWN,
+    UNAVAILABLE,
+    Call,
+    OneRequestCall,
+    UnaryCall,
+)
 from tfs_lite.transport.common import Common
 from tfs_lite.transport.connection import DRAIN_PING, Connection
 from tfs_lite.transport.errors import ErrorCode
@@ -106,21 +113,22 @@ class ServerProtocol(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=self.common.limits.write_high_water)
         tls = transport.get_extra_info("ssl_object")
         if not self._house.arrived(self):
-            self._kind = "too_many"
-            self._transport.abort()
+            self.abort("drained" if self.common.draining else "too_many")
         elif tls is not None and tls.selected_alpn_protocol() != "h2":
-            self._kind = "no_http2"
-            self._transport.close()
+            self._close("no_http2", say=False)
 
     def data_received(self, data: bytes) -> None:
         if self._vitals.ending:
             self._throw_away(len(data))
             return
-        if self._first is not None:
-            data = self._greet(data)
-        self.connection.receive(data)
-        if self.connection.closing is not None:
-            self._end()
+        try:
+            if self._first is not None:
+                data = self._greet(data)
+            self.connection.receive(data)
+            if self.connection.closing is not None:
+                self._end()
+        except Exception as error:
+            self.broken(error)
 
     def eof_received(self) -> bool | None:
         """A client that has closed its side takes no answer."""
@@ -152,7 +160,7 @@ class ServerProtocol(asyncio.Protocol):
         word = first[:8].partition(b" ")[0]
         if not frames.PREFACE.startswith(first[:_ENOUGH]) and word.isalpha() and word.isupper():
             self._write([_NOT_HTTP1])
-            self._close("no_http2", ErrorCode.HTTP_1_1_REQUIRED, say=False)
+            self._close("no_http2", say=False)
             return b""
         self.connection.start()
         return first
@@ -166,10 +174,14 @@ class ServerProtocol(asyncio.Protocol):
     def _flush(self) -> None:
         self._flushing = None
         connection = self.connection
-        while output := connection.take():
-            self._write(output)
-        if connection.closing is not None or (self._vitals.finished and not connection.busy):
-            self._end()
+        try:
+            while output := connection.take():
+                self._write(output)
+            if connection.closing is not None or (self._vitals.finished and not connection.busy):
+                self._end()
+        except Exception as error:
+            self.broken(error)
+            self.abort("internal")
 
     def _write(self, output: list[bytes | memoryview]) -> None:
         transport = self._transport
@@ -188,11 +200,15 @@ class ServerProtocol(asyncio.Protocol):
         self._write(self.connection.outgoing.take_last())
         self.connection.close(ErrorCode.NO_ERROR, "", self._vitals.draining or self._kind)
         transport = self._transport
-        if transport is not None and not transport.is_closing():
-            if transport.can_write_eof():
-                transport.write_eof()
-            else:
-                transport.close()
+        if transport is None or transport.is_closing():
+            return
+        if not transport.can_write_eof():
+            transport.close()
+            return
+        try:
+            transport.write_eof()
+        except OSError:  # the client has gone
+            transport.abort()
 
     def _unschedule(self) -> None:
         if self._flushing is not None:
@@ -250,8 +266,6 @@ class ServerProtocol(asyncio.Protocol):
         path = opening.row.path if opening.row is not None else ""
         self.common.numbers.calls[path, opening.status] += 1
         self.connection.headers(stream, opening.answer or b"", True)
-        if not stream.ended and not stream.queue:
-            self.connection.reset(stream, ErrorCode.NO_ERROR)
         self.connection.release(stream)
 
     # From calls.
@@ -330,7 +344,7 @@ class ServerProtocol(asyncio.Protocol):
         for stream in list(self.connection.streams.values()):
             call = stream.call
             if isinstance(call, OneRequestCall) and call.heard and now - call.heard >= limits.request_timeout:
-                call.abort(4, _STALLED)
+                call.abort(DEADLINE_EXCEEDED, _STALLED)
 
     def _finish(self) -> None:
         """What was on its way is here; calls that still come are not taken."""
@@ -339,9 +353,9 @@ class ServerProtocol(asyncio.Protocol):
             self.connection.goaway()
             self._wake()
 
-    def _close(self, kind: str, code: ErrorCode = ErrorCode.NO_ERROR, say: bool = True) -> None:
-        """Every call is over, and the connection ends."""
+    def _close(self, kind: str, say: bool = True) -> None:
+        """Every call is over, and the connection ends; with ``say`` by GOAWAY, if it ever was HTTP/2."""
         self._kind = kind
-        if say:
-            self.connection.close(code, "", kind)
+        if say and self._first is None:
+            self.connection.close(ErrorCode.NO_ERROR, "", kind)
         self._end()

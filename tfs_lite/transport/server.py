@@ -29,10 +29,14 @@ logger = logging.getLogger(__name__)
 BACKLOG = 1024
 MAX_HANDSHAKES = 1024
 """In progress at a time; one more costs the oldest its chance."""
+ACCEPT_AT_ONCE = 64
+"""Connections taken before others have their turn."""
 ACCEPT_PAUSE = 1.0
 """Seconds after the system had no socket for us (too many open files)."""
 CHOOSE_EVERY = 1.0
 """Seconds between two searches for connections that can be spared."""
+DRAIN_TICK = 0.1
+"""Seconds between two looks while the server stops."""
 CANCEL_PATIENCE = 5.0
 """Seconds that handlers have for ending after they were cancelled."""
 
@@ -59,8 +63,8 @@ class Server:
         self._hooks = hooks
         self._tls = tls
         self._sockets: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
-        self._handshakes: dict[asyncio.Task[None], None] = {}
+        self._retries: dict[socket.socket, asyncio.Handle] = {}
+        self._handshakes: dict[asyncio.Task[bool], socket.socket] = {}
         self._connections: set[ServerProtocol] = set()
         self._spare: deque[tuple[ServerProtocol, float]] = deque()
         self._chosen = 0.0
@@ -79,12 +83,14 @@ class Server:
             listening.setblocking(False)
             listening.listen(BACKLOG)
             self._sockets.append(listening)
-            self._accepting.append(loop.create_task(self._accept(listening)))
+            self._listen(listening)
 
     async def stop(self, grace: float) -> None:
         """Takes no more connections and asks clients for no more calls; returns when those inside are answered, or
         cancelled after ``grace`` seconds, and nothing is left. May be called again with a shorter grace while it runs.
         """
+        if not self._sockets:
+            return
         loop = asyncio.get_running_loop()
         cut_at = loop.time() + grace
         if self._stopping is None:
@@ -106,6 +112,8 @@ class Server:
                 return False
             spare.evict()
             self._connections.discard(spare)
+        elif self._spare:
+            self._spare.clear()
         self._connections.add(protocol)
         return True
 
@@ -128,43 +136,58 @@ class Server:
                 return protocol
         return None
 
-    async def _accept(self, listening: socket.socket) -> None:
+    # Taking connections.
+
+    def _listen(self, listening: socket.socket) -> None:
+        self._retries.pop(listening, None)
+        self.common.loop.add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
         loop = self.common.loop
-        while True:
+        for _ in range(ACCEPT_AT_ONCE):
             try:
-                accepted, _ = await loop.sock_accept(listening)
+                accepted, _ = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
             except ConnectionError:
                 continue  # it has gone before it was taken
             except OSError:
                 logger.exception("no connection can be taken; trying again in %s s", ACCEPT_PAUSE)
-                await asyncio.sleep(ACCEPT_PAUSE)
-                continue
+                loop.remove_reader(listening)
+                self._retries[listening] = loop.call_later(ACCEPT_PAUSE, self._listen, listening)
+                return
+            accepted.setblocking(False)
             if len(self._handshakes) >= MAX_HANDSHAKES:
                 next(iter(self._handshakes)).cancel()
             task = loop.create_task(self._welcome(accepted))
-            self._handshakes[task] = None
+            self._handshakes[task] = accepted
             task.add_done_callback(self._welcomed)
-            await asyncio.sleep(0)
 
-    def _welcomed(self, task: asyncio.Task[None]) -> None:
-        del self._handshakes[task]
-
-    async def _welcome(self, accepted: socket.socket) -> None:
+    async def _welcome(self, accepted: socket.socket) -> bool:
+        """Whether it is a connection now."""
         loop = self.common.loop
         try:
             if self._tls is None:
                 await loop.connect_accepted_socket(self._protocol, accepted)
             else:
-                timeout = self._limits.handshake_timeout
-                context = self._tls()
                 await loop.connect_accepted_socket(
-                    self._protocol, accepted, ssl=context, ssl_handshake_timeout=timeout, ssl_shutdown_timeout=LINGER
+                    self._protocol,
+                    accepted,
+                    ssl=self._tls(),
+                    ssl_handshake_timeout=self._limits.handshake_timeout,
+                    ssl_shutdown_timeout=LINGER,
                 )
-        except (OSError, asyncio.CancelledError):  # ssl.SSLError is one, and a timeout
-            self.numbers.closed["handshake"] += 1
-            accepted.close()
+        except OSError:  # ssl.SSLError is one, and a timeout
+            return False
         except Exception:
             logger.exception("a connection could not be taken")
+            return False
+        return True
+
+    def _welcomed(self, task: asyncio.Task[bool]) -> None:
+        accepted = self._handshakes.pop(task)
+        if task.cancelled() or not task.result():
+            self.numbers.closed["handshake"] += 1
             accepted.close()
 
     def _protocol(self) -> ServerProtocol:
@@ -176,11 +199,12 @@ class Server:
         await self._close_doors()
         common = self.common
         common.draining = True
+        self._watch.hasten(DRAIN_TICK)
         for call in list(common.calls):
             call.drain()
         for protocol in list(self._connections):
             protocol.drain("drained")
-        await self._emptied(lambda: self._cut_at)
+        await self._until(self._is_empty, lambda: self._cut_at)
         for protocol in list(self._connections):
             protocol.cut()
         await self._end_of(lambda: not self._connections, LINGER)
@@ -193,12 +217,15 @@ class Server:
         common.inflater.close()
 
     async def _close_doors(self) -> None:
-        tasks = [*self._accepting, *self._handshakes]
+        for retry in self._retries.values():
+            retry.cancel()
+        for listening in self._sockets:
+            self.common.loop.remove_reader(listening)
+            listening.close()
+        tasks = list(self._handshakes)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for listening in self._sockets:
-            listening.close()
 
     def _is_empty(self) -> bool:
         return not self._connections and not self.common.calls
@@ -206,9 +233,6 @@ class Server:
     async def _end_of(self, over: Callable[[], bool], patience: float) -> bool:
         ends = self.common.loop.time() + patience
         return await self._until(over, lambda: ends)
-
-    async def _emptied(self, ends: Callable[[], float]) -> None:
-        await self._until(self._is_empty, ends)
 
     async def _until(self, over: Callable[[], bool], ends: Callable[[], float]) -> bool:
         """Whether it was over before the time, which may be moved while this waits."""

@@ -49,7 +49,7 @@ class Vitals:
             self._left, self._moved = left, now
         if connection.busy or connection.last_stream != self._last_stream:
             self._last_stream, self._idle_since = connection.last_stream, now
-        if self.pinged is not None and connection.last_received > self.pinged:
+        if self.pinged is not None and connection.last_received >= self.pinged:
             self.pinged = None
         return View(
             now=now,

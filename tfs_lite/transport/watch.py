@@ -137,6 +137,12 @@ class Watch:
             self._next.cancel()
             self._next = None
 
+    def hasten(self, tick: float) -> None:
+        """From now on."""
+        self.stop()
+        self._tick = min(self._tick, tick)
+        self.start()
+
     def _look(self) -> None:
         self._look_at(list(self._connections()))
 

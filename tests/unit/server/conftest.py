@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tfs_lite.server.grpc_choice import GRPC_SERVERS
 from tfs_lite.testing.models import TaggedArchives, write_python_version
 
 T = TypeVar("T")
@@ -32,6 +33,13 @@ class LoopThread:
         self._thread.join()
         self.loop.close()
         gc.collect()
+
+
+@pytest.fixture(params=GRPC_SERVERS)
+def each_server(request: pytest.FixtureRequest) -> str:
+    """Both gRPC servers, one after the other: what they promise is the same."""
+    name: str = request.param
+    return name
 
 
 @pytest.fixture

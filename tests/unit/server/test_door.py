@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.server.door import HEALTH, Door
+from tfs_lite.server.door import HEALTH, REFLECTION, Door
 
 PATH = "/test.Service/echo"
 
@@ -31,12 +31,16 @@ def knock(door: Door, path: str = PATH) -> StatusCode:
         return error.code
 
 
-def test_a_shut_door_lets_in_health_only() -> None:
+FREE = (f"{HEALTH}Check", f"{HEALTH}Watch", f"{REFLECTION}v1.ServerReflection/ServerReflectionInfo")
+"""Methods that are let in whatever happens."""
+
+
+def test_a_shut_door_lets_in_health_and_reflection_only() -> None:
     door = Door()
     assert knock(door) is StatusCode.OK
     door.shut()
     assert knock(door) is StatusCode.UNAVAILABLE
-    assert knock(door, f"{HEALTH}Check") is StatusCode.OK
+    assert {knock(door, path) for path in FREE} == {StatusCode.OK}
 
 
 def test_one_call_more_than_there_are_places_is_refused_until_one_leaves() -> None:
@@ -50,9 +54,10 @@ def test_one_call_more_than_there_are_places_is_refused_until_one_leaves() -> No
         assert knock(door) is StatusCode.OK
 
 
-def test_health_takes_no_place_and_needs_none() -> None:
+@pytest.mark.parametrize("path", FREE)
+def test_health_and_reflection_take_no_place_and_need_none(path: str) -> None:
     door = Door(1)
-    with entered(door, f"{HEALTH}Watch"), entered(door, PATH), entered(door, f"{HEALTH}Check"):
+    with entered(door, path), entered(door, PATH), entered(door, path):
         assert knock(door) is StatusCode.RESOURCE_EXHAUSTED
 
 

@@ -15,21 +15,24 @@ from tfs_lite.server import frontend_wire as wire
 from tfs_lite.server.frontend_answerer import Answerer
 from tfs_lite.server.frontend_ring import make_memory, map_memory
 from tfs_lite.server.frontend_wire import HEAD
-from tfs_lite.transport.table import CallContext, Method, bidi_stream, unary
+from tfs_lite.transport.table import CallContext, Method, bidi_stream, client_stream, unary
 
 PATIENCE = 30
 
 
 class Service:
-    """``echo`` and ``wait``; ``ran`` counts calls of the first, ``entered`` is set by the second."""
+    """``echo``, ``wait`` and two that take many requests; ``ran`` counts calls of the first, ``entered`` is set by the
+    second, ``heard`` counts the last words."""
 
     def __init__(self) -> None:
         self.ran = 0
+        self.heard = 0
         self.entered = asyncio.Event()
 
     def methods(self) -> list[Method]:
         rows = [unary("/test.Service/echo", self.echo), unary("/test.Service/wait", self.wait)]
-        return [*rows, bidi_stream("/test.Service/talk", self.talk)]
+        many = [bidi_stream("/test.Service/talk", self.talk), client_stream("/test.Service/hold", self.hold)]
+        return [*rows, *many]
 
     async def echo(self, data: bytes, context: CallContext) -> bytes:
         self.ran += 1
@@ -38,6 +41,11 @@ class Service:
     async def talk(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
         async for data in requests:
             yield data
+        self.heard += 1
+
+    async def hold(self, requests: AsyncIterator[bytes], context: CallContext) -> bytes:
+        await asyncio.Event().wait()
+        return b""
 
     async def wait(self, data: bytes, context: CallContext) -> bytes:
         self.entered.set()
@@ -60,11 +68,31 @@ def head(kind: int, *, code: int = 0, call: int = 0, length: int = 0, value: int
     return HEAD.pack(kind, 0, code, call, length, value)
 
 
+def begin(row: int, call: int = 1) -> bytes:
+    """A call of a method that takes many requests."""
+    return head(wire.CALL, code=row, call=call, length=2) + b"{}"
+
+
 GARBAGE = {
-    "a call of a method that takes a stream": (head(wire.CALL, code=2, call=1), "takes a stream"),
+    "a call with many requests without metadata": (head(wire.CALL, code=2, call=1), "no metadata"),
+    "metadata that is too deep": (
+        head(wire.CALL, code=2, call=1, length=wire.MAX_INLINE) + b"[" * wire.MAX_INLINE,
+        "65536 bytes that are no metadata",
+    ),
+    "a message of a call with one request": (head(wire.MESSAGE, call=2**31), "call 2147483648, which has one request"),
+    "a last word of a call with one request": (head(wire.LAST, call=2**31), "call 2147483648, which has one request"),
+    "a message behind the last one": (
+        begin(3) + head(wire.LAST, call=1) + head(wire.MESSAGE, call=1),
+        "a message behind the last one",
+    ),
+    "two last words": (begin(3) + head(wire.LAST, call=1) * 2, "a second last word"),
+    "more messages than there may be": (
+        begin(3) + head(wire.MESSAGE, call=1) * (wire.WINDOW + 1),
+        "a message behind 32 others with 0 bytes",
+    ),
     "no kind": (head(0), "kind 0"),
     "a kind of the other side": (head(wire.ANSWER), "kind 4"),
-    "a row that is not there": (head(wire.CALL, code=3), "row 3, of 3"),
+    "a row that is not there": (head(wire.CALL, code=4), "row 4, of 4"),
     "one call twice": (head(wire.CALL, code=1) * 2, "a second call 0"),
     "credit for nothing": (head(wire.CREDIT, value=0), "credit for 0"),
     "credit for too much": (head(wire.CREDIT, value=10**9), "credit for 1000000000"),
@@ -129,6 +157,31 @@ def test_cancel_and_credit_for_calls_that_are_over_are_no_garbage() -> None:
             await send(head(wire.CANCEL, call=5) + head(wire.CREDIT, call=5, value=1) + head(wire.CALL, code=1))
             await service.entered.wait()
             assert answerer.broken == ""
+
+    run(test())
+
+
+def test_messages_of_calls_that_are_over_are_no_garbage() -> None:
+    async def test() -> None:
+        async with raw() as (service, answerer, send):
+            await send(head(wire.MESSAGE, call=5) + head(wire.LAST, call=6) * 2)
+            await send(begin(2) + head(wire.CANCEL, call=1) + head(wire.MESSAGE, call=1) + head(wire.CALL, code=1))
+            await service.entered.wait()
+            assert answerer.broken == ""
+            assert service.heard == 0
+
+    run(test())
+
+
+def test_a_frontend_that_is_gone_has_said_no_last_word() -> None:
+    async def test() -> None:
+        async with raw() as (service, answerer, send):
+            await send(begin(2) + head(wire.MESSAGE, call=1) + head(wire.CALL, code=1))
+            await service.entered.wait()
+            answerer.abort()
+            await answerer.gone
+            await settled()
+            assert (answerer.calls_inside, service.heard) == (0, 0)
 
     run(test())
 

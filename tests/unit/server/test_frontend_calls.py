@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from tfs_lite.server.frontend_answerer import Answerer
 from tfs_lite.server.frontend_asker import Asker
 from tfs_lite.server.frontend_ring import make_memory, map_memory
 from tfs_lite.server.frontend_setup import FrontendSetup, rows_of
-from tfs_lite.transport.table import CallContext, Method, bidi_stream, server_stream, unary
+from tfs_lite.transport.table import CallContext, Method, bidi_stream, client_stream, server_stream, unary
 
 PATIENCE = 30
 
@@ -31,11 +31,16 @@ class Service:
         self.changed = asyncio.Event()
         self.gate = asyncio.Event()
         self.contexts: list[CallContext] = []
+        self.refuse_at_once = False
 
     def methods(self) -> list[Method]:
         handlers = (self.echo, self.refuse, self.crash, self.wait, self.stubborn)
         rows = [unary(f"/test.Service/{handler.__name__}", handler) for handler in handlers]
-        streams = [server_stream("/test.Service/count", self.count), bidi_stream("/test.Service/talk", self.talk)]
+        streams = [
+            server_stream("/test.Service/count", self.count),
+            bidi_stream("/test.Service/talk", self.talk),
+            client_stream("/test.Service/join", self.join),
+        ]
         return [*rows, *streams]
 
     def note(self, word: str) -> None:
@@ -77,8 +82,27 @@ class Service:
         return data
 
     async def talk(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
-        async for data in requests:
-            yield data
+        self.contexts.append(context)
+        try:
+            async for data in requests:
+                yield data
+            self.note("last word")
+        finally:
+            self.note("closed")
+
+    async def join(self, requests: AsyncIterator[bytes], context: CallContext) -> bytes:
+        """Waits for the gate before it reads."""
+        self.contexts.append(context)
+        if self.refuse_at_once:
+            raise invalid_argument("enough")
+        self.note("entered")
+        try:
+            await self.gate.wait()
+            said = [data async for data in requests]
+        finally:
+            self.note("closed")
+        context.trailers.append(("words", str(len(said))))
+        return b"".join(said)
 
     async def count(self, data: bytes, context: CallContext) -> AsyncIterator[bytes]:
         try:
@@ -113,9 +137,10 @@ class House:
                 assert error.code is StatusCode.RESOURCE_EXHAUSTED  # noqa: PT017
                 await asyncio.sleep(0)
 
-    def stream(self, name: str, data: bytes) -> Any:
+    def stream(self, name: str, data: Any, context: CallContext | None = None) -> Any:
+        """``data``: one request, or many."""
         handler: Any = self._table[name].handler
-        return handler(data, CallContext(None))
+        return handler(data, context or CallContext(None))
 
     async def refusal(self, name: str, data: bytes = b"x") -> tuple[StatusCode, str]:
         with pytest.raises(ServingError) as caught:
@@ -304,7 +329,8 @@ def test_the_end_of_a_frontend_cancels_what_is_inside() -> None:
 
 
 def test_setup_and_drain_are_told() -> None:
-    setup = FrontendSetup((("/a/b", "UNARY"),), 5, (("n", 1), ("s", "x")), "tls", "::1", None, "path", "/", 20)
+    rows, arguments = (("/a/b", "UNARY"),), (("n", 1), ("s", "x"))
+    setup = FrontendSetup(rows, 5, arguments, "tls", "::1", None, "path", "grpcio", "/", 20)
 
     async def test() -> None:
         async with house() as inside:
@@ -316,12 +342,165 @@ def test_setup_and_drain_are_told() -> None:
     run(test())
 
 
-def test_streams_of_requests_are_not_served_by_frontends() -> None:
-    async def scenario() -> None:
-        async with house() as inside:
-            with pytest.raises(ServingError) as caught:
-                await anext(inside.stream("talk", b""))
-            assert caught.value.code is StatusCode.UNIMPLEMENTED
-            assert "--grpc_frontends" in str(caught.value)
+# Many requests.
 
-    run(scenario())
+
+class Client:
+    """Says words until there are no more; ``said`` counts those that were asked of it."""
+
+    def __init__(self, words: Iterable[bytes], end: Exception | None = None, patient: bool = False) -> None:
+        self._words = words
+        self._end = end
+        self._patient = patient
+        self.said = 0
+        self.closed = False
+        self._asked = asyncio.Event()
+
+    async def has_said(self, count: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while self.said < count:
+                self._asked.clear()
+                await self._asked.wait()
+
+    async def words(self) -> AsyncIterator[bytes]:
+        """With an end raises that, and if patient goes on without one."""
+        try:
+            for word in self._words:
+                self.said += 1
+                self._asked.set()
+                yield word
+            if self._end is not None:
+                raise self._end
+            if self._patient:
+                await asyncio.Event().wait()
+        finally:
+            self.closed = True
+
+
+async def all_of(items: AsyncIterator[bytes]) -> list[bytes]:
+    return [item async for item in items]
+
+
+def test_messages_go_to_the_handler_and_answers_come_back() -> None:
+    async def test() -> None:
+        async with house() as inside:
+            context = CallContext(time.monotonic() + 50, metadata={"mine": "yes", "other": "\u00e4"})
+            words = [os.urandom(size) for size in (0, 1, 65_536, 65_537, 3_000_000, 5_000_000)] * 3
+            words += [b"%d" % number for number in range(500)]
+            assert await all_of(inside.stream("talk", Client(words).words(), context)) == words
+            (seen,) = inside.service.contexts
+            assert seen.metadata == {"mine": "yes", "other": "\u00e4"}
+            assert seen.deadline is not None
+            assert inside.answerer.calls_inside == 0
+
+    run(test())
+
+
+def test_many_requests_get_one_answer_with_its_trailers() -> None:
+    async def test() -> None:
+        async with house() as inside:
+            inside.service.gate.set()
+            words = [b"%d" % number * (number % 7 * 20_000) for number in range(100)]
+            context = CallContext(None)
+            assert await inside.stream("join", Client(words).words(), context) == b"".join(words)
+            assert context.trailers == [("words", "100")]
+
+    run(test())
+
+
+def test_many_calls_with_many_requests_at_once_get_their_own_answers() -> None:
+    async def test() -> None:
+        async with house(max_calls=50) as inside:
+            inside.service.gate.set()
+            said = [[b"%d-%d" % (call, word) * (word % 5 * 10_000) for word in range(40)] for call in range(50)]
+            answers = await asyncio.gather(*(inside.stream("join", Client(words).words()) for words in said))
+            assert answers == [b"".join(words) for words in said]
+
+    run(test())
+
+
+@pytest.mark.parametrize(("size", "most"), [(0, wire.WINDOW), (1000, wire.WINDOW), (3_000_000, 2), (5_000_000, 1)])
+def test_no_more_is_taken_from_the_client_than_the_window_while_the_handler_reads_nothing(size: int, most: int) -> None:
+    async def test() -> None:
+        async with house() as inside:
+            client = Client(bytes(size) for _ in range(100))
+            call = asyncio.ensure_future(inside.stream("join", client.words()))
+            await inside.service.saw("entered")
+            await client.has_said(most)
+            for _ in range(5):
+                assert await inside.call("echo", bytes(100_000)) == bytes(100_000)
+            assert client.said == most
+            inside.service.gate.set()
+            assert await call == bytes(100 * size)
+
+    run(test())
+
+
+def test_who_goes_away_in_the_middle_has_said_no_last_word() -> None:
+    async def test() -> None:
+        async with house() as inside:
+            client = Client([b"a"], patient=True)
+            async with aclosing(inside.stream("talk", client.words())) as stream:
+                assert await anext(stream) == b"a"
+            await inside.service.saw("closed")
+            assert inside.service.log == ["closed"]
+            await inside.until_answered()
+            assert inside.answerer.calls_inside == 0
+            assert client.closed, "nobody reads from the client any more"
+
+    run(test())
+
+
+@pytest.mark.parametrize("name", ["talk", "join"])
+def test_what_is_wrong_with_the_clients_messages_fails_the_call(name: str) -> None:
+    async def test() -> None:
+        async with house() as inside:
+            call = inside.stream(name, Client([b"a"], end=invalid_argument("no message")).words())
+            with pytest.raises(ServingError, match="no message"):
+                await (call if name == "join" else all_of(call))
+            await inside.service.saw("closed")
+            assert "last word" not in inside.service.log
+
+    run(test())
+
+
+def test_a_handler_that_does_not_want_more_ends_the_call() -> None:
+    async def test() -> None:
+        async with house() as inside:
+            client = Client(b"x" for _ in range(10**9))
+            inside.service.refuse_at_once = True
+            async with aclosing(client.words()) as words:
+                with pytest.raises(ServingError, match="enough"):
+                    await inside.stream("join", words)
+            assert client.said <= wire.WINDOW
+            assert await inside.call("echo") == b"x"
+
+    run(test())
+
+
+def test_too_much_metadata_is_refused_and_takes_no_place() -> None:
+    async def test() -> None:
+        async with house(max_calls=1) as inside:
+            for name in ("talk", "join"):
+                call = inside.stream(name, Client([]).words(), CallContext(None, metadata={"a": "x" * 70_000}))
+                with pytest.raises(ServingError) as caught:
+                    await (anext(call) if name == "talk" else call)
+                assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
+            assert await inside.call("echo") == b"x"
+
+    run(test())
+
+
+def test_the_end_of_a_frontend_cancels_handlers_of_many_requests() -> None:
+    async def test() -> None:
+        async with house() as inside:
+            stream = inside.stream("talk", Client([b"a"], patient=True).words())
+            assert await anext(stream) == b"a"
+            inside.asker.abort()
+            await inside.answerer.gone
+            await inside.service.saw("closed")
+            await stream.aclose()
+        assert inside.service.log == ["closed"]
+        assert inside.answerer.calls_inside == 0
+
+    run(test())

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from tfs_lite.server.frontend_child import FIRST_PAUSE, LONGEST_PAUSE, pause_before
-from tfs_lite.testing.frontend_house import PROCESSES, Served, call, connections, serving
+from tfs_lite.testing.frontend_house import PROCESSES, Served, Talk, Words, call, connections, serving
+from tfs_lite.testing.grpc_choice import chosen
 from tfs_lite.testing.process import wait_until
 
 
@@ -109,6 +110,69 @@ def test_calls_inside_a_frontend_that_dies_are_cancelled(served: Served) -> None
     assert sum(error is None for error in results) == len(futures) - lost
 
 
+def test_a_frontend_that_dies_in_the_middle_of_streams_takes_only_its_own_with_it(served: Served) -> None:
+    channels = served.channel_to_each()
+    talks, joins = [Talk(channel) for channel in channels], [Words(channel) for channel in channels]
+    large = os.urandom(300_000)
+    for talk, joined in zip(talks, joins, strict=True):
+        talk.say(large)
+        joined.say(large)
+    assert [next(talk.call) for talk in talks] == [large + b"!"] * len(talks)
+    for _ in joins:
+        assert served.service.entered.acquire(timeout=20)
+    victim = served.pool.process_ids[0]
+    lost = connections(victim, served.port)
+    assert 0 < lost < len(channels)
+    os.kill(victim, signal.SIGKILL)
+    for _ in range(2 * lost):
+        assert served.service.cancelled.acquire(timeout=20)
+    assert served.pool.calls_inside == 2 * (len(channels) - lost)
+    assert served.service.heard_all == 0, "no handler takes the death of a frontend for the last word of a client"
+    for speaker in (*talks, *joins):
+        speaker.say(b"more", None)
+    answers = [rest(talk) for talk in talks]
+    assert sorted(answers.count(kind) for kind in (None, [b"more!", b"bye"])) == sorted([lost, len(channels) - lost])
+    wholes = [joined.future.exception(timeout=20) or joined.future.result() for joined in joins]
+    assert wholes.count(large + b"more") == len(channels) - lost
+    errors = [error for error in wholes if isinstance(error, grpc.RpcError)]
+    assert [error.code() for error in errors] == [grpc.StatusCode.UNAVAILABLE] * lost
+    wait_until(lambda: served.pool.frontends == PROCESSES, "it is back")
+    again = Talk(served.channel())
+    again.say(b"a", None)
+    assert list(again.call) == [b"a!", b"bye"]
+
+
+def rest(talk: Talk) -> list[bytes] | None:
+    """What is still said; None: the call broke."""
+    try:
+        return list(talk.call)
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE  # noqa: PT017
+        return None
+
+
+def test_a_client_that_is_killed_with_streams_open_leaves_nothing_inside(served: Served) -> None:
+    program = (
+        "import grpc, sys, time\n"
+        "from tfs_lite.testing.frontend_house import Talk, Words\n"
+        f"channel = grpc.insecure_channel('127.0.0.1:{served.port}')\n"
+        "talks = [Talk(channel) for _ in range(5)]\n"
+        "words = [Words(channel) for _ in range(5)]\n"
+        "for speaker in (*talks, *words): speaker.say(bytes(100_000))\n"
+        "for talk in talks: next(talk.call)\n"
+        "print('inside', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as client:
+        try:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "inside\n"
+            wait_until(lambda: served.pool.calls_inside == 10, "all streams are open")
+        finally:
+            client.kill()
+    wait_until(lambda: served.pool.calls_inside == 0, "nothing is inside")
+
+
 def test_a_frontend_that_hangs_does_not_hinder_the_others_and_is_ended_by_stop(
     served: Served, channel: grpc.Channel
 ) -> None:
@@ -129,7 +193,7 @@ async def echo(data, context):
     return data
 
 async def main():
-    pool = FrontendPool([unary("/test.Service/echo", echo)], 1000, processes=3)
+    pool = FrontendPool([unary("/test.Service/echo", echo)], 1000, processes=3, server=sys.argv[1])
     port = await pool.start("127.0.0.1", 0, "")
     print(port, *pool.process_ids, flush=True)
     await asyncio.Event().wait()
@@ -141,7 +205,7 @@ asyncio.run(main())
 @contextmanager
 def main_process() -> Iterator[tuple[subprocess.Popen[str], int, list[psutil.Process]]]:
     """A process with a pool; its frontends may outlive it only for a moment."""
-    with subprocess.Popen([sys.executable, "-c", MAIN], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", MAIN, chosen()], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             port, *pids = map(int, process.stdout.readline().split())

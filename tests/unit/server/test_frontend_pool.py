@@ -18,13 +18,15 @@ import psutil
 import pytest
 import trustme
 from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.door import HEALTH
 from tfs_lite.server.frontend_pool import FrontendPool
-from tfs_lite.server.grpc_server import GrpcServer
+from tfs_lite.server.grpc_choice import GrpcTransport, make_grpc_server
 from tfs_lite.testing.frontend_house import LIMIT, PROCESSES, Served, Service, call, connections, serving
+from tfs_lite.testing.grpc_choice import chosen
 from tfs_lite.testing.process import wait_until
 
 
@@ -93,8 +95,8 @@ def test_handler_is_cancelled_when_the_client_goes(served: Served, channel: grpc
 
 
 def test_errors_are_told_as_by_a_single_process(served: Served, channel: grpc.Channel) -> None:
-    async def start() -> tuple[GrpcServer, int | None]:
-        server = GrpcServer(Service().methods(), LIMIT)
+    async def start() -> tuple[GrpcTransport, int | None]:
+        server = make_grpc_server(chosen(), Service().methods(), LIMIT)
         return server, await server.start("127.0.0.1", 0, "")
 
     server, port = served.loop.run(start())
@@ -129,6 +131,24 @@ def test_reflection_describes_the_services(channel: grpc.Channel) -> None:
     assert "test.Service" in database.get_services()
     service = DescriptorPool(database).FindServiceByName("tensorflow.serving.PredictionService")
     assert service.FindMethodByName("Predict").input_type.full_name == "tensorflow.serving.PredictRequest"
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection_takes_no_place(loop_thread: Any, version: str) -> None:
+    with serving(loop_thread, max_concurrent_calls=1) as served:
+        channel = served.channel()
+        waiting = channel.unary_unary("/test.Service/wait").future(b"w")
+        assert served.service.entered.acquire(timeout=20)
+        listing = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        (answer,) = listing(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=20)
+        assert "test.Service" in {service.name for service in answer.list_services_response.service}
+        assert refusal(channel, "echo")[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        served.open_gate()
+        assert waiting.result(timeout=20) == b"w"
 
 
 def test_calls_beyond_the_limit_are_refused_whichever_frontend_they_come_to(loop_thread: Any) -> None:

@@ -1,3 +1,5 @@
+"""What both gRPC servers promise: the library's and ours."""
+
 from __future__ import annotations
 
 import asyncio
@@ -13,23 +15,22 @@ from urllib.parse import quote
 
 import grpc
 import pytest
-from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.server.door import HEALTH
-from tfs_lite.server.grpc_server import GrpcServer, truncate
-from tfs_lite.transport.table import CallContext, server_stream, unary
+from tfs_lite.server.grpc_choice import GrpcTransport, make_grpc_server
+from tfs_lite.server.grpc_status import truncate
 from tfs_lite.testing.process import wait_until
+from tfs_lite.transport.table import CallContext, server_stream, unary
 
 LIMIT = 100_000
 
 
 class Service:
-    """Handlers that misbehave on demand, in the form of the server's tables."""
+    """Handlers that misbehave on demand, in the form of the server's tables, and servers of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
         self.contexts: list[CallContext] = []
         self.entered = threading.Semaphore(0)
         self.cancelled = threading.Event()
@@ -42,6 +43,9 @@ class Service:
             server_stream(f"/test.Service/{handler.__name__}", handler) for handler in (self.count, self.trickle)
         ]
         return [*rows, *streams, unary(f"{HEALTH}Check", self.echo)]
+
+    def server(self, **settings: Any) -> GrpcTransport:
+        return make_grpc_server(self.kind, self.methods(), LIMIT, **settings)
 
     async def echo(self, data: bytes, context: CallContext) -> bytes:
         self.contexts.append(context)
@@ -74,14 +78,14 @@ class Service:
 
 
 @pytest.fixture
-def service() -> Service:
-    return Service()
+def service(each_server: str) -> Service:
+    return Service(each_server)
 
 
 @pytest.fixture
-def server(loop_thread: Any, service: Service) -> Iterator[tuple[GrpcServer, int]]:
-    async def start() -> tuple[GrpcServer, int]:
-        server = GrpcServer(service.methods(), LIMIT)
+def server(loop_thread: Any, service: Service) -> Iterator[tuple[GrpcTransport, int]]:
+    async def start() -> tuple[GrpcTransport, int]:
+        server = service.server()
         port = await server.start("127.0.0.1", 0, "")
         assert port is not None
         return server, port
@@ -92,7 +96,7 @@ def server(loop_thread: Any, service: Service) -> Iterator[tuple[GrpcServer, int
 
 
 @pytest.fixture
-def channel(server: tuple[GrpcServer, int]) -> Iterator[grpc.Channel]:
+def channel(server: tuple[GrpcTransport, int]) -> Iterator[grpc.Channel]:
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(f"127.0.0.1:{server[1]}", options=options) as channel:
         yield channel
@@ -169,7 +173,7 @@ def test_handler_is_cancelled_when_the_client_goes(channel: grpc.Channel, servic
 
 
 def test_stop_answers_what_is_inside_and_refuses_the_rest(
-    loop_thread: Any, server: tuple[GrpcServer, int], channel: grpc.Channel, service: Service
+    loop_thread: Any, server: tuple[GrpcTransport, int], channel: grpc.Channel, service: Service
 ) -> None:
     inside = channel.unary_unary("/test.Service/wait").future(b"inside")
     assert service.entered.acquire(timeout=20)
@@ -187,7 +191,7 @@ def test_stop_answers_what_is_inside_and_refuses_the_rest(
 
 
 def test_stop_under_load_breaks_no_call_that_got_in(
-    loop_thread: Any, server: tuple[GrpcServer, int], service: Service
+    loop_thread: Any, server: tuple[GrpcTransport, int], service: Service
 ) -> None:
     codes, answered = Counter[str](), threading.Semaphore(0)
 
@@ -214,7 +218,7 @@ def test_stop_under_load_breaks_no_call_that_got_in(
 
 
 def test_call_that_outlives_the_grace_is_cancelled(
-    loop_thread: Any, server: tuple[GrpcServer, int], channel: grpc.Channel, service: Service
+    loop_thread: Any, server: tuple[GrpcTransport, int], channel: grpc.Channel, service: Service
 ) -> None:
     inside = channel.unary_unary("/test.Service/wait").future(b"inside")
     assert service.entered.acquire(timeout=20)
@@ -230,7 +234,7 @@ def test_port_in_use_is_one_clear_line(loop_thread: Any, service: Service) -> No
         port = taken.getsockname()[1]
 
         async def start() -> None:
-            await GrpcServer(service.methods(), LIMIT).start("127.0.0.1", port, "")
+            await service.server().start("127.0.0.1", port, "")
 
         with pytest.raises(ServingError) as caught:
             loop_thread.run(start())
@@ -238,9 +242,9 @@ def test_port_in_use_is_one_clear_line(loop_thread: Any, service: Service) -> No
     assert f"port {port} of 127.0.0.1 is already in use (--port)" in str(caught.value)
 
 
-def test_two_servers_never_share_a_port(loop_thread: Any, server: tuple[GrpcServer, int], service: Service) -> None:
+def test_two_servers_never_share_a_port(loop_thread: Any, server: tuple[GrpcTransport, int], service: Service) -> None:
     async def start() -> None:
-        await GrpcServer(service.methods(), LIMIT).start("127.0.0.1", server[1], "")
+        await service.server().start("127.0.0.1", server[1], "")
 
     with pytest.raises(ServingError, match="in use"):
         loop_thread.run(start())
@@ -248,7 +252,7 @@ def test_two_servers_never_share_a_port(loop_thread: Any, server: tuple[GrpcServ
 
 def test_address_of_another_machine_is_refused(loop_thread: Any, service: Service) -> None:
     async def start() -> None:
-        await GrpcServer(service.methods(), LIMIT).start("203.0.113.7", 0, "")
+        await service.server().start("203.0.113.7", 0, "")
 
     with pytest.raises(ServingError, match="--host"):
         loop_thread.run(start())
@@ -258,8 +262,8 @@ def test_address_of_another_machine_is_refused(loop_thread: Any, service: Servic
 def serving(loop_thread: Any, service: Service, path: str = "", **settings: Any) -> Iterator[str]:
     """The address of a server with these settings: of its UNIX socket if it has one, else of its port."""
 
-    async def start() -> tuple[GrpcServer, int | None]:
-        server = GrpcServer(service.methods(), LIMIT, **settings)
+    async def start() -> tuple[GrpcTransport, int | None]:
+        server = service.server(**settings)
         return server, await server.start("127.0.0.1", None if path else 0, path)
 
     server, port = loop_thread.run(start())
@@ -309,8 +313,8 @@ def test_arguments_win_over_our_own(loop_thread: Any, service: Service) -> None:
 def test_a_port_is_shared_only_if_the_arguments_say_so(loop_thread: Any, service: Service) -> None:
     sharing = [("grpc.so_reuseport", 1)]
 
-    async def start(port: int) -> GrpcServer:
-        server = GrpcServer(service.methods(), LIMIT, arguments=sharing)
+    async def start(port: int) -> GrpcTransport:
+        server = service.server(arguments=sharing)
         assert await server.start("127.0.0.1", port, "") == port
         return server
 
@@ -331,7 +335,6 @@ def test_calls_beyond_the_limit_are_refused_at_once(loop_thread: Any, service: S
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "2 calls inside" in details
         assert channel.unary_unary(f"{HEALTH}Check")(b"x", timeout=20) == b"x"
-        assert "test.Service" in reflected(channel, "v1")
         stream.cancel()
         wait_until(lambda: answers(channel), "the place of a stream that was cancelled is free")
         loop_thread.loop.call_soon_threadsafe(service.gate.set)
@@ -344,28 +347,6 @@ def answers(channel: grpc.Channel) -> bool:
     except grpc.RpcError as error:
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # noqa: PT017
         return False
-
-
-def reflected(channel: grpc.Channel, version: str) -> set[str]:
-    """The services that reflection lists."""
-    method = channel.stream_stream(
-        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
-        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
-        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-    )
-    (answer,) = method(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=20)
-    return {service.name for service in answer.list_services_response.service}
-
-
-@pytest.mark.parametrize("version", ["v1", "v1alpha"])
-def test_reflection_lists_the_services_under_both_names(channel: grpc.Channel, version: str) -> None:
-    assert {"test.Service", f"grpc.reflection.{version}.ServerReflection"} <= reflected(channel, version)
-
-
-def test_reflection_describes_messages_of_our_own_pool(channel: grpc.Channel) -> None:
-    pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
-    service = pool.FindServiceByName("tensorflow.serving.PredictionService")
-    assert service.FindMethodByName("Predict").input_type.full_name == "tensorflow.serving.PredictRequest"
 
 
 @pytest.mark.parametrize("character", ["x", "ä", "\U0001f600", "%", "\n"])

@@ -14,10 +14,11 @@ from tfs_lite.core.signature import DataType
 from tfs_lite.protocols.messages import PredictRequest, PredictResponse
 from tfs_lite.protocols.serving import ModelRef, model_spec
 from tfs_lite.protocols.tensor_proto import decode, encode
-from tfs_lite.server.grpc_server import GrpcServer
+from tfs_lite.server.grpc_choice import GrpcTransport, make_grpc_server
 from tfs_lite.server.inference import Inferences
 from tfs_lite.server.predict_streamed import METHOD, SERVICE, PredictStreamedService
 from tfs_lite.server.prediction_service import PredictionService
+from tfs_lite.testing.grpc_choice import chosen
 from tfs_lite.testing.language_servables import BROKEN, language
 from tfs_lite.testing.process import wait_until
 from tfs_lite.testing.v2_house import V2House
@@ -37,10 +38,10 @@ def house() -> Iterator[V2House]:
 
 @pytest.fixture
 def channel(loop_thread: Any, house: V2House) -> Iterator[grpc.Channel]:
-    async def start() -> tuple[GrpcServer, int | None]:
+    async def start() -> tuple[GrpcTransport, int | None]:
         streamed = PredictStreamedService(house.predictor, house.metrics, 1 << 20)
         plain = PredictionService(house.predictor, Inferences(house.predictor), house.lookup, house.metrics, 1 << 20)
-        server = GrpcServer([*streamed.methods(), *plain.methods()], -1)
+        server = make_grpc_server(chosen(), [*streamed.methods(), *plain.methods()], -1)
         return server, await server.start("127.0.0.1", 0, "")
 
     server, port = loop_thread.run(start())

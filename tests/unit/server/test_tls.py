@@ -19,9 +19,11 @@ import pytest
 import trustme
 
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.server import tls as tls_module
+from tfs_lite.server.grpc_choice import GrpcTransport, make_grpc_server
 from tfs_lite.server.grpc_server import GrpcServer
-from tfs_lite.transport.table import CallContext, unary
 from tfs_lite.server.tls import TlsFile
+from tfs_lite.transport.table import CallContext, unary
 
 AUTHORITY, STRANGER = trustme.CA(), trustme.CA()
 ROOT = AUTHORITY.cert_pem.bytes()
@@ -52,13 +54,13 @@ async def echo(data: bytes, context: CallContext) -> bytes:
 class Served:
     """A server with TLS from a file, and clients of it."""
 
-    def __init__(self, path: Path, loop_thread: Any, socket_path: str = "") -> None:
+    def __init__(self, kind: str, path: Path, loop_thread: Any, socket_path: str = "") -> None:
         self.path = path
         self.tls = TlsFile(str(path))
         self._loop = loop_thread
 
-        async def start() -> tuple[GrpcServer, int]:
-            server = GrpcServer([unary("/test.Service/echo", echo)], 100_000, credentials=self.tls.credentials)
+        async def start() -> tuple[GrpcTransport, int]:
+            server = make_grpc_server(kind, [unary("/test.Service/echo", echo)], 100_000, tls=self.tls)
             port = await server.start("127.0.0.1", 0, socket_path)
             assert port is not None
             return server, port
@@ -104,13 +106,13 @@ Serve = Callable[..., Served]
 
 
 @pytest.fixture
-def serve(tmp_path: Path, loop_thread: Any) -> Iterator[Serve]:
+def serve(each_server: str, tmp_path: Path, loop_thread: Any) -> Iterator[Serve]:
     running: list[Served] = []
 
     def start(text: str, socket_path: str = "") -> Served:
         path = tmp_path / "tls.pbtxt"
         path.write_text(text)
-        running.append(Served(path, loop_thread, socket_path))
+        running.append(Served(each_server, path, loop_thread, socket_path))
         return running[-1]
 
     yield start
@@ -247,12 +249,12 @@ def test_a_file_that_was_only_touched_changes_nothing(serve: Serve, caplog: pyte
     assert "certificate" not in caplog.text
 
 
-def test_a_file_that_a_link_leads_to_is_followed(tmp_path: Path, loop_thread: Any) -> None:
+def test_a_file_that_a_link_leads_to_is_followed(each_server: str, tmp_path: Path, loop_thread: Any) -> None:
     for name, pair in (("one", FIRST), ("two", SECOND)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tls.pbtxt").write_text(text_of(pair))
     (tmp_path / "now").symlink_to("one")
-    server = Served(tmp_path / "now" / "tls.pbtxt", loop_thread)
+    server = Served(each_server, tmp_path / "now" / "tls.pbtxt", loop_thread)
     assert server.certificate() == FIRST[1]
     (tmp_path / "next").symlink_to("two")
     (tmp_path / "next").rename(tmp_path / "now")
@@ -260,11 +262,11 @@ def test_a_file_that_a_link_leads_to_is_followed(tmp_path: Path, loop_thread: An
     server.stop()
 
 
-def test_a_pipe_is_read_once(tmp_path: Path, loop_thread: Any) -> None:
+def test_a_pipe_is_read_once(each_server: str, tmp_path: Path, loop_thread: Any) -> None:
     reading, writing = os.pipe()
     os.write(writing, text_of(FIRST).encode())
     os.close(writing)
-    server = Served(Path(f"/dev/fd/{reading}"), loop_thread)
+    server = Served(each_server, Path(f"/dev/fd/{reading}"), loop_thread)
     os.close(reading)
     assert [server.certificate(), server.certificate()] == [FIRST[1]] * 2
     server.stop()
@@ -326,11 +328,115 @@ def test_a_certificate_that_only_grpc_refuses_is_one_clear_line(loop_thread: Any
     assert raised.value.code is StatusCode.FAILED_PRECONDITION
 
 
-def test_a_port_in_use_is_still_named_with_tls(serve: Serve, loop_thread: Any) -> None:
+def test_a_port_in_use_is_still_named_with_tls(serve: Serve, each_server: str, loop_thread: Any) -> None:
     server = serve(text_of(FIRST))
 
     async def start() -> None:
-        await GrpcServer([], 1000, credentials=server.tls.credentials).start("127.0.0.1", server.port, "")
+        await make_grpc_server(each_server, [], 1000, tls=server.tls).start("127.0.0.1", server.port, "")
 
     with pytest.raises(ServingError, match=f"port {server.port} of 127.0.0.1 is already in use"):
         loop_thread.run(start())
+
+
+# Contexts of our own transport.
+
+
+def shake(context: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
+    """A handshake in memory; the server's end."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    asker = client.wrap_bio(to_client, to_server, server_hostname="localhost")
+    waiting = [asker, server]
+    while waiting:
+        side = waiting.pop(0)
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            waiting.append(side)
+    return server
+
+
+def trusting(**settings: Any) -> ssl.SSLContext:
+    client = ssl.create_default_context(cadata=ROOT.decode())
+    client.set_alpn_protocols(["h2"])
+    for name, value in settings.items():
+        setattr(client, name, value)
+    return client
+
+
+def test_a_context_is_made_once_for_each_content_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "tls.pbtxt"
+    path.write_text(text_of(FIRST))
+    file = TlsFile(str(path))
+    first = file.context()
+    assert file.context() is first
+    path.write_text(text_of(SECOND))
+    second = file.context()
+    assert second is not first
+    assert file.context() is second
+
+
+def test_a_context_speaks_http2_over_tls_of_today_only(tmp_path: Path) -> None:
+    (tmp_path / "tls.pbtxt").write_text(text_of(FIRST))
+    context = TlsFile("tls.pbtxt", tmp_path).context()
+    assert shake(context, trusting()).selected_alpn_protocol() == "h2"
+    old = shake(context, trusting(maximum_version=ssl.TLSVersion.TLSv1_2))
+    cipher = old.cipher()
+    assert cipher is not None
+    assert cipher[0].startswith("ECDHE-")
+    assert old.version() == "TLSv1.2"
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+    without_secrecy = trusting(maximum_version=ssl.TLSVersion.TLSv1_2)
+    without_secrecy.set_ciphers("AES128-GCM-SHA256")
+    with pytest.raises(ssl.SSLError):
+        shake(context, without_secrecy)
+
+
+def test_a_certificate_that_only_tls_itself_refuses_is_one_clear_line(
+    loop_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tls.pbtxt").write_text(text_of(FIRST))
+    monkeypatch.setattr(tls_module, "CIPHERS", "ALL:@SECLEVEL=5")  # keys as strong as these are too weak then
+
+    async def start() -> None:
+        server = make_grpc_server("native", [], 1000, tls=TlsFile("tls.pbtxt", tmp_path))
+        await server.start("127.0.0.1", 0, "")
+
+    with pytest.raises(ServingError) as raised:
+        loop_thread.run(start())
+    assert raised.value.code is StatusCode.FAILED_PRECONDITION
+    assert str(raised.value) == (
+        "tls.pbtxt: TLS refuses the key or the certificate: EE_KEY_TOO_SMALL (--ssl_config_file)"
+    )
+
+
+def test_a_later_certificate_that_only_tls_itself_refuses_is_logged_once_and_the_old_one_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tls.pbtxt"
+    path.write_text(text_of(FIRST))
+    file = TlsFile(str(path))
+    first = file.context()
+    path.write_text(text_of(SECOND))
+    with monkeypatch.context() as patch:
+        patch.setattr(tls_module, "CIPHERS", "ALL:@SECLEVEL=5")
+        assert [file.context() for _ in range(3)] == [first] * 3
+    assert caplog.text.count("TLS refuses the key or the certificate") == 1
+    path.write_text(text_of(issued()))
+    assert file.context() is not first
+
+
+def test_the_key_is_in_no_file_that_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tls.pbtxt").write_text(text_of(FIRST))
+    file = TlsFile("tls.pbtxt", tmp_path)
+    paths: list[str] = []
+    load = ssl.SSLContext.load_cert_chain
+
+    def note(self: ssl.SSLContext, certificates: str, key: str, **rest: Any) -> None:
+        paths.extend(os.readlink(path) for path in (certificates, key))
+        load(self, certificates, key, **rest)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", note)
+    file.context()
+    assert len(paths) == 2
+    assert not any(Path(path).exists() for path in paths)

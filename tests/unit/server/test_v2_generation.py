@@ -13,9 +13,10 @@ import orjson
 import pytest
 
 from tfs_lite.protocols.v2_tensors import decode_raw
-from tfs_lite.server.grpc_server import GrpcServer
+from tfs_lite.server.grpc_choice import GrpcTransport, make_grpc_server
 from tfs_lite.server.v2_grpc_service import V2GrpcService
 from tfs_lite.server.v2_http_events import EVENT_BYTES, EventRoom
+from tfs_lite.testing.grpc_choice import chosen
 from tfs_lite.testing.language_servables import BROKEN, language
 from tfs_lite.testing.process import wait_until
 from tfs_lite.testing.v2_client import V2Client
@@ -244,9 +245,9 @@ def house() -> Iterator[V2House]:
 
 @pytest.fixture
 def client(loop_thread: Any, house: V2House) -> Iterator[V2Client]:
-    async def start() -> tuple[GrpcServer, int | None]:
+    async def start() -> tuple[GrpcTransport, int | None]:
         no_control: Any = None
-        server = GrpcServer(V2GrpcService(house.infer, no_control).methods(), -1)
+        server = make_grpc_server(chosen(), V2GrpcService(house.infer, no_control).methods(), -1)
         return server, await server.start("127.0.0.1", 0, "")
 
     server, port = loop_thread.run(start())

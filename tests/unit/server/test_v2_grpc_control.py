@@ -10,7 +10,7 @@ import pytest
 
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols import v2_messages as v2
-from tfs_lite.server.grpc_server import GrpcServer
+from tfs_lite.server.grpc_choice import GrpcTransport, make_grpc_server
 from tfs_lite.server.v2_control import (
     CudaRegionStatus,
     IndexEntry,
@@ -26,6 +26,7 @@ from tfs_lite.server.v2_control import (
     TensorMetadata,
 )
 from tfs_lite.server.v2_grpc_service import V2GrpcService
+from tfs_lite.testing.grpc_choice import chosen
 from tfs_lite.testing.process import wait_until
 from tfs_lite.testing.v2_client import V2Client
 from tfs_lite.testing.v2_house import V2House
@@ -128,8 +129,8 @@ def control() -> Control:
 
 @pytest.fixture
 def client(loop_thread: Any, house: V2House, control: Control) -> Iterator[V2Client]:
-    async def start() -> tuple[GrpcServer, int | None]:
-        server = GrpcServer(V2GrpcService(house.infer, control).methods(), -1)
+    async def start() -> tuple[GrpcTransport, int | None]:
+        server = make_grpc_server(chosen(), V2GrpcService(house.infer, control).methods(), -1)
         return server, await server.start("127.0.0.1", 0, "")
 
     server, port = loop_thread.run(start())

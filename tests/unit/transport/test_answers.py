@@ -134,6 +134,11 @@ def test_message_of_just_the_largest_size_is_whole() -> None:
     assert message_of(trailers(2, "m" * MAX_MESSAGE + "n")) == "m" * MAX_MESSAGE
 
 
+def test_message_that_is_cut_behind_a_space_ends_before_it() -> None:
+    block = trailers(2, "m" * (MAX_MESSAGE - 1) + " n")
+    assert dict(read(block))["grpc-message"] == "m" * (MAX_MESSAGE - 1)
+
+
 @pytest.mark.parametrize("value", ["a\rb", "a\nb", "a\0b", "a\tb", "\x7f", "é", "\n"], ids=ascii)
 def test_metadata_that_is_not_printable_ascii_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match="metadata 'x': expected printable ASCII"):

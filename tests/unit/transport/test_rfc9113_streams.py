@@ -33,11 +33,11 @@ def half_closed_remote(desk: Desk) -> None:
     desk.send(desk.peer.call(5))
 
 
-def half_closed_local(desk: Desk) -> None:
-    """The server has ended, the client has not; nobody has told it to stop."""
+def answered_early(desk: Desk) -> None:
+    """The server has ended, the client has not, and was told that it need not go on: never half-closed (local)."""
     desk.send(desk.peer.open(5))
-    desk.connection.headers(desk.calls[5], h2.TRAILERS, True)
-    desk.take()
+    assert [frame.kind for frame in desk.answer(5)] == [h2.HEADERS, h2.DATA, h2.HEADERS, h2.RST_STREAM]
+    assert desk.resets == [(5, ErrorCode.NO_ERROR)]
 
 
 def closed(desk: Desk) -> None:
@@ -62,7 +62,7 @@ STATES: tuple[Callable[[Desk], None], ...] = (
     passed,
     opened,
     half_closed_remote,
-    half_closed_local,
+    answered_early,
     closed,
     closed_by_client,
     closed_by_server,
@@ -85,20 +85,24 @@ FRAMES: dict[str, Callable[[Desk], bytes]] = {
 }
 
 TAKEN, IGNORED = "taken", "ignored"
+LATE: dict[str, object] = {"data": (CLOSED,), "last_data": (CLOSED,), "headers": PROTOCOL, "trailers": PROTOCOL}
 TABLE: dict[str, dict[str, object]] = {
-    "idle": {"data": PROTOCOL, "last_data": PROTOCOL, "headers": TAKEN, "rst_stream": PROTOCOL, "window_update": PROTOCOL},
-    "passed": {"data": (CLOSED,), "last_data": (CLOSED,), "headers": PROTOCOL, "trailers": PROTOCOL},
-    "opened": {"data": TAKEN, "last_data": TAKEN, "headers": (PROTOCOL,), "trailers": TAKEN, "rst_stream": TAKEN},
-    "half_closed_remote": {"data": (CLOSED,), "last_data": (CLOSED,), "headers": (CLOSED,), "trailers": (CLOSED,), "rst_stream": TAKEN},
-    "half_closed_local": {"data": TAKEN, "last_data": TAKEN, "headers": (PROTOCOL,), "trailers": TAKEN, "rst_stream": TAKEN},
-    "closed": {"data": (CLOSED,), "last_data": (CLOSED,), "headers": PROTOCOL, "trailers": PROTOCOL},
-    "closed_by_client": {"data": (CLOSED,), "last_data": (CLOSED,), "headers": PROTOCOL, "trailers": PROTOCOL},
+    "idle": {
+        "headers": TAKEN,
+        "trailers": (PROTOCOL,),
+        **dict.fromkeys(("data", "last_data", "rst_stream", "window_update"), PROTOCOL),
+    },
+    "passed": LATE,
+    "opened": {**dict.fromkeys(("data", "last_data", "trailers", "rst_stream"), TAKEN), "headers": (PROTOCOL,)},
+    "half_closed_remote": {**LATE, "headers": (CLOSED,), "trailers": (CLOSED,), "rst_stream": TAKEN},
+    "answered_early": {},
+    "closed": LATE,
+    "closed_by_client": LATE,
     "closed_by_server": {},
-}  # fmt: skip
+}
 """A code: error of the connection; a code in a tuple: of the stream. What is not there: see ``ANYWHERE``, else ignored.
-``trailers`` on an idle stream are a malformed request: (PROTOCOL,)."""
+``headers`` on a begun stream are trailers that do not end it, ``trailers`` on an idle one a malformed request."""
 ANYWHERE: dict[str, object] = dict.fromkeys(("settings", "push_promise", "ping", "goaway", "continuation"), PROTOCOL)
-TABLE["idle"]["trailers"] = (PROTOCOL,)
 
 
 @pytest.mark.parametrize("frame", FRAMES)
@@ -132,7 +136,9 @@ def test_other_streams_go_on_whatever_became_of_one(state: Callable[[Desk], None
     assert [frame.kind for frame in desk.answer(9)] == [h2.HEADERS, h2.DATA, h2.HEADERS]
 
 
-@pytest.mark.parametrize("state", [closed, closed_by_client, closed_by_server], ids=lambda state: state.__name__)
+@pytest.mark.parametrize(
+    "state", [closed, answered_early, closed_by_client, closed_by_server], ids=lambda state: state.__name__
+)
 def test_a_closed_stream_gives_its_place_back(state: Callable[[Desk], None]) -> None:
     """5.1.2"""
     desk = Desk(Limits(max_streams=1))

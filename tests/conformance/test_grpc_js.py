@@ -1,0 +1,91 @@
+"""@grpc/grpc-js, the gRPC client of node, with messages made by @grpc/proto-loader."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2_grpc
+
+from tests.conformance.transport_tools import EVERY_KIND, infer_gate, sums_of
+
+pytest_plugins = ("tests.conformance.transport_fixtures",)
+
+CANCELLED, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, UNIMPLEMENTED = 1, 3, 4, 5, 12
+LARGE_BYTES = 6_000_000
+
+
+@pytest.fixture
+def js(node, triton_server):
+    """Runs a scenario of ``node/grpc_js.cjs``."""
+    return partial(node.run, "grpc_js.cjs", target=triton_server.target)
+
+
+@pytest.fixture
+def held(triton_server, waiting):
+    """A call that is at the gate; it has its answer once the gate was opened."""
+    with grpc.insecure_channel(triton_server.target) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(infer_gate(), timeout=60)
+        waiting.wait_entered()
+        yield call
+        waiting.open()
+        assert call.result().model_name == "gate"
+
+
+def test_predict(js):
+    assert js("predict") == sums_of()
+
+
+def test_errors_have_code_and_words(js):
+    found = js("errors", name=EVERY_KIND)
+    assert found["unknown"]["code"] == NOT_FOUND
+    for word in ("nö 100% моделей", "模型 🙂", "+%41 <&>;=,"):
+        assert word in found["unknown"]["details"]
+    assert found["nameless"]["code"] == INVALID_ARGUMENT
+    assert found["nonsense"]["code"] == UNIMPLEMENTED
+    assert found["after"] == sums_of(), "the connection goes on"
+
+
+def test_metadata_of_every_kind_is_taken_and_reaches_the_method(js):
+    """Triton's streams end at the first failure if the client's metadata asks for it."""
+    assert js("metadata") == {"answers": [sums_of()] * 2, "stream": NOT_FOUND}
+
+
+def test_deadlines_end_calls_that_wait(js, held, queued):
+    assert js("deadline") == [DEADLINE_EXCEEDED] * 2
+    queued(0)
+
+
+def test_a_cancelled_call_leaves_the_queue(js, held, queued):
+    assert js("cancel", when=lambda: queued(1)) == {"code": CANCELLED, "after": sums_of()}
+    queued(0)
+
+
+def test_watch_tells_the_state_at_once_and_may_be_cancelled(js):
+    assert js("watch") == {"status": "SERVING", "code": CANCELLED, "after": "SERVING"}
+
+
+def test_stream_answers_while_the_client_still_speaks(js):
+    expected = [value for index in range(20) for value in (index, -index)] + [100, 101]
+    assert js("stream") == {"code": 0, "values": expected}
+
+
+@pytest.mark.parametrize("algorithm", [0, 1, 2], ids=["identity", "deflate", "gzip"])
+def test_large_and_compressed_messages_both_ways(js, algorithm):
+    assert js("large", algorithm=algorithm) == [[0, "", LARGE_BYTES]] * 2 + [[0, "", 8]]
+    assert js("same", algorithm=algorithm) is True
+
+
+def test_parallel_calls_share_a_connection(js):
+    expected = [sums_of((float(index), 0.0, 1.0, 2.0)) for index in range(64)]
+    assert js("parallel", calls=64) == expected
+
+
+def test_keepalive_pings_are_answered(js):
+    assert js("keepalive") == {"code": CANCELLED, "after": "SERVING"}
+
+
+def test_tls(node, tls_server, certificates):
+    target = f"localhost:{tls_server.grpc_port}"
+    assert node.run("grpc_js.cjs", "predict", target=target, root=str(certificates.root_file)) == sums_of()

@@ -1,0 +1,94 @@
+"""Fixtures for the tests of foreign gRPC clients: servers with TLS and with limits, a model that waits, node."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2_grpc
+
+from tests.conformance.transport_tools import LIMIT, Certificates, Node, NoNode, descriptor_set, infer_gate
+from tfs_lite.testing.process import ServerProcess, wait_until
+
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="session")
+def few_models(triton_models: Path) -> str:
+    """The folder of two quick models of one version each; servers that differ by their flags serve these."""
+    for name in ("sums", "plain"):
+        only_the_first = shutil.ignore_patterns("3")
+        shutil.copytree(triton_models / "served" / name, triton_models / "few" / name, ignore=only_the_first)
+    return "few"
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def tls_server(
+    serve_triton: Callable[..., ServerProcess], few_models: str, certificates: Certificates
+) -> Iterator[ServerProcess]:
+    with serve_triton(few_models, certificates.flag) as server:
+        yield server
+    assert server.exit_code == 0
+
+
+@pytest.fixture(scope="session")
+def socket_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("socket") / "grpc.sock"
+
+
+@pytest.fixture(scope="session")
+def narrow_server(
+    serve_triton: Callable[..., ServerProcess], few_models: str, socket_path: Path
+) -> Iterator[ServerProcess]:
+    """Takes messages of up to ``LIMIT`` bytes, and listens on a UNIX socket too."""
+    with serve_triton(few_models, f"--max_message_bytes={LIMIT}", f"--grpc_socket_path={socket_path}") as server:
+        yield server
+    assert server.exit_code == 0
+
+
+@pytest.fixture
+def waiting(gate: Any, triton_server: ServerProcess) -> Iterator[Any]:
+    """The gate; afterwards it has been opened and everybody who waited for it is through."""
+    yield gate
+    gate.open()
+    with grpc.insecure_channel(triton_server.target) as channel:
+        service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(infer_gate(), timeout=PATIENCE)
+
+
+@pytest.fixture
+def queued(triton_server: ServerProcess) -> Callable[[int], None]:
+    """``queued(count)`` returns once as many requests wait behind the one that is at the gate."""
+
+    def depth() -> float:
+        text = triton_server.get("/metrics")[1].decode()
+        rows = [line for line in text.splitlines() if line.startswith('tfs_lite_queue_depth{model="gate"')]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in rows)
+
+    def wait(count: int) -> None:
+        wait_until(lambda: depth() == count, f"{count} requests wait at the gate", PATIENCE)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def descriptors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("descriptors") / "all.binpb"
+    path.write_bytes(descriptor_set())
+    return path
+
+
+@pytest.fixture(scope="session")
+def node(descriptors: Path) -> Node:
+    try:
+        return Node(descriptors)
+    except NoNode as error:
+        pytest.skip(str(error))

@@ -1,0 +1,251 @@
+"""Where our reading of HTTP/2 and that of the ``h2`` package may differ, and why (see :mod:`http2_difference`).
+
+Sections are those of RFC 9113. A rule looks at both sides: what ours did must be what the reason says.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tfs_lite.testing.http2_peer import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    FRAME_HEAD,
+    GOAWAY,
+    HEADERS,
+    PADDED,
+    PRIORITY,
+    PRIORITY_FLAG,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+)
+from tfs_lite.transport.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from http2_cases import Act
+    from http2_difference import Ours, Said, Theirs
+
+PROTOCOL, FLOW, SIZE = ErrorCode.PROTOCOL_ERROR, ErrorCode.FLOW_CONTROL_ERROR, ErrorCode.FRAME_SIZE_ERROR
+CLOSED, REFUSED, COMPRESSION = ErrorCode.STREAM_CLOSED, ErrorCode.REFUSED_STREAM, ErrorCode.COMPRESSION_ERROR
+ALTSVC = 0x0A
+MAX_FRAME, MAX_CONTINUATIONS = 16_384, 16
+
+
+@dataclass
+class Difference:
+    """``step`` is what both sides have just read, ``past`` all pieces so far, with this one."""
+
+    step: bytes | Act
+    past: list[bytes]
+    mine: Said
+    other: Said
+    ours: Ours
+    theirs: Theirs
+
+    @property
+    def head(self) -> tuple[int, int, int, int]:
+        """Length, type, flags and stream of the frame; of HEADERS where it is the last CONTINUATION."""
+        last = _head(self.step)
+        if last[1] == CONTINUATION:
+            return next((_head(piece) for piece in reversed(self.past[1:]) if _head(piece)[1] == HEADERS), last)
+        return last
+
+    @property
+    def payload(self) -> bytes:
+        return self.step[FRAME_HEAD:] if isinstance(self.step, bytes) else b""
+
+    def we_reset(self, *codes: int) -> bool:
+        """All that ours did was to reset the frame's stream."""
+        return self.mine.fault is None and [f[:2] + f[4:] for f in self.mine.frames] in (
+            [(RST_STREAM, self.head[3], code)] for code in codes
+        )
+
+    def faults(self, mine: int | None, other: int | None, *words: str) -> bool:
+        """Both ended with these codes (None: did not), h2 with one of these texts."""
+        said = not words or any(word in self.other.why for word in words)
+        return (self.mine.fault, self.other.fault) == (mine, other) and said
+
+    @property
+    def we_ignored(self) -> bool:
+        return self.mine.fault is None and not self.mine.frames and not self.mine.told
+
+
+def _head(step: bytes | Act) -> tuple[int, int, int, int]:
+    if not isinstance(step, bytes) or len(step) < FRAME_HEAD:
+        return (0, -1, 0, 0)
+    high, low, kind, flags, stream = struct.unpack_from(">BHBBI", step)
+    return (high << 16 | low, kind, flags, stream & 0x7FFFFFFF)
+
+
+def _kind(difference: Difference, *kinds: int) -> bool:
+    return difference.head[1] in kinds
+
+
+def _malformed(d: Difference) -> bool:
+    return _kind(d, HEADERS, DATA) and d.we_reset(PROTOCOL) and d.other.fault == PROTOCOL
+
+
+def _no_contents(d: Difference) -> bool:
+    promised = [event for event in d.other.told if event[0] == "request" and event[3]]
+    lengths = [value for event in promised for name, value in event[2] if name == b"content-length"]
+    return d.we_reset(PROTOCOL) and any(length != b"0" for length in lengths)
+
+
+def _user(d: Difference) -> bool:
+    fields = [field for event in d.other.told if event[0] == "request" for field in event[2]]
+    return d.we_reset(PROTOCOL) and any(name == b":authority" and b"@" in value for name, value in fields)
+
+
+def _many(d: Difference) -> bool:
+    return _kind(d, HEADERS) and d.we_reset(REFUSED, PROTOCOL) and d.faults(None, PROTOCOL, "TooManyStreams")
+
+
+def _compression(d: Difference) -> bool:
+    return _kind(d, HEADERS) and d.faults(COMPRESSION, PROTOCOL)
+
+
+def _oversized(d: Difference) -> bool:
+    return _head(d.step)[0] > MAX_FRAME and d.mine.fault == SIZE
+
+
+def _first(d: Difference) -> bool:
+    return len(d.past) == 2 and not (_kind(d, SETTINGS) and not d.head[2] & 1) and d.mine.fault == PROTOCOL
+
+
+def _too_late(d: Difference) -> bool:
+    return (
+        _kind(d, DATA, HEADERS) and d.we_ignored and any(f[0] == RST_STREAM and f[4] == CLOSED for f in d.other.frames)
+    )
+
+
+def _passed_headers(d: Difference) -> bool:
+    closed = any(frame[0] == RST_STREAM and frame[4] == CLOSED for frame in d.other.frames)
+    return _kind(d, HEADERS) and d.mine.fault == PROTOCOL and (d.other.fault == CLOSED or closed)
+
+
+def _reset_once(d: Difference) -> bool:
+    reset = d.head[3] in [number for number, _ in d.ours.desk.resets]
+    return _kind(d, HEADERS) and reset and d.we_ignored and d.faults(None, PROTOCOL, "StreamIDTooLow")
+
+
+def _setting_twice(d: Difference) -> bool:
+    keys = [d.payload[at : at + 2] for at in range(0, len(d.payload), 6)]
+    return _kind(d, SETTINGS) and len(set(keys)) < len(keys) and d.mine.fault is not None and d.other.fault is None
+
+
+def _idle_reset(d: Difference) -> bool:
+    return _kind(d, RST_STREAM) and d.faults(PROTOCOL, None)
+
+
+def _own_parent(d: Difference) -> bool:
+    return d.faults(None, PROTOCOL, "may not depend on itself") and _kind(d, PRIORITY, HEADERS)
+
+
+def _window_of_stream(d: Difference) -> bool:
+    return _kind(d, DATA) and d.we_reset(FLOW) and d.faults(None, FLOW)
+
+
+def _update_by_0(d: Difference) -> bool:
+    same_stream = d.we_reset(PROTOCOL) or d.we_ignored
+    return _kind(d, WINDOW_UPDATE) and same_stream and int.from_bytes(d.payload, "big") & 0x7FFFFFFF == 0
+
+
+def _reserved_bit(d: Difference) -> bool:
+    return _kind(d, WINDOW_UPDATE) and d.payload[0] >> 7 == 1 and d.faults(d.mine.fault, PROTOCOL, "non-compliant")
+
+
+def _padding(d: Difference) -> bool:
+    return _kind(d, HEADERS) and d.head[2] & PADDED != 0 and d.other.why.endswith("invalid padding.")
+
+
+def _padding_over_priority(d: Difference) -> bool:
+    return _kind(d, HEADERS) and d.head[2] & 0x28 == PADDED | PRIORITY_FLAG and d.mine.why == "more padding than frame"
+
+
+def _codes(d: Difference) -> bool:
+    pair = (d.mine.fault, d.other.fault)
+    return pair in ((SIZE, PROTOCOL), (PROTOCOL, SIZE), (PROTOCOL, CLOSED))
+
+
+def _unfinished(d: Difference) -> bool:
+    """Of the two only h2 looks at stream 0 at once, and only ours at PUSH_PROMISE."""
+    if d.head[2] & END_HEADERS:
+        return False
+    no_stream = _kind(d, HEADERS) and d.head[3] == 0 and d.we_ignored and d.other.fault == PROTOCOL
+    return no_stream or (_kind(d, PUSH_PROMISE) and d.faults(PROTOCOL, None))
+
+
+def _partial(d: Difference) -> bool:
+    partial = isinstance(d.step, bytes) and len(d.step) < FRAME_HEAD + _head(d.step)[0]
+    return partial and d.we_ignored and d.faults(None, PROTOCOL, "invalid header: Stream ID")
+
+
+def _many_and_late(d: Difference) -> bool:
+    late = d.head[3] <= d.ours.desk.connection.last_stream
+    return _kind(d, HEADERS) and late and d.we_ignored and d.faults(None, PROTOCOL, "TooManyStreams")
+
+
+def _altsvc(d: Difference) -> bool:
+    return _kind(d, ALTSVC) and d.we_ignored
+
+
+def _after_goaway(d: Difference) -> bool:
+    return any(_head(piece)[1] == GOAWAY for piece in d.past[1:]) and d.faults(None, PROTOCOL, "ConnectionState.CLOSED")
+
+
+def _continuations(d: Difference) -> bool:
+    pieces = [piece for piece in d.past[-MAX_CONTINUATIONS - 1 :] if _head(piece)[1] == CONTINUATION]
+    return d.mine.fault == ErrorCode.ENHANCE_YOUR_CALM and len(pieces) > MAX_CONTINUATIONS
+
+
+def _authority(d: Difference) -> bool:
+    return _kind(d, HEADERS) and d.faults(None, PROTOCOL, "authority or Host", "mismatched :authority", "multiple Host")
+
+
+def _protocol_setting(d: Difference) -> bool:
+    return _kind(d, SETTINGS) and d.faults(None, PROTOCOL, "Setting 8 ")
+
+
+RULES: tuple[tuple[str, Callable[[Difference], bool]], ...] = (
+    ("8.1.1: a malformed request is an error of the stream; h2 ends the connection", _malformed),
+    ("8.1.1: contents that were promised by HEADERS with END_STREAM are missing; h2 does not look", _no_contents),
+    ("8.3.1: :authority must not name a user; h2 does not look", _user),
+    ("5.1.2: streams above the bound are refused one by one; h2 ends the connection", _many),
+    ("4.3: COMPRESSION_ERROR; h2 says PROTOCOL_ERROR", _compression),
+    ("4.2: the size of a frame is judged by its head; h2 waits for all of it", _oversized),
+    ("3.4: the first frame is SETTINGS; h2 does not look", _first),
+    ("5.1: frames that still come for a stream that we reset are ignored; h2 resets it again", _too_late),
+    ("5.1, 5.1.1: HEADERS on a stream that was passed: PROTOCOL_ERROR; h2 tells how it was closed", _passed_headers),
+    ("5.1: a stream that was passed and reset counts as reset; for h2 as passed", _reset_once),
+    ("6.5.3: every value of a setting that comes twice is checked; h2 has only the last one", _setting_twice),
+    ("6.4: RST_STREAM on an idle stream is an error; h2 ignores it", _idle_reset),
+    ("5.3.2: priorities mean nothing; h2 has the rules of RFC 7540", _own_parent),
+    ("6.9.1: beyond a stream's window, an error of the stream; h2 ends the connection", _window_of_stream),
+    (
+        "6.9: WINDOW_UPDATE by 0 is an error of the stream, nothing if that is closed; h2 ends the connection",
+        _update_by_0,
+    ),
+    ("6.9: the reserved bit of WINDOW_UPDATE means nothing; h2 reads it as part of the number", _reserved_bit),
+    ("6.2: padding may be as long as what follows its length; h2 wants one byte more", _padding),
+    ("6.2: padding must not cover the priority; h2 lets it", _padding_over_priority),
+    ("5.4: two rules are broken or a code is a matter of taste; both end the connection", _codes),
+    ("4.3: what is wrong with the head of an unfinished block may be said now or at its end", _unfinished),
+    ("4.1: the stream of a frame is looked at when all of it is there; h2 needs only the head", _partial),
+    ("5.1: HEADERS for a stream that we reset are ignored; h2 counts them as a new stream", _many_and_late),
+    ("5.5: ALTSVC is for clients, and unknown here; h2 knows it", _altsvc),
+    ("6.8: a client may go on with its streams after its GOAWAY; for h2 that is the end", _after_goaway),
+    ("10.5.1: our bound on CONTINUATION frames is lower", _continuations),
+    ("8.3.1: :authority may be missing, host may differ in port and case; h2 is stricter", _authority),
+    ("5.5: SETTINGS_ENABLE_CONNECT_PROTOCOL is unknown here; h2 knows it", _protocol_setting),
+)
+
+
+def reason_for(difference: Difference) -> str | None:
+    """None: the two must not differ like this."""
+    return next((reason for reason, holds in RULES if holds(difference)), None)

@@ -1,0 +1,82 @@
+"""How often a client may send PING: the rule, and a connection that keeps to it."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from tfs_lite.testing import http2_peer as h2
+from tfs_lite.testing.transport_house import COUNT, LOOPS, PATIENCE, TransportHouse
+from tfs_lite.transport.errors import ErrorCode
+from tfs_lite.transport.limits import Limits
+from tfs_lite.transport.pings import PingPolicy
+
+LIMITS = Limits(min_ping_interval=10, max_ping_strikes=2, ping_without_calls=True)
+
+
+def verdicts(policy: PingPolicy, times: list[float], answers_sent: int = 0, busy: bool = True) -> list[bool]:
+    return [policy.allows(now, answers_sent, busy) for now in times]
+
+
+def test_pings_at_the_interval_are_allowed_for_ever() -> None:
+    assert all(verdicts(PingPolicy(LIMITS), [10.0 * at for at in range(1000)]))
+
+
+def test_one_early_ping_beyond_the_strikes_is_too_many() -> None:
+    assert verdicts(PingPolicy(LIMITS), [0, 1, 2, 3]) == [True, True, True, False]
+
+
+def test_ping_in_time_does_not_take_strikes_back() -> None:
+    assert verdicts(PingPolicy(LIMITS), [0, 1, 10, 11, 20, 21]) == [True, True, True, True, True, False]
+
+
+def test_early_ping_does_not_put_the_next_one_off() -> None:
+    assert verdicts(PingPolicy(LIMITS), [0, 9, 10, 19, 20]) == [True] * 5
+
+
+def test_what_is_sent_for_a_call_forgives_all() -> None:
+    policy = PingPolicy(LIMITS)
+    assert verdicts(policy, [0, 1, 2]) == [True] * 3
+    assert verdicts(policy, [3, 4, 5], answers_sent=1) == [True] * 3
+    assert verdicts(policy, [6], answers_sent=1) == [False]
+
+
+def test_pings_after_answers_are_never_too_many() -> None:
+    """A client measures the connection's delay so, for each answer."""
+    policy = PingPolicy(LIMITS)
+    assert all(policy.allows(at / 1000, at, True) for at in range(1000))
+
+
+def test_without_a_call_two_hours_have_to_pass() -> None:
+    limits = Limits(min_ping_interval=10, max_ping_strikes=1)
+    assert verdicts(PingPolicy(limits), [0, 7199, 7199.5], busy=False) == [True, True, False]
+    assert verdicts(PingPolicy(limits), [0, 7200, 14400], busy=False) == [True, True, True]
+    assert verdicts(PingPolicy(limits), [0, 10, 20], busy=True) == [True, True, True]
+
+
+def test_no_bound_for_strikes_allows_any_number() -> None:
+    assert all(verdicts(PingPolicy(Limits(max_ping_strikes=0)), [0.0] * 1000))
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_client_that_pings_too_often_is_sent_away(loop: str) -> None:
+    with TransportHouse(loop, Limits(max_ping_strikes=2)) as house:
+        raw = house.dial()
+        raw.send(*[h2.ping(b"%08d" % at) for at in range(4)])
+        echoes = [raw.read_until(lambda frame: frame.kind == h2.PING and frame.ack).payload for _ in range(3)]
+        end = raw.read_until(lambda frame: frame.kind == h2.GOAWAY)
+        assert echoes == [b"%08d" % at for at in range(3)]
+        assert (end.value, end.payload) == (ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
+        assert raw.rest() == []
+        raw.close()
+
+
+def test_grpc_client_that_measures_its_bandwidth_is_not_sent_away() -> None:
+    options = [("grpc.http2.bdp_probe", 1)]
+    with (
+        TransportHouse(limits=Limits(max_ping_strikes=1)) as house,
+        grpc.insecure_channel(house.target, options) as made,
+    ):
+        for _ in range(20):
+            assert len(list(made.unary_stream(COUNT)(b"2000", timeout=PATIENCE))) == 2000
+        assert house.numbers.connections_total == 1

@@ -1,0 +1,189 @@
+"""What is done about a connection, decided over snapshots; and when looks are taken, on a loop whose time is moved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from tfs_lite.transport.limits import Limits
+from tfs_lite.transport.watch import DRAIN_ECHO, LINGER, MAX_TICK, MIN_TICK, SLICE, Act, View, Watch, decide, tick_of
+
+LIMITS = Limits(
+    handshake_timeout=10,
+    write_timeout=60,
+    max_connection_idle=300,
+    max_connection_age=1000,
+    max_connection_age_grace=50,
+    keepalive_time=200,
+    keepalive_timeout=20,
+)
+QUIET = View(
+    now=500.0,
+    made=400.0,
+    heard=499.0,
+    busy=True,
+    idle_since=499.0,
+    partial_since=None,
+    waiting=False,
+    moved=500.0,
+    buffered=False,
+    age_limit=1000.0,
+)
+"""Nothing is to be done."""
+
+
+def decided(**changes: Any) -> tuple[Act, str] | None:
+    return decide(replace(QUIET, **changes), LIMITS)
+
+
+def test_connection_with_which_all_is_well_is_left_alone() -> None:
+    assert decided() is None
+
+
+@pytest.mark.parametrize(
+    ("before", "due", "changes"),
+    [
+        (440.1, (Act.CUT, "slow_reader"), {"waiting": True, "moved": 440.0}),
+        (490.1, (Act.CLOSE, "handshake"), {"partial_since": 490.0}),
+        (480.1, (Act.CUT, "keepalive"), {"pinged": 480.0, "heard": 100.0}),
+        (300.1, (Act.PING, "keepalive"), {"heard": 300.0}),
+        (200.1, (Act.DRAIN, "idle"), {"idle_since": 200.0, "busy": False}),
+        (-499.9, (Act.DRAIN, "age"), {"made": -500.0}),
+        (499.1, (Act.FINISH, "drained"), {"draining": "drained", "draining_since": 500.0 - DRAIN_ECHO}),
+        (450.1, (Act.CLOSE, "age"), {"draining": "age", "draining_since": 450.0, "finished": True}),
+        (500.0 - LINGER + 0.1, (Act.CUT, "lingering"), {"ending": True, "moved": 500.0 - LINGER}),
+    ],
+    ids=["slow reader", "handshake", "keepalive", "ping", "idle", "age", "finish", "grace", "linger"],
+)
+def test_time_is_up_when_it_is_up_and_not_before(before: float, due: tuple[Act, str], changes: dict[str, Any]) -> None:
+    assert decided(**changes) == due
+    times = [name for name, value in changes.items() if isinstance(value, float) and abs(value - before) < 0.2]
+    assert len(times) == 1
+    assert decided(**{**changes, times[0]: before}) is None
+
+
+def test_calls_inside_keep_a_connection_from_being_idle() -> None:
+    assert decided(idle_since=0.0, busy=True) is None
+
+
+def test_what_waits_is_no_matter_while_some_of_it_leaves() -> None:
+    assert decided(waiting=True, moved=499.0) is None
+
+
+def test_client_that_does_not_read_its_last_answers_is_cut_late() -> None:
+    """Our side is closed, but the client has until the timeout to take what is in the buffer."""
+    assert decided(ending=True, waiting=True, buffered=True, moved=450.0) is None
+    assert decided(ending=True, waiting=True, buffered=True, moved=440.0) == (Act.CUT, "slow_reader")
+
+
+def test_connection_that_ends_is_asked_nothing() -> None:
+    assert decided(ending=True, moved=499.9, heard=0.0, made=-inf, partial_since=0.0, pinged=1.0) is None
+
+
+def test_worst_comes_first() -> None:
+    everything: dict[str, Any] = {"waiting": True, "moved": 0.0, "partial_since": 0.0, "pinged": 0.0, "made": -9999.0}
+    order = []
+    for name in ("waiting", "partial_since", "pinged", "made"):
+        order.append(decided(**everything))
+        everything.pop(name)
+    kinds = [verdict[1] for verdict in order if verdict is not None]
+    assert kinds == ["slow_reader", "handshake", "keepalive", "age"]
+
+
+def test_connection_that_drains_is_asked_for_no_more_calls_once() -> None:
+    assert decided(draining="age", draining_since=499.5, made=-9999.0) is None
+    assert decided(draining="drained", draining_since=0.0, finished=True) is None
+
+
+def test_limits_without_an_end_never_end_anything() -> None:
+    limits = Limits(keepalive_time=inf, write_timeout=inf, handshake_timeout=inf)
+    view = replace(QUIET, now=1e12, busy=False, waiting=True, partial_since=0.0, age_limit=inf)
+    assert decide(view, limits) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "tick"),
+    [
+        (Limits(), MAX_TICK),
+        (Limits(handshake_timeout=2), 0.2),
+        (Limits(max_connection_idle=0.5), 0.05),
+        (Limits(keepalive_timeout=0.001), MIN_TICK),
+        (Limits(max_connection_age_grace=0), MAX_TICK),
+    ],
+)
+def test_looks_are_taken_often_enough_for_the_shortest_timeout(limits: Limits, tick: float) -> None:
+    assert tick_of(limits) == pytest.approx(tick)
+
+
+class StillLoop(asyncio.SelectorEventLoop):
+    """Its time is moved by hand."""
+
+    now = 100.0
+
+    def time(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """One turn of the loop, so much later."""
+        self.now += seconds
+        self.run_until_complete(asyncio.sleep(0))
+
+
+@pytest.fixture
+def loop() -> Iterator[StillLoop]:
+    made = StillLoop()
+    yield made
+    made.close()
+
+
+class Looked:
+    """A connection that records when it was looked at."""
+
+    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+        self.times: list[float] = []
+        self._then = then
+
+    def look(self, now: float) -> None:
+        self.times.append(now)
+        self._then()
+
+
+def test_every_connection_is_looked_at_once_a_tick(loop: StillLoop) -> None:
+    watched = [Looked(), Looked()]
+    watch = Watch(loop, 1.0, lambda: watched)
+    watch.start()
+    for _ in range(30):
+        loop.advance(0.1)
+    watch.stop()
+    for _ in range(30):
+        loop.advance(0.1)
+    for one in watched:
+        assert len(one.times) in (2, 3)
+        assert all(later - earlier > 0.99 for earlier, later in zip(one.times, one.times[1:], strict=False))
+
+
+def test_many_connections_are_looked_at_in_several_turns_of_the_loop(loop: StillLoop) -> None:
+    order: list[str] = []
+    first, last = Looked(lambda: loop.call_soon(order.append, "another")), Looked(lambda: order.append("last"))
+    between = [Looked() for _ in range(2 * SLICE)]
+    watch = Watch(loop, 1.0, lambda: [first, *between, last])
+    watch.start()
+    for _ in range(5):
+        loop.advance(0.3)
+    watch.stop()
+    assert order == ["another", "last"]
+    assert all(len(one.times) == 1 for one in between)
+
+
+def test_watch_may_be_stopped_within_a_look(loop: StillLoop) -> None:
+    watched = [Looked(lambda: watch.stop())]
+    watch = Watch(loop, 1.0, lambda: watched)
+    watch.start()
+    for _ in range(5):
+        loop.advance(1.5)
+    assert len(watched[0].times) == 1

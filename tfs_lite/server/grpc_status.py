@@ -1,0 +1,34 @@
+"""What an exception of a handler means to a client: a code of gRPC and a text that fits into a header."""
+
+from __future__ import annotations
+
+import logging
+from urllib.parse import quote
+
+from tfs_lite.core.status import ServingError, Status, StatusCode
+
+logger = logging.getLogger(__name__)
+
+MAX_DETAILS = 1024
+MAX_ENCODED_DETAILS = 4096
+"""Longer error texts are cut: they travel in a header, percent-encoded, and clients take 8 KB of headers."""
+_PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+INTERNAL = Status(StatusCode.INTERNAL, "internal error")
+
+
+def explain(path: str, error: Exception) -> tuple[int, str]:
+    """Code and text, cut. What is no ServingError goes to the log, and the client learns nothing of it."""
+    if isinstance(error, ServingError):
+        status = error.status
+    else:
+        logger.exception("%s failed", path, exc_info=error)
+        status = INTERNAL
+    return int(status.code), truncate(status.message)
+
+
+def truncate(message: str) -> str:
+    """Cut to what fits into a header, where a character may take twelve bytes."""
+    cut = message[:MAX_DETAILS]
+    while len(quote(cut, safe=_PLAIN)) > MAX_ENCODED_DETAILS:
+        cut = cut[: len(cut) // 2]
+    return message if cut == message else cut + "...TRUNCATED"
