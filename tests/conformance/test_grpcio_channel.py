@@ -178,7 +178,7 @@ def test_deadlines(stubs, waiting, queued):
     waiting.wait_entered()
     for seconds in (0, -1, 0.0001, 0.2):
         ends_with(lambda seconds=seconds: stubs.v2.ModelInfer(infer_gate(), timeout=seconds), Code.DEADLINE_EXCEEDED)
-        stream = stubs.v2.ModelStreamInfer(iter([infer_gate()]), timeout=seconds)
+        stream = stubs.health.Watch(health_pb2.HealthCheckRequest(), timeout=seconds)
         ends_with(lambda stream=stream: list(stream), Code.DEADLINE_EXCEEDED)
     queued(0)
     waiting.open()

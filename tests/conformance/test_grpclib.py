@@ -53,12 +53,13 @@ class Client(Channel):
         self.stream = StreamStreamMethod(self, STREAM, service_pb2.ModelInferRequest, answer)
 
     async def __aexit__(self, *error):
-        """Waits for the connection to be gone; the library only begins to close it."""
+        """Returns once the connection is gone; the library only begins to close it, and TLS takes leave for long."""
         gone, protocol = asyncio.Event(), self._protocol
         if protocol is not None:
             lost = protocol.connection_lost
             protocol.connection_lost = lambda cause: (lost(cause), gone.set())
             await super().__aexit__(*error)
+            protocol.connection._transport.abort()
             await gone.wait()
 
 

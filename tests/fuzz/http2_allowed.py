@@ -196,7 +196,8 @@ def _altsvc(d: Difference) -> bool:
 
 
 def _after_goaway(d: Difference) -> bool:
-    return any(_head(piece)[1] == GOAWAY for piece in d.past[1:]) and d.faults(None, PROTOCOL, "ConnectionState.CLOSED")
+    gone = any(_head(piece)[1] == GOAWAY for piece in d.past[1:])
+    return gone and d.faults(d.mine.fault, PROTOCOL, "ConnectionState.CLOSED")
 
 
 def _continuations(d: Difference) -> bool:

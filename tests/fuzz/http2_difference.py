@@ -34,6 +34,7 @@ from h2.connection import ConnectionState, H2Connection
 from h2.events import DataReceived, PingAckReceived, RequestReceived, StreamEnded, StreamReset, TrailersReceived
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
+from hpack import NeverIndexedHeaderTuple
 from http2_allowed import Difference, reason_for
 from http2_cases import Act, Case, load, make, save
 
@@ -44,6 +45,7 @@ from tfs_lite.transport.limits import FLOODS, Limits
 
 FOUND = Path(__file__).parent / "found"
 MAX_STREAMS, STREAM_WINDOW, MAX_LIST = 6, 30_000, 16_384
+OK, DONE = NeverIndexedHeaderTuple(b":status", b"200"), NeverIndexedHeaderTuple(b"grpc-status", b"0")
 MAX_HELD = 512 * 1024
 """Bytes that one of our connections may hold with these limits."""
 LIMITS = Limits(
@@ -159,11 +161,11 @@ class Theirs:
         if act.name == "reset":
             connection.reset_stream(number, act.value)
         elif act.name == "answer":
-            connection.send_headers(number, [(b":status", b"200")])
+            connection.send_headers(number, [OK])
             connection.send_data(number, struct.pack(">BI", 0, act.value) + bytes(act.value))
-            connection.send_headers(number, [(b"grpc-status", b"0")], end_stream=True)
+            connection.send_headers(number, [DONE], end_stream=True)
         else:
-            connection.send_headers(number, [(b":status", b"200")], end_stream=True)
+            connection.send_headers(number, [OK], end_stream=True)
         said = Said()
         self._collect(said)
         return said

@@ -119,7 +119,7 @@ FLAGS: tuple[Flag, ...] = (
     _where("grpc_socket_path", _STRING, "", "gRPC on this UNIX socket too"),
     _where("host", _STRING, "127.0.0.1", "address to listen on; 0.0.0.0 for all"),
     _where("ssl_config_file", _STRING, "", "TLS for gRPC: an SSLConfig (text proto or YAML), read again on change"),
-    _where("grpc_server", _STRING, "grpcio", "who speaks gRPC: us, or gRPC's library", words="native|grpcio"),
+    _where("grpc_server", _STRING, "native", "who speaks gRPC: us, or gRPC's library", words="native|grpcio"),
     _where("grpc_channel_arguments", _STRING, "", "gRPC's own settings: name=value,..."),
     _where("grpc_max_threads", _INT, 0, "most gRPC calls inside at once, one more is refused; 0: no limit", minimum=0),
     _where("rest_api_num_threads", _INT, 4 * _CPUS, "threads that parse and print large HTTP bodies", minimum=1),

@@ -36,7 +36,7 @@ class ServerOptions:
     """TLS for gRPC: an SSLConfig (text proto or YAML), read again when it changes."""
     grpc_channel_arguments: str = ""
     """``name=value,...`` for gRPC's own settings."""
-    grpc_server: str = "grpcio"
+    grpc_server: str = "native"
     """Who speaks gRPC: our own transport (``native``), or gRPC's library (``grpcio``)."""
     grpc_max_threads: int = 0
     """The most gRPC calls inside at once; one more is refused. 0: no limit."""
