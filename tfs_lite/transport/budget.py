@@ -36,30 +36,35 @@ class Budget:
         self._left = min(self._burst, self._left + amount)
 
 
+EARNED = {"updates": 2, "pings": 1}
+"""By every HEADERS and DATA frame that was sent: a client may open windows for it, and measure how long it took."""
+
+
 class Budgets:
     """All budgets of one connection, by the names of :data:`limits.FLOODS`."""
 
-    __slots__ = ("_by_name", "_frames_sent")
+    __slots__ = ("_by_name", "_counted")
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._by_name: dict[str, Budget] = {}
         for name in FLOODS:
             burst, per_second = getattr(limits, name)
             self._by_name[name] = Budget(burst, per_second, clock)
-        self._frames_sent = 0
+        self._counted = dict.fromkeys(EARNED, 0)
+        """Frames that were sent when it was last spent."""
 
     def spend(self, name: str) -> None:
         """Raises ConnectionFault when there is nothing left."""
         if not self._by_name[name].take():
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, FLOODS[name], FLOODS[name])
 
-    def spend_update(self, frames_sent: int) -> None:
-        """A WINDOW_UPDATE, of which every frame that was sent has earned two."""
-        updates = self._by_name["updates"]
-        if frames_sent > self._frames_sent:
-            updates.give(2 * (frames_sent - self._frames_sent))
-            self._frames_sent = frames_sent
-        self.spend("updates")
+    def spend_earned(self, name: str, frames_sent: int) -> None:
+        """As ``spend``, for one of :data:`EARNED`; ``frames_sent``: since the connection began."""
+        new = frames_sent - self._counted[name]
+        if new > 0:
+            self._by_name[name].give(EARNED[name] * new)
+            self._counted[name] = frames_sent
+        self.spend(name)
 
     def earn_reset(self) -> None:
         self._by_name["resets"].give()

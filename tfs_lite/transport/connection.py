@@ -72,7 +72,8 @@ class Connection(Generic[T]):
         self.last_stream = 0
         self.closing: str | None = None
         self.last_received = clock()
-        self._reset: dict[int, None] = {}
+        self._reset: dict[int, int] = {}
+        """Streams that we have reset, and what their clients could have sent by then."""
         self._final: int | None = None
         self._allowance = Allowance(limits, self._control)
         self.credit, self.widen = self._allowance.credit, self._allowance.widen
@@ -131,7 +132,7 @@ class Connection(Generic[T]):
         """Ends the stream without a word to the owner. Nothing if it has ended."""
         if not stream.dead and stream.id in self.streams:
             self._numbers.resets_sent += 1
-            self._bury(stream.id)
+            self._bury(stream.id, stream.receive_window)
             self._kill(stream)
             self._control(frames.rst_stream(stream.id, code))
 
@@ -178,7 +179,7 @@ class Connection(Generic[T]):
         self.last_stream = number
         opening = self._blocks.read(block)
         if self._final is not None:
-            self._bury(number)
+            self._bury(number, self._limits.stream_window)
             return
         if self.busy >= self._limits.max_streams:
             self._numbers.refused += 1
@@ -212,13 +213,15 @@ class Connection(Generic[T]):
         data = bare(flags & frames.PADDED, payload) if flags & frames.PADDED else payload
         stream = self.streams.get(number)
         if stream is None:
-            self._on_late_data(number)
+            self._on_late_data(number, size)
             return
         ended = flags & frames.END_STREAM != 0
-        fault = _fault_of_data(stream, size, len(data), ended)
-        if fault is not None:
-            self._fault(stream, fault)
-            return
+        stream.receive_window -= size
+        if stream.ended or stream.receive_window < 0 or stream.expects >= 0:
+            fault = _fault_of_data(stream, len(data), ended)
+            if fault is not None:
+                self._fault(stream, fault)
+                return
         if len(data) != size:
             self.credit(stream, size - len(data))
         if ended:
@@ -228,13 +231,16 @@ class Connection(Generic[T]):
             self._spend("empties")
         self._events.on_data(stream, data, False)
 
-    def _on_late_data(self, number: int) -> None:
+    def _on_late_data(self, number: int, size: int) -> None:
         if number > self.last_stream or number % 2 == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on a stream that was not begun")
-        if number in self._reset:
-            self._spend("oddments")
-        else:
+        left = self._reset.get(number)
+        if left is None:
             self._refuse(number, ErrorCode.STREAM_CLOSED)
+        elif 0 < size <= left:
+            self._reset[number] = left - size  # it was under way, within the stream's window
+        else:
+            self._spend("oddments")
 
     def _end(self, stream: Stream, data: bytes) -> None:
         stream.ended = True
@@ -267,6 +273,7 @@ class Connection(Generic[T]):
         if flags & frames.ACK:
             if payload:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS with contents")
+            self._spend("settings")
             return
         found = read_settings(payload)
         self._spend("settings")
@@ -301,7 +308,7 @@ class Connection(Generic[T]):
             return
         if not self._events.on_ping():
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings", "too_many_pings")
-        self._spend("pings")
+        self._budgets.spend_earned("pings", self.outgoing.answers_sent)
         self._control(frames.ping(payload, ack=True))
 
     def _on_goaway(self, flags: int, number: int, payload: bytes) -> None:
@@ -315,7 +322,7 @@ class Connection(Generic[T]):
         if len(payload) != 4:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of a size other than 4")
         increment = NUMBER.unpack(payload)[0] & STREAM_MASK
-        self._budgets.spend_update(self.outgoing.answers_sent)
+        self._budgets.spend_earned("updates", self.outgoing.answers_sent)
         if number == 0:
             if increment == 0:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
@@ -343,7 +350,7 @@ class Connection(Generic[T]):
         """A stream that the owner never hears of."""
         self._spend("faults")
         self._numbers.resets_sent += 1
-        self._bury(number)
+        self._bury(number, self._limits.stream_window)
         self._control(frames.rst_stream(number, code))
 
     def _kill(self, stream: Stream) -> None:
@@ -368,9 +375,9 @@ class Connection(Generic[T]):
         self.busy -= 1
         self._numbers.streams -= 1
 
-    def _bury(self, number: int) -> None:
+    def _bury(self, number: int, window: int) -> None:
         kept = self._reset
-        kept[number] = None
+        kept[number] = window
         if len(kept) > MAX_RESET_KEPT:
             del kept[next(iter(kept))]
 
@@ -392,11 +399,10 @@ class Connection(Generic[T]):
             self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "control frames are not read", "slow_reader"))
 
 
-def _fault_of_data(stream: Stream, size: int, contents: int, ended: bool) -> StreamFault | None:
-    """Books a DATA frame of ``size`` bytes on the stream; what is wrong with it, if anything is."""
+def _fault_of_data(stream: Stream, contents: int, ended: bool) -> StreamFault | None:
+    """What is wrong with a DATA frame, if anything is. Books what ``content-length`` has promised."""
     if stream.ended:
         return StreamFault(ErrorCode.STREAM_CLOSED, "DATA after END_STREAM")
-    stream.receive_window -= size
     if stream.receive_window < 0:
         return StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the stream's window")
     if stream.expects >= 0:

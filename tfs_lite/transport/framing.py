@@ -13,6 +13,7 @@ from tfs_lite.transport.errors import ConnectionFault, ErrorCode
 from tfs_lite.transport.frames import (
     ACK,
     CONTINUATION,
+    DATA,
     END_HEADERS,
     HEAD,
     HEAD_SIZE,
@@ -26,6 +27,7 @@ from tfs_lite.transport.frames import (
 from tfs_lite.transport.limits import Limits
 
 PRIORITY_SIZE = 5
+_WHOLE = END_HEADERS | PADDED | PRIORITY_FLAG
 
 Handler: TypeAlias = Callable[[int, int, bytes], None]
 """Flags, stream, payload."""
@@ -94,7 +96,7 @@ class FrameReader:
             if size < len(PREFACE):
                 return 0
             self._greeted, position = True, len(PREFACE)
-        unpack = HEAD.unpack_from
+        unpack, handlers = HEAD.unpack_from, self._handlers
         while size - position >= HEAD_SIZE and not self.stopped:
             high, low, kind, flags, number = unpack(data, position)
             length = high << 16 | low
@@ -104,6 +106,10 @@ class FrameReader:
             if start + length > size:
                 break
             position = start + length
+            usual = kind == DATA or (kind == HEADERS and flags & _WHOLE == END_HEADERS)
+            if usual and self._block is None and self.opened:
+                handlers[kind](flags, number & STREAM_MASK, data[start:position])
+                continue  # as it mostly is
             self._dispatch(kind, flags, number & STREAM_MASK, data[start:position], now)
         return position
 

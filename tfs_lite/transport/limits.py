@@ -84,7 +84,9 @@ class Limits:
     resets: tuple[float, float] = (1000, 200)
     """RST_STREAM from the client; every answered call earns one."""
     pings: tuple[float, float] = (200, 20)
+    """PING and what acknowledges one; every HEADERS and DATA frame that is sent earns one: clients measure so."""
     settings: tuple[float, float] = (20, 1)
+    """SETTINGS, acknowledgements included."""
     empties: tuple[float, float] = (200, 20)
     """DATA frames of next to nothing that do not end a stream, and empty CONTINUATION frames."""
     updates: tuple[float, float] = (10_000, 10_000)

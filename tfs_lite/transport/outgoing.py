@@ -14,6 +14,7 @@ from collections.abc import Callable
 from struct import Struct
 
 from tfs_lite.transport.frames import (
+    CONTINUATION,
     DATA,
     DEFAULT_MAX_FRAME,
     DEFAULT_WINDOW,
@@ -87,6 +88,7 @@ class Outgoing:
             or self._line
             or self._size >= self._high_water
             or self.owes_size_update
+            or len(trailers) > DEFAULT_MAX_FRAME
         ):
             self.headers(stream, opening)
             self.data(stream, _PREFIX.pack(0, size - 5) + message)
@@ -214,6 +216,8 @@ class Outgoing:
             self.owes_size_update = False
             _, _, kind, flags, number = HEAD.unpack_from(whole)
             whole = frame(kind, flags, number, _SIZE_UPDATE + whole[HEAD_SIZE:])
+        if len(whole) - HEAD_SIZE > self.max_frame:
+            whole = _in_pieces(whole, self.max_frame)
         self._put(whole)
 
     def _frame(self, stream: Stream, payload: bytes | memoryview, size: int) -> None:
@@ -286,3 +290,17 @@ class Outgoing:
             self._on_gone(stream)
         else:
             self._on_room(stream)
+
+
+def _in_pieces(whole: bytes, max_frame: int) -> bytes:
+    """A HEADERS frame that is too large for the client, as one that goes on in CONTINUATION."""
+    _, _, kind, flags, number = HEAD.unpack_from(whole)
+    pieces = [whole[at : at + max_frame] for at in range(HEAD_SIZE, len(whole), max_frame)]
+    first, *middle, last = pieces
+    return b"".join(
+        (
+            frame(kind, flags & ~END_HEADERS, number, first),
+            *(frame(CONTINUATION, 0, number, piece) for piece in middle),
+            frame(CONTINUATION, END_HEADERS, number, last),
+        )
+    )

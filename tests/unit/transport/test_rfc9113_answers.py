@@ -282,3 +282,14 @@ def test_a_stream_whose_answer_is_out_is_gone_although_its_client_goes_on(window
     assert len(desk.connection.streams) <= 10
     assert {code for _, code in desk.resets} == {ErrorCode.NO_ERROR}
     assert desk.connection.busy == 0
+
+
+def test_trailers_larger_than_a_frame_go_on_in_continuation() -> None:
+    """4.2, 6.10: a handler may have much to say in them."""
+    desk = Desk()
+    desk.send(desk.peer.call(1))
+    fields = [(b"k%d" % number, b"v" * 3000) for number in range(10)]
+    block = b"".join(b"\x00\x02%b\x7f\xb9\x16%b" % field for field in fields)
+    desk.connection.headers(desk.calls[1], block, True)
+    (last,) = desk.take()
+    assert (last.fields, last.ended) == (tuple(fields), True)
