@@ -157,7 +157,7 @@ def _update_by_0(d: Difference) -> bool:
 
 
 def _reserved_bit(d: Difference) -> bool:
-    return _kind(d, WINDOW_UPDATE) and d.payload[0] >> 7 == 1 and d.faults(d.mine.fault, PROTOCOL, "non-compliant")
+    return _kind(d, WINDOW_UPDATE) and d.payload[:1] >= b"\x80" and d.faults(d.mine.fault, PROTOCOL, "non-compliant")
 
 
 def _padding(d: Difference) -> bool:
@@ -210,7 +210,7 @@ def _authority(d: Difference) -> bool:
 
 
 def _protocol_setting(d: Difference) -> bool:
-    return _kind(d, SETTINGS) and d.faults(None, PROTOCOL, "Setting 8 ")
+    return _kind(d, SETTINGS) and d.faults(d.mine.fault, PROTOCOL, "Setting 8 ")
 
 
 RULES: tuple[tuple[str, Callable[[Difference], bool]], ...] = (

@@ -183,9 +183,11 @@ class Connection(Generic[T]):
             return
         if self.busy >= self._limits.max_streams:
             self._numbers.refused += 1
+            self._bury(number, self._limits.stream_window)
             self._refuse(number, ErrorCode.REFUSED_STREAM)
             return
         if opening.fault is not None or (ended and opening.length > 0):
+            self._bury(number, self._limits.stream_window)
             self._refuse(number, ErrorCode.PROTOCOL_ERROR)
             return
         stream = Stream(number, self.outgoing.initial_window, self._limits.stream_window)
@@ -278,7 +280,7 @@ class Connection(Generic[T]):
         found = read_settings(payload)
         self._spend("settings")
         self._reader.opened = True
-        for key, value in found:
+        for key, value in dict(found).items():  # the last value of each: to go through all would be work for nothing
             if key == INITIAL_WINDOW_SIZE:
                 self._resize_windows(value)
             elif key == MAX_FRAME_SIZE:
@@ -347,10 +349,9 @@ class Connection(Generic[T]):
         self._events.on_reset(stream, fault.code)
 
     def _refuse(self, number: int, code: ErrorCode) -> None:
-        """A stream that the owner never hears of."""
+        """A stream that the owner never hears of, or has long forgotten."""
         self._spend("faults")
         self._numbers.resets_sent += 1
-        self._bury(number, self._limits.stream_window)
         self._control(frames.rst_stream(number, code))
 
     def _kill(self, stream: Stream) -> None:

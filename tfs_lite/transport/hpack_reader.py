@@ -32,6 +32,8 @@ BOMB = 16
 DEFAULT_TABLE = 4096
 MAX_REMEMBERED = 64
 MAX_REMEMBERED_BLOCK = 1024
+MAX_REMEMBERED_LIST = 4096
+"""A short block may stand for much, out of the table."""
 MAX_SIZE_UPDATES = 2
 """At the start of a block (section 4.2): the smallest size since the last block, and the one that holds."""
 MAX_CONTINUATION = 5
@@ -54,7 +56,7 @@ class BlockReader(Generic[T]):
     ENHANCE_YOUR_CALM, kind ``header_bomb``: decoded it is more than 16 times ``max_header_list``.
     """
 
-    __slots__ = ("_changed", "_max_list", "_parse", "_remembered", "_table", "_table_size")
+    __slots__ = ("_changed", "_max_list", "_parse", "_remembered", "_size", "_table", "_table_size")
 
     def __init__(
         self, parse: Callable[[Fields | None], T], max_header_list: int, table_size: int = DEFAULT_TABLE
@@ -65,6 +67,8 @@ class BlockReader(Generic[T]):
         self._table = HeaderTable()
         self._table.maxsize = table_size
         self._changed = False
+        self._size = 0
+        """Of the last list."""
         self._remembered: dict[bytes, T] | None = None
 
     def read(self, block: bytes) -> T:
@@ -73,7 +77,7 @@ class BlockReader(Generic[T]):
         if remembered is not None and block in remembered:
             return remembered[block]
         parsed = self._parse(self.read_fields(block))
-        if not self._changed and len(block) <= MAX_REMEMBERED_BLOCK:
+        if not self._changed and len(block) <= MAX_REMEMBERED_BLOCK and self._size <= MAX_REMEMBERED_LIST:
             self._remember(block, parsed)
         return parsed
 
@@ -132,6 +136,7 @@ class BlockReader(Generic[T]):
                 fields.append(field)
             elif total > max_list * BOMB:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header list far too large", "header_bomb")
+        self._size = total
         return tuple(fields) if total <= max_list else None
 
     def _literal(self, block: bytes, at: int, mask: int) -> tuple[Field, int]:

@@ -37,6 +37,10 @@ _SIZE_UPDATE = b"\x20"
 """HPACK: our table has no room. We never use it; a client that changes its bound is owed the word all the same."""
 
 
+MAX_GONE = 64
+"""Dead streams in the line, or as many as others; then all of them leave it."""
+
+
 class Outgoing:
     """``wake`` is called when output comes to be, ``on_room(stream)`` when all that waited on a stream
     has left, ``on_gone(stream)`` when its last byte has."""
@@ -59,6 +63,8 @@ class Outgoing:
         self._awake = False
         self._line: deque[Stream] = deque()
         """Streams that have something to send and a window of their own."""
+        self._gone = 0
+        """How many of them are dead."""
         self.window = DEFAULT_WINDOW
         self.initial_window = DEFAULT_WINDOW
         self.max_frame = DEFAULT_MAX_FRAME
@@ -175,6 +181,17 @@ class Outgoing:
         if queue:
             self._numbers.unsent -= sum(map(len, queue))
             queue.clear()
+        if stream.in_turn:
+            self._gone += 1
+            if self._gone > MAX_GONE and self._gone * 2 > len(self._line):
+                self._clear_line()
+
+    def _clear_line(self) -> None:
+        """In place: the line may be gone through at the moment."""
+        left = [stream for stream in self._line if not stream.dead]
+        self._line.clear()
+        self._line.extend(left)
+        self._gone = 0
 
     # The client's windows.
 
@@ -249,6 +266,7 @@ class Outgoing:
             if not queue or stream.dead:
                 line.popleft()
                 stream.in_turn = False
+                self._gone -= stream.dead
                 continue
             if isinstance(queue[0], memoryview) and self.window <= 0 < stream.window:
                 if not self._pass_over():
