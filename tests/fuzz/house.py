@@ -37,7 +37,6 @@ from tfs_lite.core.status import OK, Status, StatusCode, not_found
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.serving import ModelRef, VersionState, VersionStatus
 from tfs_lite.server.background import BackgroundRunner
-from tfs_lite.transport.table import CallContext
 from tfs_lite.server.health import ChangeSignal, Health
 from tfs_lite.server.health_service import HealthService
 from tfs_lite.server.http_app import HttpApp
@@ -50,6 +49,7 @@ from tfs_lite.server.predictor import Predictor
 from tfs_lite.server.request_metrics import RequestMetrics
 from tfs_lite.server.rest_models import ModelPages
 from tfs_lite.server.rest_service import RestService, RestSettings
+from tfs_lite.transport.table import CallContext
 
 T = TypeVar("T")
 MODEL, VERSION = "m", 7

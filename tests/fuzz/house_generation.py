@@ -28,7 +28,6 @@ from tfs_lite.core.status import ServingError
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.server.background import BackgroundRunner
-from tfs_lite.transport.table import CallContext
 from tfs_lite.server.heap import HeapTrimmer
 from tfs_lite.server.http_body import BodyReader
 from tfs_lite.server.inference import Inferences
@@ -44,6 +43,7 @@ from tfs_lite.testing.hash_model import HashModel
 from tfs_lite.testing.process import wait_until
 from tfs_lite.testing.v2_house import V2House
 from tfs_lite.testing.v2_http_house import HouseControl
+from tfs_lite.transport.table import CallContext
 
 T = TypeVar("T")
 PLACES, LENGTH, QUEUE = 8, 64, 128

@@ -35,7 +35,6 @@ from tfs_lite.protocols.v2_tensors import name_of
 from tfs_lite.server.background import BackgroundRunner
 from tfs_lite.server.catalogue import Catalogue
 from tfs_lite.server.core import ServerCore
-from tfs_lite.transport.table import CallContext
 from tfs_lite.server.heap import HeapTrimmer
 from tfs_lite.server.http_body import BodyReader
 from tfs_lite.server.model_configs import ConfigOverride, ModelConfigs
@@ -51,6 +50,7 @@ from tfs_lite.server.v2_memory import FOLDER, SharedRegions
 from tfs_lite.server.v2_settings import LOG_DEFAULTS
 from tfs_lite.testing.v2_house import V2House
 from tfs_lite.testing.v2_http_house import HouseControl
+from tfs_lite.transport.table import CallContext
 
 T = TypeVar("T")
 REGION, REGION_BYTES = "r", 64

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from tfs_lite.core.status import ServingError, StatusCode, not_found
 from tfs_lite.protocols.messages import HealthCheckRequest, HealthCheckResponse
 from tfs_lite.protocols.serving import parse
-from tfs_lite.transport.table import CallContext, Method, server_stream, unary
 from tfs_lite.server.health import ChangeSignal, Health, ServingStatus
+from tfs_lite.transport.table import CallContext, Method, server_stream, unary
 
 MAX_WATCHERS = 1000
 

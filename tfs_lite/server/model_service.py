@@ -16,8 +16,8 @@ from tfs_lite.protocols.serving import (
 )
 from tfs_lite.protocols.trailers import APPLIED, encode_trailer
 from tfs_lite.server.background import BackgroundRunner
-from tfs_lite.transport.table import CallContext, Method, unary
 from tfs_lite.server.request_metrics import RequestMetrics
+from tfs_lite.transport.table import CallContext, Method, unary
 
 SERVICE = "/tensorflow.serving.ModelService"
 

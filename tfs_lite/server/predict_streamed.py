@@ -30,9 +30,9 @@ from tfs_lite.protocols.runs import Run, run_of_predict
 from tfs_lite.protocols.serving import parse, read_model_spec
 from tfs_lite.protocols.tensor_proto import Array
 from tfs_lite.protocols.v2_checks import check_one_text
-from tfs_lite.transport.table import CallContext, Method, bidi_stream
 from tfs_lite.server.predictor import CallOptions, Predictor, Started
 from tfs_lite.server.request_metrics import GRPC, RequestMetrics, RequestRecord
+from tfs_lite.transport.table import CallContext, Method, bidi_stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

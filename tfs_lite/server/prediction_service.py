@@ -25,12 +25,12 @@ from tfs_lite.protocols.messages import (
 )
 from tfs_lite.protocols.predict_answers import AnswerWriter
 from tfs_lite.protocols.serving import ModelRef, model_spec, parse, read_model_spec, signature_def_map
-from tfs_lite.transport.table import CallContext, Method, unary
 from tfs_lite.server.inference import Infer, Inferences
 from tfs_lite.server.predict_reader import PredictReader
 from tfs_lite.server.predictor import Lookup, Predictor
 from tfs_lite.server.request_log import NO_LOG, RequestLog
 from tfs_lite.server.request_metrics import RequestMetrics
+from tfs_lite.transport.table import CallContext, Method, unary
 
 SERVICE = "/tensorflow.serving.PredictionService"
 SIGNATURE_DEF = "signature_def"

@@ -27,9 +27,9 @@ from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, inval
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.protocols.serving import ModelRef
 from tfs_lite.protocols.tensor_proto import MAX_FILL_BYTES, Array
-from tfs_lite.transport.deadlines import Deadlines
 from tfs_lite.server.outbox import Outbox
 from tfs_lite.server.request_metrics import RequestMetrics, RequestRecord
+from tfs_lite.transport.deadlines import Deadlines
 
 Lookup: TypeAlias = Callable[[ModelRef], ServableHandle]
 """Resolves name, version or label to a handle; raises ServingError."""

@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, cast
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.transport.deadlines import Deadlines
 from tfs_lite.server.http_body import ClientGone
 from tfs_lite.server.request_metrics import RequestRecord
+from tfs_lite.transport.deadlines import Deadlines
 
 Receive = Callable[[], Awaitable[Any]]
 

@@ -11,7 +11,6 @@ from tfs_lite.server.addresses import is_loopback
 from tfs_lite.server.background import BackgroundRunner
 from tfs_lite.server.catalogue import Catalogue
 from tfs_lite.server.core import ServerCore
-from tfs_lite.transport.table import Method
 from tfs_lite.server.health import Health
 from tfs_lite.server.predictor import Predictor
 from tfs_lite.server.repository_control import RepositoryControl
@@ -21,6 +20,7 @@ from tfs_lite.server.v2_http_app import V2HttpApp
 from tfs_lite.server.v2_inference import V2Inference
 from tfs_lite.server.v2_memory import SharedRegions
 from tfs_lite.server.v2_server_control import MAX_PENDING_CALLS, V2ServerControl
+from tfs_lite.transport.table import Method
 
 
 class V2Doors:

@@ -13,9 +13,9 @@ from tfs_lite.protocols.serving import parse
 from tfs_lite.protocols.v2_grpc import parse_version, read_message, read_request
 from tfs_lite.protocols.v2_grpc_answers import answer_bytes
 from tfs_lite.server import v2_grpc_control as translate
-from tfs_lite.transport.table import CallContext, Method, bidi_stream, unary
 from tfs_lite.server.v2_inference import METHOD, V2Inference
 from tfs_lite.server.v2_stream import V2Stream
+from tfs_lite.transport.table import CallContext, Method, bidi_stream, unary
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -7,9 +7,9 @@ import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import HealthCheckRequest, HealthCheckResponse
-from tfs_lite.transport.table import CallContext
 from tfs_lite.server.health import SERVICES, ChangeSignal, Health, ServingStatus
 from tfs_lite.server.health_service import HealthService
+from tfs_lite.transport.table import CallContext
 
 CONTEXT = CallContext(None)
 MODELS = {"good": True, "bad": False}

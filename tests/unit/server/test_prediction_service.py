@@ -26,12 +26,12 @@ from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.serving import ModelRef
 from tfs_lite.protocols.tensor_proto import decode, encode
-from tfs_lite.transport.table import CallContext
 from tfs_lite.server.inference import Inferences
 from tfs_lite.server.prediction_service import SERVICE, PredictionService
 from tfs_lite.server.predictor import Predictor
 from tfs_lite.server.request_metrics import RequestMetrics
 from tfs_lite.testing.examples import rows
+from tfs_lite.transport.table import CallContext
 
 BATCH = SymbolicDim("batch")
 X = TensorSpec("x", DataType.FLOAT, (BATCH,))

@@ -12,9 +12,9 @@ import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2_messages import ModelInferRequest, ModelStreamInferResponse
-from tfs_lite.transport.table import CallContext
 from tfs_lite.server.v2_stream import V2Stream
 from tfs_lite.testing.v2_house import Repeater, V2House
+from tfs_lite.transport.table import CallContext
 
 
 @pytest.fixture
