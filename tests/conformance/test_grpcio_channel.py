@@ -124,7 +124,7 @@ def test_compression_of_streams(stubs, compression):
 
 def test_metadata_of_every_kind_is_taken(stubs):
     metadata = [
-        ("x-plain", " text with , and = and spaces in it"),
+        ("x-plain", "text with , and = and spaces in it"),
         ("x-twice", "first"),
         ("x-twice", "second"),
         ("x-empty", ""),
@@ -140,15 +140,29 @@ def test_metadata_of_every_kind_is_taken(stubs):
         assert call.details() == ""
 
 
-@pytest.mark.parametrize(
-    "pairs", [[("x-huge", "v" * 200_000)], [(f"x-{n}", "v" * 100) for n in range(2000)]], ids=["one", "many"]
-)
-def test_huge_metadata_is_refused_and_the_connection_stays(stubs, pairs):
-    ends_with(lambda: stubs.add(metadata=pairs), Code.RESOURCE_EXHAUSTED)
+def test_spaces_around_metadata_harm_that_call_at_most(stubs):
+    """HTTP/2 forbids them and gRPC allows to strip them: such a call is served or refused."""
+    call = stubs.prediction.Predict.future(predict_sums(), timeout=TIMEOUT, metadata=[("x-spaces", " both sides ")])
+    assert call.code() in (Code.OK, Code.INTERNAL)
+    assert stubs.add() == sums_of()
+
+
+@pytest.mark.parametrize("pairs", [[("x-huge", "v" * 40_000)], [(f"x-{n}", "v" * 60) for n in range(400)]], ids=len)
+def test_large_metadata_is_refused_and_the_connection_stays(stubs, pairs):
+    assert stubs.add() == sums_of()
     states = SimpleQueue()
     stubs.channel.subscribe(states.put)
-    assert stubs.add(metadata=[("x-large", "v" * 4000)]) == sums_of()
     assert states.get(timeout=TIMEOUT) is grpc.ChannelConnectivity.READY
+    ends_with(lambda: stubs.add(metadata=pairs), Code.RESOURCE_EXHAUSTED)
+    assert stubs.add(metadata=[("x-large", "v" * 4000)]) == sums_of()
+    assert states.empty(), "the connection went away"
+
+
+@pytest.mark.parametrize("pairs", [[("x-huge", "v" * 400_000)], [(f"x-{n}", "v" * 100) for n in range(4000)]], ids=len)
+def test_metadata_without_measure_costs_the_connection_at_most(stubs, pairs):
+    refused = stubs.prediction.Predict.future(predict_sums(), timeout=TIMEOUT, metadata=pairs)
+    assert refused.code() in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
+    assert stubs.add(wait_for_ready=True) == sums_of()
 
 
 def test_messages_above_the_limit_are_refused_with_both_sizes(connect, narrow_server):

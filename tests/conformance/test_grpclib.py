@@ -58,8 +58,9 @@ class Client(Channel):
         if protocol is not None:
             lost = protocol.connection_lost
             protocol.connection_lost = lambda cause: (lost(cause), gone.set())
+            transport = protocol.processor.connection._transport
             await super().__aexit__(*error)
-            protocol.connection._transport.abort()
+            transport.abort()
             await gone.wait()
 
 

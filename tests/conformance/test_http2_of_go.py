@@ -104,7 +104,7 @@ def test_metadata_reaches_the_method(buf):
 
 
 def test_watch_ends_at_the_deadline(buf):
-    found, code, _ = buf(WATCH, {}, flags=("--timeout", "300ms"))
+    found, code, _ = buf(WATCH, {}, flags=("--timeout", "1s"))
     assert (found, code) == ([{"status": "SERVING"}], DEADLINE_EXCEEDED)
 
 

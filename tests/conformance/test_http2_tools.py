@@ -125,9 +125,11 @@ def test_the_server_keeps_the_deadline_itself(curl):
 
 
 def test_unknown_paths_are_unimplemented(curl):
+    """The server may stop an upload that it does not want, and curl may hear that first."""
     for path in ("/nonsense", "/tensorflow.serving.PredictionService/predict", "/", "/" + "x" * 4000):
         reply = curl(path, framed(b""), *GRPC)
-        assert (reply.status, reply.headers["grpc-status"]) == (200, "12"), path
+        told = (reply.status, reply.headers.get("grpc-status"))
+        assert told == (200, "12") or reply.exit_code == STREAM_RESET, (path[:50], reply)
     assert_serves(curl)
 
 

@@ -213,6 +213,10 @@ def _protocol_setting(d: Difference) -> bool:
     return _kind(d, SETTINGS) and d.faults(d.mine.fault, PROTOCOL, "Setting 8 ")
 
 
+def _blanks(d: Difference) -> bool:
+    return _kind(d, HEADERS, CONTINUATION) and d.faults(None, PROTOCOL, "whitespace")
+
+
 RULES: tuple[tuple[str, Callable[[Difference], bool]], ...] = (
     ("8.1.1: a malformed request is an error of the stream; h2 ends the connection", _malformed),
     ("8.1.1: contents that were promised by HEADERS with END_STREAM are missing; h2 does not look", _no_contents),
@@ -243,6 +247,7 @@ RULES: tuple[tuple[str, Callable[[Difference], bool]], ...] = (
     ("6.8: a client may go on with its streams after its GOAWAY; for h2 that is the end", _after_goaway),
     ("10.5.1: our bound on CONTINUATION frames is lower", _continuations),
     ("8.3.1: :authority may be missing, host may differ in port and case; h2 is stricter", _authority),
+    ("8.2.1: metadata may have blanks at its ends, as gRPC says; h2 ends the connection", _blanks),
     ("5.5: SETTINGS_ENABLE_CONNECT_PROTOCOL is unknown here; h2 knows it", _protocol_setting),
 )
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -76,6 +77,16 @@ class Enemy(RawClient):
         last = [frame for frame in frames if frame.kind == h2.GOAWAY][-1]
         return ErrorCode(last.value), last.payload.decode()
 
+    def rest_raw(self) -> bytes:
+        """Everything until the server closes, whatever it is."""
+        found = b""
+        try:
+            while data := self.socket.recv(READ):
+                found += data
+        except ConnectionResetError:
+            pass
+        return found
+
     def resets(self) -> list[tuple[int, ErrorCode]]:
         """Of what was read so far."""
         return [(frame.stream, ErrorCode(frame.value)) for frame in self.frames if frame.kind == h2.RST_STREAM]
@@ -111,12 +122,12 @@ class Enemy(RawClient):
 class Bystander:
     """One call after the other through a stock client. Leaving the block is an AssertionError if one went wrong."""
 
-    def __init__(self, target: str, **credentials: Any) -> None:
+    def __init__(self, channel: Callable[[], grpc.Channel]) -> None:
         self.answered = 0
         self.slowest = 0.0
         """Seconds."""
         self._fault: BaseException | None = None
-        self._target = target
+        self._channel = channel
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="bystander")
 
@@ -138,7 +149,7 @@ class Bystander:
 
     def _ask(self) -> None:
         try:
-            with grpc.insecure_channel(self._target) as channel:
+            with self._channel() as channel:
                 ask = channel.unary_unary(ECHO)
                 while not self._stopped.is_set():
                     question = b"%d" % self.answered
@@ -154,30 +165,36 @@ class Bystander:
 class Siege:
     """A house, a bystander, and enemies that come when they are asked for. See the module."""
 
-    def __init__(self, limits: Limits | None = None, loop: str = "uvloop", bystander: bool = True) -> None:
-        self.house = TransportHouse(loop, limits)
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        loop: str = "uvloop",
+        *,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        trusted: bytes | None = None,
+    ) -> None:
+        """``tls`` as of the server; ``trusted``: certificates in PEM that friends believe in then."""
+        self.house = TransportHouse(loop, limits, tls=tls)
         self.service = self.house.service
-        self.bystander: Bystander
-        self._watched = bystander
+        self.bystander = Bystander(self.channel)
+        self._trusted = trusted
         self._enemies: list[Enemy] = []
 
     def __enter__(self) -> Siege:
         self.house.__enter__()
-        if self._watched:
-            self.bystander = Bystander(self.house.target).__enter__()
+        self.bystander.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None and self._watched:
+            if kind is None:
                 self.bystander.wait_more()
         finally:
             for enemy in self._enemies:
                 enemy.close()
-            if self._watched:
-                self.bystander.__exit__(kind, error, trace)
+            self.bystander.__exit__(kind, error, trace)
             try:
                 if kind is None:
                     self._check_peace()
@@ -187,6 +204,12 @@ class Siege:
     @property
     def numbers(self) -> Any:
         return self.house.numbers
+
+    def channel(self) -> grpc.Channel:
+        """Of a friend."""
+        if self._trusted is None:
+            return grpc.insecure_channel(self.house.target)
+        return grpc.secure_channel(f"localhost:{self.house.port}", grpc.ssl_channel_credentials(self._trusted))
 
     def enemy(self, settings: dict[int, int] | None = None, *, greet: bool = True, small: bool = False) -> Enemy:
         """``small``: with hardly a buffer for what the server says."""
@@ -223,7 +246,7 @@ class Siege:
 
         wait_until(lambda: not any(gauges()), "every gauge is 0", PATIENCE)
         assert self.connections() == []
-        with grpc.insecure_channel(self.house.target) as channel:
+        with self.channel() as channel:
             assert channel.unary_unary(ECHO)(b"peace", timeout=PATIENCE) == b"peace"
 
 

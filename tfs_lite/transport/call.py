@@ -252,14 +252,15 @@ class OneRequestCall(Call):
         self.heard = self.connection.last_received
 
     def data(self, data: bytes, ended: bool) -> None:
+        if self.done:
+            return  # its status may still wait to be sent
         if ended and self._assembler is None and len(data) >= PREFIX_SIZE:
             flag, size = PREFIX.unpack_from(data)
             if not flag and size == len(data) - PREFIX_SIZE and size <= self.common.limits.max_receive_message:
                 self._message = data[PREFIX_SIZE:]  # as it mostly is: all in one frame
                 self.start()
                 return
-        if not self.done:
-            self._collect(data, ended)
+        self._collect(data, ended)
 
     def take(self) -> bytes:
         """The message; it is not kept here."""

@@ -24,6 +24,7 @@ from tfs_lite.transport.frames import (
     SETTINGS,
     STREAM_MASK,
 )
+from tfs_lite.transport.hpack_reader import BOMB
 from tfs_lite.transport.limits import Limits
 
 PRIORITY_SIZE = 5
@@ -61,7 +62,7 @@ class FrameReader:
         self._handlers = tuple(handlers)
         self._spend = spend
         self._max_frame = limits.max_frame
-        self._max_block = 2 * limits.max_header_list
+        self._max_block = BOMB * limits.max_header_list
         self._max_continuations = limits.max_continuations
         self._rest = b""
         self._greeted = False

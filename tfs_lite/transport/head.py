@@ -193,7 +193,7 @@ def _metadata(fields: Fields) -> dict[str, str]:
     for name, value in fields:
         if name in (b"te", b"content-type") or name.startswith((b":", b"grpc-")) or name.endswith(b"-bin"):
             continue
-        key, text = name.decode("ascii"), _text(value)
+        key, text = name.decode("ascii"), _text(value.strip(b" \t"))
         found[key] = f"{found[key]},{text}" if key in found else text
     return found
 

@@ -37,7 +37,7 @@ class Limits:
     # headers
     max_header_list: int = 16 * KIB
     """Of a header list, as RFC 9113 counts it (names + values + 32 each); advertised. Larger: RESOURCE_EXHAUSTED for
-    the call; a block that is larger than twice that before decoding: ENHANCE_YOUR_CALM for the connection."""
+    the call; more than 16 times that, before or after decoding: ENHANCE_YOUR_CALM for the connection."""
     max_continuations: int = 16
     """CONTINUATION frames of one header block."""
 

@@ -17,6 +17,9 @@ from tfs_lite.transport.table import CallContext, CallKind, Method
 BREATH = 32
 """Answers that a handler may give without a pause; then others have their turn."""
 
+WAITING_COST = 112
+"""Bytes that a message takes beside its own while it waits; those of the shortest are 5 on the wire."""
+
 
 class Answers:
     """Sends what a handler yields; the handler goes on when everything it said has left for the socket."""
@@ -139,7 +142,7 @@ class Requests:
     """The client's messages, as a handler reads them: until the client has said its last word, or no more are read,
     which is ``cut``. One reader at a time.
 
-    What came and was not taken is bounded by the stream's window. A message is credited when it is taken; the bytes of
+    What came and was not taken is bounded by the stream's window, and counted with what it costs to keep. A message is credited when it is taken; the bytes of
     an unfinished one at once, but only while no whole one waits.
     """
 
@@ -160,7 +163,10 @@ class Requests:
         """What came on the stream. Raises MessageFault."""
         if self.cut or not self._call.hold(len(data)):
             return
-        for compressed, message in self._assembler.feed(data):
+        messages = self._assembler.feed(data)
+        if messages and not self._call.hold(len(messages) * WAITING_COST):
+            return
+        for compressed, message in messages:
             self._queue.append((compressed, message, len(message) + PREFIX_SIZE - self._credited))
             self._credited = 0
         if ended:
@@ -197,7 +203,7 @@ class Requests:
             message = await call.common.inflater.inflate(message, call.opening.encoding)
         self._queue.popleft()
         call.common.numbers.messages_received += 1
-        call.hold(-size)
+        call.hold(-size - WAITING_COST)
         call.connection.credit(call.stream, owed)
         if not self._queue:
             self._credit_unfinished()

@@ -220,7 +220,13 @@ def test_malformed_requests_are_faults_and_no_calls(heads: Heads) -> None:
         assert with_limit.fault == opening.fault
 
 
-@pytest.mark.parametrize("text", [b" 1S", b"1S\t", b"1\0S"])
+def test_blanks_around_metadata_do_not_belong_to_it(heads: Heads) -> None:
+    opening = heads.read(request((b"mine", b" a b\t"), (b"empty", b"  ")))
+    assert opening.metadata["mine"] == "a b"
+    assert opening.metadata["empty"] == ""
+
+
+@pytest.mark.parametrize("text", [b"1\0S", b"1S\r", b"\n1S"])
 def test_a_time_limit_with_an_illegal_value_is_malformed(heads: Heads, text: bytes) -> None:
     assert heads.read(request((b"grpc-timeout", text))).fault is not None
     assert heads.read(request((b"grpc-timeout", text), path=b"/nothing")).fault is not None

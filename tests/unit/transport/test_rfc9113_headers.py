@@ -140,7 +140,7 @@ def test_an_endless_header_block_is_cut_off() -> None:
 
 def test_a_huge_header_block_is_cut_off() -> None:
     """10.5.1: ... and by its size."""
-    desk = Desk(Limits(max_header_list=10_000))
+    desk = Desk(Limits(max_header_list=1_250))
     desk.send(h2.raw(h2.HEADERS, 0, 1, bytes(16_000)), h2.continuation(1, bytes(4_000), last=False))
     assert desk.fault is None
     desk.send(h2.continuation(1, b"\0", last=False))
@@ -197,8 +197,8 @@ MALFORMED: dict[str, Fields] = {
     "8.2.1 NUL in a value": with_((b"a", b"v\0v")),
     "8.2.1 CR in a value": with_((b"a", b"v\rv")),
     "8.2.1 LF in a value": with_((b"a", b"v\nv")),
-    "8.2.1 blank before a value": with_((b"a", b" v")),
-    "8.2.1 tab behind a value": with_((b"a", b"v\t")),
+    "8.2.1 blank before a path": with_((b":path", b" /a")),
+    "8.2.1 tab behind a path": with_((b":path", b"/a\t")),
     "8.2.1 LF in a path": with_((b":path", b"/a\n")),
     "8.2.2 connection": with_((b"connection", b"close")),
     "8.2.2 keep-alive": with_((b"keep-alive", b"1")),

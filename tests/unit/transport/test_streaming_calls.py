@@ -17,6 +17,7 @@ from tfs_lite.testing.process import wait_until
 from tfs_lite.testing.transport_house import COUNT, FLOW, LOOPS, PATIENCE, TALK, TOTAL, RawClient, TransportHouse
 from tfs_lite.transport.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
+from tfs_lite.transport.streaming import WAITING_COST
 
 WINDOW = 65_536
 LIMITS = Limits(stream_window=WINDOW, large_window=4 * WINDOW, max_receive_message=3_000_000)
@@ -192,7 +193,7 @@ def test_requests_that_nobody_takes_get_no_new_window(house: TransportHouse) -> 
     raw.send(h2.ping())
     raw.read_until(lambda frame: frame.kind == h2.PING and frame.ack)
     assert not [frame for frame in raw.frames if frame.kind == h2.WINDOW_UPDATE and frame.stream == 1]
-    assert house.numbers.unread == 60_000
+    assert house.numbers.unread == 60 * (1000 + WAITING_COST)
     house.service.open()
     raw.read_until(lambda frame: frame.kind == h2.WINDOW_UPDATE and frame.stream == 1)
     wait_until(lambda: house.service.happened["taken"] == 61, "all are taken")
