@@ -12,6 +12,7 @@ the block ends every enemy leaves; then every gauge must go to 0 and a new clien
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import ssl
@@ -188,18 +189,14 @@ class Siege:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with contextlib.ExitStack() as leaving:  # the house last, whatever happens
+            leaving.push(self.house)
+            if kind is None:
+                leaving.callback(self._check_peace)
+            leaving.push(self.bystander)
+            leaving.callback(self._leave)
             if kind is None:
                 self.bystander.wait_more()
-        finally:
-            for enemy in self._enemies:
-                enemy.close()
-            self.bystander.__exit__(kind, error, trace)
-            try:
-                if kind is None:
-                    self._check_peace()
-            finally:
-                self.house.__exit__(kind, error, trace)
 
     @property
     def numbers(self) -> Any:
@@ -235,6 +232,10 @@ class Siege:
             return [protocol.connection for protocol in self.house.server._connections]
 
         return self.house.run(look())
+
+    def _leave(self) -> None:
+        for enemy in self._enemies:
+            enemy.close()
 
     def _check_peace(self) -> None:
         if self.service._loop is not None:

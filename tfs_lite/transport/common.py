@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tfs_lite.transport.complaints import Complaints
 from tfs_lite.transport.compression import inflate
 from tfs_lite.transport.deadlines import Deadlines
 from tfs_lite.transport.limits import Limits
@@ -89,6 +90,7 @@ class Common:
         self.numbers = numbers
         self.hooks = hooks
         self.emptied = emptied
+        self.complaints = Complaints(loop.time)
         self.deadlines = CallDeadlines(loop, _expire)
         self.inflater = Inflater(loop, limits.max_receive_message)
         self.calls: set[Call] = set()

@@ -36,19 +36,17 @@ from tfs_lite.transport.settings import (
     our_settings,
     read_settings,
 )
-from tfs_lite.transport.streams import Stream
+from tfs_lite.transport.streams import Graves, Stream, fault_of_data
 
-MAX_RESET_KEPT = 1000
-"""Streams that we have reset, whose last frames may still be on their way."""
 DRAIN_PING = b"draining"
 
 
 class Connection(Generic[T]):
     """``start`` -> ``receive``, ``take`` and the rest in any order -> ``close``, or a fault of the client's.
 
-    ``closing`` is None, then for good the kind under which the end of the connection is counted; its last output holds
-    GOAWAY. ``busy``: places taken by streams. ``opened``: the client has sent its preface and SETTINGS.
-    ``partial_since``: since when a frame or a header block has been incomplete.
+    ``closing`` is None, then for good the kind under which the end of the connection is counted, with the sentence
+    ``why``; its last output holds GOAWAY. ``busy``: places taken by streams. ``opened``: the client has sent its
+    preface and SETTINGS. ``partial_since``: since when a frame or a header block has been incomplete.
     """
 
     def __init__(
@@ -71,9 +69,9 @@ class Connection(Generic[T]):
         self.busy = 0
         self.last_stream = 0
         self.closing: str | None = None
+        self.why = ""
         self.last_received = clock()
-        self._reset: dict[int, int] = {}
-        """Streams that we have reset, and what their clients could have sent by then."""
+        self._graves = Graves()
         self._final: int | None = None
         self._allowance = Allowance(limits, self._control)
         self.credit, self.widen = self._allowance.credit, self._allowance.widen
@@ -132,7 +130,7 @@ class Connection(Generic[T]):
         """Ends the stream without a word to the owner. Nothing if it has ended."""
         if not stream.dead and stream.id in self.streams:
             self._numbers.resets_sent += 1
-            self._bury(stream.id, stream.receive_window)
+            self._graves.bury(stream.id, stream.receive_window)
             self._kill(stream)
             self._control(frames.rst_stream(stream.id, code))
 
@@ -171,7 +169,7 @@ class Connection(Generic[T]):
             self._on_request(number, block, ended)
         else:
             self._blocks.read_fields(block)
-            if number not in self._reset:
+            if number not in self._graves:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that was passed or has ended")
             self._spend("oddments")
 
@@ -179,15 +177,15 @@ class Connection(Generic[T]):
         self.last_stream = number
         opening = self._blocks.read(block)
         if self._final is not None:
-            self._bury(number, self._limits.stream_window)
+            self._graves.bury(number, self._limits.stream_window)
             return
         if self.busy >= self._limits.max_streams:
             self._numbers.refused += 1
-            self._bury(number, self._limits.stream_window)
+            self._graves.bury(number, self._limits.stream_window)
             self._refuse(number, ErrorCode.REFUSED_STREAM)
             return
         if opening.fault is not None or (ended and opening.length > 0):
-            self._bury(number, self._limits.stream_window)
+            self._graves.bury(number, self._limits.stream_window)
             self._refuse(number, ErrorCode.PROTOCOL_ERROR)
             return
         stream = Stream(number, self.outgoing.initial_window, self._limits.stream_window)
@@ -220,7 +218,7 @@ class Connection(Generic[T]):
         ended = flags & frames.END_STREAM != 0
         stream.receive_window -= size
         if stream.ended or stream.receive_window < 0 or stream.expects >= 0:
-            fault = _fault_of_data(stream, len(data), ended)
+            fault = fault_of_data(stream, len(data), ended)
             if fault is not None:
                 self._fault(stream, fault)
                 return
@@ -236,12 +234,9 @@ class Connection(Generic[T]):
     def _on_late_data(self, number: int, size: int) -> None:
         if number > self.last_stream or number % 2 == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on a stream that was not begun")
-        left = self._reset.get(number)
-        if left is None:
+        if number not in self._graves:
             self._refuse(number, ErrorCode.STREAM_CLOSED)
-        elif 0 < size <= left:
-            self._reset[number] = left - size  # it was under way, within the stream's window
-        else:
+        elif not self._graves.expect(number, size):
             self._spend("oddments")
 
     def _end(self, stream: Stream, data: bytes) -> None:
@@ -376,16 +371,10 @@ class Connection(Generic[T]):
         self.busy -= 1
         self._numbers.streams -= 1
 
-    def _bury(self, number: int, window: int) -> None:
-        kept = self._reset
-        kept[number] = window
-        if len(kept) > MAX_RESET_KEPT:
-            del kept[next(iter(kept))]
-
     def _fail(self, fault: ConnectionFault) -> None:
         if self.closing is not None:
             return
-        self.closing = fault.kind
+        self.closing, self.why = fault.kind, fault.why
         self._reader.stopped = True
         last = self.last_stream if self._final is None else self._final
         self.outgoing.control(frames.goaway(last, fault.code, fault.why.encode("ascii", "replace")))
@@ -398,16 +387,3 @@ class Connection(Generic[T]):
         self.outgoing.control(frame)
         if self.outgoing.control_waiting > self._limits.max_control_queue:
             self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "control frames are not read", "slow_reader"))
-
-
-def _fault_of_data(stream: Stream, contents: int, ended: bool) -> StreamFault | None:
-    """What is wrong with a DATA frame, if anything is. Books what ``content-length`` has promised."""
-    if stream.ended:
-        return StreamFault(ErrorCode.STREAM_CLOSED, "DATA after END_STREAM")
-    if stream.receive_window < 0:
-        return StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the stream's window")
-    if stream.expects >= 0:
-        stream.expects -= contents
-        if stream.expects < 0 or (ended and stream.expects):
-            return StreamFault(ErrorCode.PROTOCOL_ERROR, "content-length promised something else")
-    return None

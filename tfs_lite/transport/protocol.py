@@ -78,6 +78,7 @@ class ServerProtocol(asyncio.Protocol):
         "_kind",
         "_left",
         "_loop",
+        "_peer",
         "_pings",
         "_transport",
         "_vitals",
@@ -91,6 +92,7 @@ class ServerProtocol(asyncio.Protocol):
         self.common = house.common
         self._loop = house.common.loop
         self._transport: asyncio.Transport | None = None
+        self._peer: object = None
         self.connection: Connection[Opening] = Connection(
             self.common.limits, self.common.numbers, self, house.heads.read, self._loop.time, self._wake
         )
@@ -107,6 +109,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._peer = transport.get_extra_info("peername")
         numbers = self.common.numbers
         numbers.connections += 1
         numbers.connections_total += 1
@@ -147,7 +150,9 @@ class ServerProtocol(asyncio.Protocol):
         self._unschedule()  # what the end of the connection has to say, nobody hears
         numbers = self.common.numbers
         numbers.connections -= 1
-        numbers.closed[self.connection.closing or self._kind] += 1
+        kind = self.connection.closing or self._kind
+        numbers.closed[kind] += 1
+        self.common.complaints.about(kind, self._peer, self.connection.why)
         self._house.left(self)
 
     def _greet(self, data: bytes) -> bytes:
@@ -285,6 +290,11 @@ class ServerProtocol(asyncio.Protocol):
     def idle_since(self) -> float | None:
         """Since when nothing has come, if there is no call inside; None: it cannot be spared, or it ends anyway."""
         return None if self.connection.busy or self._vitals.ending else self.connection.last_received
+
+    @property
+    def used(self) -> bool:
+        """Whether there ever was a call."""
+        return self.connection.last_stream > 0
 
     def drain(self, kind: str) -> None:
         """No more calls, please: those inside go on, and the connection ends with them."""

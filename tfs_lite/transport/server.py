@@ -35,6 +35,8 @@ ACCEPT_PAUSE = 1.0
 """Seconds after the system had no socket for us (too many open files)."""
 CHOOSE_EVERY = 1.0
 """Seconds between two searches for connections that can be spared."""
+REST = 1.0
+"""Seconds without a call after which a connection that has had one can be spared."""
 DRAIN_TICK = 0.1
 """Seconds between two looks while the server stops."""
 CANCEL_PATIENCE = 5.0
@@ -123,13 +125,15 @@ class Server:
             self._changed.set()
 
     def _choose(self) -> ServerProtocol | None:
-        """The connection without a call from which nothing has come for longest. The search over all of them is made
-        at most once in a while, for many."""
+        """The connection without a call from which nothing has come for longest, one that never had a call before all
+        others: who asks now and then is not put out by a crowd that says nothing. The search over all of them is made at
+        most once in a while, for many."""
         now = self.common.loop.time()
         if not self._spare and now - self._chosen >= CHOOSE_EVERY:
             self._chosen = now
             idle = [(protocol, since) for protocol in self._connections if (since := protocol.idle_since) is not None]
-            self._spare.extend(sorted(idle, key=lambda item: item[1]))
+            resting = [one for one in idle if not one[0].used or now - one[1] >= REST]
+            self._spare.extend(sorted(resting, key=lambda one: (one[0].used, one[1])))
         while self._spare:
             protocol, since = self._spare.popleft()
             if protocol.idle_since == since and protocol in self._connections:

@@ -1,9 +1,14 @@
-"""One stream of a connection: how far both sides are, their windows, and what waits to be sent on it."""
+"""One stream of a connection: how far both sides are, their windows, and what waits to be sent on it; and the streams
+that are no more, but whose last frames may still be on their way."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Any
+
+from tfs_lite.transport.errors import ErrorCode, StreamFault
+
+MAX_GRAVES = 1000
 
 
 class Stream:
@@ -57,3 +62,41 @@ class Stream:
     def has_room(self) -> bool:
         """Nothing waits."""
         return not self.queue
+
+
+def fault_of_data(stream: Stream, contents: int, ended: bool) -> StreamFault | None:
+    """What is wrong with a DATA frame, if anything is. Books what ``content-length`` has promised."""
+    if stream.ended:
+        return StreamFault(ErrorCode.STREAM_CLOSED, "DATA after END_STREAM")
+    if stream.receive_window < 0:
+        return StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the stream's window")
+    if stream.expects >= 0:
+        stream.expects -= contents
+        if stream.expects < 0 or (ended and stream.expects):
+            return StreamFault(ErrorCode.PROTOCOL_ERROR, "content-length promised something else")
+    return None
+
+
+class Graves:
+    """The streams of one connection that we have reset, with what their clients could have sent by then."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left: dict[int, int] = {}
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._left
+
+    def bury(self, number: int, window: int) -> None:
+        self._left[number] = window
+        if len(self._left) > MAX_GRAVES:
+            del self._left[next(iter(self._left))]
+
+    def expect(self, number: int, size: int) -> bool:
+        """Contents have come: whether they were under way, within the stream's window."""
+        left = self._left[number] - size
+        if size == 0 or left < 0:
+            return False
+        self._left[number] = left
+        return True
