@@ -217,6 +217,20 @@ def _blanks(d: Difference) -> bool:
     return _kind(d, HEADERS, CONTINUATION) and d.faults(None, PROTOCOL, "whitespace")
 
 
+def _too_large_a_list(d: Difference) -> bool:
+    asked = [event for event in d.mine.told if event[0] == "request"]
+    return (
+        _kind(d, HEADERS)
+        and d.faults(None, ErrorCode.ENHANCE_YOUR_CALM, "Oversized header block")
+        and [e[2] for e in asked] == [None]
+    )
+
+
+def _windows_of_the_past(d: Difference) -> bool:
+    fits = all(window < 2**31 for window in d.ours.windows.values())
+    return _kind(d, SETTINGS) and d.faults(None, FLOW, "May not increment flow control window") and fits
+
+
 RULES: tuple[tuple[str, Callable[[Difference], bool]], ...] = (
     ("8.1.1: a malformed request is an error of the stream; h2 ends the connection", _malformed),
     ("8.1.1: contents that were promised by HEADERS with END_STREAM are missing; h2 does not look", _no_contents),
@@ -245,6 +259,11 @@ RULES: tuple[tuple[str, Callable[[Difference], bool]], ...] = (
     ("5.1: HEADERS for a stream that we reset are ignored; h2 counts them as a new stream", _many_and_late),
     ("5.5: ALTSVC is for clients, and unknown here; h2 knows it", _altsvc),
     ("6.8: a client may go on with its streams after its GOAWAY; for h2 that is the end", _after_goaway),
+    ("10.5.1: a list above the bound costs its call; h2 ends the connection", _too_large_a_list),
+    (
+        "6.9.2: SETTINGS change the windows of streams that live; h2 minds closed ones",
+        _windows_of_the_past,
+    ),
     ("10.5.1: our bound on CONTINUATION frames is lower", _continuations),
     ("8.3.1: :authority may be missing, host may differ in port and case; h2 is stricter", _authority),
     ("8.2.1: metadata may have blanks at its ends, as gRPC says; h2 ends the connection", _blanks),

@@ -8,8 +8,9 @@
     model_opening, _running     where the instances of a model live, and how they are batched
     predictor, inference        the one path of a request, for every protocol; classify and regress on top of it
     predict_reader              Predict requests, parsed once and recognised by their bytes from then on
-    outbox, deadlines           answers back on the event loop, once per batch; deadlines that hardly ever pass
-    grpc_*, *_service           tables of methods, and the transport they are put on
+    outbox                      answers back on the event loop, once per batch
+    *_service, v2_grpc_*        tables of gRPC methods
+    native_*, grpc_*            what such a table is put on: our own transport, or gRPC's library
     frontend_*                  the same tables behind processes that speak gRPC for the server
     door, tls, unix_socket      who is let in, and how
     http_*, rest_*, cors        the HTTP routes: bodies, answers, TensorFlow Serving's REST API
@@ -17,5 +18,5 @@
     health, *_metrics, series   what probes and dashboards see
     doors, running, server      all of it in one object, with its own event loop
 
-asyncio lives here and in no room below.
+asyncio lives here, in the transport and in the schedulers, and in no room between.
 """
