@@ -9,7 +9,7 @@ SECONDS ?= 60
 PYTEST_ARGS ?=
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: install serve test conformance fuzz check format bench bench-batching bench-peers demo gpu protos clean
+.PHONY: install serve test conformance test-grpcio fuzz check format bench bench-batching bench-peers demo gpu protos clean
 
 install: $(VENV)/.installed
 
@@ -48,6 +48,12 @@ test: $(VENV)/.dev
 # Language models need the extra generate, which the development environment has.
 conformance: $(VENV)/.dev $(TFVENV)/.installed
 	$(TFVENV)/bin/python -m pytest -c tests/conformance/pytest.ini tests/conformance $(PYTEST_ARGS)
+
+# What watches a server from outside, with the other gRPC server: make test and make conformance have the native one.
+test-grpcio: $(VENV)/.dev $(TFVENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/integration tests/chaos \
+	  --grpc-server=grpcio $(PYTEST_ARGS)
+	$(TFVENV)/bin/python -m pytest -c tests/conformance/pytest.ini tests/conformance --grpc-server=grpcio $(PYTEST_ARGS)
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	$(BIN)/python $(PIP) -c constraints.txt -e '.[fuzz]' || echo "no atheris for this Python: fuzzing is not guided"
