@@ -126,8 +126,8 @@ class Server:
 
     def _choose(self) -> ServerProtocol | None:
         """The connection without a call from which nothing has come for longest, one that never had a call before all
-        others: who asks now and then is not put out by a crowd that says nothing. The search over all of them is made at
-        most once in a while, for many."""
+        others: who asks now and then is not put out by a crowd that says nothing. The search over all of them is made
+        at most once in a while, for many."""
         now = self.common.loop.time()
         if not self._spare and now - self._chosen >= CHOOSE_EVERY:
             self._chosen = now

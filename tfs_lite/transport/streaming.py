@@ -142,8 +142,8 @@ class Requests:
     """The client's messages, as a handler reads them: until the client has said its last word, or no more are read,
     which is ``cut``. One reader at a time.
 
-    What came and was not taken is bounded by the stream's window, and counted with what it costs to keep. A message is credited when it is taken; the bytes of
-    an unfinished one at once, but only while no whole one waits.
+    What came and was not taken is bounded by the stream's window, and counted with what it costs to keep. A message is
+    credited when it is taken; the bytes of an unfinished one at once, but only while no whole one waits.
     """
 
     __slots__ = ("_assembler", "_call", "_credited", "_ended", "_queue", "_waiter", "cut")
