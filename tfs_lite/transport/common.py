@@ -64,15 +64,6 @@ class Inflater:
             self._threads.shutdown(cancel_futures=True)
 
 
-class CallDeadlines(Deadlines["Call"]):
-    """Of all calls of a server."""
-
-    def close(self) -> None:
-        """There are no calls any more; no timer is left."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-
 class Common:
     """Of one server that has started. ``calls`` has every call until its handler has ended; ``emptied`` is called when
     there is none left. ``draining``: no more requests of streams are read."""
@@ -91,7 +82,7 @@ class Common:
         self.hooks = hooks
         self.emptied = emptied
         self.complaints = Complaints(loop.time)
-        self.deadlines = CallDeadlines(loop, _expire)
+        self.deadlines: Deadlines[Call] = Deadlines(loop, _expire)
         self.inflater = Inflater(loop, limits.max_receive_message)
         self.calls: set[Call] = set()
         self.draining = False

@@ -63,7 +63,7 @@ class Connection(Generic[T]):
         self._events = events
         self._clock = clock
         self._blocks: BlockReader[T] = BlockReader(parse, limits.max_header_list)
-        self.outgoing = Outgoing(limits, numbers, wake, events.on_room, self._on_gone)
+        self.outgoing = Outgoing(limits, numbers, wake, events.on_room, self._on_gone, self._on_flood)
         self.answer = self.outgoing.answer
         self.streams: dict[int, Stream] = {}
         self.busy = 0
@@ -366,6 +366,9 @@ class Connection(Generic[T]):
             self.reset(stream, ErrorCode.NO_ERROR)
         if stream.released:
             self._free()
+
+    def _on_flood(self) -> None:
+        self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers are not read", "slow_reader"))
 
     def _free(self) -> None:
         self.busy -= 1

@@ -24,10 +24,11 @@ from tfs_lite.transport.frames import (
     SETTINGS,
     STREAM_MASK,
 )
-from tfs_lite.transport.hpack_reader import BOMB
 from tfs_lite.transport.limits import Limits
 
 PRIORITY_SIZE = 5
+LARGEST_BLOCK = 4
+"""A header block that is more than so many times too large ends the connection. Undoing the Huffman code takes time."""
 _WHOLE = END_HEADERS | PADDED | PRIORITY_FLAG
 
 Handler: TypeAlias = Callable[[int, int, bytes], None]
@@ -62,7 +63,7 @@ class FrameReader:
         self._handlers = tuple(handlers)
         self._spend = spend
         self._max_frame = limits.max_frame
-        self._max_block = BOMB * limits.max_header_list
+        self._max_block = LARGEST_BLOCK * limits.max_header_list
         self._max_continuations = limits.max_continuations
         self._rest = b""
         self._greeted = False

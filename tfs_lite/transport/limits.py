@@ -37,7 +37,8 @@ class Limits:
     # headers
     max_header_list: int = 16 * KIB
     """Of a header list, as RFC 9113 counts it (names + values + 32 each); advertised. Larger: RESOURCE_EXHAUSTED for
-    the call; more than 16 times that, before or after decoding: ENHANCE_YOUR_CALM for the connection."""
+    the call; a block of 4 times that, or one that becomes 16 times that: ENHANCE_YOUR_CALM for the
+    connection."""
     max_continuations: int = 16
     """CONTINUATION frames of one header block."""
 
@@ -55,6 +56,8 @@ class Limits:
     # output
     max_control_queue: int = 64 * KIB
     """Answers to PING, SETTINGS and the like that a client does not read."""
+    max_unsent: int = 1024 * MIB
+    """Answers that wait on one connection for its client, besides the last one: beyond it the connection is cut."""
     write_high_water: int = 256 * KIB
     """Bytes in the socket's buffer beyond which streams wait."""
 

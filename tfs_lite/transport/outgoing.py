@@ -42,8 +42,8 @@ MAX_GONE = 64
 
 
 class Outgoing:
-    """``wake`` is called when output comes to be, ``on_room(stream)`` when all that waited on a stream
-    has left, ``on_gone(stream)`` when its last byte has."""
+    """``wake`` is called when output comes to be, ``on_room(stream)`` when all that waited on a stream has left,
+    ``on_gone(stream)`` when its last byte has, ``on_flood`` when far too much waits."""
 
     def __init__(
         self,
@@ -52,12 +52,17 @@ class Outgoing:
         wake: Callable[[], None],
         on_room: Callable[[Stream], None],
         on_gone: Callable[[Stream], None],
+        on_flood: Callable[[], None],
     ) -> None:
         self._high_water = limits.write_high_water
         self._numbers = numbers
         self._wake = wake
         self._on_room = on_room
         self._on_gone = on_gone
+        self._on_flood = on_flood
+        self._max_waiting = limits.max_unsent
+        self._waiting = 0
+        """Bytes in the queues of all streams."""
         self._out: list[bytes | memoryview] = []
         self._size = 0
         self._awake = False
@@ -179,7 +184,9 @@ class Outgoing:
         """Nothing more is sent on it."""
         queue = stream.queue
         if queue:
-            self._numbers.unsent -= sum(map(len, queue))
+            waiting = sum(map(len, queue))
+            self._waiting -= waiting
+            self._numbers.unsent -= waiting
             queue.clear()
         if stream.in_turn:
             self._gone += 1
@@ -245,12 +252,18 @@ class Outgoing:
         self._put(payload)
 
     def _wait(self, stream: Stream, item: bytes | memoryview) -> None:
+        if stream.dead:
+            return  # the connection has ended while its answer was on the way here
         if stream.queue is None:
             stream.queue = deque()
         stream.queue.append(item)
+        flooded = self._waiting > self._max_waiting
+        self._waiting += len(item)
         self._numbers.unsent += len(item)
         if not stream.in_turn:
             self._line_up(stream)
+        if flooded:
+            self._on_flood()
 
     def _line_up(self, stream: Stream) -> None:
         stream.in_turn = True
@@ -301,6 +314,7 @@ class Outgoing:
             size = len(item)
             queue.popleft()
             self._headers(item)
+        self._waiting -= size
         self._numbers.unsent -= size
         if queue:
             self._line_up(stream)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.transport.deadlines import Deadlines
+from tfs_lite.transport.deadlines import MOST_DISCARDED, Deadlines
 
 
 class StillLoop(asyncio.SelectorEventLoop):
@@ -171,3 +171,30 @@ def test_every_item_expires_exactly_at_its_deadline_or_when_it_was_late(steps: l
         assert [when for _, when in rung.items] == sorted(when for _, when in rung.items)
     finally:
         loop.close()
+
+
+def test_what_was_discarded_is_not_kept(loop: StillLoop, rung: Rung) -> None:
+    for number in range(100_000):
+        rung.deadlines.add(number, loop.now + 60)
+        rung.deadlines.discard(number)
+    assert len(rung.deadlines._heap) <= MOST_DISCARDED + 1
+    loop.advance(100)
+    assert rung.items == []
+
+
+def test_many_deadlines_one_after_the_other_each_ring_once_and_in_order(loop: StillLoop, rung: Rung) -> None:
+    for number in reversed(range(200)):
+        rung.deadlines.add(number, loop.now + number / 1000)
+    for number in range(0, 200, 3):
+        rung.deadlines.discard(number)
+    loop.advance(1)
+    assert [item for item, _ in rung.items] == [number for number in range(200) if number % 3]
+
+
+def test_item_that_is_added_again_has_only_its_new_deadline(loop: StillLoop, rung: Rung) -> None:
+    rung.deadlines.add("a", loop.now + 1)
+    rung.deadlines.add("a", loop.now + 5)
+    loop.advance(4)
+    assert rung.items == []
+    loop.advance(2)
+    assert len(rung.items) == 1

@@ -293,3 +293,16 @@ def test_trailers_larger_than_a_frame_go_on_in_continuation() -> None:
     desk.connection.headers(desk.calls[1], block, True)
     (last,) = desk.take()
     assert (last.fields, last.ended) == (tuple(fields), True)
+
+
+def test_connection_whose_client_takes_no_answer_is_cut_before_they_pile_up() -> None:
+    """10.5: what waits is at most the bound and one answer."""
+    desk = Desk(Limits(max_unsent=1000))
+    desk.send(desk.peer.settings({h2.INITIAL_WINDOW: 0}))
+    desk.send(desk.peer.call(1), desk.peer.call(3))
+    desk.answer(1, bytes(900))
+    assert desk.fault is None
+    desk.answer(3, bytes(900))
+    assert desk.fault is ErrorCode.ENHANCE_YOUR_CALM
+    assert desk.connection.closing == "slow_reader"
+    assert desk.numbers.unsent == 0
