@@ -65,9 +65,16 @@ class _Compute:
         self.input, self.infer, self.output = _Duration(), _Duration(), _Duration()
 
     def add(self, seconds: float, moving: tuple[float, float]) -> None:
-        self.input.add(moving[0])
-        self.output.add(moving[1])
-        self.infer.add(max(seconds - moving[0] - moving[1], 0.0))
+        """Once a request, so spelled out."""
+        before, after = moving
+        self.input.count += 1
+        self.input.seconds += before
+        self.output.count += 1
+        self.output.seconds += after
+        inside = seconds - before - after
+        self.infer.count += 1
+        if inside > 0.0:
+            self.infer.seconds += inside
 
 
 class _Part:

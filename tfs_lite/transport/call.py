@@ -222,6 +222,7 @@ class Call:
         common.calls.discard(self)
         common.numbers.unread -= self._unread
         self._unread = 0
+        self.stream.call = None  # the two hold one another, which only the garbage collector would end
         self.connection.release(self.stream)
         self._home.call_over()
         if not common.calls:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import logging
 import struct
@@ -20,6 +21,7 @@ from tfs_lite.testing.transport_house import ECHO, FAIL, LOOPS, PATIENCE, WAIT, 
 from tfs_lite.transport import call as call_module
 from tfs_lite.transport.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
+from tfs_lite.transport.streams import Stream
 
 LIMITS = Limits(max_receive_message=5_000_000, max_send_message=4_500_000)
 LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -284,3 +286,20 @@ def test_bug_in_the_transport_is_logged_and_costs_its_connection_only(
     other.request(1, ECHO, message(b"x"))
     assert other.status(1) == (0, "")
     wait_until(lambda: house.numbers.closed["internal"] == 1, "the connection is closed")
+
+
+def test_call_that_has_ended_leaves_nothing_for_the_garbage_collector(
+    house: TransportHouse, channel: grpc.Channel
+) -> None:
+    call(channel, ECHO, b"warm")
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            call(channel, ECHO, b"x")
+            failure(channel, FAIL, b"5 gone")
+        wait_until(lambda: house.numbers.streams == 0, "every stream is gone")
+        left = [found for found in gc.get_objects() if isinstance(found, call_module.Call | Stream)]
+    finally:
+        gc.enable()
+    assert len(left) <= 2  # the last one may still be on some stack
