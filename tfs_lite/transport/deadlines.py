@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -24,10 +24,9 @@ class Deadlines(Generic[T]):
     def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[T], None]) -> None:
         self._loop = loop
         self._expired = expired
-        self._numbers: dict[T, int] = {}
-        self._items: dict[int, T] = {}
-        self._heap: list[tuple[float, int]] = []
-        """Deadlines with the numbers of their items, those that were discarded among them."""
+        self._entries: dict[T, list[Any]] = {}
+        self._heap: list[list[Any]] = []
+        """Deadline, a number that is nobody else's, and the item: None once it was discarded."""
         self._last = 0
         self._rings = inf
         self._timer: asyncio.TimerHandle | None = None
@@ -35,18 +34,17 @@ class Deadlines(Generic[T]):
     def add(self, item: T, deadline: float) -> None:
         self.discard(item)
         self._last = number = self._last + 1
-        self._numbers[item] = number
-        self._items[number] = item
-        heappush(self._heap, (deadline, number))
+        self._entries[item] = entry = [deadline, number, item]
+        heappush(self._heap, entry)
         if deadline < self._rings:
             self._ring_at(deadline)
 
     def discard(self, item: T) -> None:
-        number = self._numbers.pop(item, None)
-        if number is not None:
-            del self._items[number]
-            if len(self._heap) > MOST_DISCARDED + 2 * len(self._items):
-                self._heap = [entry for entry in self._heap if entry[1] in self._items]
+        entry = self._entries.pop(item, None)
+        if entry is not None:
+            entry[2] = None
+            if len(self._heap) > MOST_DISCARDED + 2 * len(self._entries):
+                self._heap = [entry for entry in self._heap if entry[2] is not None]
                 heapify(self._heap)
 
     def close(self) -> None:
@@ -62,15 +60,13 @@ class Deadlines(Generic[T]):
 
     def _rang(self) -> None:
         self._timer, self._rings = None, inf
-        now, late = self._loop.time(), []
-        while self._heap and (self._heap[0][0] <= now or self._heap[0][1] not in self._items):
-            _, number = heappop(self._heap)
-            if number in self._items:
-                late.append(number)
-        if self._heap:
-            self._ring_at(self._heap[0][0])
-        for number in late:
-            item = self._items.get(number)
+        now, late, heap = self._loop.time(), [], self._heap
+        while heap and (heap[0][0] <= now or heap[0][2] is None):
+            late.append(heappop(heap))
+        if heap:
+            self._ring_at(heap[0][0])
+        for entry in late:
+            item = entry[2]
             if item is not None:
                 self.discard(item)
                 self._expired(item)
