@@ -151,7 +151,10 @@ def test_flood_ends_its_connection_within_its_budget(flood: Frames) -> None:
         others = siege.numbers.bytes_received
         enemy = siege.enemy()
         enemy.pour(packed(flood(enemy)))
-        assert enemy.end() == (CALM, "a header block without an end" if kind == "header_bomb" else kind)
+        assert enemy.end() == (
+            CALM,
+            "a header block far too large" if kind == "header_bomb" else kind,
+        )
         seconds = enemy.seconds
         siege.expect_closed(kind)
         most = size * (burst + per_second * seconds) + READ_AT_ONCE + 1000 * siege.bystander.answered

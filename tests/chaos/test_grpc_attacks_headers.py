@@ -21,7 +21,7 @@ NEWEST = b"\xbe"
 """Index 62: what went into the table last."""
 LARGE_VALUE = bytes([65]) * 3900
 BOMB = (ErrorCode.ENHANCE_YOUR_CALM, "a header list far too large")
-ENDLESS = (ErrorCode.ENHANCE_YOUR_CALM, "a header block without an end")
+ENDLESS = (ErrorCode.ENHANCE_YOUR_CALM, "a header block far too large")
 
 
 def blocks(enemy: Enemy, block: bytes, first: int = 1) -> Any:

@@ -172,7 +172,7 @@ def test_writer_that_never_ends_what_it_began_is_closed_in_time(begun: str) -> N
     with Siege(Limits(handshake_timeout=0.3)) as siege:
         enemy = siege.enemy(greet=begun == "frame")
         if begun:
-            enemy.send(h2.PREFACE[:10] if begun == "preface" else h2.data(1, bytes(100))[:20])
+            enemy.send(h2.PREFACE[:10] if begun == "preface" else h2.headers(1, bytes(100))[:20])
         pieces = repeat(b"\0" if begun == "frame" else b"", 1)
         enemy.pour(pieces)
         enemy.rest()

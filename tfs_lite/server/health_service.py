@@ -10,7 +10,7 @@ from tfs_lite.protocols.serving import parse
 from tfs_lite.server.health import ChangeSignal, Health, ServingStatus
 from tfs_lite.transport.table import CallContext, Method, server_stream, unary
 
-MAX_WATCHERS = 1000
+MAX_WATCHERS = 10_000
 
 
 class HealthService:

@@ -27,20 +27,21 @@ class Complaints:
         self._silent: Counter[str] = Counter()
 
     def about(self, kind: str, peer: object, why: str) -> None:
-        """A connection has ended. ``peer`` is the address as sockets have it."""
-        if kind in QUIET:
-            return
+        """A connection has ended. ``peer`` is the address as sockets have it; None: it is not known any more."""
+        if kind not in QUIET:
+            self.say(kind, f"gRPC connection from {_name(peer)} ended, {kind}{why and f': {why}'}")
+
+    def say(self, kind: str, text: str) -> None:
         now = self._clock()
         if now < self._next.get(kind, now):
             self._silent[kind] += 1
             return
         self._next[kind] = now + EVERY
         more = self._silent.pop(kind, 0)
-        others = f" ({more} more of this kind since the last such line)" if more else ""
-        logger.warning("gRPC connection from %s ended, %s: %s%s", _name(peer), kind, why or "see the metrics", others)
+        logger.warning("%s%s", text, f" ({more} more of this kind since the last such line)" if more else "")
 
 
 def _name(peer: object) -> str:
     if isinstance(peer, tuple) and len(peer) >= 2:
         return f"{peer[0]}:{peer[1]}"
-    return "a UNIX socket"
+    return "a client that has gone" if peer is None else "a UNIX socket"

@@ -29,6 +29,7 @@ from tfs_lite.transport.limits import Limits
 PRIORITY_SIZE = 5
 LARGEST_BLOCK = 4
 """A header block that is more than so many times too large ends the connection. Undoing the Huffman code takes time."""
+_KIND, _CONTENTS = 3, bytes([DATA])
 _WHOLE = END_HEADERS | PADDED | PRIORITY_FLAG
 
 Handler: TypeAlias = Callable[[int, int, bytes], None]
@@ -38,7 +39,8 @@ Handler: TypeAlias = Callable[[int, int, bytes], None]
 class FrameReader:
     """``handlers``: by type of frame, DATA first; ``spend(name)`` pays for what means nothing, from a budget.
 
-    ``partial_since``: when the frame, header block or preface that is incomplete now began; None: there is none.
+    ``partial_since``: when the frame, header block or preface that is incomplete now began; None: there is none, or it
+    is DATA: a large message may pause where it likes, and has a time limit of its own.
     ``opened`` is set by the owner once the first SETTINGS are in force. ``stopped``: nothing more is to be read.
     """
 
@@ -84,7 +86,7 @@ class FrameReader:
         self._rest = data[used:]
         if self._block is not None:
             self.partial_since = self._block_since
-        elif not self._rest and self.opened:
+        elif self.opened and (not self._rest or self._rest[_KIND : _KIND + 1] == _CONTENTS):
             self.partial_since = None
         elif self.partial_since is None or (used and self.opened):
             self.partial_since = now
@@ -141,7 +143,7 @@ class FrameReader:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame inside a header block")
         self._continuations += 1
         if len(block) + len(payload) > self._max_block or self._continuations > self._max_continuations:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block without an end", "header_bomb")
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block far too large", "header_bomb")
         if not payload:
             self._spend("empties")
         block += payload

@@ -64,7 +64,7 @@ class Limits:
     # connections
     max_connections: int = 20_000
     handshake_timeout: float = 10.0
-    """For TLS and HTTP/2's preface, and for the rest of a frame or header block that has begun."""
+    """For TLS and HTTP/2's preface, and for the rest of a header block or frame that has begun, contents apart."""
     write_timeout: float = 60.0
     """For a client to read anything at all of what waits for it."""
     request_timeout: float = 120.0

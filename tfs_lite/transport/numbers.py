@@ -13,6 +13,7 @@ class Numbers:
     connections: int = 0
     """Open now."""
     connections_total: int = 0
+    """Accepted so far, also those that never became one."""
     closed: Counter[str] = field(default_factory=Counter)
     """Connections that ended, by kind: ``client``, ``drained``, ``idle``, ``age``, ``keepalive``, ``handshake``,
     ``slow_reader``, ``too_many``, ``protocol``, or a name of :data:`limits.FLOODS`."""

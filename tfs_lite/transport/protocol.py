@@ -112,7 +112,6 @@ class ServerProtocol(asyncio.Protocol):
         self._peer = transport.get_extra_info("peername")
         numbers = self.common.numbers
         numbers.connections += 1
-        numbers.connections_total += 1
         self._transport.set_write_buffer_limits(high=self.common.limits.write_high_water)
         tls = transport.get_extra_info("ssl_object")
         if not self._house.arrived(self):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 import ssl
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -62,6 +64,7 @@ class Server:
         self.heads = Heads(methods)
         self.common: Common
         self._limits = limits
+        self._max_connections = min(limits.max_connections, _files_allowed() // 2)
         self._hooks = hooks
         self._tls = tls
         self._sockets: list[socket.socket] = []
@@ -108,7 +111,7 @@ class Server:
     def arrived(self, protocol: ServerProtocol) -> bool:
         if self.common.draining:
             return False
-        if len(self._connections) >= self._limits.max_connections:
+        if len(self._connections) >= self._max_connections:
             spare = self._choose()
             if spare is None:
                 return False
@@ -155,12 +158,13 @@ class Server:
                 return
             except ConnectionError:
                 continue  # it has gone before it was taken
-            except OSError:
-                logger.exception("no connection can be taken; trying again in %s s", ACCEPT_PAUSE)
+            except OSError as error:
+                self.common.complaints.say("no_socket", f"no gRPC connection can be taken: {error.strerror}")
                 loop.remove_reader(listening)
                 self._retries[listening] = loop.call_later(ACCEPT_PAUSE, self._listen, listening)
                 return
             accepted.setblocking(False)
+            self.numbers.connections_total += 1
             if len(self._handshakes) >= MAX_HANDSHAKES:
                 next(iter(self._handshakes)).cancel()
             task = loop.create_task(self._welcome(accepted))
@@ -169,7 +173,7 @@ class Server:
 
     async def _welcome(self, accepted: socket.socket) -> bool:
         """Whether it is a connection now."""
-        loop = self.common.loop
+        loop, peer = self.common.loop, _peer_of(accepted)
         try:
             if self._tls is None:
                 await loop.connect_accepted_socket(self._protocol, accepted)
@@ -181,7 +185,8 @@ class Server:
                     ssl_handshake_timeout=self._limits.handshake_timeout,
                     ssl_shutdown_timeout=LINGER,
                 )
-        except OSError:  # ssl.SSLError is one, and a timeout
+        except OSError as error:  # ssl.SSLError is one, and a timeout
+            self.common.complaints.about("handshake", peer, str(error) or type(error).__name__)
             return False
         except Exception:
             logger.exception("a connection could not be taken")
@@ -248,3 +253,17 @@ class Server:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left)
         return True
+
+
+def _files_allowed() -> int:
+    """Files that the process may open, sockets among them. Half of them are left for everything else."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if files == resource.RLIM_INFINITY else files
+
+
+def _peer_of(accepted: socket.socket) -> object:
+    """None if it has gone already."""
+    try:
+        return accepted.getpeername()
+    except OSError:
+        return None

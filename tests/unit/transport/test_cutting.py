@@ -193,3 +193,13 @@ def test_the_time_of_something_incomplete_is_that_of_its_beginning() -> None:
     desk.send(h2.continuation(1, block[3:])[-1:])
     assert connection.partial_since is None
     assert desk.names() == ["ping", "request"]
+
+
+def test_contents_that_pause_inside_a_frame_are_nothing_incomplete() -> None:
+    """A network may stop as long as it likes in an upload; the request has a time limit of its own."""
+    desk = Desk()
+    desk.send(desk.peer.open(1), h2.data(1, bytes(100))[:50])
+    desk.clock.advance(1)
+    assert desk.connection.partial_since is None
+    desk.send(h2.data(1, bytes(100))[50:])
+    assert desk.names() == ["request", "data"]

@@ -349,3 +349,15 @@ def test_server_that_never_started_stops(loop: str) -> None:
         await Server(Service().methods(), Limits(), Service().hooks()).stop(1)
 
     asyncio.run(stop())
+
+
+def test_upload_that_pauses_inside_a_frame_costs_nobody_the_connection(loop: str) -> None:
+    limits = Limits(handshake_timeout=0.1, request_timeout=0.5)
+    with TransportHouse(loop, limits) as house:
+        raw = house.dial()
+        raw.request(1, WAIT, b"\0\0\0\0\1x")
+        raw.request(3, ECHO, end=False)
+        raw.send(h2.data(3, bytes(1000))[:500])
+        assert raw.status(3)[0] == 4
+        house.service.open()
+        assert raw.status(1)[0] == 0
