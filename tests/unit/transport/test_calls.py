@@ -289,7 +289,8 @@ def test_bug_in_the_transport_is_logged_and_costs_its_connection_only(
 
 
 def calls_and_streams() -> int:
-    return sum(isinstance(found, call_module.Call | Stream) for found in gc.get_objects())
+    """By their types: some objects of torch do things when they are asked for their class."""
+    return sum(issubclass(type(found), call_module.Call | Stream) for found in gc.get_objects())
 
 
 def test_call_that_has_ended_leaves_nothing_for_the_garbage_collector(
