@@ -67,10 +67,10 @@ class BatchingServable(Traits):
         self._order = Order() if settings.preserve_ordering else None
         self._settings = settings
         self._threads = threads
-        self._signatures = models[0].signatures
+        self.signatures: Mapping[str, Signature] = models[0].signatures
         self._lock = threading.Lock()  # guards all below, the lines, the crew, and ``models``
         self._lines = {
-            key: Line(key, signature, settings, self._name, rule_of) for key, signature in self._signatures.items()
+            key: Line(key, signature, settings, self._name, rule_of) for key, signature in self.signatures.items()
         }
         self._closed = False
         self._timer: Timer | None = None
@@ -84,10 +84,6 @@ class BatchingServable(Traits):
     @property
     def platform(self) -> str:
         return self.models[0].platform
-
-    @property
-    def signatures(self) -> Mapping[str, Signature]:
-        return self._signatures
 
     @property
     def pending(self) -> int:

@@ -21,23 +21,19 @@ class Outbox(Generic[T]):
     """Made on the event loop. ``deliver`` must not raise."""
 
     def __init__(self, deliver: Callable[[T], None]) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._deliver = deliver
         self._items: deque[T] = deque()
         self._alone = threading.Lock()  # held by whoever delivers when the loop is closed
         self._called = False  # whether the loop will come by; it says no more before it looks at the items
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
-
     def post(self, item: T) -> None:
         """Any thread. Once the loop is closed, items are delivered on the posting threads, one at a time."""
         self._items.append(item)
-        if not self._called or self._loop.is_closed():
+        if not self._called or self.loop.is_closed():
             self._called = True
             try:
-                self._loop.call_soon_threadsafe(self._flush)
+                self.loop.call_soon_threadsafe(self._flush)
             except RuntimeError:
                 with self._alone:
                     self._flush()
