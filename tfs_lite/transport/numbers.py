@@ -16,7 +16,8 @@ class Numbers:
     """Accepted so far, also those that never became one."""
     closed: Counter[str] = field(default_factory=Counter)
     """Connections that ended, by kind: ``client``, ``drained``, ``idle``, ``age``, ``keepalive``, ``handshake``,
-    ``slow_reader``, ``too_many``, ``protocol``, or a name of :data:`limits.FLOODS`."""
+    ``no_http2``, ``slow_reader``, ``too_many``, ``too_many_pings``, ``header_bomb``, ``protocol``, ``internal``,
+    ``lingering``, or a name of :data:`limits.FLOODS`."""
     streams: int = 0
     """Open now, those included whose handler has not ended after a reset."""
     calls: Counter[tuple[str, int]] = field(default_factory=Counter)
