@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import grpc
 import pytest
-from tritonclient.grpc import service_pb2_grpc
 
-from tests.conformance.transport_tools import EVERY_KIND, infer_gate, sums_of
+from tests.conformance.transport_tools import EVERY_KIND, sums_of
 
 pytest_plugins = ("tests.conformance.transport_fixtures",)
 
@@ -20,17 +18,6 @@ LARGE_BYTES = 6_000_000
 def js(node, triton_server):
     """Runs a scenario of ``node/grpc_js.cjs``."""
     return partial(node.run, "grpc_js.cjs", target=triton_server.target)
-
-
-@pytest.fixture
-def held(triton_server, waiting):
-    """A call that is at the gate; it has its answer once the gate was opened."""
-    with grpc.insecure_channel(triton_server.target) as channel:
-        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(infer_gate(), timeout=60)
-        waiting.wait_entered()
-        yield call
-        waiting.open()
-        assert call.result().model_name == "gate"
 
 
 def test_predict(js):

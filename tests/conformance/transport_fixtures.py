@@ -92,3 +92,14 @@ def node(descriptors: Path) -> Node:
         return Node(descriptors)
     except NoNode as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def held(triton_server: ServerProcess, waiting: Any) -> Iterator[Any]:
+    """A call that is at the gate; it has its answer once the gate was opened."""
+    with grpc.insecure_channel(triton_server.target) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(infer_gate(), timeout=60)
+        waiting.wait_entered()
+        yield call
+        waiting.open()
+        assert call.result().model_name == "gate"

@@ -8,7 +8,6 @@ waited longest makes room for a new one. How long a body and its answer may take
 from __future__ import annotations
 
 import asyncio
-import resource
 import time
 from typing import Any
 
@@ -17,6 +16,7 @@ import uvicorn
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.addresses import listen
 from tfs_lite.server.http_connection import Connection
+from tfs_lite.transport.server import connections_allowed
 
 MAX_CONNECTIONS = 10_000
 """Or half of the files that the process may open. Each connection has one request inside at most."""
@@ -34,7 +34,7 @@ class HttpServer:
     """``start`` -> ``stop``, both on the event loop. An application that is a ``WholeApp`` too is asked as such."""
 
     def __init__(self, app: Any, request_timeout: float = REQUEST_TIMEOUT, max_connections: int | None = None) -> None:
-        connections = max_connections or _connections_allowed()
+        connections = max_connections or connections_allowed(MAX_CONNECTIONS)
 
         class BoundedConnection(Connection):
             timeout = request_timeout
@@ -88,8 +88,3 @@ class HttpServer:
             if isinstance(connection, Connection):
                 connection.look(now)
         self._next_look = asyncio.get_running_loop().call_later(self._pause, self._look)
-
-
-def _connections_allowed() -> int:
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, files // 2)

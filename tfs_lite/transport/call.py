@@ -15,16 +15,23 @@ import time
 from typing import Any, Protocol
 
 from tfs_lite.transport.answers import OK_TRAILERS, OPENING, trailers, trailers_only
+from tfs_lite.transport.codes import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    OK,
+    RESOURCE_EXHAUSTED,
+    UNIMPLEMENTED,
+)
 from tfs_lite.transport.common import Common
 from tfs_lite.transport.connection import Connection
 from tfs_lite.transport.head import Opening
-from tfs_lite.transport.messages import PREFIX, PREFIX_SIZE, RESOURCE_EXHAUSTED, Assembler, MessageFault
+from tfs_lite.transport.messages import PREFIX, PREFIX_SIZE, Assembler, MessageFault
 from tfs_lite.transport.streams import Stream
 from tfs_lite.transport.table import CallContext, Method
 
 logger = logging.getLogger(__name__)
 
-OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 1, 4, 12, 13, 14
 SHUTTING_DOWN = "the server is shutting down; try another one"
 
 

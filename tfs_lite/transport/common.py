@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tfs_lite.transport.codes import RESOURCE_EXHAUSTED
 from tfs_lite.transport.complaints import Complaints
 from tfs_lite.transport.compression import inflate
 from tfs_lite.transport.deadlines import Deadlines
 from tfs_lite.transport.limits import Limits
-from tfs_lite.transport.messages import RESOURCE_EXHAUSTED, MessageFault
+from tfs_lite.transport.messages import MessageFault
 from tfs_lite.transport.numbers import Numbers
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import zlib
 
-from tfs_lite.transport.messages import INTERNAL, RESOURCE_EXHAUSTED, MessageFault
+from tfs_lite.transport.codes import INTERNAL, RESOURCE_EXHAUSTED
+from tfs_lite.transport.messages import MessageFault
 
 ENCODINGS = ("identity", "deflate", "gzip")
 """As in grpc-encoding and grpc-accept-encoding."""

@@ -11,16 +11,14 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from tfs_lite.transport.answers import plain, trailers_only
+from tfs_lite.transport.codes import INTERNAL, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNKNOWN
 from tfs_lite.transport.compression import ENCODINGS
 from tfs_lite.transport.fields import check_field, check_request, check_trailers
 from tfs_lite.transport.hpack_reader import Fields
-from tfs_lite.transport.messages import INTERNAL, RESOURCE_EXHAUSTED
 from tfs_lite.transport.table import Method
 
 __all__ = ["Heads", "Opening", "check_trailers", "parse_timeout"]
 
-UNKNOWN = 2
-UNIMPLEMENTED = 12
 
 MAX_REMEMBERED = 1024
 """Header lists; after that all are forgotten."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 
-INTERNAL = 13
-RESOURCE_EXHAUSTED = 8
+from tfs_lite.transport.codes import INTERNAL, RESOURCE_EXHAUSTED
 
 PREFIX = Struct(">BI")
 PREFIX_SIZE = 5

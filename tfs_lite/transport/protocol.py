@@ -14,13 +14,12 @@ from typing import Protocol, cast
 
 from tfs_lite.transport import frames
 from tfs_lite.transport.call import (
-    DEADLINE_EXCEEDED,
     SHUTTING_DOWN,
-    UNAVAILABLE,
     Call,
     OneRequestCall,
     UnaryCall,
 )
+from tfs_lite.transport.codes import DEADLINE_EXCEEDED, UNAVAILABLE
 from tfs_lite.transport.common import Common
 from tfs_lite.transport.connection import DRAIN_PING, Connection
 from tfs_lite.transport.errors import ErrorCode

@@ -11,7 +11,6 @@ import logging
 import resource
 import socket
 import ssl
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -64,7 +63,7 @@ class Server:
         self.heads = Heads(methods)
         self.common: Common
         self._limits = limits
-        self._max_connections = min(limits.max_connections, _files_allowed() // 2)
+        self._max_connections = connections_allowed(limits.max_connections)
         self._hooks = hooks
         self._tls = tls
         self._sockets: list[socket.socket] = []
@@ -255,10 +254,10 @@ class Server:
         return True
 
 
-def _files_allowed() -> int:
-    """Files that the process may open, sockets among them. Half of them are left for everything else."""
+def connections_allowed(most: int) -> int:
+    """``most``, or half of the files that the process may open; the other half is for everything else."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if files == resource.RLIM_INFINITY else files
+    return most if files == resource.RLIM_INFINITY else min(most, files // 2)
 
 
 def _peer_of(accepted: socket.socket) -> object:

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from tfs_lite.transport.call import SHUTTING_DOWN, UNAVAILABLE, Call, Home, OneRequestCall, make_room
+from tfs_lite.transport.call import SHUTTING_DOWN, Call, Home, OneRequestCall, make_room
+from tfs_lite.transport.codes import OK, UNAVAILABLE
 from tfs_lite.transport.head import Opening
 from tfs_lite.transport.messages import PREFIX, PREFIX_SIZE, Assembler, MessageFault
 from tfs_lite.transport.streams import Stream
@@ -85,7 +86,7 @@ class ServerStreamCall(OneRequestCall):
         if self.compressed:
             await self.inflate()
         await self._answers.send(handler(self.take(), context))
-        self.finish(0)
+        self.finish(OK)
 
 
 class StreamedCall(Call):
@@ -131,7 +132,7 @@ class StreamedCall(Call):
         else:
             await self._answers.send(handler(self._requests, context))
             self._check_whole()
-            self.finish(0)
+            self.finish(OK)
 
     def _check_whole(self) -> None:
         if self._requests.cut:

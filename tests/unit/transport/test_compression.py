@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfs_lite.transport.codes import INTERNAL, RESOURCE_EXHAUSTED
 from tfs_lite.transport.compression import ENCODINGS, deflate, inflate
-from tfs_lite.transport.messages import INTERNAL, RESOURCE_EXHAUSTED, MessageFault
+from tfs_lite.transport.messages import MessageFault
 
 MIB = 1024 * 1024
 

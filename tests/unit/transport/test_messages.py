@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.transport.messages import INTERNAL, RESOURCE_EXHAUSTED, SMALL_PIECE, Assembler, MessageFault
+from tfs_lite.transport.codes import INTERNAL, RESOURCE_EXHAUSTED
+from tfs_lite.transport.messages import SMALL_PIECE, Assembler, MessageFault
 
 MAX = 5000
 
