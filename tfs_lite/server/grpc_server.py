@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from types import MappingProxyType
 from typing import Any, cast
 
 import grpc
@@ -181,8 +182,7 @@ def _client_stream(
         entered = False
         try:
             entered = door.enter(path)
-            told = _call_context(context)
-            told.metadata = _metadata(context)
+            told = _call_context(context, _metadata(context))
             incoming = _Incoming(context, draining)
             async with aclosing(incoming.messages()) as words:
                 answer = await handler(words, told)
@@ -206,8 +206,7 @@ def _bidi(
         entered = False
         try:
             entered = door.enter(path)
-            told = _call_context(context)
-            told.metadata = _metadata(context)
+            told = _call_context(context, _metadata(context))
             incoming = _Incoming(context, draining)
             async with aclosing(incoming.messages()) as words:
                 answers = cast("AsyncGenerator[bytes, None]", handler(words, told))
@@ -255,9 +254,9 @@ class _Incoming:
             await asyncio.wait(tasks)
 
 
-def _call_context(context: Any) -> CallContext:
+def _call_context(context: Any, metadata: Mapping[str, str] = MappingProxyType({})) -> CallContext:
     remaining = context.time_remaining()
-    return CallContext(None if remaining is None else time.monotonic() + remaining)
+    return CallContext(None if remaining is None else time.monotonic() + remaining, metadata)
 
 
 def _tell_trailers(context: Any, told: CallContext) -> None:
