@@ -45,7 +45,6 @@ from sides import (
     Stable,
     close,
     figures_of,
-    frontend_sides,
     main_sides,
     median_of,
     ours,
@@ -236,7 +235,7 @@ def main() -> None:
     arguments = parse()
     peers = [] if arguments.no_peers or arguments.mixed else peer_sides(tuple(PEERS))
     all_sides = {
-        "mlp": [*main_sides(), *frontend_sides(), *policy_sides(), *peers],
+        "mlp": [*main_sides(), *policy_sides(), *peers],
         "convnet": [*convnet_sides(), *peers],
     }
     arguments.place.pin_this_process()

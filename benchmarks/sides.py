@@ -205,7 +205,6 @@ GRPC_LIMIT = Side("grpc.aio echo", "grpc-echo", GRPC_ECHO, launch_limit("grpc-ec
 HTTP_LIMIT = Side("ASGI echo", "asgi-echo", REST_ECHO, launch_limit("asgi-echo", REST_ECHO), echoes=True)
 THREAD, PROCESS = "ours, thread", "ours, process"
 WORKER = "--worker={}"
-FRONTENDS = "--grpc_frontends={}"
 POLICIES: dict[str, tuple[float, tuple[str, ...]]] = {
     "greedy": (0.0, ("--send_batches=greedy",)),
     "wait": (WAIT_MS, ()),
@@ -226,10 +225,6 @@ def main_sides() -> list[Side]:
         ours(PROCESS, *batched(), WORKER.format("process")),
         ours("ours, no batching"),
     ]
-
-
-def frontend_sides() -> list[Side]:
-    return [ours(f"ours, {count} front ends", *batched(), FRONTENDS.format(count)) for count in (0, 1, 2)]
 
 
 def policy_sides() -> list[Side]:

@@ -14,7 +14,6 @@ from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.source import Source, TargetBase, connect
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource, ServableToMonitor, SourceConfig
-from tfs_lite.sources.prefix_adapter import PrefixStoragePathSourceAdapter
 from tfs_lite.sources.static_source import StaticStoragePathSource
 from tfs_lite.testing.clock import VirtualClock
 from tfs_lite.testing.disk import MemoryDisk
@@ -55,19 +54,6 @@ def _static(tmp_path: Path) -> Bench:
     return Bench(StaticStoragePathSource("m", 3, "/models/m/3"), "/models/m/3")
 
 
-def _prefixed(tmp_path: Path) -> Bench:
-    adapter = PrefixStoragePathSourceAdapter("/models")
-
-    class Chain:
-        """The static source behind the adapter; the chain starts when its end is connected."""
-
-        def set_aspired_versions_callback(self, callback: Callable[[str, Sequence[ServableData[str]]], None]) -> None:
-            adapter.set_aspired_versions_callback(callback)
-            connect(StaticStoragePathSource("m", 3, "m/3"), adapter)
-
-    return Bench(Chain(), "/models/m/3", adapter.detach)
-
-
 def _in_memory(tmp_path: Path) -> Bench:
     clock = VirtualClock()
     disk = MemoryDisk(clock)
@@ -92,7 +78,7 @@ def _on_disk(tmp_path: Path) -> Bench:
     return Bench(source, path, close)
 
 
-@pytest.fixture(params=[_static, _prefixed, _in_memory, _on_disk], ids=["static", "prefixed", "in_memory", "on_disk"])
+@pytest.fixture(params=[_static, _in_memory, _on_disk], ids=["static", "in_memory", "on_disk"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     bench = request.param(tmp_path)
     yield bench

@@ -165,7 +165,6 @@ FLAGS: tuple[Flag, ...] = (
     _run("enable_per_model_batching_parameters", _BOOL, False, "batch by the batching_params.pbtxt of each version"),
     _run("send_batches", _STRING, "expect", "when a batch that could grow leaves", words="expect|greedy"),
     _run("worker", _STRING, "thread", "where models live: in the server, or each on its own", words="thread|process"),
-    _run("grpc_frontends", _INT, 0, "processes that speak gRPC; 0: the server itself", minimum=0, maximum=64),
     _run("sequence_drain_seconds", _FLOAT, 60.0, "a withdrawn version waits this long for its sequences", minimum=0),
     _run("openai_timeout_seconds", _FLOAT, 600.0, "the most for a request of OpenAI's API", minimum=0.001),
     _run("cache_config", _STRING, "", "response cache: local,size=BYTES; empty: none"),

@@ -11,7 +11,6 @@
     outbox                      answers back on the event loop, once per batch
     *_service, v2_grpc_*        tables of gRPC methods
     native_*, grpc_*            what such a table is put on: our own transport, or gRPC's library
-    frontend_*                  the same tables behind processes that speak gRPC for the server
     door, tls, unix_socket      who is let in, and how
     http_*, rest_*, cors        the HTTP routes: bodies, answers, TensorFlow Serving's REST API
     request_log*                sampled requests to files

@@ -17,8 +17,6 @@ from tfs_lite.server.background import BackgroundRunner
 from tfs_lite.server.body_metrics import BodyCollector
 from tfs_lite.server.core import ServerCore
 from tfs_lite.server.door_settings import DoorSettings
-from tfs_lite.server.frontend_metrics import FrontendCollector
-from tfs_lite.server.frontend_pool import FrontendPool
 from tfs_lite.server.grpc_choice import GrpcTransport, make_grpc_server
 from tfs_lite.server.health import ChangeSignal, Health
 from tfs_lite.server.health_service import HealthService
@@ -86,7 +84,7 @@ class Doors:
         self._rest = RestService(self._predictor, self._inferences, metrics, self._bodies, bounds, log)
         self._v2 = V2Doors(core, health, repository, self._predictor)
         core.registry.register(BodyCollector(lambda: self._rest.bodies.numbers))
-        self._grpc: GrpcTransport | FrontendPool | None = None
+        self._grpc: GrpcTransport | None = None
         self._http: HttpServer | None = None
         self.grpc_port: int | None = None
         self.rest_api_port: int | None = None
@@ -132,28 +130,15 @@ class Doors:
         self._pages.close()
         self._bodies.close()
 
-    def _transport(self, methods: list[Method]) -> GrpcTransport | FrontendPool:
-        options, tls, arguments = self._core.options, self._settings.tls, self._settings.grpc_arguments
-        max_calls = options.grpc_max_threads or None
-        if options.grpc_frontends:
-            pool = FrontendPool(
-                methods,
-                options.max_message_bytes,
-                arguments=arguments,
-                ssl_config_file=options.ssl_config_file,
-                max_concurrent_calls=max_calls,
-                processes=options.grpc_frontends,
-                server=options.grpc_server,
-            )
-            self._core.registry.register(FrontendCollector(pool))
-            return pool
+    def _transport(self, methods: list[Method]) -> GrpcTransport:
+        options, settings = self._core.options, self._settings
         server = make_grpc_server(
             options.grpc_server,
             methods,
             options.max_message_bytes,
-            arguments=arguments,
-            tls=tls,
-            max_concurrent_calls=max_calls,
+            arguments=settings.grpc_arguments,
+            tls=settings.tls,
+            max_concurrent_calls=options.grpc_max_threads or None,
         )
         if server.numbers is not None:
             self._core.registry.register(TransportCollector(server.numbers))

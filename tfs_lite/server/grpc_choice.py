@@ -66,7 +66,7 @@ def make_grpc_server(
 
 def settled(name: str, arguments: Arguments) -> tuple[tuple[str, int | str], ...]:
     """The arguments that the server takes. INVALID_ARGUMENT names one that it cannot use; those without effect are left
-    out and logged, once for a server with all its frontends."""
+    out and logged."""
     if name != NATIVE:
         return tuple(arguments)
     read_limits(arguments, max_message_bytes=0)

@@ -112,8 +112,6 @@ class ServerOptions:
     """The most for a request of OpenAI's API; it may ask for less."""
     cache_config: str = ""
     """The response cache, as ``local,size=BYTES``; empty: there is none."""
-    grpc_frontends: int = 0
-    """Processes that speak gRPC for the server; 0: it does so itself."""
 
     # answers
     enable_signature_method_name_check: bool = False
@@ -206,7 +204,6 @@ _MINIMA = {
     "drain_timeout_seconds": 0,
     "max_message_bytes": 1,
     "max_queued_requests": 1,
-    "grpc_frontends": 0,
     "sequence_drain_seconds": 0,
     "openai_timeout_seconds": 0.001,
 }

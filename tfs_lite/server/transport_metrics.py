@@ -1,8 +1,4 @@
-"""What the metrics page says about our own gRPC transport: connections, streams, calls and bytes.
-
-It counts what happens in this process. With frontends the transport is in them, and so are its numbers: none of these
-are on the page then.
-"""
+"""What the metrics page says about our own gRPC transport: connections, streams, calls and bytes."""
 
 from __future__ import annotations
 

@@ -27,5 +27,5 @@ def choose(name: str) -> None:
 
 
 def chosen() -> str:
-    """For tests that make a gRPC server or frontends by themselves."""
+    """For tests that make a gRPC server by themselves."""
     return ServerOptions().grpc_server

@@ -1,4 +1,4 @@
-"""Calls with many requests: what clients see on both gRPC servers, and through frontends of each."""
+"""Calls with many requests: what clients see on both gRPC servers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from typing import Any
 import grpc
 import pytest
 
-from tfs_lite.server.frontend_pool import FrontendPool
 from tfs_lite.server.grpc_choice import GRPC_SERVERS, make_grpc_server
-from tfs_lite.testing.frontend_house import LIMIT, Service, Talk, Words, call
+from tfs_lite.testing.echo_service import LIMIT, BidiCall, ClientStreamCall, EchoService, call
 from tfs_lite.testing.process import wait_until
 
-START: dict[str, Callable[..., Any]] = {
-    **{name: partial(make_grpc_server, name) for name in GRPC_SERVERS},
-    **{f"{name}-frontends": partial(FrontendPool, server=name, processes=1) for name in GRPC_SERVERS},
-}
+START: dict[str, Callable[..., Any]] = {name: partial(make_grpc_server, name) for name in GRPC_SERVERS}
 
 
 class Served:
@@ -32,8 +28,8 @@ class Served:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
         self.channel = grpc.insecure_channel(f"127.0.0.1:{port}", options)
 
-    async def _start(self, kind: str, settings: Any) -> tuple[Any, Service, int]:
-        service = Service()
+    async def _start(self, kind: str, settings: Any) -> tuple[Any, EchoService, int]:
+        service = EchoService()
         server = START[kind](service.methods(), LIMIT, **settings)
         return server, service, await server.start("127.0.0.1", 0, "")
 
@@ -79,7 +75,7 @@ def failure_of(future: Any) -> tuple[grpc.StatusCode, str]:
 
 
 def test_messages_go_both_ways_until_the_client_has_said_its_last_word(served: Served) -> None:
-    talk = Talk(served.channel, mine="yes", other="no")
+    talk = BidiCall(served.channel, mine="yes", other="no")
     for word in (b"a", b"b"):
         talk.say(word)
         assert next(talk.call) == word + b"!"
@@ -94,13 +90,13 @@ def test_messages_go_both_ways_until_the_client_has_said_its_last_word(served: S
 def test_many_messages_of_any_size_arrive_in_their_order(served: Served) -> None:
     words = [os.urandom(size) for size in (0, 1, 65_536, 65_537, 3_000_000, 5_000_000)] * 3
     words += [b"%d" % number for number in range(500)]
-    talk = Talk(served.channel)
+    talk = BidiCall(served.channel)
     talk.say(*words, None)
     assert list(talk.call) == [*(word + b"!" for word in words), b"bye"]
 
 
 def test_a_failure_ends_a_call_with_messages_both_ways(served: Served) -> None:
-    talk = Talk(served.channel)
+    talk = BidiCall(served.channel)
     talk.say(b"a", b"fail", b"b")
     assert next(talk.call) == b"a!"
     assert end_of(talk.call) == (grpc.StatusCode.INVALID_ARGUMENT, "no more")
@@ -109,7 +105,7 @@ def test_a_failure_ends_a_call_with_messages_both_ways(served: Served) -> None:
 
 def test_the_handler_of_a_call_with_messages_both_ways_ends_with_it(served: Served) -> None:
     """It may see a last word before: gRPC says one for a client that is gone."""
-    talk = Talk(served.channel)
+    talk = BidiCall(served.channel)
     talk.say(b"a")
     assert next(talk.call) == b"a!"
     talk.call.cancel()
@@ -119,7 +115,7 @@ def test_the_handler_of_a_call_with_messages_both_ways_ends_with_it(served: Serv
 
 
 def test_an_idle_call_with_messages_both_ways_does_not_hold_up_a_shutdown(served: Served) -> None:
-    talk = Talk(served.channel)
+    talk = BidiCall(served.channel)
     talk.say(b"a")
     assert next(talk.call) == b"a!"
     served.stop(3600.0)
@@ -130,13 +126,13 @@ def test_an_idle_call_with_messages_both_ways_does_not_hold_up_a_shutdown(served
 
 def test_a_call_with_messages_both_ways_has_a_place_until_it_ends(kind: str, loop_thread: Any) -> None:
     with serving(kind, loop_thread, max_concurrent_calls=1) as served:
-        talk = Talk(served.channel)
+        talk = BidiCall(served.channel)
         talk.say(b"a")
         assert next(talk.call) == b"a!"
-        assert end_of(Talk(served.channel).call)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert end_of(BidiCall(served.channel).call)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
         talk.say(None)
         assert list(talk.call) == [b"bye"]
-        words = Words(served.channel)
+        words = ClientStreamCall(served.channel)
         words.say(b"a", None)
         assert words.future.result(timeout=30) == b"a"
 
@@ -146,7 +142,7 @@ def test_a_call_with_messages_both_ways_has_a_place_until_it_ends(kind: str, loo
 
 def test_one_answer_comes_to_many_requests_with_its_trailers(served: Served) -> None:
     words = [os.urandom(size) for size in (0, 10, 100_000, 4_500_000)] + [b"%d" % number for number in range(200)]
-    joined = Words(served.channel, mine="yes")
+    joined = ClientStreamCall(served.channel, mine="yes")
     joined.say(*words, None)
     assert joined.future.result(timeout=30) == b"".join(words)
     assert ("words", "204") in joined.future.trailing_metadata()
@@ -156,7 +152,7 @@ def test_one_answer_comes_to_many_requests_with_its_trailers(served: Served) -> 
 
 
 def test_an_answer_may_come_before_the_last_request(served: Served) -> None:
-    joined = Words(served.channel)
+    joined = ClientStreamCall(served.channel)
     joined.say(b"a", b"enough", b"b")
     assert joined.future.result(timeout=30) == b"aenough"
     assert call(served.channel, "echo") == b"x"
@@ -164,20 +160,20 @@ def test_an_answer_may_come_before_the_last_request(served: Served) -> None:
 
 
 def test_a_call_without_any_request_is_answered(served: Served) -> None:
-    joined = Words(served.channel)
+    joined = ClientStreamCall(served.channel)
     joined.say(None)
     assert joined.future.result(timeout=30) == b""
 
 
 def test_a_failure_ends_a_call_with_many_requests(served: Served) -> None:
-    joined = Words(served.channel)
+    joined = ClientStreamCall(served.channel)
     joined.say(b"a", b"fail")
     assert failure_of(joined.future) == (grpc.StatusCode.INVALID_ARGUMENT, "no more")
     joined.say(None)
 
 
 def test_a_message_over_the_limit_ends_a_call_with_many_requests(served: Served) -> None:
-    joined = Words(served.channel)
+    joined = ClientStreamCall(served.channel)
     joined.say(b"a", bytes(LIMIT + 1))
     assert failure_of(joined.future)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert call(served.channel, "echo") == b"x"
@@ -186,7 +182,7 @@ def test_a_message_over_the_limit_ends_a_call_with_many_requests(served: Served)
 
 def test_the_handler_of_a_call_with_many_requests_ends_with_it(served: Served) -> None:
     """It may see a last word before: gRPC says one for a client that is gone."""
-    joined = Words(served.channel)
+    joined = ClientStreamCall(served.channel)
     joined.say(b"a")
     assert served.service.entered.acquire(timeout=20)
     joined.future.cancel()
@@ -195,7 +191,7 @@ def test_the_handler_of_a_call_with_many_requests_ends_with_it(served: Served) -
 
 
 def test_a_shutdown_ends_the_requests_and_half_of_them_get_no_answer(served: Served) -> None:
-    joined = Words(served.channel)
+    joined = ClientStreamCall(served.channel)
     joined.say(b"half")
     assert served.service.entered.acquire(timeout=20)
     served.stop(3600.0)

@@ -24,7 +24,6 @@ from tfs_lite.server.grpc_choice import GRPCIO, NATIVE
 from tfs_lite.server.native_server import NativeGrpcServer
 from tfs_lite.server.server import Server
 from tfs_lite.server.unix_socket import UnixListener
-from tfs_lite.testing.frontend_house import serving as frontends
 from tfs_lite.testing.in_process import serving
 from tfs_lite.transport.table import CallContext, unary
 
@@ -145,9 +144,7 @@ def test_calls_and_connections_are_counted(loop_thread: Any) -> None:
 Publish = Callable[[str, int], Path]
 
 
-@pytest.mark.parametrize(
-    ("fields", "shown"), [({}, True), ({"grpc_server": GRPCIO}, False), ({"grpc_frontends": 1}, False)]
-)
+@pytest.mark.parametrize(("fields", "shown"), [({}, True), ({"grpc_server": GRPCIO}, False)])
 def test_the_page_has_the_numbers_of_this_process(
     tmp_path: Path, publish: Publish, fields: dict[str, Any], shown: bool
 ) -> None:
@@ -166,7 +163,7 @@ def test_the_page_has_the_numbers_of_this_process(
 
 def test_arguments_without_effect_are_logged_once_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     arguments = "grpc.primary_user_agent=me,grpc.max_concurrent_streams=10,grpc.http2.bdp_probe=0"
-    options = {"model_base_path": str(tmp_path), "grpc_channel_arguments": arguments, "grpc_frontends": 1}
+    options = {"model_base_path": str(tmp_path), "grpc_channel_arguments": arguments}
     with serving(tmp_path, ready=False, grpc_server=NATIVE, **options):
         pass
     (record,) = (record for record in caplog.records if "without effect" in record.getMessage())
@@ -191,16 +188,6 @@ def test_an_argument_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
 # What it needs.
 
 
-def test_neither_server_nor_frontends_import_the_library() -> None:
-    modules = ", ".join(f"tfs_lite.server.{name}" for name in ("native_server", "frontend_process", "tls"))
-    program = f"import sys, {modules}; sys.exit('grpc' in sys.modules)"
+def test_the_native_server_does_not_import_the_library() -> None:
+    program = "import sys, tfs_lite.server.native_server, tfs_lite.server.tls; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_a_running_frontend_has_not_loaded_the_library(loop_thread: Any) -> None:
-    with frontends(loop_thread, server=NATIVE) as served:
-        for pid in served.pool.process_ids:
-            assert "cygrpc" not in Path(f"/proc/{pid}/maps").read_text()
-    with frontends(loop_thread, server=GRPCIO) as served:
-        for pid in served.pool.process_ids:
-            assert "cygrpc" in Path(f"/proc/{pid}/maps").read_text()

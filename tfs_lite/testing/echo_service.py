@@ -1,29 +1,26 @@
-"""A pool of real gRPC frontends in front of handlers that misbehave on demand, and clients of it."""
+"""A table of gRPC methods of every kind whose handlers misbehave on demand, and clients of it.
+
+Both gRPC servers are tested with it: what a client sees of a call must not depend on which of them runs it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import AsyncIterator
 
 import grpc
-import psutil
 
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.server.door import HEALTH
-from tfs_lite.server.frontend_pool import FrontendPool
 from tfs_lite.server.reflection_service import ReflectionService
-from tfs_lite.testing.grpc_choice import chosen
 from tfs_lite.transport.table import CallContext, Method, bidi_stream, client_stream, server_stream, unary
 
 LIMIT = 8_000_000
-PROCESSES = 2
 
 
-class Service:
+class EchoService:
     """The table; ``ran`` counts what ``echo`` was asked, ``heard_all`` the last words that came."""
 
     def __init__(self) -> None:
@@ -113,7 +110,7 @@ class Service:
         return b"".join(said)
 
 
-class Talk:
+class BidiCall:
     """A call with messages both ways: ``say`` words, None is the last one; read answers from ``call``."""
 
     def __init__(self, channel: grpc.Channel, method: str = "talk", **metadata: str) -> None:
@@ -126,7 +123,7 @@ class Talk:
             self._words.put(word)
 
 
-class Words:
+class ClientStreamCall:
     """A call with many messages and one answer: ``say`` words, None is the last one; the answer is in ``future``."""
 
     def __init__(self, channel: grpc.Channel, method: str = "join", **metadata: str) -> None:
@@ -139,76 +136,6 @@ class Words:
             self._words.put(word)
 
 
-class Served:
-    """A pool that runs on a loop of its own, and clients of it."""
-
-    def __init__(self, loop_thread: Any, service: Service, pool: FrontendPool, port: int | None) -> None:
-        self.loop, self.service, self.pool, self.port = loop_thread, service, pool, port
-        self._channels = ExitStack()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def channel(self, address: str = "") -> grpc.Channel:
-        """A connection of its own."""
-        options = [
-            ("grpc.max_send_message_length", -1),
-            ("grpc.max_receive_message_length", -1),
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-        ]
-        return self._channels.enter_context(grpc.insecure_channel(address or self.address, options=options))
-
-    def channel_to_each(self) -> list[grpc.Channel]:
-        """Channels until every frontend has at least one."""
-        channels = []
-        while not all(connections(pid, self.port) for pid in self.pool.process_ids):
-            channels.append(self.channel())
-            assert call(channels[-1], "echo") == b"x"
-            assert len(channels) < 100
-        return channels
-
-    def open_gate(self) -> None:
-        self.loop.loop.call_soon_threadsafe(self.service.gate.set)
-
-    def stop(self, grace: float = 0.0) -> None:
-        self.loop.run(self.pool.stop(grace))
-
-    def close(self) -> None:
-        self._channels.close()
-
-
-@contextmanager
-def serving(loop_thread: Any, socket_path: str = "", port: int | None = 0, **settings: Any) -> Iterator[Served]:
-    """``loop_thread`` runs coroutines on a loop of its own: ``run(coroutine, timeout)`` and ``loop``. Whatever happens,
-    no frontend outlives the block. ``settings`` are those of the pool."""
-
-    async def start() -> Served:
-        service = Service()
-        pool = FrontendPool(service.methods(), LIMIT, **{"processes": PROCESSES, "server": chosen(), **settings})
-        return Served(loop_thread, service, pool, await pool.start("127.0.0.1", port, socket_path))
-
-    served = loop_thread.run(start(), timeout=100)
-    pids = served.pool.process_ids
-    try:
-        yield served
-    finally:
-        served.stop()
-        served.close()
-    assert not any(psutil.pid_exists(pid) for pid in (*pids, *served.pool.process_ids))
-    assert served.pool.frontends == served.pool.calls_inside == 0
-
-
 def call(channel: grpc.Channel, method: str, data: bytes = b"x", timeout: float | None = 30.0) -> bytes:
     answer: bytes = channel.unary_unary(f"/test.Service/{method}")(data, timeout=timeout)
     return answer
-
-
-def connections(pid: int, port: int | None) -> int:
-    """How many clients a frontend has."""
-    try:
-        found = psutil.Process(pid).net_connections("tcp")
-    except psutil.NoSuchProcess:
-        return 0
-    return sum(one.status == psutil.CONN_ESTABLISHED and one.laddr.port == port for one in found)
