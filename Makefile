@@ -34,7 +34,7 @@ $(TFVENV)/.installed: tests/conformance/requirements.txt
 
 # A small real model (handwritten digits), then a server on it. Ports: gRPC 8500, HTTP 8501.
 serve: $(VENV)/.installed
-	$(BIN)/python -m tfs_lite.cli.demo_model $(MODELS)
+	$(BIN)/python -m tfs_lite.cli.demo.model $(MODELS)
 	exec $(BIN)/tfs-lite serve --model_repository=$(MODELS) $(ARGS)
 
 demo: $(VENV)/.installed

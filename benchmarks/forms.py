@@ -43,7 +43,7 @@ class Codec:
 
 def predict_request(name: str, rows: Rows) -> bytes:
     from tfs_lite.protocols.messages import PredictRequest
-    from tfs_lite.protocols.tensor_proto import encode
+    from tfs_lite.protocols.tensorflow.tensor_proto import encode
 
     message = PredictRequest(model_spec={"name": name})
     message.inputs["x"].CopyFrom(encode(rows, as_content=True))

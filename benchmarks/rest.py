@@ -28,11 +28,11 @@ import orjson
 import psutil
 
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
-from tfs_lite.protocols import json_text
+from tfs_lite.protocols.json import text as json_text
 from tfs_lite.protocols.messages import PredictRequest
-from tfs_lite.protocols.rest_predict import predict_tree, read_predict_body, tensors_of
-from tfs_lite.protocols.tensor_proto import encode
-from tfs_lite.testing.process import ServerProcess
+from tfs_lite.protocols.rest.predict import predict_tree, read_predict_body, tensors_of
+from tfs_lite.protocols.tensorflow.tensor_proto import encode
+from tfs_lite.testing.servers.process import ServerProcess
 
 SIZES = (1, 1_000, 150_528)
 PREDICT = "/tensorflow.serving.PredictionService/Predict"

@@ -46,7 +46,7 @@ from replay import ReplayConnection
 from servers import HERE, Absent, Place, Running, launch_command, launch_serve
 from slow_readers import SlowReader
 
-from tfs_lite.testing.process import free_ports, wait_until
+from tfs_lite.testing.servers.process import free_ports, wait_until
 
 VERSION, WIDTH = 3, 3
 SPARE_FILES = 20
@@ -115,7 +115,7 @@ class LargeConnection(GrpcConnection):
 
 def request(name: str, rows: Rows) -> bytes:
     from tfs_lite.protocols.messages import PredictRequest
-    from tfs_lite.protocols.tensor_proto import encode
+    from tfs_lite.protocols.tensorflow.tensor_proto import encode
 
     message = PredictRequest(model_spec={"name": name}, output_filter=["y"])
     message.inputs["x"].CopyFrom(encode(rows, as_content=True))
@@ -148,7 +148,7 @@ def ask(connection: Connection) -> tuple[int, bytes | None, float]:
 @contextmanager
 def product(arguments: argparse.Namespace) -> Iterator[Target]:
     """Ours, with the models ``big`` and ``small``: y = x + 3."""
-    from tfs_lite.testing.models import TaggedArchives
+    from tfs_lite.testing.servers.models import TaggedArchives
 
     root = BENCH / "scale"
     if not (root / "small" / str(VERSION)).exists():

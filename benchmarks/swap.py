@@ -32,8 +32,8 @@ import grpc
 import numpy as np
 
 from tfs_lite.protocols.messages import PredictRequest, PredictResponse
-from tfs_lite.protocols.tensor_proto import encode
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.protocols.tensorflow.tensor_proto import encode
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 WARM_UP_SECONDS = 1.0

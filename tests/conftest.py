@@ -15,9 +15,9 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from tfs_lite.testing.models import TaggedArchives
-    from tfs_lite.testing.probe import Probe
-    from tfs_lite.testing.process import ServerProcess
+    from tfs_lite.testing.servers.models import TaggedArchives
+    from tfs_lite.testing.servers.probe import Probe
+    from tfs_lite.testing.servers.process import ServerProcess
 
 QUIET_SECONDS = 0.5
 LONGEST_ID = 60
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if name := config.getoption("--grpc-server"):
-        from tfs_lite.testing.grpc_choice import choose
+        from tfs_lite.testing.grpc.grpc_choice import choose
 
         choose(name)
 
@@ -72,7 +72,7 @@ class Repository:
     def publish_code(self, model: str, version: int, source: str) -> Path:
         """Publishes a python model, whole."""
         from tfs_lite.core.publish import publish
-        from tfs_lite.testing.models import write_python_version
+        from tfs_lite.testing.servers.models import write_python_version
 
         directory = write_python_version(self._scratch / model, version, source)
         return Path(publish(str(directory), str(self.base(model)), version).path)
@@ -80,15 +80,15 @@ class Repository:
 
 @pytest.fixture(scope="session")
 def archives() -> TaggedArchives:
-    from tfs_lite.testing.models import TaggedArchives
+    from tfs_lite.testing.servers.models import TaggedArchives
 
     return TaggedArchives()
 
 
 @pytest.fixture(scope="session")
 def repository(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
-    from tfs_lite.testing.probe import Probe
-    from tfs_lite.testing.process import ServerProcess
+    from tfs_lite.testing.servers.probe import Probe
+    from tfs_lite.testing.servers.process import ServerProcess
 
     found = Repository(tmp_path_factory.mktemp("repository"), archives)
     found.publish("steady", 1)

@@ -21,7 +21,7 @@ from typing import cast
 
 from hpack import Decoder, Encoder
 
-from tfs_lite.transport import frames
+from tfs_lite.transport.http2 import framing as frames
 
 RESET = 1000
 """Added to the HTTP/2 error code of a call that the server has reset."""

@@ -15,9 +15,9 @@ import numpy as np
 from soak_client import CANCEL, GONE, RESET, Call, Connection, connect
 
 from tfs_lite.protocols import messages
-from tfs_lite.protocols import v2_messages as v2
-from tfs_lite.protocols.tensor_proto import decode, encode
-from tfs_lite.testing.models import WIDTH
+from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
+from tfs_lite.protocols.v2 import messages as v2
+from tfs_lite.testing.servers.models import WIDTH
 
 VERSION = 3
 PREDICT = "/tensorflow.serving.PredictionService/Predict"

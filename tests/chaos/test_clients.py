@@ -14,9 +14,9 @@ import pytest
 
 from tfs_lite.client import Client
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.models import gated_source
-from tfs_lite.testing.probe import ROW, expect_true
-from tfs_lite.testing.process import wait_until
+from tfs_lite.testing.servers.models import gated_source
+from tfs_lite.testing.servers.probe import ROW, expect_true
+from tfs_lite.testing.servers.process import wait_until
 
 CONNECTIONS = 200
 SPARE_DESCRIPTORS = 20

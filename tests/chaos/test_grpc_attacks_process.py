@@ -16,10 +16,10 @@ import pytest
 
 from tfs_lite.client import Client
 from tfs_lite.protocols.descriptors import message_class
-from tfs_lite.testing import http2_peer as h2
-from tfs_lite.testing.http2_hostile import Enemy
-from tfs_lite.testing.process import ServerProcess, wait_until
-from tfs_lite.transport.errors import ErrorCode
+from tfs_lite.testing.grpc import http2_peer as h2
+from tfs_lite.testing.grpc.http2_attacks import Enemy
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
 
 ROW = np.array([[1.0, 2.0, 3.0]], np.float32)

@@ -8,11 +8,11 @@ from itertools import islice, repeat
 
 import pytest
 
-from tfs_lite.testing import http2_peer as h2
-from tfs_lite.testing.http2_hostile import Enemy, Siege
-from tfs_lite.testing.process import wait_until
-from tfs_lite.testing.transport_house import COUNT, ECHO, FLOW, LOOPS, PATIENCE, WAIT
-from tfs_lite.transport.errors import ErrorCode
+from tfs_lite.testing.grpc import http2_peer as h2
+from tfs_lite.testing.grpc.http2_attacks import Enemy, Siege
+from tfs_lite.testing.grpc.transport_fixture import COUNT, ECHO, FLOW, LOOPS, PATIENCE, WAIT
+from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import KIB, MIB, Limits
 
 WIDEST = 2**31 - 1

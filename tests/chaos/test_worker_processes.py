@@ -25,12 +25,11 @@ from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe, label_of
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.platforms import SETTINGS, WIDTH, write_python
-from tfs_lite.testing.process import wait_until
-from tfs_lite.workers.backoff import Backoff
+from tfs_lite.testing.servers.platforms import SETTINGS, WIDTH, write_python
+from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.workers.connection import RemoteModel
 from tfs_lite.workers.process import ProcessModel
-from tfs_lite.workers.supervisor import Supervisor
+from tfs_lite.workers.supervisor import Backoff, Supervisor
 
 ROWS = np.ones((2, WIDTH), np.float32)
 NEVER = threading.Event()

@@ -35,7 +35,7 @@ with warnings.catch_warnings():
 import grpc  # noqa: E402
 from google.protobuf import text_format  # noqa: E402
 
-from tfs_lite.testing.process import ServerProcess, set_default_flags  # noqa: E402
+from tfs_lite.testing.servers.process import ServerProcess, set_default_flags  # noqa: E402
 
 pytest_plugins = ("tests.conformance.triton_fixtures", "tests.conformance.language_fixtures")
 

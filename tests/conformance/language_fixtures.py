@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 REPO = Path(__file__).resolve().parents[2]
 SERVER = Path(os.environ.get("TFS_LITE_BIN", REPO / ".venv/bin/tfs-lite"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tfs_lite.testing.process import wait_until
+from tfs_lite.testing.servers.process import wait_until
 
 EXTENSIONS = {
     *("classification", "sequence", "model_repository", "model_repository(unload_dependents)", "schedule_policy"),

@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from tests.conformance.transport_tools import LIMIT, Certificates, Node, NoNode, descriptor_set, infer_gate
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 PATIENCE = 60.0
 

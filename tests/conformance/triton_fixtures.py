@@ -23,7 +23,7 @@ import tritonclient.http
 from google.protobuf.json_format import MessageToDict
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 REPO = Path(__file__).resolve().parents[2]
 SERVER = Path(os.environ.get("TFS_LITE_BIN", REPO / ".venv/bin/tfs-lite"))

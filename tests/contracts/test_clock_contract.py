@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tfs_lite.core.clock import Clock, SystemClock
-from tfs_lite.testing.clock import VirtualClock
+from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 STEP = 0.01
 

@@ -11,8 +11,8 @@ from typing import Protocol
 import pytest
 
 from tfs_lite.sources.disk import Disk, Entry, RealDisk
-from tfs_lite.testing.clock import VirtualClock
-from tfs_lite.testing.disk import MemoryDisk
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.lifecycle.disk import MemoryDisk
 
 
 class Bench(Protocol):

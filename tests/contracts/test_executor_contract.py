@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tfs_lite.core.executor import Executor, PoolExecutor, Task
-from tfs_lite.testing.executor import ManualExecutor
+from tfs_lite.testing.lifecycle.executor import ManualExecutor
 
 MAKERS: dict[str, Callable[[int], Executor]] = {
     "pool": lambda threads: PoolExecutor("contract", threads),

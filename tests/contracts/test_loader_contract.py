@@ -10,7 +10,7 @@ from tfs_lite.core.loader import Loader, SimpleLoader
 from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.loader import FakeLoader
+from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 ID = ServableId("m", 1)
 

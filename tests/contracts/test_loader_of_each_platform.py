@@ -17,8 +17,8 @@ from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.platforms import SETTINGS, WIDTH, WRITERS, write_exported, write_python, write_script
-from tfs_lite.testing.servables import run_alone
+from tfs_lite.testing.lifecycle.servables import run_alone
+from tfs_lite.testing.servers.platforms import SETTINGS, WIDTH, WRITERS, write_exported, write_python, write_script
 
 ID = ServableId("m", 1)
 PATIENCE = 60

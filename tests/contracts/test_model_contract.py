@@ -12,7 +12,7 @@ from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, check_inputs
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.platforms import MAX_ROWS, SETTINGS, WIDTH, WRITERS
+from tfs_lite.testing.servers.platforms import MAX_ROWS, SETTINGS, WIDTH, WRITERS
 
 
 @pytest.fixture(scope="module", params=WRITERS)

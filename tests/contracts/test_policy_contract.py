@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tfs_lite.core.servable import ServableId
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import POLICIES, Action, ActionKind
-from tfs_lite.testing.strategies import snapshots
+from tfs_lite.testing.lifecycle.strategies import snapshots
 
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 

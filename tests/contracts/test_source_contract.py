@@ -15,8 +15,8 @@ from tfs_lite.core.source import Source, TargetBase, connect
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource, ServableToMonitor, SourceConfig
 from tfs_lite.sources.static_source import StaticStoragePathSource
-from tfs_lite.testing.clock import VirtualClock
-from tfs_lite.testing.disk import MemoryDisk
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.lifecycle.disk import MemoryDisk
 
 BOUND = 30.0
 

@@ -34,21 +34,21 @@ from tfs_lite.core.signature import (
     TensorSpec,
 )
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
+from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.serving import ModelRef, VersionState, VersionStatus
-from tfs_lite.server.background import BackgroundRunner
-from tfs_lite.server.health import ChangeSignal, Health
-from tfs_lite.server.health_service import HealthService
+from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionState, VersionStatus
+from tfs_lite.server.grpc.health_service import HealthService
 from tfs_lite.server.http_app import HttpApp
-from tfs_lite.server.inference import Inferences
-from tfs_lite.server.model_report import ModelReport
-from tfs_lite.server.model_service import ModelService
-from tfs_lite.server.plan import check_models
-from tfs_lite.server.prediction_service import PredictionService
-from tfs_lite.server.predictor import Predictor
-from tfs_lite.server.request_metrics import RequestMetrics
-from tfs_lite.server.rest_models import ModelPages
-from tfs_lite.server.rest_service import RestService, RestSettings
+from tfs_lite.server.inference.classify_regress import Inferences
+from tfs_lite.server.inference.predictor import Predictor
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.runtime.health import ChangeSignal, Health
+from tfs_lite.server.tensorflow.model_service import ModelService
+from tfs_lite.server.tensorflow.prediction_service import PredictionService
+from tfs_lite.server.tensorflow.rest_models import ModelPages
+from tfs_lite.server.tensorflow.rest_service import RestService, RestSettings
+from tfs_lite.serving.config_checks import check_models
+from tfs_lite.serving.model_states import ModelReport
 from tfs_lite.transport.table import CallContext
 
 T = TypeVar("T")

@@ -27,22 +27,22 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.server.background import BackgroundRunner
-from tfs_lite.server.heap import HeapTrimmer
-from tfs_lite.server.http_body import BodyReader
-from tfs_lite.server.inference import Inferences
-from tfs_lite.server.openai_app import OpenAiApp
-from tfs_lite.server.predict_streamed import PredictStreamedService
-from tfs_lite.server.prediction_service import PredictionService
-from tfs_lite.server.rest_calls import Calls
-from tfs_lite.server.v2_http_app import V2HttpApp
-from tfs_lite.server.v2_http_events import EventRoom
-from tfs_lite.server.v2_memory import SharedRegions
-from tfs_lite.testing.byte_codec import END, VOCABULARY, ByteCodec
-from tfs_lite.testing.hash_model import HashModel
-from tfs_lite.testing.process import wait_until
-from tfs_lite.testing.v2_house import V2House
-from tfs_lite.testing.v2_http_house import HouseControl
+from tfs_lite.server.http.bodies import BodyReader
+from tfs_lite.server.http.calls import Calls
+from tfs_lite.server.http.heap_trimmer import HeapTrimmer
+from tfs_lite.server.inference.classify_regress import Inferences
+from tfs_lite.server.openai.app import OpenAiApp
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.tensorflow.generation_service import PredictStreamedService
+from tfs_lite.server.tensorflow.prediction_service import PredictionService
+from tfs_lite.server.v2.http_app import V2HttpApp
+from tfs_lite.server.v2.http_events import EventRoom
+from tfs_lite.server.v2.shared_memory import SharedRegions
+from tfs_lite.testing.language.byte_codec import END, VOCABULARY, ByteCodec
+from tfs_lite.testing.language.hash_model import HashModel
+from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.testing.servers.v2_fixture import V2House
+from tfs_lite.testing.servers.v2_http_fixture import HouseControl
 from tfs_lite.transport.table import CallContext
 
 T = TypeVar("T")

@@ -31,25 +31,25 @@ from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.v2_tensors import name_of
-from tfs_lite.server.background import BackgroundRunner
-from tfs_lite.server.catalogue import Catalogue
-from tfs_lite.server.core import ServerCore
-from tfs_lite.server.heap import HeapTrimmer
-from tfs_lite.server.http_body import BodyReader
-from tfs_lite.server.model_configs import ConfigOverride, ModelConfigs
-from tfs_lite.server.options import ServerOptions
-from tfs_lite.server.repository_control import LoadedModel, RepositoryControl
-from tfs_lite.server.repository_plan import FoundVersion
-from tfs_lite.server.rest_calls import Calls
-from tfs_lite.server.v2_control import RegionStatus, RepositoryValue
-from tfs_lite.server.v2_grpc_service import V2GrpcService
-from tfs_lite.server.v2_http_app import V2HttpApp
-from tfs_lite.server.v2_http_events import EventRoom
-from tfs_lite.server.v2_memory import FOLDER, SharedRegions
-from tfs_lite.server.v2_settings import LOG_DEFAULTS
-from tfs_lite.testing.v2_house import V2House
-from tfs_lite.testing.v2_http_house import HouseControl
+from tfs_lite.protocols.v2.tensors import name_of
+from tfs_lite.server.http.bodies import BodyReader
+from tfs_lite.server.http.calls import Calls
+from tfs_lite.server.http.heap_trimmer import HeapTrimmer
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.v2.control import RegionStatus, RepositoryValue
+from tfs_lite.server.v2.grpc_service import V2GrpcService
+from tfs_lite.server.v2.http_app import V2HttpApp
+from tfs_lite.server.v2.http_events import EventRoom
+from tfs_lite.server.v2.shared_memory import FOLDER, SharedRegions
+from tfs_lite.serving.config_sources import Catalogue
+from tfs_lite.serving.model_configs import ConfigOverride, ModelConfigs
+from tfs_lite.serving.options import ServerOptions
+from tfs_lite.serving.repository.control import LoadedModel, RepositoryControl
+from tfs_lite.serving.repository.plan import FoundVersion
+from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.statistics.trace_settings import LOG_DEFAULTS
+from tfs_lite.testing.servers.v2_fixture import V2House
+from tfs_lite.testing.servers.v2_http_fixture import HouseControl
 from tfs_lite.transport.table import CallContext
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tfs_lite.testing.http2_peer import (
+from tfs_lite.testing.grpc.http2_peer import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -25,7 +25,7 @@ from tfs_lite.testing.http2_peer import (
     SETTINGS,
     WINDOW_UPDATE,
 )
-from tfs_lite.transport.errors import ErrorCode
+from tfs_lite.transport.http2.errors import ErrorCode
 
 if TYPE_CHECKING:
     from http2_cases import Act

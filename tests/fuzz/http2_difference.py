@@ -38,9 +38,9 @@ from hpack import NeverIndexedHeaderTuple
 from http2_allowed import Difference, reason_for
 from http2_cases import Act, Case, load, make, save
 
-from tfs_lite.testing import http2_peer as wire
-from tfs_lite.testing.http2_peer import Desk, Peer
-from tfs_lite.transport.errors import ErrorCode
+from tfs_lite.testing.grpc import http2_peer as wire
+from tfs_lite.testing.grpc.http2_peer import Desk, Peer
+from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import FLOODS, Limits
 
 FOUND = Path(__file__).parent / "found"

@@ -20,8 +20,8 @@ from targets_v2 import CONTROL_METHODS, framed, frames
 from words import FLOATS, NAMES, NUMBERS, TEXTS, WORDS
 
 from tfs_lite.protocols import messages
-from tfs_lite.protocols import v2_messages as v2
 from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.v2 import messages as v2
 
 Mutator = Callable[[bytes, random.Random], bytes]
 

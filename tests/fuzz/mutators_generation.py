@@ -13,7 +13,7 @@ from words import FLOATS, NUMBERS
 
 from tfs_lite.adapters.language.budget import HEAD_SIZES, HEADS, KV_HEADS, LAYERS, LENGTH, WIDTH
 from tfs_lite.protocols.generation_tensors import generation_signature
-from tfs_lite.protocols.openai_fields import NEUTRAL, REFUSED, Chat, Completion
+from tfs_lite.protocols.openai.fields import NEUTRAL, REFUSED, Chat, Completion
 
 VALUES: Sequence[Any] = (
     *(

@@ -13,7 +13,7 @@ import ormsgpack
 from house import Reply
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.server.grpc_status import truncate
+from tfs_lite.server.grpc.status import truncate
 
 BLAMES_THE_REQUEST = frozenset(
     {StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND, StatusCode.FAILED_PRECONDITION, StatusCode.UNIMPLEMENTED}

@@ -12,11 +12,11 @@ from house_v2 import house_v2
 from promises import BLAMES_THE_REQUEST, Violation, check_details, require
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols import v2_messages as v2
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.v2_generate import ONE_ANSWER
-from tfs_lite.protocols.v2_tensors import decode_raw
-from tfs_lite.server.grpc_status import INTERNAL
+from tfs_lite.protocols.v2 import messages as v2
+from tfs_lite.protocols.v2.generate import ONE_ANSWER
+from tfs_lite.protocols.v2.tensors import decode_raw
+from tfs_lite.server.grpc.status import INTERNAL
 
 MAX_WORDS = 4096
 """Bytes of an error, beside what it repeats of the request."""

@@ -12,9 +12,9 @@ from seeds_messages import wire
 from targets_generation import packed
 
 from tfs_lite.protocols.messages import PredictRequest
-from tfs_lite.protocols.serving import ModelRef, model_spec
-from tfs_lite.protocols.tensor_proto import encode
-from tfs_lite.testing.tiny_version import BYTES_OF_TEXT, CONFIG, SHAPES, TEMPLATE
+from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
+from tfs_lite.protocols.tensorflow.tensor_proto import encode
+from tfs_lite.testing.language.tiny_version import BYTES_OF_TEXT, CONFIG, SHAPES, TEMPLATE
 
 SAMPLING = {
     "temperature": 0.5,

@@ -11,8 +11,8 @@ import numpy as np
 from tfs_lite.core.signature import CLASSIFY_METHOD, REGRESS_METHOD
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.tensor_proto import encode
-from tfs_lite.testing.examples import rows
+from tfs_lite.protocols.tensorflow.tensor_proto import encode
+from tfs_lite.testing.servers.examples import rows
 
 
 def wire(message: Message) -> bytes:

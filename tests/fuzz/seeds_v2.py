@@ -14,8 +14,8 @@ from house_v2 import MODEL_CONFIG, MODELS, REGION
 from seeds_messages import wire
 from targets_v2 import framed
 
-from tfs_lite.protocols import v2_messages as v2
 from tfs_lite.protocols.messages import TritonModelConfig
+from tfs_lite.protocols.v2 import messages as v2
 
 _MEMORY = {"shared_memory_region": REGION, "shared_memory_byte_size": 12}
 

@@ -31,12 +31,14 @@ from tfs_lite.config.settings import Settings
 from tfs_lite.config.text import parse_model_server_config, parse_model_settings
 from tfs_lite.core.manifest import parse_manifest
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.protocols import json_text, messages, msgpack_body
-from tfs_lite.protocols.json_fault import find_fault
-from tfs_lite.protocols.json_pieces import read_large
-from tfs_lite.protocols.json_tree import Refused, read
-from tfs_lite.protocols.prediction_log import logged_request, parse_log
-from tfs_lite.protocols.tensor_proto import decode, encode
+from tfs_lite.protocols import messages
+from tfs_lite.protocols.json import msgpack as msgpack_body
+from tfs_lite.protocols.json import text as json_text
+from tfs_lite.protocols.json.chunks import read_large
+from tfs_lite.protocols.json.diagnosis import find_fault
+from tfs_lite.protocols.json.tree import Refused, read
+from tfs_lite.protocols.tensorflow.prediction_log import logged_request, parse_log
+from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.protocols.tfrecord import frame, read_records
 from tfs_lite.sources.structure import structural_problem
 

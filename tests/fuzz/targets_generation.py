@@ -21,7 +21,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import ChatPrompt, TextCodec
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import PredictRequest, PredictResponse
-from tfs_lite.protocols.tensor_proto import decode
+from tfs_lite.protocols.tensorflow.tensor_proto import decode
 
 MAX_WORDS = 4096
 """Bytes of an error, beside what it repeats of the request."""

@@ -21,13 +21,13 @@ from tfs_lite.config.model import ModelSettings, signature_of
 from tfs_lite.config.model_export import config_json, config_message
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols import v2_grpc
-from tfs_lite.protocols import v2_messages as v2
 from tfs_lite.protocols.messages import Message, TritonModelConfig
+from tfs_lite.protocols.v2 import grpc_request as v2_grpc
+from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.schedulers.ensemble.types import graph_of
-from tfs_lite.schedulers.sequence.configured import direct_settings_of, oldest_settings_of, sequence_settings_of
-from tfs_lite.server.model_configs import settings_from_json
-from tfs_lite.server.v2_stream import GRPC_ERROR
+from tfs_lite.schedulers.sequence.settings import direct_settings_of, oldest_settings_of, sequence_settings_of
+from tfs_lite.server.v2.grpc_stream import GRPC_ERROR
+from tfs_lite.serving.model_configs import settings_from_json
 
 MAX_REQUESTS = 200
 """Of one stream."""

@@ -15,13 +15,13 @@ from http2_allowed import RULES
 from http2_cases import WRONGNESS, Act, load, make, save
 from http2_difference import LIMITS, Unlike, frames_of, held, run
 
-from tfs_lite.testing import http2_peer as wire
-from tfs_lite.testing.http2_peer import Desk
-from tfs_lite.transport import connection, framing, settings
-from tfs_lite.transport.connection import Connection
-from tfs_lite.transport.fields import Fields
-from tfs_lite.transport.hpack_reader import BlockReader
-from tfs_lite.transport.outgoing import Outgoing
+from tfs_lite.testing.grpc import http2_peer as wire
+from tfs_lite.testing.grpc.http2_peer import Desk
+from tfs_lite.transport.http2 import connection, framing, settings
+from tfs_lite.transport.http2.connection import Connection
+from tfs_lite.transport.http2.fields import Fields
+from tfs_lite.transport.http2.hpack_reader import BlockReader
+from tfs_lite.transport.http2.send_queue import Outgoing
 
 BATCHES, CASES = 10, 30
 

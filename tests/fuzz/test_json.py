@@ -17,7 +17,7 @@ from hypothesis import given, note, seed, settings
 from hypothesis import strategies as st
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.json_text import COMFORTABLE_BYTES, MAX_DEPTH, dumps, loads
+from tfs_lite.protocols.json.text import COMFORTABLE_BYTES, MAX_DEPTH, dumps, loads
 
 SEED = secrets.randbits(32)
 EXAMPLES = settings().max_examples

@@ -15,7 +15,7 @@ from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.core.resources import GPU, RAM, Resource, ResourceUtil
 from tfs_lite.core.servable import ServableId
 from tfs_lite.protocols.dtypes import to_numpy
-from tfs_lite.testing.platforms import SETTINGS, WIDTH, WRITERS
+from tfs_lite.testing.servers.platforms import SETTINGS, WIDTH, WRITERS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tfs_lite.adapters.contract import OpenRequest
-from tfs_lite.adapters.cuda_graphs import WARM_RUNS, GraphSwitch, LaneGraphs, capture_on
-from tfs_lite.adapters.cuda_graphs import GraphPlan as Plan
-from tfs_lite.adapters.cuda_memory import DEVICE_LOCKS, Pool
+from tfs_lite.adapters.cuda.graphs import WARM_RUNS, GraphSwitch, LaneGraphs, capture_on
+from tfs_lite.adapters.cuda.graphs import GraphPlan as Plan
+from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, Pool
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.pytorch_export import open_exported
 from tfs_lite.config.model import ModelSettings

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tfs_lite.adapters.contract import OpenRequest
-from tfs_lite.adapters.cuda_lanes import MANY
-from tfs_lite.adapters.cuda_memory import DEVICE_LOCKS, HostBuffers, Pool, empty_caches
+from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, HostBuffers, Pool, empty_caches
+from tfs_lite.adapters.cuda.streams import MANY
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.pytorch_export import open_exported
 from tfs_lite.adapters.pytorch_libtorch import open_script
@@ -20,7 +20,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import to_numpy
-from tfs_lite.testing.platforms import WIDTH, write_exported, write_script
+from tfs_lite.testing.servers.platforms import WIDTH, write_exported, write_script
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

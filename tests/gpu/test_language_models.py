@@ -13,22 +13,21 @@ import pytest
 import torch
 
 from tfs_lite.adapters.contract import OpenRequest
-from tfs_lite.adapters.cuda_memory import DEVICE_LOCKS, empty_caches
+from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, empty_caches
 from tfs_lite.adapters.detect import read_version
-from tfs_lite.adapters.language import noise
+from tfs_lite.adapters.language import exponential_sampling as noise
 from tfs_lite.adapters.language.cuda_decode import capture_decode
-from tfs_lite.adapters.language.engine_stream import EngineStream
+from tfs_lite.adapters.language.engine_stream import EngineStream, upload, upload_array
 from tfs_lite.adapters.language.family import load_library
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.sampler import draw
 from tfs_lite.adapters.language.self_check import ALLOWED, self_check
 from tfs_lite.adapters.language.transformers_model import open_transformers
-from tfs_lite.adapters.language.upload import upload, upload_array
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import Draw, Rows, Sampling, Step
 from tfs_lite.core.servable import ServableId
-from tfs_lite.testing.tiny_transformers import FAMILIES, Company, build, greedy
-from tfs_lite.testing.tiny_transformers import VOCABULARY as TINY
+from tfs_lite.testing.language.tiny_transformers import FAMILIES, Company, build, greedy
+from tfs_lite.testing.language.tiny_transformers import VOCABULARY as TINY
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

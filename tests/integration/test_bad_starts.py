@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfs_lite.testing.process import ServerProcess
+from tfs_lite.testing.servers.process import ServerProcess
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
-from tfs_lite.protocols.serving import VersionState
-from tfs_lite.protocols.tensor_proto import encode
-from tfs_lite.testing.in_process import PATIENCE, House, serving
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.protocols.tensorflow.serving import VersionState
+from tfs_lite.protocols.tensorflow.tensor_proto import encode
+from tfs_lite.testing.servers.in_process import PATIENCE, House, serving
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 HOLD, POISON = -1.0, 13.0
 LONG = 120_000_000

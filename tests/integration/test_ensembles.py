@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.process import ServerProcess, wait_until
-from tfs_lite.testing.v2_client import V2Client
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.v2_client import V2Client
 
 pytestmark = pytest.mark.slow
 

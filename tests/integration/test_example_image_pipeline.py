@@ -15,7 +15,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "image_pipeline"
 STEPS = 120

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "streaming_filter"
 PATIENCE = 120.0

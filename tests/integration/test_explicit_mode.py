@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.serving import VersionState
+from tfs_lite.protocols.tensorflow.serving import VersionState
 from tfs_lite.server.server import Server
-from tfs_lite.testing.in_process import QUICK, House, entry, serving
-from tfs_lite.testing.models import TaggedArchives
-from tfs_lite.testing.process import wait_until
+from tfs_lite.testing.servers.in_process import QUICK, House, entry, serving
+from tfs_lite.testing.servers.models import TaggedArchives
+from tfs_lite.testing.servers.process import wait_until
 
 
 @pytest.fixture

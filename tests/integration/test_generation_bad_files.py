@@ -18,9 +18,9 @@ from safetensors.numpy import save_file
 
 from tfs_lite.core.publish import publish
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.probe import Probe
-from tfs_lite.testing.process import ServerProcess
-from tfs_lite.testing.tiny_version import BYTES_OF_TEXT, CONFIG, VOCABULARY, weights, write_version
+from tfs_lite.testing.language.tiny_version import BYTES_OF_TEXT, CONFIG, VOCABULARY, weights, write_version
+from tfs_lite.testing.servers.probe import Probe
+from tfs_lite.testing.servers.process import ServerProcess
 
 pytestmark = pytest.mark.slow
 

@@ -20,11 +20,11 @@ import orjson
 import pytest
 
 from tfs_lite.protocols.messages import PredictRequest, PredictResponse
-from tfs_lite.protocols.serving import ModelRef, model_spec
-from tfs_lite.protocols.tensor_proto import decode, encode
-from tfs_lite.testing.process import ServerProcess, wait_until
-from tfs_lite.testing.tiny_version import BYTES_OF_TEXT, CONTEXT, TEMPLATE, VOCABULARY, write_version
-from tfs_lite.testing.v2_client import V2Client
+from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
+from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
+from tfs_lite.testing.language.tiny_version import BYTES_OF_TEXT, CONTEXT, TEMPLATE, VOCABULARY, write_version
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.v2_client import V2Client
 
 pytestmark = pytest.mark.slow
 

@@ -15,12 +15,12 @@ import httpx
 import psutil
 import pytest
 
-from tfs_lite.testing.language_audience import Audience, Page, Sleeper
-from tfs_lite.testing.language_clients import PATIENCE, STREAMS, WHOLE, Asked, LanguageClient, Refused
-from tfs_lite.testing.language_models import Size, calm_environment, publish_language
-from tfs_lite.testing.models import TaggedArchives
-from tfs_lite.testing.probe import Probe
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.language.concurrent_readers import Audience, Page, Sleeper
+from tfs_lite.testing.language.language_clients import PATIENCE, STREAMS, WHOLE, Asked, LanguageClient, Refused
+from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language
+from tfs_lite.testing.servers.models import TaggedArchives
+from tfs_lite.testing.servers.probe import Probe
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 LEAVING = 200
 AT_ONCE = 12

@@ -18,8 +18,8 @@ import torch
 
 from tfs_lite.core.generation import Finish, Generation, Piece, Sampling
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.generation_house import ENDS, VOCABULARY, GenerationHouse, Told, Visit, saved, written
-from tfs_lite.testing.tiny_transformers import Greedy
+from tfs_lite.testing.language.engine_fixture import ENDS, VOCABULARY, GenerationHouse, Told, Visit, saved, written
+from tfs_lite.testing.language.tiny_transformers import Greedy
 
 ROOM = 520
 """Tokens of one text in the tests, prompt and output together."""

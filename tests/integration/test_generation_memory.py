@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.language_audience import Audience, Page
-from tfs_lite.testing.language_clients import Asked, LanguageClient
-from tfs_lite.testing.language_models import Size, calm_environment, publish_language
-from tfs_lite.testing.probe import Probe
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.language.concurrent_readers import Audience, Page
+from tfs_lite.testing.language.language_clients import Asked, LanguageClient
+from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language
+from tfs_lite.testing.servers.probe import Probe
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 LARGE = Size(places=8, length=1024, layers=4, heads=4, head_size=128)
 HUGE = Size(places=24, length=1024, layers=4, heads=4, head_size=128)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.language_audience import Audience, Page
-from tfs_lite.testing.language_clients import PATIENCE, STREAMS, WHOLE, Asked, LanguageClient, Refused
-from tfs_lite.testing.language_models import Size, calm_environment, publish_language, write_language
-from tfs_lite.testing.probe import Probe
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.language.concurrent_readers import Audience, Page
+from tfs_lite.testing.language.language_clients import PATIENCE, STREAMS, WHOLE, Asked, LanguageClient, Refused
+from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language, write_language
+from tfs_lite.testing.servers.probe import Probe
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 SIZE = Size(places=20, length=1024)
 RUNNING = 16

@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.probe import Probe
-from tfs_lite.testing.process import ServerProcess
+from tfs_lite.testing.servers.probe import Probe
+from tfs_lite.testing.servers.process import ServerProcess
 
 POLL_SECONDS = 60
 SOON = 30.0

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.in_process import PATIENCE, House, serving
-from tfs_lite.testing.process import wait_until
+from tfs_lite.testing.servers.in_process import PATIENCE, House, serving
+from tfs_lite.testing.servers.process import wait_until
 
 GUIDE = Path(__file__).parents[2] / "docs" / "python-models.md"
 

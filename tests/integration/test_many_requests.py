@@ -32,9 +32,9 @@ import numpy as np
 import pytest
 
 from tfs_lite.protocols import messages
-from tfs_lite.protocols.tensor_proto import decode, encode
-from tfs_lite.testing.models import WIDTH, TaggedArchives
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
+from tfs_lite.testing.servers.models import WIDTH, TaggedArchives
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 REQUESTS = int(os.environ.get("TFS_LITE_REQUESTS", "4000"))
 CLIENTS = 64

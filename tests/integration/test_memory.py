@@ -6,9 +6,9 @@ import psutil
 import pytest
 
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.models import TaggedArchives
-from tfs_lite.testing.probe import Probe
-from tfs_lite.testing.process import ServerProcess
+from tfs_lite.testing.servers.models import TaggedArchives
+from tfs_lite.testing.servers.probe import Probe
+from tfs_lite.testing.servers.process import ServerProcess
 
 MEGABYTES = 200
 CYCLES = 50

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.probe import ROW
+from tfs_lite.testing.servers.probe import ROW
 
 
 def samples(served) -> dict[tuple, float]:

@@ -14,10 +14,10 @@ from google.protobuf import text_format
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import Message, ModelServerConfig, PredictionLog
-from tfs_lite.protocols.tensor_proto import decode
+from tfs_lite.protocols.tensorflow.tensor_proto import decode
 from tfs_lite.protocols.tfrecord import read_records
-from tfs_lite.testing.probe import ROW, Probe
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.probe import ROW, Probe
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 
 class Setup:

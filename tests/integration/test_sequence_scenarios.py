@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tfs_lite.testing.process import ServerProcess, wait_until
-from tfs_lite.testing.sum_repository import SumRepository, Told, asks, told
-from tfs_lite.testing.v2_client import V2Client, V2Stream
+from tfs_lite.testing.schedulers.sum_repository import SumRepository, Told, asks, told
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.v2_client import V2Client, V2Stream
 
 IDLE = 1.0
 DELAY = 1.0

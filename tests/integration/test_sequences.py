@@ -34,10 +34,10 @@ from typing import Any
 import grpc
 import pytest
 
-from tfs_lite.protocols import v2_messages as v2
-from tfs_lite.server.v2_grpc_service import SERVICE
-from tfs_lite.testing.process import ServerProcess, wait_until
-from tfs_lite.testing.sum_repository import SumRepository, asks, told
+from tfs_lite.protocols.v2 import messages as v2
+from tfs_lite.server.v2.grpc_service import SERVICE
+from tfs_lite.testing.schedulers.sum_repository import SumRepository, asks, told
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 REQUESTS = int(os.environ.get("TFS_LITE_REQUESTS", "4000"))
 LENGTH = 20

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tfs_lite.testing.process import ServerProcess, wait_until
-from tfs_lite.testing.sum_repository import SumRepository, Told, asks, told
-from tfs_lite.testing.v2_client import V2Client
+from tfs_lite.testing.schedulers.sum_repository import SumRepository, Told, asks, told
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.v2_client import V2Client
 
 LONG, SHORT = 600.0, 1.5
 """Seconds that a withdrawn version waits for its sequences."""

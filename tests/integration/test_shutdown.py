@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.models import gated_source, waiting_source, write_python_version
-from tfs_lite.testing.probe import Probe, Traffic
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.models import gated_source, waiting_source, write_python_version
+from tfs_lite.testing.servers.probe import Probe, Traffic
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 INSIDE = 4
 

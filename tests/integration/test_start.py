@@ -6,9 +6,9 @@ import pytest
 
 from tfs_lite.client import Client
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.models import waiting_source, write_python_version
-from tfs_lite.testing.probe import ROW, Probe, expect_true
-from tfs_lite.testing.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.models import waiting_source, write_python_version
+from tfs_lite.testing.servers.probe import ROW, Probe, expect_true
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 MODELS = 24
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from tfs_lite.testing.probe import Traffic
-from tfs_lite.testing.process import wait_until
+from tfs_lite.testing.servers.probe import Traffic
+from tfs_lite.testing.servers.process import wait_until
 
 SWAPS = 100
 CLIENTS = 8

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.process import ServerProcess, wait_until
-from tfs_lite.testing.sum_repository import SumRepository, asks
-from tfs_lite.testing.v2_client import V2Client
+from tfs_lite.testing.schedulers.sum_repository import SumRepository, asks
+from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.v2_client import V2Client
 
 pytestmark = pytest.mark.slow
 

@@ -1,8 +1,9 @@
 """Whatever the order of events: every call of a batching servable gets its own answer, once, and in time.
 
 The servable is the real one, with its real threads, of which one at a time goes on, and only when it is told to
-(:mod:`tfs_lite.testing.batcher_stage`). In half of the stories threads also stop between critical sections, callers and
-timers among them, so that others come in between. Time is virtual. A run is its seed; one that fails prints it:
+(:mod:`tfs_lite.testing.schedulers.interleaving`). In half of the stories threads also stop between critical sections,
+callers and timers among them, so that others come in between. Time is virtual. A run is its seed; one that fails
+prints it:
 
     python -m pytest tests/simulation/test_batcher.py --hypothesis-seed=N
 """
@@ -22,16 +23,16 @@ from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from tfs_lite.schedulers import execution
-from tfs_lite.schedulers.assembly import hand_out
-from tfs_lite.schedulers.job import Job
-from tfs_lite.schedulers.line import Line
-from tfs_lite.schedulers.queue import JobQueue
-from tfs_lite.schedulers.settings import BatchSettings, QueuePolicy, SendWhen, TimeoutAction
-from tfs_lite.testing.batcher_models import GatedModel, Run, Verdict
-from tfs_lite.testing.batcher_referee import Referee
-from tfs_lite.testing.batcher_stage import MOST_STEPS, Stage, Violation, Where, no_threads_left
-from tfs_lite.testing.clock import VirtualClock
+from tfs_lite.schedulers.batching import execution
+from tfs_lite.schedulers.batching.assembly import hand_out
+from tfs_lite.schedulers.batching.job import Job
+from tfs_lite.schedulers.batching.queue import JobQueue
+from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, SendWhen, TimeoutAction
+from tfs_lite.schedulers.batching.signature_queue import Line
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.schedulers.batcher_checker import Referee
+from tfs_lite.testing.schedulers.batcher_models import GatedModel, Run, Verdict
+from tfs_lite.testing.schedulers.interleaving import MOST_STEPS, Stage, Violation, Where, no_threads_left
 
 T = TypeVar("T")
 

@@ -19,13 +19,13 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tfs_lite.schedulers.generation import planner
-from tfs_lite.schedulers.generation.places import Places, Taking
+from tfs_lite.schedulers.generation.cache_slots import Places, Taking
 from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Share
-from tfs_lite.schedulers.generation.roster import Roster
+from tfs_lite.schedulers.generation.scheduler_state import Roster
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.generation.text import Phase as TextPhase
 from tfs_lite.schedulers.generation.text import Text
-from tfs_lite.testing.generation_referee import Referee
+from tfs_lite.testing.language.generation_checker import Referee
 
 MIN_STEPS, BATCHES = 20_000, 8
 SETTINGS = settings(

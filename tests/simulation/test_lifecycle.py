@@ -1,9 +1,9 @@
 """The ten promises of the lifecycle, against whatever order of events hypothesis can think of.
 
 Disk, source, router, adapters, manager, executors, clock and bus are the real ones or public fakes, put together by
-:class:`tfs_lite.testing.simulation.Simulation`, which checks every promise after every step. Nothing sleeps, nothing
-has a thread: a run is its seed. Each run takes new seeds; one that fails prints its seed, the command that runs it
-again, and the shortest story that fails:
+:class:`tfs_lite.testing.lifecycle.simulation.Simulation`, which checks every promise after every step. Nothing sleeps,
+nothing has a thread: a run is its seed. Each run takes new seeds; one that fails prints its seed, the command that
+runs it again, and the shortest story that fails:
 
     python -m pytest tests/simulation --hypothesis-seed=N
 
@@ -26,8 +26,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tfs_lite.core.servable import ServableRequest
 from tfs_lite.sources.source_config import ServableToMonitor
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
-from tfs_lite.testing.simulated_models import BASES, Arrival, Flaw, Recipe
-from tfs_lite.testing.simulation import RETRY_INTERVAL, UNROUTED, Simulation, SimulationOptions
+from tfs_lite.testing.lifecycle.simulated_models import BASES, Arrival, Flaw, Recipe
+from tfs_lite.testing.lifecycle.simulation import RETRY_INTERVAL, UNROUTED, Simulation, SimulationOptions
 
 T = TypeVar("T")
 

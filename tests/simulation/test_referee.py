@@ -9,8 +9,8 @@ from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import Action, ActionKind, AvailabilityPreservingPolicy, Policy
 from tfs_lite.sources.source_config import ServableToMonitor
 from tfs_lite.sources.version_scan import AllPolicy
-from tfs_lite.testing.simulated_models import BASES, Arrival, Flaw, Recipe
-from tfs_lite.testing.simulation import Simulation, SimulationOptions
+from tfs_lite.testing.lifecycle.simulated_models import BASES, Arrival, Flaw, Recipe
+from tfs_lite.testing.lifecycle.simulation import Simulation, SimulationOptions
 
 Make = Callable[..., Simulation]
 M1 = ServableId("m", 1)

@@ -22,13 +22,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.schedulers.sequence import direct as direct_forming
 from tfs_lite.schedulers.sequence import slots as slots_module
-from tfs_lite.schedulers.sequence.alarms import Alarms
 from tfs_lite.schedulers.sequence.backlog import Backlog
+from tfs_lite.schedulers.sequence.deadlines import Alarms
 from tfs_lite.schedulers.sequence.request import Slot
 from tfs_lite.schedulers.sequence.settings import DirectSettings, SequenceSettings
 from tfs_lite.schedulers.sequence.slots import Sequences
-from tfs_lite.testing import sequence_referee
-from tfs_lite.testing.sequence_referee import Mismatch, Referee
+from tfs_lite.testing.schedulers import sequence_checker as sequence_referee
+from tfs_lite.testing.schedulers.sequence_checker import Mismatch, Referee
 
 MIN_STEPS, BATCHES = 50_000, 26
 SETTINGS = settings(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from tfs_lite.adapters.contract import Platform, VersionFiles
-from tfs_lite.adapters.inspect_archive import open_archive
+from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument, not_found
 
 MAX_SHOWN = 8

@@ -5,24 +5,32 @@
 
 A version of a composed platform has nothing to open: the factory gets no models, and makes the servable of others.
 Everything that can fail happens inside ``load``; afterwards the loader holds a servable, or nothing at all.
+
+Which instances of a version have to be opened, and which are too many, when only its instance groups have changed.
+
+    groups of the config -> a place for each instance;  old places, new places -> difference
+
+Places are equal where an instance can be had for another: a group's name and how its instances are counted say nothing.
+
+Models that are lent to somebody who closes what he has: a servable that is there for their first requests only.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 from tfs_lite.adapters import memory
 from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.device import check_device, gpu_instance, pick_device, uses_gpu
 from tfs_lite.adapters.failures import load_failure, story
-from tfs_lite.adapters.file_caches import drop_file_caches
-from tfs_lite.adapters.inspect_archive import unsafe
-from tfs_lite.adapters.instances import Difference, differ_in_instances_only, difference, places
-from tfs_lite.adapters.lent import lent
+from tfs_lite.adapters.inspect.archive import unsafe
+from tfs_lite.adapters.memory import drop_file_caches
 from tfs_lite.adapters.model_warmup import no_model_warmup
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.adapters.signatures import sign
@@ -294,3 +302,53 @@ def _sum(sizes: Iterable[int | None]) -> int | None:
     """None if anybody cannot tell."""
     known = list(sizes)
     return None if None in known else sum(size for size in known if size is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``add``: one group of one instance for each that has to be opened. ``remove``: indices of those that are too
+    many, the newest of their kind."""
+
+    add: tuple[InstanceGroup, ...] = ()
+    remove: frozenset[int] = frozenset()
+
+
+def places(settings: ModelSettings) -> list[InstanceGroup]:
+    """One for each instance, in the order in which they are opened."""
+    groups = settings.instance_group or (InstanceGroup(),)
+    return [group.model_copy(update={"name": "", "count": 1}) for group in groups for _ in range(group.count)]
+
+
+def difference(have: Sequence[InstanceGroup], wanted: Sequence[InstanceGroup]) -> Difference:
+    """From the places of what is open to the places that are wanted."""
+    missing, remove = Counter(wanted), set[int]()
+    for index, place in enumerate(have):
+        if missing[place]:
+            missing[place] -= 1
+        else:
+            remove.add(index)
+    return Difference(tuple(missing.elements()), frozenset(remove))
+
+
+def differ_in_instances_only(old: ModelSettings, new: ModelSettings) -> bool:
+    """Whether what is loaded with one can be made what the other asks for, by opening and closing instances. Which
+    versions are wanted is nothing to each of them."""
+    alike = {"instance_group": (), "version_policy": None, "name": ""}
+    return old.model_copy(update=alike) == new.model_copy(update=alike)
+
+
+class _Lent:
+    """The model, but for ``close``, which leaves it open."""
+
+    def __init__(self, model: OpenedModel) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def close(self) -> None:
+        """Its owner does that."""
+
+
+def lent(model: OpenedModel) -> OpenedModel:
+    return cast(OpenedModel, _Lent(model))

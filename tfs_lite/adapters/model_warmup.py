@@ -31,7 +31,7 @@ from tfs_lite.core.signature import (
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.dtypes import FLOATING, to_numpy
 from tfs_lite.protocols.runs import Run, call_inputs
-from tfs_lite.protocols.v2_tensors import decode_raw, name_of
+from tfs_lite.protocols.v2.tensors import decode_raw, name_of
 
 FOLDER = "warmup"
 MAX_TEXT_BYTES = 256 << 20

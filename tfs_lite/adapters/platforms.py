@@ -3,6 +3,8 @@
 A distribution adds one with the entry point group ``tfs_lite.platforms``; each entry point is a
 :class:`~tfs_lite.adapters.contract.Platform`. Artefacts of platforms that are planned are recognised too, so that the
 refusal can say what they are.
+
+Where the lifecycle meets the platforms: a version's path in, its loader out. No file is touched here.
 """
 
 from __future__ import annotations
@@ -12,10 +14,15 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
-from tfs_lite.adapters import python_model, pytorch_export, pytorch_libtorch
+from tfs_lite.adapters import pytorch_export, pytorch_libtorch
 from tfs_lite.adapters.contract import Platform, VersionFiles
-from tfs_lite.adapters.inspect_artifact import COMPILED
+from tfs_lite.adapters.inspect.artifact import COMPILED
 from tfs_lite.adapters.language import transformers_model
+from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+from tfs_lite.adapters.python import model as python_model
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.servable import ServableData, StoragePath
+from tfs_lite.core.source import UnarySourceAdapter
 
 GROUP = "tfs_lite.platforms"
 ENSEMBLE = "ensemble"
@@ -67,3 +74,17 @@ def known_platforms(built_in: Iterable[Platform], registered: Iterable[EntryPoin
 
 
 PLATFORMS = known_platforms(BUILT_IN, entry_points(group=GROUP))
+
+
+__all__ = ["AdapterSettings", "make_loader", "make_source_adapter"]
+
+
+def make_source_adapter(platform: str | None, settings: AdapterSettings) -> UnarySourceAdapter[StoragePath, Loader]:
+    """An adapter for versions of one platform; None finds it out for each version when it is loaded."""
+
+    return UnarySourceAdapter(lambda item: make_loader(item, platform, settings))
+
+
+def make_loader(item: ServableData[StoragePath], platform: str | None, settings: AdapterSettings) -> Loader:
+    """The loader of one version."""
+    return ArtifactLoader(item.payload, platform or "", settings, PLATFORMS, item.id.name)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from tfs_lite.adapters.contract import OpenRequest, Platform, VersionFiles
-from tfs_lite.adapters.cuda_lanes import LaneModel, open_lanes, open_pool
-from tfs_lite.adapters.cuda_memory import Pool
-from tfs_lite.adapters.inspect_artifact import inspect_script
+from tfs_lite.adapters.cuda.memory import Pool
+from tfs_lite.adapters.cuda.streams import LaneModel, open_lanes, open_pool
+from tfs_lite.adapters.inspect.artifact import inspect_script
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.results import by_name, numbered
 from tfs_lite.adapters.tensors import Array, to_tensor

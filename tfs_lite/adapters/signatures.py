@@ -31,7 +31,7 @@ from tfs_lite.core.signature import (
     format_shape,
 )
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.protocols.defaults import default_array, parse_default
+from tfs_lite.protocols.runs import default_array, parse_default
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -22,7 +22,7 @@ from tfs_lite.config.signatures import WarmupRequest
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode, invalid_argument, status_of
-from tfs_lite.protocols.prediction_log import (
+from tfs_lite.protocols.tensorflow.prediction_log import (
     MAX_LOG_BYTES,
     MAX_WARMUP_RECORDS,
     WARMUP_DIRECTORY,

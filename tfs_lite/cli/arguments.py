@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from tfs_lite.cli.errors import UsageError, nearest
+from tfs_lite.cli.output import UsageError, nearest
 from tfs_lite.core.manifest import parse_version
 
 if TYPE_CHECKING:

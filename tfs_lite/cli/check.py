@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfs_lite.cli.arguments import Parser
 from tfs_lite.cli.check_files import FILE_FLAGS, check_files, files_as_json, print_files
-from tfs_lite.cli.errors import DONE, FAILED, CliError, UsageError
-from tfs_lite.cli.output import console, print_json, table
+from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, console, print_json, table
 from tfs_lite.core.manifest import parse_version
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def _path(args: Namespace) -> Path:
 def _config(path: Path) -> ModelServerConfig:
     """What a server would be told to serve. Raises CliError or ServingError."""
     from tfs_lite.config.model_server import one_model
-    from tfs_lite.server.first_config import read_config_file
+    from tfs_lite.serving.config_sources import read_config_file
 
     if not path.is_dir():
         return read_config_file(str(path), Path.cwd())
@@ -109,7 +108,7 @@ def _repository(path: Path) -> ModelServerConfig:
     """Every model of a repository; a directory without models counts as a base path without versions."""
     from tfs_lite.config.model_server import ModelServerConfig, one_model
     from tfs_lite.core.clock import SystemClock
-    from tfs_lite.server.repository_policies import RepositoryPolicies
+    from tfs_lite.serving.config_sources import RepositoryPolicies
     from tfs_lite.sources.disk import RealDisk
     from tfs_lite.sources.repository import ModelRepository
 
@@ -129,9 +128,9 @@ def _check(config: ModelServerConfig, args: Namespace) -> list[ModelCheck]:
     """As a server with these flags would see it."""
     from tfs_lite.adapters.trust import TrustedPaths
     from tfs_lite.cli.check_models import check_model
-    from tfs_lite.server.options import ServerOptions
-    from tfs_lite.server.plan import check_models, source_config
-    from tfs_lite.server.topology import Platforms
+    from tfs_lite.serving.config_checks import check_models, source_config
+    from tfs_lite.serving.options import ServerOptions
+    from tfs_lite.serving.source_chain import Platforms
 
     check_models(config, Platforms.known().named, _split(args.allowed_model_base_paths))
     source, trusted = source_config(config, ServerOptions()), TrustedPaths.of(_split(args.trusted_model_base_paths))

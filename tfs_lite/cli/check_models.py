@@ -3,6 +3,8 @@
 Completeness and choice of versions are the source's own (one look, as at the start of a server); platforms, trust and
 the inspection of archives are those of the loaders. A program is read where its config says something about it that may
 be wrong. Only what needs the model to run stays unchecked.
+
+Which signatures a version would have, as far as its config and artefact tell without running anything.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import ast
 import enum
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,26 +20,28 @@ from tfs_lite.adapters import pytorch_export, pytorch_libtorch
 from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.failures import load_failure
-from tfs_lite.adapters.inspect_archive import unsafe
-from tfs_lite.adapters.inspect_artifact import inspect_exported, inspect_script
+from tfs_lite.adapters.inspect.archive import unsafe
+from tfs_lite.adapters.inspect.artifact import inspect_exported, inspect_script
 from tfs_lite.adapters.language.budget import budget
-from tfs_lite.adapters.language.checks import check_settings
 from tfs_lite.adapters.language.codec import open_codec
 from tfs_lite.adapters.language.family import network_config
+from tfs_lite.adapters.language.hf_files import check_settings
 from tfs_lite.adapters.language.transformers_model import NAME as LANGUAGE_MODEL
 from tfs_lite.adapters.platforms import PLATFORMS
-from tfs_lite.adapters.python_model import NAME as PYTHON
-from tfs_lite.adapters.python_model import declared_signature, no_class
-from tfs_lite.adapters.python_source import ARTEFACT as PYTHON_SOURCE
+from tfs_lite.adapters.python.model import NAME as PYTHON
+from tfs_lite.adapters.python.model import declared_signature, no_class
+from tfs_lite.adapters.python.source import ARTEFACT as PYTHON_SOURCE
+from tfs_lite.adapters.signatures import calls_of, labels_of
 from tfs_lite.adapters.trust import TrustedPaths
-from tfs_lite.cli.check_signatures import SignatureCheck, check_signatures
 from tfs_lite.config.batching import read_version_parameters
 from tfs_lite.config.model import ModelSettings, signature_of
+from tfs_lite.config.settings import format_path
+from tfs_lite.config.signatures import short_method
 from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, PREDICT_METHOD, DataType, Signature, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, status_of
 from tfs_lite.protocols.generation_tensors import generation_signature
 from tfs_lite.sources.disk import RealDisk
@@ -244,3 +248,43 @@ _INSPECTIONS: Mapping[str, Callable[[VersionFiles, bool, ModelSettings], Signatu
     LANGUAGE_MODEL: _inspect_language_model,
 }
 """By platform: raises what loading would raise, and gives the model's own signature where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureCheck:
+    """One signature: ``predict``, ``classify`` or ``regress``, and its tensors by name, such as ``float[-1,3]``. None:
+    only the loaded model can tell."""
+
+    name: str
+    method: str
+    inputs: Mapping[str, str] | None = None
+    outputs: Mapping[str, str] | None = None
+
+
+def check_signatures(own: Signature | None, settings: ModelSettings, directory: str) -> tuple[SignatureCheck, ...]:
+    """All signatures of a version. ``own`` is that of its model; None: not known here, so only files of labels are
+    looked at. Raises what loading would raise."""
+    if own is not None:
+        return tuple(_known(key, call.signature) for key, call in calls_of(own, settings, directory).items())
+    methods = {DEFAULT_SIGNATURE: PREDICT_METHOD}
+    for key, wish in settings.signatures.items():
+        labels_of(wish, format_path(("signatures", key)), directory)
+        methods[key] = wish.method_name
+    return tuple(SignatureCheck(key, short_method(method)) for key, method in methods.items())
+
+
+def _known(key: str, signature: Signature) -> SignatureCheck:
+    inputs = _texts(signature.inputs)
+    for name in signature.defaults:
+        inputs[name] = f"{inputs[name]} or its default".lstrip()
+    return SignatureCheck(key, short_method(signature.method_name), inputs, _texts(signature.outputs))
+
+
+def _texts(specs: Iterable[TensorSpec]) -> dict[str, str]:
+    return {spec.name: _text(spec) for spec in specs}
+
+
+def _text(spec: TensorSpec) -> str:
+    if spec.dtype is DataType.INVALID and spec.shape is None:
+        return ""
+    return f"{'any' if spec.dtype is DataType.INVALID else spec.dtype.text}{format_shape(spec.shape)}"

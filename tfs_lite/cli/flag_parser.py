@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfs_lite.cli.errors import UsageError, nearest
 from tfs_lite.cli.flags import FLAGS, Flag, Kind
+from tfs_lite.cli.output import UsageError, nearest
 
 ENVIRONMENT_PREFIX = "TFS_LITE_"
 _BY_NAME = {flag.name: flag for flag in FLAGS}

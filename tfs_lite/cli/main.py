@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from tfs_lite import __version__
-from tfs_lite.cli.errors import FAILED, WRONG_USAGE, CliError, UsageError, nearest
+from tfs_lite.cli.output import FAILED, WRONG_USAGE, CliError, UsageError, nearest
 from tfs_lite.core.status import ServingError
 
 COMMANDS = {

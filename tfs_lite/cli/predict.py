@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_seconds, version_number
-from tfs_lite.cli.errors import DONE, CliError, UsageError
-from tfs_lite.cli.output import print_json
+from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
 
 if TYPE_CHECKING:
     from tfs_lite.client import Client, Prediction

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfs_lite.cli.arguments import Parser, version_number
-from tfs_lite.cli.errors import DONE
-from tfs_lite.cli.output import print_json
+from tfs_lite.cli.output import DONE, print_json
 from tfs_lite.core.publish import publish
 
 

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_int, positive_seconds
-from tfs_lite.cli.errors import DONE, FAILED, CliError, UsageError
-from tfs_lite.cli.output import print_json
+from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, print_json
 
 _DEFAULT_SERVER = "127.0.0.1:8500"
 _DEFAULT_TIMEOUT = 60.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from tfs_lite.cli.warmup_file import records_of
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.prediction_log import MAX_WARMUP_RECORDS, LoggedRequest, logged_request, parse_log
+from tfs_lite.protocols.tensorflow.prediction_log import MAX_WARMUP_RECORDS, LoggedRequest, logged_request, parse_log
 
 
 class LogCopy:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_seconds
-from tfs_lite.cli.errors import DONE
 from tfs_lite.cli.model_view import Model, ask_grpc, print_models
+from tfs_lite.cli.output import DONE
 from tfs_lite.core.status import ServingError, StatusCode
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_seconds
 from tfs_lite.cli.batch_view import Known, read_numbers, verbose_json, verbose_table
-from tfs_lite.cli.errors import DONE, CliError, UsageError, nearest
 from tfs_lite.cli.model_view import Model, ask_grpc, models_table, print_models, read_rest
-from tfs_lite.cli.output import console, print_json
+from tfs_lite.cli.output import DONE, CliError, UsageError, console, nearest, print_json
 from tfs_lite.core.status import ServingError
 
 if TYPE_CHECKING:

@@ -10,10 +10,15 @@ import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tfs_lite.cli.errors import CliError
+from tfs_lite.cli.output import CliError
 from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.status import ServingError
-from tfs_lite.protocols.prediction_log import MAX_LOG_BYTES, MAX_WARMUP_RECORDS, WARMUP_DIRECTORY, WARMUP_FILE
+from tfs_lite.protocols.tensorflow.prediction_log import (
+    MAX_LOG_BYTES,
+    MAX_WARMUP_RECORDS,
+    WARMUP_DIRECTORY,
+    WARMUP_FILE,
+)
 from tfs_lite.protocols.tfrecord import read_records, write_record
 
 

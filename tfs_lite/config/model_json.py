@@ -16,7 +16,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Document, FieldPath, build, format_path, nearest
 from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.protocols import messages
-from tfs_lite.protocols.json_text import Json, loads
+from tfs_lite.protocols.json.text import Json, loads
 
 MAX_JSON_BYTES = 4 * 1024 * 1024
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationInfo, field_validator, model_validator
 
 from tfs_lite.config.logging_config import LoggingSettings
-from tfs_lite.config.proto_text import to_plain
 from tfs_lite.config.settings import URI, Document, Settings, build, problem
+from tfs_lite.config.syntax import to_plain
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message

@@ -3,18 +3,29 @@
 Each is text format or YAML, decided by its name. ``parse_*`` take a text and the name for messages. ``read_*`` take a
 file below ``working_directory`` and show its path as given. Mistakes raise INVALID_ARGUMENT with file, line, column
 and field; a file that is not there NOT_FOUND; one that cannot be read FAILED_PRECONDITION.
+
+Whether and where the metrics page is: the file of ``--monitoring_config_file``.
+
+The shape is that of the message ``tensorflow.serving.MonitoringConfig``.
+
+Who the gRPC server is and which clients it lets in: the file of ``--ssl_config_file``.
+
+The shape is that of the message ``tensorflow.serving.SSLConfig``. Keys and certificates are the PEM texts themselves,
+not names of files, and are tried out here: settings that exist can be served with.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict, SecretStr, StrictBool, StrictStr, field_validator, model_validator
 
 from tfs_lite.config.batching import BatchingParameters
-from tfs_lite.config.monitoring import MonitoringConfig
-from tfs_lite.config.settings import build
-from tfs_lite.config.ssl import SSLConfig
+from tfs_lite.config.settings import Settings, build, problem
 from tfs_lite.config.text import read_document, read_text
+from tfs_lite.core.pem import certificate_problem, key_problem
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols import messages
 
@@ -63,3 +74,72 @@ def _without_secrets(message: str, name: str) -> str:
 
 def _keep_word(run: re.Match[str]) -> str:
     return run[0] if _WORD.fullmatch(run[0]) else "[hidden]"
+
+
+DEFAULT_PATH = "/monitoring/prometheus/metrics"
+_TAKEN = re.compile(r"/$|/(?:v1|v2|openai|livez|readyz|startupz|openapi\.json)(?:/|$)", re.IGNORECASE)
+_PLAIN = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@/-]*")
+
+
+def _path(path: str) -> str:
+    if not path:
+        return DEFAULT_PATH
+    if not path.startswith("/"):
+        raise problem(f'must start with "/"; got "{path:.80}"')
+    if not _PLAIN.fullmatch(path):
+        raise problem(f'"{path:.80}" has characters that the path of a URL cannot hold as they are')
+    if _TAKEN.match(path):
+        raise problem(f'"{path:.80}" is where the server answers something else')
+    return path
+
+
+class PrometheusConfig(Settings):
+    """The page in Prometheus' text format."""
+
+    enable: StrictBool = False
+    path: Annotated[StrictStr, AfterValidator(_path)] = DEFAULT_PATH
+    """Of the URL, on the HTTP port. Empty: the default."""
+
+
+class MonitoringConfig(Settings):
+    """The whole file."""
+
+    prometheus_config: PrometheusConfig = PrometheusConfig()
+
+    @property
+    def prometheus_path(self) -> str | None:
+        """Where the page is; None if there is to be none."""
+        return self.prometheus_config.path if self.prometheus_config.enable else None
+
+
+class SSLConfig(Settings):
+    """The key is hidden wherever the settings are printed."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    server_key: SecretStr
+    server_cert: StrictStr
+    """The server's certificate, then those that lead to an authority that clients know."""
+    custom_ca: StrictStr = ""
+    """The authorities whose certificates clients must have; only used with ``client_verify``."""
+    client_verify: StrictBool = False
+    """Clients without a certificate of ``custom_ca`` are refused."""
+
+    @field_validator("server_cert", "custom_ca")
+    @classmethod
+    def _certificates(cls, pem: str) -> str:
+        if wrong := certificate_problem(pem.encode()):
+            raise problem(wrong)
+        return pem
+
+    @model_validator(mode="after")
+    def _key_of_the_certificate(self) -> SSLConfig:
+        if wrong := key_problem(self.server_key.get_secret_value().encode(), self.server_cert.encode()):
+            raise problem(wrong, "server_key")
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_to_trust(self) -> SSLConfig:
+        if self.client_verify and not self.custom_ca:
+            raise problem("needs custom_ca, the authorities whose clients are let in", "client_verify")
+        return self

@@ -17,8 +17,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictSt
 from tfs_lite.config.settings import Settings, nearest, problem
 from tfs_lite.core.signature import CLASSIFY_METHOD, METHODS, PREDICT_METHOD, REGRESS_METHOD
 from tfs_lite.core.status import ServingError
-from tfs_lite.protocols.defaults import parse_default
-from tfs_lite.protocols.json_text import Json
+from tfs_lite.protocols.json.text import Json
+from tfs_lite.protocols.runs import parse_default
 
 CLASSES, SCORES = "classes", "scores"
 """What the outputs of classify are called."""

@@ -12,9 +12,8 @@ from typing import Any
 
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_server import ModelServerConfig
-from tfs_lite.config.proto_text import check_keys, read_proto_text
 from tfs_lite.config.settings import Document, build, config_error
-from tfs_lite.config.yaml_text import read_yaml
+from tfs_lite.config.syntax import check_keys, read_proto_text, read_yaml
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
 from tfs_lite.protocols import messages
 

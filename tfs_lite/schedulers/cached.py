@@ -17,7 +17,7 @@ from tfs_lite.core.model import Model, PredictCall, Servable, resize
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.schedulers.ordering import Order
+from tfs_lite.schedulers.batching.ordering import Order
 from tfs_lite.schedulers.response_cache import ResponseCache, request_key
 
 Result = Mapping[str, Tensor] | Status

@@ -17,7 +17,7 @@ from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.schedulers.execution import CANCELLED, finish
+from tfs_lite.schedulers.batching.execution import CANCELLED, finish
 
 MAX_TIMED_PARTS = 1000
 """Answers of one call whose times are noted."""

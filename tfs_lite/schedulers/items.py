@@ -21,9 +21,9 @@ from functools import partial
 from tfs_lite.core.model import Model, PredictCall, Servable, Traits, resize
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
-from tfs_lite.schedulers.execution import CANCELLED
-from tfs_lite.schedulers.rules import BatchRule
-from tfs_lite.schedulers.settings import BatchSettings
+from tfs_lite.schedulers.batching.execution import CANCELLED
+from tfs_lite.schedulers.batching.rules import BatchRule
+from tfs_lite.schedulers.batching.settings import BatchSettings
 
 DEFAULT_THREADS = 2
 DEFAULT_MAX_WAITING = 1000

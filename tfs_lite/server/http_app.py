@@ -16,21 +16,22 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, not_found
-from tfs_lite.protocols.json_text import COMFORTABLE_BYTES
-from tfs_lite.protocols.serving import ModelRef
-from tfs_lite.server import cors, openapi
-from tfs_lite.server.background import BackgroundRunner
-from tfs_lite.server.health import Health
-from tfs_lite.server.http_gzip import SMALLEST_ANSWER, accepts_gzip, pack
-from tfs_lite.server.http_reply import JSON, Form, HttpError, answer_form, error_reply
-from tfs_lite.server.http_whole import Answer, WholeRequest, answer_of, success
-from tfs_lite.server.openai_app import OpenAiApp, is_openai
-from tfs_lite.server.request_metrics import REST, RequestMetrics
-from tfs_lite.server.rest_models import ModelPages
-from tfs_lite.server.rest_path import Action, is_rest, parse_path, prediction_of
-from tfs_lite.server.rest_service import RestService
-from tfs_lite.server.v2_http_app import V2HttpApp
-from tfs_lite.server.v2_http_path import is_v2
+from tfs_lite.metrics.requests import REST, RequestMetrics
+from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
+from tfs_lite.protocols.tensorflow.serving import ModelRef
+from tfs_lite.server import openapi
+from tfs_lite.server.http import replies as cors
+from tfs_lite.server.http.compression import SMALLEST_ANSWER, accepts_gzip, pack
+from tfs_lite.server.http.replies import JSON, Form, HttpError, answer_form, error_reply
+from tfs_lite.server.http.short_path import Answer, WholeRequest, answer_of, success
+from tfs_lite.server.openai.app import OpenAiApp, is_openai
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.runtime.health import Health
+from tfs_lite.server.tensorflow.rest_models import ModelPages
+from tfs_lite.server.tensorflow.rest_routes import Action, is_rest, parse_path, prediction_of
+from tfs_lite.server.tensorflow.rest_service import RestService
+from tfs_lite.server.v2.http_app import V2HttpApp
+from tfs_lite.server.v2.http_paths import is_v2
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
-from tfs_lite.server.core import ServerCore
-from tfs_lite.server.options import ServerOptions
-from tfs_lite.server.running import Running
+from tfs_lite.server.server_lifecycle import Running
+from tfs_lite.serving.options import ServerOptions
+from tfs_lite.serving.server_core import ServerCore
 
 
 class Server:

@@ -12,24 +12,23 @@ import asyncio
 import logging
 from typing import Protocol, cast
 
-from tfs_lite.transport import frames
-from tfs_lite.transport.call import (
+from tfs_lite.transport.grpc.call import (
     SHUTTING_DOWN,
     Call,
     OneRequestCall,
     UnaryCall,
 )
-from tfs_lite.transport.codes import DEADLINE_EXCEEDED, UNAVAILABLE
-from tfs_lite.transport.common import Common
-from tfs_lite.transport.connection import DRAIN_PING, Connection
-from tfs_lite.transport.errors import ErrorCode
-from tfs_lite.transport.head import Heads, Opening
+from tfs_lite.transport.grpc.codes import DEADLINE_EXCEEDED, UNAVAILABLE
+from tfs_lite.transport.grpc.common import Common
+from tfs_lite.transport.grpc.head import Heads, Opening
+from tfs_lite.transport.grpc.streaming import ServerStreamCall, StreamedCall
+from tfs_lite.transport.http2 import framing as frames
+from tfs_lite.transport.http2.connection import DRAIN_PING, Connection
+from tfs_lite.transport.http2.errors import ErrorCode
+from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.pings import PingPolicy
-from tfs_lite.transport.streaming import ServerStreamCall, StreamedCall
-from tfs_lite.transport.streams import Stream
 from tfs_lite.transport.table import CallKind
-from tfs_lite.transport.vitals import Vitals
-from tfs_lite.transport.watch import Act, decide
+from tfs_lite.transport.watch import Act, Vitals, decide
 
 logger = logging.getLogger(__name__)
 

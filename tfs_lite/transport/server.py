@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from tfs_lite.transport.common import Common, Hooks
-from tfs_lite.transport.head import Heads
+from tfs_lite.transport.grpc.common import Common, Hooks
+from tfs_lite.transport.grpc.head import Heads
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
 from tfs_lite.transport.protocol import ServerProtocol

@@ -23,8 +23,8 @@ import numpy as np
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.workers.arena import Arena, read_places
-from tfs_lite.workers.background import in_background, step_beside
 from tfs_lite.workers.channel import Channel, Garbage, Gone
+from tfs_lite.workers.priorities import in_background, step_beside
 from tfs_lite.workers.wire import CLOSE, LANES, OPEN, POSTPROCESS, PREPROCESS, RUN, describe_model, plain_failure
 
 CLOSED, LOST, BROKEN = 0, 0, 1

@@ -13,7 +13,7 @@ from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import StatusCode
 from tfs_lite.workers.arena import DEFAULT_LIMIT, Arena, Array
 from tfs_lite.workers.channel import Channel, Garbage, Gone
-from tfs_lite.workers.lane import Lane, LanePool
+from tfs_lite.workers.child_channel import Lane, LanePool
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.supervisor import Supervisor, Worker
 from tfs_lite.workers.wire import LANES, OPEN, Description, read_description, read_failure

@@ -18,11 +18,10 @@ from tfs_lite.core.model import Model, Shapes, WorkerLost, WorkerStatus
 from tfs_lite.core.signature import Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.workers.arena import DEFAULT_LIMIT, Arena
-from tfs_lite.workers.backoff import Backoff
 from tfs_lite.workers.channel import Garbage, Gone
 from tfs_lite.workers.connection import Connection, RemoteModel, connect
 from tfs_lite.workers.staging import Staging
-from tfs_lite.workers.supervisor import Supervisor, Worker
+from tfs_lite.workers.supervisor import Backoff, Supervisor, Worker
 from tfs_lite.workers.wire import POSTPROCESS, PREPROCESS, RUN
 
 PATIENCE = 1.0

@@ -7,6 +7,8 @@
 
 A process is only ever killed by the nursery, its parent, under a number of ours: never by a process id that may have
 become another's.
+
+How long to wait before a process that has died is started again.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import ormsgpack
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.workers.nursery import IGNORED, MAX_REQUEST
+from tfs_lite.workers.fork_server import IGNORED, MAX_REQUEST
 
 END_SECONDS = 10.0
 NURSERY_DIED = "the process that starts models ended"
@@ -219,7 +222,7 @@ class _NurseryProcess:
 def _launch(descriptor: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
     """Signals that the nursery will ignore are held back until it does."""
     options = json.dumps({"preload": list(preload), "path": sys.path})
-    command = [sys.executable, "-m", "tfs_lite.workers.nursery", str(descriptor), options]
+    command = [sys.executable, "-m", "tfs_lite.workers.fork_server", str(descriptor), options]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
     try:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
@@ -232,3 +235,22 @@ def _cause(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)}"
     return f"exit code {os.WEXITSTATUS(status)}"
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Doubles from ``first`` to ``most`` seconds; a process that has run for ``well`` seconds makes up for all before.
+    No lock: its owner has one."""
+
+    first: float = 0.1
+    most: float = 30.0
+    well: float = 60.0
+    failures: int = 0
+
+    def next(self, ran_for: float) -> float:
+        """Seconds to wait now that a process has died which had run for ``ran_for`` seconds (0: it never did)."""
+        if ran_for >= self.well:
+            self.failures = 0
+        delay = min(self.first * 2.0 ** min(self.failures, 64), self.most)
+        self.failures += 1
+        return delay

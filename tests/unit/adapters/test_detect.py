@@ -4,7 +4,7 @@ from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.platforms import add_to_archive
+from tfs_lite.testing.servers.platforms import add_to_archive
 
 
 def files(*names, members=()):

@@ -19,8 +19,8 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.schedulers.ensemble.servable import EnsembleServable
-from tfs_lite.testing.ensembles import Town, adder, ask
-from tfs_lite.testing.servables import run_alone
+from tfs_lite.testing.lifecycle.servables import run_alone
+from tfs_lite.testing.schedulers.ensembles import Town, adder, ask
 
 ID = ServableId("e", 1)
 CONFIG = """

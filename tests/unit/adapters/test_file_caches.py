@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfs_lite.adapters.file_caches import drop_file_caches
+from tfs_lite.adapters.memory import drop_file_caches
 
 PAGES = 64
 

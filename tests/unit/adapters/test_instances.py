@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.adapters.instances import Difference, differ_in_instances_only, difference, places
+from tfs_lite.adapters.loader import Difference, differ_in_instances_only, difference, places
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
 

@@ -14,7 +14,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.testing.platforms import SETTINGS, add_to_archive, write_plain
+from tfs_lite.testing.servers.platforms import SETTINGS, add_to_archive, write_plain
 
 ID = ServableId("m", 1)
 

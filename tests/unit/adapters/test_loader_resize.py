@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform
-from tfs_lite.adapters.instances import places
-from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
+from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader, places
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.warmup import Warmup
 from tfs_lite.config.model import ModelSettings
@@ -20,8 +19,8 @@ from tfs_lite.core.model import Model, Servable
 from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
-from tfs_lite.schedulers.batching import BatchingServable
-from tfs_lite.testing.process import wait_until
+from tfs_lite.schedulers.batching.batcher import BatchingServable
+from tfs_lite.testing.servers.process import wait_until
 
 ID = ServableId("m", 1)
 WARMUP = [{"body": {"inputs": {"x": [[1.0, 1.0, 1.0, 1.0]]}}}]

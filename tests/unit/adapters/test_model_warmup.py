@@ -22,7 +22,7 @@ from tfs_lite.core.model import Model, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.testing.platforms import SETTINGS, write_exported, write_plain, write_python
+from tfs_lite.testing.servers.platforms import SETTINGS, write_exported, write_plain, write_python
 
 ID = ServableId("m", 1)
 BATCH = SymbolicDim("batch", 8)

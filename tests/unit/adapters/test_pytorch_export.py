@@ -14,7 +14,7 @@ from tfs_lite.adapters.pytorch_export import open_exported
 from tfs_lite.config.model import ModelSettings, ModelTensor
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.platforms import rewrite_archive
+from tfs_lite.testing.servers.platforms import rewrite_archive
 
 DYNAMIC = torch.export.Dim.DYNAMIC
 

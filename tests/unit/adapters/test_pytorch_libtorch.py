@@ -8,7 +8,7 @@ from tfs_lite.adapters.pytorch_libtorch import open_script
 from tfs_lite.config.model import ModelSettings, ModelTensor
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.platforms import write_script
+from tfs_lite.testing.servers.platforms import write_script
 
 ROW = np.arange(3, dtype=np.float32).reshape(1, 3)
 

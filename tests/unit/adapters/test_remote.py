@@ -16,7 +16,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Document, build
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.platforms import SETTINGS, WIDTH, WRITERS, write_python
+from tfs_lite.testing.servers.platforms import SETTINGS, WIDTH, WRITERS, write_python
 from tfs_lite.workers.process import open_in_process
 from tfs_lite.workers.supervisor import Supervisor
 

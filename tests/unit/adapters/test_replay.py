@@ -14,9 +14,9 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import CLASSIFY_METHOD, REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import PredictionLog, TensorProto
-from tfs_lite.protocols.prediction_log import logged_request
-from tfs_lite.testing.logs import examples_log, multi_log, predict_log
-from tfs_lite.testing.servables import OwnClockServable
+from tfs_lite.protocols.tensorflow.prediction_log import logged_request
+from tfs_lite.testing.lifecycle.servables import OwnClockServable
+from tfs_lite.testing.servers.logs import examples_log, multi_log, predict_log
 
 BATCH = SymbolicDim("batch")
 X = TensorSpec("x", DataType.FLOAT, (BATCH, 2))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tfs_lite.adapters.python_model import open_python
+from tfs_lite.adapters.python.model import open_python
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Document, build
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.platforms import write_python
+from tfs_lite.testing.servers.platforms import write_python
 
 SOURCE = """
 class Model:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tfs_lite
-from tfs_lite.adapters.python_model import open_python
+from tfs_lite.adapters.python.model import open_python
 from tfs_lite.adapters.pytorch_export import open_exported
 from tfs_lite.adapters.signatures import SignedModel, calls_of, sign
 from tfs_lite.config.model import ModelSettings
@@ -25,9 +25,9 @@ from tfs_lite.core.signature import (
     check_inputs,
 )
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.defaults import fill_defaults
 from tfs_lite.protocols.dtypes import from_numpy
-from tfs_lite.testing.platforms import write_module, write_plain, write_python
+from tfs_lite.protocols.runs import fill_defaults
+from tfs_lite.testing.servers.platforms import write_module, write_plain, write_python
 
 DIGITS = "\n".join(f"digit {number}" for number in range(10))
 EXAMPLE = """

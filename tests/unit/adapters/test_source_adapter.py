@@ -1,6 +1,6 @@
 import pytest
 
-from tfs_lite.adapters.source_adapter import AdapterSettings, make_source_adapter
+from tfs_lite.adapters.platforms import AdapterSettings, make_source_adapter
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import Status, StatusCode
 

@@ -23,9 +23,9 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, ServingError, StatusCode
 from tfs_lite.protocols.tfrecord import frame
-from tfs_lite.testing.logs import examples_log, log_file, predict_log, write_warmup
-from tfs_lite.testing.platforms import SETTINGS, write_plain
-from tfs_lite.testing.servables import OwnClockServable, run_alone
+from tfs_lite.testing.lifecycle.servables import OwnClockServable, run_alone
+from tfs_lite.testing.servers.logs import examples_log, log_file, predict_log, write_warmup
+from tfs_lite.testing.servers.platforms import SETTINGS, write_plain
 
 ID = ServableId("m", 7)
 FILE = "assets.extra/tf_serving_warmup_requests"

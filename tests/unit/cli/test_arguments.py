@@ -8,8 +8,8 @@ import trustme
 import yaml
 
 from tfs_lite.cli.main import main
-from tfs_lite.testing.in_process import QUICK
-from tfs_lite.testing.models import TaggedArchives
+from tfs_lite.testing.servers.in_process import QUICK
+from tfs_lite.testing.servers.models import TaggedArchives
 
 Captured = pytest.CaptureFixture[str]
 

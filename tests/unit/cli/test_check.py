@@ -12,7 +12,7 @@ import pytest
 from tfs_lite.cli.main import main
 from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.models import TaggedArchives, write_python_version
+from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
 
 Captured = pytest.CaptureFixture[str]
 

@@ -11,7 +11,7 @@ import trustme
 
 from tfs_lite.cli.main import main
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.models import TaggedArchives
+from tfs_lite.testing.servers.models import TaggedArchives
 
 Captured = pytest.CaptureFixture[str]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tfs_lite.cli.errors import UsageError
 from tfs_lite.cli.flag_parser import Settings, parse_flags
+from tfs_lite.cli.output import UsageError
 
 
 def parse(*argv: str, environ: Mapping[str, str] | None = None) -> Settings:

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from tfs_lite.cli.flags import FLAGS, Flag, Kind, Support
-from tfs_lite.cli.serve_settings import OWN_FLAGS
-from tfs_lite.server.options import ServerOptions
+from tfs_lite.cli.serve import OWN_FLAGS
+from tfs_lite.serving.options import ServerOptions
 
 CPUS = len(os.sched_getaffinity(0))
 

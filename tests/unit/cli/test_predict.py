@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfs_lite.cli.errors import CliError, UsageError
+from tfs_lite.cli.output import CliError, UsageError
 from tfs_lite.cli.predict import print_prediction, read_inputs
 from tfs_lite.client import Prediction
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.cli.errors import UsageError
 from tfs_lite.cli.flag_parser import parse_flags
 from tfs_lite.cli.flags import FLAGS
-from tfs_lite.cli.serve_settings import help_text, server_options, torch_threads
-from tfs_lite.server.options import ServerOptions
+from tfs_lite.cli.output import UsageError
+from tfs_lite.cli.serve import help_text, server_options, torch_threads
+from tfs_lite.serving.options import ServerOptions
 
 
 def options(*argv: str) -> ServerOptions:

@@ -20,9 +20,9 @@ from tfs_lite.cli.main import main
 from tfs_lite.core.model import BatchReport
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.server.batch_metrics import BatchMetrics, BatchStateCollector, WorkerState
-from tfs_lite.server.lifecycle_metrics import StateCollector
-from tfs_lite.server.request_metrics import RequestMetrics
+from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerState
+from tfs_lite.metrics.requests import RequestMetrics
+from tfs_lite.serving.metrics import StateCollector
 
 Captured = pytest.CaptureFixture[str]
 

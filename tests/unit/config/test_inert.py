@@ -10,8 +10,8 @@ import yaml
 from google.protobuf.descriptor import Descriptor
 
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.proto_text import parse_proto_text, to_plain
 from tfs_lite.config.settings import Settings
+from tfs_lite.config.syntax import parse_proto_text, to_plain
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols import messages

@@ -18,7 +18,7 @@ from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message
-from tfs_lite.schedulers.sequence.configured import sequence_settings_of
+from tfs_lite.schedulers.sequence.settings import sequence_settings_of
 
 BATCH = SymbolicDim("batch", 8)
 SIGNATURE = Signature(

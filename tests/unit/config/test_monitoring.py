@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tfs_lite.config.monitoring import DEFAULT_PATH
-from tfs_lite.config.server_files import parse_monitoring_config, read_monitoring_config
+from tfs_lite.config.server_files import DEFAULT_PATH, parse_monitoring_config, read_monitoring_config
 from tfs_lite.core.status import ServingError, StatusCode
 
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tfs_lite.config.server_files import parse_ssl_config, read_ssl_config
-from tfs_lite.config.ssl import SSLConfig
+from tfs_lite.config.server_files import SSLConfig, parse_ssl_config, read_ssl_config
 from tfs_lite.core.status import ServingError, StatusCode
 
 AUTHORITY = trustme.CA()

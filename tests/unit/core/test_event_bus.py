@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from tfs_lite.core.event_bus import EventBus, TimedEvent
-from tfs_lite.testing.clock import VirtualClock
+from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 
 def test_event_is_stamped_once_and_reaches_subscribers_in_the_order_of_subscription() -> None:

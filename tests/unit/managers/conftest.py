@@ -15,10 +15,10 @@ from tfs_lite.core.status import Status
 from tfs_lite.managers.basic_manager import BasicManager, BasicManagerOptions
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.resource_tracker import ResourceTracker
-from tfs_lite.testing.clock import VirtualClock
-from tfs_lite.testing.executor import ManualExecutor
-from tfs_lite.testing.loader import FakeLoader
-from tfs_lite.testing.world import ManagerWorld
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.lifecycle.executor import ManualExecutor
+from tfs_lite.testing.lifecycle.loader import FakeLoader
+from tfs_lite.testing.lifecycle.manager_fixture import ManagerWorld
 
 
 class Basic:

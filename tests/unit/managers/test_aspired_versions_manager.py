@@ -13,10 +13,10 @@ from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.policies import POLICIES, Action, ActionKind
-from tfs_lite.testing.clock import VirtualClock
-from tfs_lite.testing.executor import ManualExecutor
-from tfs_lite.testing.loader import FakeLoader
-from tfs_lite.testing.world import ManagerWorld
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.lifecycle.executor import ManualExecutor
+from tfs_lite.testing.lifecycle.loader import FakeLoader
+from tfs_lite.testing.lifecycle.manager_fixture import ManagerWorld
 
 S = HarnessState
 BAD = Status(StatusCode.INVALID_ARGUMENT, "not a model")

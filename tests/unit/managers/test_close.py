@@ -13,8 +13,8 @@ from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.managers.harness import HarnessState
-from tfs_lite.testing.executor import ManualExecutor
-from tfs_lite.testing.loader import FakeLoader
+from tfs_lite.testing.lifecycle.executor import ManualExecutor
+from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 S = HarnessState
 ID = ServableId("m", 1)

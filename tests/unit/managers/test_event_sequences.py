@@ -8,7 +8,7 @@ from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.managers.harness import HarnessState
-from tfs_lite.testing.world import ManagerWorld
+from tfs_lite.testing.lifecycle.manager_fixture import ManagerWorld
 
 BAD = Status(StatusCode.INVALID_ARGUMENT, "not a model")
 

@@ -2,7 +2,7 @@
 
 from tfs_lite.core.servable import ServableRequest
 from tfs_lite.managers.policies import ActionKind
-from tfs_lite.testing.world import ManagerWorld
+from tfs_lite.testing.lifecycle.manager_fixture import ManagerWorld
 
 
 def test_no_version_of_a_list_that_waits_is_unloaded_by_an_older_list() -> None:

@@ -7,7 +7,7 @@ import pytest
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.harness import LEGAL_FROM, HarnessState, LoaderHarness
-from tfs_lite.testing.loader import FakeLoader
+from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 S = HarnessState
 ID = ServableId("m", 1)

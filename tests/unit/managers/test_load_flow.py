@@ -7,8 +7,8 @@ import pytest
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.managers.harness import HarnessState
-from tfs_lite.testing.executor import ManualExecutor
-from tfs_lite.testing.loader import FakeLoader
+from tfs_lite.testing.lifecycle.executor import ManualExecutor
+from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 S = HarnessState
 ID = ServableId("m", 1)

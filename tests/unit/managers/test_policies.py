@@ -8,7 +8,7 @@ from hypothesis import given
 from tfs_lite.core.servable import ServableId
 from tfs_lite.managers.harness import FINAL, HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import Action, ActionKind, AvailabilityPreservingPolicy, ResourcePreservingPolicy
-from tfs_lite.testing.strategies import snapshots
+from tfs_lite.testing.lifecycle.strategies import snapshots
 
 UNLOADING_STATES = ["unload-requested", "quiescing", "quiesced", "unloading"]
 

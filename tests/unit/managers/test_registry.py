@@ -9,8 +9,8 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.managers.harness import LoaderHarness
 from tfs_lite.managers.registry import Registry
-from tfs_lite.testing.clock import VirtualClock
-from tfs_lite.testing.loader import FakeLoader
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 HARNESS = LoaderHarness(ServableId("m", 1), FakeLoader())
 

@@ -9,7 +9,7 @@ from tfs_lite.core.servable import ServableId, ServableRequest
 from tfs_lite.core.status import StatusCode
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.resource_tracker import ResourceTracker
-from tfs_lite.testing.loader import FakeLoader
+from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 S = HarnessState
 

@@ -11,7 +11,7 @@ from tfs_lite.core.servable import ServableId, ServableRequest
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.managers.state_monitor import ServableStateMonitor
-from tfs_lite.testing.clock import VirtualClock
+from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 M = ManagerState
 FAILED = Status(StatusCode.UNAVAILABLE, "broken")

@@ -20,7 +20,7 @@ from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableId, ServableRequest
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.world import ManagerWorld
+from tfs_lite.testing.lifecycle.manager_fixture import ManagerWorld
 
 SUCCESSORS = {
     None: {ManagerState.START, ManagerState.END},

@@ -8,8 +8,8 @@ from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.managers.harness import HarnessState
-from tfs_lite.testing.executor import ManualExecutor
-from tfs_lite.testing.world import ManagerWorld
+from tfs_lite.testing.lifecycle.executor import ManualExecutor
+from tfs_lite.testing.lifecycle.manager_fixture import ManagerWorld
 
 
 def steps(world: ManagerWorld) -> list[str]:

@@ -10,7 +10,7 @@ from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.managers.harness import HarnessState
-from tfs_lite.testing.loader import FakeLoader
+from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 S = HarnessState
 WAITS = "waits for model other"

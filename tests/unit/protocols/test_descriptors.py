@@ -41,7 +41,8 @@ def test_our_messages_live_beside_other_packages_in_one_process(order: str) -> N
 
 def test_importing_the_protocols_loads_neither_torch_nor_grpc() -> None:
     code = (
-        "import sys, tfs_lite.protocols.serving, tfs_lite.protocols.tensor_proto, tfs_lite.config.text;"
+        "import sys, tfs_lite.protocols.tensorflow.serving, tfs_lite.protocols.tensorflow.tensor_proto;"
+        "import tfs_lite.config.text;"
         "assert not {'torch', 'grpc', 'asyncio', 'starlette'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -13,11 +13,11 @@ from tfs_lite.core.model import Model, PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
-from tfs_lite.schedulers.batching import BatchingServable
+from tfs_lite.schedulers.batching.batcher import BatchingServable
+from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.cached import CachedServable
 from tfs_lite.schedulers.response_cache import ResponseCache
-from tfs_lite.schedulers.settings import ALONE, BatchSettings
-from tfs_lite.testing.clock import VirtualClock
+from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 ID = ServableId("m", 1)
 PATIENCE = 30

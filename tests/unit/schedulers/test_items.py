@@ -13,9 +13,9 @@ import pytest
 from tfs_lite.core.model import Model, PredictCall, WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
+from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.items import ItemRule, ItemServable
-from tfs_lite.schedulers.settings import BatchSettings
-from tfs_lite.testing.clock import VirtualClock
+from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 PATIENCE = 30
 BATCH = SymbolicDim("batch", 4)

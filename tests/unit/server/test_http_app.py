@@ -14,9 +14,9 @@ import ormsgpack
 import pytest
 
 from tfs_lite.core.status import ServingError
-from tfs_lite.server.http_server import HttpServer
-from tfs_lite.testing.rest_client import ROW, error, serving_rest
-from tfs_lite.testing.rest_house import RestHouse
+from tfs_lite.server.http.server import HttpServer
+from tfs_lite.testing.servers.rest_client import ROW, error, serving_rest
+from tfs_lite.testing.servers.rest_fixture import RestHouse
 
 CORS = {"access-control-allow-origin", "access-control-allow-methods", "access-control-allow-headers"}
 

@@ -14,12 +14,12 @@ import pytest
 from tfs_lite.client import Client
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import HealthCheckRequest, HealthCheckResponse
-from tfs_lite.protocols.serving import ModelRef, VersionState
-from tfs_lite.server.options import ServerOptions
+from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionState
 from tfs_lite.server.server import Server
-from tfs_lite.testing.in_process import ROW, House, config_text, entry, serving
-from tfs_lite.testing.models import gated_source, waiting_source
-from tfs_lite.testing.process import wait_until
+from tfs_lite.serving.options import ServerOptions
+from tfs_lite.testing.servers.in_process import ROW, House, config_text, entry, serving
+from tfs_lite.testing.servers.models import gated_source, waiting_source
+from tfs_lite.testing.servers.process import wait_until
 
 AVAILABLE, END, LOADING, START = (
     VersionState.AVAILABLE,

@@ -12,8 +12,8 @@ from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ServableData
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
 from tfs_lite.sources.source_config import SourceConfig, SourceReport
-from tfs_lite.testing.clock import VirtualClock
-from tfs_lite.testing.disk import MemoryDisk
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.lifecycle.disk import MemoryDisk
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from tfs_lite.sources.base_config import BaseConfigs
 from tfs_lite.sources.completeness import Complete, Waiting
 from tfs_lite.sources.inspector import VersionInspector
-from tfs_lite.testing.clock import VirtualClock
-from tfs_lite.testing.disk import MemoryDisk
-from tfs_lite.testing.executor import ManualExecutor
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.lifecycle.disk import MemoryDisk
+from tfs_lite.testing.lifecycle.executor import ManualExecutor
 
 BASE = "/models/e"
 ENSEMBLE = b"""

@@ -11,9 +11,9 @@ import pytest
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
 from tfs_lite.sources.source_config import SourceConfig
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy, VersionPolicy
-from tfs_lite.testing.clock import VirtualClock
-from tfs_lite.testing.disk import MemoryDisk
-from tfs_lite.testing.source_configs import config, model
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.lifecycle.disk import MemoryDisk
+from tfs_lite.testing.lifecycle.source_configs import config, model
 
 Start = Callable[[SourceConfig], FileSystemStoragePathSource]
 LONG_AGO = 3600.0

@@ -14,8 +14,8 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.status import Status
 from tfs_lite.sources.disk import Entry, RealDisk
 from tfs_lite.sources.repository import ModelRepository, models_in
-from tfs_lite.testing.clock import VirtualClock
-from tfs_lite.testing.disk import MemoryDisk
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.lifecycle.disk import MemoryDisk
 
 BOUND = 30.0
 

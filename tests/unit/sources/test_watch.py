@@ -15,7 +15,7 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.sources import watch as watching
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, point_below, points_for
-from tfs_lite.testing.clock import VirtualClock
+from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 BOUND = 30.0
 

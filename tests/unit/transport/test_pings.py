@@ -5,9 +5,9 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from tfs_lite.testing import http2_peer as h2
-from tfs_lite.testing.transport_house import COUNT, LOOPS, PATIENCE, TransportHouse
-from tfs_lite.transport.errors import ErrorCode
+from tfs_lite.testing.grpc import http2_peer as h2
+from tfs_lite.testing.grpc.transport_fixture import COUNT, LOOPS, PATIENCE, TransportHouse
+from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.pings import PingPolicy
 

@@ -14,9 +14,8 @@ import grpc
 import pytest
 import trustme
 
-from tfs_lite.testing import http2_peer as h2
-from tfs_lite.testing.process import wait_until
-from tfs_lite.testing.transport_house import (
+from tfs_lite.testing.grpc import http2_peer as h2
+from tfs_lite.testing.grpc.transport_fixture import (
     COUNT,
     ECHO,
     FLOW,
@@ -27,8 +26,9 @@ from tfs_lite.testing.transport_house import (
     Service,
     TransportHouse,
 )
-from tfs_lite.transport.errors import ErrorCode
-from tfs_lite.transport.frames import STREAM_MASK
+from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.transport.http2.errors import ErrorCode
+from tfs_lite.transport.http2.framing import STREAM_MASK
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.server import Server
 

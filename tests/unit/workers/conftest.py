@@ -35,9 +35,9 @@ def supervisor(far_models: str) -> Iterator[Supervisor]:
 @pytest.fixture
 def open_far(supervisor: Supervisor, far_models: str) -> Iterator[Callable[..., ProcessModel]]:
     """Opens models of ``far_models``: the function's name, its options, settings of the near end."""
-    from tfs_lite.workers.backoff import Backoff
     from tfs_lite.workers.connection import RemoteModel
     from tfs_lite.workers.process import ProcessModel
+    from tfs_lite.workers.supervisor import Backoff
 
     opened: list[ProcessModel] = []
 

@@ -1,4 +1,4 @@
-from tfs_lite.workers.backoff import Backoff
+from tfs_lite.workers.supervisor import Backoff
 
 
 def test_pauses_double_up_to_a_bound():

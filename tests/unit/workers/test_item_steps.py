@@ -12,7 +12,7 @@ import pytest
 
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.process import wait_until
+from tfs_lite.testing.servers.process import wait_until
 
 ROW = np.arange(6, dtype=np.float32).reshape(2, 3)
 

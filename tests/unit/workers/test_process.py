@@ -15,11 +15,10 @@ import pytest
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.process import wait_until
-from tfs_lite.workers.background import NICENESS
-from tfs_lite.workers.backoff import Backoff
+from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.workers.priorities import NICENESS
 from tfs_lite.workers.process import open_in_process
-from tfs_lite.workers.supervisor import Supervisor
+from tfs_lite.workers.supervisor import Backoff, Supervisor
 
 ROW = np.arange(6, dtype=np.float32).reshape(2, 3)
 NEVER = threading.Event()

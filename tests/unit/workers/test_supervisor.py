@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.process import wait_until
+from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.workers.supervisor import Supervisor
 
 PATIENCE = 60

@@ -15,7 +15,7 @@ import codecs
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from tfs_lite.adapters.inspect_archive import damaged
+from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.core.generation import ChatPrompt
 from tfs_lite.core.status import ServingError, invalid_argument
 

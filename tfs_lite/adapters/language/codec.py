@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.failures import sentence, story
-from tfs_lite.adapters.inspect_archive import damaged
+from tfs_lite.adapters.inspect.archive import damaged
 from tfs_lite.adapters.language.byte_codec import CLASS, ByteStream, Render, byte_codec, rendered, role_texts, utf8
 from tfs_lite.adapters.language.family import load_library
 from tfs_lite.adapters.language.hf_files import Json, read_optional, refuse_code, shown

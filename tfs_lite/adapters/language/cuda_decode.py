@@ -18,14 +18,13 @@ from collections.abc import Sequence
 
 import torch
 
-from tfs_lite.adapters.cuda_graphs import Capture, Captured, Forward, capture_on
-from tfs_lite.adapters.cuda_memory import DEVICE_LOCKS, Pool
+from tfs_lite.adapters.cuda.graphs import Capture, Captured, Forward, capture_on
+from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, Pool
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.language.engine_stream import settle
-from tfs_lite.adapters.language.fixed_decode import FixedDecode
+from tfs_lite.adapters.language.fixed_decode import FixedDecode, Shape, decode_shapes
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import ALLOWED
-from tfs_lite.adapters.language.shapes import Shape, decode_shapes
 from tfs_lite.core.generation import Draw, Rows, Sampling, Step
 from tfs_lite.core.servable import ServableId
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import torch
 
-from tfs_lite.adapters.language.upload import upload
+from tfs_lite.adapters.language.engine_stream import upload
 from tfs_lite.core.generation import Rows, Step
 
 CPU_CALL_BYTES = 512 << 10

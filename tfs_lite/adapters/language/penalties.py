@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tfs_lite.adapters.language.upload import upload_array
+from tfs_lite.adapters.language.engine_stream import upload_array
 from tfs_lite.core.generation import Draw
 
 Ids = npt.NDArray[np.int64]

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
+from tfs_lite.adapters.language.engine_stream import upload
+from tfs_lite.adapters.language.exponential_sampling import first_count, next_count, race
 from tfs_lite.adapters.language.penalties import adjust
-from tfs_lite.adapters.language.race import first_count, next_count, race
-from tfs_lite.adapters.language.upload import upload
 from tfs_lite.core.generation import MAX_LOGPROBS, Draw, Drawn, Rows, Sampling, Step, TokenLogprob
 
 _BEST = -1

@@ -19,11 +19,10 @@ import torch
 from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.failures import out_of_memory, sentence
 from tfs_lite.adapters.language.budget import budget, dtype_name, length_of, reserve
-from tfs_lite.adapters.language.checks import check_settings
 from tfs_lite.adapters.language.codec import open_codec
 from tfs_lite.adapters.language.engine_stream import EngineStream
 from tfs_lite.adapters.language.family import network_config
-from tfs_lite.adapters.language.hf_files import GENERATION_CONFIG, eos_ids, read_optional, recognises
+from tfs_lite.adapters.language.hf_files import GENERATION_CONFIG, check_settings, eos_ids, read_optional, recognises
 from tfs_lite.adapters.language.packed import pack, packed_bytes
 from tfs_lite.adapters.language.sampler import draw
 from tfs_lite.adapters.language.weights import load_network

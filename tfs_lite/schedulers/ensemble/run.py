@@ -23,11 +23,11 @@ from tfs_lite.core.model import OnCall, PredictCall, Servable
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, check_input_names, find_signature
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.runs import Run, call_inputs
+from tfs_lite.schedulers.batching.execution import CANCELLED, finish
+from tfs_lite.schedulers.batching.rules import Array
 from tfs_lite.schedulers.ensemble.graph import Plan, Progress
 from tfs_lite.schedulers.ensemble.shapes import passed_on
 from tfs_lite.schedulers.ensemble.types import Face, Graph, Step
-from tfs_lite.schedulers.execution import CANCELLED, finish
-from tfs_lite.schedulers.rules import Array
 
 Result = Mapping[str, Tensor] | Status
 logger = logging.getLogger(__name__)

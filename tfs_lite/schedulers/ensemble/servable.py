@@ -16,6 +16,7 @@ from tfs_lite.core.model import Model, OnCall, PredictCall, SequenceFlags, nobod
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.schedulers.batching.execution import finish
 from tfs_lite.schedulers.ensemble.graph import Plan, plan_for
 from tfs_lite.schedulers.ensemble.models import (
     Resolve,
@@ -28,7 +29,6 @@ from tfs_lite.schedulers.ensemble.models import (
 )
 from tfs_lite.schedulers.ensemble.run import EnsembleRun, Pin, depth_of, in_ensemble, pin
 from tfs_lite.schedulers.ensemble.types import Face, face_of, graph_of
-from tfs_lite.schedulers.execution import finish
 
 __all__ = ["EnsembleServable", "Resolve", "ResolveSequence"]
 

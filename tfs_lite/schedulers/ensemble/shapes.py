@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import cast
 
 from tfs_lite.core.signature import Dim, Tensor, TensorSpec
+from tfs_lite.schedulers.batching.rules import Array
 from tfs_lite.schedulers.ensemble.types import Face
-from tfs_lite.schedulers.rules import Array
 
 
 def passed_on(tensor: Tensor, batched: bool, to: Face, spec: TensorSpec) -> Tensor:

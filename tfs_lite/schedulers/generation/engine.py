@@ -29,16 +29,16 @@ from tfs_lite.core.generation import (
 )
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.generation.attempts import Attempts
+from tfs_lite.schedulers.generation.detokenizer import Words
 from tfs_lite.schedulers.generation.entries import Entry, Heard, Job
 from tfs_lite.schedulers.generation.loop import StepLoop
-from tfs_lite.schedulers.generation.pace import Pace
 from tfs_lite.schedulers.generation.planner import Plan, Share
+from tfs_lite.schedulers.generation.prefill_budget import Pace
 from tfs_lite.schedulers.generation.reports import step_report, text_report
-from tfs_lite.schedulers.generation.roster import Roster
+from tfs_lite.schedulers.generation.scheduler_state import Roster
 from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.generation.step_runner import Attempts
 from tfs_lite.schedulers.generation.text import Phase, Text
-from tfs_lite.schedulers.generation.words import Words
 
 __all__ = ["Engine", "Job"]
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from tfs_lite.core.generation import Draw, Drawn, Finish, Generation, Piece, Rows, TokenLogprob, Usage
 from tfs_lite.core.status import Status
+from tfs_lite.schedulers.generation.detokenizer import Said, Words
 from tfs_lite.schedulers.generation.text import Text
-from tfs_lite.schedulers.generation.words import Said, Words
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tfs_lite.core.generation import Copy
-from tfs_lite.schedulers.generation.places import Places, Taking
+from tfs_lite.schedulers.generation.cache_slots import Places, Taking
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.generation.text import Phase, Text
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from math import inf
 from typing import Generic
 
-from tfs_lite.schedulers.sequence.alarms import Alarms
+from tfs_lite.schedulers.sequence.deadlines import Alarms
 from tfs_lite.schedulers.sequence.request import OneSequence, Request, T
 
 

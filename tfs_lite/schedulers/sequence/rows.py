@@ -18,8 +18,8 @@ from tfs_lite.config.model import ModelSettings, hidden_outputs
 from tfs_lite.core.model import Model, PredictCall, SequenceFlags
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.schedulers.assembly import rows_fault
-from tfs_lite.schedulers.rules import Array
+from tfs_lite.schedulers.batching.assembly import rows_fault
+from tfs_lite.schedulers.batching.rules import Array
 from tfs_lite.schedulers.sequence.controls import Controls
 from tfs_lite.schedulers.sequence.states import States, Values
 

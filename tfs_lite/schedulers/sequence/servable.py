@@ -16,16 +16,20 @@ from tfs_lite.core.model import Model, OnBatch, PredictCall, Traits, nobody_coun
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
-from tfs_lite.schedulers.execution import finish
-from tfs_lite.schedulers.sequence.configured import direct_settings_of, oldest_settings_of, sequence_settings_of
+from tfs_lite.schedulers.batching.execution import finish
 from tfs_lite.schedulers.sequence.controls import Controls
-from tfs_lite.schedulers.sequence.desk import Desk, OnForgotten, nobody_routes
-from tfs_lite.schedulers.sequence.direct_lanes import DirectLanes
+from tfs_lite.schedulers.sequence.direct import DirectLanes
 from tfs_lite.schedulers.sequence.entries import Entry
-from tfs_lite.schedulers.sequence.oldest_batchers import OldestBatchers
+from tfs_lite.schedulers.sequence.oldest import OldestBatchers
 from tfs_lite.schedulers.sequence.request import SequenceId, Slot
 from tfs_lite.schedulers.sequence.rows import RowPlan
-from tfs_lite.schedulers.sequence.settings import MAX_QUEUED
+from tfs_lite.schedulers.sequence.sequence_manager import Desk, OnForgotten, nobody_routes
+from tfs_lite.schedulers.sequence.settings import (
+    MAX_QUEUED,
+    direct_settings_of,
+    oldest_settings_of,
+    sequence_settings_of,
+)
 from tfs_lite.schedulers.sequence.states import States
 
 

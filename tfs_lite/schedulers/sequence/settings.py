@@ -1,8 +1,15 @@
-"""How sequences wait and run. Values; where they come from is other rooms' business. Times are in seconds."""
+"""How sequences wait and run. Values; where they come from is other rooms' business. Times are in seconds.
+
+What a model's ``sequence_batching`` says, as settings of the slots, of Direct and of Oldest. Pure functions.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.sequence import MAX_CANDIDATES, SequenceBatching, StrategyDirect, StrategyOldest
+from tfs_lite.schedulers.batching.settings import MAX_SECONDS, BatchSettings, SendWhen
 
 MAX_BACKLOG = 1000
 MAX_QUEUED = 10_000
@@ -36,3 +43,46 @@ class DirectSettings:
     """So long the oldest request may wait for others."""
     minimum_utilization: float = 0.0
     """0 to 1: with requests for this part of the slots, the batch does not wait."""
+
+
+def sequence_settings_of(settings: ModelSettings, max_queued: int = MAX_QUEUED) -> SequenceSettings:
+    """The slots. ``max_queued``: the most requests that wait, in all."""
+    batching = settings.sequence_batching or SequenceBatching()
+    slots = max(settings.max_batch_size, 1)
+    if batching.oldest is not None:
+        slots = batching.oldest.max_candidate_sequences or min(slots, MAX_CANDIDATES)
+    return SequenceSettings(
+        slots_per_instance=slots,
+        max_idle=_seconds(batching.max_sequence_idle_microseconds),
+        oldest=batching.oldest is not None,
+        max_backlog=max_queued,
+        max_queued=max_queued,
+    )
+
+
+def direct_settings_of(settings: ModelSettings) -> DirectSettings:
+    """When a batch of Direct runs; the defaults if the settings do not say."""
+    batching = settings.sequence_batching
+    direct = (batching.direct if batching else None) or StrategyDirect()
+    return DirectSettings(_seconds(direct.max_queue_delay_microseconds), float(direct.minimum_slot_utilization))
+
+
+def oldest_settings_of(settings: ModelSettings) -> BatchSettings:
+    """Of the batcher of an instance. It never refuses for being full: it has at most one request of each candidate."""
+    batching = settings.sequence_batching
+    oldest = (batching.oldest if batching else None) or StrategyOldest()
+    largest = settings.max_batch_size
+    delay = _seconds(oldest.max_queue_delay_microseconds) if largest else 0.0
+    return BatchSettings(
+        max_batch_size=largest,
+        max_request_rows=min(largest, 1),
+        preferred=tuple(dict.fromkeys(min(size, largest) for size in oldest.preferred_batch_size)) if largest else (),
+        max_delay=delay,
+        send=SendWhen.WAIT if delay else SendWhen.GREEDY,
+        max_queued_calls=sequence_settings_of(settings).slots_per_instance,
+        preserve_ordering=oldest.preserve_ordering,
+    )
+
+
+def _seconds(microseconds: int) -> float:
+    return min(microseconds / 1e6, MAX_SECONDS)

@@ -15,8 +15,8 @@ from typing import Generic
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.sequence.admission import checked, full
-from tfs_lite.schedulers.sequence.alarms import Alarms
 from tfs_lite.schedulers.sequence.backlog import Backlog
+from tfs_lite.schedulers.sequence.deadlines import Alarms
 from tfs_lite.schedulers.sequence.request import Admitted, OneSequence, Request, SequenceId, Slot, T
 from tfs_lite.schedulers.sequence.settings import SequenceSettings
 

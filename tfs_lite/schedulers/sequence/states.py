@@ -4,13 +4,15 @@
 
 Every sequence has one array for each ``state`` of the config, without a batch dimension. Clients see neither side of
 it, unless an output is named among the model's regular ones as well.
+
+Where the implicit state of each sequence is kept between two of its requests: with its slot.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -22,8 +24,9 @@ from tfs_lite.config.sequence import InitialState, SequenceState
 from tfs_lite.core.signature import DataType, Signature, Tensor, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.dtypes import to_numpy
-from tfs_lite.schedulers.rules import Array
+from tfs_lite.schedulers.batching.rules import Array
 from tfs_lite.schedulers.sequence.controls import missing_input
+from tfs_lite.schedulers.sequence.request import SequenceId, Slot
 
 DIRECTORY = "initial_state"
 """Beside the versions of a model: the files that ``initial_state`` may name."""
@@ -161,3 +164,31 @@ def _texts(file: BinaryIO, count: int) -> Iterator[bytes]:
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.full(shape, b"", object) if dtype.hasobject else np.zeros(shape, dtype)
+
+
+class Memory:
+    """Bookkeeping only, not for several threads at once. A slot keeps one state at most. Nobody finds that of another
+    sequence there, for every sequence begins with a START, which asks for none. That of a sequence whose id was started
+    again before its last request ran may be kept until then."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Slot, tuple[SequenceId, Values]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, slot: Slot) -> Values | None:
+        kept = self._kept.get(slot)
+        return None if kept is None else kept[1]
+
+    def keep(self, slot: Slot, id: SequenceId, values: Values) -> None:
+        self._kept[slot] = id, values
+
+    def drop(self, slot: Slot) -> None:
+        """Nothing, if there is none."""
+        self._kept.pop(slot, None)
+
+    def forget(self, ids: Collection[SequenceId], needed: Callable[[Slot], bool]) -> None:
+        """Drops the states of these sequences, but where a request will ask for one."""
+        for slot in [slot for slot, (id, _) in self._kept.items() if id in ids and not needed(slot)]:
+            del self._kept[slot]

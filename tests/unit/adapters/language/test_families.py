@@ -11,7 +11,7 @@ import torch
 
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import needs_fallback, self_check
-from tfs_lite.testing.tiny_transformers import FAMILIES, VOCABULARY, Company, Greedy, build, greedy
+from tfs_lite.testing.language.tiny_transformers import FAMILIES, VOCABULARY, Company, Greedy, build, greedy
 
 LONGEST = 44
 DISTINCT = 20

@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 
-from tfs_lite.adapters.cuda_graphs import Captured, Forward
+from tfs_lite.adapters.cuda.graphs import Captured, Forward
 from tfs_lite.adapters.language.cuda_decode import record_and_check, worst_difference
 from tfs_lite.adapters.language.engine_stream import EngineStream
-from tfs_lite.adapters.language.fixed_decode import FixedDecode
+from tfs_lite.adapters.language.fixed_decode import FixedDecode, Shape
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import self_check
-from tfs_lite.adapters.language.shapes import Shape
 from tfs_lite.core.generation import Copy, Draw, Rows, Sampling, Step
-from tfs_lite.testing.tiny_transformers import FAMILIES, VOCABULARY, Company, build, greedy
+from tfs_lite.testing.language.tiny_transformers import FAMILIES, VOCABULARY, Company, build, greedy
 
 DRAW = Draw(Sampling(), 0, 0, [], 0)
 LENGTH = 64

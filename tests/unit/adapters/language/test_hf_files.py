@@ -10,12 +10,12 @@ from safetensors.numpy import save_file
 
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.language.budget import budget, cache_numbers, length_of, reserve
-from tfs_lite.adapters.language.checks import check_settings
 from tfs_lite.adapters.language.hf_files import (
     CONFIG,
     INDEX,
     MAX_JSON_BYTES,
     WEIGHTS,
+    check_settings,
     eos_ids,
     read_config,
     recognises,

@@ -9,7 +9,7 @@ from tfs_lite.adapters.language.attention import KEYWORD, attention
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.core.generation import Copy, Draw, Rows, Sampling, Step
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.tiny_transformers import VOCABULARY, build
+from tfs_lite.testing.language.tiny_transformers import VOCABULARY, build
 
 DRAW = Draw(Sampling(), 0, 0, [], 0)
 LENGTH = 32

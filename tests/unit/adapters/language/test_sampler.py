@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tfs_lite.adapters.language.noise import exponential, noise_key
+from tfs_lite.adapters.language.exponential_sampling import exponential, noise_key
 from tfs_lite.adapters.language.sampler import draw
 from tfs_lite.core.generation import Draw, Drawn, Rows, Sampling, Step
 

@@ -10,7 +10,7 @@ from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import Verdict, needs_fallback, self_check
 from tfs_lite.core.generation import Draw, Rows, Sampling, Step
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.tiny_transformers import ALONE, build
+from tfs_lite.testing.language.tiny_transformers import ALONE, build
 
 
 @pytest.mark.parametrize("family", ALONE)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.adapters.language.shapes import MAX_SHAPES, Shape, decode_shapes, smallest
+from tfs_lite.adapters.language.fixed_decode import MAX_SHAPES, Shape, decode_shapes, smallest
 
 
 def _rows(places: int, length: int = 128) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters.language.upload import on_host, upload, upload_array
+from tfs_lite.adapters.language.engine_stream import on_host, upload, upload_array
 
 CPU = torch.device("cpu")
 

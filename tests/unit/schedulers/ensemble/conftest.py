@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfs_lite.testing.ensembles import Town
+from tfs_lite.testing.schedulers.ensembles import Town
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.cached import CachedServable
 from tfs_lite.schedulers.response_cache import ResponseCache
-from tfs_lite.testing.ensembles import Town, adder, ask, diamond
+from tfs_lite.testing.schedulers.ensembles import Town, adder, ask, diamond
 
 
 @pytest.fixture

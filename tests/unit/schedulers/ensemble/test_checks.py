@@ -12,7 +12,7 @@ from tfs_lite.core.signature import DataType, Signature
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.schedulers.ensemble.checks import check_steps
 from tfs_lite.schedulers.ensemble.types import face_of, graph_of
-from tfs_lite.testing.ensembles import settings_of, signature, spec, step, tensor
+from tfs_lite.testing.schedulers.ensembles import settings_of, signature, spec, step, tensor
 
 PLAIN = signature({"x": (2,)}, {"y": (2,)})
 WITH_DEFAULT = Signature((*PLAIN.inputs, spec("w", (2,))), PLAIN.outputs, defaults={"w": np.zeros(2, np.float32)})

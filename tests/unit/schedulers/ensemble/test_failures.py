@@ -7,7 +7,7 @@ import time
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
-from tfs_lite.testing.ensembles import (
+from tfs_lite.testing.schedulers.ensembles import (
     CHAIN,
     DIAMOND,
     Town,

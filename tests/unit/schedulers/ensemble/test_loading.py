@@ -6,7 +6,7 @@ import pytest
 
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.testing.ensembles import (
+from tfs_lite.testing.schedulers.ensembles import (
     CHAIN,
     Town,
     adder,

@@ -13,7 +13,7 @@ from tfs_lite.schedulers.cached import CachedServable
 from tfs_lite.schedulers.ensemble.models import composing_of, contains
 from tfs_lite.schedulers.ensemble.servable import MAX_DEPTH, EnsembleServable
 from tfs_lite.schedulers.response_cache import ResponseCache
-from tfs_lite.testing.ensembles import (
+from tfs_lite.testing.schedulers.ensembles import (
     CHAIN,
     Town,
     adder,

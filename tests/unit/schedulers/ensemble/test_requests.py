@@ -11,7 +11,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.testing.ensembles import (
+from tfs_lite.testing.schedulers.ensembles import (
     CHAIN,
     PATIENCE,
     Town,

@@ -12,7 +12,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.ensemble.servable import MAX_PLANS
-from tfs_lite.testing.ensembles import (
+from tfs_lite.testing.schedulers.ensembles import (
     CHAIN,
     DIAMOND,
     PATIENCE,

@@ -10,7 +10,7 @@ import pytest
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.schedulers.ensemble.shapes import agree, consistent, passed_on
 from tfs_lite.schedulers.ensemble.types import Face, face_of
-from tfs_lite.testing.ensembles import signature
+from tfs_lite.testing.schedulers.ensembles import signature
 
 
 def face(dims: Sequence[int], batch: int) -> Face:

@@ -29,11 +29,11 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.generation.engine import Engine, Job
 from tfs_lite.schedulers.generation.loop import StepLoop
-from tfs_lite.schedulers.generation.roster import Roster
+from tfs_lite.schedulers.generation.scheduler_state import Roster
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.testing.byte_codec import BEGIN, END, VOCABULARY, ByteCodec
-from tfs_lite.testing.clock import VirtualClock
-from tfs_lite.testing.hash_model import HashModel, hashed, logprob_of
+from tfs_lite.testing.language.byte_codec import BEGIN, END, VOCABULARY, ByteCodec
+from tfs_lite.testing.language.hash_model import HashModel, hashed, logprob_of
+from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 PATIENCE = 30
 LENGTH = 64

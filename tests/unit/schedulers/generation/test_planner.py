@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tfs_lite.core.generation import Copy
-from tfs_lite.schedulers.generation.places import Places
+from tfs_lite.schedulers.generation.cache_slots import Places
 from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Snapshot, decide, ranking
-from tfs_lite.schedulers.generation.roster import Plan, Roster
+from tfs_lite.schedulers.generation.scheduler_state import Plan, Roster
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.generation.text import Phase, Text, move
 

@@ -20,9 +20,9 @@ from tfs_lite.schedulers.generation.loop import StepLoop
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.generation.tokenizing import LIGHT
-from tfs_lite.testing.byte_codec import END, VOCABULARY, ByteCodec
-from tfs_lite.testing.clock import VirtualClock
-from tfs_lite.testing.hash_model import HashModel, hashed
+from tfs_lite.testing.language.byte_codec import END, VOCABULARY, ByteCodec
+from tfs_lite.testing.language.hash_model import HashModel, hashed
+from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 PATIENCE = 60
 LENGTH = 2 * LIGHT

@@ -14,7 +14,7 @@ from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.schedulers.generation.tokenizing import LIGHT, Prepared, Tokenizing, Work, prepare, weigh
-from tfs_lite.testing.byte_codec import BEGIN, END, VOCABULARY, ByteCodec
+from tfs_lite.testing.language.byte_codec import BEGIN, END, VOCABULARY, ByteCodec
 
 PATIENCE = 60
 LIMITS = Limits(4, 64, VOCABULARY, frozenset({END}))

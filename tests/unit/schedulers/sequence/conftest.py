@@ -12,9 +12,9 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.model import BatchReport
 from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.sequence.servable import SequenceServable
-from tfs_lite.testing.batcher_stage import no_threads_left
-from tfs_lite.testing.clock import VirtualClock
-from tfs_lite.testing.sequence_models import PATIENCE, Asked, SumModel, sum_settings
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.schedulers.interleaving import no_threads_left
+from tfs_lite.testing.schedulers.sequence_models import PATIENCE, Asked, SumModel, sum_settings
 
 
 class House:

@@ -4,10 +4,15 @@ from typing import Any
 
 import pytest
 
-from tfs_lite.schedulers.sequence.configured import direct_settings_of, oldest_settings_of, sequence_settings_of
-from tfs_lite.schedulers.sequence.settings import DirectSettings, SequenceSettings
-from tfs_lite.schedulers.settings import BatchSettings, SendWhen
-from tfs_lite.testing.sequence_models import sum_settings
+from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
+from tfs_lite.schedulers.sequence.settings import (
+    DirectSettings,
+    SequenceSettings,
+    direct_settings_of,
+    oldest_settings_of,
+    sequence_settings_of,
+)
+from tfs_lite.testing.schedulers.sequence_models import sum_settings
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.sequence_models import SumModel, sum_settings
+from tfs_lite.testing.schedulers.sequence_models import SumModel, sum_settings
 
 Make = Callable[..., Any]
 

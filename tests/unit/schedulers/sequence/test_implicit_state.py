@@ -14,7 +14,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.schedulers.sequence.states import States
-from tfs_lite.testing.sequence_models import SumByStateModel, sum_settings
+from tfs_lite.testing.schedulers.sequence_models import SumByStateModel, sum_settings
 
 Make = Callable[..., Any]
 STRATEGIES = pytest.mark.parametrize("how", [{}, {"oldest": {"max_candidate_sequences": 4}}], ids=["direct", "oldest"])

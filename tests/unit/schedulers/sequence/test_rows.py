@@ -14,7 +14,7 @@ from tfs_lite.core.status import Status
 from tfs_lite.schedulers.sequence.controls import Controls
 from tfs_lite.schedulers.sequence.rows import Row, RowPlan
 from tfs_lite.schedulers.sequence.states import States
-from tfs_lite.testing.sequence_models import SumModel
+from tfs_lite.testing.schedulers.sequence_models import SumModel
 
 SETTINGS = ModelSettings.model_validate(
     {

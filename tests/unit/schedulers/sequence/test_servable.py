@@ -17,8 +17,8 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.schedulers.sequence.servable import SequenceServable
-from tfs_lite.testing.clock import VirtualClock
-from tfs_lite.testing.sequence_models import Asked, SumByIdModel, SumModel, sum_settings
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.schedulers.sequence_models import Asked, SumByIdModel, SumModel, sum_settings
 
 Make = Callable[..., Any]
 OLDEST: dict[str, Any] = {"max_candidate_sequences": 2}

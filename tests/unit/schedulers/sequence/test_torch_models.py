@@ -16,8 +16,8 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.sequence.servable import SequenceServable
-from tfs_lite.testing.batcher_stage import no_threads_left
-from tfs_lite.testing.sequence_models import Asked, sum_settings
+from tfs_lite.testing.schedulers.interleaving import no_threads_left
+from tfs_lite.testing.schedulers.sequence_models import Asked, sum_settings
 
 ROWS = torch.export.Dim("batch", max=4)
 ID = ServableId("sums", 1)

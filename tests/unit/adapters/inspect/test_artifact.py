@@ -1,0 +1,156 @@
+import io
+import pickle
+
+import pytest
+import torch
+
+from tfs_lite.adapters.inspect.artifact import inspect_exported, inspect_script
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.servers.platforms import Doubler, add_to_archive, rewrite_archive, write_script
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("you have been had",))
+
+
+def saved(value):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def exported_code(path, trusted=False):
+    with pytest.raises(ServingError) as caught:
+        inspect_exported(str(path), "model.pt2", trusted)
+    assert str(path.parent) not in str(caught.value)
+    return caught.value.code
+
+
+def test_archive_of_torch_export_passes(exported_once):
+    inspect_exported(str(exported_once / "model.pt2"), "model.pt2", trusted=False)
+
+
+def test_extra_files_do_no_harm(exported_once, tmp_path):
+    path = add_to_archive(exported_once / "model.pt2", tmp_path / "model.pt2", {"extra/notes.txt": b"hello"})
+    inspect_exported(str(path), "model.pt2", trusted=False)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        "data/weights/model.pt",
+        "data/weights/weight_0.so",
+        "data/constants/custom_obj_0",
+        "data/constants/opaque_obj_0",
+        "data/aotinductor/model/run.so",
+        "data/sample_inputs/other.pt",
+        "models/other.json",
+        "run.py",
+    ],
+)
+def test_unexpected_member_needs_trust(exported_once, tmp_path, member):
+    path = add_to_archive(exported_once / "model.pt2", tmp_path / "model.pt2", {member: b"x"})
+    assert exported_code(path) is StatusCode.PERMISSION_DENIED
+    inspect_exported(str(path), "model.pt2", trusted=True)
+
+
+@pytest.mark.parametrize("missing", ["models/model.json", "data/weights/model_weights_config.json", "archive_format"])
+def test_incomplete_archive_is_damage(exported_once, tmp_path, missing):
+    def edit(name, data):
+        return None if name == missing else data
+
+    path = rewrite_archive(exported_once / "model.pt2", tmp_path / "model.pt2", edit)
+    assert exported_code(path) is StatusCode.DATA_LOSS
+
+
+def test_weight_whose_bytes_changed_is_damage_even_when_trusted(exported):
+    path = exported / "model.pt2"
+    data = bytearray(path.read_bytes())
+    at = data.index(b"weight_0") + 100
+    data[at : at + 4] = bytes(byte ^ 0xFF for byte in data[at : at + 4])
+    path.write_bytes(data)
+    assert exported_code(path, trusted=True) is StatusCode.DATA_LOSS
+
+
+def test_archive_of_an_old_torch_says_what_to_do(exported_once, tmp_path):
+    path = add_to_archive(
+        exported_once / "model.pt2", tmp_path / "model.pt2", {"serialized_exported_program.json": b"{}"}
+    )
+    with pytest.raises(ServingError, match="export the model again"):
+        inspect_exported(str(path), "model.pt2", trusted=False)
+
+
+class Writer(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.save(x, "/tmp/never-written")
+        return x
+
+
+class Reader(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.from_file("/etc/hostname", False, 1)
+
+
+class Stacked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        self.save_path = "somewhere"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def script_code(path, trusted=False):
+    with pytest.raises(ServingError) as caught:
+        inspect_script(str(path), "model.pt", trusted)
+    return caught.value.code
+
+
+@pytest.mark.parametrize("module", [Doubler, Stacked])
+def test_archive_of_torch_jit_passes(tmp_path, module):
+    inspect_script(str(write_script(tmp_path, module()) / "model.pt"), "model.pt", trusted=False)
+
+
+@pytest.mark.parametrize("module", [Writer, Reader])
+def test_script_that_touches_files_needs_trust(tmp_path, module):
+    path = write_script(tmp_path, module()) / "model.pt"
+    assert script_code(path) is StatusCode.PERMISSION_DENIED
+    inspect_script(str(path), "model.pt", trusted=True)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        b'    torch.save(x, "f")\n',
+        b'    t = torch\n    t.save(x, "f")\n',
+        b'    (torch.\n      save)(x, "f")\n',
+        b'    (torch. # comment\n      save)(x, "f")\n',
+        b'    getattr(torch, "save")(x, "f")\n',
+        b'    getattr(torch, "sa" "ve")(x, "f")\n',
+        b'    getattr(torch, "s\\x61ve")(x, "f")\n',
+        b'    ops.image.write_file("f", x)\n',
+    ],
+)
+def test_no_spelling_hides_a_function_that_touches_files(scripted_once, tmp_path, code):
+    def edit(name, data):
+        return data + code if name.endswith(".py") else data
+
+    path = rewrite_archive(scripted_once / "model.pt", tmp_path / "model.pt", edit)
+    assert script_code(path) is StatusCode.PERMISSION_DENIED
+
+
+def test_weights_alone_are_no_script(tmp_path):
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "model.pt")
+    assert script_code(tmp_path / "model.pt") is StatusCode.DATA_LOSS
+
+
+def test_pickle_is_no_script(tmp_path):
+    (tmp_path / "model.pt").write_bytes(pickle.dumps(Evil()))
+    assert script_code(tmp_path / "model.pt") is StatusCode.DATA_LOSS
+
+
+def test_unexpected_member_of_a_script_needs_trust(scripted_once, tmp_path):
+    path = add_to_archive(scripted_once / "model.pt", tmp_path / "model.pt", {"run.so": b"x"})
+    assert script_code(path) is StatusCode.PERMISSION_DENIED

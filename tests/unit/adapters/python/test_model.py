@@ -1,0 +1,417 @@
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from tfs_lite.adapters.python.model import open_python
+from tfs_lite.config.model import ModelSettings, ModelTensor
+from tfs_lite.config.settings import Document, build
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, TensorSpec
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.servers.platforms import write_python
+
+ROW = np.arange(3, dtype=np.float32).reshape(1, 3)
+X = ModelTensor(name="x", data_type=DataType.FLOAT, dims=(-1, 3))
+TEXT = ModelTensor(name="text", data_type=DataType.STRING, dims=(-1,))
+
+MODULE = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self, width: int = 3, scale: float = 1.0, label="none", *, loud: bool = False):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width, bias=False)
+        self.built_with = (width, scale, label, loud)
+        self.scale = scale
+
+    def forward(self, x, bias=None):
+        assert not self.training
+        assert torch.is_inference_mode_enabled()
+        y = self.linear(x) * self.scale
+        return y if bias is None else y + bias
+"""
+
+PLAIN = """
+class Model:
+    def __init__(self, context):
+        self.context = context
+
+    def predict(self, inputs):
+        return {"y": inputs["x"] * int(self.context.config.parameters.get("factor", 2))}
+"""
+
+
+def plain(*body, inputs=(X,), outputs=(), **parameters):
+    """Source and settings of a class whose predict has this body."""
+    lines = "\n".join(f"        {line}" for line in body)
+    source = f"class Model:\n    def __init__(self, context): pass\n    def predict(self, inputs):\n{lines}\n"
+    return source, ModelSettings(input=inputs, output=outputs, parameters=parameters)
+
+
+@pytest.fixture
+def opened(tmp_path, request_for):
+    """Writes ``model.py`` and opens it as a server does; closes it in the end."""
+    models = []
+
+    def open_source(source, settings=None, weights=None):
+        models.append(open_python(request_for(write_python(tmp_path, source, weights), settings, trusted=True)))
+        return models[-1]
+
+    yield open_source
+    for model in models:
+        model.close()
+
+
+def refusal(opened, *args):
+    with pytest.raises(ServingError) as caught:
+        opened(*args)
+    return caught.value
+
+
+def test_module_takes_inputs_by_name_and_weights_from_the_file(opened):
+    model = opened(MODULE, weights={"linear.weight": torch.eye(3) * 5})
+    signature = model.signatures[DEFAULT_SIGNATURE]
+    assert signature.inputs == (TensorSpec("x"),)
+    assert signature.outputs == ()
+    assert model.run("", {"x": ROW}, ())["output_0"].tolist() == [[0, 5, 10]]
+    assert model.resident_bytes() == 36
+    assert model.platform == "python"
+
+
+def test_config_declares_inputs_and_outputs(opened):
+    bias = ModelTensor(name="bias", data_type=DataType.FLOAT, dims=(3,))
+    y = ModelTensor(name="y", data_type=DataType.FLOAT, dims=(-1, 3))
+    model = opened(MODULE, ModelSettings(input=(X, bias), output=(y,)), {"linear.weight": torch.eye(3)})
+    assert model.run("", {"x": ROW, "bias": np.ones(3, np.float32)}, ())["y"].tolist() == [[1, 2, 3]]
+
+
+def test_parameters_of_the_config_go_to_the_constructor_that_names_them(opened):
+    parameters = {"width": "4", "scale": "0.5", "loud": "true", "unrelated": "x"}
+    model = opened(MODULE, ModelSettings(parameters=parameters))
+    assert model._module.built_with == (4, 0.5, "none", True)
+
+
+def test_parameter_of_the_wrong_kind_is_refused(opened):
+    error = refusal(opened, MODULE, ModelSettings(parameters={"width": "wide"}))
+    assert error.code is StatusCode.INVALID_ARGUMENT
+    assert "parameter width of the config is 'wide'" in str(error)
+
+
+def test_missing_parameter_is_named(opened):
+    source = "import torch\nclass Model(torch.nn.Module):\n    def __init__(self, width): pass\n"
+    assert "class Model needs width" in str(refusal(opened, source))
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ({"other.weight": torch.eye(3)}, "Missing key"),
+        ({"linear.weight": torch.eye(4)}, "size mismatch"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(opened, weights, reason):
+    error = refusal(opened, MODULE, None, weights)
+    assert error.code is StatusCode.FAILED_PRECONDITION
+    assert "model.safetensors does not fit class Model" in str(error)
+    assert reason in str(error)
+
+
+def test_damaged_weights_are_damage(tmp_path, request_for):
+    write_python(tmp_path, MODULE, {"linear.weight": torch.eye(3)})
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ServingError) as caught:
+        open_python(request_for(tmp_path, trusted=True))
+    assert caught.value.code is StatusCode.DATA_LOSS
+
+
+def test_module_without_weights_keeps_its_own_and_says_so(opened, caplog):
+    opened(MODULE)
+    assert "there is no model.safetensors" in caplog.text
+
+
+def test_input_that_forward_does_not_take_is_refused(opened):
+    error = refusal(opened, MODULE, ModelSettings(input=(TEXT,)))
+    assert error.code is StatusCode.INVALID_ARGUMENT
+    assert 'input "text" of the config: forward() takes "x", "bias"' in str(error)
+
+
+def test_plain_class_gets_its_context(opened, tmp_path):
+    model = opened(PLAIN, ModelSettings(input=(X,), parameters={"factor": "3"}))
+    assert model.run("", {"x": ROW}, ())["y"].tolist() == [[0, 3, 6]]
+    context = model._object.context
+    assert (context.name, context.version, context.directory) == ("m", 1, str(tmp_path))
+    assert context.device == torch.device("cpu")
+    assert model.resident_bytes() is None
+
+
+def test_plain_class_needs_its_inputs_declared(opened):
+    error = refusal(opened, PLAIN)
+    assert error.code is StatusCode.INVALID_ARGUMENT
+    assert "needs its inputs declared" in str(error)
+
+
+def test_texts_arrive_as_bytes_and_leave_as_bytes(opened):
+    source, settings = plain("return {'upper': [text.upper() for text in inputs['text']], 'n': 3}", inputs=(TEXT,))
+    answer = opened(source, settings).run("", {"text": np.array([b"a", b"b"], dtype=object)}, ())
+    assert answer["upper"].tolist() == [b"A", b"B"]
+    assert answer["n"].tolist() == 3
+
+
+def test_warmup_runs_at_load_and_close_at_the_end(tmp_path, request_for):
+    source = PLAIN + (
+        "    def warmup(self):\n        self.context.config.parameters\n        self.warm = True\n"
+        "    def close(self):\n        import pathlib\n        pathlib.Path(self.context.directory, 'closed').touch()\n"
+    )
+    model = open_python(request_for(write_python(tmp_path, source), ModelSettings(input=(X,)), trusted=True))
+    assert model._object.warm
+    assert not (tmp_path / "closed").exists()
+    model.close()
+    assert (tmp_path / "closed").exists()
+
+
+@pytest.mark.parametrize("body", ["raise RuntimeError('no')", "import sys; sys.exit(3)"])
+def test_close_that_fails_is_logged_and_done_with(tmp_path, request_for, body, caplog):
+    source = PLAIN + f"    def close(self):\n        {body}\n"
+    model = open_python(request_for(write_python(tmp_path, source), ModelSettings(input=(X,)), trusted=True))
+    model.close()
+    assert "close() of {name: m version: 1} failed" in caplog.text
+
+
+def test_failed_warmup_closes_what_was_made(tmp_path, request_for):
+    source = PLAIN + (
+        "    def warmup(self):\n        raise RuntimeError('cold')\n"
+        "    def close(self):\n        import pathlib\n        pathlib.Path(self.context.directory, 'closed').touch()\n"
+    )
+    with pytest.raises(ServingError, match=r"model\.py line 9: RuntimeError: cold"):
+        open_python(request_for(write_python(tmp_path, source), ModelSettings(input=(X,)), trusted=True))
+    assert (tmp_path / "closed").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def f():\n    raise ValueError('bad')\nf()\n", "model.py line 2: ValueError: bad"),
+        ("raise KeyboardInterrupt\n", "model.py line 1: KeyboardInterrupt: KeyboardInterrupt"),
+        ("open('/no/such/file')\n", "model.py line 1: FileNotFoundError: [Errno 2] No such file or directory: 'file'"),
+        (PLAIN.replace("self.context = context", "1 / 0"), "model.py line 4: ZeroDivisionError: division by zero"),
+        (PLAIN.replace("self.context = context", "import nothing_like_this"), "model.py line 4: ModuleNotFoundError"),
+        ("raise MemoryError\n", "model.py line 1: MemoryError"),
+    ],
+)
+def test_source_that_fails_names_the_line_but_no_path(opened, tmp_path, source, message):
+    error = refusal(opened, source, ModelSettings(input=(X,)))
+    assert str(error).startswith(message)
+    assert str(tmp_path) not in str(error)
+    assert error.code is (StatusCode.RESOURCE_EXHAUSTED if "MemoryError" in message else StatusCode.FAILED_PRECONDITION)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = (", "model.py line 1: SyntaxError: '(' was never closed"),
+        ("\n\nimport nothing_like_this\n", "model.py line 3: ModuleNotFoundError: No module named 'nothing_like_this'"),
+        ("from .helper import x\n", "model.py line 1: ModuleNotFoundError"),
+        ("from torch import nothing_like_this\n", "model.py line 1: ImportError"),
+        ("x = undefined\n", "model.py line 1: NameError: name 'undefined' is not defined"),
+        ("import sys\nsys.exit(3)\n", "model.py line 2: SystemExit: 3"),
+        ("x = 1\n", "model.py defines no class Model"),
+        ("Model = 1\n", "model.py defines no class Model"),
+        ("class Model: pass\n", "class Model is no torch.nn.Module and has no method predict"),
+    ],
+)
+def test_source_that_can_never_work_is_a_verdict_that_no_retry_changes(opened, tmp_path, source, message):
+    error = refusal(opened, source, ModelSettings(input=(X,)))
+    assert str(error).startswith(message)
+    assert str(tmp_path) not in str(error)
+    assert error.code is StatusCode.INVALID_ARGUMENT
+
+
+class ImportedMeanwhile(str):
+    """The name of a module; looking at it closely takes so long that somebody else imports one."""
+
+    def startswith(self, *args):
+        sys.modules[f"{self}_another"] = sys
+        return super().startswith(*args)
+
+
+def test_modules_may_be_imported_while_a_version_is_closed(tmp_path, request_for):
+    source, settings = plain("return {'y': inputs['x']}")
+    model = open_python(request_for(write_python(tmp_path, source), settings, trusted=True))
+    name = ImportedMeanwhile("somebody_elses_module")
+    sys.modules[name] = sys
+    try:
+        model.close()
+        assert f"{name}_another" in sys.modules
+        assert model._source.__name__ not in sys.modules
+    finally:
+        sys.modules.pop(name)
+        sys.modules.pop(f"{name}_another", None)
+
+
+def test_a_result_that_is_not_as_declared_is_refused_before_it_is_copied(opened):
+    y = ModelTensor(name="y", data_type=DataType.FLOAT, dims=(-1, 3))
+    model = opened(*plain("return {'y': inputs['x'][:1, :1].expand(2**40, 2**20)}", outputs=(y,)))
+    with pytest.raises(ServingError, match="the model returned output y as float") as caught:
+        model.run("", {"x": ROW}, ())
+    assert caught.value.code is StatusCode.INTERNAL
+
+
+def test_a_result_that_is_a_list_is_checked_too(opened):
+    y = ModelTensor(name="y", data_type=DataType.INT64, dims=(2,))
+    model = opened(*plain("return {'y': [1, 2, 3]}", outputs=(y,)))
+    with pytest.raises(ServingError, match=r"the model returned output y as int64\[3\], expected int64\[2\]"):
+        model.run("", {"x": ROW}, ())
+
+
+def test_what_is_logged_of_a_models_failure_is_bounded(opened, caplog):
+    model = opened(*plain("raise ValueError('x' * 5_000_000)", outputs=(X.model_copy(update={"name": "y"}),)))
+    with pytest.raises(ServingError):
+        model.run("", {"x": ROW}, ())
+    assert "failed on a request" in caplog.text
+    assert "in predict" in caplog.text
+    assert len(caplog.text) < 20_000
+
+
+def test_an_exception_that_cannot_be_shown_is_named_by_its_type(opened, caplog):
+    source, settings = plain("raise Unspeakable()")
+    source = "class Unspeakable(Exception):\n    def __str__(self): raise SystemExit(1)\n" + source
+    with pytest.raises(ServingError) as caught:
+        opened(source, settings).run("", {"x": ROW}, ())
+    assert caught.value.code is StatusCode.INTERNAL
+    assert str(caught.value) == "model m version 1 failed: Unspeakable"
+
+
+def test_files_beside_the_model_can_be_imported(opened, tmp_path):
+    (tmp_path / "helper.py").write_text("FACTOR = 7\n")
+    source, settings = plain("return {'y': inputs['x'] * FACTOR}")
+    model = opened(f"from .helper import FACTOR\n{source}", settings)
+    assert model.run("", {"x": ROW}, ())["y"].tolist() == [[0, 7, 14]]
+
+
+def test_modules_of_two_versions_live_side_by_side_and_go_when_closed(tmp_path, request_for):
+    def mine():
+        return {name for name in sys.modules if name.startswith("tfs_lite_model_")}
+
+    before = mine()
+    (tmp_path / "helper.py").write_text("")
+    source, settings = plain("return {'y': inputs['x']}")
+    request = request_for(write_python(tmp_path, f"from . import helper\n{source}"), settings, trusted=True)
+    first, second = open_python(request), open_python(request)
+    assert len(mine() - before) == 4
+    first.close()
+    assert len(mine() - before) == 2
+    assert second.run("", {"x": ROW}, ())["y"].tolist() == ROW.tolist()
+    second.close()
+    assert mine() == before
+
+
+def test_source_is_read_anew_and_nothing_is_written_beside_it(tmp_path, request_for):
+    for factor in (2, 3):
+        source, settings = plain(f"return {{'y': inputs['x'] * {factor}}}")
+        model = open_python(request_for(write_python(tmp_path, source), settings, trusted=True))
+        assert model.run("", {"x": ROW}, ())["y"].tolist() == (ROW * factor).tolist()
+        model.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        ("yield {'y': 1}", StatusCode.UNIMPLEMENTED, "decoupled: true"),
+        ("return iter([])", StatusCode.UNIMPLEMENTED, "decoupled: true"),
+        ("return [1]", StatusCode.INTERNAL, "predict() of model m returned list, expected a dict"),
+        ("return {'z': inputs['x']}", StatusCode.INTERNAL, "did not return output y; it returned: z"),
+        ("return {'y': inputs['x'].long()}", StatusCode.INTERNAL, "returned output y as int64[1,3], expected float"),
+        ("return {'y': inputs['x'][:, :2]}", StatusCode.INTERNAL, "returned output y as float[1,2], expected float"),
+        ("return {'y': object()}", StatusCode.INTERNAL, "output y is of type object"),
+        ("raise ValueError('cannot')", StatusCode.INTERNAL, "failed: ValueError: cannot"),
+        ("raise SystemExit(3)", StatusCode.INTERNAL, "raised SystemExit"),
+        ("raise KeyboardInterrupt", StatusCode.INTERNAL, "raised KeyboardInterrupt"),
+        ("raise MemoryError", StatusCode.RESOURCE_EXHAUSTED, "failed: MemoryError"),
+        ("return self.predict(inputs)", StatusCode.INTERNAL, "maximum recursion depth exceeded"),
+    ],
+)
+def test_predict_that_goes_wrong_fails_the_request(opened, body, code, message):
+    y = ModelTensor(name="y", data_type=DataType.FLOAT, dims=(-1, 3))
+    model = opened(*plain(body, outputs=(y,)))
+    with pytest.raises(ServingError) as caught:
+        model.run("", {"x": ROW}, ())
+    assert caught.value.code is code
+    assert message in str(caught.value)
+
+
+def test_plain_class_may_hold_a_script(opened, tmp_path):
+    source = """
+import warnings
+import torch
+
+class Scale(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+class Model:
+    def __init__(self, context):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.script = torch.jit.script(Scale())
+
+    def predict(self, inputs):
+        return {"y": self.script(inputs["x"])}
+"""
+    model = opened(source, ModelSettings(input=(X,)))
+    for _ in range(4):
+        assert model.run("", {"x": ROW}, ())["y"].tolist() == [[0, 2, 4]]
+
+
+def test_callers_array_is_never_written_to(opened):
+    array = ROW.copy()
+    model = opened(*plain("return {'y': inputs['x'].add_(1)}"))
+    assert model.run("", {"x": array}, ())["y"].tolist() == [[1, 2, 3]]
+    assert array.tolist() == ROW.tolist()
+
+
+def test_model_may_yield_several_answers_of_which_each_has_the_outputs_that_are_wanted(opened):
+    model = opened(*plain("for n in range(3): yield {'y': inputs['x'] + n, 'n': torch.tensor([n])}"))
+    vars(sys.modules[type(model._object).__module__])["torch"] = torch
+    both = list(model.parts("", {"x": ROW}, ()))
+    assert [sorted(part) for part in both] == [["n", "y"]] * 3
+    np.testing.assert_array_equal(both[2]["y"], ROW + 2)
+    assert [part["n"].tolist() for part in model.parts("", {"x": ROW}, ("n",))] == [[0], [1], [2]]
+
+
+def test_model_that_returns_a_dict_has_one_answer(opened):
+    model = opened(*plain("return {'y': inputs['x']}"))
+    (part,) = model.parts("", {"x": ROW}, ())
+    np.testing.assert_array_equal(part["y"], ROW)
+
+
+@pytest.mark.parametrize("body", ["yield {'y': inputs['x']}; raise ValueError('broken')", "yield {'y': object()}"])
+def test_answer_that_goes_wrong_ends_the_request(opened, body):
+    model = opened(*plain(body))
+    with pytest.raises(ServingError) as caught:
+        list(model.parts("", {"x": ROW}, ()))
+    assert caught.value.code is StatusCode.INTERNAL
+
+
+def test_generator_that_nobody_reads_on_is_closed(opened):
+    model = opened(*plain("try:", "    while True: yield {'y': inputs['x']}", "finally:", "    Model.closed = True"))
+    parts = model.parts("", {"x": ROW}, ())
+    next(parts)
+    parts.close()
+    assert type(model._object).closed
+
+
+def test_state_that_the_model_does_not_write_stays_as_it_was(opened):
+    batching = {"state": [{"input_name": "s", "output_name": "s", "data_type": "TYPE_FP32", "dims": [2]}]}
+    config = {
+        "max_batch_size": 4,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}],
+        "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [3]}],
+        "sequence_batching": batching,
+    }
+    source, _ = plain("return {'y': inputs['x']}")
+    model = opened(source, build(ModelSettings, Document(config)))
+    state = np.array([[7, 8]], np.float32)
+    np.testing.assert_array_equal(model.run("", {"x": ROW, "s": state}, ())["s"], state)

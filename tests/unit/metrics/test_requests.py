@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, StatusCode, not_found
+from tfs_lite.metrics.requests import KEPT_VERSIONS, RequestMetrics
+from tfs_lite.metrics.tensorflow_text import MAX_CELLS
+
+
+def page(registry: CollectorRegistry) -> str:
+    return generate_latest(registry).decode()
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry: CollectorRegistry) -> RequestMetrics:
+    return RequestMetrics(registry, lambda name: name == "m")
+
+
+def serve(metrics: RequestMetrics, version: int) -> None:
+    metrics.entered(ServableId("m", version))
+    with metrics.record("Predict", "m") as record:
+        record.version = version
+    metrics.left(ServableId("m", version))
+
+
+def test_latency_is_kept_per_model_and_version(metrics: RequestMetrics, registry: CollectorRegistry) -> None:
+    serve(metrics, 1)
+    serve(metrics, 2)
+    serve(metrics, 2)
+    for version, count in (("1", 1), ("2", 2)):
+        labels = {"model": "m", "version": version}
+        assert registry.get_sample_value("tfs_lite_request_seconds_count", labels) == count
+
+
+def test_names_from_requests_do_not_become_labels(metrics: RequestMetrics, registry: CollectorRegistry) -> None:
+    for name in ("x1", "x2", "x3"):
+        with pytest.raises(Exception, match="no"), metrics.record("Predict", name):
+            raise not_found("no")
+    assert "x1" not in page(registry)
+    labels = {"model": "unknown", "version": "", "method": "Predict", "code": "NOT_FOUND"}
+    assert registry.get_sample_value("tfs_lite_requests_total", labels) == 3
+
+
+def test_series_of_versions_that_are_gone_are_dropped_the_oldest_first(
+    metrics: RequestMetrics, registry: CollectorRegistry
+) -> None:
+    for version in range(1, KEPT_VERSIONS + 4):
+        serve(metrics, version)
+        metrics.version_gone(ServableId("m", version))
+    for version in (1, 2, 3):
+        assert f'version="{version}"' not in page(registry)
+    for version in range(4, KEPT_VERSIONS + 4):
+        assert f'version="{version}"' in page(registry)
+
+
+def test_version_that_comes_and_goes_again_counts_once(metrics: RequestMetrics, registry: CollectorRegistry) -> None:
+    serve(metrics, 1)
+    for _ in range(3 * KEPT_VERSIONS):
+        metrics.version_gone(ServableId("m", 1))
+    assert 'version="1"' in page(registry)
+
+
+def test_model_that_is_gone_leaves_nothing(metrics: RequestMetrics, registry: CollectorRegistry) -> None:
+    serve(metrics, 1)
+    serve(metrics, 2)
+    metrics.model_gone("m")
+    assert 'model="m"' not in page(registry)
+
+
+def fail(metrics: RequestMetrics, error: BaseException) -> None:
+    with metrics.record("Predict", "m") as record:
+        record.version = 1
+        raise error
+
+
+def count(registry: CollectorRegistry, code: str, version: str = "1", model: str = "m") -> float | None:
+    labels = {"model": model, "version": version, "method": "Predict", "code": code}
+    return registry.get_sample_value("tfs_lite_requests_total", labels)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (not_found("no"), "NOT_FOUND"),
+        (asyncio.CancelledError(), "CANCELLED"),
+        (GeneratorExit(), "CANCELLED"),
+        (ValueError("a bug"), "INTERNAL"),
+    ],
+    ids=["error", "cancelled", "closed", "bug"],
+)
+def test_a_request_counts_under_the_code_that_it_ended_with(
+    metrics: RequestMetrics, registry: CollectorRegistry, error: BaseException, code: str
+) -> None:
+    with pytest.raises(type(error)):
+        fail(metrics, error)
+    assert count(registry, code) == 1
+    assert registry.get_sample_value("tfs_lite_request_seconds_count", {"model": "m", "version": "1"}) is None
+
+
+def test_a_full_queue_is_counted_by_model(metrics: RequestMetrics, registry: CollectorRegistry) -> None:
+    for _ in range(2):
+        with pytest.raises(ServingError, match="full"):
+            fail(metrics, ServingError(StatusCode.UNAVAILABLE, "full"))
+    assert registry.get_sample_value("tfs_lite_requests_rejected_total", {"model": "m"}) == 2
+
+
+def test_requests_inside_are_those_that_entered_and_did_not_leave(
+    metrics: RequestMetrics, registry: CollectorRegistry
+) -> None:
+    labels = {"model": "m", "version": "1"}
+    metrics.entered(ServableId("m", 1))
+    metrics.entered(ServableId("m", 1))
+    metrics.left(ServableId("m", 1))
+    assert registry.get_sample_value("tfs_lite_requests_in_flight", labels) == 1
+    metrics.left(ServableId("m", 1))
+    assert registry.get_sample_value("tfs_lite_requests_in_flight", labels) == 0
+
+
+def test_what_is_counted_here_is_counted_upstream_with_the_time_in_the_model(metrics: RequestMetrics) -> None:
+    with metrics.record("Predict", "m") as record:
+        record.version, record.run_seconds = 1, 0.0005
+    lines = metrics.upstream.page().decode().splitlines()
+    assert ':tensorflow:serving:request_count{model_name="m",status="OK"} 1' in lines
+    assert ':tensorflow:serving:request_latency_count{model_name="m",API="Predict",entrypoint="GRPC"} 1' in lines
+    assert ':tensorflow:serving:runtime_latency_sum{model_name="m",API="Predict",runtime="TF1"} 500' in lines
+
+
+def test_counting_goes_on_after_series_were_dropped_on_either_page(
+    metrics: RequestMetrics, registry: CollectorRegistry
+) -> None:
+    serve(metrics, 1)
+    metrics.upstream.model_gone("m")
+    serve(metrics, 1)
+    assert count(registry, "OK") == 2
+    assert metrics.upstream.counter_value("/tensorflow/serving/request_count") == 1
+    metrics.model_gone("m")
+    serve(metrics, 1)
+    metrics.entered(ServableId("m", 1))
+    assert count(registry, "OK") == 1
+    assert registry.get_sample_value("tfs_lite_requests_in_flight", {"model": "m", "version": "1"}) == 1
+
+
+def test_names_pushed_out_of_the_other_page_are_counted_again(registry: CollectorRegistry) -> None:
+    metrics = RequestMetrics(registry, lambda name: True)
+    for name in ("m", *(f"n{number}" for number in range(MAX_CELLS)), "m", "m"):
+        with metrics.record("Predict", name):
+            pass
+    assert count(registry, "OK", version="") == 3
+    assert ':tensorflow:serving:request_count{model_name="m",status="OK"} 2' in metrics.upstream.page().decode()
+
+
+def test_requests_on_many_threads_are_all_counted(metrics: RequestMetrics, registry: CollectorRegistry) -> None:
+    def work() -> None:
+        for _ in range(300):
+            serve(metrics, 1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert count(registry, "OK") == 1200
+    assert registry.get_sample_value("tfs_lite_requests_in_flight", {"model": "m", "version": "1"}) == 0

@@ -1,0 +1,116 @@
+"""Answers to V2 inference requests: what is JSON, what is bytes, and what can only be bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import orjson
+import pytest
+
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.v2.json_answer import WrittenAnswer, printed_size, write_answer
+from tfs_lite.protocols.v2.request import InferAnswer, SharedMemoryPlace, WantedOutput
+from tfs_lite.protocols.v2.tensors import encode_raw
+
+NUMBERS = np.arange(6, dtype=np.int64).reshape(2, 3)
+TEXTS = np.array([["a", "ü".encode()]], object)
+
+
+def answer(outputs: dict[str, Array], *wanted: WantedOutput, **rest: Any) -> InferAnswer:
+    return InferAnswer(ServableId("m", 3), rest.pop("id", ""), outputs, {one.name: one for one in wanted}, **rest)
+
+
+def tree(written: WrittenAnswer) -> dict[str, Any]:
+    parsed: dict[str, Any] = orjson.loads(written.body[: written.json_length])
+    return parsed
+
+
+def test_answer_in_json_has_every_output_flat() -> None:
+    written = write_answer(answer({"y": NUMBERS, "t": TEXTS}, id="7", parameters={"speed": 2}), binary=False)
+    assert written.json_length is None
+    assert tree(written) == {
+        "id": "7",
+        "model_name": "m",
+        "model_version": "3",
+        "parameters": {"speed": 2},
+        "outputs": [
+            {"name": "y", "datatype": "INT64", "shape": [2, 3], "data": [0, 1, 2, 3, 4, 5]},
+            {"name": "t", "datatype": "BYTES", "shape": [1, 2], "data": ["a", "ü"]},
+        ],
+    }
+
+
+def test_answer_without_id_and_parameters_has_neither_member() -> None:
+    assert list(tree(write_answer(answer({"y": NUMBERS}), False))) == ["model_name", "model_version", "outputs"]
+
+
+def test_binary_outputs_follow_in_their_order() -> None:
+    written = write_answer(answer({"y": NUMBERS, "t": TEXTS, "n": -NUMBERS}, WantedOutput("t", binary=False)), True)
+    y, t, n = tree(written)["outputs"]
+    assert (y["parameters"], n["parameters"]) == ({"binary_data_size": 48}, {"binary_data_size": 48})
+    assert t["data"] == ["a", "ü"]
+    assert written.body[written.json_length :] == NUMBERS.tobytes() + (-NUMBERS).tobytes()
+
+
+def test_word_about_one_output_wins_over_that_about_all() -> None:
+    written = write_answer(answer({"y": NUMBERS, "t": TEXTS}, WantedOutput("t", binary=True)), False)
+    y, t = tree(written)["outputs"]
+    assert (y["data"], t["parameters"]["binary_data_size"]) == ([0, 1, 2, 3, 4, 5], 11)
+    assert written.body[written.json_length :] == encode_raw(TEXTS)
+
+
+def test_binary_outputs_without_bytes_leave_nothing_but_json() -> None:
+    written = write_answer(answer({"y": np.zeros((0, 4), np.float32)}), binary=True)
+    assert written.json_length is None
+    assert tree(written)["outputs"] == [
+        {"name": "y", "datatype": "FP32", "shape": [0, 4], "parameters": {"binary_data_size": 0}}
+    ]
+
+
+def test_output_in_shared_memory_is_only_named() -> None:
+    place = SharedMemoryPlace("r", 48, 8)
+    written = write_answer(answer({"y": NUMBERS}, WantedOutput("y", memory=place)), binary=True)
+    assert written.json_length is None
+    (y,) = tree(written)["outputs"]
+    assert y["parameters"] == {
+        "shared_memory_region": "r",
+        "shared_memory_byte_size": 48,
+        "shared_memory_offset": 8,
+    }
+
+
+def test_numbers_are_printed_exactly_and_words_for_those_that_are_none() -> None:
+    big = np.array([2**63 - 1, -(2**63)], np.int64)
+    odd = np.array([np.nan, np.inf, -np.inf, 0.1], np.float32)
+    text = write_answer(answer({"big": big, "odd": odd, "yes": np.array([True])}), False).body
+    assert b"[9223372036854775807,-9223372036854775808]" in text
+    assert b"[NaN,Infinity,-Infinity,0.1]" in text
+    assert b"[true]" in text
+
+
+ONLY_BYTES = [
+    ("FP16", np.ones(2, np.float16), "sending FP16 data via JSON is not supported"),
+    ("BF16", np.ones(2, ml_dtypes.bfloat16), "sending BF16 data via JSON is not supported"),
+    ("no UTF-8", np.array([b"\xff"], object), "output 'y' has texts that are not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("array", "words"), [row[1:] for row in ONLY_BYTES], ids=[row[0] for row in ONLY_BYTES])
+def test_what_json_cannot_hold_is_refused_there_and_sent_as_bytes(array: Array, words: str) -> None:
+    with pytest.raises(ServingError) as caught:
+        write_answer(answer({"y": array}), binary=False)
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert words in str(caught.value)
+    written = write_answer(answer({"y": array}), binary=True)
+    assert written.body[written.json_length :] == encode_raw(array)
+
+
+def test_size_is_told_before_anything_is_printed() -> None:
+    texts = np.array([b"x" * 1000], object)
+    assert printed_size(answer({"y": NUMBERS}), binary=True) == 48
+    assert printed_size(answer({"y": NUMBERS}), binary=False) >= 48
+    assert printed_size(answer({"y": texts}), binary=False) >= 1000

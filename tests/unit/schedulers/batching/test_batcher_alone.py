@@ -1,0 +1,515 @@
+"""Calls that each run alone: one thread per lane, a bounded queue, and exactly one answer for every call."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from tfs_lite.core.model import BatchReport, Model, PredictCall, WorkerLost
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
+from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.schedulers.batching.batcher import BatchingServable
+from tfs_lite.schedulers.batching.settings import BatchSettings
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.lifecycle.servables import OwnClockServable
+
+ID = ServableId("m", 1)
+PATIENCE = 30
+
+
+class GatedModel(Model):
+    """Answers in the order of the calls, when its gate is open."""
+
+    platform = "test"
+    signatures: ClassVar[Mapping[str, Signature]] = {key: Signature((), ()) for key in (DEFAULT_SIGNATURE, "other")}
+    concurrency = 1
+    lanes = 1
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.seen: list[int] = []
+        self.threads: set[threading.Thread] = set()
+        self.closed = False
+        self.error: BaseException | None = None
+        self.recovering = threading.Event()
+        self.recovered = threading.Event()
+
+    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        self.entered.release()
+        assert self.gate.wait(PATIENCE)
+        self.threads.add(threading.current_thread())
+        self.seen.append(int(np.asarray(inputs["x"])))
+        if self.error is not None:
+            raise self.error
+        return dict(inputs)
+
+    def recover(self, give_up: threading.Event) -> bool:
+        """Until ``recovered`` is set, or ``give_up`` is."""
+        self.recovering.set()
+        latest = time.monotonic() + PATIENCE
+        while not self.recovered.wait(0.001):
+            assert time.monotonic() < latest
+            if give_up.is_set():
+                return False
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def wait_entered(self) -> None:
+        assert self.entered.acquire(timeout=PATIENCE)
+
+
+class Answers:
+    """Collects what ``on_done`` got, per call."""
+
+    def __init__(self) -> None:
+        self.results: dict[int, list[Mapping[str, Tensor] | Status]] = {}
+        self.order: list[int] = []
+        self.threads: dict[int, threading.Thread] = {}
+        self._changed = threading.Condition()
+
+    def call(self, number: int, deadline: float | None = None, signature: str = DEFAULT_SIGNATURE) -> PredictCall:
+        return PredictCall(signature, {"x": np.array(number)}, (), deadline, lambda result: self._add(number, result))
+
+    def _add(self, number: int, result: Mapping[str, Tensor] | Status) -> None:
+        with self._changed:
+            self.results.setdefault(number, []).append(result)
+            self.order.append(number)
+            self.threads[number] = threading.current_thread()
+            self._changed.notify_all()
+
+    def of(self, number: int) -> Mapping[str, Tensor] | Status:
+        """The one answer of a call, waited for."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: number in self.results, PATIENCE)
+            (result,) = self.results[number]
+            return result
+
+    def code_of(self, number: int) -> StatusCode:
+        result = self.of(number)
+        assert isinstance(result, Status)
+        return result.code
+
+    def wait_for(self, number: int) -> None:
+        """Until so many calls are answered."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.results) >= number, PATIENCE)
+
+
+@pytest.fixture
+def model() -> GatedModel:
+    return GatedModel()
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return Answers()
+
+
+Serve = Callable[..., OwnClockServable]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Makes servables, in real time; opens their gates and closes them in the end."""
+    made: list[OwnClockServable] = []
+
+    def run(*models: GatedModel, on_batch: Callable[[BatchReport], None] | None = None, **settings: object):
+        rest = {} if on_batch is None else {"on_batch": on_batch}
+        threads = settings.pop("threads", 1)
+        made.append(OwnClockServable(models, ID, BatchSettings(**settings), threads=threads, **rest))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield run
+    for servable in made:
+        for model in servable.models:
+            assert isinstance(model, GatedModel)
+            model.gate.set()
+        if not servable.models[0].closed:  # type: ignore[attr-defined]
+            servable.close()
+
+
+def test_calls_run_one_after_the_other_on_one_other_thread(model, answers, serve):
+    servable = serve(model)
+    model.gate.set()
+    for number in range(50):
+        servable.submit(answers.call(number))
+    assert [int(np.asarray(answers.of(number)["x"])) for number in range(50)] == list(range(50))
+    servable.close()
+    assert model.seen == list(range(50))
+    (thread,) = model.threads
+    assert thread is not threading.current_thread()
+    assert thread.daemon
+    assert thread.name == "tfs-model-m-1"
+    assert not thread.is_alive()
+
+
+def test_it_shows_what_the_model_shows(model, serve):
+    servable = serve(model)
+    assert servable.id == ID
+    assert servable.platform == "test"
+    assert servable.signatures is model.signatures
+    assert servable.models == (model,)
+    servable.close()
+    assert model.closed
+
+
+def test_full_queue_refuses_the_next_call_and_answers_those_it_took(model, answers, serve):
+    servable = serve(model, max_queued_calls=2)
+    servable.submit(answers.call(0))
+    model.wait_entered()
+    for number in (1, 2, 3):
+        servable.submit(answers.call(number))
+    assert answers.code_of(3) is StatusCode.UNAVAILABLE
+    assert "2" in answers.of(3).message
+    assert "try again later" in answers.of(3).message
+    assert (servable.pending, servable.pending_rows) == (2, 2)
+    assert answers.results.keys() == {3}
+    model.gate.set()
+    for number in (0, 1, 2):
+        assert answers.of(number) == {"x": np.array(number)}
+    assert (servable.pending, servable.pending_rows) == (0, 0)
+
+
+def test_call_past_its_deadline_is_not_started(model, answers, serve):
+    servable = serve(model)
+    servable.submit(answers.call(0))
+    model.wait_entered()
+    servable.submit(answers.call(1, deadline=time.monotonic() - 1))
+    servable.submit(answers.call(2, deadline=time.monotonic() + 1000))
+    assert answers.code_of(1) is StatusCode.DEADLINE_EXCEEDED
+    model.gate.set()
+    assert answers.of(2) == {"x": np.array(2)}
+    servable.close()
+    assert model.seen == [0, 2]
+
+
+def test_deadline_that_passes_in_the_queue_is_answered_then_and_not_when_the_model_is_free(model, answers):
+    clock = VirtualClock()
+    servable = BatchingServable([model], ID, clock=clock)
+    servable.submit(answers.call(0, deadline=5.0))
+    model.wait_entered()
+    for number, deadline in ((1, 10.0), (2, 7.0), (3, None)):
+        servable.submit(answers.call(number, deadline))
+    clock.advance(6.9)
+    assert answers.results == {}
+    clock.advance(0.2)
+    assert answers.code_of(2) is StatusCode.DEADLINE_EXCEEDED
+    assert "m-1" in answers.of(2).message
+    assert answers.results.keys() == {2}
+    assert servable.pending == 2
+    clock.advance(10)
+    assert answers.results.keys() == {2, 1}
+    model.gate.set()
+    assert answers.of(3) == {"x": np.array(3)}
+    assert answers.of(0) == {"x": np.array(0)}, "it had begun in time"
+    servable.close()
+    assert clock.pending == 0
+    assert model.seen == [0, 3]
+
+
+def test_cancelled_call_is_answered_at_once_and_not_started(model, answers, serve):
+    servable = serve(model)
+    servable.submit(answers.call(0))
+    model.wait_entered()
+    call = answers.call(1)
+    servable.submit(call)
+    servable.cancel(call)
+    servable.cancel(call)
+    assert answers.code_of(1) is StatusCode.CANCELLED
+    assert answers.threads[1] is threading.current_thread()
+    assert servable.pending == 0
+    model.gate.set()
+    servable.close()
+    assert model.seen == [0]
+
+
+def test_cancelling_what_runs_or_is_answered_or_was_never_there_changes_nothing(model, answers, serve):
+    servable = serve(model)
+    running, stranger = answers.call(0), answers.call(1)
+    servable.submit(running)
+    model.wait_entered()
+    servable.cancel(running)
+    servable.cancel(stranger)
+    assert answers.results == {}
+    model.gate.set()
+    assert answers.of(0) == {"x": np.array(0)}
+    servable.cancel(running)
+    servable.close()
+    servable.cancel(running)
+    assert answers.results == {0: [{"x": np.array(0)}]}
+
+
+def test_cancelled_call_makes_room_for_another(model, answers, serve):
+    servable = serve(model, max_queued_calls=1)
+    servable.submit(answers.call(0))
+    model.wait_entered()
+    call = answers.call(1)
+    servable.submit(call)
+    servable.cancel(call)
+    servable.submit(answers.call(2))
+    model.gate.set()
+    assert answers.of(2) == {"x": np.array(2)}
+
+
+def test_closing_answers_what_waits_and_lets_the_running_call_finish(model, answers, serve):
+    servable = serve(model)
+    servable.submit(answers.call(0))
+    model.wait_entered()
+    for number in (1, 2):
+        servable.submit(answers.call(number))
+    closing = threading.Thread(target=servable.close)
+    closing.start()
+    assert [answers.code_of(number) for number in (1, 2)] == [StatusCode.UNAVAILABLE] * 2
+    assert "m-1 is being unloaded" in answers.of(1).message
+    assert not model.closed
+    model.gate.set()
+    closing.join(PATIENCE)
+    assert answers.of(0) == {"x": np.array(0)}
+    assert model.closed
+    assert model.seen == [0]
+
+
+def test_call_after_closing_is_refused(model, answers, serve):
+    servable = serve(model)
+    servable.close()
+    servable.submit(answers.call(0))
+    assert answers.code_of(0) is StatusCode.UNAVAILABLE
+
+
+def test_error_of_the_model_is_the_answer_and_the_next_call_runs(model, answers, serve):
+    servable = serve(model)
+    model.gate.set()
+    model.error = ServingError(StatusCode.OUT_OF_RANGE, "too far")
+    servable.submit(answers.call(0))
+    assert answers.of(0) == Status(StatusCode.OUT_OF_RANGE, "too far")
+    model.error = None
+    servable.submit(answers.call(1))
+    assert answers.of(1) == {"x": np.array(1)}
+
+
+@pytest.mark.parametrize("error", [KeyError("secret"), SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_model_that_breaks_its_contract_does_not_end_the_thread(model, answers, serve, error):
+    servable = serve(model)
+    model.gate.set()
+    model.error = error
+    servable.submit(answers.call(0))
+    assert answers.of(0) == Status(StatusCode.INTERNAL, f"m-1 failed: {type(error).__name__}")
+    model.error = None
+    servable.submit(answers.call(1))
+    assert answers.of(1) == {"x": np.array(1)}
+
+
+def test_caller_that_breaks_its_contract_does_not_end_the_thread(model, answers, serve):
+    def careless(result: Mapping[str, Tensor] | Status) -> None:
+        raise RuntimeError("on_done must not raise")
+
+    servable = serve(model)
+    model.gate.set()
+    servable.submit(PredictCall(DEFAULT_SIGNATURE, {"x": np.array(0)}, (), None, careless))
+    servable.submit(answers.call(1))
+    assert answers.of(1) == {"x": np.array(1)}
+
+
+def test_every_call_is_answered_exactly_once_when_submitting_cancelling_and_closing_race(model, answers, serve):
+    model.gate.set()
+    servable = serve(model, max_queued_calls=5)
+    threads, each = 4, 200
+    under_way = threading.Semaphore(0)
+
+    def submit_many(first: int) -> None:
+        for number in range(first, threads * each, threads):
+            call = answers.call(number, time.monotonic() + 0.001 if number % 7 == 0 else None)
+            servable.submit(call)
+            under_way.release()
+            if number % 3 == 0:
+                servable.cancel(call)
+
+    submitting = [threading.Thread(target=submit_many, args=(first,)) for first in range(threads)]
+    for thread in submitting:
+        thread.start()
+    for _ in range(threads * each // 2):
+        assert under_way.acquire(timeout=PATIENCE)
+    servable.close()
+    for thread in submitting:
+        thread.join(PATIENCE)
+    assert sorted(answers.results) == list(range(threads * each))
+    assert all(len(results) == 1 for results in answers.results.values())
+
+
+def test_calls_of_several_signatures_run_in_order_of_arrival(model, answers, serve):
+    servable = serve(model)
+    servable.submit(answers.call(0))
+    model.wait_entered()
+    for number in range(1, 9):
+        servable.submit(answers.call(number, signature="other" if number % 3 else DEFAULT_SIGNATURE))
+    assert servable.pending == 8
+    model.gate.set()
+    answers.wait_for(9)
+    assert model.seen == list(range(9))
+
+
+def test_equal_models_run_at_once_and_whoever_is_idle_takes_the_next_call(answers, serve):
+    models = [GatedModel(), GatedModel()]
+    servable = serve(*models)
+    for number in range(3):
+        servable.submit(answers.call(number))
+    for model in models:
+        model.wait_entered()
+    assert servable.pending == 1
+    models[0].gate.set()
+    answers.wait_for(2)
+    for number in range(3, 20):
+        servable.submit(answers.call(number))
+    answers.wait_for(19)
+    assert len(models[0].seen) == 19
+    assert models[1].seen == []
+    models[1].gate.set()
+    answers.wait_for(20)
+    servable.close()
+    assert {thread.name for model in models for thread in model.threads} == {"tfs-model-m-1", "tfs-model-m-1-1"}
+    assert all(model.closed for model in models)
+
+
+def test_one_model_that_bears_it_is_run_by_several_threads(model, answers, serve):
+    model.concurrency = 3
+    servable = serve(model, threads=3)
+    for number in range(5):
+        servable.submit(answers.call(number))
+    for _ in range(3):
+        model.wait_entered()
+    assert servable.pending == 2
+    model.gate.set()
+    answers.wait_for(5)
+    servable.close()
+    assert sorted(model.seen) == list(range(5))
+
+
+def test_answers_keep_the_order_of_the_calls_where_that_is_asked_for(answers, serve):
+    models = [GatedModel(), GatedModel()]
+    servable = serve(*models, preserve_ordering=True)
+    calls = [answers.call(number) for number in range(4)]
+    for call in calls:
+        servable.submit(call)
+    for model in models:
+        model.wait_entered()
+    servable.cancel(calls[3])
+    assert answers.results == {}, "it was cancelled, and hears of it when its turn comes"
+    for model in reversed(models):
+        model.gate.set()
+    answers.wait_for(4)
+    assert answers.order == [0, 1, 2, 3]
+    assert answers.code_of(3) is StatusCode.CANCELLED
+
+
+def test_nothing_of_the_last_call_is_held_while_nothing_is_to_be_done(model, serve):
+    servable = serve(model)
+    model.gate.set()
+    gone = threading.Event()
+
+    def submit() -> weakref.ref[np.ndarray]:
+        array = np.zeros(())
+        servable.submit(PredictCall(DEFAULT_SIGNATURE, {"x": array}, (), None, lambda _: None))
+        return weakref.ref(array, lambda _: gone.set())
+
+    held = submit()
+    assert gone.wait(PATIENCE)
+    assert held() is None
+
+
+def test_every_run_is_reported_with_its_times(model, answers, serve):
+    reports: list[BatchReport] = []
+    servable = serve(model, on_batch=reports.append)
+    calls = [answers.call(number) for number in range(2)]
+    for call in calls:
+        servable.submit(call)
+    model.wait_entered()
+    model.gate.set()
+    answers.wait_for(2)
+    model.error = ServingError(StatusCode.INTERNAL, "no")
+    servable.submit(answers.call(2))
+    answers.wait_for(3)
+    assert [(report.id, report.rows, report.padding, report.ok) for report in reports] == [
+        (ID, 1, 0, True),
+        (ID, 1, 0, True),
+        (ID, 1, 0, False),
+    ]
+    assert [report.queue_seconds for report in reports[:2]] == [(call.queue_seconds,) for call in calls]
+    assert [report.run_seconds for report in reports[:2]] == [call.run_seconds for call in calls]
+    assert calls[1].queue_seconds >= calls[0].run_seconds > 0
+
+
+def test_lost_worker_answers_who_runs_and_who_waits_and_refuses_until_it_is_back(model, answers, serve):
+    servable = serve(model)
+    servable.submit(answers.call(0))
+    model.wait_entered()
+    servable.submit(answers.call(1))
+    model.error = WorkerLost("the worker has died")
+    model.gate.set()
+    assert answers.of(0) == Status(StatusCode.UNAVAILABLE, "the worker has died")
+    assert answers.code_of(1) is StatusCode.UNAVAILABLE
+    assert model.recovering.wait(PATIENCE)
+    servable.submit(answers.call(2))
+    assert answers.code_of(2) is StatusCode.UNAVAILABLE
+    assert "m-1 has lost its worker process" in answers.of(2).message
+    model.error = None
+    model.recovered.set()
+    for number in range(3, 10_000):
+        servable.submit(answers.call(number))
+        if not isinstance(answers.of(number), Status):
+            break
+    assert model.seen == [0, number]
+
+
+def test_other_models_serve_while_one_is_lost(answers, serve):
+    models = [GatedModel(), GatedModel()]
+    servable = serve(*models)
+    for number in range(2):
+        servable.submit(answers.call(number))
+    for model in models:
+        model.wait_entered()
+    models[0].error = WorkerLost("the worker has died")
+    models[0].gate.set()
+    assert models[0].recovering.wait(PATIENCE)
+    models[1].gate.set()
+    for number in range(2, 10):
+        servable.submit(answers.call(number))
+        assert answers.of(number) == {"x": np.array(number)}
+    assert len(models[0].seen) == 1
+
+
+def test_closing_does_not_wait_for_a_worker_that_does_not_come_back(model, answers, serve):
+    servable = serve(model)
+    model.error = WorkerLost("the worker has died")
+    model.gate.set()
+    servable.submit(answers.call(0))
+    assert model.recovering.wait(PATIENCE)
+    servable.close()
+    assert model.closed
+
+
+def test_answers_that_wait_for_an_earlier_one_are_bounded(model, answers, serve):
+    servable = serve(model, max_queued_calls=2, preserve_ordering=True)
+    servable.submit(answers.call(0))
+    model.wait_entered()
+    for number in (1, 2, 3, 4):
+        call = answers.call(number)
+        servable.submit(call)
+        servable.cancel(call)
+    assert answers.results == {}
+    servable.submit(answers.call(5))
+    assert answers.code_of(5) is StatusCode.UNAVAILABLE
+    assert "wait for an earlier one" in answers.of(5).message
+    model.gate.set()
+    assert [answers.code_of(number) for number in (1, 2, 3, 4)] == [StatusCode.CANCELLED] * 4
+    servable.submit(answers.call(6))
+    assert answers.of(6) == {"x": np.array(6)}

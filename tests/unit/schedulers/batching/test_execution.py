@@ -1,0 +1,268 @@
+"""One batch through a model: every call is answered once, and only the guilty hear of a failure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfs_lite.core.model import BatchReport, Model, PredictCall, WorkerLost
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
+from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.schedulers.batching.execution import Execution, finish
+from tfs_lite.schedulers.batching.rules import BatchRule
+from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
+from tfs_lite.schedulers.batching.signature_queue import Line
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+
+ID = ServableId("m", 7)
+BATCH = SymbolicDim("batch")
+SIGNATURE = Signature((TensorSpec("x", DataType.INT64, (BATCH,)),), (TensorSpec("y", DataType.INT64, (BATCH,)),))
+MANY = BatchSettings(max_batch_size=64)
+RUN_SECONDS = 0.5
+Answer = Mapping[str, Tensor] | Status
+
+
+class Doubler(Model):
+    """Takes half a second of its clock; runs with a guilty row raise ``error``."""
+
+    platform = "test"
+    signatures: ClassVar[Mapping[str, Signature]] = {DEFAULT_SIGNATURE: SIGNATURE}
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.runs: list[list[int]] = []
+        self.guilty: Mapping[int, BaseException] = {}
+        self.result: Callable[[np.ndarray], dict[str, np.ndarray]] = lambda x: {"y": 2 * x}
+
+    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        assert signature == DEFAULT_SIGNATURE
+        x = np.asarray(inputs["x"])
+        self.runs.append(x.tolist())
+        self.clock.advance(RUN_SECONDS)
+        for row in x.tolist():
+            if row in self.guilty:
+                raise self.guilty[row]
+        return dict(self.result(x))
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class House:
+    """An execution, and in order all that it tells anybody."""
+
+    def __init__(self, settings: BatchSettings = MANY) -> None:
+        self.clock = VirtualClock()
+        self.model = Doubler(self.clock)
+        self.line = Line(DEFAULT_SIGNATURE, SIGNATURE, settings, "m-7", BatchRule.of)
+        self.reports: list[BatchReport] = []
+        self.ended: list[tuple[float, int, float]] = []
+        self.story: list[str] = []
+        self.answers: dict[int, list[Answer]] = {}
+        self.calls: list[PredictCall] = []
+        self.execution = Execution(ID, "m-7", self.clock, self.count, self.end)
+
+    def count(self, report: BatchReport) -> None:
+        self.reports.append(report)
+        self.story.append("report")
+
+    def end(self, line: Line, now: float, rows: int, seconds: float) -> None:
+        assert line is self.line
+        self.ended.append((now, rows, seconds))
+        self.story.append("ended")
+
+    def call(self, number: int, *rows: int) -> PredictCall:
+        def on_done(answer: Answer) -> None:
+            self.answers.setdefault(number, []).append(answer)
+            self.story.append(f"answer {number}")
+
+        made = PredictCall(DEFAULT_SIGNATURE, {"x": np.array(rows, np.int64)}, (), None, on_done)
+        made.queue_seconds = number / 8
+        return made
+
+    def run(self, *parts: Sequence[int]) -> None:
+        """One call for each part, with these rows."""
+        self.calls = [self.call(number, *rows) for number, rows in enumerate(parts)]
+        self.execution.run(self.model, self.line, self.calls, [len(rows) for rows in parts])
+
+    def of(self, number: int) -> Answer:
+        (answer,) = self.answers[number]
+        return answer
+
+    def rows_of(self, number: int) -> list[int]:
+        answer = self.of(number)
+        assert not isinstance(answer, Status)
+        rows: list[int] = np.asarray(answer["y"]).tolist()
+        return rows
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def test_every_call_gets_its_own_rows_of_one_run(house: House) -> None:
+    house.run([1, 2], [3], [4, 5, 6])
+    assert house.model.runs == [[1, 2, 3, 4, 5, 6]]
+    assert [house.rows_of(number) for number in range(3)] == [[2, 4], [6], [8, 10, 12]]
+
+
+def test_run_is_told_before_its_calls_are_answered(house: House) -> None:
+    house.run([1], [2, 3])
+    assert house.story == ["report", "ended", "answer 0", "answer 1"]
+    assert house.reports == [BatchReport(ID, 3, 0, RUN_SECONDS, (0.0, 0.125), True)]
+    assert house.ended == [(RUN_SECONDS, 3, RUN_SECONDS)]
+    assert [call.run_seconds for call in house.calls] == [RUN_SECONDS] * 2
+
+
+def test_padding_is_reported_and_not_handed_out() -> None:
+    house = House(BatchSettings(max_batch_size=8, allowed_sizes=(4, 8)))
+    house.run([1, 2], [3])
+    assert house.model.runs == [[1, 2, 3, 3]]
+    assert [house.rows_of(number) for number in range(2)] == [[2, 4], [6]]
+    assert [(report.rows, report.padding) for report in house.reports] == [(3, 1)]
+
+
+def test_call_alone_gets_what_the_model_returned() -> None:
+    house = House(ALONE)
+    house.model.result = lambda x: {"y": x.sum(), "more": x}
+    house.run([1, 2, 3])
+    answer = house.of(0)
+    assert not isinstance(answer, Status)
+    assert set(answer) == {"y", "more"}
+
+
+def test_failure_of_a_call_alone_is_its_answer(house: House) -> None:
+    house.model.guilty = {1: ServingError(StatusCode.OUT_OF_RANGE, "too far")}
+    house.run([1])
+    assert house.of(0) == Status(StatusCode.OUT_OF_RANGE, "too far")
+    assert [report.ok for report in house.reports] == [False]
+    assert len(house.ended) == 1
+    assert house.calls[0].run_seconds == RUN_SECONDS
+
+
+def test_failing_batch_is_run_in_halves_until_the_guilty_call_is_alone(house: House) -> None:
+    house.model.guilty = {3: ServingError(StatusCode.INVALID_ARGUMENT, "three is not a number")}
+    house.run([1], [2], [3], [4])
+    assert house.model.runs == [[1, 2, 3, 4], [1, 2], [3, 4], [3], [4]]
+    assert house.of(2) == Status(StatusCode.INVALID_ARGUMENT, "three is not a number")
+    assert [house.rows_of(number) for number in (0, 1, 3)] == [[2], [4], [8]]
+    assert [report.ok for report in house.reports] == [False, True, False, False, True]
+    assert [report.rows for report in house.reports] == [4, 2, 2, 1, 1]
+    assert house.calls[0].run_seconds == RUN_SECONDS
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.sets(st.integers(0, 11)))
+def test_exactly_the_guilty_calls_fail_and_everybody_is_answered_once(sizes: list[int], guilty: set[int]) -> None:
+    house = House()
+    rows = iter(range(100))
+    parts = [[next(rows) for _ in range(size)] for size in sizes]
+    bad = {part[0]: number for number, part in enumerate(parts) if part and number in guilty}
+    house.model.guilty = {row: ServingError(StatusCode.INTERNAL, f"{row}") for row in bad}
+    house.run(*parts)
+    for number, part in enumerate(parts):
+        if number in bad.values():
+            assert house.of(number) == Status(StatusCode.INTERNAL, f"{part[0]}")
+        else:
+            assert house.rows_of(number) == [2 * row for row in part]
+    assert len(house.model.runs) < 2 * len(parts)
+    assert len(house.reports) == len(house.model.runs)
+
+
+@pytest.mark.parametrize("error", [KeyError("secret"), SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_model_that_breaks_its_contract_is_logged_and_tells_no_secret(
+    house: House, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.model.guilty = {1: error}
+    house.run([1], [2])
+    assert house.of(0) == Status(StatusCode.INTERNAL, f"m-7 failed: {type(error).__name__}")
+    assert house.rows_of(1) == [4]
+    assert "m-7 broke its contract: it may only raise ServingError" in caplog.text
+
+
+def test_results_that_cannot_be_told_apart_are_run_one_by_one(house: House) -> None:
+    house.model.result = lambda x: {"y": x.sum(keepdims=True)}
+    house.run([1, 2], [3])
+    assert house.model.runs == [[1, 2, 3], [1, 2], [3]]
+    assert [house.rows_of(number) for number in range(2)] == [[3], [3]]
+    assert [report.ok for report in house.reports] == [False, True, True]
+
+
+def test_lost_worker_answers_everybody_and_nothing_is_run_again(house: House) -> None:
+    lost = WorkerLost("the worker of m-7 has died")
+    house.model.guilty = {2: lost}
+    with pytest.raises(WorkerLost) as caught:
+        house.run([1], [2], [3])
+    assert caught.value is lost
+    assert house.model.runs == [[1, 2, 3]]
+    assert [house.of(number) for number in range(3)] == [lost.status] * 3
+    assert [report.ok for report in house.reports] == [False]
+
+
+def test_worker_that_is_lost_among_the_halves_answers_who_is_left(house: House) -> None:
+    lost = WorkerLost("the worker of m-7 has died")
+    house.model.guilty = {1: ServingError(StatusCode.INTERNAL, "one"), 3: lost}
+    # [1 2 3 4] fails by 1, [1 2] too, [1] fails, [2] is fine, [3 4] loses the worker
+    with pytest.raises(WorkerLost):
+        house.run([1], [2], [3], [4])
+    assert house.model.runs == [[1, 2, 3, 4], [1, 2], [1], [2], [3, 4]]
+    assert house.of(0) == Status(StatusCode.INTERNAL, "one")
+    assert house.rows_of(1) == [4]
+    assert [house.of(number) for number in (2, 3)] == [lost.status] * 2
+
+
+def test_worker_that_is_lost_in_the_first_half_spares_the_second(house: House) -> None:
+    lost = WorkerLost("the worker of m-7 has died")
+    failures = iter([ServingError(StatusCode.INTERNAL, "once"), lost])
+
+    def fail(x: np.ndarray) -> dict[str, np.ndarray]:
+        raise next(failures)
+
+    house.model.result = fail
+    with pytest.raises(WorkerLost):
+        house.run([1], [2], [3], [4], [5])
+    assert house.model.runs == [[1, 2, 3, 4, 5], [1, 2]]
+    assert [house.of(number) for number in range(5)] == [lost.status] * 5
+
+
+def test_memory_that_the_model_does_not_give_fails_like_a_run(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(signature: str, shapes: object) -> None:
+        raise ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory to stage in")
+
+    monkeypatch.setattr(house.model, "stage", full, raising=False)
+    house.run([1], [2])
+    assert [house.rows_of(number) for number in range(2)] == [[2], [4]], "a call alone needs none"
+    assert [report.ok for report in house.reports] == [False, True, True]
+
+
+def test_counter_that_raises_is_logged_and_nothing_else(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(report: BatchReport) -> None:
+        raise RuntimeError("no space left for numbers")
+
+    execution = Execution(ID, "m-7", house.clock, broken, house.end)
+    execution.run(house.model, house.line, [house.call(0, 1)], [1])
+    assert house.rows_of(0) == [2]
+    assert "a run of m-7 could not be counted" in caplog.text
+
+
+def test_caller_that_raises_is_logged_and_the_others_are_answered(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    def careless(answer: Answer) -> None:
+        raise RuntimeError("on_done must not raise")
+
+    first = house.call(0, 1)
+    first.on_done = careless
+    house.execution.run(house.model, house.line, [first, house.call(1, 2)], [1, 1])
+    assert house.rows_of(1) == [4]
+    assert "a caller of m-7 broke its contract" in caplog.text
+    with caplog.at_level(logging.ERROR):
+        finish(first, Status(StatusCode.CANCELLED, "gone"), "m-7")
+    assert caplog.text.count("a caller of m-7 broke its contract") == 2

@@ -1,0 +1,273 @@
+"""Which jobs run together, and when: the tables of the dynamic batcher, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfs_lite.core.model import PredictCall
+from tfs_lite.schedulers.batching.forming import NO_PATIENCE, Decision, Patience, form_batch
+from tfs_lite.schedulers.batching.job import Job
+from tfs_lite.schedulers.batching.queue import JobQueue
+from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings, QueuePolicy, SendWhen, TimeoutAction
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+
+DELAYED = BatchSettings(max_batch_size=8, preferred=(2, 6), max_delay=10.0)
+AT_ONCE = BatchSettings(max_batch_size=8, preferred=(4, 6))
+EXPECTING = BatchSettings(max_batch_size=8, send=SendWhen.EXPECT)
+
+
+def job(rows: int, enqueued: float = 0.0, key: Hashable = None, priority: int = 0) -> Job:
+    call = PredictCall("serving_default", {}, (), None, lambda result: None, priority=priority)
+    return Job(call, rows, key, enqueued)
+
+
+def jobs(*rows: int) -> list[Job]:
+    return [job(size) for size in rows]
+
+
+class Batcher:
+    """A queue and an instance that is always free. ``batches``: when each left, with the rows of its jobs.
+
+    It asks only when a decision says so; with ``eager`` after every arrival.
+    """
+
+    def __init__(self, settings: BatchSettings, held_until: float = 0.0, eager: bool = False) -> None:
+        self.clock = VirtualClock()
+        self.batches: list[tuple[float, list[int]]] = []
+        self._settings, self._eager, self._held_until = settings, eager, held_until
+        self._queue = JobQueue(settings)
+        self._waits = Decision()
+        self.clock.call_later(held_until, self._ask)
+
+    def arrive(self, new: Job) -> None:
+        new.enqueued = self.clock.monotonic()
+        assert self._queue.refusal(new) is None
+        other = len(self._queue) > 0 and self._queue.last_key != new.key
+        self._queue.add(new)
+        self.clock.call_later(self._queue.next_expiry - new.enqueued, self._ask)
+        if self._eager or other or self._queue.rows >= self._waits.wake_rows:
+            self._ask()
+
+    def _ask(self) -> None:
+        now = self.clock.monotonic()
+        if now < self._held_until:
+            return
+        while True:
+            assert self._queue.sweep(now) == []
+            self._waits = form_batch(self._queue, now, self._settings)
+            if not self._waits.take:
+                break
+            self.batches.append((now, [each.rows for each in self._queue.take(self._waits.take)]))
+        if self._waits.wait_until < inf:
+            assert self._waits.wait_until > now
+            self.clock.call_later(self._waits.wait_until - now, self._ask)
+
+
+def sent(
+    settings: BatchSettings, arrivals: Iterable[tuple[float, Job]], held_until: float = 0.0, eager: bool = False
+) -> list[tuple[float, list[int]]]:
+    """The batches that leave when jobs arrive, each so many seconds after the one before."""
+    batcher = Batcher(settings, held_until, eager)
+    for gap, new in arrivals:
+        batcher.clock.advance(gap)
+        batcher.arrive(new)
+    batcher.clock.advance(1000)
+    return batcher.batches
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "batches"),
+    [
+        ([(0, 2), (1, 6)], [(0, [2]), (1, [6])]),
+        ([(0, 1)], [(10, [1])]),
+        ([(0, 3)], [(10, [3])]),
+        ([(0, 7)], [(0, [7])]),
+        ([(0, 1), (4, 3)], [(10, [1, 3])]),
+        ([(0, 3), (4, 7)], [(4, [3]), (4, [7])]),
+        ([(0, 3), (4, 4)], [(4, [3]), (14, [4])]),
+        ([(0, 1), (4, 1)], [(4, [1, 1])]),
+        ([(0, 5), (1, 1)], [(1, [5, 1])]),
+        ([(0, 8)], [(0, [8])]),
+        ([(0, 3), (1, 1), (2, 4)], [(3, [3, 1]), (13, [4])]),
+    ],
+    ids=str,
+)
+def test_arrivals_with_a_delay(arrivals: Sequence[tuple[float, int]], batches: list[tuple[float, list[int]]]) -> None:
+    assert sent(DELAYED, [(gap, job(rows)) for gap, rows in arrivals]) == batches
+
+
+TOGETHER = {
+    "delayed": DELAYED,
+    "at once": AT_ONCE,
+    "no preferred size": BatchSettings(max_batch_size=8),
+    "alone": ALONE,
+    "alone, with a delay": replace(ALONE, max_delay=10.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "queued", "batches"),
+    [
+        ("delayed", [1, 1, 1, 1, 1, 1], [[1, 1, 1, 1, 1, 1]]),
+        ("delayed", [2, 6], [[2], [6]]),
+        ("at once", [1, 1, 1], [[1, 1, 1]]),
+        ("at once", [1, 1, 1, 1], [[1, 1, 1, 1]]),
+        ("at once", [1, 1, 1, 1, 1], [[1, 1, 1, 1], [1]]),
+        ("at once", [1] * 7, [[1] * 6, [1]]),
+        ("at once", [3, 4], [[3], [4]]),
+        ("at once", [5, 2], [[5], [2]]),
+        ("at once", [7, 1], [[7], [1]]),
+        ("at once", [4, 1, 2], [[4], [1, 2]]),
+        ("no preferred size", [3, 3, 1, 2], [[3, 3, 1], [2]]),
+        ("no preferred size", [8, 1], [[8], [1]]),
+        ("alone", [1, 1, 5], [[1], [1], [5]]),
+        ("alone, with a delay", [1, 1], [[1], [1]]),
+    ],
+    ids=str,
+)
+def test_jobs_that_are_queued_together(settings: str, queued: list[int], batches: list[list[int]]) -> None:
+    got = sent(TOGETHER[settings], [(0, job(rows)) for rows in queued], held_until=1.0)
+    assert got == [(1.0, rows) for rows in batches]
+
+
+def test_once_late_preferred_sizes_do_not_matter() -> None:
+    assert sent(DELAYED, [(0, job(3)), (0, job(4)), (1, job(1))], held_until=10.5) == [(10.5, [3, 4, 1])]
+    assert sent(DELAYED, [(0, job(3)), (0, job(4)), (1, job(2))], held_until=10.5) == [(10.5, [3, 4]), (10.5, [2])]
+
+
+def test_another_key_sends_what_is_before_it_at_once() -> None:
+    arrivals = [(0, job(1, key="16 wide")), (4, job(1, key="8 wide"))]
+    assert sent(DELAYED, arrivals) == [(4, [1]), (14, [1])]
+
+
+def test_a_preferred_size_before_another_key_is_kept() -> None:
+    arrivals = [(0, job(4)), (0, job(1)), (0, job(1, key="other"))]
+    assert sent(AT_ONCE, arrivals, held_until=1.0) == [(1.0, [4]), (1.0, [1]), (1.0, [1])]
+
+
+def test_what_is_left_of_the_queue_goes_on_ageing() -> None:
+    arrivals = [(0, job(5)), (3, job(3)), (8, job(1))]
+    assert sent(DELAYED, arrivals) == [(3, [5]), (13, [3, 1])]
+
+
+def test_a_batch_mixes_levels_and_the_oldest_job_of_any_level_counts() -> None:
+    settings = replace(DELAYED, priority_levels=2, default_priority=2)
+    assert sent(settings, [(0, job(3, priority=2)), (4, job(1, priority=1))]) == [(10, [1, 3])]
+
+
+def test_a_more_urgent_job_may_make_a_batch_of_its_own() -> None:
+    settings = BatchSettings(max_batch_size=8, preferred=(1, 8), max_delay=10.0, priority_levels=2, default_priority=2)
+    assert sent(settings, [(0, job(3)), (4, job(1, priority=1))]) == [(4, [1]), (10, [3])]
+
+
+def test_an_empty_queue_waits_for_any_job() -> None:
+    for settings in (ALONE, DELAYED, EXPECTING):
+        assert form_batch([], 5.0, settings) == Decision(0, inf, 1)
+
+
+def test_a_decision_to_wait_says_when_and_how_many_rows_end_it() -> None:
+    assert form_batch([job(1, 3.0)], 5.0, DELAYED) == Decision(0, 13.0, 2)
+    assert form_batch([job(3, 3.0), job(1, 4.0)], 5.0, DELAYED) == Decision(0, 13.0, 6)
+    assert form_batch([job(3, 3.0)], 5.0, replace(DELAYED, preferred=())) == Decision(0, 13.0, 8)
+    assert form_batch([job(3, 3.0)], 13.0, DELAYED) == Decision(1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        replace(DELAYED, priority_levels=2, default_priority=2),
+        replace(DELAYED, default_policy=QueuePolicy(TimeoutAction.DELAY, 1.0)),
+    ],
+    ids=["levels", "delays"],
+)
+def test_where_jobs_may_come_in_before_others_every_arrival_is_looked_at(settings: BatchSettings) -> None:
+    assert form_batch([job(3, 3.0)], 5.0, settings) == Decision(0, 13.0, 4)
+
+
+@pytest.mark.parametrize(
+    ("queued", "patience", "decision"),
+    [
+        ([3], Patience(6, 2.0), Decision(0, 2.0, 6)),
+        ([3, 3], Patience(6, 2.0), Decision(2)),
+        ([3], Patience(6, 1.0), Decision(1)),
+        ([3], NO_PATIENCE, Decision(1)),
+        ([3], Patience(100, 2.0), Decision(0, 2.0, 8)),
+        ([8], Patience(100, 2.0), Decision(1)),
+        ([5, 4], Patience(100, 2.0), Decision(1)),
+    ],
+    ids=str,
+)
+def test_patience_holds_back_only_what_could_still_grow(
+    queued: list[int], patience: Patience, decision: Decision
+) -> None:
+    assert form_batch(jobs(*queued), 1.0, EXPECTING, patience) == decision
+
+
+def test_patience_neither_waits_past_another_key_nor_past_a_preferred_size() -> None:
+    patience = Patience(8, 2.0)
+    assert form_batch([job(1, key="a"), job(1, key="b")], 1.0, EXPECTING, patience) == Decision(1)
+    settings = replace(AT_ONCE, send=SendWhen.EXPECT)
+    assert form_batch(jobs(3), 1.0, settings, patience) == Decision(0, 2.0, 4)
+    assert form_batch(jobs(3, 1), 1.0, settings, patience) == Decision(2)
+    assert form_batch(jobs(5), 1.0, settings, patience) == Decision(0, 2.0, 6)
+
+
+@pytest.mark.parametrize("send", [SendWhen.GREEDY, SendWhen.WAIT])
+def test_only_settings_that_expect_are_patient(send: SendWhen) -> None:
+    assert form_batch(jobs(1), 1.0, replace(EXPECTING, send=send), Patience(8, 2.0)) == Decision(1)
+
+
+def test_calls_that_run_alone_are_never_held_back() -> None:
+    assert form_batch(jobs(1, 1), 1.0, replace(ALONE, send=SendWhen.EXPECT), Patience(8, 2.0)) == Decision(1)
+
+
+SETTINGS = st.builds(
+    BatchSettings,
+    max_batch_size=st.just(6),
+    preferred=st.lists(st.integers(1, 6), max_size=3).map(tuple),
+    max_delay=st.sampled_from([0.0, 1.0, 3.0]),
+    priority_levels=st.sampled_from([0, 1, 3]),
+    default_priority=st.just(1),
+    default_policy=st.sampled_from([QueuePolicy(), QueuePolicy(TimeoutAction.DELAY, 2.0)]),
+)
+ARRIVALS = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.5, 2.0]), st.integers(1, 6), st.sampled_from("aaab"), st.integers(0, 3)),
+    max_size=12,
+)
+
+
+@given(settings=SETTINGS, arrivals=ARRIVALS, held_until=st.sampled_from([0.0, 2.5]))
+def test_asking_only_when_told_sends_the_same_batches_as_asking_all_the_time(
+    settings: BatchSettings, arrivals: list[tuple[float, int, str, int]], held_until: float
+) -> None:
+    def queued() -> list[tuple[float, Job]]:
+        return [(gap, job(rows, key=key, priority=priority)) for gap, rows, key, priority in arrivals]
+
+    lazy = sent(settings, queued(), held_until)
+    assert lazy == sent(settings, queued(), held_until, eager=True)
+    assert sorted(rows for _, batch in lazy for rows in batch) == sorted(rows for _, rows, _, _ in arrivals)
+
+
+@given(
+    settings=SETTINGS,
+    arrivals=st.lists(st.tuples(st.integers(1, 6), st.sampled_from("ab")), max_size=10),
+    now=st.sampled_from([0.5, 1.5, 5.0]),
+)
+def test_a_batch_has_one_key_fits_and_waits_no_longer_than_allowed(
+    settings: BatchSettings, arrivals: list[tuple[int, str]], now: float
+) -> None:
+    queued = [job(rows, 0.1 * index, key) for index, (rows, key) in enumerate(arrivals)]
+    decision = form_batch(iter(queued), now, settings)
+    batch = queued[: decision.take]
+    assert sum(each.rows for each in batch) <= settings.max_batch_size
+    assert len({each.key for each in batch}) <= 1
+    if queued and not decision.take:
+        assert settings.max_delay > 0
+        assert decision.wait_until == queued[0].enqueued + settings.max_delay > now
+        assert decision.wake_rows > sum(each.rows for each in queued)

@@ -1,0 +1,469 @@
+"""Instances that join and leave a servable while requests flow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfs_lite.core.clock import SystemClock
+from tfs_lite.core.model import Model, PredictCall, resize
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
+from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.schedulers.batching.batcher import BatchingServable
+from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
+from tfs_lite.schedulers.cached import CachedServable
+from tfs_lite.schedulers.decoupled import DecoupledServable
+from tfs_lite.schedulers.items import ItemRule, ItemServable
+from tfs_lite.schedulers.response_cache import ResponseCache
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.schedulers.batcher_checker import Asked, Referee
+from tfs_lite.testing.schedulers.batcher_models import GatedModel, Run, Verdict
+from tfs_lite.testing.schedulers.interleaving import Stage, SteppedLane, Where, no_threads_left
+from tfs_lite.testing.servers.process import wait_until
+
+ID = ServableId("m", 1)
+PATIENCE = 60
+ROWS = SymbolicDim("rows")
+SIGNATURE = Signature((TensorSpec("x", DataType.DOUBLE, (ROWS,)),), (TensorSpec("y", DataType.DOUBLE, (ROWS,)),))
+MERGING = BatchSettings(max_batch_size=4)
+
+
+class Doubling(Model):
+    """y = 2 x. Counts what happens to it; ``go`` holds a run up."""
+
+    platform = "test"
+    signatures: ClassVar[Mapping[str, Signature]] = {DEFAULT_SIGNATURE: SIGNATURE}
+    item_steps = False
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        self.entered = threading.Semaphore(0)
+        self.runs = 0
+        self.closed = 0
+        self.inside = 0
+
+    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        assert not self.closed
+        self.inside += 1
+        self.runs += 1
+        self.entered.release()
+        assert self.go.wait(PATIENCE)
+        self.inside -= 1
+        return {"y": np.asarray(inputs["x"]) * 2}
+
+    def close(self) -> None:
+        assert not self.inside
+        self.closed += 1
+
+
+class Stepping(Doubling):
+    """y = 2 x + 1, with steps around the run. ``held`` holds ``postprocess`` up."""
+
+    has_item_steps = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = threading.Event()
+        self.held.set()
+        self.finishing = threading.Semaphore(0)
+
+    def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        assert not self.closed
+        return dict(inputs)
+
+    def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
+        self.finishing.release()
+        assert self.held.wait(PATIENCE)
+        assert not self.closed
+        return {"y": np.asarray(outputs["y"]) + 1}
+
+
+class Asking:
+    """A call, and its answer."""
+
+    def __init__(self, number: float, parts: bool = False) -> None:
+        self.answers: list[Any] = []
+        self.parts: list[Any] = []
+        self._done = threading.Event()
+        self.call = PredictCall(DEFAULT_SIGNATURE, {"x": np.array([number])}, (), None, self._answered)
+        if parts:
+            self.call.on_part = self.parts.append
+
+    def _answered(self, answer: Any) -> None:
+        self.answers.append(answer)
+        self._done.set()
+
+    @property
+    def value(self) -> float:
+        assert self._done.wait(PATIENCE)
+        (answer,) = self.answers
+        assert not isinstance(answer, Status), answer
+        return float((self.parts[0] if self.parts else answer)["y"][0])
+
+    @property
+    def code(self) -> StatusCode:
+        assert self._done.wait(PATIENCE)
+        (answer,) = self.answers
+        assert isinstance(answer, Status), answer
+        return answer.code
+
+
+@pytest.fixture
+def clock() -> Iterator[SystemClock]:
+    found = SystemClock()
+    with no_threads_left():
+        yield found
+        found.close()
+
+
+Make = Callable[[list[Any], SystemClock], Any]
+
+
+def batching(models: list[Any], clock: SystemClock) -> BatchingServable:
+    return BatchingServable(models, ID, MERGING, clock=clock)
+
+
+def items(models: list[Any], clock: SystemClock) -> ItemServable:
+    return ItemServable(BatchingServable(models, ID, MERGING, clock=clock, rule_of=ItemRule.of), models, "m-1")
+
+
+def cached(models: list[Any], clock: SystemClock) -> CachedServable:
+    return CachedServable(batching(models, clock), ResponseCache(1 << 20), ID)
+
+
+def decoupled(models: list[Any], clock: SystemClock) -> DecoupledServable:
+    return DecoupledServable(models, ID, clock=clock)
+
+
+KINDS = [
+    pytest.param(batching, Doubling, 0, id="batching"),
+    pytest.param(items, Stepping, 1, id="items"),
+    pytest.param(cached, Doubling, 0, id="cached"),
+    pytest.param(decoupled, Doubling, 0, id="decoupled"),
+]
+every_kind = pytest.mark.parametrize(("make", "model", "plus"), KINDS)
+
+
+class Flow:
+    """Threads that ask one question after the other, and check each answer."""
+
+    def __init__(self, servable: Any, plus: float, threads: int = 4) -> None:
+        self._servable = servable
+        self._plus = plus
+        self._stop = threading.Event()
+        self.answered = [0] * threads
+        self.faults: list[object] = []
+        self._threads = [threading.Thread(target=self._ask, args=(index,)) for index in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, index: int) -> None:
+        while not self._stop.is_set() and not self.faults:
+            number = index * 1_000_000 + self.answered[index]
+            try:
+                asking = Asking(number, parts=isinstance(self._servable, DecoupledServable))
+                self._servable.submit(asking.call)
+                assert asking.value == 2 * number + self._plus
+            except AssertionError as error:
+                self.faults.append(error)
+            self.answered[index] += 1
+
+    def wait_more(self, number: int = 20) -> None:
+        """Until every thread has so many answers more."""
+        wanted = [count + number for count in self.answered]
+        wait_until(
+            lambda: bool(self.faults) or all(a >= b for a, b in zip(self.answered, wanted, strict=True)),
+            "requests are answered",
+            PATIENCE,
+        )
+        assert not self.faults, self.faults[0]
+
+    def end(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        assert not self.faults, self.faults[0]
+
+
+@every_kind
+def test_requests_are_answered_while_instances_join_and_leave(
+    make: Make, model: type[Doubling], plus: float, clock: SystemClock
+) -> None:
+    first = model()
+    servable = make([first], clock)
+    flow = Flow(servable, plus)
+    flow.wait_more()
+
+    def grow_and_shrink() -> None:
+        more = [model(), model()]
+        assert resize(servable, more)
+        assert list(servable.models) == [first, *more]
+        flow.wait_more()
+        wait_until(lambda: all(each.runs for each in more), "the new ones take part", PATIENCE)
+        assert resize(servable, (), more)
+        wait_until(lambda: all(each.closed for each in more), "those that leave are closed", PATIENCE)
+        assert list(servable.models) == [first]
+        flow.wait_more()
+        assert [each.closed for each in more] == [1, 1]
+
+    grow_and_shrink()
+    grow_and_shrink()
+    flow.end()
+    assert first.closed == 0
+    servable.close()
+    assert first.closed == 1
+
+
+@every_kind
+def test_one_instance_takes_the_place_of_all(
+    make: Make, model: type[Doubling], plus: float, clock: SystemClock
+) -> None:
+    old, new = [model(), model()], model()
+    servable = make(list(old), clock)
+    flow = Flow(servable, plus)
+    flow.wait_more()
+    assert resize(servable, [new], old)
+    wait_until(lambda: all(each.closed for each in old), "the old ones are closed", PATIENCE)
+    flow.wait_more()
+    flow.end()
+    servable.close()
+    assert [each.closed for each in (*old, new)] == [1, 1, 1]
+
+
+@every_kind
+def test_instance_that_leaves_finishes_what_it_runs(
+    make: Make, model: type[Doubling], plus: float, clock: SystemClock
+) -> None:
+    leaving, staying = model(), model()
+    servable = make([leaving], clock)
+    leaving.go.clear()
+    parts = make is decoupled
+    asking = Asking(21, parts)
+    servable.submit(asking.call)
+    assert leaving.entered.acquire(timeout=PATIENCE)
+    assert resize(servable, [staying], [leaving])
+    other = Asking(1, parts)
+    servable.submit(other.call)
+    assert other.value == 2 + plus
+    assert (leaving.closed, asking.answers) == (0, [])
+    leaving.go.set()
+    assert asking.value == 42 + plus
+    wait_until(lambda: leaving.closed == 1, "it is closed", PATIENCE)
+    servable.close()
+    assert (leaving.closed, staying.closed) == (1, 1)
+
+
+@every_kind
+def test_close_waits_for_an_instance_that_leaves(
+    make: Make, model: type[Doubling], plus: float, clock: SystemClock
+) -> None:
+    leaving, staying = model(), model()
+    servable = make([leaving], clock)
+    leaving.go.clear()
+    asking = Asking(21, make is decoupled)
+    servable.submit(asking.call)
+    assert leaving.entered.acquire(timeout=PATIENCE)
+    assert resize(servable, [staying], [leaving])
+    closer = threading.Thread(target=servable.close)
+    closer.start()
+    wait_until(lambda: not resize(servable, [model()]), "it takes no instance any more", PATIENCE)
+    assert leaving.closed == 0
+    leaving.go.set()
+    closer.join(PATIENCE)
+    assert (leaving.closed, staying.closed, len(asking.answers)) == (1, 1, 1)
+
+
+@every_kind
+def test_last_instance_does_not_leave_and_a_closed_servable_takes_none(
+    make: Make, model: type[Doubling], plus: float, clock: SystemClock
+) -> None:
+    only, late = model(), model()
+    servable = make([only], clock)
+    assert not resize(servable, (), [only])
+    assert list(servable.models) == [only]
+    servable.close()
+    assert not resize(servable, [late])
+    assert (only.closed, late.closed) == (1, 0)
+
+
+def test_instance_whose_steps_are_under_way_is_closed_after_them(clock: SystemClock) -> None:
+    leaving, staying = Stepping(), Stepping()
+    servable = items([leaving], clock)
+    leaving.held.clear()
+    asking = Asking(3)
+    servable.submit(asking.call)
+    assert leaving.finishing.acquire(timeout=PATIENCE)
+    assert servable.resize([staying], [leaving])
+    other = Asking(4)
+    servable.submit(other.call)
+    assert other.value == 9
+    assert leaving.closed == 0
+    leaving.held.set()
+    assert asking.value == 7
+    wait_until(lambda: leaving.closed == 1, "it is closed", PATIENCE)
+    servable.close()
+
+
+# On the stage of the batcher's simulation: one thread at a time.
+
+
+class Theatre:
+    def __init__(self, settings: BatchSettings, models: int = 1, threads: int = 1, stepwise: bool = False) -> None:
+        self.stage = Stage(VirtualClock(), stepwise)
+        self.runs: list[Run] = []
+        self.threads = threads
+        self.models = [self.model() for _ in range(models)]
+        self.servable = self.stage.perform(self.models, settings, threads=threads)
+        self.referee = Referee(self.stage, settings, self.servable)
+
+    def model(self) -> GatedModel:
+        return GatedModel(self.stage, self.runs, self.threads)
+
+    def asked(self, rows: int = 1) -> Asked:
+        return self.referee.ask("a", rows, 2, (), False, deadline=None)
+
+    def join(self, count: int) -> list[GatedModel]:
+        new = [self.model() for _ in range(count)]
+        self.models += new
+        assert self.stage.resize(self.servable, new, [])
+        self.referee.models = tuple(self.models)
+        return new
+
+    def running(self) -> list[SteppedLane]:
+        return self.stage.at(Where.IN_RUN)
+
+    def end_run(self, lane: SteppedLane, verdict: Verdict = Verdict.FINE) -> None:
+        next(model.under_way[lane] for model in self.models if lane in model.under_way).verdict = verdict
+        self.referee.losses += verdict is Verdict.LOST
+        self.stage.step(lane)
+
+    def close(self) -> None:
+        self.stage.enter("closer", self.referee.close)
+        self.stage.settle()
+        while self.running() or self.stage.at(Where.RECOVERING):
+            for lane in self.running():
+                self.end_run(lane)
+            for lane in self.stage.at(Where.RECOVERING):
+                self.stage.step(lane)
+            self.stage.settle()
+        self.referee.finish()
+        self.stage.check()
+
+
+def test_batch_that_a_leaving_lane_was_woken_for_is_run_by_another() -> None:
+    with no_threads_left():
+        theatre = Theatre(BatchSettings(max_batch_size=4), models=2)
+        theatre.stage.settle()
+        asked = theatre.asked()
+        theatre.referee.submit(asked)  # rings the lane of the first model, which has not woken yet
+        assert theatre.stage.resize(theatre.servable, [], theatre.models[:1])
+        theatre.stage.settle()
+        (lane,) = theatre.running()
+        assert lane.model is theatre.models[1]
+        theatre.end_run(lane)
+        theatre.stage.settle()
+        assert len(asked.answers) == 1
+        assert [model.closed for model in theatre.models] == [1, 0]
+        theatre.close()
+
+
+def test_lane_that_slept_for_a_late_batch_leaves_the_waiting_to_another() -> None:
+    with no_threads_left():
+        theatre = Theatre(BatchSettings(max_batch_size=8, send=SendWhen.WAIT, max_delay=1.0), models=2)
+        theatre.stage.settle()
+        theatre.referee.submit(theatre.asked())
+        theatre.stage.settle()
+        (waiting,) = [lane for lane in theatre.stage.lanes if lane.wakes < 1e9 and lane.idle][:1]
+        assert theatre.stage.resize(theatre.servable, [], [waiting.model])
+        theatre.stage.settle()
+        assert not theatre.running()
+        theatre.stage.clock.advance(1.0)
+        theatre.stage.settle()
+        (lane,) = theatre.running()
+        assert lane.model is not waiting.model
+        theatre.end_run(lane)
+        theatre.stage.settle()
+        theatre.close()
+
+
+def test_model_of_several_lanes_is_closed_by_the_last_one_inside() -> None:
+    with no_threads_left():
+        theatre = Theatre(BatchSettings(), threads=2)
+        theatre.stage.settle()
+        for _ in range(2):
+            theatre.referee.submit(theatre.asked())
+            theatre.stage.settle()
+        theatre.join(1)
+        assert theatre.stage.resize(theatre.servable, [], theatre.models[:1])
+        theatre.stage.settle()
+        first, second = theatre.running()
+        theatre.end_run(first)
+        theatre.stage.settle()
+        assert theatre.models[0].closed == 0
+        theatre.end_run(second)
+        theatre.stage.settle()
+        assert [model.closed for model in theatre.models] == [1, 0]
+        theatre.close()
+
+
+def test_nobody_waits_in_vain_when_the_only_instance_with_a_worker_leaves() -> None:
+    with no_threads_left():
+        theatre = Theatre(BatchSettings(), models=2)
+        theatre.stage.settle()
+        for _ in range(3):
+            theatre.referee.submit(theatre.asked())
+            theatre.stage.settle()
+        lost, leaving = theatre.running()
+        waiting = theatre.referee.asked[-1]
+        theatre.end_run(lost, Verdict.LOST)
+        theatre.stage.settle()
+        assert not waiting.answers
+        theatre.referee.losses += 1
+        refused: list[Any] = []
+        waiting.call.on_done = refused.append
+        assert theatre.stage.resize(theatre.servable, [], [leaving.model])
+        assert [answer.code for answer in refused] == [StatusCode.UNAVAILABLE]
+        assert "has lost its worker process" in refused[0].message
+        waiting.answers.append(refused[0])
+        theatre.end_run(leaving)
+        theatre.stage.settle()
+        theatre.close()
+
+
+@given(st.data())
+def test_every_call_is_answered_whatever_happens_between_joining_and_leaving(data: st.DataObject) -> None:
+    with no_threads_left():
+        theatre = Theatre(
+            BatchSettings(max_batch_size=4), models=2, threads=data.draw(st.integers(1, 2)), stepwise=True
+        )
+        stage, present = theatre.stage, list(theatre.models)
+        for number in range(data.draw(st.integers(1, 25))):
+            moves = ["ask", "grow", "shrink", "step"] + ["end"] * bool(theatre.running())
+            move = data.draw(st.sampled_from(moves))
+            if move == "ask":
+                stage.enter(f"caller {number}", partial(theatre.referee.submit, theatre.asked()))
+            elif move == "grow" and len(present) < 4:
+                present += theatre.join(1)
+            elif move == "shrink" and len(present) > 1:
+                leaving = present.pop(data.draw(st.integers(0, len(present) - 1)))
+                assert stage.resize(theatre.servable, [], [leaving])
+            elif move == "end":
+                theatre.end_run(data.draw(st.sampled_from(theatre.running())))
+            elif stage.ready:
+                stage.step(data.draw(st.sampled_from(stage.ready)))
+        stage.settle()
+        while theatre.running():
+            theatre.end_run(theatre.running()[0])
+            stage.settle()
+        assert all(len(asked.answers) == 1 for asked in theatre.referee.asked)
+        assert [model.closed for model in theatre.models] == [model not in present for model in theatre.models]
+        theatre.close()

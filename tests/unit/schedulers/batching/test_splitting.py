@@ -1,0 +1,225 @@
+"""A call that is too large for one run comes back whole, once."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfs_lite.core.model import PredictCall
+from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.schedulers.batching.splitting import Joined, cut
+
+LOST = Status(StatusCode.UNAVAILABLE, "lost")
+CANCELLED = Status(StatusCode.CANCELLED, "cancelled")
+
+
+class Caller:
+    """A call of so many rows, and what it is answered."""
+
+    def __init__(self, rows: int) -> None:
+        self.answers: list[Any] = []
+        x, text = np.arange(rows * 2).reshape(rows, 2), np.array([b"%d\x00" % row for row in range(rows)], object)
+        inputs = {"x": x, "text": text}
+        self.call = PredictCall("s", inputs, ("y", "text"), 12.5, self.answers.append, priority=2, timeout=0.5)
+
+    @property
+    def answer(self) -> Any:
+        (answer,) = self.answers
+        return answer
+
+
+def answer(piece: PredictCall, queue_seconds: float = 0.0, run_seconds: float = 0.0) -> None:
+    piece.queue_seconds, piece.run_seconds = queue_seconds, run_seconds
+    inputs: Mapping[str, Any] = piece.inputs
+    piece.on_done({"y": inputs["x"] + 1, "text": inputs["text"]})
+
+
+@given(
+    st.integers(0, 40).flatmap(
+        lambda rows: st.tuples(st.just(rows), st.integers(0, 45), st.integers(1, 15), st.randoms(use_true_random=False))
+    )
+)
+def test_pieces_answered_in_any_order_are_the_whole_call(found: tuple[int, int, int, Any]) -> None:
+    rows, room, largest, random = found
+    caller = Caller(rows)
+    pieces = cut(caller.call, rows, room, largest)
+    assert sum(piece.rows for piece in pieces) == rows
+    assert all(piece.rows <= largest for piece in pieces)
+    assert all(piece.rows == largest for piece in pieces[1:-1])
+    assert pieces[0].rows == min(room or largest, largest, rows)
+    calls = list(Joined(caller.call, pieces).pieces)
+    assert [len(call.inputs["x"]) for call in calls] == [piece.rows for piece in pieces]
+    random.shuffle(calls)
+    for call in calls:
+        assert not caller.answers
+        answer(call)
+    assert list(caller.answer) == ["y", "text"]
+    assert caller.answer["y"].tolist() == (np.arange(rows * 2).reshape(rows, 2) + 1).tolist()
+    assert caller.answer["text"].tolist() == [b"%d\x00" % row for row in range(rows)]
+
+
+def test_the_first_piece_fills_the_room_that_is_left() -> None:
+    assert [piece.rows for piece in cut(Caller(20).call, 20, 3, 8)] == [3, 8, 8, 1]
+
+
+def test_without_room_every_piece_is_as_large_as_a_run() -> None:
+    assert [piece.rows for piece in cut(Caller(20).call, 20, 0, 8)] == [8, 8, 4]
+
+
+def test_a_call_that_fits_is_not_cut() -> None:
+    caller = Caller(5)
+    (piece,) = cut(caller.call, 5, 6, 8)
+    assert piece.inputs is caller.call.inputs
+
+
+def test_pieces_are_views_and_wait_on_the_terms_of_the_call() -> None:
+    caller = Caller(5)
+    joined = Joined(caller.call, cut(caller.call, 5, 2, 4))
+    for piece in joined.pieces:
+        assert np.shares_memory(piece.inputs["x"], caller.call.inputs["x"])
+        assert (piece.signature, piece.outputs, piece.deadline) == ("s", ("y", "text"), 12.5)
+        assert (piece.priority, piece.timeout) == (2, 0.5)
+
+
+def test_the_wait_is_that_of_the_first_piece_and_run_times_add_up() -> None:
+    caller = Caller(6)
+    first, second, third = Joined(caller.call, cut(caller.call, 6, 2, 2)).pieces
+    answer(third, 9.0, 0.5)
+    answer(first, 1.0, 0.25)
+    answer(second, 5.0, 0.125)
+    assert (caller.call.queue_seconds, caller.call.run_seconds) == (1.0, 0.875)
+
+
+def test_the_first_failure_answers_the_call_and_the_rest_is_abandoned() -> None:
+    caller, abandoned = Caller(8), list[PredictCall]()
+
+    def abandon(calls: Sequence[PredictCall]) -> None:
+        assert not caller.answers
+        abandoned.extend(calls)
+
+    joined = Joined(caller.call, cut(caller.call, 8, 2, 2), abandon)
+    first, second, third, fourth = joined.pieces
+    answer(second)
+    third.on_done(LOST)
+    assert caller.answer is LOST
+    assert abandoned == [first, fourth]
+    assert joined.unanswered() == (first, fourth)
+    first.on_done(CANCELLED)
+    answer(fourth)
+    assert caller.answer is LOST
+    assert joined.unanswered() == ()
+
+
+def test_a_failure_of_the_last_piece_abandons_nobody() -> None:
+    caller, abandoned = Caller(4), list[Sequence[PredictCall]]()
+    first, second = Joined(caller.call, cut(caller.call, 4, 2, 2), abandoned.append).pieces
+    answer(first)
+    second.on_done(LOST)
+    assert caller.answer is LOST
+    assert abandoned == []
+
+
+def test_abandoned_pieces_may_be_answered_while_they_are_abandoned() -> None:
+    caller = Caller(8)
+
+    def cancel(calls: Sequence[PredictCall]) -> None:
+        for call in calls:
+            call.on_done(CANCELLED)
+
+    joined = Joined(caller.call, cut(caller.call, 8, 2, 2), cancel)
+    joined.pieces[0].on_done(LOST)
+    assert caller.answer is LOST
+    assert joined.unanswered() == ()
+
+
+def test_a_caller_that_cancels_has_its_waiting_pieces_cancelled() -> None:
+    caller = Caller(6)
+    joined = Joined(caller.call, cut(caller.call, 6, 2, 2))
+    answer(joined.pieces[0])
+    for piece in joined.unanswered():
+        piece.on_done(CANCELLED)
+    assert caller.answer is CANCELLED
+
+
+def test_a_piece_that_is_answered_twice_counts_once() -> None:
+    caller = Caller(4)
+    first, second = Joined(caller.call, cut(caller.call, 4, 2, 2)).pieces
+    answer(first)
+    answer(first)
+    assert not caller.answers
+    answer(second)
+    answer(second)
+    assert caller.answer["y"].shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("results", "marker"),
+    [
+        ([np.ones((2, 3)), np.ones((2, 4))], "differ in name, shape or type: y [2, 3]; y [2, 4]"),
+        ([np.ones((2, 3)), np.ones((1, 3))], "0th dimension does not equal the sum of the 0th dimension sizes"),
+        ([np.ones((2, 3)), np.float32(1)], "Batched output tensor has 0 dimensions"),
+        ([np.ones((2, 3)), np.ones(2)], "differ in name, shape or type"),
+    ],
+    ids=["widths", "rows", "a scalar", "ranks"],
+)
+def test_answers_that_do_not_fit_together_fail_the_call(results: list[Any], marker: str) -> None:
+    caller = Caller(4)
+    for piece, result in zip(Joined(caller.call, cut(caller.call, 4, 2, 2)).pieces, results, strict=True):
+        piece.on_done({"y": result})
+    assert caller.answer.code is StatusCode.FAILED_PRECONDITION
+    assert marker in caller.answer.message
+
+
+def test_an_output_that_one_piece_lacks_fails_the_call() -> None:
+    caller = Caller(4)
+    first, second = Joined(caller.call, cut(caller.call, 4, 2, 2)).pieces
+    first.on_done({"y": np.ones(2), "z": np.ones(2)})
+    second.on_done({"y": np.ones(2)})
+    assert caller.answer.code is StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("failing", [0, 1, 3], ids=["none fails", "one fails", "three fail"])
+def test_pieces_answered_at_the_same_time_answer_the_call_once(failing: int) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(50):
+            caller, barrier = Caller(8), threading.Barrier(8)
+            pieces = Joined(caller.call, cut(caller.call, 8, 1, 1)).pieces
+
+            def finish(index: int, barrier: Any = barrier, pieces: Any = pieces) -> None:
+                barrier.wait(10)
+                if index < failing:
+                    pieces[index].on_done(LOST)
+                else:
+                    answer(pieces[index], run_seconds=1.0)
+
+            list(threads.map(finish, range(8)))
+            if failing:
+                assert caller.answer is LOST
+            else:
+                assert caller.answer["y"].tolist() == (np.arange(16).reshape(8, 2) + 1).tolist()
+                assert caller.call.run_seconds == 8.0
+
+
+def test_nothing_is_kept_of_a_call_whose_pieces_are_all_answered() -> None:
+    caller = Caller(4)
+    joined = Joined(caller.call, cut(caller.call, 4, 2, 2))
+    caller.call.ticket = joined
+    first, second = joined.pieces
+    kept = weakref.ref(caller.call.inputs["x"])
+    gc.disable()
+    try:
+        answer(first)
+        second.on_done(LOST)
+        del joined, first, second, caller
+        assert kept() is None
+    finally:
+        gc.enable()

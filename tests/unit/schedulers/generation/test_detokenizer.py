@@ -1,0 +1,183 @@
+"""Words of tokens that come one by one: whatever the cut, the text is that of all tokens, up to the stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tfs_lite.core.generation import Finish, Generation
+from tfs_lite.schedulers.generation.detokenizer import Said, StopFinder, Words
+from tfs_lite.testing.language.byte_codec import BEGIN, END, ByteCodec
+
+EOS = frozenset({END})
+CODEC = ByteCodec()
+SMALL = st.text("ab€", max_size=30)
+STOPS = st.lists(st.text("ab€", min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+def words(limit: int = 100, prompt: Sequence[int] = (BEGIN,), codec: ByteCodec | None = CODEC, **wanted) -> Words:
+    return Words(Generation(prompt, **wanted), prompt, limit, EOS, codec)
+
+
+def say(found: Words, tokens: Sequence[int]) -> tuple[str, Said]:
+    """All the text up to the end, and what the last token said."""
+    text = ""
+    said = Said()
+    for token in tokens:
+        said = found.push(token)
+        text += said.text
+        if said.finish is not None:
+            break
+    return text, said
+
+
+def first_stop(text: str, stops: Sequence[str]) -> str | None:
+    """By looking at every character: the longest of the stops that end first."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return max(ending, key=len)
+    return None
+
+
+@given(st.text(max_size=40), st.integers(0, 3))
+@example("a👩‍👩‍👧b", 0)
+@example("é€", 2)
+def test_pieces_together_are_the_whole_decode_however_it_ends(text: str, lost: int) -> None:
+    tokens = list(text.encode())
+    tokens = tokens[: len(tokens) - lost]  # the last character may be incomplete
+    by_limit, said = say(words(limit=len(tokens)), tokens)
+    assert by_limit == CODEC.decode(tokens)
+    assert said.finish is (Finish.LENGTH if tokens else None)
+    by_end, said = say(words(), [*tokens, END])
+    assert by_end == CODEC.decode(tokens)
+    assert (said.finish, said.stop) == (Finish.STOP, END)
+
+
+def test_character_is_held_back_until_its_last_byte() -> None:
+    found = words()
+    assert [found.push(byte).text for byte in "a€".encode()] == ["a", "", "", "€"]
+
+
+@given(SMALL, STOPS, st.lists(st.integers(1, 4)), st.booleans())
+@example("aab", ["ab"], [], False)
+@example("xab", ["ab", "xab"], [], False)
+@example("abab€", ["abab€", "bab"], [2], True)
+def test_stop_is_found_wherever_the_text_is_cut(text: str, stops: list[str], cuts: list[int], include: bool) -> None:
+    finder = StopFinder(stops, include)
+    let_go, found, rest = "", None, text
+    for size in [*cuts, *[1] * len(text)]:
+        part, rest = rest[:size], rest[size:]
+        more, found = finder.push(part)
+        let_go += more
+        if found is not None:
+            break
+        longest = max(
+            (
+                size
+                for stop in stops
+                for size in range(len(stop))
+                if text[: len(text) - len(rest)].endswith(stop[:size])
+            ),
+            default=0,
+        )
+        assert len(finder.held) == longest, "no more and no less than what may become a stop"
+    assert found == first_stop(text, stops)
+    if found is None:
+        assert let_go + finder.held == text
+    else:
+        assert let_go == text[: text.index(found)] + (found if include else "")
+
+
+@given(SMALL, STOPS, st.integers(1, 60))
+def test_text_with_stops_is_that_before_the_first_stop(text: str, stops: list[str], limit: int) -> None:
+    tokens = list(text.encode())[:limit]
+    whole = CODEC.decode(tokens)
+    got, said = say(words(limit, stop=tuple(stops)), tokens)
+    stop = first_stop(whole, stops)
+    if stop is not None:
+        assert (said.finish, said.stop) == (Finish.STOP, stop)
+        assert got == whole[: whole.index(stop)]
+    elif len(tokens) == limit:
+        assert (said.finish, said.stop) == (Finish.LENGTH, None)
+        assert got == whole
+    else:
+        assert said.finish is None
+        assert whole.startswith(got)
+
+
+def test_stop_that_the_last_allowed_token_completes_is_a_stop() -> None:
+    text, said = say(words(limit=3, stop=("bc",)), b"abc")
+    assert (text, said.finish, said.stop) == ("a", Finish.STOP, "bc")
+
+
+def test_beginning_of_a_stop_is_let_go_when_the_text_ends() -> None:
+    found = words(limit=3, stop=("bcd",))
+    assert [found.push(byte).text for byte in b"abc"] == ["a", "", "bc"]
+
+
+def test_stop_may_be_part_of_the_text() -> None:
+    text, said = say(words(stop=("bc",), include_stop=True), b"abcd")
+    assert (text, said.stop) == ("abc", "bc")
+
+
+def test_end_of_text_comes_before_stop_tokens_and_the_limit() -> None:
+    assert words(limit=1, stop_token_ids=(END,)).push(END) == Said("", Finish.STOP, END)
+
+
+def test_stop_token_counts_and_has_no_words() -> None:
+    found = words(stop_token_ids=(ord("b"),))
+    assert say(found, b"ab") == ("a", Said("", Finish.STOP, ord("b")))
+    assert found.count == 2
+
+
+def test_ignored_end_of_text_is_a_token_like_others() -> None:
+    text, said = say(words(limit=3, ignore_eos=True), [97, END, 98])
+    assert (text, said.finish) == ("ab", Finish.LENGTH)
+
+
+def test_special_tokens_have_words_if_wanted() -> None:
+    text, _ = say(words(limit=3, ignore_eos=True, skip_special_tokens=False), [97, END, 98])
+    assert text == "a</s>b"
+
+
+def test_ends_are_banned_until_there_are_enough_tokens() -> None:
+    found = words(min_tokens=2, stop_token_ids=(7,))
+    assert found.banned == {END, 7}
+    found.push(97)
+    assert found.banned == {END, 7}
+    found.push(97)
+    assert found.banned == frozenset()
+    assert words(stop_token_ids=(7,)).banned == frozenset()
+
+
+def test_stop_texts_do_not_count_until_there_are_enough_tokens() -> None:
+    text, said = say(words(min_tokens=4, stop=("ab",)), b"ababab")
+    assert (text, said.finish) == ("ab", Finish.STOP)
+    text, said = say(words(min_tokens=3, stop=("ab",)), b"abcab")
+    assert (text, said.finish) == ("abc", Finish.STOP)
+
+
+def test_echo_opens_with_the_words_of_the_prompt() -> None:
+    assert words(prompt=CODEC.encode("hé"), echo=True).opening == "hé"
+    assert words(prompt=CODEC.encode("hé")).opening == ""
+
+
+def test_without_a_tokenizer_there_are_only_ends() -> None:
+    found = words(limit=2, codec=None, echo=True)
+    assert (found.opening, found.push(5), found.push(6)) == ("", Said(), Said("", Finish.LENGTH))
+
+
+def test_hostile_stops_cost_little_per_character() -> None:
+    finder = StopFinder(("a" * 999 + "b",))
+    assert finder.push("a" * 100_000)[0] == "a" * (100_000 - 999)
+    assert finder.push("b") == ("", "a" * 999 + "b")
+
+
+@pytest.mark.parametrize("text", ["", "a"])
+def test_limit_ends_even_without_words(text: str) -> None:
+    _, said = say(words(limit=1), list(text.encode()) or [BEGIN])
+    assert said.finish is Finish.LENGTH

@@ -1,0 +1,357 @@
+"""What both gRPC servers promise: the library's and ours."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+import pytest
+
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.server.grpc.admission import HEALTH
+from tfs_lite.server.grpc.factory import GrpcTransport, make_grpc_server
+from tfs_lite.server.grpc.status import truncate
+from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.transport.table import CallContext, server_stream, unary
+
+LIMIT = 100_000
+
+
+class Service:
+    """Handlers that misbehave on demand, in the form of the server's tables, and servers of them."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.contexts: list[CallContext] = []
+        self.entered = threading.Semaphore(0)
+        self.cancelled = threading.Event()
+        self.gate = asyncio.Event()
+
+    def methods(self) -> list[Any]:
+        handlers = (self.echo, self.refuse, self.crash, self.wait)
+        rows = [unary(f"/test.Service/{handler.__name__}", handler) for handler in handlers]
+        streams = [
+            server_stream(f"/test.Service/{handler.__name__}", handler) for handler in (self.count, self.trickle)
+        ]
+        return [*rows, *streams, unary(f"{HEALTH}Check", self.echo)]
+
+    def server(self, **settings: Any) -> GrpcTransport:
+        return make_grpc_server(self.kind, self.methods(), LIMIT, **settings)
+
+    async def echo(self, data: bytes, context: CallContext) -> bytes:
+        self.contexts.append(context)
+        return data
+
+    async def refuse(self, data: bytes, context: CallContext) -> bytes:
+        raise invalid_argument(data.decode())
+
+    async def crash(self, data: bytes, context: CallContext) -> bytes:
+        raise RuntimeError("the secret is in /etc/secret")
+
+    async def wait(self, data: bytes, context: CallContext) -> bytes:
+        self.entered.release()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return data
+
+    async def count(self, data: bytes, context: CallContext) -> AsyncIterator[bytes]:
+        for number in range(3):
+            yield b"%d" % number
+        if data == b"fail":
+            raise invalid_argument("no more")
+
+    async def trickle(self, data: bytes, context: CallContext) -> AsyncIterator[bytes]:
+        yield b"first"
+        await self.gate.wait()
+
+
+@pytest.fixture
+def service(each_server: str) -> Service:
+    return Service(each_server)
+
+
+@pytest.fixture
+def server(loop_thread: Any, service: Service) -> Iterator[tuple[GrpcTransport, int]]:
+    async def start() -> tuple[GrpcTransport, int]:
+        server = service.server()
+        port = await server.start("127.0.0.1", 0, "")
+        assert port is not None
+        return server, port
+
+    server, port = loop_thread.run(start())
+    yield server, port
+    loop_thread.run(server.stop(0))
+
+
+@pytest.fixture
+def channel(server: tuple[GrpcTransport, int]) -> Iterator[grpc.Channel]:
+    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"127.0.0.1:{server[1]}", options=options) as channel:
+        yield channel
+
+
+def call(channel: grpc.Channel, method: str, data: bytes = b"x", timeout: float | None = 20.0) -> bytes:
+    answer: bytes = channel.unary_unary(f"/test.Service/{method}")(data, timeout=timeout)
+    return answer
+
+
+def refusal(channel: grpc.Channel, method: str, data: bytes = b"x") -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(channel, method, data)
+    return caught.value.code(), caught.value.details()
+
+
+def test_bytes_go_in_and_come_out(channel: grpc.Channel) -> None:
+    assert call(channel, "echo", b"hello") == b"hello"
+
+
+def test_deadline_of_the_client_reaches_the_handler(channel: grpc.Channel, service: Service) -> None:
+    call(channel, "echo", timeout=None)
+    call(channel, "echo", timeout=50.0)
+    none, some = service.contexts
+    assert none.deadline is None
+    assert some.deadline is not None
+    assert 20 < some.deadline - time.monotonic() < 60
+
+
+def test_serving_error_becomes_its_code_and_message(channel: grpc.Channel) -> None:
+    assert refusal(channel, "refuse", b"wrong") == (grpc.StatusCode.INVALID_ARGUMENT, "wrong")
+
+
+def test_long_message_is_cut(channel: grpc.Channel) -> None:
+    _, details = refusal(channel, "refuse", b"a" * 2000)
+    assert details == "a" * 1024 + "...TRUNCATED"
+
+
+def test_message_of_exactly_the_limit_is_not_cut() -> None:
+    assert truncate("a" * 1024) == "a" * 1024
+
+
+def test_unexpected_error_is_internal_and_its_text_stays_in_the_log(
+    channel: grpc.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert refusal(channel, "crash") == (grpc.StatusCode.INTERNAL, "internal error")
+    assert "the secret is in" in caplog.text
+
+
+def test_message_over_the_limit_is_refused_and_the_server_goes_on(channel: grpc.Channel) -> None:
+    code, _ = refusal(channel, "echo", b"x" * (LIMIT + 1))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert call(channel, "echo") == b"x"
+
+
+def test_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
+    assert refusal(channel, "nothing")[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_stream_sends_its_messages_and_then_its_error(channel: grpc.Channel) -> None:
+    assert list(channel.unary_stream("/test.Service/count")(b"", timeout=20)) == [b"0", b"1", b"2"]
+    stream = channel.unary_stream("/test.Service/count")(b"fail", timeout=20)
+    assert [next(stream), next(stream), next(stream)] == [b"0", b"1", b"2"]
+    with pytest.raises(grpc.RpcError) as caught:
+        next(stream)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_handler_is_cancelled_when_the_client_goes(channel: grpc.Channel, service: Service) -> None:
+    future = channel.unary_unary("/test.Service/wait").future(b"x")
+    assert service.entered.acquire(timeout=20)
+    future.cancel()
+    assert service.cancelled.wait(20)
+
+
+def test_stop_answers_what_is_inside_and_refuses_the_rest(
+    loop_thread: Any, server: tuple[GrpcTransport, int], channel: grpc.Channel, service: Service
+) -> None:
+    inside = channel.unary_unary("/test.Service/wait").future(b"inside")
+    assert service.entered.acquire(timeout=20)
+    stopping = asyncio.run_coroutine_threadsafe(server[0].stop(20), loop_thread.loop)
+    codes = Counter[str]()
+    while not codes["UNAVAILABLE"]:
+        try:
+            call(channel, "echo")
+        except grpc.RpcError as error:
+            codes[error.code().name] += 1
+    loop_thread.loop.call_soon_threadsafe(service.gate.set)
+    assert inside.result(timeout=20) == b"inside"
+    stopping.result(20)
+    assert set(codes) == {"UNAVAILABLE"}
+
+
+def test_stop_under_load_breaks_no_call_that_got_in(
+    loop_thread: Any, server: tuple[GrpcTransport, int], service: Service
+) -> None:
+    codes, answered = Counter[str](), threading.Semaphore(0)
+
+    def client() -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(f"127.0.0.1:{server[1]}", options=options) as channel:
+            while True:
+                try:
+                    call(channel, "echo")
+                    answered.release()
+                except grpc.RpcError as error:
+                    codes[error.code().name] += 1
+                    return
+
+    clients = [threading.Thread(target=client) for _ in range(8)]
+    for thread in clients:
+        thread.start()
+    for _ in range(200):
+        assert answered.acquire(timeout=20)
+    loop_thread.run(server[0].stop(20))
+    for thread in clients:
+        thread.join()
+    assert codes == {"UNAVAILABLE": 8}
+
+
+def test_call_that_outlives_the_grace_is_cancelled(
+    loop_thread: Any, server: tuple[GrpcTransport, int], channel: grpc.Channel, service: Service
+) -> None:
+    inside = channel.unary_unary("/test.Service/wait").future(b"inside")
+    assert service.entered.acquire(timeout=20)
+    loop_thread.run(server[0].stop(0.2))
+    assert service.cancelled.wait(20)
+    assert inside.exception(timeout=20) is not None
+
+
+def test_port_in_use_is_one_clear_line(loop_thread: Any, service: Service) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        async def start() -> None:
+            await service.server().start("127.0.0.1", port, "")
+
+        with pytest.raises(ServingError) as caught:
+            loop_thread.run(start())
+    assert caught.value.code is StatusCode.FAILED_PRECONDITION
+    assert f"port {port} of 127.0.0.1 is already in use (--port)" in str(caught.value)
+
+
+def test_two_servers_never_share_a_port(loop_thread: Any, server: tuple[GrpcTransport, int], service: Service) -> None:
+    async def start() -> None:
+        await service.server().start("127.0.0.1", server[1], "")
+
+    with pytest.raises(ServingError, match="in use"):
+        loop_thread.run(start())
+
+
+def test_address_of_another_machine_is_refused(loop_thread: Any, service: Service) -> None:
+    async def start() -> None:
+        await service.server().start("203.0.113.7", 0, "")
+
+    with pytest.raises(ServingError, match="--host"):
+        loop_thread.run(start())
+
+
+@contextmanager
+def serving(loop_thread: Any, service: Service, path: str = "", **settings: Any) -> Iterator[str]:
+    """The address of a server with these settings: of its UNIX socket if it has one, else of its port."""
+
+    async def start() -> tuple[GrpcTransport, int | None]:
+        server = service.server(**settings)
+        return server, await server.start("127.0.0.1", None if path else 0, path)
+
+    server, port = loop_thread.run(start())
+    yield f"unix:{path}" if path else f"127.0.0.1:{port}"
+    loop_thread.run(server.stop(0))
+
+
+def connect(address: str) -> grpc.Channel:
+    return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def test_unix_socket_serves_too_and_is_gone_afterwards(loop_thread: Any, service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "a socket"
+    with serving(loop_thread, service, str(path)), connect(f"unix:{tmp_path}/a%20socket") as channel:
+        assert call(channel, "echo") == b"x"
+        assert path.is_socket()
+    assert not path.exists()
+
+
+def test_the_socket_of_a_server_that_died_is_taken_over(loop_thread: Any, service: Service, tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+        dead.listen()
+    with serving(loop_thread, service, path) as address, connect(address) as channel:
+        assert call(channel, "echo") == b"x"
+
+
+def test_the_socket_of_a_server_that_lives_is_not_taken_away(
+    loop_thread: Any, service: Service, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "s")
+    with serving(loop_thread, service, path) as address:
+        with pytest.raises(ServingError, match="another server listens there"), serving(loop_thread, service, path):
+            pass
+        with connect(address) as channel:
+            assert call(channel, "echo") == b"x"
+
+
+def test_arguments_win_over_our_own(loop_thread: Any, service: Service) -> None:
+    arguments = [("grpc.max_receive_message_length", 10), ("grpc.primary_user_agent", "me")]
+    with serving(loop_thread, service, arguments=arguments) as address, connect(address) as channel:
+        assert refusal(channel, "echo", b"x" * 11)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert call(channel, "echo", b"x" * 10) == b"x" * 10
+
+
+def test_a_port_is_shared_only_if_the_arguments_say_so(loop_thread: Any, service: Service) -> None:
+    sharing = [("grpc.so_reuseport", 1)]
+
+    async def start(port: int) -> GrpcTransport:
+        server = service.server(arguments=sharing)
+        assert await server.start("127.0.0.1", port, "") == port
+        return server
+
+    with serving(loop_thread, service, arguments=sharing) as address:
+        port = int(address.rpartition(":")[2])
+        loop_thread.run(loop_thread.run(start(port)).stop(0))
+    with serving(loop_thread, service) as address, pytest.raises(ServingError, match=r"in use \(--port\)"):
+        loop_thread.run(start(int(address.rpartition(":")[2])))
+
+
+def test_calls_beyond_the_limit_are_refused_at_once(loop_thread: Any, service: Service) -> None:
+    with serving(loop_thread, service, max_concurrent_calls=2) as address, connect(address) as channel:
+        waiting = channel.unary_unary("/test.Service/wait").future(b"inside")
+        assert service.entered.acquire(timeout=20)
+        stream = channel.unary_stream("/test.Service/trickle")(b"", timeout=20)
+        assert next(stream) == b"first"
+        code, details = refusal(channel, "echo")
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "2 calls inside" in details
+        assert channel.unary_unary(f"{HEALTH}Check")(b"x", timeout=20) == b"x"
+        stream.cancel()
+        wait_until(lambda: answers(channel), "the place of a stream that was cancelled is free")
+        loop_thread.loop.call_soon_threadsafe(service.gate.set)
+        assert waiting.result(timeout=20) == b"inside"
+
+
+def answers(channel: grpc.Channel) -> bool:
+    try:
+        return call(channel, "echo") == b"x"
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # noqa: PT017
+        return False
+
+
+@pytest.mark.parametrize("character", ["x", "ä", "\U0001f600", "%", "\n"])
+def test_an_error_text_fits_into_a_header_however_it_is_encoded(character: str) -> None:
+    text = truncate(character * 5000)
+    assert text.endswith("...TRUNCATED")
+    assert len(quote(text, safe="".join(map(chr, range(0x20, 0x7F))).replace("%", ""))) < 5000
+    assert truncate(character * 100) == character * 100

@@ -1,0 +1,246 @@
+"""Everything of V2 over gRPC that is no inference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import grpc
+import pytest
+
+from tfs_lite.core.status import invalid_argument
+from tfs_lite.protocols.v2 import messages as v2
+from tfs_lite.server.grpc.factory import GrpcTransport, make_grpc_server
+from tfs_lite.server.v2.control import (
+    CudaRegionStatus,
+    IndexEntry,
+    InferBatchStatistics,
+    InferResponseStatistics,
+    InferStatistics,
+    MemoryUsage,
+    ModelMetadata,
+    ModelStatistics,
+    RegionStatus,
+    ServerMetadata,
+    StatisticDuration,
+    TensorMetadata,
+)
+from tfs_lite.server.v2.grpc_service import V2GrpcService
+from tfs_lite.testing.grpc.grpc_choice import chosen
+from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.testing.servers.v2_client import V2Client
+from tfs_lite.testing.servers.v2_fixture import V2House
+
+
+class Control:
+    """Answers with values that a test can tell apart, and notes what it was asked to change."""
+
+    extensions = ("system_shared_memory",)
+
+    def __init__(self) -> None:
+        self.done: list[tuple[Any, ...]] = []
+        self.logs: dict[str, bool | int | str] = {"log_info": True, "log_verbose_level": 2, "log_file": "f"}
+
+    def server_live(self) -> bool:
+        return True
+
+    def server_ready(self) -> bool:
+        return True
+
+    def model_ready(self, name: str, version: int | None) -> bool:
+        return name == "simple" and version in (None, 1)
+
+    def server_metadata(self) -> ServerMetadata:
+        return ServerMetadata("server", "9", ("a", "b"))
+
+    def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
+        inputs = (TensorMetadata("in", "FP32", (-1, 4)),)
+        return ModelMetadata(name, (str(version or 1),), "pytorch", inputs, (TensorMetadata("out", "BYTES", ()),))
+
+    def model_config(self, name: str, version: int | None) -> Any:
+        return v2.ModelConfig(name=name, max_batch_size=8)
+
+    def statistics(self, name: str | None, version: int | None) -> list[ModelStatistics]:
+        durations = [StatisticDuration(index, index * 10) for index in range(8)]
+        batch = InferBatchStatistics(4, *durations[:3])
+        responses = {"0": InferResponseStatistics(*durations[:6])}
+        usage = MemoryUsage("CPU", 1, 100)
+        stats = InferStatistics(*durations)
+        return [ModelStatistics(name or "all", "1", 1000, 7, 3, stats, (batch,), (usage,), responses)]
+
+    def index(self, ready: bool) -> list[IndexEntry]:
+        return [IndexEntry("a", "1", "READY", "")] + ([] if ready else [IndexEntry("b", "2", "UNAVAILABLE", "why")])
+
+    async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+        self.done.append(("load", name, dict(parameters)))
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        self.done.append(("unload", name, unload_dependents))
+
+    def system_status(self, name: str | None) -> list[RegionStatus]:
+        return [RegionStatus(name or "r", "/key", 8, 64)]
+
+    def system_register(self, region: RegionStatus) -> None:
+        self.done.append(("register", region))
+
+    def system_unregister(self, name: str | None) -> None:
+        self.done.append(("unregister", name))
+
+    def cuda_status(self, name: str | None) -> list[CudaRegionStatus]:
+        return [CudaRegionStatus(name or "c", 1, 64)]
+
+    def cuda_register(self, region: CudaRegionStatus, raw_handle: bytes) -> None:
+        self.done.append(("cuda", region, raw_handle))
+
+    def cuda_unregister(self, name: str | None) -> None:
+        self.done.append(("cuda off", name))
+
+    def trace_settings(self, model: str | None) -> Mapping[str, tuple[str, ...]]:
+        return {"trace_rate": (f"of {model}",)}
+
+    def update_trace_settings(
+        self, model: str | None, changes: Mapping[str, tuple[str, ...]]
+    ) -> Mapping[str, tuple[str, ...]]:
+        self.done.append(("trace", model, dict(changes)))
+        return changes
+
+    def log_settings(self) -> Mapping[str, bool | int | str]:
+        return self.logs
+
+    def update_log_settings(self, changes: Mapping[str, bool | int | str]) -> Mapping[str, bool | int | str]:
+        if "log_file" in changes:
+            raise invalid_argument("log file location can not be updated through network protocol")
+        self.logs.update(changes)
+        return self.logs
+
+
+@pytest.fixture
+def house() -> Iterator[V2House]:
+    house = V2House()
+    yield house
+    house.close()
+    wait_until(lambda: house.handles == 0, "handles")
+
+
+@pytest.fixture
+def control() -> Control:
+    return Control()
+
+
+@pytest.fixture
+def client(loop_thread: Any, house: V2House, control: Control) -> Iterator[V2Client]:
+    async def start() -> tuple[GrpcTransport, int | None]:
+        server = make_grpc_server(chosen(), V2GrpcService(house.infer, control).methods(), -1)
+        return server, await server.start("127.0.0.1", 0, "")
+
+    server, port = loop_thread.run(start())
+    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        yield V2Client(channel)
+    loop_thread.run(server.stop(0))
+
+
+def test_health_and_metadata(client: V2Client) -> None:
+    assert client.call("ServerLive").live
+    assert client.call("ServerReady").ready
+    assert client.call("ModelReady", name="simple", version="1").ready
+    assert not client.call("ModelReady", name="simple", version="2").ready
+    server = client.call("ServerMetadata")
+    assert (server.name, server.version, list(server.extensions)) == ("server", "9", ["a", "b"])
+    model = client.call("ModelMetadata", name="m", version="2")
+    assert (model.name, list(model.versions), model.platform) == ("m", ["2"], "pytorch")
+    assert [(t.name, t.datatype, list(t.shape)) for t in model.inputs] == [("in", "FP32", [-1, 4])]
+    assert [(t.name, t.datatype, list(t.shape)) for t in model.outputs] == [("out", "BYTES", [])]
+    assert client.call("ModelConfig", name="m").config.max_batch_size == 8
+    assert client.refusal("ModelReady", name="m", version="-1")[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_statistics_are_translated_field_by_field(client: V2Client) -> None:
+    (found,) = client.call("ModelStatistics", name="m").model_stats
+    assert (found.name, found.version, found.last_inference) == ("m", "1", 1000)
+    assert (found.inference_count, found.execution_count) == (7, 3)
+    order = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+    assert [getattr(found.inference_stats, name).count for name in order] == list(range(8))
+    assert [getattr(found.inference_stats, name).ns for name in order] == list(range(0, 80, 10))
+    (batch,) = found.batch_stats
+    assert (batch.batch_size, batch.compute_infer.ns, batch.compute_output.ns) == (4, 10, 20)
+    assert (found.memory_usage[0].type, found.memory_usage[0].byte_size) == ("CPU", 100)
+    assert found.response_stats["0"].cancel.count == 5
+    assert client.call("ModelStatistics").model_stats[0].name == "all"
+
+
+def test_the_repository_is_asked(client: V2Client, control: Control) -> None:
+    models = client.call("RepositoryIndex").models
+    assert [(m.name, m.version, m.state, m.reason) for m in models] == [
+        ("a", "1", "READY", ""),
+        ("b", "2", "UNAVAILABLE", "why"),
+    ]
+    assert len(client.call("RepositoryIndex", ready=True).models) == 1
+    parameters = {"config": {"string_param": "{}"}, "file:1/model.pt": {"bytes_param": b"x"}}
+    client.call("RepositoryModelLoad", model_name="m", parameters=parameters)
+    client.call("RepositoryModelUnload", model_name="m", parameters={"unload_dependents": {"bool_param": True}})
+    client.call("RepositoryModelUnload", model_name="n")
+    assert control.done == [
+        ("load", "m", {"config": "{}", "file:1/model.pt": b"x"}),
+        ("unload", "m", True),
+        ("unload", "n", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("RepositoryModelLoad", {"other": {"string_param": "x"}}),
+        ("RepositoryModelLoad", {"config": {"bytes_param": b"{}"}}),
+        ("RepositoryModelLoad", {"file:1/a": {"string_param": "x"}}),
+        ("RepositoryModelUnload", {"unload_dependents": {"int64_param": 1}}),
+        ("RepositoryModelUnload", {"other": {"bool_param": True}}),
+    ],
+    ids=str,
+)
+def test_unknown_parameters_of_the_repository_are_refused(
+    client: V2Client, control: Control, method: str, parameters: dict[str, Any]
+) -> None:
+    code, message = client.refusal(method, model_name="m", parameters=parameters)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert next(iter(parameters)) in message
+    assert not control.done
+
+
+def test_there_is_one_repository(client: V2Client) -> None:
+    for method in ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"):
+        assert client.refusal(method, repository_name="x")[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_shared_memory_is_registered(client: V2Client, control: Control) -> None:
+    found = client.call("SystemSharedMemoryStatus", name="r").regions["r"]
+    assert (found.name, found.key, found.offset, found.byte_size) == ("r", "/key", 8, 64)
+    client.call("SystemSharedMemoryRegister", name="r", key="/k", offset=1, byte_size=2)
+    client.call("SystemSharedMemoryUnregister", name="r")
+    client.call("SystemSharedMemoryUnregister")
+    cuda = client.call("CudaSharedMemoryStatus").regions["c"]
+    assert (cuda.name, cuda.device_id, cuda.byte_size) == ("c", 1, 64)
+    client.call("CudaSharedMemoryRegister", name="c", raw_handle=b"h", device_id=1, byte_size=2)
+    client.call("CudaSharedMemoryUnregister", name="c")
+    assert control.done == [
+        ("register", RegionStatus("r", "/k", 1, 2)),
+        ("unregister", "r"),
+        ("unregister", None),
+        ("cuda", CudaRegionStatus("c", 1, 2), b"h"),
+        ("cuda off", "c"),
+    ]
+
+
+def test_settings_are_read_and_changed(client: V2Client, control: Control) -> None:
+    assert list(client.call("TraceSetting").settings["trace_rate"].value) == ["of None"]
+    assert list(client.call("TraceSetting", model_name="m").settings["trace_rate"].value) == ["of m"]
+    changes = {"trace_level": {"value": ["TIMESTAMPS", "TENSORS"]}, "trace_count": {"value": []}}
+    client.call("TraceSetting", model_name="m", settings=changes)
+    assert control.done == [("trace", "m", {"trace_level": ("TIMESTAMPS", "TENSORS"), "trace_count": ()})]
+    changed = client.call("LogSettings", settings={"log_info": {"bool_param": False}}).settings
+    assert changed["log_info"].WhichOneof("parameter_choice") == "bool_param"
+    assert not changed["log_info"].bool_param
+    assert changed["log_verbose_level"].uint32_param == 2
+    assert changed["log_file"].string_param == "f"
+    assert client.call("LogSettings").settings == changed
+    assert "can not be updated" in client.refusal("LogSettings", settings={"log_file": {"string_param": "x"}})[1]
+    assert "has no value" in client.refusal("LogSettings", settings={"log_info": {}})[1]

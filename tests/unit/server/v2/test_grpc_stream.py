@@ -1,0 +1,162 @@
+"""The bounds of one ModelStreamInfer, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.v2.messages import ModelInferRequest, ModelStreamInferResponse
+from tfs_lite.server.v2.grpc_stream import V2Stream
+from tfs_lite.testing.servers.v2_fixture import Repeater, V2House
+from tfs_lite.transport.table import CallContext
+
+
+@pytest.fixture
+def house() -> Iterator[V2House]:
+    house = V2House()
+    yield house
+    house.close()
+    assert house.handles == 0
+
+
+class Requests:
+    """Gives so many requests for one number each, and counts those that were read."""
+
+    def __init__(self, count: int, *values: int, model: str = "simple") -> None:
+        self.count = count
+        self.values = values
+        self.model = model
+        self.read = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for index in range(self.count):
+            self.read += 1
+            yield self.message(index).SerializeToString()
+
+    def message(self, index: int) -> Any:
+        if self.model == "repeat":
+            data = np.array(self.values, np.int32)
+            tensors = [{"name": "IN", "datatype": "INT32", "shape": data.shape}]
+            return ModelInferRequest(model_name="repeat", inputs=tensors, raw_input_contents=[data.tobytes()])
+        row = np.full((1, 4), index, np.int32)
+        tensors = [{"name": name, "datatype": "INT32", "shape": row.shape} for name in ("INPUT0", "INPUT1")]
+        return ModelInferRequest(
+            model_name=self.model, id=str(index), inputs=tensors, raw_input_contents=[row.tobytes()] * 2
+        )
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await coroutine
+
+    asyncio.run(bounded())
+
+
+async def turns(count: int) -> None:
+    """Lets everybody else on the loop go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Whatever the loop and the models' threads still have to do for it."""
+    while not reached():
+        await turns(1)
+
+
+def read(data: bytes) -> Any:
+    return ModelStreamInferResponse.FromString(data)
+
+
+def test_no_more_requests_are_read_than_may_be_in_flight(house: V2House) -> None:
+    servable = house.add_simple()
+    servable.model.gate.clear()
+    requests = Requests(20)
+
+    async def scenario() -> None:
+        stream = V2Stream(house.infer, CallContext(None), max_in_flight=4)
+        async with aclosing(stream.run(requests.__aiter__())) as answers:  # type: ignore[type-var]
+            first = asyncio.ensure_future(anext(answers))
+            await until(lambda: house.handles == 4 and requests.read == 5)
+            await turns(50)
+            assert (house.handles, requests.read) == (4, 5)
+            servable.model.gate.set()
+            ids = [read(await first).infer_response.id]
+            ids += [read(answer).infer_response.id async for answer in answers]
+            assert ids == [str(index) for index in range(20)]
+
+    run(scenario())
+
+
+def test_a_client_that_takes_no_parts_is_not_waited_for(house: V2House) -> None:
+    house.add("repeat", Repeater())
+    requests = Requests(1, *range(50), model="repeat")
+
+    async def scenario() -> None:
+        stream = V2Stream(house.infer, CallContext(None), max_parts=10)
+        async with aclosing(stream.run(requests.__aiter__())) as answers:  # type: ignore[type-var]
+            first = read(await anext(answers))
+            await until(lambda: bool(house.count("RESOURCE_EXHAUSTED", "repeat")))
+            rest = [read(answer) async for answer in answers]
+            assert len(first.infer_response.outputs) == 1
+            assert "to take" in rest[-1].error_message
+            assert len(rest) <= 12
+
+    run(scenario())
+
+
+def test_a_stream_that_is_closed_leaves_nothing_behind(house: V2House) -> None:
+    servable = house.add_simple()
+    servable.model.gate.clear()
+
+    async def scenario() -> None:
+        stream = V2Stream(house.infer, CallContext(None))
+        async with aclosing(stream.run(Requests(5).__aiter__())) as answers:  # type: ignore[type-var]
+            first = asyncio.ensure_future(anext(answers))
+            await until(lambda: house.handles == 5)
+            first.cancel()
+            await asyncio.wait({first})
+        assert len(asyncio.all_tasks()) == 1
+        servable.model.gate.set()
+        await until(lambda: house.handles == 0)
+
+    run(scenario())
+    assert house.count("CANCELLED") == 5
+
+
+def test_requests_that_cannot_be_read_are_failures_of_their_own(house: V2House) -> None:
+    house.add_simple()
+
+    async def requests() -> AsyncIterator[bytes]:
+        yield b"\xff\xff"
+        yield Requests(1).message(7).SerializeToString()
+
+    async def scenario() -> None:
+        answers = [read(answer) async for answer in V2Stream(house.infer, CallContext(None)).run(requests())]
+        assert "are not a" in answers[0].error_message
+        assert answers[1].infer_response.id == "7"
+
+    run(scenario())
+
+
+def test_requests_that_break_off_are_the_end_of_the_stream(house: V2House) -> None:
+    house.add_simple()
+
+    async def requests() -> AsyncIterator[bytes]:
+        yield Requests(1).message(7).SerializeToString()
+        raise ServingError(StatusCode.UNAVAILABLE, "broken off")
+
+    async def scenario() -> None:
+        answers = V2Stream(house.infer, CallContext(None)).run(requests())
+        assert read(await anext(answers)).infer_response.id == "7"
+        with pytest.raises(ServingError, match="broken off"):
+            await anext(answers)
+
+    run(scenario())

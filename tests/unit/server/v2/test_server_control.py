@@ -1,0 +1,166 @@
+"""What the V2 services are told, by a real core with real models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.tensorflow.serving import ModelRef
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.runtime.health import Health
+from tfs_lite.server.v2.control import IndexEntry, ModelStatistics, TensorMetadata, V2Control
+from tfs_lite.server.v2.server_control import V2ServerControl
+from tfs_lite.server.v2.shared_memory import SharedRegions
+from tfs_lite.serving.config_sources import Catalogue
+from tfs_lite.serving.statistics.statistics import InferenceBook
+from tfs_lite.serving.statistics.trace_settings import V2Settings
+from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.testing.servers.repository_fixture import BROKEN, CONFIG, RepositoryHouse, repository_house
+
+BATCHED = CONFIG.replace('"python"', '"python" max_batch_size: 4')
+
+
+class Desk:
+    """A house, and the control in front of it."""
+
+    def __init__(self, house: RepositoryHouse, by_calls: bool = True) -> None:
+        self.house = house
+        self.health = Health(house.core.is_model_available)
+        self.runner = BackgroundRunner("repository", 1, 4)
+        self.control: V2Control = V2ServerControl(
+            house.core,
+            self.health,
+            Catalogue(house.options),
+            house.control if by_calls else None,
+            self.runner,
+            InferenceBook(),
+            V2Settings(lambda name: bool(house.versions(name))),
+            SharedRegions(),
+        )
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with repository_house(tmp_path / "models") as house:
+        house.configure("m", text=BATCHED)
+        house.write("m", 1, plus=1)
+        found = Desk(house)
+        yield found
+        found.runner.close()
+
+
+def test_loads_and_unloads_are_awaited(desk: Desk) -> None:
+    asyncio.run(desk.control.load("m", {}))
+    assert desk.control.model_ready("m", None)
+    asyncio.run(desk.control.unload("m"))
+    assert not desk.control.model_ready("m", None)
+
+
+def test_models_do_not_change_by_calls_in_the_other_modes(desk: Desk) -> None:
+    polled = Desk(desk.house, by_calls=False)
+    for call in (polled.control.load("m", {}), polled.control.unload("nobody")):
+        with pytest.raises(ServingError, match="not allowed if polling is enabled") as caught:
+            asyncio.run(call)
+        assert caught.value.code is StatusCode.UNAVAILABLE
+    polled.runner.close()
+
+
+def test_metadata_has_the_ready_versions_and_the_batch_first(desk: Desk) -> None:
+    desk.house.configure("m", "version_policy { all { } }", BATCHED)
+    desk.house.write("m", 10, plus=10)
+    desk.house.write("m", 9, plus=9)
+    desk.house.load("m")
+    metadata = desk.control.model_metadata("m", None)
+    assert (metadata.name, metadata.versions, metadata.platform) == ("m", ("1", "9", "10"), "python")
+    assert metadata.inputs == (TensorMetadata("x", "FP32", (-1, -1)),)
+    assert metadata.outputs == (TensorMetadata("y", "FP32", (-1, -1)),)
+    assert desk.control.model_metadata("m", 9).versions == ("9",)
+
+
+def test_config_is_the_one_that_the_version_was_loaded_with(desk: Desk) -> None:
+    desk.house.load("m")
+    desk.house.configure("m", "dynamic_batching { }", BATCHED)
+    assert not desk.control.model_config("m", None).HasField("dynamic_batching")
+    desk.house.load("m")
+    assert desk.control.model_config("m", 1).HasField("dynamic_batching")
+    found = desk.control.model_config_json("m", None)
+    assert (found["name"], found["max_batch_size"], found["platform"]) == ("m", 4, "python")
+    assert [tensor["name"] for tensor in found["input"]] == ["x"]
+
+
+def test_failed_change_leaves_the_config_that_is_told_alone(desk: Desk) -> None:
+    desk.house.load("m")
+    desk.house.configure("m", "dynamic_batching { }", BATCHED)
+    desk.house.write("m", 1, 0, BROKEN)
+    assert desk.house.failure("m").code is StatusCode.INVALID_ARGUMENT
+    assert not desk.control.model_config("m", None).HasField("dynamic_batching")
+
+
+def test_lookups_of_what_is_not_there_say_why(desk: Desk) -> None:
+    for version in (None, 1):
+        with pytest.raises(ServingError, match="'m' is not found") as caught:
+            desk.control.model_metadata("m", version)
+        assert caught.value.code is StatusCode.NOT_FOUND
+    desk.house.load("m")
+    with pytest.raises(ServingError, match="version 2 is not found") as caught:
+        desk.control.model_config("m", 2)
+    assert caught.value.code is StatusCode.NOT_FOUND
+    with desk.house.core.handle(ModelRef("m")):
+        desk.house.control.unload("m")
+        with pytest.raises(ServingError, match="version 1 is not at ready state") as caught:
+            desk.control.model_metadata("m", 1)
+        assert caught.value.code is StatusCode.UNAVAILABLE
+        assert not desk.control.model_ready("m", 1)
+    with pytest.raises(ServingError, match="has no available versions"):
+        desk.control.model_metadata("m", None)
+
+
+def test_readiness_of_a_model_that_nobody_knows_is_an_error(desk: Desk) -> None:
+    with pytest.raises(ServingError) as caught:
+        desk.control.model_ready("nobody", None)
+    assert caught.value.code is StatusCode.NOT_FOUND
+
+
+def test_statistics_are_of_versions_that_are_ready(desk: Desk) -> None:
+    assert desk.control.statistics(None, None) == []
+    with pytest.raises(ServingError, match="requested model 'm' is not available") as caught:
+        desk.control.statistics("m", None)
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    desk.house.load("m")
+    with pytest.raises(ServingError, match="requested model version is not available for model 'm'"):
+        desk.control.statistics("m", 2)
+    expected = [ModelStatistics("m", "1")]
+    assert desk.control.statistics("m", 1) == desk.control.statistics("", None) == expected
+
+
+def test_index_has_every_version_and_every_model_that_could_be_loaded(desk: Desk) -> None:
+    desk.house.configure("never")
+    desk.house.load("m")
+    assert desk.control.index(ready=False) == [IndexEntry("m", "1", "READY"), IndexEntry("never")]
+    assert desk.control.index(ready=True) == [IndexEntry("m", "1", "READY")]
+    desk.house.control.unload("m")
+    gone = [IndexEntry("m", "1", "UNAVAILABLE", "unloaded"), IndexEntry("never")]
+    wait_until(lambda: desk.control.index(ready=False) == gone, "the version has ended", 30)
+
+
+def test_server_tells_who_it_is_and_how_it_fares(desk: Desk) -> None:
+    metadata = desk.control.server_metadata()
+    assert metadata.name == "tfs_lite"
+    assert {"model_repository(unload_dependents)", "statistics", "system_shared_memory"} <= set(metadata.extensions)
+    assert "cuda_shared_memory" not in metadata.extensions
+    assert desk.control.server_live()
+    assert not desk.control.server_ready()
+    desk.health.set_ready()
+    assert desk.control.server_ready()
+
+
+def test_settings_and_memory_are_those_of_the_parts(desk: Desk) -> None:
+    changed = desk.control.update_trace_settings(None, {"trace_rate": ("7",)})
+    assert changed["trace_rate"] == desk.control.trace_settings(None)["trace_rate"] == ("7",)
+    assert desk.control.log_settings()["log_verbose_level"] == 0
+    assert desk.control.system_status(None) == []
+    assert desk.control.cuda_status(None) == []

@@ -1,0 +1,52 @@
+"""Load calls: what they may bring, and where it is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.serving.repository.requests import MAX_DEPTH, UploadedModels, load_request
+
+MAX_BYTES = 1 << 20
+
+
+@pytest.fixture
+def uploads() -> Iterator[UploadedModels]:
+    found = UploadedModels()
+    yield found
+    found.close()
+
+
+def deep(depth: int) -> str:
+    """A path of so many parts."""
+    return "/".join(["1", *"a" * (depth - 2), "x"])
+
+
+def test_files_are_written_below_a_directory_of_their_own(uploads: UploadedModels) -> None:
+    files = {"file:1/model.py": b"one", f"file:{deep(MAX_DEPTH)}": b"two"}
+    base = uploads.write(load_request("m", {"config": "{}", **files}, MAX_BYTES))
+    for path, content in files.items():
+        with open(os.path.join(base, path.removeprefix("file:")), "rb") as file:
+            assert file.read() == content
+    uploads.remove(base)
+    assert not os.path.exists(base)
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 5000])
+def test_deep_paths_are_refused(depth: int) -> None:
+    with pytest.raises(ServingError, match="at most 32 parts") as caught:
+        load_request("m", {"config": "{}", f"file:{deep(depth)}": b""}, MAX_BYTES)
+    assert caught.value.code is StatusCode.INTERNAL
+    assert "failed to load 'm', failed to poll from model repository" in str(caught.value)
+
+
+def test_an_error_does_not_repeat_a_name_of_any_length() -> None:
+    with pytest.raises(ServingError, match="failed to load 'xxx") as caught:
+        load_request("x" * 100_000, {"file:1/x": b""}, MAX_BYTES)
+    assert len(str(caught.value)) < 1000
+    with pytest.raises(ServingError, match="load of model 'xxx") as caught:
+        load_request("x" * 100_000, {"other": 1}, MAX_BYTES)
+    assert len(str(caught.value)) < 1000

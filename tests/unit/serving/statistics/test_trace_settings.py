@@ -1,0 +1,167 @@
+"""Trace and log settings: what may be set, for whom, and what it does."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tfs_lite.core.model import PredictCall
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.serving.statistics.trace_settings import DEFAULTS, LOG_DEFAULTS, V2Settings
+
+M1 = ServableId("m", 1)
+
+
+@pytest.fixture
+def settings() -> Iterator[V2Settings]:
+    found = V2Settings(lambda name: name in ("m", "n"))
+    yield found
+    found.close()
+
+
+def ask(settings: V2Settings, times: int, result: object = None) -> None:
+    for _ in range(times):
+        call = PredictCall("serving_default", {}, (), None, lambda answer: None)
+        call.arrived, call.queue_seconds, call.run_seconds = 1.0, 0.25, 0.5
+        settings.on_call(M1, call, result or {})
+
+
+def traced(caplog: pytest.LogCaptureFixture) -> list[dict]:
+    return [json.loads(record.message) for record in caplog.records if record.name == "tfs_lite.trace"]
+
+
+def test_nothing_is_traced_by_default(settings, caplog):
+    caplog.set_level(logging.INFO)
+    ask(settings, 2000)
+    assert traced(caplog) == []
+
+
+def test_every_nth_request_is_traced_until_the_count_is_used_up(settings, caplog):
+    caplog.set_level(logging.INFO)
+    settings.update_trace_settings("m", {"trace_level": ("TIMESTAMPS",), "trace_rate": ("3",), "trace_count": ("2",)})
+    ask(settings, 20)
+    found = traced(caplog)
+    assert len(found) == 2
+    moments = {one["name"]: one["ns"] for one in found[0]["timestamps"]}
+    order = list(moments)
+    assert (order[0], order[-1]) == ("REQUEST_START", "REQUEST_END")
+    assert moments["COMPUTE_START"] - moments["QUEUE_START"] == pytest.approx(0.25e9, rel=1e-3)
+    assert moments["COMPUTE_END"] - moments["COMPUTE_START"] == pytest.approx(0.5e9, rel=1e-3)
+    assert (found[0]["model_name"], found[0]["model_version"], found[0]["code"]) == ("m", 1, "OK")
+
+
+def test_failed_requests_are_traced_with_their_code(settings, caplog):
+    caplog.set_level(logging.INFO)
+    settings.update_trace_settings(None, {"trace_level": ("TIMESTAMPS",), "trace_rate": ("1",)})
+    ask(settings, 1, Status(StatusCode.INTERNAL, "broken"))
+    assert [one["code"] for one in traced(caplog)] == ["INTERNAL"]
+
+
+def test_models_keep_what_they_set_and_follow_the_server_in_the_rest(settings):
+    settings.update_trace_settings("m", {"trace_rate": ("7",)})
+    settings.update_trace_settings(None, {"trace_rate": ("5",), "trace_level": ("TIMESTAMPS", "TENSORS")})
+    assert settings.trace_settings("m")["trace_rate"] == ("7",)
+    assert settings.trace_settings("m")["trace_level"] == ("TIMESTAMPS", "TENSORS")
+    assert settings.trace_settings("n")["trace_rate"] == ("5",)
+    assert settings.update_trace_settings("m", {"trace_rate": ()})["trace_rate"] == ("5",)
+    assert settings.update_trace_settings(None, {"trace_rate": ()})["trace_rate"] == DEFAULTS["trace_rate"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "code"),
+    [
+        ("trace_file", ("x",), StatusCode.UNIMPLEMENTED),
+        ("trace_mode", ("opentelemetry",), StatusCode.UNIMPLEMENTED),
+        ("trace_level", ("ALL",), StatusCode.INVALID_ARGUMENT),
+        ("trace_rate", ("0",), StatusCode.INVALID_ARGUMENT),
+        ("trace_rate", ("1", "2"), StatusCode.INVALID_ARGUMENT),
+        ("trace_count", ("-2",), StatusCode.INVALID_ARGUMENT),
+        ("trace_count", ("many",), StatusCode.INVALID_ARGUMENT),
+        ("unknown", ("1",), StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_wrong_trace_setting_changes_nothing(settings, name, values, code):
+    with pytest.raises(ServingError) as caught:
+        settings.update_trace_settings(None, {"log_frequency": ("4",), name: values})
+    assert caught.value.code is code
+    assert settings.trace_settings(None) == DEFAULTS
+
+
+def test_trace_settings_of_an_unknown_model_are_refused(settings):
+    with pytest.raises(ServingError, match="Request for unknown model : x"):
+        settings.trace_settings("x")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        ("log_file", "x", StatusCode.UNIMPLEMENTED),
+        ("log_info", 1, StatusCode.INVALID_ARGUMENT),
+        ("log_verbose_level", True, StatusCode.INVALID_ARGUMENT),
+        ("log_verbose_level", -1, StatusCode.INVALID_ARGUMENT),
+        ("log_format", "json", StatusCode.INVALID_ARGUMENT),
+        ("unknown", 1, StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_wrong_log_setting_changes_nothing(settings, name, value, code):
+    with pytest.raises(ServingError) as caught:
+        settings.update_log_settings({"log_warning": False, name: value})
+    assert caught.value.code is code
+    assert settings.log_settings() == LOG_DEFAULTS
+
+
+def test_log_settings_silence_a_level_and_nothing_else(settings):
+    seen: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+
+    root, handler = logging.getLogger(), Keep()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        settings.update_log_settings({"log_warning": False, "log_verbose_level": 1})
+        logger = logging.getLogger("tfs_lite.some")
+        for level in ("debug", "info", "warning", "error"):
+            getattr(logger, level)(level)
+        assert seen == ["debug", "info", "error"]
+        settings.update_log_settings({"log_warning": True, "log_verbose_level": 0})
+        logger.debug("debug")
+        logger.warning("warning")
+        assert seen == ["debug", "info", "error", "warning"]
+    finally:
+        root.removeHandler(handler)
+        settings.close()
+        root.setLevel(before)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda settings, long: settings.trace_settings(long),
+        lambda settings, long: settings.update_trace_settings(None, {long: ("1",)}),
+        lambda settings, long: settings.update_trace_settings(None, {"trace_level": (long,)}),
+        lambda settings, long: settings.update_trace_settings(None, {"trace_level": ("OFF",) * 100_000}),
+        lambda settings, long: settings.update_log_settings({long: True}),
+        lambda settings, long: settings.update_log_settings({"log_format": long}),
+    ],
+    ids=["model", "setting", "level", "many levels", "log setting", "log format"],
+)
+def test_what_is_too_long_is_neither_kept_nor_repeated(settings: V2Settings, change: object) -> None:
+    with pytest.raises(ServingError) as caught:
+        change(settings, "x" * 100_000)  # type: ignore[operator]
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert len(str(caught.value)) < 1000
+    assert settings.trace_settings(None) == DEFAULTS
+
+
+@pytest.mark.parametrize("text", ["1_0", " 5", "\u0663", "+5", "0x5", ""])
+def test_numbers_of_settings_are_plain_decimals(settings: V2Settings, text: str) -> None:
+    with pytest.raises(ServingError, match="no whole number"):
+        settings.update_trace_settings(None, {"trace_rate": (text,)})

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tfs_lite.config.model_server import All, Latest, ModelServerConfig, Specific
+from tfs_lite.config.text import read_model_server_config
+from tfs_lite.core.clock import SystemClock
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.serving.config_sources import ConfigFileFollower, RepositoryFollower
+from tfs_lite.serving.options import ServerOptions
+from tfs_lite.testing.servers.process import wait_until
+
+ONE = 'model_config_list { config { name: "one" base_path: "/models/one" } }'
+TWO = 'model_config_list { config { name: "two" base_path: "/models/two" } }'
+
+
+class Target:
+    """Takes configs, and refuses them on demand."""
+
+    def __init__(self) -> None:
+        self.applied: list[list[str]] = []
+        self.configs: list[ModelServerConfig] = []
+        self.refuse = ""
+        self.changed = threading.Condition()
+
+    def apply(self, config: ModelServerConfig) -> None:
+        with self.changed:
+            self.applied.append([model.name for model in config.models])
+            self.configs.append(config)
+            self.changed.notify_all()
+        if self.refuse:
+            raise invalid_argument(self.refuse)
+
+    def wait_for(self, names: list[str]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: names in self.applied, 20), self.applied
+
+    def wait_for_config(self, wanted: Callable[[ModelServerConfig], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: any(map(wanted, self.configs)), 20), self.configs
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "models.config"
+    path.write_text(ONE)
+    return path
+
+
+def follow(file: Path, target: Target) -> ConfigFileFollower:
+    applied = read_model_server_config(str(file), file.parent)
+    return ConfigFileFollower(str(file), file.parent, 3600.0, applied, target.apply)
+
+
+def test_unchanged_file_is_not_applied_again(file: Path) -> None:
+    target = Target()
+    follower = follow(file, target)
+    follower.poll()
+    file.write_text("# a comment changes nothing\n" + ONE)
+    follower.poll()
+    assert target.applied == []
+
+
+def test_changed_file_is_applied_once(file: Path) -> None:
+    target = Target()
+    follower = follow(file, target)
+    file.write_text(TWO)
+    follower.poll()
+    follower.poll()
+    assert target.applied == [["two"]]
+
+
+def test_file_that_was_not_applied_is_tried_again_and_logged_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = Target()
+    target.refuse = "no"
+    follower = follow(file, target)
+    file.write_text(TWO)
+    for _ in range(3):
+        follower.poll()
+    assert target.applied == [["two"]] * 3
+    assert len(caplog.records) == 1
+    target.refuse = ""
+    follower.poll()
+    follower.poll()
+    assert target.applied == [["two"]] * 4
+
+
+def test_file_that_goes_back_after_a_failure_is_applied(file: Path) -> None:
+    target = Target()
+    target.refuse = "no"
+    follower = follow(file, target)
+    file.write_text(TWO)
+    follower.poll()
+    target.refuse = ""
+    file.write_text(ONE)
+    follower.poll()
+    assert target.applied == [["two"], ["one"]]
+
+
+@pytest.mark.parametrize("text", [None, "model_config_list { config { nome: 1 } }"])
+def test_broken_or_missing_file_leaves_everything_as_it_is(
+    file: Path, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = Target()
+    follower = follow(file, target)
+    if text is None:
+        file.unlink()
+    else:
+        file.write_text(text)
+    for _ in range(3):
+        follower.poll()
+    assert target.applied == []
+    assert len(caplog.records) == 1
+    file.write_text(ONE)
+    follower.poll()
+    assert target.applied == []
+
+
+def test_file_is_followed_on_a_thread_of_its_own(file: Path) -> None:
+    target = Target()
+    applied = read_model_server_config(str(file), file.parent)
+    follower = ConfigFileFollower(str(file), file.parent, 0.02, applied, target.apply)
+    follower.start()
+    file.write_text(TWO)
+    target.wait_for(["two"])
+    follower.close()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    for name in ("a", "b"):
+        (path / name / "1").mkdir(parents=True)
+    return path
+
+
+@pytest.fixture
+def clock() -> Iterator[SystemClock]:
+    clock = SystemClock()
+    yield clock
+    clock.close()
+
+
+def follow_repository(path: Path, clock: SystemClock, target: Target) -> RepositoryFollower:
+    options = ServerOptions(model_repository=str(path), file_system_poll_wait_seconds=0.02)
+
+    def check(config: ModelServerConfig) -> None:
+        if any(model.name == "forbidden" for model in config.models):
+            raise invalid_argument("forbidden")
+
+    return RepositoryFollower(options, clock, check, target.apply)
+
+
+def test_models_of_the_repository_come_and_go(repository: Path, clock: SystemClock) -> None:
+    target = Target()
+    follower = follow_repository(repository, clock, target)
+    first = follower.first_look()
+    assert [(model.name, model.base_path) for model in first.models] == [
+        ("a", str(repository / "a")),
+        ("b", str(repository / "b")),
+    ]
+    assert target.applied == []
+    follower.start()
+    (repository / "c" / "1").mkdir(parents=True)
+    target.wait_for(["a", "b", "c"])
+    (repository / "a" / "1").rmdir()
+    (repository / "a").rmdir()
+    target.wait_for(["b", "c"])
+    follower.close()
+
+
+@pytest.mark.parametrize("name", ["forbidden", "with:colon"])
+def test_model_that_cannot_be_served_does_not_hide_the_others(
+    repository: Path, clock: SystemClock, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    follower = follow_repository(repository, clock, Target())
+    assert [model.name for model in follower.first_look().models] == ["a", "b"]
+    assert f"model {name!r} of the repository is not served" in caplog.text
+    follower.close()
+
+
+def test_failed_reload_does_not_end_the_following(repository: Path, clock: SystemClock) -> None:
+    target = Target()
+    target.refuse = "no"
+    follower = follow_repository(repository, clock, target)
+    follower.first_look()
+    follower.start()
+    (repository / "c" / "1").mkdir(parents=True)
+    target.wait_for(["a", "b", "c"])
+    (repository / "d" / "1").mkdir(parents=True)
+    target.wait_for(["a", "b", "c", "d"])
+    follower.close()
+
+
+def policies(config: ModelServerConfig) -> dict[str, object]:
+    return {model.name: model.model_version_policy.choice for model in config.models}
+
+
+def test_version_policy_in_the_config_of_a_model_is_followed(repository: Path, clock: SystemClock) -> None:
+    target = Target()
+    file = repository / "a" / "config.pbtxt"
+    file.write_text("version_policy { all { } }")
+    follower = follow_repository(repository, clock, target)
+    assert policies(follower.first_look()) == {"a": All(), "b": Latest()}
+    follower.start()
+    file.write_text("version_policy { specific { versions: [ 1, 3 ] } }")
+    target.wait_for_config(lambda config: policies(config)["a"] == Specific(versions=(1, 3)))
+    file.write_text("version_policy { latest { num_versions: 2 } } max_batch_size: 8")
+    target.wait_for_config(lambda config: policies(config)["a"] == Latest(num_versions=2))
+    follower.close()
+
+
+def test_wrong_config_leaves_the_version_policy_as_it_was(
+    repository: Path, clock: SystemClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = Target()
+    file = repository / "a" / "config.pbtxt"
+    file.write_text("version_policy { all { } }")
+    follower = follow_repository(repository, clock, target)
+    follower.first_look()
+    follower.start()
+    file.write_text("version_policy { none { } }")
+    wait_until(lambda: "its version policy stays as it is" in caplog.text, "the mistake was seen", 30)
+    (repository / "c" / "1").mkdir(parents=True)
+    target.wait_for_config(lambda config: "c" in policies(config))
+    assert policies(target.configs[-1])["a"] == All()
+    assert caplog.text.count("its version policy stays as it is") == 1
+    follower.close()
+
+
+def test_repository_that_is_not_there_is_refused(tmp_path: Path, clock: SystemClock) -> None:
+    follower = follow_repository(tmp_path / "nothing", clock, Target())
+    with pytest.raises(ServingError, match="--model_repository") as caught:
+        follower.first_look()
+    assert caught.value.code is StatusCode.FAILED_PRECONDITION
+    follower.close()

@@ -1,0 +1,113 @@
+"""The core without doors: no event loop, no ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfs_lite.config.text import parse_model_server_config
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionState
+from tfs_lite.serving.options import ServerOptions
+from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.testing.servers.in_process import QUICK, config_text, entry
+from tfs_lite.testing.servers.process import wait_until
+
+Publish = Callable[[str, int], Path]
+Start = Callable[..., ServerCore]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """A core that was given its first config; closed after the test."""
+    cores: list[ServerCore] = []
+
+    def make(*models: str, **fields: Any) -> ServerCore:
+        core = ServerCore(ServerOptions(**{**QUICK, **fields}))
+        cores.append(core)
+        core.start()
+        core.load_first(parse_model_server_config(config_text(tmp_path, *models), "first"))
+        return core
+
+    yield make
+    for core in cores:
+        core.close(20.0)
+
+
+def state(core: ServerCore, version: int) -> VersionState | None:
+    return {item.version: item.state for item in core.view.report("m").versions}.get(version)
+
+
+def test_handle_gives_the_version_asked_for_and_holds_it(start: Start, publish: Publish) -> None:
+    publish("m", 1)
+    core = start(entry("m"))
+    assert core.wait_for_first(first_attempt_counts=True).error is None
+    with core.handle(ModelRef("m")) as handle:
+        assert handle.id.version == 1
+        publish("m", 2)
+        wait_until(lambda: state(core, 2) is VersionState.AVAILABLE, "version 2 is available", 30)
+        wait_until(lambda: state(core, 1) is VersionState.UNLOADING, "version 1 waits for its handle", 30)
+        assert handle.servable.platform == "pytorch_export"
+    wait_until(lambda: state(core, 1) is VersionState.END, "version 1 is unloaded", 30)
+
+
+def test_model_without_a_name_is_no_model(start: Start) -> None:
+    with pytest.raises(ServingError, match="ModelSpec has no name specified"):
+        start().handle(ModelRef(""))
+
+
+def test_labels_are_not_known_before_the_first_config() -> None:
+    core = ServerCore(ServerOptions())
+    try:
+        with pytest.raises(ServingError) as caught:
+            core.handle(ModelRef("m", label="stable"))
+        assert caught.value.code is StatusCode.UNAVAILABLE
+    finally:
+        core.close(0.0)
+
+
+def test_version_that_does_not_fit_ends_with_the_reason(start: Start, publish: Publish) -> None:
+    publish("m", 1)
+    core = start(entry("m"), total_model_memory_limit_bytes=1000)
+    error = core.wait_for_first(first_attempt_counts=True).error
+    assert error is not None
+    assert "RESOURCE_EXHAUSTED" in str(error)
+    assert state(core, 1) is VersionState.END
+
+
+def test_server_that_never_looks_at_the_disk_has_nothing_to_wait_for(start: Start, publish: Publish) -> None:
+    publish("m", 1)
+    core = start(entry("m"), file_system_poll_wait_seconds=-1)
+    assert core.wait_for_first(first_attempt_counts=True).verdicts == {}
+    core.reload(parse_model_server_config('model_config_list { config { name: "n" base_path: "/n" } }', "next"))
+    assert [report.name for report in core.models()] == ["n"]
+
+
+def test_one_look_takes_what_is_there_and_no_more(start: Start, publish: Publish) -> None:
+    publish("m", 1)
+    core = start(entry("m"), file_system_poll_wait_seconds=0)
+    assert core.wait_for_first(first_attempt_counts=True).error is None
+    publish("m", 2)
+    assert state(core, 2) is None
+
+
+def test_waits_end_when_the_core_is_told_to_stop(start: Start) -> None:
+    core = start(entry("m"))
+    core.stop_waiting()
+    core.wait_for_all()
+    with pytest.raises(ServingError, match="shutting down"):
+        core.reload(parse_model_server_config("model_config_list {}", "next"))
+
+
+def test_model_availability_is_told_for_served_models_only(start: Start, publish: Publish) -> None:
+    publish("m", 1)
+    core = start(entry("m"), entry("n"))
+    core.wait_for_first(first_attempt_counts=True)
+    assert [core.is_model_available(name) for name in ("m", "n", "nobody")] == [True, False, None]
+
+
+def test_counter_that_is_not_there_is_zero(start: Start) -> None:
+    assert start().counter_value("no_such_counter") == 0.0

@@ -1,0 +1,124 @@
+"""Compressed messages: what went in comes out, and nothing grows beyond its bound."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfs_lite.transport.grpc.codes import INTERNAL, RESOURCE_EXHAUSTED
+from tfs_lite.transport.grpc.compression import ENCODINGS, deflate, inflate
+from tfs_lite.transport.grpc.messages import MessageFault
+
+MIB = 1024 * 1024
+
+encodings = st.sampled_from(["gzip", "deflate"])
+both = pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+contents = st.one_of(
+    st.binary(max_size=3000), st.builds(lambda byte, n: byte * n, st.binary(max_size=3), st.integers(0, 9999))
+)
+
+
+def outcome(data: bytes, encoding: str, max_bytes: int) -> bytes | int:
+    """The message, or the status of the fault."""
+    try:
+        return inflate(data, encoding, max_bytes)
+    except MessageFault as fault:
+        return fault.code
+
+
+def fault_of(data: bytes, encoding: str, max_bytes: int = MIB) -> MessageFault:
+    with pytest.raises(MessageFault) as fault:
+        inflate(data, encoding, max_bytes)
+    return fault.value
+
+
+@given(contents, encodings)
+def test_what_was_deflated_comes_out_again_under_a_bound_of_its_size(content: bytes, encoding: str) -> None:
+    assert inflate(deflate(content, encoding), encoding, len(content)) == content
+
+
+@given(contents.filter(bool), encodings, st.data())
+def test_one_byte_above_the_bound_is_too_large(content: bytes, encoding: str, data: st.DataObject) -> None:
+    bound = data.draw(st.integers(0, len(content) - 1))
+    fault = fault_of(deflate(content, encoding), encoding, bound)
+    assert fault.code == RESOURCE_EXHAUSTED
+    assert f"larger than max ({bound} bytes)" in fault.text
+
+
+@given(contents, encodings, st.data())
+def test_a_message_that_is_cut_off_is_a_fault(content: bytes, encoding: str, data: st.DataObject) -> None:
+    whole = deflate(content, encoding)
+    cut = whole[: data.draw(st.integers(1, len(whole) - 1))]
+    assert fault_of(cut, encoding).code == INTERNAL
+
+
+@given(contents, encodings, st.binary(min_size=1, max_size=50))
+def test_bytes_behind_the_end_are_a_fault(content: bytes, encoding: str, rest: bytes) -> None:
+    fault = fault_of(deflate(content, encoding) + rest, encoding)
+    assert (fault.code, f"{len(rest)} bytes come behind the end" in fault.text) == (INTERNAL, True)
+
+
+@given(st.binary(max_size=200), encodings)
+def test_any_bytes_at_all_are_a_message_or_a_fault(data: bytes, encoding: str) -> None:
+    found = outcome(data, encoding, 1000)
+    assert found in (INTERNAL, RESOURCE_EXHAUSTED) or (isinstance(found, bytes) and len(found) <= 1000)
+
+
+@given(contents, st.data())
+def test_a_damaged_byte_never_gives_another_message(content: bytes, data: st.DataObject) -> None:
+    """The checksum sees it; the header has bytes that mean nothing to us."""
+    whole = bytearray(deflate(content, "gzip"))
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    assert outcome(bytes(whole), "gzip", MIB) in (content, INTERNAL, RESOURCE_EXHAUSTED)
+
+
+@both
+def test_a_bomb_takes_no_more_memory_than_its_bound(encoding: str) -> None:
+    bomb = deflate(bytes(64 * MIB), encoding)
+    assert len(bomb) < MIB
+    tracemalloc.start()
+    try:
+        assert fault_of(bomb, encoding, MIB).code == RESOURCE_EXHAUSTED
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * MIB
+
+
+def test_a_second_gzip_member_is_a_fault() -> None:
+    fault = fault_of(gzip.compress(b"one") + gzip.compress(b"two"), "gzip")
+    assert (fault.code, "behind the end" in fault.text) == (INTERNAL, True)
+
+
+@both
+def test_no_bytes_are_an_empty_message(encoding: str) -> None:
+    assert inflate(b"", encoding, 0) == b""
+
+
+def test_the_wrong_format_is_a_fault() -> None:
+    assert fault_of(zlib.compress(b"text"), "gzip").code == INTERNAL
+    assert fault_of(gzip.compress(b"text"), "deflate").code == INTERNAL
+    bare = zlib.compressobj(wbits=-15)
+    assert fault_of(bare.compress(b"text") + bare.flush(), "deflate").code == INTERNAL
+
+
+def test_data_that_needs_a_dictionary_is_a_fault() -> None:
+    coder = zlib.compressobj(zdict=b"hello world")
+    assert fault_of(coder.compress(b"hello world") + coder.flush(), "deflate").code == INTERNAL
+
+
+def test_a_flag_without_an_encoding_is_a_fault() -> None:
+    fault = fault_of(b"text", "identity")
+    assert (fault.code, "no grpc-encoding" in fault.text) == (INTERNAL, True)
+
+
+def test_other_programs_read_what_was_deflated() -> None:
+    assert gzip.decompress(deflate(b"text" * 100, "gzip")) == b"text" * 100
+    assert zlib.decompress(deflate(b"text" * 100, "deflate")) == b"text" * 100
+    assert deflate(b"text", "identity") == b"text"
+    assert set(ENCODINGS) == {"identity", "gzip", "deflate"}

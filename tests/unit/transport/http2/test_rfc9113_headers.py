@@ -1,0 +1,317 @@
+"""Header blocks, trailers and malformed requests (RFC 9113, sections 4.3, 6.2, 6.10 and 8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfs_lite.testing.grpc import http2_peer as h2
+from tfs_lite.testing.grpc.http2_peer import REQUEST, Desk, Fields
+from tfs_lite.transport.http2.errors import ErrorCode
+from tfs_lite.transport.limits import Limits
+
+PROTOCOL = ErrorCode.PROTOCOL_ERROR
+
+
+def without(*names: bytes) -> list[tuple[bytes, bytes]]:
+    return [field for field in REQUEST if field[0] not in names]
+
+
+def with_(*fields: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """A request where these fields replace those of the same names, or follow."""
+    new = dict(fields)
+    kept = [(name, new.pop(name, value)) for name, value in REQUEST]
+    return [*kept, *((name, value) for name, value in fields if name in new)]
+
+
+@pytest.mark.parametrize("padding", [None, 0, 1, 255])
+@pytest.mark.parametrize("depends_on", [None, 0, 1, 3, 1 << 31])
+def test_headers_come_without_padding_and_priority(padding: int | None, depends_on: int | None) -> None:
+    """6.2; a stream that depends on itself (1) is no error any more: 5.3.2"""
+    desk = Desk()
+    desk.send(h2.headers(1, desk.peer.block(), padding=padding, depends_on=depends_on, ended=True))
+    assert desk.events == [h2.Event("request", 1, tuple(REQUEST), True)]
+
+
+def test_padding_may_fill_the_whole_first_frame() -> None:
+    """6.2"""
+    desk = Desk()
+    desk.send(h2.headers(1, desk.peer.block(), padding=200, cuts=[0]))
+    assert desk.events[0].value == tuple(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("flags", "payload"), [(h2.PADDED, b"\x01"), (h2.PADDED, b"\x05\x88\0\0\0"), (0x28, b"\x01\0\0\0\0\0")]
+)
+def test_padding_longer_than_the_frame_is_a_protocol_error(flags: int, payload: bytes) -> None:
+    """6.2"""
+    desk = Desk()
+    desk.send(h2.raw(h2.HEADERS, flags | h2.END_HEADERS, 1, payload))
+    assert desk.fault is PROTOCOL
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_headers_on_the_connection_are_a_protocol_error(last: bool) -> None:
+    """6.2"""
+    desk = Desk()
+    block = desk.peer.block()
+    desk.send(h2.headers(0, block, cuts=[] if last else [3]))
+    assert desk.fault is PROTOCOL
+
+
+def test_a_header_block_may_come_in_any_number_of_pieces() -> None:
+    """4.3, 6.10"""
+    desk = Desk()
+    for number, pieces in ((1, 16), (3, 1), (5, 2), (7, 5)):
+        block = desk.peer.block([*REQUEST, (b"number", b"%d" % number)])
+        step = -(-len(block) // pieces)
+        desk.send(h2.headers(number, block, cuts=range(step, len(block), step)))
+    assert [event.value[-1] for event in desk.events] == [(b"number", b"%d" % number) for number in (1, 3, 5, 7)]
+
+
+def test_end_stream_counts_on_headers_that_go_on_in_continuation() -> None:
+    """6.2"""
+    desk = Desk()
+    desk.send(h2.headers(1, desk.peer.block(), ended=True, cuts=[4]))
+    assert desk.events[0].ended
+
+
+def test_flags_of_continuation_other_than_end_headers_are_ignored() -> None:
+    """6.10"""
+    desk = Desk()
+    block = desk.peer.block()
+    desk.send(h2.raw(h2.HEADERS, 0, 1, block[:4]), h2.raw(h2.CONTINUATION, 0xFF, 1, block[4:]))
+    assert desk.events == [h2.Event("request", 1, tuple(REQUEST), False)]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        h2.data(1, b"x"),
+        h2.headers(1, b""),
+        h2.headers(3, b""),
+        h2.priority(1),
+        h2.rst_stream(1),
+        h2.settings(),
+        h2.settings_ack(),
+        h2.push_promise(1, 2),
+        h2.ping(),
+        h2.goaway(),
+        h2.window_update(0, 1),
+        h2.continuation(3),
+        h2.continuation(0),
+        h2.raw(0x42, 0, 1),
+    ],
+    ids=range(14),
+)
+def test_a_frame_inside_a_header_block_is_a_protocol_error(between: bytes) -> None:
+    """4.3, 6.2, 6.10; unknown frames too: 5.5"""
+    desk = Desk()
+    desk.send(desk.peer.call(9), h2.raw(h2.HEADERS, 0, 11, desk.peer.block()))
+    desk.events.clear()
+    desk.send(between, h2.continuation(11))
+    assert desk.fault is PROTOCOL
+    assert [event.name for event in desk.events] == ["reset"]
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_continuation_without_headers_is_a_protocol_error(number: int) -> None:
+    """6.10"""
+    desk = Desk()
+    desk.send(desk.peer.open(1), h2.continuation(number))
+    assert desk.fault is PROTOCOL
+
+
+def test_continuation_after_the_end_of_a_block_is_a_protocol_error() -> None:
+    """6.10"""
+    desk = Desk()
+    block = desk.peer.block()
+    desk.send(h2.headers(1, block, cuts=[4]), h2.continuation(1))
+    assert desk.fault is PROTOCOL
+
+
+def test_an_endless_header_block_is_cut_off() -> None:
+    """10.5.1: bounded by the number of frames ..."""
+    desk = Desk(Limits(max_continuations=5))
+    desk.send(h2.raw(h2.HEADERS, 0, 1, b""), *[h2.continuation(1, b"\0", last=False)] * 5)
+    assert desk.fault is None
+    desk.send(h2.continuation(1, b"\0", last=False))
+    assert desk.fault is ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_a_huge_header_block_is_cut_off() -> None:
+    """10.5.1: ... and by its size."""
+    desk = Desk(Limits(max_header_list=5_000))
+    desk.send(h2.raw(h2.HEADERS, 0, 1, bytes(16_000)), h2.continuation(1, bytes(4_000), last=False))
+    assert desk.fault is None
+    desk.send(h2.continuation(1, b"\0", last=False))
+    assert desk.fault is ErrorCode.ENHANCE_YOUR_CALM
+
+
+BAD_BLOCKS = {
+    "index 0": b"\x80",
+    "index beyond the tables": b"\xff\x80\x01",
+    "cut literal": b"\x00\x05ab",
+    "cut integer": b"\xff",
+    "integer without an end": b"\xff" + b"\x80" * 20 + b"\x01",
+    "bad huffman": b"\x00\x01a\x84\xff\xff\xff\xff",
+    "table too large": b"\x3f\xe2\x1f",
+    "size update behind a field": b"\x82\x20",
+}
+
+
+@pytest.mark.parametrize("block", BAD_BLOCKS.values(), ids=BAD_BLOCKS)
+@pytest.mark.parametrize("where", ["request", "trailers", "refused", "on a reset stream", "after end"])
+def test_a_block_that_cannot_be_decoded_is_a_compression_error(block: bytes, where: str) -> None:
+    """4.3: of the connection, wherever it comes."""
+    desk = Desk(Limits(max_streams=1))
+    desk.send(desk.peer.call(1) if where == "after end" else desk.peer.open(1))
+    if where == "on a reset stream":
+        desk.connection.reset(desk.calls[1], ErrorCode.CANCEL)
+        desk.take()
+    desk.send(h2.headers(3 if where in ("request", "refused") else 1, block, ended=True))
+    assert desk.fault is ErrorCode.COMPRESSION_ERROR
+
+
+def test_fields_come_as_they_were_sent_in_every_kind_of_representation() -> None:
+    """4.3"""
+    desk = Desk()
+    fields: Fields = [*REQUEST, (b"a", b""), (b"x-long", b"v" * 300), (b"bytes", bytes(range(128, 256))), (b"a", b"2")]
+    for number, huffman in ((1, True), (3, False), (5, True), (7, True)):
+        desk.send(h2.headers(number, desk.peer.block(fields, huffman)))
+    assert [event.value for event in desk.events] == [tuple(fields)] * 4
+
+
+def test_a_header_list_above_the_bound_arrives_as_none() -> None:
+    """10.5.1: the owner has an answer for it, and the tables stay right."""
+    desk = Desk(Limits(max_header_list=1000))
+    desk.send(desk.peer.open(1, [*REQUEST, (b"large", b"v" * 1000)]), desk.peer.open(3, [*REQUEST, (b"small", b"v")]))
+    assert [event.value and event.value[-1] for event in desk.events] == [None, (b"small", b"v")]
+
+
+MALFORMED: dict[str, Fields] = {
+    "8.2.1 upper case": with_((b"Name", b"v")),
+    "8.2.1 blank in a name": with_((b"a b", b"v")),
+    "8.2.1 control character in a name": with_((b"a\x7f", b"v")),
+    "8.2.1 colon in a name": with_((b"a:b", b"v")),
+    "8.2.1 empty name": with_((b"", b"v")),
+    "8.2.1 NUL in a value": with_((b"a", b"v\0v")),
+    "8.2.1 CR in a value": with_((b"a", b"v\rv")),
+    "8.2.1 LF in a value": with_((b"a", b"v\nv")),
+    "8.2.1 blank before a path": with_((b":path", b" /a")),
+    "8.2.1 tab behind a path": with_((b":path", b"/a\t")),
+    "8.2.1 LF in a path": with_((b":path", b"/a\n")),
+    "8.2.2 connection": with_((b"connection", b"close")),
+    "8.2.2 keep-alive": with_((b"keep-alive", b"1")),
+    "8.2.2 proxy-connection": with_((b"proxy-connection", b"close")),
+    "8.2.2 transfer-encoding": with_((b"transfer-encoding", b"chunked")),
+    "8.2.2 upgrade": with_((b"upgrade", b"h2c")),
+    "8.2.2 te": with_((b"te", b"gzip")),
+    "8.3 unknown pseudo-header": [(b":unknown", b"v"), *REQUEST],
+    "8.3 status in a request": [(b":status", b"200"), *REQUEST],
+    "8.3 pseudo-header behind others": [*REQUEST[1:], REQUEST[0]],
+    "8.3.1 pseudo-header twice": [REQUEST[2], *REQUEST],
+    "8.3.1 no method": without(b":method"),
+    "8.3.1 no scheme": without(b":scheme"),
+    "8.3.1 no path": without(b":path"),
+    "8.3.1 empty path": with_((b":path", b"")),
+    "8.3.1 nothing at all": [],
+    "8.5 connect with a path": with_((b":method", b"CONNECT")),
+    "8.1.1 content-length is no number": with_((b"content-length", b"-1")),
+    "8.1.1 two content-lengths": [*REQUEST, (b"content-length", b"1"), (b"content-length", b"2")],
+}
+
+
+@pytest.mark.parametrize("fields", MALFORMED.values(), ids=MALFORMED)
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_malformed_request_is_a_stream_error_and_never_a_call(fields: Fields, ended: bool) -> None:
+    """8.1.1"""
+    desk = Desk()
+    desk.send(h2.headers(1, desk.peer.block(fields), ended=ended))
+    assert (desk.resets, desk.events, desk.fault) == ([(1, PROTOCOL)], [], None)
+    assert (desk.connection.busy, desk.connection.streams) == (0, {})
+    desk.send(h2.data(1, b"on its way"), h2.headers(1, desk.peer.block([(b"t", b"1")]), ended=True), desk.peer.call(3))
+    assert desk.names() == ["request"]
+    assert len(desk.resets) == 1
+
+
+BAD_TRAILERS: dict[str, Fields] = {
+    "pseudo-header": [(b":path", b"/")],
+    "upper case": [(b"Name", b"v")],
+    "LF": [(b"name", b"v\n")],
+    "connection": [(b"connection", b"close")],
+    "too large": [(b"name", b"v" * 20_000)],
+}
+
+
+@pytest.mark.parametrize("fields", BAD_TRAILERS.values(), ids=BAD_TRAILERS)
+def test_malformed_trailers_are_a_stream_error(fields: Fields) -> None:
+    """8.1, 8.1.1"""
+    desk = Desk()
+    block = desk.peer.open(1), h2.data(1, b"x"), desk.peer.block(fields)
+    desk.send(block[0], block[1], h2.headers(1, block[2], ended=True, cuts=[16_000] if len(block[2]) > 16_000 else []))
+    assert (desk.resets, desk.names(), desk.fault) == ([(1, PROTOCOL)], ["request", "data", "reset"], None)
+
+
+def test_trailers_end_a_request() -> None:
+    """8.1"""
+    desk = Desk()
+    desk.send(desk.peer.open(1), h2.data(1, b"x"), h2.headers(1, desk.peer.block([(b"t", b"1")]), ended=True))
+    assert desk.events[1:] == [h2.Event("data", 1, b"x"), h2.Event("data", 1, b"", True)]
+
+
+def test_trailers_that_do_not_end_the_stream_are_a_stream_error() -> None:
+    """8.1"""
+    desk = Desk()
+    desk.send(desk.peer.open(1), h2.data(1, b"x"), h2.headers(1, desk.peer.block([(b"t", b"1")])))
+    assert (desk.resets, desk.fault) == ([(1, PROTOCOL)], None)
+
+
+LENGTHS = {
+    "none for 3": ([], True, 3),
+    "short": ([b"ab"], True, 3),
+    "long": ([b"abcd"], False, 3),
+    "long in two": ([b"ab", b"cd"], False, 3),
+    "more than nothing": ([b"a"], False, 0),
+}
+
+
+@pytest.mark.parametrize(("pieces", "ended", "length"), LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("how", ["data", "trailers", "padded"])
+def test_contents_of_another_size_than_promised_are_a_stream_error(
+    pieces: list[bytes], ended: bool, length: int, how: str
+) -> None:
+    """8.1.1"""
+    desk = Desk()
+    opening = desk.peer.open(1, with_((b"content-length", b"%d" % length)))
+    padding = 9 if how == "padded" else None
+    body = [h2.data(1, piece, padding=padding) for piece in pieces]
+    last = h2.headers(1, desk.peer.block([]), ended=True) if how == "trailers" else h2.data(1, ended=True)
+    desk.send(opening, *body, *([last] if ended else []))
+    assert (desk.resets, desk.fault) == ([(1, PROTOCOL)], None)
+    assert desk.names()[-1] == "reset"
+    assert not any(event.ended for event in desk.events)
+
+
+def test_a_request_that_promises_contents_and_has_none_is_a_stream_error() -> None:
+    """8.1.1"""
+    desk = Desk()
+    desk.send(h2.headers(1, desk.peer.block(with_((b"content-length", b"5"))), ended=True))
+    assert (desk.resets, desk.events) == ([(1, PROTOCOL)], [])
+
+
+@pytest.mark.parametrize("how", ["data", "trailers", "padded", "two", "empty last"])
+def test_contents_of_the_promised_size_are_taken(how: str) -> None:
+    """8.1.1"""
+    desk = Desk()
+    opening = desk.peer.open(1, with_((b"content-length", b"4")))
+    parts = {
+        "data": [h2.data(1, b"abcd", ended=True)],
+        "trailers": [h2.data(1, b"abcd"), h2.headers(1, desk.peer.block([]), ended=True)],
+        "padded": [h2.data(1, b"abcd", padding=40, ended=True)],
+        "two": [h2.data(1, b"ab"), h2.data(1, b"cd", ended=True)],
+        "empty last": [h2.data(1, b"abcd"), h2.data(1, ended=True)],
+    }
+    desk.send(opening, *parts[how])
+    assert desk.contents(1) == b"abcd"
+    assert desk.events[-1].ended
+    assert desk.resets == []

@@ -1,0 +1,1 @@
+"""Models on a GPU: streams, graphs and memory."""

@@ -1,0 +1,1 @@
+"""What may be inside an artefact, found out before torch opens it."""

@@ -1,0 +1,194 @@
+"""Checks the graph inside a ``.pt2`` archive: the JSON text that torch turns into Python code and runs.
+
+No pickle is needed to attack through it. Names of values are pasted into generated source, operators are looked up as
+attributes of ``torch`` (which has ``os``), sizes are evaluated (see ``inspect_expression``), and the trees of inputs
+and outputs may import modules. So every name must be an identifier, every operator one of PyTorch's own that only
+computes, every tree made of builtin containers. Texts that nobody evaluates (stack traces, guards) may be anything.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from tfs_lite.adapters.inspect.archive import damaged, unsafe
+from tfs_lite.adapters.inspect.expression import check_expression
+
+MAX_DEPTH = 200
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|", re.ASCII)
+_PATH = re.compile(r"[\w.\- /:@+]*", re.ASCII)
+_FREE_TEXT = frozenset(
+    {"metadata", "as_string", "as_strings", "guards_code", "torch_version", "treespec_namedtuple_fields"}
+    | {"as_float", "as_floats", "schema_version", "opset_version"}
+)
+_MAPS = frozenset(
+    {"tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values"}
+    | {"range_constraints", "as_string_to_argument"}
+)
+"""Fields whose keys the program chose. A value called ``metadata`` is a value, and no field of that name."""
+_PATHS = frozenset({"parameter_name", "buffer_name", "tensor_constant_name", "fqn"})
+_CUSTOM = frozenset({"as_custom_obj", "custom_obj", "custom_obj_values"})
+_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.([a-zA-Z]\w*)", re.ASCII)
+_HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(\w+)", re.ASCII)
+_NAMESPACES = frozenset({"aten", "prims", "quantized", "quantized_decomposed", "onednn", "mkldnn"})
+_TOUCHES_FILES = frozenset({"from_file", "save", "load"})
+_DUNDER_OPERATORS = re.compile(r"__i?(and|or|xor|lshift|rshift)__")
+_VISION = frozenset({"nms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d"})
+_SAFE_HIGHER_ORDER = re.compile(
+    "associative_scan|auto_functionalized|auto_functionalized_v2|cond|flex_attention|hints_wrapper|invoke_subgraph|"
+    "map_impl|out_dtype|scan|strict_mode|tag_activation_checkpoint|while_loop|wrap|wrap_with_autocast|"
+    "wrap_with_set_grad_enabled"
+)
+_SCALAR_FUNCTIONS = re.compile(
+    r"_operator\.(eq|ne|le|ge|lt|gt|neg|pos|mul|add|sub|floordiv|mod|pow|truediv|and_|or_|not_|lshift|rshift|getitem|abs)"
+    r"|math\.(trunc|ceil|floor|sqrt|pow|isnan|isinf)"
+    r"|torch\._?sym_[a-z]+",
+    re.ASCII,
+)
+_TREE_NODES = frozenset(
+    {"builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict", "collections.namedtuple"}
+    | {"torch.fx.immutable_collections.immutable_list", "torch.fx.immutable_collections.immutable_dict"}
+)
+
+
+def check_program(text: bytes, name: str) -> None:
+    """Checks ``models/model.json``. DATA_LOSS if it cannot be read, PERMISSION_DENIED if it could run code."""
+    _Check(name).program(_parse(text, name))
+
+
+def check_payload(text: bytes, name: str, prefix: str, sizes: Mapping[str, int]) -> None:
+    """Checks the list of weights or constants: raw bytes in members called ``prefix`` and a number, never pickles.
+
+    ``sizes`` maps the members that are there to their length.
+    """
+    check = _Check(name)
+    try:
+        for path, entry in _parse(text, name)["config"].items():
+            check.payload(path, entry, prefix, sizes)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise damaged(f"{name} has a list of {prefix}s that cannot be read") from None
+
+
+def _parse(text: bytes, name: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        raise damaged(f"{name} holds JSON that cannot be read") from None
+
+
+class _Check:
+    """One walk over one document; remembers the expressions that passed, since the same few come again and again."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._checked = set[str]()
+
+    def program(self, document: Any) -> None:
+        if not isinstance(document, dict) or not isinstance(document.get("graph_module"), dict):
+            raise damaged(f"{self._name} holds no exported program")
+        self._walk("", document, 0)
+
+    def payload(self, path: str, entry: Any, prefix: str, sizes: Mapping[str, int]) -> None:
+        self._path(path)
+        member, meta = entry["path_name"], entry["tensor_meta"]
+        if entry["use_pickle"] is not False or not re.fullmatch(rf"{prefix}\d+", member, re.ASCII):
+            raise unsafe(f"{self._name} stores {path!r:.80} as a pickle")
+        if member not in sizes:
+            raise damaged(f"{self._name} has no {member}: it is incomplete")
+        self._walk("tensor_meta", meta, 0)
+        shape = [int(size["as_int"]) for size in meta["sizes"]]
+        if sizes[member] == 0 and math.prod(shape) != 0:
+            raise damaged(f"{self._name} has no data for {path!r:.80}")
+
+    def _walk(self, key: str, value: Any, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise unsafe(f"{self._name} holds a graph that is nested too deeply")
+        if key in _FREE_TEXT or value is None:
+            return
+        if key in _CUSTOM:
+            if value:
+                raise unsafe(f"{self._name} holds a custom object")
+        elif isinstance(value, str):
+            self._text(key, value)
+        elif isinstance(value, list):
+            for item in value:
+                self._walk(key, item, depth + 1)
+        elif isinstance(value, dict):
+            self._object(key, value, depth)
+
+    def _object(self, key: str, value: dict[str, Any], depth: int) -> None:
+        for name, item in value.items():
+            if key == "range_constraints":
+                self._expression(name)
+            else:
+                self._identifier(name)
+            self._walk("" if key in _MAPS else name, item, depth + 1)
+
+    def _text(self, key: str, text: str) -> None:
+        if key == "expr_str":
+            self._expression(text)
+        elif key in ("target", "as_operator"):
+            self._operator(text)
+        elif key in ("in_spec", "out_spec"):
+            self._tree(key, text)
+        elif key in _PATHS:
+            self._path(text)
+        else:
+            self._identifier(text)
+
+    def _expression(self, text: str) -> None:
+        if text not in self._checked:
+            check_expression(text, self._name)
+            self._checked.add(text)
+
+    def _identifier(self, text: str) -> None:
+        if not _NAME.fullmatch(text):
+            raise unsafe(f"{self._name} has a value called {text!r:.80}")
+
+    def _path(self, text: str) -> None:
+        if not _PATH.fullmatch(text):
+            raise unsafe(f"{self._name} has a weight called {text!r:.80}")
+
+    def _operator(self, target: str) -> None:
+        if not (_is_plain_operator(target) or _SCALAR_FUNCTIONS.fullmatch(target)):
+            raise unsafe(
+                f"{self._name} uses {target!r:.80}, which is not one of PyTorch's own operators that only compute"
+            )
+
+    def _tree(self, key: str, text: str) -> None:
+        try:
+            self._tree_node(key, _parse(text.encode(), self._name)[1], 0)
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise damaged(f"{self._name} has inputs or outputs that cannot be read") from None
+
+    def _tree_node(self, key: str, node: Any, depth: int) -> None:
+        if node["type"] is None:
+            return
+        if depth > MAX_DEPTH or node["type"] not in _TREE_NODES:
+            raise unsafe(f"{self._name} takes or returns values of type {node['type']!r:.80}")
+        context = node["context"] if node["context"] is None else orjson.loads(node["context"])
+        names = context if isinstance(context, list) else [context or ""]
+        for name in names:
+            if not isinstance(name, str | int):
+                raise unsafe(f"{self._name} takes or returns values with keys that are no texts")
+            if key == "in_spec":
+                self._identifier(str(name))
+        for child in node["children_spec"]:
+            self._tree_node(key, child, depth + 1)
+
+
+def _is_plain_operator(target: str) -> bool:
+    if found := _HIGHER_ORDER.fullmatch(target):
+        return _SAFE_HIGHER_ORDER.fullmatch(found[1]) is not None
+    if not (found := _OPERATOR.fullmatch(target)):
+        return False
+    namespace, operator = found[1], found[2]
+    if operator.startswith("__") and not _DUNDER_OPERATORS.fullmatch(operator):
+        return False
+    if namespace == "torchvision":
+        return operator in _VISION
+    return namespace in _NAMESPACES and operator not in _TOUCHES_FILES

@@ -1,0 +1,1 @@
+"""Platform ``python``: models that bring code of their own."""

@@ -1,0 +1,1 @@
+"""Counters and histograms: what the metrics pages show."""

@@ -1,0 +1,167 @@
+"""What the metrics page says about language models: how long texts wait for their first token and for each one after,
+how many tokens come out, how full the places are.
+
+Meanings are those of vLLM's metrics, so that what is known of its dashboards carries over. Steps and texts are counted
+on the engine's thread; what is a state is read when the page is asked for, also of versions that are being drained.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tfs_lite.core.generation import EngineState, StepReport, TextReport
+from tfs_lite.core.servable import ServableId
+from tfs_lite.metrics.batches import NUMBERS
+from tfs_lite.metrics.series import CounterSeries, GoneVersions, Guard, HistogramSeries, SeriesCollector, add_one
+
+STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+TEXT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
+_VERSION = ("model", "version")
+_GAUGES: tuple[tuple[str, str, Callable[[EngineState], int]], ...] = (
+    ("running", "Texts that have a place in the cache.", lambda state: state.running),
+    ("waiting", "Texts that wait for a place.", lambda state: state.waiting),
+    ("cache_tokens_reserved", "Tokens of the cache kept for texts that run.", lambda state: state.reserved),
+    ("cache_tokens_written", "Tokens of the cache that hold keys and values of texts that run.", lambda s: s.written),
+    ("cache_tokens", "Tokens that the cache holds at most.", lambda state: state.capacity),
+)
+
+_BATCHES = "shares_steps"
+_BATCHES_TEXT = "1 if texts share each step; 0 for a family that is stepped one text at a time."
+
+
+class HasState(Protocol):
+    """A language model's servable."""
+
+    @property
+    def batches(self) -> bool: ...
+
+    def state(self) -> EngineState: ...
+
+
+class GenerationMetrics:
+    """Any thread may call any method."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._guard = guard = Guard()
+        self._first = self._histogram("time_to_first_token_seconds", "From submission, waiting included.", TEXT_SECONDS)
+        self._gap = self._histogram("inter_token_seconds", "Between a token of a text and the next.", STEP_SECONDS)
+        self._per_token = self._histogram(
+            "time_per_output_token_seconds", "Of a text: from its first to its last token, for each.", STEP_SECONDS
+        )
+        self._queue = self._histogram("queue_seconds", "From submission to the first step.", TEXT_SECONDS)
+        self._text = self._histogram("text_seconds", "From submission to the end.", TEXT_SECONDS, "outcome")
+        self._step = self._histogram("step_seconds", "One forward of the network, and its draw.", STEP_SECONDS, "kind")
+        self._rows = self._histogram("step_rows", "Token positions in a step.", NUMBERS)
+        self._texts = self._histogram("step_texts", "Texts in a step.", NUMBERS)
+        self._prompt = self._counter("prompt_tokens", "Of texts that have ended.")
+        self._output = self._counter("output_tokens", "Of texts that have ended.")
+        self._hits = self._counter("prefix_hit_tokens", "Prompt tokens that another text had computed before.")
+        self._asked = self._counter("prefix_queried_tokens", "Prompt tokens that were looked for among other texts'.")
+        self._preempted = self._counter("preemptions", "Texts that gave their place to more urgent ones.")
+        self._failures = self._counter("step_failures", "Steps that failed and were tried again text by text.")
+        self._series = (
+            *(self._first, self._gap, self._per_token, self._queue, self._text, self._step, self._rows, self._texts),
+            *(self._prompt, self._output, self._hits, self._asked, self._preempted, self._failures),
+        )
+        self._gone = GoneVersions(self._drop)
+        self._engines = _Engines()
+        registry.register(SeriesCollector(guard, self._series))
+        registry.register(self._engines)
+
+    def on_step(self, report: StepReport) -> None:
+        version = (report.id.name, str(report.id.version))
+        with self._guard.lock:
+            _add(self._step, (*version, report.kind), report.seconds)
+            _add(self._rows, version, report.rows)
+            _add(self._texts, version, report.texts)
+            for gap in report.gaps:
+                _add(self._gap, version, gap)
+            self._preempted.cell(version)[0] += report.preempted
+            self._failures.cell(version)[0] += not report.ok
+
+    def on_text(self, report: TextReport) -> None:
+        version, usage = (report.id.name, str(report.id.version)), report.usage
+        with self._guard.lock:
+            _add(self._text, (*version, report.outcome), report.seconds)
+            if report.queue_seconds is not None:
+                _add(self._queue, version, report.queue_seconds)
+            if report.first_seconds is not None:
+                _add(self._first, version, report.first_seconds)
+                if report.last_seconds is not None and usage.output > 1:
+                    _add(self._per_token, version, (report.last_seconds - report.first_seconds) / (usage.output - 1))
+            self._prompt.cell(version)[0] += usage.prompt
+            self._output.cell(version)[0] += usage.output
+            self._hits.cell(version)[0] += usage.cached
+            self._asked.cell(version)[0] += report.cached_asked
+
+    def watch(self, servable_id: ServableId, servable: HasState) -> None:
+        """Its state is on the page until it is unloaded, also while it is drained."""
+        self._engines.watch(servable_id, servable)
+
+    def version_gone(self, servable_id: ServableId) -> None:
+        """The version was unloaded: its series go when enough younger ones have gone too, its state at once. An answer
+        that is still being sent may keep it in memory."""
+        self._engines.forget(servable_id)
+        with self._guard.lock:
+            self._gone.version(servable_id)
+
+    def model_gone(self, name: str) -> None:
+        """The model is served no more: all its series go."""
+        with self._guard.lock:
+            self._gone.model(name)
+
+    def _histogram(self, name: str, text: str, limits: tuple[float, ...], *labels: str) -> HistogramSeries:
+        return HistogramSeries(self._guard, f"tfs_lite_generation_{name}", text, (*_VERSION, *labels), limits)
+
+    def _counter(self, name: str, text: str) -> CounterSeries:
+        return CounterSeries(self._guard, f"tfs_lite_generation_{name}", text, _VERSION)
+
+    def _drop(self, **labels: str) -> None:
+        for series in self._series:
+            series.drop(**labels)
+
+
+class _Engines(Collector):
+    """Reads the states once per page, on the thread that makes the page."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards what follows
+        self._known: list[tuple[ServableId, weakref.ref[HasState]]] = []
+
+    def watch(self, servable_id: ServableId, servable: HasState) -> None:
+        with self._lock:
+            self._known = [entry for entry in self._known if entry[1]() is not None]
+            self._known.append((servable_id, weakref.ref(servable)))
+
+    def forget(self, servable_id: ServableId) -> None:
+        with self._lock:
+            self._known = [entry for entry in self._known if entry[0] != servable_id and entry[1]() is not None]
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            found = [(servable_id, known()) for servable_id, known in self._known]
+        engines = [(each.name, str(each.version), engine) for each, engine in found if engine is not None]
+        shares = GaugeMetricFamily(f"tfs_lite_generation_{_BATCHES}", _BATCHES_TEXT, labels=_VERSION)
+        for model, version, engine in engines:
+            shares.add_metric((model, version), engine.batches)
+        yield shares
+        states = [(model, version, engine.state()) for model, version, engine in engines]
+        for name, text, value in _GAUGES:
+            family = GaugeMetricFamily(f"tfs_lite_generation_{name}", text, labels=_VERSION)
+            for model, version, state in states:
+                family.add_metric((model, version), value(state))
+            yield family
+
+
+def _add(series: HistogramSeries, labels: tuple[str, ...], value: float) -> None:
+    add_one(series.cell(labels), series.limits, value)

@@ -1,0 +1,1 @@
+"""JSON and msgpack bodies: text to trees and arrays, and back."""

@@ -1,0 +1,200 @@
+"""Which fields OpenAI's completions and chat completions have here, of which types, and what is wrong with a body.
+
+    body -> tree -> [is every name known] -> [is anything asked for that is not supported] -> Completion, Chat
+
+Every name that OpenAI's API has belongs to one of three kinds: fields that count, neutral ones, which change no answer
+and may hold anything, and refused ones, which would change it: those may be null, false or empty only. A name of
+neither kind is a mistake, and the answer tells the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from tfs_lite.core.generation import MAX_LOGPROBS
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols.json.text import loads
+
+MAX_TEXTS = 128
+"""Prompts times ``n``, of one request."""
+MAX_TIMEOUT = 86_400.0
+"""Seconds."""
+
+NEUTRAL = frozenset(
+    (
+        *("metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention", "request_id"),
+        *("safety_identifier", "service_tier", "store", "user"),
+    )
+)
+"""They tell who asks and how it is to be kept, paid for or sped up."""
+REFUSED = frozenset(
+    (
+        *("allowed_token_ids", "audio", "bad_words", "best_of", "chat_template", "chat_template_kwargs"),
+        *("continue_final_message", "documents", "function_call", "functions", "guided_choice", "guided_grammar"),
+        *("guided_json", "guided_regex", "length_penalty", "logits_processors", "modalities", "prompt_logprobs"),
+        *("reasoning_effort", "response_format", "structured_outputs", "suffix", "tool_choice", "tools"),
+        *("truncate_prompt_tokens", "use_beam_search", "verbosity", "web_search_options"),
+    )
+)
+"""Fields of OpenAI and vLLM that would change the answer."""
+
+M = TypeVar("M", bound="Common")
+
+
+class FieldError(ServingError):
+    """INVALID_ARGUMENT about one field of the request."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(StatusCode.INVALID_ARGUMENT, message)
+        self.param = param
+
+    def __reduce__(self) -> tuple[type[FieldError], tuple[str, str]]:  # type: ignore[override]
+        return type(self), (self.param, self.status.message)
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Stops = Annotated[list[str], BeforeValidator(_as_list)]
+
+
+class StreamOptions(BaseModel):
+    """``include_obfuscation`` changes the bytes of a stream only, and is not looked at."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Common(BaseModel):
+    """What both have. None: not said. The second half are vLLM's extensions, and ``timeout``, in seconds."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    model: Annotated[str, Field(min_length=1)]
+    max_tokens: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_TEXTS)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: Stops | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: int | None = None
+    return_token_ids: bool | None = None
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
+
+
+class Completion(Common):
+    """``prompt`` is looked at elsewhere: it may be large."""
+
+    prompt: Any
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+class Chat(Common):
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+def read_fields(kind: type[M], body: bytes) -> M:
+    """The fields of a body. INVALID_ARGUMENT, naming the first field that is wrong."""
+    tree = loads(body)
+    if not isinstance(tree, dict):
+        raise invalid_argument(f"the body is {_type_of(tree)}, expected a JSON object")
+    known = {*kind.model_fields, *NEUTRAL, *REFUSED}
+    for name, value in tree.items():
+        if name not in known:
+            raise FieldError(name, f"Unrecognized request argument supplied: {name:.100}{_nearest(name, known)}")
+        if name in REFUSED and not _asks_nothing(name, value, tree):
+            raise FieldError(name, f"{name} is not supported: it would change the answer; leave it out")
+    try:
+        fields = kind.model_validate(tree)
+    except ValidationError as error:
+        raise _first_of(error) from None
+    if fields.stream_options is not None and not fields.stream:
+        raise FieldError("stream_options", "stream_options is only of use with stream set to true")
+    return fields
+
+
+def is_nothing(value: object) -> bool:
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
+
+
+def _asks_nothing(name: str, value: object, tree: dict[str, Any]) -> bool:
+    """Whether a field that is not supported holds what would be done anyway."""
+    if is_nothing(value):
+        return True
+    match name:
+        case "best_of":
+            return type(value) is int and value == (tree.get("n") or 1)
+        case "response_format":
+            return isinstance(value, dict) and value == {"type": "text"}
+        case "modalities":
+            return isinstance(value, list) and value == ["text"]
+        case "tool_choice" | "function_call":
+            return isinstance(value, str) and value in ("none", "auto")
+        case "length_penalty":
+            return type(value) in (int, float) and value == 1
+        case _:
+            return False
+
+
+def _first_of(error: ValidationError) -> FieldError:
+    first = error.errors(include_url=False)[0]
+    path = first["loc"]
+    shown = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    if first["type"] == "missing":
+        return FieldError(shown, f"you must provide {shown}")
+    if first["type"] == "extra_forbidden":
+        near = _nearest(str(path[-1]), StreamOptions.model_fields)
+        return FieldError(shown, f"Unrecognized request argument supplied: {shown:.100}{near}")
+    problem = first["msg"].replace("Input should be", "expected").replace("expected expected", "expected")
+    return FieldError(shown, f"{shown:.100}: {problem}, got {shorten(first['input'])}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name[:100], sorted(known), n=1)
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def shorten(value: object) -> str:
+    """For messages."""
+    text = repr(value) if isinstance(value, str | int | float | bool | None) else _type_of(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def _type_of(value: object) -> str:
+    """In the words of JSON."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case str():
+            return "a string"
+        case int() | float():
+            return "a number"
+        case dict():
+            return "an object"
+        case _:
+            return "an array"

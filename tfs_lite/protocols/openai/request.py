@@ -1,0 +1,221 @@
+"""Bodies of OpenAI's completions and chat completions -> texts for a language model.
+
+    read_completion, read_chat: bytes -> OpenAiRequest(model, texts, ...)
+
+Several prompts, and several choices of each, are as many texts: choice ``i`` of prompt ``p`` is text ``p * n + i``, and
+its seed is ``i`` more than the request's. Whether a model is there, how long its texts may be and which tokens it has
+is found out later; everything else that can be wrong with a body is told here, with the field's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfs_lite.core.generation import ChatPrompt, Generation, Prompt, Sampling
+from tfs_lite.protocols.openai.fields import (
+    MAX_TEXTS,
+    Chat,
+    Common,
+    Completion,
+    FieldError,
+    is_nothing,
+    read_fields,
+    shorten,
+)
+
+DEFAULT_MAX_TOKENS = 16
+"""Of completions; chat has the rest of the context."""
+MAX_PROMPT_TOKENS = 1 << 22
+"""Of all prompts that are given as tokens: no context is as long, and they take many times their size in the body."""
+MAX_MESSAGES = 10_000
+_ROLES = ("system", "developer", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiRequest:
+    """``model`` as it was sent. ``n``: choices of each prompt. ``top``: how many of the best tokens are told at each
+    position; None: no log probabilities are. ``timeout`` is in seconds."""
+
+    model: str
+    texts: tuple[Generation, ...]
+    chat: bool
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    top: int | None = None
+    token_ids: bool = False
+    timeout: float | None = None
+
+
+def read_completion(body: bytes) -> OpenAiRequest:
+    """INVALID_ARGUMENT; FieldError where it is about a field. Any thread; takes long for large bodies."""
+    sent = read_fields(Completion, body)
+    prompts = _prompts(sent.prompt)
+    echo = bool(sent.echo)
+    max_tokens = DEFAULT_MAX_TOKENS if sent.max_tokens is None else sent.max_tokens
+    rest = _rest(sent, max_tokens, sent.logprobs)
+    rest |= {"echo": echo, "score_prompt": echo and sent.logprobs is not None}
+    return _request(sent, prompts, rest, sent.logprobs, chat=False)
+
+
+def read_chat(body: bytes) -> OpenAiRequest:
+    """As ``read_completion``."""
+    sent = read_fields(Chat, body)
+    if sent.top_logprobs is not None and not sent.logprobs:
+        raise FieldError("top_logprobs", "top_logprobs is only of use with logprobs set to true")
+    older, newer = sent.max_tokens, sent.max_completion_tokens
+    if older is not None and newer is not None and older != newer:
+        message = f"max_tokens is {older} and max_completion_tokens is {newer}; they are the same, give one of them"
+        raise FieldError("max_completion_tokens", message)
+    if len(sent.messages) > MAX_MESSAGES:
+        raise FieldError("messages", f"messages has {len(sent.messages)} entries, at most {MAX_MESSAGES} are allowed")
+    prompt = ChatPrompt(tuple(_message(message, index) for index, message in enumerate(sent.messages)))
+    top = (sent.top_logprobs or 0) if sent.logprobs else None
+    return _request(sent, [prompt], _rest(sent, older if newer is None else newer, top), top, chat=True)
+
+
+def _request(
+    sent: Common, prompts: Sequence[Prompt], rest: Mapping[str, Any], top: int | None, chat: bool
+) -> OpenAiRequest:
+    n = sent.n or 1
+    if len(prompts) * n > MAX_TEXTS:
+        what = f"{len(prompts)} prompts with {n} choices each are {len(prompts) * n} texts"
+        raise FieldError("n" if n > 1 else "prompt", f"{what}, at most {MAX_TEXTS} are allowed")
+    options = sent.stream_options
+    return OpenAiRequest(
+        sent.model,
+        tuple(Generation(prompt, seed_shift=choice, **rest) for prompt in prompts for choice in range(n)),
+        chat,
+        n,
+        bool(sent.stream),
+        bool(options and options.include_usage),
+        top,
+        bool(sent.return_token_ids),
+        sent.timeout,
+    )
+
+
+def _rest(sent: Common, max_tokens: int | None, logprobs: int | None) -> dict[str, Any]:
+    """Of a Generation, all that has nothing to do with its prompt."""
+    return {
+        "max_tokens": max_tokens,
+        "min_tokens": sent.min_tokens or 0,
+        "sampling": _sampling(sent, logprobs),
+        "stop": tuple(sent.stop or ()),
+        "stop_token_ids": tuple(sent.stop_token_ids or ()),
+        "ignore_eos": bool(sent.ignore_eos),
+        "include_stop": bool(sent.include_stop_str_in_output),
+        "skip_special_tokens": sent.skip_special_tokens is not False,
+        "priority": sent.priority or 0,
+    }
+
+
+def _sampling(sent: Common, logprobs: int | None) -> Sampling:
+    said = {
+        "temperature": sent.temperature,
+        "top_k": 0 if sent.top_k == -1 else sent.top_k,
+        "top_p": sent.top_p,
+        "min_p": sent.min_p,
+        "repetition_penalty": sent.repetition_penalty,
+        "presence_penalty": sent.presence_penalty,
+        "frequency_penalty": sent.frequency_penalty,
+        "seed": sent.seed,
+    }
+    values: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    return Sampling(logprobs=logprobs, logit_bias=_bias(sent.logit_bias or {}), **values)
+
+
+def _bias(sent: Mapping[str, float]) -> dict[int, float]:
+    found = {}
+    for key, value in sent.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise FieldError("logit_bias", f"logit_bias: {key!r:.50} is no token, expected its number")
+        found[int(key)] = value
+    return found
+
+
+def _prompts(sent: Any) -> list[Prompt]:
+    """A text, texts, tokens, or lists of tokens."""
+    if isinstance(sent, np.ndarray):
+        sent = _plain(sent)
+    if isinstance(sent, str):
+        return [sent]
+    if not isinstance(sent, list) or not sent:
+        raise _no_prompt("expected a string, an array of strings, of token numbers, or of arrays of those; none empty")
+    if all(type(item) is int for item in sent):
+        return [_tokens(sent, "prompt")]
+    if all(isinstance(item, str) for item in sent):
+        return list(sent)
+    if all(isinstance(item, list | np.ndarray) for item in sent):
+        _check_count(sum(len(item) for item in sent))
+        return [_tokens(item, f"prompt[{index}]") for index, item in enumerate(sent)]
+    raise _no_prompt("its items are neither all strings nor all token numbers nor all arrays of those")
+
+
+def _tokens(sent: Any, where: str) -> tuple[int, ...]:
+    items = _plain(sent) if isinstance(sent, np.ndarray) else sent
+    if not items:
+        raise _no_prompt(f"{where} is empty")
+    if not all(type(item) is int for item in items):
+        raise _no_prompt(f"{where} has other items than token numbers, which are integers")
+    _check_count(len(items))
+    return tuple(items)
+
+
+def _plain(sent: np.ndarray[Any, Any]) -> Any:
+    """What a large array in the body was."""
+    _check_count(sent.size)
+    return sent.tolist()
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_PROMPT_TOKENS:
+        raise _no_prompt(f"it has {count} tokens, at most {MAX_PROMPT_TOKENS} are taken")
+
+
+def _no_prompt(message: str) -> FieldError:
+    return FieldError("prompt", f"prompt: {message}")
+
+
+def _message(sent: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Its content as one text; what nobody said is left out."""
+    where = f"messages[{index}]"
+    role = sent.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise FieldError(f"{where}.role", f"{where}.role is {shorten(role)}, expected one of {', '.join(_ROLES)}")
+    found = {"role": "system" if role == "developer" else role, "content": _content(sent, role, f"{where}.content")}
+    for name, value in sent.items():
+        if name in found or name == "annotations":
+            continue
+        if name == "name" and isinstance(value, str):
+            found[name] = value
+        elif not is_nothing(value):
+            raise FieldError(f"{where}.{name:.50}", f"{where}.{name:.50} is not supported")
+    return found
+
+
+def _content(sent: Mapping[str, Any], role: str, where: str) -> str:
+    content = sent.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None and role == "assistant":
+        return ""
+    if not isinstance(content, list) or not content:
+        raise FieldError(where, f"{where}: expected a string or an array of text parts that is not empty")
+    return "\n".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: Any, where: str) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        kind = repr(part.get("type"))[:50] if isinstance(part, dict) else "none"
+        raise FieldError(
+            f"{where}.type", f"{where}: its type is {kind}, and only parts of the type 'text' are supported"
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise FieldError(f"{where}.text", f"{where}.text: expected a string")
+    return text

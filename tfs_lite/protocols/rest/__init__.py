@@ -1,0 +1,1 @@
+"""Bodies of TensorFlow Serving's REST API."""

@@ -1,0 +1,1 @@
+"""TensorFlow's messages to arrays and values, and back."""

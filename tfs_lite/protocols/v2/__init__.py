@@ -1,0 +1,1 @@
+"""Messages and bodies of the KServe V2 protocol."""

@@ -1,0 +1,67 @@
+"""The classification extension of V2: instead of an output's numbers, the best few as texts ``value:index[:label]``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfs_lite.core.signature import DataType
+from tfs_lite.core.status import invalid_argument
+from tfs_lite.protocols.dtypes import from_numpy
+from tfs_lite.protocols.tensorflow.tensor_proto import Array
+
+MAX_ELEMENTS = 1_000_000
+_WITH_CLASSES = frozenset(
+    {
+        *(DataType.FLOAT, DataType.DOUBLE),
+        *(DataType.INT8, DataType.INT16, DataType.INT32, DataType.INT64),
+        *(DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64),
+    }
+)
+
+
+def classes(array: Array, count: int, batched: bool, labels: Sequence[str] = (), name: str = "") -> Array:
+    """The ``count`` largest values of each row, or of the whole array unless ``batched``, the largest first; equal ones
+    in order of their index. An object array of ``bytes`` of shape [rows, min(count, n)], or [min(count, n)].
+
+    ``labels``: of the index; it may have fewer. INVALID_ARGUMENT for types without an order or without numbers, and for
+    more than a million elements."""
+    if from_numpy(array.dtype) not in _WITH_CLASSES:
+        raise invalid_argument(f"class result not available for output due to unsupported type (output '{name}')")
+    if array.size > MAX_ELEMENTS:
+        raise invalid_argument(
+            f"classification output tensor too large: output '{name}' has {array.size} elements, "
+            f"at most {MAX_ELEMENTS} are allowed"
+        )
+    batched = batched and array.ndim > 0
+    rows = array if batched else array[np.newaxis]
+    flat = rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
+    width = min(count, flat.shape[1])
+    places = _best(flat, width)
+    found = np.empty(places.size, object)
+    found[:] = _texts(np.take_along_axis(flat, places, axis=1), places, labels)
+    found = found.reshape(places.shape)
+    return found if batched else found[0]
+
+
+def _best(rows: Array, count: int) -> Array:
+    """Places of the largest values of each row; NaN comes last."""
+    backwards = rows[:, ::-1]
+    if rows.dtype.kind == "f":
+        backwards = np.where(np.isnan(backwards), -np.inf, backwards)
+    order = np.argsort(backwards, axis=1, kind="stable")
+    places: Array = rows.shape[1] - 1 - order[:, ::-1]
+    return places[:, :count]
+
+
+def _texts(values: Array, places: Array, labels: Sequence[str]) -> list[bytes]:
+    """One after the other; there may be a million."""
+    form = b"%f:%d" if values.dtype.kind == "f" else b"%d:%d"
+    pairs = zip(values.ravel().tolist(), places.ravel().tolist(), strict=True)
+    if not any(labels):
+        return [form % pair for pair in pairs]
+    endings = [f":{label}".encode() if label else b"" for label in labels]
+    known = len(endings)
+    return [form % pair + endings[pair[1]] if pair[1] < known else form % pair for pair in pairs]

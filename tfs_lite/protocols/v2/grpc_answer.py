@@ -1,0 +1,106 @@
+"""InferAnswer -> ModelInferResponse as bytes, alone or within a stream.
+
+The numbers go from the arrays into the message in one copy: protobuf writes what stands before them, and the raw
+contents are put behind that, which is where they are in the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tfs_lite.core.signature import DataType
+from tfs_lite.core.status import invalid_argument
+from tfs_lite.protocols.dtypes import from_numpy
+from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.tensorflow.tensor_proto import MAX_MESSAGE_BYTES, Array
+from tfs_lite.protocols.v2.grpc_request import BYTE_SIZE, OFFSET, REGION
+from tfs_lite.protocols.v2.messages import ModelInferResponse, ModelStreamInferResponse
+from tfs_lite.protocols.v2.request import FINAL, InferAnswer, ParameterValue, SharedMemoryPlace
+from tfs_lite.protocols.v2.tensors import Buffer, datatype_of, encode_raw
+
+_RAW = ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2
+_RESPONSE = ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2
+
+
+def answer_bytes(answer: InferAnswer) -> bytes:
+    """A ModelInferResponse. INVALID_ARGUMENT if it is more than a message holds; INTERNAL for a dtype without name."""
+    return b"".join(_parts(answer, answer.parameters))
+
+
+def stream_bytes(answer: InferAnswer, final: bool) -> bytes:
+    """A ModelStreamInferResponse; ``final``: it is the last one to its request. Errors as above."""
+    parts = _parts(answer, {**answer.parameters, FINAL: final})
+    return b"".join([bytes([_RESPONSE]), _varint(sum(map(len, parts))), *parts])
+
+
+def stream_error(message: str, request_id: str) -> bytes:
+    """A ModelStreamInferResponse that says why a request failed; it is the last one to it."""
+    response = ModelStreamInferResponse(error_message=message or "the request failed")
+    response.infer_response.id = request_id
+    response.infer_response.parameters[FINAL].bool_param = True
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+def _parts(answer: InferAnswer, parameters: Mapping[str, ParameterValue]) -> list[Buffer]:
+    _check_size(sum(array.nbytes for array in answer.outputs.values()))
+    response = ModelInferResponse(model_name=answer.version.name, model_version=str(answer.version.version))
+    response.id = answer.id
+    _set_parameters(response.parameters, parameters)
+    raw: list[Buffer] = []
+    for name, array in answer.outputs.items():
+        output = response.outputs.add(name=name, datatype=datatype_of(array, name), shape=array.shape)
+        wanted = answer.wanted.get(name)
+        data = _raw(array)
+        if wanted is not None and wanted.memory is not None:
+            _set_place(output, wanted.memory, len(data))
+            data = b""
+        raw += (bytes([_RAW]) + _varint(len(data)), data)
+    parts = [response.SerializeToString(), *raw]
+    _check_size(sum(map(len, parts)))
+    return parts
+
+
+def _check_size(size: int) -> None:
+    if size >= MAX_MESSAGE_BYTES:
+        raise invalid_argument(f"the response has {size} bytes, more than the {MAX_MESSAGE_BYTES} of a message")
+
+
+def _raw(array: Array) -> Buffer:
+    """The bytes of an array, as a view where that can be."""
+    if from_numpy(array.dtype) is DataType.STRING or not array.dtype.isnative:
+        return encode_raw(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _set_place(output: Message, place: SharedMemoryPlace, size: int) -> None:
+    values: dict[str, ParameterValue] = {REGION: place.region, BYTE_SIZE: size}
+    if place.offset:
+        values[OFFSET] = place.offset
+    _set_parameters(output.parameters, values)
+
+
+def _set_parameters(parameters: Mapping[str, Message], values: Mapping[str, ParameterValue]) -> None:
+    for key, value in values.items():
+        parameter = parameters[key]
+        if isinstance(value, bool):
+            parameter.bool_param = value
+        elif isinstance(value, str):
+            parameter.string_param = value
+        elif isinstance(value, float):
+            parameter.double_param = value
+        elif value < 2**63:
+            parameter.int64_param = value
+        else:
+            parameter.uint64_param = value
+
+
+def _varint(value: int) -> bytes:
+    pieces = bytearray()
+    while value > 0x7F:
+        pieces.append(value & 0x7F | 0x80)
+        value >>= 7
+    pieces.append(value)
+    return bytes(pieces)

@@ -1,0 +1,168 @@
+"""The body of a V2 inference request over HTTP -> an :class:`InferRequest`.
+
+    body = JSON, and maybe bytes behind it  ->  read_infer  ->  InferRequest, its tensors decoded or ready to be
+
+Everything wrong here is INVALID_ARGUMENT. What depends on the model (names, datatypes, shapes) is checked later, with
+the requests of the other protocols (``v2_checks``).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from tfs_lite.core.status import ServingError, invalid_argument
+from tfs_lite.protocols.dtypes import to_numpy
+from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
+from tfs_lite.protocols.json.values import shorten, type_name
+from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.v2.binary import LENGTH_HEADER, Blobs
+from tfs_lite.protocols.v2.json_values import (
+    Members,
+    read_data,
+    read_flag,
+    read_list,
+    read_object,
+    read_parameters,
+    read_shape,
+    read_size,
+    read_text,
+)
+from tfs_lite.protocols.v2.request import (
+    InferRequest,
+    Kind,
+    ParameterValue,
+    SentTensor,
+    SharedMemoryPlace,
+    WantedOutput,
+    check_entries,
+    take_parameters,
+)
+from tfs_lite.protocols.v2.tensors import RawTensor, decode_raw, dtype_of, element_count
+
+_KINDS: dict[type, Kind] = {bool: Kind.BOOL, int: Kind.INT, str: Kind.TEXT, float: Kind.FLOAT}
+_EXPECTED: dict[str, tuple[type, ...]] = {
+    "sequence_id": (int, str),
+    "sequence_start": (bool,),
+    "sequence_end": (bool,),
+    "priority": (int,),
+    "timeout": (int,),
+    "binary_data_output": (bool,),
+}
+_WORDS: dict[type, str] = {int: "a whole number from 0", str: "a string", bool: "a boolean"}
+_REGION, _REGION_SIZE, _REGION_OFFSET = "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"
+
+
+def read_infer(model: str, version: int | None, body: bytes, length: int | None) -> InferRequest:
+    """``length``: of the JSON part (None: there is nothing else). Arrays may share memory with ``body``. Takes long for
+    large bodies; any thread."""
+    members = read_object(body if length is None else body[:length])
+    blobs = None if length is None else Blobs(memoryview(body)[length:])
+    request = InferRequest(model, version, read_text(members, "id") if "id" in members else "")
+    add_parameters(request, read_parameters(members))
+    for position, item in enumerate(_entries(members, "inputs")):
+        request.inputs.append(_input(_object(item, f"input {position}"), blobs))
+    if "outputs" in members:
+        request.outputs = [
+            _output(_object(item, f"output {position}")) for position, item in enumerate(_entries(members, "outputs"))
+        ]
+    if blobs is not None:
+        blobs.finish()
+    return request
+
+
+def add_parameters(request: InferRequest, parameters: Members) -> None:
+    """Fills in what they say. INVALID_ARGUMENT."""
+    check_entries("parameters", len(parameters))
+    items: list[tuple[str, ParameterValue, Kind]] = []
+    for key, value in parameters.items():
+        kind = _KINDS.get(type(value))
+        expected = _EXPECTED.get(key)
+        if expected is not None and (type(value) not in expected or (type(value) is int and value < 0)):
+            words = " or ".join(_WORDS[kind] for kind in expected)
+            raise invalid_argument(f"Unable to parse '{key}': expected {words}, got {_shown(value)}")
+        if kind is None:
+            raise invalid_argument(
+                f"parameter '{shorten(key)}' has invalid type {type_name(value)}. It should be either 'int', 'bool', "
+                "'string' or 'number'"
+            )
+        items.append((key, value, kind))
+    take_parameters(request, items, over_http=True)
+
+
+def _entries(members: Members, name: str) -> list[Any]:
+    found: list[Any] = read_list(members, name)
+    check_entries(name, len(found))
+    return found
+
+
+def _input(members: Members, blobs: Blobs | None) -> SentTensor:
+    name = read_text(members, "name", "an input")
+    what = f"input '{shorten(name)}'"
+    shape, datatype = read_shape(members, what), read_text(members, "datatype", what)
+    parameters = read_parameters(members, what)
+    memory = _memory(parameters, what)
+    sized = "binary_data_size" in parameters
+    if ("data" in members) + sized + (memory is not None) != 1:
+        raise invalid_argument(
+            f"must specify exactly one of 'data', 'binary_data_size' and '{_REGION}' for {what} in request"
+        )
+    if memory is not None:
+        return SentTensor(name, datatype, shape, memory=memory)
+    if sized:
+        return _binary_input(name, datatype, shape, read_size(parameters, "binary_data_size", what), blobs)
+    return SentTensor(name, datatype, shape, _shaped(members["data"], datatype, shape, name))
+
+
+def _binary_input(name: str, datatype: str, shape: tuple[int, ...], size: int, blobs: Blobs | None) -> SentTensor:
+    if blobs is None:
+        raise invalid_argument(
+            f"must specify valid 'Infer-Header-Content-Length' ({LENGTH_HEADER}) in request header when passing "
+            f"inputs in binary data format, as input '{shorten(name)}' is"
+        )
+    data = blobs.take(shorten(name), size)
+    tensor = RawTensor(name, datatype, shape, data=data)
+    if size > COMFORTABLE_BYTES:  # takes long, and this is the thread for that; what is wrong is told in its turn
+        with suppress(ServingError):
+            tensor.array, tensor.data = decode_raw(datatype, shape, data, name), b""
+    return tensor
+
+
+def _shaped(value: Any, datatype: str, shape: tuple[int, ...], name: str) -> Array:
+    dtype = dtype_of(datatype)
+    what = f"input '{shorten(name)}'"
+    count = element_count(shape, to_numpy(dtype).itemsize, shorten(name))
+    if not isinstance(value, list) and not hasattr(value, "tolist"):
+        raise invalid_argument(f"Unable to parse 'data' of {what}: expected an array, got {type_name(value)}")
+    flat = read_data(value, dtype, what)
+    if flat.size == count:
+        return flat.reshape(shape)
+    wrong = "shape does not match true shape" if flat.size < count else "Shape does not match true shape"
+    raise invalid_argument(
+        f"Unable to parse 'data' of {what}: {wrong} of 'data' field. Expected {count} elements, got {flat.size}"
+    )
+
+
+def _output(members: Members) -> WantedOutput:
+    name = read_text(members, "name", "an output")
+    what = f"output '{shorten(name)}'"
+    parameters = read_parameters(members, what)
+    classes = read_size(parameters, "classification", what, default=0)
+    return WantedOutput(name, classes, read_flag(parameters, "binary_data", what), _memory(parameters, what))
+
+
+def _memory(parameters: Members, what: str) -> SharedMemoryPlace | None:
+    if _REGION not in parameters:
+        return None
+    size, offset = read_size(parameters, _REGION_SIZE, what), read_size(parameters, _REGION_OFFSET, what, default=0)
+    return SharedMemoryPlace(read_text(parameters, _REGION, what), size, offset)
+
+
+def _object(value: Any, what: str) -> Members:
+    if isinstance(value, dict):
+        return value
+    raise invalid_argument(f"Unable to parse {what}: expected an object, got {type_name(value)}")
+
+
+def _shown(value: Any) -> str:
+    return str(value) if type(value) in (int, float) else type_name(value)

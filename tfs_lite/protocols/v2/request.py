@@ -1,0 +1,191 @@
+"""An inference request of the V2 protocol, whichever way it came: gRPC messages and HTTP bodies are both read into it.
+
+    ModelInferRequest ------\
+                             -> InferRequest -> checked against the signature -> Run -> Predictor -> InferAnswer -> ...
+    JSON and binary body ---/
+
+The parameters of a V2 request: those that the protocol knows become fields, the rest is the model's.
+
+Both ways in give them as (key, value, kind): gRPC's kinds are those of its message, HTTP's follow from JSON.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, cast
+
+from tfs_lite.core.model import SequenceFlags
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols.tensorflow.tensor_proto import Array
+
+ParameterValue: TypeAlias = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryPlace:
+    """Where a tensor is, or is to be put: a registered region, and which of its bytes."""
+
+    region: str
+    byte_size: int
+    offset: int = 0
+
+
+MAX_ENTRIES = 10_000
+"""Inputs, outputs or parameters of one request. No model has as many, and each costs time on the event loop."""
+
+
+def check_entries(what: str, count: int) -> None:
+    """INVALID_ARGUMENT for more than ``MAX_ENTRIES``."""
+    if count > MAX_ENTRIES:
+        raise invalid_argument(f"the request has {count} {what}, at most {MAX_ENTRIES} are allowed")
+
+
+@dataclass(slots=True)
+class SentTensor:
+    """One input as it was sent. ``datatype`` is V2's name (``FP32``, ``BYTES``). ``array`` is already decoded to that
+    dtype and ``shape``; None: its bytes are in shared memory."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    array: Array | None = None
+    memory: SharedMemoryPlace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WantedOutput:
+    """One requested output. ``classification`` above 0: the so many best classes instead of the numbers. ``binary``:
+    over HTTP, as bytes behind the JSON; None: as the request says for all."""
+
+    name: str
+    classification: int = 0
+    binary: bool | None = None
+    memory: SharedMemoryPlace | None = None
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """``version`` None: the newest. ``timeout`` is in seconds. ``outputs`` empty: all. ``parameters`` are those that
+    the protocol does not know. ``empty_final``: the client wants to hear of the end of an answer without content."""
+
+    model: str
+    version: int | None = None
+    id: str = ""
+    inputs: list[SentTensor] = field(default_factory=list)
+    outputs: list[WantedOutput] = field(default_factory=list)
+    sequence: SequenceFlags | None = None
+    priority: int = 0
+    timeout: float = 0.0
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    binary_outputs: bool = False
+    empty_final: bool = False
+
+
+@dataclass(slots=True)
+class InferAnswer:
+    """What goes back: the arrays of the wanted outputs, in their order. An output of text is an object array of
+    ``bytes``. ``parameters`` go out as they are."""
+
+    version: ServableId
+    id: str
+    outputs: Mapping[str, Array]
+    wanted: Mapping[str, WantedOutput] = field(default_factory=dict)
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+
+
+RESERVED = "triton_"
+EMPTY_FINAL = "triton_enable_empty_final_response"
+FINAL = "triton_final_response"
+MAX_TEXT_ID = 128
+"""Characters of a correlation id that is a text."""
+MAX_UNSIGNED = 2**64 - 1
+
+
+class Kind(enum.StrEnum):
+    """The type that a value was sent with. JSON integers of any size are INT."""
+
+    BOOL = "bool_param"
+    INT = "int64_param"
+    TEXT = "string_param"
+    FLOAT = "double_param"
+    UINT = "uint64_param"
+
+    @property
+    def word(self) -> str:
+        return self.value.removesuffix("_param")
+
+
+_TAKES: dict[str, tuple[Kind, ...]] = {
+    "sequence_id": (Kind.INT, Kind.TEXT),
+    "sequence_start": (Kind.BOOL,),
+    "sequence_end": (Kind.BOOL,),
+    "priority": (Kind.UINT, Kind.INT),
+    "timeout": (Kind.INT,),
+}
+_GRPC = {**_TAKES, EMPTY_FINAL: (Kind.BOOL,)}
+_HTTP = {**_TAKES, "binary_data_output": (Kind.BOOL,)}
+
+
+def take_parameters(
+    request: InferRequest, items: Iterable[tuple[str, ParameterValue, Kind]], over_http: bool = False
+) -> None:
+    """Fills in what ``request`` says beside its tensors. INVALID_ARGUMENT for a known key of another type, a number out
+    of range and a key that is reserved; UNIMPLEMENTED for a correlation id that is too long."""
+    known = _HTTP if over_http else _GRPC
+    taken: dict[str, ParameterValue] = {}
+    own: dict[str, ParameterValue] = {}
+    for key, value, kind in items:
+        expected = known.get(key)
+        if expected is None:
+            own[key] = _custom(key, value, kind)
+        elif kind in expected:
+            taken[key] = value
+        else:
+            words = " or ".join(word.word for word in expected)
+            raise invalid_argument(f"parameter '{key}' is of type {kind.word}, expected {words}")
+    request.parameters = own
+    request.sequence = _sequence(taken)
+    request.priority = _in_range("priority", taken.get("priority", 0))
+    request.timeout = _in_range("timeout", taken.get("timeout", 0)) / 1e6
+    request.empty_final = bool(taken.get(EMPTY_FINAL, False))
+    request.binary_outputs = bool(taken.get("binary_data_output", False))
+
+
+def _custom(key: str, value: ParameterValue, kind: Kind) -> ParameterValue:
+    if key.startswith(RESERVED):
+        raise invalid_argument(
+            f"parameter keys starting with '{RESERVED}' are reserved and '{key:.128}' is none that requests may have"
+        )
+    if kind is Kind.UINT:
+        raise invalid_argument(f"parameter '{key:.128}' is of type uint64, expected bool, int64, double or string")
+    return value
+
+
+def _sequence(taken: dict[str, ParameterValue]) -> SequenceFlags | None:
+    given = cast("int | str", taken.get("sequence_id", 0))
+    if not given:
+        return None
+    if isinstance(given, str) and len(given) > MAX_TEXT_ID:
+        raise ServingError(
+            StatusCode.UNIMPLEMENTED,
+            f"string correlation ID cannot be longer than {MAX_TEXT_ID} characters, got {len(given)}",
+        )
+    start, end = bool(taken.get("sequence_start", False)), bool(taken.get("sequence_end", False))
+    return SequenceFlags(given if isinstance(given, str) else _unsigned(given), start, end)
+
+
+def _unsigned(given: int) -> int:
+    """gRPC has signed numbers for what is an unsigned one."""
+    if not -(2**63) <= given <= MAX_UNSIGNED:
+        raise invalid_argument(f"parameter 'sequence_id' is {given}, more than 64 bits hold")
+    return given & MAX_UNSIGNED
+
+
+def _in_range(key: str, value: ParameterValue) -> int:
+    number = cast(int, value)
+    if not 0 <= number <= MAX_UNSIGNED:
+        raise invalid_argument(f"parameter '{key}' is {number}, expected 0 to {MAX_UNSIGNED}")
+    return number

@@ -1,0 +1,1 @@
+"""Sampled requests, written to files that a warm-up can replay."""

@@ -1,0 +1,147 @@
+"""Which requests are logged: sampling on the event loop, everything else on a thread of its own.
+
+A model is logged when its config says so (``logging_config``). The log can neither slow nor fail a request: an offer is
+one look into a dict, for a logged model also a random number and a place in a bounded queue. What does not fit, cannot
+be written or cannot be made is counted and dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from tfs_lite.config.logging_config import LoggingSettings
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import failed_precondition
+from tfs_lite.protocols.messages import Message
+from tfs_lite.request_log.thread import Entry, LogThread
+from tfs_lite.request_log.writer import LogLimits, LogWriter, OnResult
+
+logger = logging.getLogger(__name__)
+
+
+class RequestLog(Protocol):
+    """What a service knows of the log."""
+
+    def offer(self, servable_id: ServableId, signature: str, size: int, make: Callable[[], Message]) -> None:
+        """A request was answered by this version. Returns at once and raises nothing.
+
+        If it is logged, ``make`` is called later, on the log's thread: it returns a PredictionLog with its ``log_type``
+        set; the metadata is added. ``size``: bytes of request and answer, which stay in memory until then.
+        """
+
+
+class _NoLog:
+    def offer(self, servable_id: ServableId, signature: str, size: int, make: Callable[[], Message]) -> None:
+        """Nothing is logged."""
+
+
+NO_LOG: Final[RequestLog] = _NoLog()
+"""Logs nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """One log, of all models with the same settings. ``sampling`` is the SamplingConfig for the metadata."""
+
+    rate: float
+    sampling: Message
+    writer: LogWriter
+
+
+def _ignore(model: str, code: str) -> None:
+    """Counts nothing."""
+
+
+class RequestLogs:
+    """The logs of all models. ``offer`` on the event loop; ``check``, ``configure`` and ``close`` on other threads.
+
+    ``on_result(model, code)`` is called on any thread for each record, with the canonical code's name: OK when it was
+    handed to the system, RESOURCE_EXHAUSTED when the queue was full, UNAVAILABLE when the disk did not take it or the
+    server ended first, INTERNAL when it could not be made. ``chance`` gives numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        on_result: OnResult = _ignore,
+        limits: LogLimits | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._clock = clock
+        self._on_result = on_result
+        self._limits = limits or LogLimits()
+        self._chance = chance
+        self._thread = LogThread(self._limits, clock, self._count)
+        self._lock = threading.Lock()  # guards _logs and _closed, and orders changes of _by_model
+        self._logs: Mapping[LoggingSettings, _Log] = {}
+        self._closed = False
+        self._by_model: Mapping[str, _Log] = {}  # replaced, never changed: offers read it without the lock
+
+    def offer(self, servable_id: ServableId, signature: str, size: int, make: Callable[[], Message]) -> None:
+        log = self._by_model.get(servable_id.name)
+        if log is None or self._chance() >= log.rate:
+            return
+        seconds = int(self._clock.time())
+        self._thread.put(Entry(log.writer, log.sampling, servable_id, signature, seconds, size, make))
+
+    def check(self, models: Mapping[str, LoggingSettings]) -> None:
+        """Raises what :meth:`configure` would raise. Logs that are being written are not looked at again."""
+        with self._lock:
+            known = self._logs
+        for name, settings in models.items():
+            if settings not in known:
+                _check_directory(name, settings)
+
+    def configure(self, models: Mapping[str, LoggingSettings]) -> None:
+        """These models are logged from now on, and no others. Equal settings share one log; a log that stays keeps
+        its file; one that goes is finished after what is queued for it.
+
+        FAILED_PRECONDITION when a directory is missing or cannot be written to; then nothing has changed.
+        """
+        self.check(models)
+        with self._lock:
+            if self._closed:
+                return
+            old = self._logs
+            self._logs = {settings: old.get(settings) or self._open(settings) for settings in models.values()}
+            self._by_model = {name: log for name, settings in models.items() if (log := self._logs[settings]).rate > 0}
+            if self._by_model:
+                self._thread.start()
+            for settings in old.keys() - self._logs.keys():
+                self._thread.retire(old[settings].writer)
+
+    def close(self) -> None:
+        """Writes what is queued, within ``drain_seconds``, and finishes all files. Later offers are not taken."""
+        with self._lock:
+            self._closed = True
+            self._by_model = {}
+        self._thread.close()
+
+    def _open(self, settings: LoggingSettings) -> _Log:
+        writer = LogWriter(settings.filename_prefix, self._limits, self._clock, self._count)
+        return _Log(settings.sampling_config.rate(), settings.to_proto().sampling_config, writer)
+
+    def _count(self, model: str, code: str) -> None:
+        try:
+            self._on_result(model, code)
+        except Exception:
+            logger.exception("counting a logged request failed")
+
+
+def _check_directory(model: str, settings: LoggingSettings) -> None:
+    directory = os.path.dirname(settings.filename_prefix)
+    if not os.path.isdir(directory):
+        problem = "there is no such directory"
+    elif not os.access(directory, os.W_OK | os.X_OK):
+        problem = "the server may not write there"
+    else:
+        return
+    field = "logging_config.log_collector_config.filename_prefix"
+    raise failed_precondition(f'model {model}: {field} is "{settings.filename_prefix}", but {problem}')

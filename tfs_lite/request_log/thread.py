@@ -1,0 +1,194 @@
+"""The thread that writes request logs, and the bounded queue in front of it.
+
+Whoever offers an entry spends a microsecond and never waits: an entry that does not fit is counted and dropped. The
+thread makes the records, one at a time with a pause after each, so that requests get the interpreter lock in between.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tfs_lite.core.clock import Clock, Timer
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import StatusCode
+from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
+from tfs_lite.request_log.files import rest
+from tfs_lite.request_log.writer import NEVER, LogLimits, LogWriter, OnResult
+
+logger = logging.getLogger(__name__)
+
+MAX_REMEMBERED_CAUSES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One request that is to be logged. ``make`` gives its PredictionLog; ``size`` counts against the queue's bound,
+    in bytes; ``seconds`` since the epoch is when it was answered."""
+
+    writer: LogWriter
+    sampling: Message
+    id: ServableId
+    signature: str
+    seconds: int
+    size: int
+    make: Callable[[], Message]
+
+    def record(self) -> bytes:
+        """The serialized PredictionLog with its metadata. Raises what ``make`` raises."""
+        log = self.make()
+        metadata = log.log_metadata
+        metadata.model_spec.CopyFrom(model_spec(ModelRef(self.id.name, self.id.version, signature=self.signature)))
+        metadata.sampling_config.CopyFrom(self.sampling)
+        metadata.timestamp_secs = self.seconds
+        data: bytes = log.SerializeToString()
+        return data
+
+
+class _Signal(enum.Enum):
+    WOKEN = enum.auto()
+    END = enum.auto()
+
+
+class LogThread:
+    """``put`` and ``retire`` from any thread, until ``close``. The thread begins with :meth:`start`."""
+
+    def __init__(self, limits: LogLimits, clock: Clock, on_result: OnResult) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._on_result = on_result
+        self._changed = threading.Condition()  # guards the five below
+        self._queue: deque[Entry | LogWriter] = deque()
+        self._bytes = 0  # of the queue and of the entry in work
+        self._in_work = 0
+        self._woken = False
+        self._closing = False
+        # The rest belongs to the thread.
+        self._writers: set[LogWriter] = set()
+        self._due = NEVER
+        self._timer_at = NEVER
+        self._timer: Timer | None = None
+        self._causes: set[tuple[str, str]] = set()
+        self._thread = threading.Thread(target=self._run, name="tfs-request-log", daemon=True)
+
+    def start(self) -> None:
+        """Begins to work; once more has no effect."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def put(self, entry: Entry) -> None:
+        """Queues the entry, or drops it: RESOURCE_EXHAUSTED when it does not fit, UNAVAILABLE after the end."""
+        with self._changed:
+            refused = self._refusal(entry)
+            if refused is None:
+                self._queue.append(entry)
+                self._bytes += entry.size
+                self._changed.notify()
+        if refused is not None:
+            self._on_result(entry.id.name, refused.name)
+
+    def retire(self, writer: LogWriter) -> None:
+        """Finishes the writer's file, after what is queued for it."""
+        with self._changed:
+            self._queue.append(writer)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Writes what is queued, finishes all files and ends the thread; what takes longer than ``drain_seconds`` is
+        dropped. Blocks that long at most. May be called more than once."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.ident is None:
+            return
+        self._thread.join(self._limits.drain_seconds)
+        with self._changed:
+            left = [item for item in self._queue if isinstance(item, Entry)]
+            self._queue.clear()
+        if left:
+            logger.warning("request log: the disk is slow; %d records are dropped at the end", len(left))
+        for entry in left:
+            self._on_result(entry.id.name, StatusCode.UNAVAILABLE.name)
+
+    def _refusal(self, entry: Entry) -> StatusCode | None:
+        if self._closing:
+            return StatusCode.UNAVAILABLE
+        full = len(self._queue) >= self._limits.queued_records
+        return StatusCode.RESOURCE_EXHAUSTED if full or self._bytes + entry.size > self._limits.queued_bytes else None
+
+    def _run(self) -> None:
+        while (item := self._take()) is not _Signal.END:
+            try:
+                if isinstance(item, Entry):
+                    self._write(item)
+                    rest()
+                elif isinstance(item, LogWriter):
+                    item.finish()
+                self._keep_time()
+            except Exception:
+                logger.exception("request log: a step failed; the next record comes as planned")
+        for writer in self._writers:
+            writer.finish()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _take(self) -> Entry | LogWriter | _Signal:
+        """Waits for the next thing to do. What the entry before it weighed is free again."""
+        with self._changed:
+            self._bytes -= self._in_work
+            self._in_work = 0
+            while not (self._queue or self._woken or self._closing):
+                self._changed.wait()
+            self._woken = False
+            if not self._queue:
+                return _Signal.END if self._closing else _Signal.WOKEN
+            item = self._queue.popleft()
+            self._in_work = item.size if isinstance(item, Entry) else 0
+            return item
+
+    def _write(self, entry: Entry) -> None:
+        model, writer = entry.id.name, entry.writer
+        if writer.resting:
+            self._on_result(model, StatusCode.UNAVAILABLE.name)
+            return
+        try:
+            record = entry.record()
+        except Exception as error:
+            self._on_result(model, StatusCode.INTERNAL.name)
+            self._log_once(model, error)
+            return
+        writer.append(model, record)
+        self._writers.add(writer)
+        self._due = min(self._due, writer.due)
+
+    def _log_once(self, model: str, error: Exception) -> None:
+        cause = (model, type(error).__name__)
+        if cause not in self._causes and len(self._causes) < MAX_REMEMBERED_CAUSES:
+            self._causes.add(cause)
+            logger.warning("request log: a record of model %s could not be made", model, exc_info=error)
+
+    def _keep_time(self) -> None:
+        """Lets writers do what is due, and sees to it that the thread is woken when the next thing is."""
+        now = self._clock.monotonic()
+        if now >= self._due:
+            for writer in self._writers:
+                writer.tick()
+            self._writers = {writer for writer in self._writers if writer.due < NEVER}
+            self._due = min((writer.due for writer in self._writers), default=NEVER)
+        if now >= self._timer_at:
+            self._timer_at = NEVER
+        if self._due < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = self._due
+            self._timer = self._clock.call_later(self._due - now, self._wake)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify()

@@ -1,0 +1,1 @@
+"""Dynamic batching: which requests of a model run together, and when."""

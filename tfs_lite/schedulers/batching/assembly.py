@@ -1,0 +1,201 @@
+"""Several calls become one run, and its results become every call's own rows again.
+
+    calls -> assemble -> Batch -> Model.run(signature, batch.inputs, batch.outputs) -> hand_out -> one answer per call
+
+Rows are in the order of the calls, one call after the other; padding comes last.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import cast
+
+import numpy as np
+
+from tfs_lite.core.model import Model, PredictCall
+from tfs_lite.core.signature import Tensor
+from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.schedulers.batching.rules import Array, BatchRule
+from tfs_lite.schedulers.batching.settings import BatchSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What goes into one run. ``outputs`` is empty if some call wants all. ``rows`` are those of the calls, ``padding``
+    those added; ``filled``: an input of some call is longer here than the call sent it."""
+
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+    rows: int
+    padding: int
+    filled: bool = False
+
+
+def assemble(
+    rule: BatchRule | None,
+    model: Model,
+    signature_key: str,
+    calls: Sequence[PredictCall],
+    sizes: Sequence[int],
+    settings: BatchSettings,
+) -> Batch:
+    """Stacks the inputs of calls with equal keys (``rule.key``). ``sizes`` are their rows (``rule.rows``), 0 included.
+
+    A call alone that needs no padding is passed on as it is, and so is the only call where there is no rule. Else rows
+    are copied into the memory that ``model.stage`` gives: call ``model.run`` next, on this thread, with
+    ``batch.inputs``. Raises what ``model.stage`` raises.
+    """
+    rows = sum(sizes)
+    padding = 0 if rule is None else _padding(rule, rows, settings)
+    if rule is None or (len(calls) == 1 and not padding):
+        (call,) = calls
+        return Batch(call.inputs, call.outputs, rows, 0)
+    sent = [cast("Mapping[str, Array]", call.inputs) for call in calls]
+    columns = {name: [inputs[name] for inputs in sent] for name in rule.names or sent[0]}
+    tails = {name: _tail(column, name in rule.padded) for name, column in columns.items()}
+    arrays = _memory(model, signature_key, columns, tails, rows + padding)
+    last = rows - next((size for size in reversed(sizes) if size), 0)
+    filled = False
+    for name, column in columns.items():
+        array = arrays[name]
+        place = array[:rows] if padding else array
+        if name not in rule.padded or all(part.shape[1:] == tails[name] for part in column):
+            np.concatenate(column, out=place)
+        else:
+            _fill_up(place, column)
+            filled = True
+        if padding:
+            array[rows:] = array[last : last + 1]
+    return Batch(arrays, _wanted(calls), rows, padding, filled)
+
+
+def hand_out(
+    rule: BatchRule | None,
+    batch: Batch,
+    results: Mapping[str, Tensor],
+    calls: Sequence[PredictCall],
+    sizes: Sequence[int],
+) -> list[Mapping[str, Tensor] | Status]:
+    """The answers of the calls, in their order: views of their rows in the results of ``batch``, which was assembled
+    from the same calls. An output's dimension that has the symbol of a filled-up input dimension is cut to the call's
+    own length.
+
+    FAILED_PRECONDITION for all if the results cannot be told apart by rows.
+    """
+    if len(calls) == 1 and not batch.padding:
+        return [results]
+    arrays = cast("Mapping[str, Array]", results)
+    fault = rows_fault(arrays, batch.rows + batch.padding)
+    if fault is not None:
+        return [fault] * len(calls)
+    answers = _rows_of_each(arrays, calls, sizes)
+    if batch.filled and rule is not None:
+        for call, answer in zip(calls, answers, strict=True):
+            _trim(rule, call, answer)
+    return cast("list[Mapping[str, Tensor] | Status]", answers)
+
+
+def rows_fault(results: Mapping[str, Tensor], rows: int) -> Status | None:
+    """FAILED_PRECONDITION unless every result has ``rows`` rows."""
+    for name, result in results.items():
+        if not result.shape:
+            reason = f"Batched output tensor has 0 dimensions: output {name}, expected {rows} rows"
+        elif result.shape[0] != rows:
+            reason = (
+                "Batched output tensor's 0th dimension does not equal the sum of the 0th dimension sizes of the input "
+                f"tensors: output {name} has {result.shape[0]}, expected {rows}"
+            )
+        else:
+            continue
+        return Status(StatusCode.FAILED_PRECONDITION, reason)
+    return None
+
+
+def _padding(rule: BatchRule, rows: int, settings: BatchSettings) -> int:
+    """Up to the next allowed size. Without a row there is nothing to copy; what is larger than all sizes stays so."""
+    allowed = settings.allowed_sizes
+    if not allowed or not rows:
+        return 0
+    index = bisect_left(allowed, rows)
+    if index == len(allowed) or (rule.max_rows is not None and allowed[index] > rule.max_rows):
+        return 0
+    return allowed[index] - rows
+
+
+def _wanted(calls: Sequence[PredictCall]) -> tuple[str, ...]:
+    wishes = {call.outputs for call in calls}
+    if len(wishes) == 1:
+        return calls[0].outputs
+    return () if () in wishes else tuple(dict.fromkeys(chain.from_iterable(call.outputs for call in calls)))
+
+
+def _tail(column: Sequence[Array], padded: bool) -> tuple[int, ...]:
+    """The shape of one row: the largest of each dimension, where calls may differ."""
+    if not padded:
+        return column[0].shape[1:]
+    return tuple(map(max, zip(*[array.shape[1:] for array in column], strict=True)))
+
+
+def _memory(
+    model: Model,
+    signature_key: str,
+    columns: Mapping[str, Sequence[Array]],
+    tails: Mapping[str, tuple[int, ...]],
+    rows: int,
+) -> dict[str, Array]:
+    """The model's own where it has some. Texts are objects of this process: no model has memory for them."""
+    shapes = {name: ((rows, *tails[name]), column[0].dtype) for name, column in columns.items()}
+    numbers = {name: shape for name, shape in shapes.items() if not shape[1].hasobject}
+    staged = cast("Mapping[str, Array]", (model.stage(signature_key, numbers) if numbers else None) or {})
+    return {name: staged[name] if name in staged else np.empty(*shape) for name, shape in shapes.items()}
+
+
+def _fill_up(place: Array, column: Sequence[Array]) -> None:
+    start = 0
+    for array in column:
+        end = start + array.shape[0]
+        if array.shape[1:] == place.shape[1:]:
+            place[start:end] = array
+        else:
+            _write(place[start:end], array)
+        start = end
+
+
+def _write(place: Array, array: Array) -> None:
+    """``array`` into the corner of ``place``, its first element everywhere else. Slices throughout: a text that numpy
+    sees as a scalar would lose its trailing zero bytes."""
+    first = array[(slice(1),) * array.ndim]
+    for axis, size in enumerate(array.shape):
+        if size < place.shape[axis]:
+            place[(slice(None),) * axis + (slice(size, None),)] = first
+    place[tuple(map(slice, array.shape))] = array
+
+
+def _rows_of_each(
+    arrays: Mapping[str, Array], calls: Sequence[PredictCall], sizes: Sequence[int]
+) -> list[dict[str, Array]]:
+    """Plain loops: comprehensions would double the time, and there are as many of these as calls."""
+    answers: list[dict[str, Array]] = []
+    everything, names, start = tuple(arrays.items()), tuple(arrays), 0
+    for call, size in zip(calls, sizes, strict=True):
+        end = start + size
+        answer: dict[str, Array] = {}
+        if not call.outputs or call.outputs == names:
+            for name, array in everything:
+                answer[name] = array[start:end]
+        else:
+            for name in call.outputs:
+                answer[name] = arrays[name][start:end]
+        answers.append(answer)
+        start = end
+    return answers
+
+
+def _trim(rule: BatchRule, call: PredictCall, answer: dict[str, Array]) -> None:
+    for name, axis, (source, source_axis) in rule.trims:
+        if name in answer:
+            own = call.inputs[source].shape[source_axis]
+            answer[name] = answer[name][(slice(None),) * axis + (slice(own),)]

@@ -1,0 +1,40 @@
+"""Whether to wait for more calls although an instance is free.
+
+Most callers wait for an answer before they ask again, and so all callers of a batch come back soon after it was
+answered. Sending the first of them at once splits them into groups that take turns, each with a fraction of a batch,
+and every batch has its price: a hand-over between threads, and a model that runs two rows hardly faster than sixty.
+So, after a run, as many rows are expected as were inside when it ended: those that ran and those that waited. The wait
+is over when they have come, when none has come for a while, or after a bound.
+
+Waiting saves work and costs time. Where there is time to spare, work need not be saved: calls wait only while things
+are under strain (``strain``).
+"""
+
+from __future__ import annotations
+
+from tfs_lite.schedulers.batching.forming import NO_PATIENCE, Patience
+
+
+class Expectation:
+    """Of one queue. Its owner locks; times are in seconds of its clock. ``ended`` after every run -> ``patience``
+    whenever a batch could be sent."""
+
+    __slots__ = ("_ended", "_gap", "_longest", "_rows")
+
+    def __init__(self, longest: float = 0.010, gap: float = 0.004) -> None:
+        """``longest`` bounds a wait, ``gap`` is how long no call may come during it."""
+        self._longest = longest
+        self._gap = gap
+        self._ended = 0.0
+        self._rows = 0
+
+    def ended(self, now: float, inside: int, strained: bool) -> None:
+        """A run has ended; ``inside``: its rows and those that wait."""
+        self._ended = now
+        self._rows = inside if strained else 0
+
+    def patience(self, youngest: float) -> Patience:
+        """``youngest``: when the call that came last was queued."""
+        if self._rows <= 1:
+            return NO_PATIENCE
+        return Patience(self._rows, min(max(self._ended, youngest) + self._gap, self._ended + self._longest))

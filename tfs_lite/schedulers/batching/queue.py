@@ -1,0 +1,301 @@
+"""The jobs that wait for one signature of a model, in order of service. Bookkeeping only: its owner has lock and clock.
+
+    refusal -> add -> take (they run) | remove (cancelled) | sweep (they waited too long) | clear (the model goes)
+
+Levels come strictly one after the other, the lowest number first. Within a level, jobs that the level's policy has
+delayed come after the others; else the order is that of arrival. Level numbers may be anything, so levels are made when
+jobs come, and all but a few go when they are empty.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Hashable, Iterator
+from itertools import chain
+from math import inf
+
+from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.schedulers.batching.job import Job
+from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, TimeoutAction
+
+EMPTY_LEVELS = 8
+"""So many levels are kept although nothing waits in them."""
+
+
+class JobQueue:
+    """Not for several threads at once. A job is added to at most one queue, at most once; ``add``, ``remove`` and
+    ``take`` are amortised O(1) per job. What has left the queue is marked ``gone``."""
+
+    __slots__ = ("_by_number", "_count", "_levels", "_name", "_settings", "last_key", "next_expiry", "rows", "youngest")
+
+    def __init__(self, settings: BatchSettings, name: str = "the model") -> None:
+        """``name`` is for messages: who the jobs wait for."""
+        self._settings = settings
+        self._name = name
+        self._levels: list[_Level] = []
+        self._by_number: dict[int, _Level] = {}
+        self._count = 0
+        self.rows = 0
+        """Of all jobs that wait."""
+        self.next_expiry = inf
+        """Before this time, ``sweep`` finds nothing."""
+        self.last_key: Hashable = None
+        """Of the job that was added last."""
+        self.youngest = -inf
+        """When that job was queued."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Job]:
+        """In order of service. The queue must not change meanwhile."""
+        if len(self._levels) == 1 and not self._levels[0].delayed.live:
+            return iter(self._levels[0].fresh)
+        return chain.from_iterable(line for level in self._levels for line in level.lines)
+
+    @property
+    def head(self) -> Job | None:
+        """The job to be served next."""
+        return next((job for level in self._levels for line in level.lines if (job := line.head)), None)
+
+    @property
+    def oldest(self) -> float:
+        """When the next job was queued: of the levels' next jobs, the first; inf if none waits. Without priorities and
+        delays, none has waited longer."""
+        heads = (line.head for level in self._levels for line in level.lines)
+        return min((job.enqueued for job in heads if job), default=inf)
+
+    def refusal(self, job: Job) -> Status | None:
+        """Why the job cannot wait here; UNAVAILABLE. Adds nothing. Sets its ``level`` and ``times_out`` by its call and
+        the settings; ``enqueued`` and ``rows`` have to be right."""
+        settings = self._settings
+        priority = job.call.priority
+        job.level = priority if 0 < priority <= settings.priority_levels else settings.default_priority
+        policy = settings.policy(job.level)
+        timeout = _timeout(policy, job.call.timeout)
+        job.times_out = job.enqueued + timeout if timeout > 0 else inf
+        if policy.max_queue_size:
+            level = self._by_number.get(job.level)
+            if level is not None and level.live >= policy.max_queue_size:
+                return self._full(f"Exceeds maximum queue size: {level.live} requests wait for {self._name}")
+        if self._count >= settings.max_queued_calls or (
+            settings.max_queued_rows and self.rows + job.rows > settings.max_queued_rows
+        ):
+            text = "The batch scheduling queue to which this task was submitted is full"
+            return self._full(f"{text}: {self._count} requests with {self.rows} rows wait for {self._name}")
+        return None
+
+    def add(self, job: Job) -> None:
+        """Behind those of its level; a job that is ``delayed`` behind those that are so too."""
+        level = self._by_number.get(job.level)
+        if level is None:
+            level = self._new_level(job.level)
+        end = (level.delayed if job.delayed else level.fresh).append(job)
+        if end < self.next_expiry:
+            self.next_expiry = end
+        self._count += 1
+        self.rows += job.rows
+        self.last_key = job.key
+        self.youngest = job.enqueued
+
+    def remove(self, job: Job) -> bool:
+        """Takes out a job that was added. False: it had left already."""
+        if job.gone:
+            return False
+        job.gone = True
+        level = self._by_number[job.level]
+        (level.delayed if job.delayed else level.fresh).left(1)
+        self._left(level, 1, job.rows)
+        return True
+
+    def sweep(self, now: float) -> list[tuple[Job, Status]]:
+        """Takes out the jobs whose deadline has passed (DEADLINE_EXCEEDED) or that have timed out where the policy says
+        REJECT (UNAVAILABLE). Moves those that have timed out where it says DELAY; those do not time out again. In order
+        of service."""
+        if now < self.next_expiry:
+            return []
+        out: list[tuple[Job, Status]] = []
+        for level in self._levels[:]:
+            before = len(out)
+            for line in level.lines:
+                for job in line.pop_ended(now):
+                    status = self._end(job, level, now)
+                    if status is None:
+                        job.delayed, job.times_out = True, inf
+                        level.delayed.append(job)
+                    else:
+                        job.gone = True
+                        out.append((job, status))
+            self._left(level, len(out) - before, sum(job.rows for job, _ in out[before:]))
+        self.next_expiry = min((line.bound for level in self._levels for line in level.lines), default=inf)
+        return out
+
+    def take(self, count: int) -> list[Job]:
+        """The next ``count`` jobs, or all, in order of service."""
+        taken: list[Job] = []
+        index = 0
+        while len(taken) < count and index < len(self._levels):
+            level = self._levels[index]
+            before = len(taken)
+            rows = sum(line.take(count - len(taken), taken) for line in level.lines)
+            if not self._left(level, len(taken) - before, rows):
+                index += 1
+        return taken
+
+    def clear(self) -> list[Job]:
+        """All jobs, in order of service."""
+        return self.take(self._count)
+
+    def _left(self, level: _Level, jobs: int, rows: int) -> bool:
+        """So many have left a level. Whether the level is gone with them."""
+        self._count -= jobs
+        self.rows -= rows
+        if not self._count:
+            self.next_expiry = inf
+        if level.live or len(self._levels) <= EMPTY_LEVELS:
+            return False
+        del self._by_number[level.number]
+        del self._levels[bisect_left(self._levels, level.number, key=_number)]
+        return True
+
+    def _new_level(self, number: int) -> _Level:
+        level = self._by_number[number] = _Level(number, self._settings.policy(number).timeout_action)
+        self._levels.insert(bisect_left(self._levels, number, key=_number), level)
+        return level
+
+    def _end(self, job: Job, level: _Level, now: float) -> Status | None:
+        """The status of a job that has waited too long; None: it is to be delayed."""
+        if job.expires <= now:
+            return Status(
+                StatusCode.DEADLINE_EXCEEDED, f"the deadline passed while the request waited for {self._name}"
+            )
+        if level.action is TimeoutAction.DELAY:
+            return None
+        message = f"Request timeout expired: the request has waited too long for {self._name}"
+        return Status(StatusCode.UNAVAILABLE, message, Reason.QUEUE_TIMEOUT)
+
+    def _full(self, reason: str) -> Status:
+        return Status(StatusCode.UNAVAILABLE, f"{reason}, the most allowed; try again later")
+
+
+class _Level:
+    """The jobs of one priority."""
+
+    __slots__ = ("action", "delayed", "fresh", "lines", "number")
+
+    def __init__(self, number: int, action: TimeoutAction) -> None:
+        self.number = number
+        self.action = action
+        self.fresh = _Line()
+        self.delayed = _Line()
+        self.lines = (self.fresh, self.delayed)
+
+    @property
+    def live(self) -> int:
+        return self.fresh.live + self.delayed.live
+
+
+class _Line:
+    """Jobs in order of arrival here. Those that are gone stay until they come to the head, or are more than the others.
+
+    ``live``: how many wait; ``bound``: none of them ends before.
+    """
+
+    __slots__ = ("_ascending", "_jobs", "_last", "bound", "live")
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self._last = -inf  # when the job added last ends
+        self._ascending = True  # no job ends before one that came earlier
+        self.bound = inf
+        self.live = 0
+
+    def __iter__(self) -> Iterator[Job]:
+        if len(self._jobs) == self.live:
+            return iter(self._jobs)
+        return (job for job in self._jobs if not job.gone)
+
+    @property
+    def head(self) -> Job | None:
+        jobs = self._jobs
+        while jobs and jobs[0].gone:
+            jobs.popleft()
+        return jobs[0] if jobs else None
+
+    def append(self, job: Job) -> float:
+        """When the job ends."""
+        end = _end(job)
+        if end < self._last:
+            self._ascending = False
+        if end < self.bound:
+            self.bound = end
+        self._last = end
+        self._jobs.append(job)
+        self.live += 1
+        return end
+
+    def take(self, count: int, into: list[Job]) -> int:
+        """Appends the next ``count`` jobs, or all, to ``into``; returns their rows."""
+        jobs, rows, left = self._jobs, 0, count
+        while left and jobs:
+            job = jobs.popleft()
+            if not job.gone:
+                job.gone = True
+                into.append(job)
+                rows += job.rows
+                left -= 1
+        self.left(count - left)
+        return rows
+
+    def pop_ended(self, now: float) -> list[Job]:
+        """Takes out, in order, what ends by ``now``. As long as jobs end in the order in which they came, no others are
+        looked at."""
+        if now < self.bound:
+            return []
+        ended: list[Job] = []
+        if not self._ascending:
+            ended = [job for job in self if _end(job) <= now]
+            self._refill([job for job in self if _end(job) > now])
+            return ended
+        while (job := self.head) and _end(job) <= now:
+            ended.append(self._jobs.popleft())
+        if job is not None:
+            self.bound = _end(job)
+        self.left(len(ended))
+        return ended
+
+    def left(self, jobs: int) -> None:
+        """So many jobs of this line were taken out or marked gone."""
+        self.live -= jobs
+        if len(self._jobs) > 2 * self.live:
+            self._refill(list(self))
+        elif not self.live:
+            self._reset()
+
+    def _refill(self, jobs: list[Job]) -> None:
+        self._reset()
+        for job in jobs:
+            self.append(job)
+
+    def _reset(self) -> None:
+        self._jobs.clear()
+        self._last = -inf
+        self._ascending = True
+        self.bound = inf
+        self.live = 0
+
+
+def _end(job: Job) -> float:
+    return job.expires if job.expires < job.times_out else job.times_out
+
+
+def _number(level: _Level) -> int:
+    return level.number
+
+
+def _timeout(policy: QueuePolicy, asked: float) -> float:
+    """How long a call that asks for ``asked`` may wait, in seconds; 0: for ever. Calls can only shorten it."""
+    if policy.allow_timeout_override and 0 < asked < policy.default_timeout:
+        return asked
+    return policy.default_timeout

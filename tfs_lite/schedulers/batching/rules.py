@@ -1,0 +1,178 @@
+"""Which calls of a signature may share a run: worked out once per signature, asked once per request.
+
+Calls can share a run only if all that goes in and comes out is one row for each of theirs: every input and output has
+the same symbolic first dimension, and that symbol decides no other dimension (rows times rows would mix the calls).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec
+from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.schedulers.batching.settings import BatchSettings
+
+Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[Any]]"
+Place: TypeAlias = tuple[str, int]
+"""Name and axis of an input: where a size is read."""
+
+MAX_PADDED_RANK = 6
+_ONE_SYMBOL = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRule:
+    """What the scheduler has to know of one signature whose calls may share a run. Pure; any thread.
+
+    Every method takes inputs that were checked against the signature. Make it with :meth:`of`.
+    """
+
+    settings: BatchSettings
+    """Those it was made from, within what the model's batch dimension allows; forming batches goes by these."""
+    names: tuple[str, ...]
+    """Inputs, in the signature's order."""
+    max_rows: int | None
+    """The most rows that the model takes; None: any number."""
+    max_call_rows: int
+    """The most rows of one call."""
+    sizes: tuple[Place, ...]
+    """One place for every symbol beside the batch: calls can be stacked as they are if all these sizes are equal."""
+    untyped: tuple[str, ...]
+    """Inputs without a declared dtype."""
+    padded: frozenset[str]
+    """Inputs that are filled up to the longest of a run; empty: none is."""
+    trims: tuple[tuple[str, int, Place], ...]
+    """(output, axis, place): the output is as long in that axis as the filled-up input, and is cut to the length that
+    the call itself had."""
+    too_deep: str = ""
+    """An input that would have to be filled up, but has too many dimensions for that."""
+
+    @classmethod
+    def of(cls, signature: Signature, settings: BatchSettings) -> BatchRule | None:
+        """None: every call of this signature runs alone."""
+        batch = _batch_symbol(signature)
+        if batch is None or not settings.merges:
+            return None
+        sizes = _first_places(signature)
+        fill = settings.pad_variable_length
+        padded = frozenset(spec.name for spec in signature.inputs if fill and any(_later(spec)))
+        deep = (
+            spec.name for spec in signature.inputs if spec.name in padded and len(spec.shape or ()) > MAX_PADDED_RANK
+        )
+        max_rows = _max_rows(signature)
+        settings = _within(settings, max_rows)
+        return cls(
+            settings=settings,
+            names=signature.input_names,
+            max_rows=max_rows,
+            max_call_rows=_max_call_rows(settings, max_rows),
+            sizes=tuple(sizes.values()),
+            untyped=tuple(spec.name for spec in signature.inputs if spec.dtype is DataType.INVALID),
+            padded=padded,
+            trims=tuple(_trims(signature, sizes)) if fill else (),
+            too_deep=next(deep, ""),
+        )
+
+    def rows(self, inputs: Mapping[str, Tensor]) -> int:
+        """How many rows the call has; 0 is possible."""
+        return inputs[self.names[0]].shape[0]
+
+    def key(self, inputs: Mapping[str, Tensor]) -> Hashable:
+        """Only calls with equal keys may share a run. None for every call where nothing but rows can differ.
+
+        An input without elements has nothing to be filled up with: such a call shares a run only with calls of the very
+        same sizes, so that it neither fails nor makes others fail.
+        """
+        if not (self.sizes or self.untyped):
+            return None
+        dtypes = tuple([inputs[name].dtype for name in self.untyped])
+        if self.padded and not any(0 in inputs[name].shape for name in self.padded):
+            return dtypes or None
+        return tuple([inputs[name].shape[axis] for name, axis in self.sizes]), dtypes
+
+    def refusal(self, rows: int, model: str = "the model") -> Status | None:
+        """INVALID_ARGUMENT for a call that cannot be batched: too many rows, or an input too deep to be filled up.
+        ``model`` is for the message."""
+        if rows > self.max_call_rows:
+            reason = f"Task size {rows} is larger than maximum input batch size {self.max_call_rows} of {model}"
+        elif self.too_deep:
+            reason = (
+                f"Only tensors with rank from 1 to {MAX_PADDED_RANK} can be padded: input {self.too_deep} of {model} "
+                "has a higher rank"
+            )
+        else:
+            return None
+        return Status(StatusCode.INVALID_ARGUMENT, reason)
+
+
+def _batch_symbol(signature: Signature) -> str | None:
+    """The symbol that is the first dimension, and only that, of every input and output."""
+    specs = (*signature.inputs, *signature.outputs)
+    symbols = {spec.batch for spec in specs}
+    if not signature.inputs or len(symbols) != 1:
+        return None
+    (batch,) = symbols
+    if batch is None or not _ONE_SYMBOL.fullmatch(batch):
+        return None
+    return None if any(_depends(symbol, batch) for spec in specs for _, symbol in _later(spec)) else batch
+
+
+def _depends(symbol: str, batch: str) -> bool:
+    """Whether a size follows from the number of rows. Exporters name symbols ``s0`` and write sizes that follow as
+    expressions such as ``2*s0``; a symbol without a number is a name that an operator gave."""
+    if symbol == batch:
+        return True
+    return batch[-1].isdigit() and re.search(rf"\b{batch}\b", symbol) is not None
+
+
+def _later(spec: TensorSpec) -> Iterator[tuple[int, str]]:
+    """(axis, symbol) of the symbolic dimensions after the first."""
+    for axis, dim in enumerate(spec.shape or ()):
+        if axis and isinstance(dim, SymbolicDim):
+            yield axis, dim.symbol
+
+
+def _first_places(signature: Signature) -> dict[str, Place]:
+    """Every symbol beside the batch, and the first input that has it; equal symbols have equal sizes in one call."""
+    places: dict[str, Place] = {}
+    for spec in signature.inputs:
+        for axis, symbol in _later(spec):
+            places.setdefault(symbol, (spec.name, axis))
+    return places
+
+
+def _trims(signature: Signature, places: Mapping[str, Place]) -> Iterator[tuple[str, int, Place]]:
+    for spec in signature.outputs:
+        for axis, symbol in _later(spec):
+            if symbol in places:
+                yield spec.name, axis, places[symbol]
+
+
+def _max_rows(signature: Signature) -> int | None:
+    firsts = [spec.shape[0] for spec in signature.inputs if spec.shape]
+    return min(
+        (dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum is not None), default=None
+    )
+
+
+def _within(settings: BatchSettings, max_rows: int | None) -> BatchSettings:
+    if max_rows is None or max_rows >= settings.max_batch_size:
+        return settings
+    return replace(
+        settings,
+        max_batch_size=max_rows,
+        preferred=tuple(size for size in settings.preferred if size <= max_rows),
+        allowed_sizes=tuple(size for size in settings.allowed_sizes if size <= max_rows),
+    )
+
+
+def _max_call_rows(settings: BatchSettings, max_rows: int | None) -> int:
+    most = settings.max_request_rows or settings.max_batch_size
+    if not settings.split_large:
+        most = min(most, settings.max_batch_size)
+    return most if max_rows is None else min(most, max_rows)

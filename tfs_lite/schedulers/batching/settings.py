@@ -1,0 +1,170 @@
+"""How requests wait and are put together: one set of settings behind TensorFlow Serving's and Triton's.
+
+Sizes are in rows (the first dimension), times in seconds. A settings object is a value; where it comes from, files or
+flags, is other rooms' business.
+
+What configs say, as the settings of a batcher: a model's ``dynamic_batching``, or TensorFlow Serving's file.
+
+Pure functions. Sizes that a config allows and the model does not bear are lowered here, so that the batcher has one
+number to keep to.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tfs_lite.config.batching import BatchingParameters
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.scheduling import DynamicBatching, ModelQueuePolicy
+
+
+class TimeoutAction(enum.Enum):
+    """What becomes of a call that has waited longer than its timeout."""
+
+    REJECT = "it is answered UNAVAILABLE"
+    DELAY = "it goes behind the calls of its level that have not waited so long"
+
+
+class SendWhen(enum.Enum):
+    """When a batch leaves that could still grow, while an instance is free."""
+
+    GREEDY = "at once"
+    WAIT = "when its oldest call has waited max_delay"
+    EXPECT = "when no more calls are to be expected soon, judged by the batches before"
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """Of one priority level. ``default_timeout`` 0: none, and then a call's own does not count either.
+    ``max_queue_size`` counts calls, those that are delayed included; 0: no bound but those of all levels together."""
+
+    timeout_action: TimeoutAction = TimeoutAction.REJECT
+    default_timeout: float = 0.0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """``max_batch_size`` 0: every call runs alone, exactly as it came; priorities and policies still count."""
+
+    max_batch_size: int = 0
+    """The most rows of one run."""
+    max_request_rows: int = 0
+    """The most rows of one call; 0: as many as a run may have. Larger ones than a run need ``split_large``."""
+    preferred: tuple[int, ...] = ()
+    """Sizes worth sending at once; empty: ``max_batch_size`` alone."""
+    max_delay: float = 0.0
+    send: SendWhen = SendWhen.GREEDY
+    allowed_sizes: tuple[int, ...] = ()
+    """Ascending. Runs are filled up with copies of a row to the next of these; empty: any size is run."""
+    pad_variable_length: bool = False
+    """Whether dimensions that differ between calls are filled up to the longest."""
+    split_large: bool = False
+    max_queued_rows: int = 0
+    """0: no bound but that of calls."""
+    max_queued_calls: int = 1000
+    priority_levels: int = 0
+    default_priority: int = 0
+    default_policy: QueuePolicy = field(default_factory=QueuePolicy)
+    policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
+    preserve_ordering: bool = False
+
+    @property
+    def merges(self) -> bool:
+        """Whether calls may share a run."""
+        return self.max_batch_size > 0
+
+    def policy(self, level: int) -> QueuePolicy:
+        return self.policies.get(level, self.default_policy)
+
+
+ALONE = BatchSettings()
+"""The default scheduler: every call runs alone, in order of arrival."""
+
+
+DEFAULT_MAX_BATCH = 1000
+"""Rows; TensorFlow Serving's default."""
+MAX_SECONDS = 1e9
+"""Longer times, which configs may ask for, are not told from one another; clocks and locks do not bear them."""
+
+
+def settings_of_model(
+    settings: ModelSettings, signature_max: int | None, max_queued_calls: int
+) -> BatchSettings | None:
+    """What the model's config says; None: nothing about batching.
+
+    ``signature_max``: the most rows that the signature takes; None: any number. With neither that nor a
+    ``max_batch_size`` in the config, a run has at most ``DEFAULT_MAX_BATCH`` rows. Signatures without a batch dimension
+    are no business of these settings: their calls run alone in any case.
+    """
+    batching = settings.dynamic_batching
+    if batching is None:
+        return None
+    largest = _least(settings.max_batch_size, signature_max or 0) or DEFAULT_MAX_BATCH
+    levels = batching.priority_levels
+    delay = _seconds(batching.max_queue_delay_microseconds)
+    return BatchSettings(
+        max_batch_size=largest,
+        max_request_rows=largest,
+        preferred=_preferred(batching, largest),
+        max_delay=delay,
+        send=SendWhen.WAIT if delay else SendWhen.EXPECT,
+        max_queued_calls=max_queued_calls,
+        priority_levels=levels,
+        default_priority=batching.default_priority_level if levels else 0,
+        default_policy=_policy(batching.default_queue_policy),
+        policies={level: _policy(policy) for level, policy in batching.priority_queue_policy.items()},
+        preserve_ordering=batching.preserve_ordering,
+    )
+
+
+def settings_of_parameters(parameters: BatchingParameters, model_max: int, max_queued_calls: int) -> BatchSettings:
+    """What TensorFlow Serving's file says. ``model_max``: the most rows of one run that the model bears; 0: any number.
+
+    Where that is less than the file's largest batch, it becomes the largest allowed size.
+    """
+    splits = parameters.enable_large_batch_splitting
+    largest = _least(parameters.execution_batch_size, model_max)
+    largest_request = parameters.max_batch_size if splits else largest
+    delay = _seconds(parameters.batch_timeout_micros)
+    return BatchSettings(
+        max_batch_size=largest,
+        max_request_rows=largest_request,
+        max_delay=delay,
+        send=SendWhen.WAIT if delay else SendWhen.EXPECT,
+        allowed_sizes=_allowed(parameters.allowed_batch_sizes, largest),
+        pad_variable_length=parameters.pad_variable_length_inputs,
+        split_large=splits,
+        max_queued_rows=max(parameters.enqueued_batches * largest, largest_request),
+        max_queued_calls=max_queued_calls,
+    )
+
+
+def _least(one: int, other: int) -> int:
+    """The smaller of two bounds of which 0 is none."""
+    return min(one, other) if one and other else one or other
+
+
+def _preferred(batching: DynamicBatching, largest: int) -> tuple[int, ...]:
+    """A size that the model does not bear means its largest."""
+    return tuple(dict.fromkeys(min(size, largest) for size in batching.preferred_batch_size))
+
+
+def _allowed(sizes: tuple[int, ...], largest: int) -> tuple[int, ...]:
+    return (*(size for size in sizes if size < largest), largest) if sizes else ()
+
+
+def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        TimeoutAction[policy.timeout_action],
+        _seconds(policy.default_timeout_microseconds),
+        policy.allow_timeout_override,
+        policy.max_queue_size,
+    )
+
+
+def _seconds(microseconds: int) -> float:
+    return min(microseconds / 1e6, MAX_SECONDS)

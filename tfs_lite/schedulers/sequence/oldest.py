@@ -1,0 +1,244 @@
+"""Triton's Oldest: each instance has a batcher, and each sequence there has at most one request in it.
+
+    the head of a slot -> a call with control tensors and states -> the instance's batcher -> answer -> the next head
+
+So batches are formed from the oldest requests, whatever their slots, and never hold two of one sequence.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, Shapes, WorkerLost, WorkerStatus
+from tfs_lite.core.signature import Signature, Tensor
+from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.schedulers.batching.assembly import rows_fault
+from tfs_lite.schedulers.batching.batcher import BatchingServable
+from tfs_lite.schedulers.batching.execution import Answer
+from tfs_lite.schedulers.batching.job import Job
+from tfs_lite.schedulers.batching.settings import BatchSettings
+from tfs_lite.schedulers.batching.signature_queue import Line
+from tfs_lite.schedulers.batching.worker_threads import Lane
+from tfs_lite.schedulers.sequence.entries import Entry, Taken
+from tfs_lite.schedulers.sequence.request import Slot
+from tfs_lite.schedulers.sequence.sequence_manager import HOLE, Desk
+from tfs_lite.schedulers.sequence.worker_generation import Continuity
+
+NEVER_RAN = (StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED)
+"""With these a batcher answers what has not run."""
+
+
+class OldestBatchers:
+    """Order: ``start``; then ``wake`` and ``cancel`` by any thread; ``close`` after the desk's, once. Promises: every
+    request that was taken is answered exactly once; the next one of its sequence comes to the batcher after that.
+
+    A request that leaves the batcher without having run (cancelled, too late, refused) ends its sequence, which would
+    have a hole. One that fails does not, and its implicit state is what it was before. A failing batch is tried again
+    in halves only if all state is implicit: else the model may have it already.
+    """
+
+    def __init__(
+        self, desk: Desk, models: Sequence[Model], settings: BatchSettings, on_batch: OnBatch, implicit: bool
+    ) -> None:
+        """Takes the models over. ``implicit``: all state is."""
+        self._desk = desk
+        self._settings = settings
+        self._watched = [
+            WatchedModel(model, partial(desk.lose, i), on_batch, implicit, settings.merges, desk.name)
+            for i, model in enumerate(models)
+        ]
+        self._batchers: list[_Batcher] = []
+        self._due: list[deque[Slot]] = [deque() for _ in models]  # may have a head; guarded by the desk's lock
+        self._handing = [False for _ in models]  # whether a thread hands on; likewise
+
+    @property
+    def waiting(self) -> int:
+        """Requests that were taken and do not run yet."""
+        return sum(batcher.pending for batcher in self._batchers)
+
+    def start(self) -> None:
+        for instance, model in enumerate(self._watched):
+            self._batchers.append(_Batcher(model, self._desk, self._settings, partial(self._desk.recovered, instance)))
+
+    def wake(self, slots: Collection[Slot]) -> None:
+        instances = dict.fromkeys(slot.instance for slot in slots)
+        with self._desk.lock:
+            for slot in slots:
+                self._due[slot.instance].append(slot)
+        for instance in instances:
+            self._hand_on(instance)
+
+    def cancel(self, entry: Entry) -> None:
+        if not self._desk.cancel(entry):
+            self._cancel_inner(entry)
+
+    def close(self) -> None:
+        """Answers what waits in the batchers, lets running batches finish, ends the threads, closes the models."""
+        for batcher in self._batchers:
+            batcher.close()
+
+    def _cancel_inner(self, entry: Entry) -> None:
+        with self._desk.lock:
+            inner, slot = entry.inner, entry.slot
+        if inner is not None and slot is not None:
+            self._batchers[slot.instance].cancel(inner)
+
+    def _hand_on(self, instance: int) -> None:
+        """One thread at a time: a batcher may answer at once, and then there is more to hand on, on the same stack."""
+        with self._desk.lock:
+            if self._handing[instance]:
+                return
+            self._handing[instance] = True
+        while (taken := self._next(instance)) is not None:
+            entry, inner = taken.request.item, self._call(taken)
+            with self._desk.lock:
+                entry.inner = inner
+            self._batchers[instance].submit(inner)
+            with self._desk.lock:
+                cancelled = entry.cancelled
+            if cancelled:  # perhaps before the batcher knew the call
+                self._batchers[instance].cancel(inner)
+
+    def _next(self, instance: int) -> Taken | None:
+        """The next request of the instance. None: there is none for now, and whoever wakes it hands on."""
+        with self._desk.lock:
+            due = self._due[instance]
+            if self._desk.closed or self._desk.is_lost(instance):
+                due.clear()  # when it has recovered, all slots are looked into
+            while due:
+                with suppress(LookupError):  # the slot has nothing to run, any more or yet
+                    return self._desk.take(due.popleft())
+            self._handing[instance] = False
+            return None
+
+    def _call(self, taken: Taken) -> PredictCall:
+        call, plan = taken.call, taken.request.item.plan
+        handed = self._desk.clock.monotonic()
+        return PredictCall(
+            call.signature,
+            plan.own_inputs(taken.row),
+            plan.outputs([call]),
+            call.deadline,
+            partial(self._answered, taken, handed),
+        )
+
+    def _answered(self, taken: Taken, handed: float, answer: Answer) -> None:
+        """On a thread of the batcher, or of whoever hands on or cancels."""
+        entry, call, state = taken.request.item, taken.call, taken.state
+        with self._desk.lock:
+            inner, entry.inner = entry.inner, None
+        assert inner is not None
+        call.ticket = None
+        call.queue_seconds = handed - entry.enqueued + inner.queue_seconds
+        call.run_seconds = inner.run_seconds
+        if not isinstance(answer, Status):
+            answer, state = entry.plan.outcome(answer, 0, call.outputs, state)
+        elif not inner.admitted or answer.code in NEVER_RAN:
+            self._desk.end(entry, HOLE if answer.code in NEVER_RAN else answer)
+        self._desk.answer(entry, answer)
+        self._desk.done([(taken, state)])
+        self.wake([taken.slot])
+
+
+class _Batcher(BatchingServable):
+    """The batcher of one instance. ``recovered`` is called when it takes calls again after its worker was lost."""
+
+    def __init__(self, model: WatchedModel, desk: Desk, settings: BatchSettings, recovered: Callable[[], None]) -> None:
+        self._model = model
+        self._recovered = recovered
+        super().__init__([model], desk.id, settings, clock=desk.clock, on_batch=model.report)
+
+    def _run(self, lane: Lane, line: Line, jobs: Sequence[Job]) -> None:
+        self._model.begin()
+        super()._run(lane, line, jobs)
+
+    def _recover(self, lane: Lane) -> None:
+        super()._recover(lane)
+        self._recovered()
+
+
+class WatchedModel(Model):
+    """A model with a batcher of its own, and so only one thread. ``lost`` is called when the worker has died, before
+    any call of that run is answered.
+
+    Unless a failing batch may run again (``repeatable``), what the batcher tries in halves after a failure is not run:
+    the failure is raised for every part of it, and reported only once.
+    """
+
+    def __init__(
+        self, model: Model, lost: Callable[[], None], on_batch: OnBatch, repeatable: bool, batched: bool, name: str
+    ) -> None:
+        self._name = name
+        self._batched = batched
+        self._model = model
+        self._lost = lost
+        self._on_batch = on_batch
+        self._repeatable = repeatable
+        self._failure: BaseException | None = None  # of the batch that is being run
+        self._reported = False
+        self._continuity = Continuity(model, repeatable)
+
+    def begin(self) -> None:
+        """A batch comes, in one run or more."""
+        self._failure, self._reported = None, False
+
+    @property
+    def platform(self) -> str:
+        return self._model.platform
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        return self._model.signatures
+
+    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._continuity.check(self._name)
+            results = self._model.run(signature, inputs, outputs)
+            self._continuity.check(self._name)
+            self._check_rows(inputs, results)
+        except WorkerLost:
+            self._lost()
+            raise
+        except BaseException as error:
+            if not self._repeatable:
+                self._failure = error
+            raise
+        return results
+
+    def report(self, report: BatchReport) -> None:
+        """To be told about every run."""
+        if self._failure is None or not self._reported:
+            self._on_batch(report)
+        self._reported = True
+
+    @property
+    def worker(self) -> WorkerStatus:
+        return self._model.worker
+
+    def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor] | None:
+        try:
+            return self._model.stage(signature, shapes)
+        except WorkerLost:
+            self._lost()
+            raise
+
+    def recover(self, give_up: threading.Event) -> bool:
+        recovered = self._model.recover(give_up)
+        self._continuity.lost()
+        return recovered
+
+    def close(self) -> None:
+        self._model.close()
+
+    def _check_rows(self, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
+        """Here, so that a model with state is not run again for it."""
+        rows = {array.shape[0] if array.shape else 0 for array in inputs.values()}
+        fault = rows_fault(results, max(rows)) if self._batched and rows else None
+        if fault is not None:
+            raise ServingError(fault.code, fault.message)

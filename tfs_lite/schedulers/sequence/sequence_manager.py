@@ -1,0 +1,308 @@
+"""The one place where the requests of a servable's sequences are kept, whoever runs them: lock, clock and answers.
+
+    admit -> (Direct's lanes or Oldest's batchers: take -> run -> answered) -> done
+          -> cancel | sweep | lose | close: answered without having run
+
+Decisions are those of :class:`~tfs_lite.schedulers.sequence.slots.Sequences`, made under the lock; what follows from
+them (answers, forgotten ids, who may have work now) happens outside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from math import inf
+
+from tfs_lite.core.clock import Clock, Timer
+from tfs_lite.core.model import PredictCall
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.schedulers.batching.execution import CANCELLED, Answer, finish
+from tfs_lite.schedulers.sequence.admission import STOPPING
+from tfs_lite.schedulers.sequence.deadlines import Alarms
+from tfs_lite.schedulers.sequence.entries import Entry, Taken
+from tfs_lite.schedulers.sequence.request import Request, SequenceId, Slot
+from tfs_lite.schedulers.sequence.settings import SequenceSettings
+from tfs_lite.schedulers.sequence.slots import Sequences
+from tfs_lite.schedulers.sequence.states import Memory, Values
+from tfs_lite.schedulers.sequence.worker_generation import LOST
+
+logger = logging.getLogger(__name__)
+MAX_CASUALTIES = 10_000
+"""Sequences whose clients have yet to hear that they are lost."""
+HOLE = Status(StatusCode.CANCELLED, "an earlier request of its sequence was cancelled or came too late")
+
+OnForgotten = Callable[[ServableId, SequenceId], None]
+"""Told about every sequence that goes on no longer; must be short and must not raise."""
+
+
+def nobody_routes(servable_id: ServableId, id: SequenceId) -> None:
+    """For servers that keep no routes."""
+
+
+@dataclass(slots=True)
+class _Effects:
+    """What is to be done without the lock. ``ready``: slots that may have a request to run."""
+
+    dropped: list[tuple[Entry, Status]] = field(default_factory=list)
+    forgotten: list[SequenceId] = field(default_factory=list)
+    ready: list[Slot] = field(default_factory=list)
+
+
+class Desk:
+    """Any thread. ``wake`` is called, without the lock, with slots that may have a request to run.
+
+    Whoever runs requests may hold ``lock`` around several of the methods that say so, and its own decisions.
+    """
+
+    def __init__(
+        self,
+        settings: SequenceSettings,
+        instances: int,
+        servable_id: ServableId,
+        clock: Clock,
+        on_forgotten: OnForgotten,
+        wake: Callable[[Collection[Slot]], None],
+    ) -> None:
+        self.id = servable_id
+        self.name = f"{servable_id.name}-{servable_id.version}"
+        self.clock = clock
+        self.lock = threading.Lock()  # guards all below, entries' ``inner``, and what its users say
+        self.sequences: Sequences[Entry] = Sequences(settings, instances, servable_id.name)
+        self.closed = False
+        self._instances = instances
+        self._on_forgotten = on_forgotten
+        self._wake = wake
+        self._memory = Memory()
+        self._deadlines: Alarms[Entry] = Alarms()  # of calls that wait
+        self._lost: set[int] = set()
+        self._casualties: dict[SequenceId, None] = {}  # sequences that ended with a worker, the oldest first
+        self._timer: Timer | None = None
+        self._timer_due = inf
+
+    # What callers do.
+
+    def admit(self, entry: Entry, rows: int) -> None:
+        """Queues the call, or answers it with the reason why not."""
+        call = entry.call
+        with self.lock:
+            now = entry.enqueued = self.clock.monotonic()
+            effects = self._expire(now)
+            refusal = self._hindrance(now, call) or self._admit(entry, rows, now, effects)
+            self._arm()
+        self._perform(effects)
+        if refusal is not None:
+            finish(call, refusal, self.name)
+
+    def cancel(self, entry: Entry) -> bool:
+        """The caller has lost interest: if the call waits, it is answered, and all that wait in its sequence, which has
+        ended, are too. False: it was taken already."""
+        effects = _Effects()
+        with self.lock:
+            if entry.slot is not None:
+                entry.cancelled = True
+                return False
+            self._end(entry, CANCELLED, HOLE, effects)
+            self._settle(effects)
+        self._perform(effects)
+        return True
+
+    @property
+    def pending(self) -> int:
+        """Calls that wait and were not taken."""
+        with self.lock:
+            return self.sequences.pending
+
+    @property
+    def kept_states(self) -> int:
+        with self.lock:
+            return len(self._memory)
+
+    def stop(self) -> None:
+        """No sequence is started any more; those that go on may."""
+        with self.lock:
+            self.sequences.stop()
+
+    def close(self) -> None:
+        """Answers what waits, and every later call."""
+        with self.lock:
+            self.closed = True
+            self.sequences.stop()
+            effects = _Effects([(item, STOPPING) for item in self.sequences.clear()])
+            self._settle(effects)
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        self._perform(effects)
+
+    # What those do who run requests.
+
+    def take(self, slot: Slot) -> Taken:
+        """With the lock held: the slot's next request, which runs from now on. LookupError: there is none."""
+        request = self.sequences.take(slot)
+        request.item.slot = slot
+        self._deadlines.drop(request.item)
+        return Taken(slot, request, self.state(slot, request))
+
+    def state(self, slot: Slot, request: Request[Entry]) -> Values:
+        """With the lock held: the state that the request would find."""
+        kept = None if request.start else self._memory.find(slot)
+        return request.item.plan.states.initial() if kept is None else kept
+
+    def answer(self, entry: Entry, answer: Answer) -> None:
+        """Without the lock."""
+        finish(entry.call, answer, self.name)
+
+    def done(self, taken: Iterable[tuple[Taken, Values]]) -> None:
+        """These were run and answered; the values are the states after them."""
+        with self.lock:
+            for each, state in taken:
+                slot, request = each.slot, each.request
+                self.sequences.done(slot)
+                if request.end or not state or not (self.sequences.knows(request.id) or self._waits(slot)):
+                    self._memory.drop(slot)
+                else:
+                    self._memory.keep(slot, request.id, state)
+            self._arm()  # a sequence from the backlog that has come to the slot may expire before all others
+
+    def end(self, entry: Entry, status: Status) -> None:
+        """The call was taken but will never run: its sequence ends, what waits of it is answered with ``status``."""
+        effects = _Effects()
+        with self.lock:
+            self._end(entry, status, status, effects)
+            self._settle(effects)
+        self._perform(effects)
+
+    def lose(self, instance: int) -> None:
+        """The worker of an instance has died, and with it the model's side of the sequences there: they end. Without
+        any instance left nobody waits in vain: the others do, too."""
+        status = self.unavailable(LOST)
+        with self.lock:
+            self._lost.add(instance)
+            items = self.sequences.lose(instance)
+            if len(self._lost) == self._instances:
+                items += self.sequences.clear()
+            effects = _Effects([(item, status) for item in items])
+            self._settle(effects)
+            for id in effects.forgotten:
+                self._casualties[id] = None
+            while len(self._casualties) > MAX_CASUALTIES:
+                del self._casualties[next(iter(self._casualties))]
+        self._perform(effects)
+
+    def recovered(self, instance: int) -> None:
+        """After ``lose``: it runs again."""
+        with self.lock:
+            self._lost.discard(instance)
+            ready = self._ready([instance])
+        self._wake(ready)
+
+    def is_lost(self, instance: int) -> bool:
+        """With the lock held."""
+        return instance in self._lost
+
+    def unavailable(self, reason: str) -> Status:
+        return Status(StatusCode.UNAVAILABLE, f"{self.name} {reason}")
+
+    # With the lock held.
+
+    def _hindrance(self, now: float, call: PredictCall) -> Status | None:
+        """Why nothing can be let in."""
+        if self.closed:
+            return STOPPING
+        if call.deadline is not None and call.deadline <= now:
+            return self._late()
+        if len(self._lost) == self._instances:
+            return self.unavailable("has lost its worker process, which is being started again; try again later")
+        return None
+
+    def _admit(self, entry: Entry, rows: int, now: float, effects: _Effects) -> Status | None:
+        call = entry.call
+        admitted = self.sequences.admit(entry, call.sequence, rows, call.timeout, now)
+        flags = call.sequence
+        if isinstance(admitted, Status):
+            lost = flags is not None and not flags.start and flags.id in self._casualties
+            return self.unavailable(LOST) if lost else admitted
+        if flags is not None:
+            self._casualties.pop(flags.id, None)
+        call.ticket, call.admitted = entry, True
+        if call.deadline is not None:
+            self._deadlines.set(entry, call.deadline)
+        if admitted.slot is not None:
+            effects.ready.append(admitted.slot)
+        effects.forgotten += self.sequences.forgotten()
+        return None
+
+    def _expire(self, now: float) -> _Effects:
+        """Ends what has waited too long, with what waits behind it in its sequence."""
+        effects = _Effects(self.sequences.expire(now))
+        for entry in self._deadlines.ring(now):
+            self._end(entry, self._late(), HOLE, effects)
+        self._settle(effects)
+        return effects
+
+    def _end(self, entry: Entry, status: Status, others: Status, effects: _Effects) -> None:
+        for item in self.sequences.cancel(entry):
+            effects.dropped.append((item, status if item is entry else others))
+
+    def _settle(self, effects: _Effects) -> None:
+        """After sequences may have ended: their states go, and others may have come from the backlog to any slot."""
+        for entry, _ in effects.dropped:
+            self._deadlines.drop(entry)
+        effects.forgotten += self.sequences.forgotten()
+        if effects.forgotten or effects.dropped:
+            self._memory.forget(set(effects.forgotten), self._waits)
+            effects.ready += self._ready(range(self._instances))
+        self._arm()
+
+    def _waits(self, slot: Slot) -> bool:
+        """Whether the slot's sequence has a request that goes on from a state."""
+        head = self.sequences.heads(slot.instance)[slot.number]
+        return head is not None and not head.start
+
+    def _ready(self, instances: Iterable[int]) -> list[Slot]:
+        return [
+            Slot(number, instance)
+            for instance in instances
+            for number, head in enumerate(self.sequences.heads(instance))
+            if head is not None
+        ]
+
+    def _arm(self) -> None:
+        due = min(self.sequences.next_expiry, self._deadlines.next)
+        if due >= self._timer_due or self.closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = self.clock.call_later(due - self.clock.monotonic(), self._sweep)
+
+    # Without it.
+
+    def _sweep(self) -> None:
+        """On the clock's thread."""
+        with self.lock:
+            self._timer, self._timer_due = None, inf
+            if self.closed:
+                return
+            effects = self._expire(self.clock.monotonic())
+        self._perform(effects)
+
+    def _perform(self, effects: _Effects) -> None:
+        now = self.clock.monotonic() if effects.dropped else 0.0
+        for entry, status in effects.dropped:
+            entry.call.ticket = None
+            entry.call.queue_seconds = now - entry.enqueued
+            finish(entry.call, status, self.name)
+        for id in effects.forgotten:
+            try:
+                self._on_forgotten(self.id, id)
+            except Exception:  # those that have a slot now must not wait for ever
+                logger.exception("a sequence of %s could not be forgotten", self.name)
+        if effects.ready:
+            self._wake(effects.ready)
+
+    def _late(self) -> Status:
+        return Status(StatusCode.DEADLINE_EXCEEDED, f"the deadline passed while the request waited for {self.name}")

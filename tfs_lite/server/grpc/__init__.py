@@ -1,0 +1,1 @@
+"""gRPC: tables of methods on our own transport or on gRPC's library, with admission, TLS, health and reflection."""

@@ -1,0 +1,76 @@
+"""Which server speaks gRPC: our own transport, or gRPC's library. The two have one surface, and neither is imported
+before it is chosen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from tfs_lite.server.grpc.channel_arguments import Arguments, read_limits, without_effect
+from tfs_lite.transport.numbers import Numbers
+from tfs_lite.transport.table import Method
+
+if TYPE_CHECKING:
+    from tfs_lite.server.grpc.tls import TlsFile
+
+logger = logging.getLogger(__name__)
+
+NATIVE, GRPCIO = "native", "grpcio"
+GRPC_SERVERS = (NATIVE, GRPCIO)
+
+
+class GrpcTransport(Protocol):
+    """See :class:`NativeGrpcServer` and :class:`GrpcServer`."""
+
+    @property
+    def numbers(self) -> Numbers | None:
+        """None: it does not count."""
+        ...
+
+    async def start(self, host: str, port: int | None, socket_path: str) -> int | None: ...
+
+    async def stop(self, grace: float) -> None: ...
+
+
+def make_grpc_server(
+    name: str,
+    methods: Sequence[Method],
+    max_message_bytes: int,
+    *,
+    arguments: Arguments = (),
+    tls: TlsFile | None = None,
+    max_concurrent_calls: int | None = None,
+) -> GrpcTransport:
+    """``name`` is one of ``GRPC_SERVERS``. Called on the event loop that runs the handlers."""
+    if name == NATIVE:
+        from tfs_lite.server.grpc.native_server import NativeGrpcServer
+
+        return NativeGrpcServer(
+            methods,
+            max_message_bytes,
+            arguments=arguments,
+            tls=tls.context if tls else None,
+            max_concurrent_calls=max_concurrent_calls,
+        )
+    from tfs_lite.server.grpc.grpcio_server import GrpcServer
+
+    return GrpcServer(
+        methods,
+        max_message_bytes,
+        arguments=arguments,
+        credentials=tls.credentials if tls else None,
+        max_concurrent_calls=max_concurrent_calls,
+    )
+
+
+def settled(name: str, arguments: Arguments) -> tuple[tuple[str, int | str], ...]:
+    """The arguments that the server takes. INVALID_ARGUMENT names one that it cannot use; those without effect are left
+    out and logged."""
+    if name != NATIVE:
+        return tuple(arguments)
+    read_limits(arguments, max_message_bytes=0)
+    idle = without_effect(arguments)
+    if idle:
+        logger.warning("--grpc_channel_arguments: without effect on --grpc_server=native: %s", ", ".join(idle))
+    return tuple((argument, value) for argument, value in arguments if argument not in idle)

@@ -1,0 +1,277 @@
+"""Puts tables of methods on ``grpc.aio``: gRPC's own library, the reference for :mod:`native_server`.
+
+Everything that only the library has is here: its status codes, its options, and a clear error when an address cannot
+be had. Whether a call is let in is decided at the door.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from types import MappingProxyType
+from typing import Any, cast
+
+import grpc
+
+from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
+from tfs_lite.server.grpc.admission import Door
+from tfs_lite.server.grpc.channel_arguments import RECEIVE_LIMIT, SEND_LIMIT, SHARE_PORT
+from tfs_lite.server.grpc.status import explain
+from tfs_lite.server.runtime.sockets import PORT_FLAG, SOCKET_FLAG, cannot_listen, check_address, claim, in_use
+from tfs_lite.transport.table import (
+    BidiHandler,
+    CallContext,
+    CallKind,
+    ClientStreamHandler,
+    Method,
+    StreamHandler,
+    UnaryHandler,
+)
+
+MAX_KNOCKING = 1.0
+"""Seconds to wait at most, before gRPC is stopped, for a moment without a new call."""
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class GrpcServer:
+    """``start`` -> ``stop``, both on the event loop that runs the handlers.
+
+    ``arguments`` are gRPC options that win over ours. ``credentials`` makes TLS for one address, and is called for
+    each; None: no TLS. Beyond ``max_concurrent_calls`` (above 0) a call is refused with RESOURCE_EXHAUSTED; health
+    and reflection do not count.
+    """
+
+    numbers = None
+    """It does not count."""
+
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        max_message_bytes: int,
+        *,
+        arguments: Sequence[tuple[str, int | str]] = (),
+        credentials: Callable[[], grpc.ServerCredentials] | None = None,
+        max_concurrent_calls: int | None = None,
+    ) -> None:
+        options: dict[str, int | str] = {
+            SHARE_PORT: 0,  # a port in use is an error, not a port shared with a stranger
+            RECEIVE_LIMIT: max_message_bytes,
+            SEND_LIMIT: -1,
+        }
+        options.update(arguments)
+        self._server = grpc.aio.server(options=list(options.items()))
+        self._shares_port = options[SHARE_PORT] == 1
+        self._credentials = credentials
+        self._door = Door(max_concurrent_calls)
+        self._draining = asyncio.Event()
+        services: dict[str, dict[str, Any]] = defaultdict(dict)
+        for method in methods:
+            services[method.service][method.name] = _rpc_handler(method, self._door, self._draining)
+        handlers = [grpc.method_handlers_generic_handler(name, rows) for name, rows in services.items()]
+        self._server.add_generic_rpc_handlers(handlers)
+
+    async def start(self, host: str, port: int | None, socket_path: str) -> int | None:
+        """The TCP port, None without one. FAILED_PRECONDITION, naming port and flag, if it cannot be had."""
+        bound = None
+        if port is not None:
+            if not self._shares_port:
+                check_address(host, port, PORT_FLAG)
+            bound = self._add(_target(host, port), lambda: self._explain_port(host, port))
+        if socket_path:
+            address = claim(socket_path, SOCKET_FLAG)
+            self._add(address, lambda: cannot_listen(socket_path, SOCKET_FLAG, f"gRPC refuses it{self._or_tls}"))
+        await self._server.start()
+        return bound
+
+    async def stop(self, grace: float) -> None:
+        """Refuses new calls; returns when those inside are answered, or cancelled after ``grace`` seconds. May be
+        called again with a shorter grace while it runs.
+
+        gRPC's own stop cancels calls that have arrived but were not handed to Python yet. Therefore the door is shut
+        first, and gRPC is stopped once nobody knocks any more. Of streams of requests no more is read, so that they end
+        when they have answered.
+        """
+        ends = time.monotonic() + grace
+        self._door.shut()
+        self._draining.set()
+        await self._door.quiet(min(grace, MAX_KNOCKING))
+        await self._server.stop(max(ends - time.monotonic(), 0.0))
+
+    def _add(self, target: str, error: Callable[[], ServingError]) -> int:
+        try:
+            if self._credentials is None:
+                return cast(int, self._server.add_insecure_port(target))
+            return cast(int, self._server.add_secure_port(target, self._credentials()))
+        except RuntimeError:
+            raise error() from None
+
+    def _explain_port(self, host: str, port: int) -> ServingError:
+        """gRPC does not say what it dislikes; a port that is free now was not it."""
+        try:
+            check_address(host, port, PORT_FLAG)
+        except ServingError as error:
+            return error
+        if self._credentials is None:
+            return in_use(host, port, PORT_FLAG)
+        return failed_precondition(f"gRPC refuses to listen on port {port} of {host} ({PORT_FLAG}){self._or_tls}")
+
+    @property
+    def _or_tls(self) -> str:
+        return "" if self._credentials is None else ", or the key or certificate (--ssl_config_file)"
+
+
+def _target(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _rpc_handler(method: Method, door: Door, draining: asyncio.Event) -> Any:
+    if method.kind is CallKind.UNARY:
+        return grpc.unary_unary_rpc_method_handler(_unary(method.path, cast(UnaryHandler, method.handler), door))
+    if method.kind is CallKind.CLIENT_STREAM:
+        fold = _client_stream(method.path, cast(ClientStreamHandler, method.handler), door, draining)
+        return grpc.stream_unary_rpc_method_handler(fold)
+    if method.kind is CallKind.BIDI_STREAM:
+        bidi = _bidi(method.path, cast(BidiHandler, method.handler), door, draining)
+        return grpc.stream_stream_rpc_method_handler(bidi)
+    return grpc.unary_stream_rpc_method_handler(_stream(method.path, cast(StreamHandler, method.handler), door))
+
+
+def _unary(path: str, handler: UnaryHandler, door: Door) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    async def call(request: bytes, context: Any) -> bytes:
+        entered = False
+        try:
+            entered = door.enter(path)
+            told = _call_context(context)
+            answer = await handler(request, told)
+            _tell_trailers(context, told)
+            return answer
+        except Exception as error:
+            return cast(bytes, await _abort(path, context, error))
+        finally:
+            if entered:
+                door.leave()
+
+    return call
+
+
+def _stream(path: str, handler: StreamHandler, door: Door) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
+    async def call(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        entered = False
+        try:
+            entered = door.enter(path)
+            async for message in handler(request, _call_context(context)):
+                yield message
+        except Exception as error:
+            await _abort(path, context, error)
+        finally:
+            if entered:
+                door.leave()
+
+    return call
+
+
+def _client_stream(
+    path: str, handler: ClientStreamHandler, door: Door, draining: asyncio.Event
+) -> Callable[[Any, Any], Awaitable[bytes]]:
+    async def call(requests: Any, context: Any) -> bytes:
+        entered = False
+        try:
+            entered = door.enter(path)
+            told = _call_context(context, _metadata(context))
+            incoming = _Incoming(context, draining)
+            async with aclosing(incoming.messages()) as words:
+                answer = await handler(words, told)
+            incoming.check()
+            _tell_trailers(context, told)
+            return answer
+        except Exception as error:
+            return cast(bytes, await _abort(path, context, error))
+        finally:
+            if entered:
+                door.leave()
+
+    return call
+
+
+def _bidi(
+    path: str, handler: BidiHandler, door: Door, draining: asyncio.Event
+) -> Callable[[Any, Any], Awaitable[None]]:
+    async def call(requests: Any, context: Any) -> None:
+        """A coroutine, so that the handler's iterator is closed as soon as the call is cancelled."""
+        entered = False
+        try:
+            entered = door.enter(path)
+            told = _call_context(context, _metadata(context))
+            incoming = _Incoming(context, draining)
+            async with aclosing(incoming.messages()) as words:
+                answers = cast("AsyncGenerator[bytes, None]", handler(words, told))
+                async with aclosing(answers) as messages:
+                    async for message in messages:
+                        await context.write(message)
+            incoming.check()
+        except Exception as error:
+            await _abort(path, context, error)
+        finally:
+            if entered:
+                door.leave()
+
+    return call
+
+
+class _Incoming:
+    """The client's messages, until it has said its last word or the server takes no more, which is ``cut``."""
+
+    def __init__(self, context: Any, draining: asyncio.Event) -> None:
+        self._context = context
+        self._draining = draining
+        self.cut = False
+
+    def check(self) -> None:
+        """At the end of the call. UNAVAILABLE if it was cut: the answer is not to all that the client had to say."""
+        if self.cut:
+            raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down; try another one")
+
+    async def messages(self) -> AsyncGenerator[bytes, None]:
+        tasks = {over := asyncio.ensure_future(self._draining.wait())}
+        try:
+            while not self.cut:
+                coming = asyncio.ensure_future(self._context.read())
+                tasks = {coming, over}
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                self.cut = not coming.done()
+                if coming.done():
+                    if coming.result() is grpc.aio.EOF:
+                        return
+                    yield coming.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+def _call_context(context: Any, metadata: Mapping[str, str] = MappingProxyType({})) -> CallContext:
+    remaining = context.time_remaining()
+    return CallContext(None if remaining is None else time.monotonic() + remaining, metadata)
+
+
+def _tell_trailers(context: Any, told: CallContext) -> None:
+    if told.trailers:
+        context.set_trailing_metadata(tuple(told.trailers))
+
+
+def _metadata(context: Any) -> dict[str, str]:
+    """What the client sent beside its messages, without the values that are no text."""
+    pairs = context.invocation_metadata() or ()
+    return {name: value for name, value in pairs if isinstance(value, str)}
+
+
+async def _abort(path: str, context: Any, error: Exception) -> Any:
+    code, text = explain(path, error)
+    try:
+        return await context.abort(_CODES[code], text)
+    except grpc.aio.InternalError:  # the client has gone in the meantime
+        raise asyncio.CancelledError from None

@@ -1,0 +1,176 @@
+"""TLS for gRPC from the file of ``--ssl_config_file``, with certificates that may be replaced while the server runs.
+
+Before every handshake the server asks whether there is a new certificate: gRPC's library on threads of its own, our
+transport on the event loop. The answer costs one ``stat`` as long as the file is the same. Connections that exist keep
+what they were made with.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import stat
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tfs_lite.config.server_files import SSLConfig, read_ssl_config
+from tfs_lite.core.pem import load_pair
+from tfs_lite.core.status import ServingError, failed_precondition
+
+if TYPE_CHECKING:
+    import grpc
+
+logger = logging.getLogger(__name__)
+
+FLAG = "--ssl_config_file"
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=1"
+"""Of TLS 1.2: forward secret, and none that HTTP/2 forbids. Those of TLS 1.3 are all good."""
+
+
+class _Look(NamedTuple):
+    """What tells one content of the file from another."""
+
+    modified_ns: int
+    size: int
+    inode: int
+    regular: bool
+
+
+class _Content(NamedTuple):
+    revision: int
+    config: SSLConfig
+
+
+class _Made(NamedTuple):
+    """The newest context that could be made, and the last revision from which that was tried."""
+
+    revision: int
+    context: ssl.SSLContext
+
+
+class TlsFile:
+    """The newest good content of the file. Any thread may call.
+
+    Making one reads the file: NOT_FOUND, FAILED_PRECONDITION or INVALID_ARGUMENT that names file, place and field.
+    Later a file that cannot be read or used is logged once, and the content before it stays. So it is when
+    ``client_verify`` changes: whether clients must have certificates is decided at the start.
+    """
+
+    def __init__(self, path: str, working_directory: Path | None = None) -> None:
+        self._path = path
+        self._directory = working_directory or Path.cwd()
+        self._looking = threading.Lock()
+        """Guards _seen, and that one thread at a time reads the file; nobody waits for it."""
+        self._seen = self._look()
+        self._content = _Content(0, read_ssl_config(path, self._directory))
+        """Replaced as a whole, never changed. So is _made."""
+        self._made: _Made | None = None
+        self._follows = self._seen is not None and self._seen.regular
+        """False: a pipe, which can be read once."""
+        if self._content.config.custom_ca and not self._content.config.client_verify:
+            logger.warning("%s: custom_ca has no effect without client_verify (%s)", path, FLAG)
+
+    def context(self) -> ssl.SSLContext:
+        """For one connection of our transport; the same object as long as the file is the same. FAILED_PRECONDITION if
+        TLS refuses the first content. A later one that it refuses is logged once, and the context before it stays."""
+        content, made = self._newest(), self._made
+        if made is None:
+            made = self._made = _Made(content.revision, self._make_context(content.config))
+        elif made.revision != content.revision:
+            context = made.context
+            try:
+                context = self._make_context(content.config)
+            except ServingError as error:
+                logger.warning("%s; the certificate in use stays (%s)", error, FLAG)
+            made = self._made = _Made(content.revision, context)
+        return made.context
+
+    def _make_context(self, config: SSLConfig) -> ssl.SSLContext:
+        try:
+            return _make_context(config)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "reason", None) or type(error).__name__
+            raise failed_precondition(f"{self._path}: TLS refuses the key or the certificate: {why} ({FLAG})") from None
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For one listening address of gRPC's library. Each needs its own, because it asks for each whether it has the
+        newest."""
+        import grpc
+
+        given = self._content
+
+        def newer() -> Any:
+            nonlocal given
+            newest = self._newest()
+            if newest.revision == given.revision:
+                return None
+            given = newest
+            return _certificates(newest.config)
+
+        return grpc.dynamic_ssl_server_credentials(_certificates(given.config), newer, given.config.client_verify)
+
+    def _newest(self) -> _Content:
+        if self._follows and self._looking.acquire(blocking=False):
+            try:
+                self._read_again()
+            finally:
+                self._looking.release()
+        return self._content
+
+    def _read_again(self) -> None:
+        look = self._look()
+        if look == self._seen:
+            return
+        self._seen = look
+        old = self._content
+        try:
+            config = self._read(look, old.config)
+        except ServingError as error:
+            logger.warning("%s; the certificate in use stays (%s)", error, FLAG)
+            return
+        if config != old.config:
+            self._content = _Content(old.revision + 1, config)
+            logger.info("%s: new connections get the new certificate (%s)", self._path, FLAG)
+
+    def _read(self, look: _Look | None, old: SSLConfig) -> SSLConfig:
+        if look is not None and not look.regular:
+            raise failed_precondition(f"{self._path}: is no regular file any more")
+        config = read_ssl_config(self._path, self._directory)
+        if config.client_verify != old.client_verify:
+            raise failed_precondition(f"{self._path}: client_verify changed, which takes a restart")
+        return config
+
+    def _look(self) -> _Look | None:
+        """None if there is nothing to look at."""
+        try:
+            found = os.stat(self._directory / self._path)
+        except OSError:
+            return None
+        return _Look(found.st_mtime_ns, found.st_size, found.st_ino, stat.S_ISREG(found.st_mode))
+
+
+def _make_context(config: SSLConfig) -> ssl.SSLContext:
+    """As strict as gRPC's library. ssl.SSLError, or another OSError, if TLS refuses the key or a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
+    context.set_alpn_protocols(["h2"])
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    load_pair(context, config.server_key.get_secret_value().encode(), config.server_cert.encode())
+    if config.client_verify:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an authority need not be its own
+        context.load_verify_locations(cadata=config.custom_ca.encode("ascii", "replace").decode())
+    return context
+
+
+def _certificates(config: SSLConfig) -> Any:
+    """gRPC's form of the key and certificates. gRPC takes it away with its first use, so each use needs a new one."""
+    import grpc
+
+    pair = (config.server_key.get_secret_value().encode(), config.server_cert.encode())
+    return grpc.ssl_server_certificate_configuration(
+        [pair], config.custom_ca.encode() if config.client_verify else None
+    )

@@ -1,0 +1,1 @@
+"""HTTP: connections, bodies, replies and events, shared by every API."""

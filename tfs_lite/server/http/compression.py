@@ -1,0 +1,113 @@
+"""gzip both ways: request bodies are unpacked piece by piece, so that a bound holds; answers are packed quickly.
+
+Everything here may take long for large bodies and runs on any thread; zlib lets the others run meanwhile.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+
+from tfs_lite.core.status import StatusCode, invalid_argument
+from tfs_lite.server.http.replies import HttpError
+
+PIECE_IN = 1 << 16
+"""Bytes given to zlib at once. It copies what it has not used yet, so this is small."""
+PIECE_OUT = 1 << 20
+MAX_MEMBERS = 10_000
+"""A gzip body may be several put together; each costs something even when it holds nothing."""
+SMALLEST_ANSWER = 1024
+"""Shorter answers are not worth packing."""
+LEVEL = 1
+_GZIP = 31  # zlib's window bits for the gzip format
+_NAMES = ("gzip", "x-gzip")
+
+
+def is_gzip(content_encoding: str) -> bool:
+    """Whether a body with that header is packed; False for none and for identity. HttpError 415 for others."""
+    applied = [name for name in _tokens(content_encoding) if name and name != "identity"]
+    if not applied:
+        return False
+    if len(applied) == 1 and applied[0] in _NAMES:
+        return True
+    raise HttpError(
+        StatusCode.INVALID_ARGUMENT,
+        f"Content-Encoding {content_encoding[:100]!r} is not supported, expected gzip or identity",
+        415,
+        {"Accept-Encoding": "gzip, identity"},
+    )
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Whether the client takes gzip, by the header's most particular word about it."""
+    wishes: dict[str, bool] = {}
+    for item in accept_encoding.lower().split(","):
+        name, _, parameter = item.partition(";")
+        wishes[name.strip()] = _weight(parameter) > 0
+    for name in (*_NAMES, "*"):
+        if name in wishes:
+            return wishes[name]
+    return False
+
+
+def unpack(blocks: Iterable[bytes | bytearray], on_bytes: Callable[[int], None]) -> list[bytes]:
+    """What is in the blocks, in pieces of at most ``PIECE_OUT`` bytes. ``on_bytes`` hears of each piece's size before
+    the next is made, and raises to stop it. INVALID_ARGUMENT for what is not gzip, is damaged or ends too early."""
+    pieces = []
+    for piece in _members(blocks):
+        on_bytes(len(piece))
+        pieces.append(piece)
+    return pieces
+
+
+def pack(data: bytes) -> bytes:
+    return gzip.compress(data, compresslevel=LEVEL, mtime=0)
+
+
+def _members(blocks: Iterable[bytes | bytearray]) -> Iterator[bytes]:
+    member, members, begun = zlib.decompressobj(_GZIP), 1, False
+    for rest in _slices(blocks):
+        begun = True
+        while True:
+            if member.eof:
+                if not rest:
+                    break
+                member, members = zlib.decompressobj(_GZIP), members + 1
+                if members > MAX_MEMBERS:
+                    raise invalid_argument(f"the gzip body consists of more than {MAX_MEMBERS} members")
+            piece = _piece(member, rest)
+            if piece:
+                yield piece
+            rest = member.unused_data if member.eof else member.unconsumed_tail
+            if not rest and len(piece) < PIECE_OUT:  # otherwise zlib may hold more
+                break
+    if begun and not member.eof:
+        raise invalid_argument("the gzip body ends too early")
+
+
+def _piece(member: zlib._Decompress, data: bytes | memoryview) -> bytes:
+    try:
+        return member.decompress(data, PIECE_OUT)
+    except zlib.error as error:
+        raise invalid_argument(f"the body is not valid gzip, as its Content-Encoding says it is: {error}") from None
+
+
+def _slices(blocks: Iterable[bytes | bytearray]) -> Iterator[bytes | memoryview]:
+    for block in blocks:
+        view = memoryview(block)
+        for start in range(0, len(view), PIECE_IN):
+            yield view[start : start + PIECE_IN]
+
+
+def _tokens(header: str) -> list[str]:
+    return [token.strip() for token in header.lower().split(",")]
+
+
+def _weight(parameter: str) -> float:
+    """The q of an item; 1 when there is none that makes sense."""
+    name, _, value = parameter.partition("=")
+    try:
+        return float(value) if name.strip() == "q" else 1.0
+    except ValueError:
+        return 1.0

@@ -1,0 +1,1 @@
+"""The one path from a request to a model, whatever the protocol."""

@@ -1,0 +1,136 @@
+"""Classify, Regress and MultiInference over the one predict path, for gRPC and REST alike.
+
+What is pure stands in ``protocols.examples`` and ``protocols.inference``; here the pieces meet the Predictor. Reading
+thousands of examples and writing thousands of classes takes Python milliseconds, so large ones do that on a background
+thread, if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
+from tfs_lite.metrics.requests import RequestRecord
+from tfs_lite.protocols.messages import ClassificationResponse, Message, MultiInferenceResponse, RegressionResponse
+from tfs_lite.protocols.runs import Run
+from tfs_lite.protocols.tensorflow.classify_regress import (
+    CLASSIFY,
+    REGRESS,
+    Kind,
+    Task,
+    find_inference_signature,
+    first_model_spec,
+    read_tasks,
+)
+from tfs_lite.protocols.tensorflow.examples import example_count, tensors_of_input
+from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
+from tfs_lite.protocols.tensorflow.tensor_proto import MAX_FILL_BYTES, Array
+from tfs_lite.server.inference.predictor import Inference, Predictor
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+
+COMFORTABLE_VALUES = 2048
+"""Features read, or numbers written, that the event loop takes upon itself: some milliseconds."""
+
+T = TypeVar("T")
+
+
+Infer: TypeAlias = Callable[[ModelRef, Message, RequestRecord, float | None], Awaitable[Message]]
+"""``classify`` and ``regress``: the model, an Input, the record and the deadline -> the response."""
+
+
+def nobody_counts(model: str, examples: int) -> None:
+    """For servers without metrics of examples."""
+
+
+class Inferences:
+    """Used on the event loop only. ``max_bytes`` bounds what values that are sent once may fill by being repeated.
+    ``on_examples`` is told the model and the number of examples of every MultiInference that was answered."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        check_method_names: bool = False,
+        *,
+        max_bytes: int = MAX_FILL_BYTES,
+        on_examples: Callable[[str, int], None] = nobody_counts,
+        background: BackgroundRunner | None = None,
+    ) -> None:
+        self._predictor = predictor
+        self._check_method_names = check_method_names
+        self._max_bytes = max_bytes
+        self._on_examples = on_examples
+        self._background = background
+
+    async def classify(self, model: ModelRef, input: Message, record: RequestRecord, deadline: float | None) -> Message:
+        """The ClassificationResponse to an ``Input``. Raises ServingError; see :meth:`Predictor.infer`."""
+        inference, result = await self._infer_one(CLASSIFY, model, input, record, deadline)
+        return ClassificationResponse(result=result, model_spec=_answered(inference, inference.run.signature))
+
+    async def regress(self, model: ModelRef, input: Message, record: RequestRecord, deadline: float | None) -> Message:
+        """The RegressionResponse to an ``Input``."""
+        inference, result = await self._infer_one(REGRESS, model, input, record, deadline)
+        return RegressionResponse(result=result, model_spec=_answered(inference, inference.run.signature))
+
+    async def multi_inference(self, request: Message, record: RequestRecord, deadline: float | None) -> Message:
+        """The MultiInferenceResponse to a request: one version answers every task, in the order of the tasks, or the
+        whole request fails."""
+        tasks: list[Task] = []
+
+        async def plan(signatures: Mapping[str, Signature]) -> list[Run]:
+            tasks.extend(read_tasks(request, signatures, self._check_method_names))
+            return await self._runs(tasks, request.input)
+
+        inference = await self._predictor.infer(first_model_spec(request), plan, record, deadline)
+        count = example_count(request.input)
+        response = MultiInferenceResponse()
+        for task, outputs in zip(tasks, inference.outputs, strict=True):
+            result = response.results.add(model_spec=_answered(inference, task.key))
+            getattr(result, task.kind.field).CopyFrom(await self._result(task.kind, outputs, count))
+        self._on_examples(inference.id.name, count)
+        return response
+
+    async def _infer_one(
+        self, kind: Kind, model: ModelRef, input: Message, record: RequestRecord, deadline: float | None
+    ) -> tuple[Inference, Message]:
+        async def plan(signatures: Mapping[str, Signature]) -> list[Run]:
+            signature = find_inference_signature(signatures, model.signature)
+            outputs = kind.check(signature, self._check_method_names)
+            return [Run(model.signature or DEFAULT_SIGNATURE, await self._tensors(input, signature), outputs)]
+
+        inference = await self._predictor.infer(model, plan, record, deadline)
+        return inference, await self._result(kind, inference.output, example_count(input))
+
+    async def _runs(self, tasks: Sequence[Task], input: Message) -> list[Run]:
+        """Tasks whose signatures take the same inputs share the arrays."""
+        read: list[tuple[Signature, dict[str, Array]]] = []
+        runs = []
+        for task in tasks:
+            arrays = next((arrays for known, arrays in read if _take_the_same(known, task.signature)), None)
+            if arrays is None:
+                arrays = await self._tensors(input, task.signature)
+                read.append((task.signature, arrays))
+            runs.append(Run(task.key, arrays, task.outputs))
+        return runs
+
+    async def _tensors(self, input: Message, signature: Signature) -> dict[str, Array]:
+        values = example_count(input) * len(signature.inputs)
+        return await self._work(values, partial(tensors_of_input, input, signature, self._max_bytes))
+
+    async def _result(self, kind: Kind, outputs: Mapping[str, Array], count: int) -> Message:
+        values = sum(array.size for array in outputs.values())
+        return await self._work(values, partial(kind.result, outputs, count))
+
+    async def _work(self, values: int, work: Callable[[], T]) -> T:
+        if self._background is None or values <= COMFORTABLE_VALUES:
+            return work()
+        return await self._background.run(work)
+
+
+def _take_the_same(one: Signature, other: Signature) -> bool:
+    return one.inputs == other.inputs and (one.defaults is other.defaults or not (one.defaults or other.defaults))
+
+
+def _answered(inference: Inference, signature: str) -> Message:
+    return model_spec(ModelRef(inference.id.name, inference.id.version, signature=signature))

@@ -1,0 +1,275 @@
+"""OpenAI's API in front of language models: whatever is asked below ``/openai/`` is answered here, errors included.
+
+    body -> OpenAiRequest -> Predictor -> pieces -> one answer, or server-sent events
+
+A request's time runs from the arrival of its head. It ends by its answer, its deadline, the client's going or the
+server's end; then its texts are cancelled, and their places in the model are free.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tfs_lite.core.generation import Piece, TextCodec
+from tfs_lite.core.model import Servable
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DEFAULT_SIGNATURE
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.metrics.requests import REST, RequestMetrics, RequestRecord
+from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
+from tfs_lite.protocols.openai.answers import AnswerHead, Printer, merged, printed_size
+from tfs_lite.protocols.openai.fields import MAX_TIMEOUT, FieldError
+from tfs_lite.protocols.openai.request import OpenAiRequest, read_chat, read_completion
+from tfs_lite.protocols.runs import Run
+from tfs_lite.protocols.tensorflow.serving import ModelRef
+from tfs_lite.server.http.bodies import BodyReader
+from tfs_lite.server.http.calls import Call, Calls
+from tfs_lite.server.http.heap_trimmer import HeapTrimmer
+from tfs_lite.server.http.replies import JSON, HttpError
+from tfs_lite.server.http.v2_bodies import V2Bodies
+from tfs_lite.server.inference.predictor import CallOptions, Lookup, OnPiece, Predictor, Started
+from tfs_lite.server.openai.errors import openai_error
+from tfs_lite.server.openai.models import Listing, OpenAiModels
+from tfs_lite.server.openai.stream import Pieces, PieceStream
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+
+logger = logging.getLogger(__name__)
+
+ROOT = "/openai/"
+VERSION_HEADER = "x-model-version"
+TIMEOUT_HEADER = "timeout"
+_MODELS = "/openai/v1/models"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiSettings:
+    """All in seconds. ``timeout``: the most for a request, which may ask for less (None: no bound). ``ping``: a stream
+    that has nothing to tell for so long says so. ``stream_idle``: a reader that takes nothing for so long is given up,
+    unless the model has a ``stream_idle_timeout`` of its own."""
+
+    timeout: float | None = 600.0
+    ping: float = 15.0
+    stream_idle: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Verb:
+    """What the two ways to ask differ in."""
+
+    method: str
+    prefix: str
+    read: Callable[[bytes], OpenAiRequest]
+
+
+_VERBS = {
+    "/openai/v1/completions": _Verb("Completions", "cmpl", read_completion),
+    "/openai/v1/chat/completions": _Verb("ChatCompletions", "chatcmpl", read_chat),
+}
+
+
+def is_openai(path: str) -> bool:
+    return path.startswith(ROOT)
+
+
+class _Asking:
+    """One request. ``codec`` and ``retry_seconds`` are those of the model once it is found."""
+
+    __slots__ = ("_arrived", "_servable", "call", "codec", "record", "ref", "sent")
+
+    def __init__(self, record: RequestRecord, call: Call, arrived: float) -> None:
+        self.record = record
+        self.call = call
+        self._arrived = arrived
+        self._servable: Servable | None = None
+        self.codec: TextCodec | None = None
+        self.sent: OpenAiRequest
+        self.ref: ModelRef
+
+    @property
+    def deadline(self) -> float | None:
+        own = None if self.sent.timeout is None else self._arrived + self.sent.timeout
+        return _smaller(own, self.call.deadline)
+
+    @property
+    def retry_seconds(self) -> float:
+        return float(getattr(self._servable, "retry_seconds", 1.0))
+
+    def idle(self, usual: float) -> float:
+        """Seconds after which a reader is given up: those of the model's settings, where it has some."""
+        return float(getattr(self._servable, "stream_idle_timeout", usual))
+
+    def plan(self, servable: Servable) -> Sequence[Run]:
+        if not getattr(servable, "generates", False):
+            raise FieldError("model", f"The model '{self.sent.model}' is no language model")
+        self.codec = getattr(servable, "codec", None)
+        if self.codec is None and not self.sent.token_ids:
+            message = f"The model '{self.sent.model}' has no tokenizer and answers no text; set return_token_ids"
+            raise FieldError("return_token_ids", message)
+        self._servable = servable
+        return [Run(DEFAULT_SIGNATURE, {}, ())]
+
+
+class OpenAiApp:
+    """On the event loop. ``bodies``, ``calls``, ``slow`` and ``heap`` are those of all of HTTP: bounds, the end of the
+    server. ``max_body_bytes`` is the bound of ``bodies`` on one; of ``calls`` the time limit does not count here.
+    ``now`` tells the seconds since 1970."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        lookup: Lookup,
+        models: Listing,
+        metrics: RequestMetrics,
+        bodies: BodyReader,
+        calls: Calls,
+        slow: BackgroundRunner,
+        heap: HeapTrimmer,
+        max_body_bytes: int,
+        settings: OpenAiSettings | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._predictor = predictor
+        self._models = OpenAiModels(lookup, models)
+        self._metrics = metrics
+        self._bodies = V2Bodies(bodies, slow, heap, max_body_bytes)
+        self._calls = calls
+        self._settings = settings or OpenAiSettings()
+        self._now = now
+
+    async def answer(self, request: Request, path: str, query: str) -> Response:
+        """Complete, but for headers for browsers: packed where the client wants that. ``path`` still percent-encoded;
+        ``query`` means nothing. Call what comes back in the same task, at once: a stream is under way then, and holds
+        its request until it is sent. Raises nothing but CancelledError."""
+        retry: list[float] = []
+        try:
+            response = await self._answer(request, path, retry)
+        except ServingError as error:
+            return openai_error(error, *retry)
+        except Exception:
+            logger.exception("%s %s failed", request.method, path)
+            return openai_error(ServingError(StatusCode.INTERNAL, "internal error"))
+        if not isinstance(response, PieceStream):
+            await self._bodies.pack(response, request.headers.get("accept-encoding", ""))
+        return response
+
+    async def _answer(self, request: Request, path: str, retry: list[float]) -> Response:
+        """``retry`` gets after how many seconds a request that has failed may be tried again, if anybody knows."""
+        verb = _VERBS.get(path)
+        if verb is not None:
+            _check_method(request, path, "POST")
+            return await self._generate(request, verb, retry)
+        if path == _MODELS:
+            _check_method(request, path, "GET, HEAD")
+            with self._metrics.record("ListModels", "", REST):
+                return Response(self._models.list(), media_type=JSON.media_type)
+        if path.startswith(f"{_MODELS}/"):
+            _check_method(request, path, "GET, HEAD")
+            name = unquote(path.removeprefix(f"{_MODELS}/"), errors="replace")
+            with self._metrics.record("RetrieveModel", self._models.ref(name).name, REST):
+                return Response(self._models.one(name), media_type=JSON.media_type)
+        raise HttpError(StatusCode.NOT_FOUND, f"Invalid URL ({request.method} {path:.200})", 404)
+
+    async def _generate(self, request: Request, verb: _Verb, retry: list[float]) -> Response:
+        with ExitStack() as inside:
+            record = inside.enter_context(self._metrics.record(verb.method, "", REST))
+            arrived = time.monotonic()
+            bound = _smaller(_header_timeout(request), self._settings.timeout)
+            deadline = None if bound is None else arrived + bound
+            call = inside.enter_context(Call(self._calls, deadline, record))
+            asking = _Asking(record, call, arrived)
+            asking.sent = await self._bodies.read(request, call, verb.read)
+            asking.ref = self._models.ref(asking.sent.model)
+            record.model = asking.ref.name
+            try:
+                if asking.sent.stream:
+                    return await self._stream(asking, verb, inside)
+                return await self._whole(asking, verb)
+            except ServingError:
+                retry.append(asking.retry_seconds)
+                raise
+
+    async def _whole(self, asking: _Asking, verb: _Verb) -> Response:
+        found: list[list[Piece]] = [[] for _ in asking.sent.texts]
+
+        def add(servable_id: ServableId, piece: Piece) -> None:
+            found[piece.index].append(piece)
+
+        inference = await self._begin(asking, add).answer()
+        printer = self._printer(asking, verb, inference.id)
+        pieces = [merged(each) for each in found]
+        body = await self._bodies.run(printed_size(pieces) > COMFORTABLE_BYTES, lambda: printer.whole(pieces))
+        return Response(body, headers={VERSION_HEADER: str(inference.id.version)}, media_type=JSON.media_type)
+
+    async def _stream(self, asking: _Asking, verb: _Verb, inside: ExitStack) -> Response:
+        """What goes wrong before there is anything to tell is raised, and has a status of its own."""
+        sent, settings = asking.sent, self._settings
+        pieces = Pieces(len(sent.texts), sent.token_ids or sent.top is not None)
+        inside.callback(pieces.close)
+        pieces.begin(self._begin(asking, pieces.add))
+        await pieces.wait(settings.ping)
+        pieces.check()
+        version = asking.record.version or 0
+        printer = self._printer(asking, verb, ServableId(asking.ref.name, version))
+
+        async def write(taken: Sequence[Piece]) -> list[bytes]:
+            large = printed_size(taken) > COMFORTABLE_BYTES
+            return await self._bodies.run(large, lambda: [chunk for piece in taken for chunk in printer.chunks(piece)])
+
+        def last() -> list[bytes]:
+            return [printer.usage_chunk(pieces.usages)] if sent.include_usage else []
+
+        headers, idle = {VERSION_HEADER: str(version)}, asking.idle(settings.stream_idle)
+        return PieceStream(pieces, write, last, inside.pop_all(), headers, settings.ping, idle)
+
+    def _begin(self, asking: _Asking, on_piece: OnPiece) -> Started:
+        options = CallOptions(texts=asking.sent.texts, on_piece=on_piece)
+        try:
+            return self._predictor.begin(asking.ref, asking.plan, asking.record, asking.deadline, options)
+        except ServingError as error:
+            if asking.record.version is not None:
+                raise  # the model was found
+            raise self._models.missing(asking.sent.model, asking.ref, error) from None
+
+    def _printer(self, asking: _Asking, verb: _Verb, servable_id: ServableId) -> Printer:
+        head = AnswerHead(
+            f"{verb.prefix}-{secrets.token_hex(16)}",
+            int(self._now()),
+            f"{servable_id.name}:{servable_id.version}",
+        )
+        return Printer(head, asking.sent, asking.codec)
+
+
+def _check_method(request: Request, path: str, allowed: str) -> None:
+    if request.method not in allowed.split(", "):
+        message = f"{path:.200} answers {allowed} only, not {request.method}"
+        raise HttpError(StatusCode.UNIMPLEMENTED, message, 405, {"Allow": allowed})
+
+
+def _header_timeout(request: Request) -> float | None:
+    text = request.headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_TIMEOUT:
+        raise FieldError(
+            TIMEOUT_HEADER, f"the header {TIMEOUT_HEADER} is {text[:50]!r}, expected seconds up to {MAX_TIMEOUT:g}"
+        )
+    return seconds
+
+
+def _smaller(first: float | None, second: float | None) -> float | None:
+    found = [value for value in (first, second) if value is not None]
+    return min(found) if found else None

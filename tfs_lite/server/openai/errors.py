@@ -1,0 +1,88 @@
+"""Failures as OpenAI's clients know them: a status, and an object that tells message, type, field and code.
+
+A full queue is 429, and the answer says when it is worth to come again. A deadline that has passed is 504: the client
+set it, so the answer also says that trying again is of no use. Errors inside a stream are the same objects.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from starlette.responses import Response
+
+from tfs_lite.core.status import Reason, ServingError, StatusCode
+from tfs_lite.protocols.codes import http_status
+from tfs_lite.protocols.openai.answers import error_text
+from tfs_lite.protocols.openai.fields import Chat, Completion, FieldError
+from tfs_lite.server.http.replies import JSON, HttpError
+
+MAX_RETRY_SECONDS = 60.0
+"""Clients do not wait longer."""
+_FIELDS = frozenset((*Completion.model_fields, *Chat.model_fields))
+_FIRST_WORD = re.compile(r"[a-z_]+")
+_CODES = {
+    408: "request_timeout",
+    413: "request_too_large",
+    429: "rate_limit_exceeded",
+    503: "service_unavailable",
+    504: "deadline_exceeded",
+}
+
+
+class NoSuchModel(ServingError):
+    """NOT_FOUND: the ``model`` of a request names nothing that can be asked here."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(StatusCode.NOT_FOUND, message)
+
+    def __reduce__(self) -> tuple[type[NoSuchModel], tuple[str]]:  # type: ignore[override]
+        return type(self), (self.status.message,)
+
+
+def openai_status(error: ServingError) -> int:
+    """The HTTP status."""
+    if isinstance(error, HttpError):
+        return error.http
+    return 429 if error.status.reason is Reason.QUEUE_FULL else http_status(error.code)
+
+
+def openai_error_text(error: ServingError) -> bytes:
+    """The error as an object, for a body or an event."""
+    status = openai_status(error)
+    return error_text(str(error), _type_of(status), _param_of(error), _code_of(error, status))
+
+
+def openai_error(error: ServingError, retry_seconds: float = 1.0) -> Response:
+    """The whole answer. ``retry_seconds``: when it may be tried again."""
+    status = openai_status(error)
+    headers = dict(error.headers) if isinstance(error, HttpError) else {}
+    if status in (429, 503):
+        headers["Retry-After"] = str(math.ceil(min(max(retry_seconds, 1.0), MAX_RETRY_SECONDS)))
+    elif status == 504:
+        headers["x-should-retry"] = "false"
+    return Response(openai_error_text(error), status, headers, media_type=JSON.media_type)
+
+
+def _code_of(error: ServingError, status: int) -> str | None:
+    if isinstance(error, NoSuchModel):
+        return "model_not_found"
+    if error.status.reason is Reason.CONTEXT_LENGTH:
+        return "context_length_exceeded"
+    return _CODES.get(status)
+
+
+def _type_of(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"
+
+
+def _param_of(error: ServingError) -> str | None:
+    """The field that it is about: messages about values begin with its name."""
+    if isinstance(error, FieldError):
+        return error.param
+    if isinstance(error, NoSuchModel):
+        return "model"
+    word = _FIRST_WORD.match(str(error)) if error.code is StatusCode.INVALID_ARGUMENT else None
+    return word.group() if word and word.group() in _FIELDS else None

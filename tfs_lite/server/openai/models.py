@@ -1,0 +1,89 @@
+"""The models that OpenAI's API shows: which one a request means, why it cannot be had, and the list of them.
+
+A request names a model as ``name``, ``name:label`` or ``name@version``. Names may have both characters in them: a name
+that the server knows is that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import TypeAlias
+
+from tfs_lite.core.servable import MAX_VERSION
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.openai.answers import model_text, models_text
+from tfs_lite.protocols.tensorflow.serving import ModelRef
+from tfs_lite.server.inference.predictor import Lookup
+from tfs_lite.server.openai.errors import NoSuchModel
+
+Listing: TypeAlias = Callable[[], Iterable[tuple[str, Collection[int], float]]]
+"""Every model that the server knows: its name, the versions of it that are available, and since when, in seconds since
+1970, there is one."""
+
+_NOT_THERE = (StatusCode.NOT_FOUND, StatusCode.INVALID_ARGUMENT)
+"""An unknown label is INVALID_ARGUMENT elsewhere."""
+
+
+class OpenAiModels:
+    """On the event loop, and so are the functions passed in: they are short."""
+
+    def __init__(self, lookup: Lookup, models: Listing) -> None:
+        self._lookup = lookup
+        self._models = models
+
+    def ref(self, sent: str) -> ModelRef:
+        """The model that a request's ``model`` names."""
+        name, at, version = sent.rpartition("@")
+        is_version = bool(name and at) and version.isascii() and version.isdigit() and len(version) < 20
+        if not is_version and ":" not in sent:
+            return ModelRef(sent)
+        if any(known == sent for known, _, _ in self._models()):
+            return ModelRef(sent)
+        if is_version:
+            return ModelRef(name, version=min(int(version), MAX_VERSION))
+        name, _, label = sent.rpartition(":")
+        return ModelRef(name, label=label) if name and label else ModelRef(sent)
+
+    def missing(self, sent: str, ref: ModelRef, error: ServingError) -> ServingError:
+        """What a failed lookup means to a client: the model is unknown, or only not available now."""
+        if error.code not in _NOT_THERE:
+            return error
+        versions = next((versions for name, versions, _ in self._models() if name == ref.name), None)
+        if versions is None:
+            return NoSuchModel(f"The model '{sent}' does not exist")
+        if not versions:
+            return ServingError(StatusCode.UNAVAILABLE, f"The model '{sent}' has no version that is available now")
+        if ref.label is not None:
+            return NoSuchModel(f"The model '{ref.name}' has no label '{ref.label}'")
+        shown = ", ".join(map(str, sorted(versions)[-10:]))
+        return NoSuchModel(f"The model '{ref.name}' has no version {ref.version} that is available; there are: {shown}")
+
+    def list(self) -> bytes:
+        """Language models that can be asked now."""
+        found = {}
+        for name, versions, created in self._models():
+            if versions and self._generates(name):
+                found[name] = int(created)
+        return models_text(found)
+
+    def one(self, sent: str) -> bytes:
+        """Under the name that was asked for. Raises ServingError."""
+        ref = self.ref(sent)
+        try:
+            generates = self._is_language_model(ref)
+        except ServingError as error:
+            raise self.missing(sent, ref, error) from None
+        if not generates:
+            raise NoSuchModel(f"The model '{sent}' is no language model")
+        created = next((int(created) for name, _, created in self._models() if name == ref.name), 0)
+        return model_text(sent, created)
+
+    def _generates(self, name: str) -> bool:
+        try:
+            return self._is_language_model(ModelRef(name))
+        except ServingError:
+            return False  # it has gone meanwhile
+
+    def _is_language_model(self, ref: ModelRef) -> bool:
+        with self._lookup(ref) as handle:
+            return bool(getattr(handle.servable, "generates", False))

@@ -1,0 +1,173 @@
+"""What a started server consists of: core, doors, loop, and whoever follows its config. Start and stop in order."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from tfs_lite.adapters.memory import settle
+from tfs_lite.config.model_server import ModelServerConfig
+from tfs_lite.core.status import ServingError
+from tfs_lite.server.endpoints import Doors, DoorSettings
+from tfs_lite.server.runtime.event_loop import LoopThread
+from tfs_lite.server.runtime.health import Health
+from tfs_lite.serving.config_sources import (
+    Catalogue,
+    ConfigFileFollower,
+    RepositoryFollower,
+    read_first_config,
+    working_directory,
+)
+from tfs_lite.serving.options import ServerOptions
+from tfs_lite.serving.repository.control import RepositoryControl
+from tfs_lite.serving.server_core import EMPTY, ServerCore
+
+logger = logging.getLogger(__name__)
+
+
+class Running:
+    """Construction opens the ports, or raises and leaves nothing behind; then ``begin``; then ``stop``, once. ``hurry``
+    may come while ``stop`` runs."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        settle()
+        settings = DoorSettings.read(options)
+        self.core = ServerCore(options)
+        self.health = Health(self.core.is_model_available)
+        self.repository = RepositoryControl(self.core, Catalogue(options)) if options.is_explicit else None
+        self.doors = Doors(self.core, self.health, settings, self.repository)
+        self._loop = LoopThread("tfs-server")
+        self._first_load: threading.Thread | None = None
+        self._repository = (
+            RepositoryFollower(options, self.core.clock, self.core.check, self.core.follow)
+            if options.model_repository and not options.is_explicit
+            else None
+        )
+        self._file: ConfigFileFollower | None = None
+        failure = self._open()
+        if failure is not None:
+            self._end(0.0)
+            raise failure
+        self._file = self._file_follower()
+        logger.info(
+            "listening on %s: gRPC port %s, HTTP port %s", options.host, self.doors.grpc_port, self.doors.rest_api_port
+        )
+
+    def _open(self) -> ServingError | None:
+        """What went wrong, without the stack: that would keep half-started servers and their threads alive."""
+        try:
+            self._config = self._first_config()
+            self.core.check(self._config)
+            self._loop.run(self.doors.open())
+        except ServingError as error:
+            return ServingError(error.code, str(error))
+        return None
+
+    def _first_config(self) -> ModelServerConfig:
+        """In the mode explicit nothing is served before it is loaded by name; what can be loaded must be there."""
+        if self.repository is not None:
+            self.repository.check()
+            return EMPTY
+        return self._repository.first_look() if self._repository else read_first_config(self.core.options)
+
+    def begin(self, on_answer: Callable[[ServingError | None], None]) -> None:
+        """Loads what is known at the start, on a thread of its own. ``on_answer`` gets None when the server is ready,
+        or is stopped before, and the failure when the options make one fatal."""
+
+        def load() -> None:
+            try:
+                failure = self._load_first()
+            except ServingError as error:
+                failure = error
+            if failure is not None:
+                logger.error("%s", str(failure))
+            on_answer(failure)
+
+        self._first_load = threading.Thread(target=load, name="tfs-first-load", daemon=True)
+        self._first_load.start()
+
+    def stop(self, drain_timeout: float) -> None:
+        """Returns when every request is answered, or ``drain_timeout`` seconds have passed, and every thread ended."""
+        ends = time.monotonic() + drain_timeout
+        logger.info("stopping: finishing what is inside, for up to %g s", drain_timeout)
+        self.health.set_draining()
+        self.core.stop_waiting()
+        self._close_followers()
+        self._loop.run(self.doors.drain(drain_timeout))
+        if self._first_load is not None:
+            self._first_load.join()
+        self._end(max(ends - time.monotonic(), 0.0))
+        logger.info("stopped")
+
+    def hurry(self) -> None:
+        """Cancels the requests that ``stop`` is waiting for."""
+        self._loop.spawn(self.doors.drain(0.0))
+
+    def _load_first(self) -> ServingError | None:
+        core, options = self.core, self.core.options
+        core.start()
+        core.load_first(self._config)
+        if options.follows_changes:
+            self._start_followers()
+        if self.repository is not None:
+            return self._load_explicitly(self.repository)
+        result = core.wait_for_first(first_attempt_counts=not options.exit_on_initial_load_failure)
+        core.first_is_over()
+        if options.ready_requires_all_models and not options.exit_on_initial_load_failure:
+            core.wait_for_all()
+        if core.stopping:
+            return None
+        if options.exit_on_initial_load_failure and result.error is not None:
+            return result.error
+        self._say_ready()
+        return None
+
+    def _load_explicitly(self, repository: RepositoryControl) -> ServingError | None:
+        core, options = self.core, self.core.options
+        failures = repository.load_first(options.load_model)
+        core.first_is_over()
+        if failures and options.exit_on_initial_load_failure and not core.stopping:
+            return next(iter(failures.values()))
+        if options.ready_requires_all_models:
+            core.wait_for_available(failures)
+        if not core.stopping:
+            self._say_ready()
+        return None
+
+    def _say_ready(self) -> None:
+        self.health.set_ready()
+        self.core.changes.ring()
+        models = self.core.models()
+        logger.info("ready: %d of %d models available", sum(model.available for model in models), len(models))
+
+    def _file_follower(self) -> ConfigFileFollower | None:
+        options = self.core.options
+        interval = options.model_config_file_poll_wait_seconds
+        if not (options.follows_changes and options.model_config_file and interval > 0):
+            return None
+        directory = working_directory(options)
+        return ConfigFileFollower(options.model_config_file, directory, interval, self._config, self.core.follow)
+
+    def _start_followers(self) -> None:
+        for follower in (self._repository, self._file):
+            if follower is not None:
+                follower.start()
+
+    def _close_followers(self) -> None:
+        for follower in (self._repository, self._file):
+            if follower is not None:
+                follower.close()
+
+    def _end(self, drain_timeout: float) -> None:
+        self._close_followers()
+        self.doors.close_reloads()
+        self.core.close(drain_timeout)
+        if self.repository is not None:
+            self.repository.close()
+        self._loop.run(self.doors.close())
+        self.doors.close_workers()
+        self._loop.close()
+        gc.collect()  # gRPC's own thread ends with its server object, which errors of past calls may still refer to

@@ -1,0 +1,158 @@
+"""``tensorflow.serving.PredictionService``: messages on the outside, the Predictor on the inside.
+
+Every call is counted from the moment its message is read until its answer is written. What was answered is offered to
+the request log; the log cannot change an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import invalid_argument
+from tfs_lite.metrics.requests import RequestMetrics
+from tfs_lite.protocols.messages import (
+    ClassificationRequest,
+    GetModelMetadataRequest,
+    GetModelMetadataResponse,
+    Message,
+    MultiInferenceRequest,
+    PredictRequest,
+    PredictResponse,
+    RegressionRequest,
+)
+from tfs_lite.protocols.tensorflow import prediction_log
+from tfs_lite.protocols.tensorflow.predict_answers import AnswerWriter
+from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec, parse, read_model_spec, signature_def_map
+from tfs_lite.request_log.sampler import NO_LOG, RequestLog
+from tfs_lite.server.inference.classify_regress import Infer, Inferences
+from tfs_lite.server.inference.predict_reader import PredictReader
+from tfs_lite.server.inference.predictor import Lookup, Predictor
+from tfs_lite.transport.table import CallContext, Method, unary
+
+SERVICE = "/tensorflow.serving.PredictionService"
+SIGNATURE_DEF = "signature_def"
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """What Classify and Regress differ in, besides the work itself."""
+
+    name: str
+    request: Any
+    log: prediction_log.Method
+
+
+CLASSIFY = _Method("Classify", ClassificationRequest, prediction_log.Method.CLASSIFY)
+REGRESS = _Method("Regress", RegressionRequest, prediction_log.Method.REGRESS)
+
+
+class PredictionService:
+    """``max_bytes`` bounds what a tensor may be filled up to when a client sends fewer values than elements.
+    ``as_tensor_content``: answers of Predict carry raw bytes instead of typed fields. ``check_method_names``: Predict
+    runs only signatures whose method name is known; ``inferences`` has a check of its own."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        inferences: Inferences,
+        lookup: Lookup,
+        metrics: RequestMetrics,
+        max_bytes: int,
+        *,
+        as_tensor_content: bool = False,
+        check_method_names: bool = False,
+        log: RequestLog = NO_LOG,
+    ) -> None:
+        self._predictor = predictor
+        self._inferences = inferences
+        self._lookup = lookup
+        self._metrics = metrics
+        self._reader = PredictReader(check_method_names, max_bytes)
+        self._answers = AnswerWriter(as_tensor_content)
+        self._log = log
+
+    def methods(self) -> list[Method]:
+        return [
+            unary(f"{SERVICE}/Predict", self.predict),
+            unary(f"{SERVICE}/Classify", self.classify),
+            unary(f"{SERVICE}/Regress", self.regress),
+            unary(f"{SERVICE}/MultiInference", self.multi_inference),
+            unary(f"{SERVICE}/GetModelMetadata", self.get_model_metadata),
+        ]
+
+    async def predict(self, data: bytes, context: CallContext) -> bytes:
+        asked = self._reader.read(data)
+        with self._metrics.record("Predict", asked.name) as record:
+            inference = await self._predictor.infer(asked.model(), asked.plan, record, context.deadline)
+            asked.answered()
+            signature = inference.run.signature
+            answer = self._answers.write(inference.id, signature, inference.output)
+        self._log.offer(inference.id, signature, len(data) + len(answer), partial(_predict_log, data, answer))
+        return answer
+
+    async def classify(self, data: bytes, context: CallContext) -> bytes:
+        return await self._with_examples(CLASSIFY, data, context, self._inferences.classify)
+
+    async def regress(self, data: bytes, context: CallContext) -> bytes:
+        return await self._with_examples(REGRESS, data, context, self._inferences.regress)
+
+    async def _with_examples(self, method: _Method, data: bytes, context: CallContext, infer: Infer) -> bytes:
+        request = parse(method.request, data)
+        with self._metrics.record(method.name, request.model_spec.name) as record:
+            response = await infer(read_model_spec(request), request.input, record, context.deadline)
+            answer = _bytes(response)
+        self._offer(method.log, request, response, response.model_spec, len(data) + len(answer))
+        return answer
+
+    async def multi_inference(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(MultiInferenceRequest, data)
+        name = request.tasks[0].model_spec.name if request.tasks else ""
+        with self._metrics.record("MultiInference", name) as record:
+            response = await self._inferences.multi_inference(request, record, context.deadline)
+            answer = _bytes(response)
+        spec, size = response.results[0].model_spec, len(data) + len(answer)
+        self._offer(prediction_log.Method.MULTI_INFERENCE, request, response, spec, size)
+        return answer
+
+    async def get_model_metadata(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(GetModelMetadataRequest, data)
+        with self._metrics.record("GetModelMetadata", request.model_spec.name) as record:
+            ref = read_model_spec(request, require_name=False)
+            _check_metadata_fields(request.metadata_field)
+            if not ref.name:
+                raise invalid_argument("ModelSpec has no name specified")
+            with self._lookup(ref) as handle:
+                record.version = handle.id.version
+                response = GetModelMetadataResponse(model_spec=model_spec(ModelRef(ref.name, handle.id.version)))
+                response.metadata[SIGNATURE_DEF].Pack(signature_def_map(handle.servable.signatures))
+            return _bytes(response)
+
+    def _offer(
+        self, method: prediction_log.Method, request: Message, response: Message, answered: Message, size: int
+    ) -> None:
+        """``answered`` is the model spec of the answer."""
+        servable_id = ServableId(answered.name, answered.version.value)
+        make = partial(prediction_log.make_log, method, request, response)
+        self._log.offer(servable_id, answered.signature_name, size, make)
+
+
+def _predict_log(data: bytes, answer: bytes) -> Message:
+    """On the log's thread."""
+    request, response = parse(PredictRequest, data), parse(PredictResponse, answer)
+    return prediction_log.make_log(prediction_log.Method.PREDICT, request, response)
+
+
+def _check_metadata_fields(fields: Any) -> None:
+    if not fields:
+        raise invalid_argument("GetModelMetadataRequest must specify at least one metadata_field")
+    for field in fields:
+        if field != SIGNATURE_DEF:
+            raise invalid_argument(f"Metadata field {field:.256} is not supported; {SIGNATURE_DEF} is")
+
+
+def _bytes(message: Message) -> bytes:
+    encoded: bytes = message.SerializeToString()
+    return encoded

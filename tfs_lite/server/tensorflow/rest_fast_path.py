@@ -1,0 +1,54 @@
+"""The plainest of predictions, in few steps: rows of floats for the only input, rows of float32 from the only output.
+
+They are told by looking, and mean exactly what the general way makes of them; whatever is not quite so plain gets None
+here, and goes that way. Pure.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tfs_lite.core.signature import DataType, Signature, SymbolicDim
+from tfs_lite.protocols.json.writer import print_small
+from tfs_lite.protocols.rest.predict import PredictBody
+from tfs_lite.protocols.tensorflow.tensor_proto import Array
+
+MOST_NUMBERS = 4096
+_FLOAT32 = np.dtype(np.float32)
+
+
+def read_plain(body: PredictBody, signature: Signature) -> dict[str, Array] | None:
+    """The only input, of a dtype and shape that fit the signature. None unless ``body`` has rows of as many floats as
+    that declares."""
+    if len(signature.inputs) != 1 or not body.rows:
+        return None
+    spec, rows = signature.inputs[0], body.value
+    if spec.dtype is not DataType.FLOAT or spec.shape is None or len(spec.shape) != 2 or type(rows) is not list:
+        return None
+    batch, width = spec.shape
+    if not isinstance(batch, SymbolicDim) or isinstance(width, SymbolicDim):
+        return None
+    if not rows or (batch.maximum is not None and len(rows) > batch.maximum):
+        return None
+    numbers: list[Any] = []
+    for row in rows:
+        if type(row) is not list or len(row) != width:
+            return None
+        numbers += row
+    if set(map(type, numbers)) != {float}:
+        return None
+    return {spec.name: np.frombuffer(array("f", numbers), _FLOAT32).reshape(len(rows), width)}
+
+
+def print_plain(outputs: Mapping[str, Array], rows: bool) -> bytes | None:
+    """The answer in JSON to a request in row form. None unless there is one output, a small matrix of float32."""
+    if not rows or len(outputs) != 1:
+        return None
+    (found,) = outputs.values()
+    if found.dtype != _FLOAT32 or found.ndim != 2 or found.size > MOST_NUMBERS or not found.flags.c_contiguous:
+        return None
+    return print_small({"predictions": found}, odd=False)

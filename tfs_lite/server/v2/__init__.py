@@ -1,0 +1,1 @@
+"""The KServe V2 protocol with Triton's extensions, over gRPC and HTTP."""

@@ -1,0 +1,67 @@
+"""The KServe V2 protocol as a whole: one inference path, one control, in front of them gRPC and HTTP.
+
+gRPC service --\\                /-> V2Inference -> Predictor
+                -> V2 (here) --
+HTTP app ------/                \\-> V2ServerControl -> core, repository, statistics, settings, shared memory
+"""
+
+from __future__ import annotations
+
+from tfs_lite.server.inference.predictor import Predictor
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.runtime.health import Health
+from tfs_lite.server.runtime.sockets import is_loopback
+from tfs_lite.server.tensorflow.rest_service import RestService
+from tfs_lite.server.v2.grpc_service import V2GrpcService
+from tfs_lite.server.v2.http_app import V2HttpApp
+from tfs_lite.server.v2.inference import V2Inference
+from tfs_lite.server.v2.server_control import MAX_PENDING_CALLS, V2ServerControl
+from tfs_lite.server.v2.shared_memory import SharedRegions
+from tfs_lite.serving.config_sources import Catalogue
+from tfs_lite.serving.repository.control import RepositoryControl
+from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.transport.table import Method
+
+
+class V2Doors:
+    """``methods`` and ``app`` once each; at the end ``close_loads``, on a thread other than the loop's, then ``close``,
+    when the ports are closed."""
+
+    def __init__(
+        self, core: ServerCore, health: Health, repository: RepositoryControl | None, predictor: Predictor
+    ) -> None:
+        """Clients share memory with a server that only its own machine can reach."""
+        options = core.options
+        self._max_body_bytes = options.max_message_bytes
+        self._memory = SharedRegions(enabled=is_loopback(options.host), max_bytes=options.max_message_bytes)
+        self._loads = BackgroundRunner("repository call", 1, MAX_PENDING_CALLS)
+        self._control = V2ServerControl(
+            core,
+            health,
+            Catalogue(options),
+            repository,
+            self._loads,
+            core.parts.book,
+            core.parts.settings,
+            self._memory,
+        )
+        self._inference = V2Inference(
+            predictor,
+            core.request_metrics,
+            self._memory,
+            lambda name: [found.version for found in core.view.report(name).versions],
+        )
+
+    def methods(self) -> list[Method]:
+        return V2GrpcService(self._inference, self._control).methods()
+
+    def app(self, rest: RestService, slow: BackgroundRunner) -> V2HttpApp:
+        """Bodies, deadlines and the end of the server are those of REST."""
+        return V2HttpApp(self._inference, self._control, rest.bodies, rest.calls, slow, rest.heap, self._max_body_bytes)
+
+    def close_loads(self) -> None:
+        """Waits for the call that is being carried out."""
+        self._loads.close()
+
+    def close(self) -> None:
+        self._memory.close()

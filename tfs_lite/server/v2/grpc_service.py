@@ -1,0 +1,185 @@
+"""``inference.GRPCInferenceService``: messages on the outside; V2Inference and V2Control on the inside."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, cast
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.tensorflow.serving import parse
+from tfs_lite.protocols.v2 import messages as v2
+from tfs_lite.protocols.v2.grpc_answer import answer_bytes
+from tfs_lite.protocols.v2.grpc_request import parse_version, read_message, read_request
+from tfs_lite.server.v2 import grpc_messages as translate
+from tfs_lite.server.v2.grpc_stream import V2Stream
+from tfs_lite.server.v2.inference import METHOD, V2Inference
+from tfs_lite.transport.table import CallContext, Method, bidi_stream, unary
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tfs_lite.server.v2.control import V2Control
+
+SERVICE = "/inference.GRPCInferenceService"
+
+
+class V2GrpcService:
+    """A table of every method of the service. On the event loop only."""
+
+    def __init__(self, infer: V2Inference, control: V2Control) -> None:
+        self._infer = infer
+        self._control = control
+
+    def methods(self) -> list[Method]:
+        rows = {
+            "ServerLive": self.server_live,
+            "ServerReady": self.server_ready,
+            "ModelReady": self.model_ready,
+            "ServerMetadata": self.server_metadata,
+            "ModelMetadata": self.model_metadata,
+            "ModelInfer": self.model_infer,
+            "ModelConfig": self.model_config,
+            "ModelStatistics": self.model_statistics,
+            "RepositoryIndex": self.repository_index,
+            "RepositoryModelLoad": self.repository_model_load,
+            "RepositoryModelUnload": self.repository_model_unload,
+            "SystemSharedMemoryStatus": self.system_shared_memory_status,
+            "SystemSharedMemoryRegister": self.system_shared_memory_register,
+            "SystemSharedMemoryUnregister": self.system_shared_memory_unregister,
+            "CudaSharedMemoryStatus": self.cuda_shared_memory_status,
+            "CudaSharedMemoryRegister": self.cuda_shared_memory_register,
+            "CudaSharedMemoryUnregister": self.cuda_shared_memory_unregister,
+            "TraceSetting": self.trace_setting,
+            "LogSettings": self.log_settings,
+        }
+        table = [unary(f"{SERVICE}/{name}", handler) for name, handler in rows.items()]
+        return [*table, bidi_stream(f"{SERVICE}/ModelStreamInfer", self.model_stream_infer)]
+
+    # Inference.
+
+    async def model_infer(self, data: bytes, context: CallContext) -> bytes:
+        sent = read_message(data)
+        with self._infer.metrics.record(METHOD, sent.model) as record:
+            started = self._infer.begin(read_request(sent), record, context.deadline)
+            return answer_bytes(await started.answer())
+
+    async def model_stream_infer(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
+        answers = cast("AsyncGenerator[bytes, None]", V2Stream(self._infer, context).run(requests))
+        async with aclosing(answers):
+            async for answer in answers:
+                yield answer
+
+    # Health and metadata.
+
+    async def server_live(self, data: bytes, context: CallContext) -> bytes:
+        parse(v2.ServerLiveRequest, data)
+        return _bytes(v2.ServerLiveResponse(live=self._control.server_live()))
+
+    async def server_ready(self, data: bytes, context: CallContext) -> bytes:
+        parse(v2.ServerReadyRequest, data)
+        return _bytes(v2.ServerReadyResponse(ready=self._control.server_ready()))
+
+    async def model_ready(self, data: bytes, context: CallContext) -> bytes:
+        """A model that is not known is not ready: clients raise on any status but OK."""
+        request = parse(v2.ModelReadyRequest, data)
+        try:
+            ready = self._control.model_ready(request.name, parse_version(request.version))
+        except ServingError as error:
+            if error.code is not StatusCode.NOT_FOUND:
+                raise
+            ready = False
+        return _bytes(v2.ModelReadyResponse(ready=ready))
+
+    async def server_metadata(self, data: bytes, context: CallContext) -> bytes:
+        parse(v2.ServerMetadataRequest, data)
+        return _bytes(translate.server_metadata(self._control.server_metadata()))
+
+    async def model_metadata(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(v2.ModelMetadataRequest, data)
+        found = self._control.model_metadata(request.name, parse_version(request.version))
+        return _bytes(translate.model_metadata(found))
+
+    async def model_config(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(v2.ModelConfigRequest, data)
+        config = self._control.model_config(request.name, parse_version(request.version))
+        return _bytes(v2.ModelConfigResponse(config=config))
+
+    async def model_statistics(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(v2.ModelStatisticsRequest, data)
+        found = self._control.statistics(request.name or None, parse_version(request.version))
+        return _bytes(translate.statistics(found))
+
+    # The model repository.
+
+    async def repository_index(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(v2.RepositoryIndexRequest, data)
+        _check_repository(request)
+        return _bytes(translate.index(self._control.index(request.ready)))
+
+    async def repository_model_load(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(v2.RepositoryModelLoadRequest, data)
+        _check_repository(request)
+        await self._control.load(request.model_name, translate.load_parameters(request))
+        return _bytes(v2.RepositoryModelLoadResponse())
+
+    async def repository_model_unload(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(v2.RepositoryModelUnloadRequest, data)
+        _check_repository(request)
+        await self._control.unload(request.model_name, translate.unload_dependents(request))
+        return _bytes(v2.RepositoryModelUnloadResponse())
+
+    # Shared memory.
+
+    async def system_shared_memory_status(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(v2.SystemSharedMemoryStatusRequest, data)
+        return _bytes(translate.system_regions(self._control.system_status(request.name or None)))
+
+    async def system_shared_memory_register(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(v2.SystemSharedMemoryRegisterRequest, data)
+        self._control.system_register(translate.system_region(request))
+        return _bytes(v2.SystemSharedMemoryRegisterResponse())
+
+    async def system_shared_memory_unregister(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(v2.SystemSharedMemoryUnregisterRequest, data)
+        self._control.system_unregister(request.name or None)
+        return _bytes(v2.SystemSharedMemoryUnregisterResponse())
+
+    async def cuda_shared_memory_status(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(v2.CudaSharedMemoryStatusRequest, data)
+        return _bytes(translate.cuda_regions(self._control.cuda_status(request.name or None)))
+
+    async def cuda_shared_memory_register(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(v2.CudaSharedMemoryRegisterRequest, data)
+        self._control.cuda_register(translate.cuda_region(request), request.raw_handle)
+        return _bytes(v2.CudaSharedMemoryRegisterResponse())
+
+    async def cuda_shared_memory_unregister(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(v2.CudaSharedMemoryUnregisterRequest, data)
+        self._control.cuda_unregister(request.name or None)
+        return _bytes(v2.CudaSharedMemoryUnregisterResponse())
+
+    # Settings.
+
+    async def trace_setting(self, data: bytes, context: CallContext) -> bytes:
+        request = parse(v2.TraceSettingRequest, data)
+        model = request.model_name or None
+        changes = translate.trace_changes(request)
+        found = self._control.update_trace_settings(model, changes) if changes else self._control.trace_settings(model)
+        return _bytes(translate.trace_settings(found))
+
+    async def log_settings(self, data: bytes, context: CallContext) -> bytes:
+        changes = translate.log_changes(parse(v2.LogSettingsRequest, data))
+        found = self._control.update_log_settings(changes) if changes else self._control.log_settings()
+        return _bytes(translate.log_settings(found))
+
+
+def _check_repository(request: Message) -> None:
+    if request.repository_name:
+        raise ServingError(StatusCode.UNIMPLEMENTED, "'repository_name' specification is not supported")
+
+
+def _bytes(message: Message) -> bytes:
+    encoded: bytes = message.SerializeToString()
+    return encoded

@@ -1,0 +1,74 @@
+"""KServe V2 over HTTP, behind one door: whatever is asked below ``/v2`` is answered here, errors included."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.server.http.bodies import BodyReader
+from tfs_lite.server.http.calls import Calls
+from tfs_lite.server.http.heap_trimmer import HeapTrimmer
+from tfs_lite.server.http.v2_bodies import V2Bodies
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.v2.control import V2Control
+from tfs_lite.server.v2.http_events import EventRoom
+from tfs_lite.server.v2.http_infer import V2HttpInfer
+from tfs_lite.server.v2.http_paths import Action, Target, parse_path
+from tfs_lite.server.v2.http_replies import v2_error
+from tfs_lite.server.v2.http_routes import V2HttpRoutes
+from tfs_lite.server.v2.inference import V2Inference
+
+logger = logging.getLogger(__name__)
+
+_PACKED = (Action.INFER, Action.GENERATE)
+"""Answers that are packed where the client can unpack them. Triton's clients say so of everything, and unpack these."""
+
+
+class V2HttpApp:
+    """On the event loop. ``bodies``, ``calls``, ``slow`` and ``heap`` are those of all of HTTP: bounds, deadlines, the
+    end of the server. ``max_body_bytes`` is the bound of ``bodies`` on one."""
+
+    def __init__(
+        self,
+        inference: V2Inference,
+        control: V2Control,
+        bodies: BodyReader,
+        calls: Calls,
+        slow: BackgroundRunner,
+        heap: HeapTrimmer,
+        max_body_bytes: int,
+        room: EventRoom | None = None,
+    ) -> None:
+        self._bodies = V2Bodies(bodies, slow, heap, max_body_bytes)
+        self._infer = V2HttpInfer(inference, control, self._bodies, calls, room)
+        self._routes = V2HttpRoutes(control, self._bodies)
+
+    async def answer(self, request: Request, path: str, query: str) -> Response:
+        """Complete, but for headers for browsers: packed where the client wants that. ``path`` still percent-encoded;
+        ``query`` means nothing. Call what comes back in the same task, at once: a stream is under way then, and holds
+        its request until it is sent. Raises nothing but CancelledError."""
+        try:
+            target = parse_path(request.method, path)
+            response = await self._answer(request, target)
+        except ServingError as error:
+            return v2_error(error)
+        except Exception:
+            logger.exception("%s %s failed", request.method, path)
+            return v2_error(ServingError(StatusCode.INTERNAL, "internal error"))
+        if target.action in _PACKED:
+            await self._bodies.pack(response, request.headers.get("accept-encoding", ""))
+        return response
+
+    async def _answer(self, request: Request, target: Target) -> Response:
+        match target.action, target.model:
+            case Action.INFER, str(model):
+                return await self._infer.infer(request, model, target)
+            case Action.GENERATE, str(model):
+                return await self._infer.generate(request, model, target)
+            case Action.GENERATE_STREAM, str(model):
+                return await self._infer.generate_stream(request, model, target)
+            case _:
+                return await self._routes.answer(request, target)

@@ -1,0 +1,42 @@
+"""Answers of the KServe V2 protocol over HTTP: statuses as its clients know them, errors as ``{"error": "..."}``."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.responses import Response
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.codes import http_status
+from tfs_lite.protocols.v2.binary import LENGTH_HEADER
+from tfs_lite.protocols.v2.json_answer import WrittenAnswer
+from tfs_lite.server.http.replies import JSON, RETRY_SECONDS, HttpError
+
+BINARY_TYPE = "application/octet-stream"
+_BAD_REQUEST = (StatusCode.CANCELLED, StatusCode.UNKNOWN, StatusCode.ALREADY_EXISTS)
+"""What V2 calls 400 and HTTP otherwise has other words for."""
+
+
+def v2_status(error: ServingError) -> int:
+    """The HTTP status of a failure."""
+    if isinstance(error, HttpError):
+        return error.http
+    return 400 if error.code in _BAD_REQUEST else http_status(error.code)
+
+
+def v2_error(error: ServingError) -> Response:
+    status = v2_status(error)
+    headers = dict(error.headers) if isinstance(error, HttpError) else {}
+    if status == 503:
+        headers["Retry-After"] = RETRY_SECONDS
+    return Response(error_text(error), status, headers, media_type=JSON.media_type)
+
+
+def error_text(error: ServingError) -> bytes:
+    printable = str(error).encode("utf-8", "replace").decode()  # names from requests may hold anything
+    return orjson.dumps({"error": printable})
+
+
+def v2_success(written: WrittenAnswer) -> Response:
+    if written.json_length is None:
+        return Response(written.body, media_type=JSON.media_type)
+    return Response(written.body, headers={LENGTH_HEADER: str(written.json_length)}, media_type=BINARY_TYPE)

@@ -1,0 +1,55 @@
+"""The states of all versions in the words of the V2 protocol, and the errors of a lookup that found none. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from tfs_lite.core.status import ServingError, StatusCode, not_found
+from tfs_lite.protocols.tensorflow.serving import VersionState, VersionStatus
+from tfs_lite.server.v2.control import IndexEntry
+from tfs_lite.serving.model_states import ModelReport
+
+LOADING, READY, UNLOADING, UNAVAILABLE = "LOADING", "READY", "UNLOADING", "UNAVAILABLE"
+UNLOADED = "unloaded"
+
+_STATES = {
+    VersionState.START: LOADING,
+    VersionState.LOADING: LOADING,
+    VersionState.AVAILABLE: READY,
+    VersionState.UNLOADING: UNLOADING,
+    VersionState.END: UNAVAILABLE,
+}
+_UNWANTED = (StatusCode.OK, StatusCode.CANCELLED)
+
+
+def index_entries(reports: Iterable[ModelReport], others: Iterable[str], ready: bool) -> list[IndexEntry]:
+    """By name, then by version. ``others``: models that could be loaded; those without a report have a name only.
+    ``ready``: only versions that are."""
+    found = {report.name: [_entry(report.name, item) for item in report.versions] for report in reports}
+    entries = {name: found.get(name) or [IndexEntry(name)] for name in {*found, *others}}
+    listed = [entry for name in sorted(entries) for entry in sorted(entries[name], key=_number)]
+    return [entry for entry in listed if not ready or entry.state == READY]
+
+
+def lookup_error(name: str, version: int | None, known: Collection[int]) -> ServingError:
+    """Why no version was found. ``known``: the versions of the model that the server ever heard of."""
+    if not known:
+        return not_found(f"Request for unknown model: '{name:.500}' is not found")
+    if version is None:
+        return not_found(f"Request for unknown model: '{name:.500}' has no available versions")
+    if version not in known:
+        return not_found(f"Request for unknown model: '{name:.500}' version {version} is not found")
+    return ServingError(
+        StatusCode.UNAVAILABLE, f"Request for unknown model: '{name:.500}' version {version} is not at ready state"
+    )
+
+
+def _entry(name: str, item: VersionStatus) -> IndexEntry:
+    reason = item.status.message
+    if item.state is VersionState.END and item.status.code in _UNWANTED:
+        reason = UNLOADED
+    return IndexEntry(name, str(item.version), _STATES[item.state], reason)
+
+
+def _number(entry: IndexEntry) -> int:
+    return int(entry.version or -1)

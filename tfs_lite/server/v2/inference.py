@@ -1,0 +1,266 @@
+"""A V2 request on its way to a model and back, the same for gRPC and HTTP.
+
+    InferRequest -> version -> checks, shared memory -> Predictor
+                                                        -> wanted outputs, classes, shared memory -> InferAnswer
+
+The models say with attributes of their servables what V2 wants to know beside the signatures: ``max_batch_size``,
+``decoupled`` (several answers to a request, or none), ``labels`` (of the classes, by output) and ``generates``: a
+language model answers whole, or piece by piece to whoever wants pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from tfs_lite.core.generation import Piece
+from tfs_lite.core.model import Servable
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
+from tfs_lite.protocols.generation_tensors import FINISH_REASON, TEXT_OUTPUT, TOKEN_IDS, piece_outputs
+from tfs_lite.protocols.runs import Run
+from tfs_lite.protocols.tensorflow.serving import ModelRef
+from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.v2.checks import check_one_text, run_of
+from tfs_lite.protocols.v2.classification import classes
+from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemoryPlace, WantedOutput
+from tfs_lite.protocols.v2.tensors import RawTensor, check_byte_size
+from tfs_lite.server.inference.predictor import CallOptions, Predictor, Started
+from tfs_lite.server.v2.index import lookup_error
+
+METHOD = "ModelInfer"
+"""What V2 requests are counted as."""
+
+
+class SharedMemory(Protocol):
+    """Regions that clients have registered. Any method raises ServingError."""
+
+    def read(
+        self, place: SharedMemoryPlace, datatype: str, shape: tuple[int, ...], name: str = "", model: str = ""
+    ) -> Array:
+        """The tensor that is there; it may be read-only. ``name`` and ``model`` are for messages."""
+
+    def write(self, place: SharedMemoryPlace, array: Array) -> object: ...
+
+
+@dataclass(slots=True)
+class _Traits:
+    """What V2 wants to know of the version that answers."""
+
+    max_batch_size: int = 0
+    decoupled: bool = False
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    generates: bool = False
+
+
+OnAnswer = Callable[[InferAnswer], None]
+
+
+def no_versions(model: str) -> Collection[int]:
+    """For servers that do not remember."""
+    return ()
+
+
+class V2Inference:
+    """Used on one event loop only. ``versions_of``: the versions of a model that the server has ever
+    heard of. ``memory`` None: there is no shared memory."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        metrics: RequestMetrics,
+        memory: SharedMemory | None = None,
+        versions_of: Callable[[str], Collection[int]] = no_versions,
+    ) -> None:
+        self.metrics = metrics
+        self._predictor = predictor
+        self._memory = memory
+        self._versions_of = versions_of
+
+    def begin(
+        self,
+        request: InferRequest,
+        record: RequestRecord,
+        deadline: float | None,
+        on_part: OnAnswer | None = None,
+        *,
+        in_pieces: bool = False,
+        brief: bool = False,
+    ) -> V2Started:
+        """When this returns, the request has its place in the model's queue. Whoever begins awaits the answer or
+        cancels. ``on_part`` is told, on the loop, about each answer of a decoupled model; without it such a model is
+        refused with UNIMPLEMENTED. ``deadline`` is in seconds of ``time.monotonic``. Raises ServingError.
+
+        A language model answers whole, or, ``in_pieces``, with many parts, and then takes one text only. ``brief``: of
+        its outputs those that people read, if the request names none, and no part without any of them."""
+        started = V2Started(request, self._memory, in_pieces, brief)
+
+        def plan(servable: Servable) -> Sequence[Run]:
+            signatures = servable.signatures
+            started.traits = traits = _traits_of(servable, signatures)
+            if traits.decoupled and not traits.generates and on_part is None:
+                raise ServingError(StatusCode.UNIMPLEMENTED, _DECOUPLED)
+            started.found = True
+            read = partial(self._read, request.model)
+            if traits.generates and brief:
+                request.inputs = [tensor for tensor in request.inputs if not _is_left_out(tensor)]
+            run = run_of(request, signatures, request.model, traits.max_batch_size, read)
+            if traits.generates and in_pieces:
+                check_one_text(run.inputs, request.model)
+            return (run,)
+
+        options = self._options(request, started, on_part, in_pieces)
+        try:
+            started.inside = self._predictor.begin(
+                ModelRef(request.model, request.version), plan, record, deadline, options
+            )
+        except ServingError as error:
+            if started.found or error.code is not StatusCode.NOT_FOUND:
+                raise
+            raise self._not_found(request) from None
+        return started
+
+    def _options(
+        self, request: InferRequest, started: V2Started, on_part: OnAnswer | None, in_pieces: bool
+    ) -> CallOptions:
+        """What is for certain models only is left alone by the others."""
+        return CallOptions(
+            request.sequence,
+            request.priority,
+            request.timeout,
+            partial(started.tell, on_part) if on_part is not None else None,
+            request.parameters,
+            on_piece=partial(started.tell_piece, on_part) if on_part is not None and in_pieces else None,
+        )
+
+    def _read(self, model: str, tensor: SentTensor) -> Array:
+        place = tensor.memory
+        assert place is not None
+        if self._memory is None:
+            raise _no_memory(place)
+        check_byte_size(tensor, place.byte_size, model)
+        return self._memory.read(place, tensor.datatype, tensor.shape, tensor.name, model)
+
+    def _not_found(self, request: InferRequest) -> ServingError:
+        return lookup_error(request.model, request.version, self._versions_of(request.model))
+
+
+def _traits_of(servable: Servable, signatures: Mapping[str, Signature]) -> _Traits:
+    signature = signatures.get(DEFAULT_SIGNATURE)
+    generates = getattr(servable, "generates", False)
+    return _Traits(
+        0 if generates else getattr(servable, "max_batch_size", None) or 0,
+        getattr(servable, "decoupled", False),
+        getattr(servable, "labels", {}),
+        signature.output_names if signature is not None else (),
+        generates,
+    )
+
+
+def _is_left_out(tensor: SentTensor) -> bool:
+    """Whether it is an empty list of ``generate``, which says as much as nothing where every input is optional."""
+    return isinstance(tensor, RawTensor) and not tensor.shape and not len(tensor.data)
+
+
+class V2Started:
+    """A request that is queued. On the loop only. ``traits`` and ``inside`` are there once it has begun. ``complete``:
+    the last piece of a text has been told."""
+
+    __slots__ = ("_brief", "_failure", "_in_pieces", "_memory", "_request", "complete", "found", "inside", "traits")
+
+    def __init__(self, request: InferRequest, memory: SharedMemory | None, in_pieces: bool, brief: bool) -> None:
+        self._request = request
+        self._memory = memory
+        self._in_pieces = in_pieces
+        self._brief = brief
+        self._failure: ServingError | None = None
+        self.complete = False
+        self.found = False
+        self.traits = _Traits()
+        self.inside: Started
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether the answers come in parts; then the last one has no outputs, as a rule."""
+        return self.traits.decoupled
+
+    @property
+    def generates(self) -> bool:
+        """Whether it is a text of a language model."""
+        return self.traits.generates
+
+    async def answer(self) -> InferAnswer:
+        """Once. Raises ServingError; CancelledError cancels the request."""
+        inference = await self.inside.answer()
+        if self._failure is not None:
+            raise self._failure
+        return self.make_answer(inference.id, inference.output)
+
+    def took(self) -> None:
+        """The client has been sent a part; the model may go on if it waited for that, which none does for pieces."""
+        if not (self.generates and self._in_pieces):
+            self.inside.took()
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more. May be called at any time, also after the answer."""
+        self.inside.cancel()
+
+    def tell(self, on_part: OnAnswer, servable_id: ServableId, outputs: Mapping[str, Array]) -> None:
+        """Hands on a part. After one that cannot be, the request has failed."""
+        if self._failure is not None:
+            return
+        try:
+            on_part(self.make_answer(servable_id, outputs))
+        except ServingError as error:
+            self._failure = error
+            self.cancel()
+
+    def tell_piece(self, on_part: OnAnswer, servable_id: ServableId, piece: Piece) -> None:
+        """The same for a piece of a text."""
+        has_text = TEXT_OUTPUT in self.traits.outputs
+        self.complete = piece.finish is not None
+        if self._brief and not self.complete and not (piece.text if has_text else piece.tokens):
+            return
+        outputs = dict(piece_outputs(piece, has_text))
+        if self._brief and not self.complete:
+            outputs.pop(FINISH_REASON)
+        self.tell(on_part, servable_id, outputs)
+
+    def make_answer(self, servable_id: ServableId, outputs: Mapping[str, Array]) -> InferAnswer:
+        """The wanted outputs that are there, in the order in which they were wanted, or in the model's."""
+        request, traits = self._request, self.traits
+        wanted = {output.name: output for output in request.outputs}
+        names = wanted or self._readable or traits.outputs or outputs
+        found = {name: self._finished(outputs[name], name, wanted.get(name)) for name in names if name in outputs}
+        return InferAnswer(servable_id, request.id, found, wanted)
+
+    @property
+    def _readable(self) -> Sequence[str]:
+        """The outputs of a brief answer; nothing if it is none."""
+        if not (self._brief and self.generates):
+            return ()
+        return (TEXT_OUTPUT if TEXT_OUTPUT in self.traits.outputs else TOKEN_IDS, FINISH_REASON)
+
+    def _finished(self, array: Array, name: str, wanted: WantedOutput | None) -> Array:
+        if wanted is None:
+            return array
+        if wanted.classification > 0:
+            labels = self.traits.labels.get(name, ())
+            array = classes(array, wanted.classification, self.traits.max_batch_size > 0, labels, name)
+        if wanted.memory is not None:
+            if self._memory is None:
+                raise _no_memory(wanted.memory)
+            self._memory.write(wanted.memory, array)
+        return array
+
+
+_DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+
+
+def _no_memory(place: SharedMemoryPlace) -> ServingError:
+    return ServingError(StatusCode.UNIMPLEMENTED, f"Unable to find shared memory region: '{place.region:.256}'")

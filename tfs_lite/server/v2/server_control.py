@@ -1,0 +1,231 @@
+"""Everything of V2 that is no inference, answered by the core of a server and the parts beside it.
+
+Statistics, settings and shared memory belong to those who are passed in; metadata, configs and states come from the
+versions that are in memory. Loading and unloading block, and run on a thread of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from importlib.metadata import version as version_of
+from typing import Any
+
+from tfs_lite.adapters.device import uses_gpu
+from tfs_lite.config.model_export import config_json, config_message
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.tensorflow.serving import ModelRef
+from tfs_lite.protocols.v2.tensors import name_of
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.runtime.health import Health
+from tfs_lite.server.v2.control import (
+    EXTENSIONS,
+    NAME,
+    CudaRegionStatus,
+    IndexEntry,
+    LogSettings,
+    MemoryControl,
+    ModelMetadata,
+    ModelStatistics,
+    RegionStatus,
+    RepositoryValue,
+    ServerMetadata,
+    SettingsControl,
+    StatisticsProvider,
+    TensorMetadata,
+    TraceSettings,
+)
+from tfs_lite.server.v2.index import index_entries, lookup_error
+from tfs_lite.serving.config_sources import Catalogue
+from tfs_lite.serving.repository.control import RepositoryControl, steps_of
+from tfs_lite.serving.server_core import ServerCore
+
+MAX_PENDING_CALLS = 64
+"""Load and unload calls that wait for their turn."""
+MAX_STEPS = 1000
+"""Models looked at to find out whether an ensemble is ready."""
+
+
+class V2ServerControl:
+    """Implements :class:`~tfs_lite.server.v2.control.V2Control`. ``repository`` None: models are not loaded by calls.
+    ``runner`` has one thread and belongs to whoever passes it in."""
+
+    def __init__(
+        self,
+        core: ServerCore,
+        health: Health,
+        catalogue: Catalogue,
+        repository: RepositoryControl | None,
+        runner: BackgroundRunner,
+        statistics: StatisticsProvider,
+        settings: SettingsControl,
+        memory: MemoryControl,
+    ) -> None:
+        self._core = core
+        self._health = health
+        self._catalogue = catalogue
+        self._repository = repository
+        self._runner = runner
+        self._statistics = statistics
+        self._settings = settings
+        self._memory = memory
+
+    # The server.
+
+    def server_live(self) -> bool:
+        """As long as somebody can ask."""
+        return True
+
+    def server_ready(self) -> bool:
+        return self._health.ready
+
+    def server_metadata(self) -> ServerMetadata:
+        return ServerMetadata(NAME, version_of("tfs-lite"), EXTENSIONS + self._memory.extensions)
+
+    # Models.
+
+    def model_ready(self, name: str, version: int | None) -> bool:
+        """An ensemble is ready while its models are."""
+        try:
+            self._handle(name, version).release()
+        except ServingError as error:
+            if error.code is StatusCode.UNAVAILABLE or (version is None and self._known_versions(name)):
+                return False
+            raise
+        return self._steps_ready(name, version)
+
+    def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
+        with self._handle(name, version) as handle:
+            servable, number = handle.servable, handle.id.version
+            signature = _main(servable.signatures)
+            ready = sorted(self._core.available_versions(name) | {number}) if version is None else [number]
+            return ModelMetadata(
+                name,
+                tuple(map(str, ready)),
+                servable.platform,
+                tuple(map(_tensor, signature.inputs if signature else ())),
+                tuple(map(_tensor, signature.outputs if signature else ())),
+            )
+
+    def model_config(self, name: str, version: int | None) -> Message:
+        with self._handle(name, version) as handle:
+            servable = handle.servable
+            return config_message(
+                self._core.settings_of(servable),
+                name,
+                servable.platform,
+                _main(servable.signatures),
+                gpu=uses_gpu(self._core.options.device),
+            )
+
+    def model_config_json(self, name: str, version: int | None) -> dict[str, Any]:
+        return config_json(self.model_config(name, version))
+
+    def statistics(self, name: str | None, version: int | None) -> list[ModelStatistics]:
+        """INVALID_ARGUMENT for a model or version that is not ready."""
+        if not name:
+            return self._statistics.statistics(self._core.available_ids())
+        wanted = [item for item in self._core.available_ids() if item.name == name]
+        if not wanted:
+            raise invalid_argument(f"requested model '{name:.500}' is not available")
+        if version is not None:
+            wanted = [item for item in wanted if item.version == version]
+        if not wanted:
+            raise invalid_argument(f"requested model version is not available for model '{name:.500}'")
+        return self._statistics.statistics(wanted)
+
+    # The repository.
+
+    def index(self, ready: bool) -> list[IndexEntry]:
+        return index_entries(self._core.heard_of(), () if ready else self._catalogue.names(), ready)
+
+    async def load(self, name: str, parameters: Mapping[str, RepositoryValue]) -> None:
+        """UNAVAILABLE where models are not loaded by calls; see :meth:`RepositoryControl.load`."""
+        await self._runner.run(partial(self._by_calls().load, name, parameters))
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        await self._runner.run(partial(self._by_calls().unload, name, unload_dependents))
+
+    # Settings and shared memory.
+
+    def trace_settings(self, model: str | None) -> TraceSettings:
+        return self._settings.trace_settings(model)
+
+    def update_trace_settings(self, model: str | None, changes: Mapping[str, tuple[str, ...]]) -> TraceSettings:
+        return self._settings.update_trace_settings(model, changes)
+
+    def log_settings(self) -> LogSettings:
+        return self._settings.log_settings()
+
+    def update_log_settings(self, changes: LogSettings) -> LogSettings:
+        return self._settings.update_log_settings(changes)
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        return self._memory.extensions
+
+    def system_status(self, name: str | None) -> list[RegionStatus]:
+        return self._memory.system_status(name)
+
+    def system_register(self, region: RegionStatus) -> None:
+        self._memory.system_register(region)
+
+    def system_unregister(self, name: str | None) -> None:
+        self._memory.system_unregister(name)
+
+    def cuda_status(self, name: str | None) -> list[CudaRegionStatus]:
+        return self._memory.cuda_status(name)
+
+    def cuda_register(self, region: CudaRegionStatus, raw_handle: bytes) -> None:
+        self._memory.cuda_register(region, raw_handle)
+
+    def cuda_unregister(self, name: str | None) -> None:
+        self._memory.cuda_unregister(name)
+
+    # Inside.
+
+    def _by_calls(self) -> RepositoryControl:
+        if self._repository is None:
+            raise ServingError(
+                StatusCode.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
+            )
+        return self._repository
+
+    def _handle(self, name: str, version: int | None) -> ServableHandle:
+        """To the version that answers. NOT_FOUND, or UNAVAILABLE for a version that is known and not ready."""
+        try:
+            return self._core.handle(ModelRef(name, version))
+        except ServingError as error:
+            if error.code is not StatusCode.NOT_FOUND:
+                raise
+        raise lookup_error(name, version, self._known_versions(name))
+
+    def _known_versions(self, name: str) -> set[int]:
+        return {item.version for item in self._core.view.report(name).versions}
+
+    def _steps_ready(self, name: str, version: int | None) -> bool:
+        waiting: list[tuple[str, int | None]] = [(name, version)]
+        for _ in range(MAX_STEPS):
+            if not waiting:
+                return True
+            try:
+                with self._handle(*waiting.pop()) as handle:
+                    settings = self._core.settings_of(handle.servable)
+            except ServingError:
+                return False
+            waiting += [(step, None) for step in steps_of(settings)]
+        return False
+
+
+def _main(signatures: Mapping[str, Signature]) -> Signature | None:
+    """The signature that requests without one mean; else the first."""
+    return signatures.get(DEFAULT_SIGNATURE) or next(iter(signatures.values()), None)
+
+
+def _tensor(spec: TensorSpec) -> TensorMetadata:
+    """A rank that is not declared shows as one dimension of any size."""
+    shape = (-1,) if spec.shape is None else tuple(dim if isinstance(dim, int) else -1 for dim in spec.shape)
+    return TensorMetadata(spec.name, name_of(spec.dtype), shape)

@@ -1,0 +1,1 @@
+"""The lifecycle assembled: from options to models that serve. No asyncio, no web, no transport."""

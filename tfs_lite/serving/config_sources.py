@@ -1,0 +1,264 @@
+"""What a server is to serve when it starts: from the source of models that its options name.
+
+What keeps the served set up to date by itself: the config file, or the model repository.
+
+Both end in the change that clients may ask for by a reload, but wait for no model: one that takes long to load must
+not hide the next change. What goes wrong is logged once per cause, and tried again.
+
+Which models a server could load on request, and where they are: looked up anew for each call.
+
+They come from the model repository, from the config file, or are the one model of a base path, as the options say.
+
+Which versions of the models of a repository are wanted: what each model's own config says, read when it changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tfs_lite.config.model_server import ModelConfig, ModelServerConfig, VersionPolicy, one_model
+from tfs_lite.config.settings import Document, build
+from tfs_lite.config.text import read_model_server_config
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
+from tfs_lite.serving.config_checks import base_directory
+from tfs_lite.serving.model_configs import base_settings, config_files, wanted_by
+from tfs_lite.serving.options import ServerOptions
+from tfs_lite.serving.source_chain import Platforms
+from tfs_lite.sources.disk import Disk, Entry, RealDisk
+from tfs_lite.sources.repository import ModelRepository, models_in
+
+
+def read_first_config(options: ServerOptions) -> ModelServerConfig:
+    """From the config file or the base path. Raises INVALID_ARGUMENT or NOT_FOUND in one line that says where and
+    what. A model repository is looked through by its follower instead."""
+    directory = working_directory(options)
+    if options.model_config_file:
+        return read_config_file(options.model_config_file, directory)
+    if options.model_base_path:
+        return one_model(options.model_name, options.model_base_path, directory)
+    raise invalid_argument(
+        "nothing to serve: set model_base_path, model_config_file or model_repository (--model_base_path=DIR ...)"
+    )
+
+
+def read_config_file(path: str, directory: Path) -> ModelServerConfig:
+    """A config file of this server: every mistake in it, an unsupported platform too, is told with its place."""
+    return read_model_server_config(path, directory, Platforms.known().named)
+
+
+def working_directory(options: ServerOptions) -> Path:
+    """What relative base paths in flags and files are below."""
+    return base_directory(options) or Path.cwd()
+
+
+logger = logging.getLogger(__name__)
+
+Apply = Callable[[ModelServerConfig], None]
+_Found = tuple[str, VersionPolicy]
+"""A base path, and which versions there are wanted."""
+
+
+class ConfigFileFollower:
+    """Reads the file again and again and applies it when it means something else, or when the last time failed."""
+
+    def __init__(
+        self, path: str, working_directory: Path, interval: float, applied: ModelServerConfig, apply: Apply
+    ) -> None:
+        self._path = path
+        self._working_directory = working_directory
+        self._applied: ModelServerConfig | None = applied
+        self._apply = apply
+        self._complaint = ""
+        self._thread = PeriodicThread("tfs-config-file", self.poll, interval)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._thread.stop()
+
+    def poll(self) -> None:
+        """Looks once. Never raises for what is in the file."""
+        try:
+            config = read_config_file(self._path, self._working_directory)
+            if config != self._applied:
+                self._applied = None
+                self._apply(config)
+                self._applied = config
+            self._complaint = ""
+        except ServingError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
+
+
+class RepositoryFollower:
+    """Serves every model of a directory, also those that appear later, in the versions that its config asks for.
+    ``first_look`` -> ``start`` -> ``close``."""
+
+    def __init__(
+        self, options: ServerOptions, clock: Clock, check: Callable[[ModelServerConfig], None], apply: Apply
+    ) -> None:
+        self._check = check
+        self._apply = apply
+        self._following = threading.Event()
+        self._policies = RepositoryPolicies()
+        self._found: dict[str, _Found] = {}
+        self._skipped: dict[str, str] = {}
+        self._path = os.path.abspath(options.model_repository)
+        interval = options.file_system_poll_wait_seconds
+        self._repository = ModelRepository(
+            self._path,
+            RealDisk(),
+            clock,
+            self._on_change,
+            poll_interval=interval if interval > 0 else None,
+            watch=interval > 0,
+            every_look=True,
+        )
+
+    def first_look(self) -> ModelServerConfig:
+        """What is there now. FAILED_PRECONDITION if there is no such directory."""
+        if not os.path.isdir(self._path):
+            raise failed_precondition("the model repository is no directory (--model_repository)")
+        self._repository.poll()
+        return self._config(self._found)
+
+    def start(self) -> None:
+        self._following.set()
+        self._repository.start()
+
+    def close(self) -> None:
+        self._repository.close()
+
+    def _on_change(self, models: Mapping[str, str]) -> None:
+        policies = self._policies.read(models)
+        before, self._found = self._found, {name: (path, policies[name]) for name, path in models.items()}
+        if not self._following.is_set() or self._found == before:
+            return
+        try:
+            self._apply(self._config(self._found))
+        except ServingError as error:
+            logger.error("the models of the repository were refused, nothing changed: %s", str(error))
+
+    def _config(self, models: Mapping[str, _Found]) -> ModelServerConfig:
+        """A model that cannot be served is left out, so that it does not stand in the way of the others."""
+        accepted = {name: found for name, found in models.items() if self._accepts(name, found)}
+        return _config(accepted)
+
+    def _accepts(self, name: str, found: _Found) -> bool:
+        try:
+            self._check(_config({name: found}))
+        except ServingError as error:
+            if self._skipped.get(name) != str(error):
+                self._skipped[name] = str(error)
+                logger.error("model %r of the repository is not served: %s", name, str(error))
+            return False
+        self._skipped.pop(name, None)
+        return True
+
+
+def _config(models: Mapping[str, _Found]) -> ModelServerConfig:
+    entries = [
+        {"name": name, "base_path": path, "model_version_policy": policy} for name, (path, policy) in models.items()
+    ]
+    return build(ModelServerConfig, Document({"model_config_list": {"config": entries}}))
+
+
+class Catalogue:
+    """Any thread may call any method; each reads files."""
+
+    def __init__(self, options: ServerOptions, disk: Disk | None = None) -> None:
+        self._options = options
+        self._disk = disk or RealDisk()
+        self._root = os.path.abspath(options.model_repository) if options.model_repository else ""
+
+    @property
+    def is_repository(self) -> bool:
+        """Whether a model's own config says which of its versions are wanted."""
+        return bool(self._root)
+
+    def check(self) -> None:
+        """FAILED_PRECONDITION if the repository is no directory; the error of a config file that is wrong."""
+        if not self._root:
+            read_first_config(self._options)
+        elif not os.path.isdir(self._root):
+            raise failed_precondition("the model repository is no directory (--model_repository)")
+
+    def find(self, name: str) -> ModelConfig | None:
+        """None for a model that is not there. ServingError if the place where models are said cannot be read."""
+        if not self._root:
+            return next((model for model in read_first_config(self._options).models if model.name == name), None)
+        listing = {name: self._list(os.path.join(self._root, name))}
+        return one_entry(name, os.path.join(self._root, name)) if models_in(listing, ()) else None
+
+    def names(self) -> list[str]:
+        """Every model that could be loaded; none where they cannot be read."""
+        try:
+            if not self._root:
+                return [model.name for model in read_first_config(self._options).models]
+            children = [entry.name for entry in self._disk.list_directory(self._root) if entry.is_directory]
+        except (OSError, ServingError):
+            return []
+        listing: Mapping[str, list[Entry]] = {child: self._list(os.path.join(self._root, child)) for child in children}
+        return models_in(listing, ())
+
+    def _list(self, path: str) -> list[Entry]:
+        try:
+            return self._disk.list_directory(path)
+        except OSError:
+            return []
+
+
+def one_entry(name: str, base_path: str) -> ModelConfig:
+    """INVALID_ARGUMENT for a name that a client could not say."""
+    data = {"model_config_list": {"config": [{"name": name, "base_path": base_path}]}}
+    return build(ModelServerConfig, Document(data)).models[0]
+
+
+_Stamp = tuple[tuple[str, int, int, int], ...]
+_LATEST = VersionPolicy()
+
+
+class RepositoryPolicies:
+    """Remembers what it read for as long as the files do not change. One thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[_Stamp, VersionPolicy]] = {}
+
+    def read(self, models: Mapping[str, str]) -> dict[str, VersionPolicy]:
+        """By name; ``models`` has the base paths. While a config is wrong, the policy stays what it was."""
+        for name in self._known.keys() - models.keys():
+            del self._known[name]
+        return {name: self._read(name, base) for name, base in models.items()}
+
+    def _read(self, name: str, base: str) -> VersionPolicy:
+        stamp = _stamp(base)
+        before = self._known.get(name)
+        if before is not None and before[0] == stamp:
+            return before[1]
+        policy = before[1] if before is not None else _LATEST
+        try:
+            policy = wanted_by(base_settings(base, name))
+        except ServingError as error:
+            logger.error("model %s: its version policy stays as it is, for its config is wrong: %s", name, str(error))
+        self._known[name] = (stamp, policy)
+        return policy
+
+
+def _stamp(base: str) -> _Stamp:
+    """Another one whenever a config beside the versions was changed."""
+    found = []
+    for name in config_files(base):
+        try:
+            stat = os.stat(os.path.join(base, name))
+        except FileNotFoundError:
+            continue
+        found.append((name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(found)

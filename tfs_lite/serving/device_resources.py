@@ -1,0 +1,92 @@
+"""What this machine has for models, and what they take of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+from tfs_lite.adapters.device import check_device, limit_gpu_memory, machine_resources
+from tfs_lite.adapters.loader import AdapterSettings, Opens, ServableFactory, no_warm_up, open_here
+from tfs_lite.adapters.model_warmup import no_model_warmup, warm_models
+from tfs_lite.adapters.trust import TrustedPaths
+from tfs_lite.adapters.warmup import Warmup, WarmupReport, nobody_listens
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.text import load_model_settings
+from tfs_lite.core.resources import NO_RESOURCES, ResourceUtil
+from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.managers.resource_tracker import ResourceTracker
+from tfs_lite.serving.load_journal import LoadJournal
+from tfs_lite.serving.metrics import ResourceUse
+from tfs_lite.serving.options import ServerOptions
+
+_PERMANENT = frozenset(
+    {
+        StatusCode.INVALID_ARGUMENT,
+        StatusCode.PERMISSION_DENIED,
+        StatusCode.UNIMPLEMENTED,
+        StatusCode.DATA_LOSS,
+    }
+)
+
+
+def may_be_retried(status: Status) -> bool:
+    """Whether another attempt at the same files may end differently. An artefact that was inspected and refused stays
+    refused until its files change, and then it is looked at anew in any case."""
+    return status.code not in _PERMANENT and status.reason is not Reason.FILES_REFUSED
+
+
+def read_settings(directory: str, model: str) -> ModelSettings | None:
+    """From the files of the version in ``directory``."""
+    return load_model_settings(Path(directory), model)
+
+
+def adapter_settings(
+    options: ServerOptions,
+    servable_factory: ServableFactory,
+    opens: Opens = open_here,
+    on_warm_up: Callable[[WarmupReport], None] = nobody_listens,
+    model_settings: Callable[[str, str], ModelSettings | None] = read_settings,
+) -> AdapterSettings:
+    """How models are loaded here: where, on whose trust, and after which first requests. Raises if there is no such
+    device."""
+    check_device(options.device)
+    warm_up = Warmup(
+        options.num_request_iterations_for_warmup,
+        on_warm_up,
+        check_method_names=options.enable_signature_method_name_check,
+    )
+    return AdapterSettings(
+        warm_up=warm_up if options.enable_model_warmup else no_warm_up,
+        warm_models=warm_models if options.enable_model_warmup else no_model_warmup,
+        drop_file_caches=options.flush_filesystem_caches,
+        servable_factory=servable_factory,
+        opens=opens,
+        device=options.device,
+        trusted=TrustedPaths.of(options.trusted_model_base_paths),
+        model_settings=model_settings,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Its devices with their memory. ``tracker`` decides with them whether one more version fits."""
+
+    util: ResourceUtil
+    tracker: ResourceTracker
+
+    @classmethod
+    def measure(cls, memory_limit_bytes: int, gpu_fraction: float = 0.0) -> Machine:
+        """``memory_limit_bytes`` lowers main memory, ``gpu_fraction`` that of each GPU; 0: no limit but the machine's
+        own."""
+        limit_gpu_memory(gpu_fraction)
+        devices, total = machine_resources(memory_limit_bytes or None, gpu_fraction)
+        util = ResourceUtil(devices)
+        return cls(util, ResourceTracker(util, total))
+
+    def use(self, journal: LoadJournal) -> Iterable[ResourceUse]:
+        """What the versions in memory hold now, as their loaders know it."""
+        used = reduce(self.util.add, journal.held(), NO_RESOURCES)
+        for resource, total in self.tracker.total.entries.items():
+            yield ResourceUse(resource.device, resource.instance or 0, used.entries.get(resource, 0), total)

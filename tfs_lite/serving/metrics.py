@@ -1,0 +1,151 @@
+"""What the metrics page says about versions, memory and reloads.
+
+Counters follow the manager's events. Everything that is a state (versions, memory, queues) is read when the page is
+asked for, so it can neither grow without bound nor be out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.state import ManagerState, ServableState
+from tfs_lite.core.status import StatusCode
+from tfs_lite.serving.load_journal import LoadAttempt
+from tfs_lite.serving.model_states import ModelReport
+
+KEPT_MODELS = 100
+LOAD_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+class LifecycleMetrics:
+    """Called on the publisher's thread of each event; every method is short."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        model = ("model",)
+        self._loads = Counter("tfs_lite_model_loads", "Versions that became available.", model, registry=registry)
+        self._failures = Counter(
+            "tfs_lite_model_load_failures", "Versions that were given up.", model, registry=registry
+        )
+        self._unloads = Counter("tfs_lite_model_unloads", "Versions that were unloaded.", model, registry=registry)
+        self._attempts = Counter(
+            "tfs_lite_model_load_attempts", "Calls of a loader.", ("model", "result"), registry=registry
+        )
+        self._seconds = Histogram(
+            "tfs_lite_model_load_seconds",
+            "Duration of successful loads.",
+            model,
+            buckets=LOAD_BUCKETS,
+            registry=registry,
+        )
+        self._reloads = Counter("tfs_lite_config_reloads", "Configs applied.", ("result",), registry=registry)
+
+    def on_event(self, event: ServableState) -> None:
+        name = event.id.name
+        if event.state is ManagerState.AVAILABLE:
+            self._loads.labels(name).inc()
+        elif event.state is ManagerState.END and event.health.ok:
+            self._unloads.labels(name).inc()
+        elif event.state is ManagerState.END and event.health.code is not StatusCode.CANCELLED:
+            self._failures.labels(name).inc()
+
+    def on_attempt(self, attempt: LoadAttempt) -> None:
+        self._attempts.labels(attempt.id.name, "ok" if attempt.status.ok else "failed").inc()
+        if attempt.status.ok:
+            self._seconds.labels(attempt.id.name).observe(attempt.seconds)
+
+    def model_gone(self, name: str) -> None:
+        """Its series go."""
+        for metric in (self._loads, self._failures, self._unloads, self._seconds):
+            remove_series(metric, name)
+        for result in ("ok", "failed"):
+            remove_series(self._attempts, name, result)
+
+    def on_reload(self, ok: bool) -> None:
+        self._reloads.labels("ok" if ok else "failed").inc()
+
+
+class GoneModels:
+    """Keeps the series of models that were removed from the config for a while. Used by one thread at a time."""
+
+    def __init__(self, keep: int = KEPT_MODELS) -> None:
+        self._keep = keep
+        self._names: list[str] = []
+
+    def update(self, added: Collection[str], removed: Collection[str]) -> list[str]:
+        """The names whose series are to be dropped now: those that have been gone the longest."""
+        self._names = [name for name in self._names if name not in added] + list(removed)
+        surplus = max(len(self._names) - self._keep, 0)
+        dropped, self._names = self._names[:surplus], self._names[surplus:]
+        return dropped
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUse:
+    """One kind of memory on one device, in bytes."""
+
+    device: str
+    instance: int
+    used: int
+    total: int
+
+
+class StateCollector(Collector):
+    """Reads the current state once per page, on the thread that makes the page."""
+
+    def __init__(
+        self,
+        reports: Callable[[], Sequence[ModelReport]],
+        resources: Callable[[], Iterable[ResourceUse]],
+        queues: Callable[[], Iterable[tuple[ServableId, int]]],
+    ) -> None:
+        self._reports = reports
+        self._resources = resources
+        self._queues = queues
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._states()
+        yield from self._memory()
+        yield self._depths()
+
+    def _states(self) -> Metric:
+        states = GaugeMetricFamily(
+            "tfs_lite_model_version_state", "1 for the state a version is in.", labels=("model", "version", "state")
+        )
+        for report in self._reports():
+            for version in report.versions:
+                states.add_metric((report.name, str(version.version), version.state.name), 1)
+        return states
+
+    def _memory(self) -> Iterator[Metric]:
+        labels = ("device", "instance")
+        used = GaugeMetricFamily("tfs_lite_memory_used_bytes", "Memory set aside for models.", labels=labels)
+        total = GaugeMetricFamily("tfs_lite_memory_total_bytes", "Memory that models may take.", labels=labels)
+        for use in self._resources():
+            used.add_metric((use.device, str(use.instance)), use.used)
+            total.add_metric((use.device, str(use.instance)), use.total)
+        yield from (used, total)
+
+    def _depths(self) -> Metric:
+        depths = GaugeMetricFamily(
+            "tfs_lite_queue_depth", "Requests that wait for a version's thread.", labels=("model", "version")
+        )
+        for servable_id, depth in self._queues():
+            depths.add_metric((servable_id.name, str(servable_id.version)), depth)
+        return depths
+
+
+def remove_series(metric: Counter | Gauge | Histogram, *labels: str) -> None:
+    """Older releases of prometheus_client raise when there is nothing to remove."""
+    try:
+        metric.remove(*labels)
+    except KeyError:
+        return

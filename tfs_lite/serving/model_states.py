@@ -1,0 +1,150 @@
+"""What is known about every model, put together from those who know a part of it.
+
+    manager's events   which state each version is in
+    the source         which versions are wanted, which still wait and why, why a model has nothing to offer
+    the load journal   why the last attempt failed, while the next one is still to come
+    the config         which models are served at all
+
+:func:`visible_versions` is the rule by which these become one list; the class only remembers the parts.
+
+What is known about a model, as clients may see it. Values only; ``view`` makes them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfs_lite.core.servable import ServableData, ServableId
+from tfs_lite.core.source import AspiredVersionsCallback
+from tfs_lite.core.state import ManagerState, TimedState
+from tfs_lite.core.status import OK, Status, StatusCode
+from tfs_lite.protocols.tensorflow.serving import VersionState, VersionStatus
+from tfs_lite.serving.load_journal import LoadAttempt
+from tfs_lite.sources.source_config import SourceReport
+
+States = Callable[[str], Mapping[int, TimedState]]
+"""The last event of each version of a model."""
+
+_WIRE = {
+    ManagerState.START: VersionState.START,
+    ManagerState.LOADING: VersionState.LOADING,
+    ManagerState.AVAILABLE: VersionState.AVAILABLE,
+    ManagerState.UNLOADING: VersionState.UNLOADING,
+    ManagerState.END: VersionState.END,
+}
+
+
+_ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
+
+
+def visible_versions(
+    states: Mapping[int, TimedState],
+    waiting: Mapping[int, str],
+    last_attempt: Callable[[int], LoadAttempt | None],
+) -> tuple[VersionStatus, ...]:
+    """Highest version first. A version that waits shows as START with the reason, unless the manager still has it; one
+    between two attempts shows the last attempt's error."""
+    found: dict[int, VersionStatus] = {}
+    for version, timed in states.items():
+        health = timed.state.health
+        if timed.state.state in _ON_THE_WAY and health.ok and (attempt := last_attempt(version)):
+            health = attempt.status
+        found[version] = VersionStatus(version, _WIRE[timed.state.state], health)
+    for version, reason in waiting.items():
+        if version not in found or found[version].state is VersionState.END:
+            found[version] = VersionStatus(version, VersionState.START, Status(StatusCode.UNAVAILABLE, reason))
+    return tuple(found[version] for version in sorted(found, reverse=True))
+
+
+class ServingView:
+    """Any thread may call any method; none of them waits for anything but this object's short lock."""
+
+    def __init__(
+        self,
+        states: States,
+        last_attempt: Callable[[ServableId], LoadAttempt | None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._states = states
+        self._last_attempt = last_attempt
+        self._on_change = on_change
+        self._lock = threading.Lock()  # guards the fields below
+        self._configured: tuple[str, ...] = ()
+        self._aspired: dict[str, tuple[ServableId, ...]] = {}
+        self._source: dict[str, SourceReport] = {}
+
+    @property
+    def configured(self) -> tuple[str, ...]:
+        """The served models, in the order of the config."""
+        return self._configured
+
+    def configure(self, names: Iterable[str]) -> None:
+        """These models are served now. What the source said about others is forgotten."""
+        with self._lock:
+            self._configured = tuple(names)
+            for kept in (self._source, self._aspired):
+                for name in [name for name in kept if name not in self._configured]:
+                    del kept[name]
+        self._on_change()
+
+    def on_source_report(self, report: SourceReport) -> None:
+        with self._lock:
+            self._source[report.name] = report
+        self._on_change()
+
+    def tap(self, callback: AspiredVersionsCallback[Any]) -> AspiredVersionsCallback[Any]:
+        """A callback that notes which versions are wanted and passes the list on."""
+
+        def note(name: str, versions: Sequence[ServableData[Any]]) -> None:
+            wanted = tuple(item.id for item in versions)
+            with self._lock:
+                changed = self._aspired.get(name) != wanted
+                self._aspired[name] = wanted
+            callback(name, versions)
+            if changed:
+                self._on_change()
+
+        return note
+
+    def aspired(self, name: str) -> tuple[ServableId, ...]:
+        with self._lock:
+            return self._aspired.get(name, ())
+
+    def source_report(self, name: str) -> SourceReport | None:
+        with self._lock:
+            return self._source.get(name)
+
+    def states(self, name: str) -> Mapping[int, TimedState]:
+        return self._states(name)
+
+    def last_attempt(self, servable_id: ServableId) -> LoadAttempt | None:
+        return self._last_attempt(servable_id)
+
+    def report(self, name: str) -> ModelReport:
+        source = self.source_report(name)
+        versions = visible_versions(
+            self._states(name),
+            source.waiting if source else {},
+            lambda version: self._last_attempt(ServableId(name, version)),
+        )
+        return ModelReport(name, versions, source.problem if source else OK)
+
+    def reports(self) -> list[ModelReport]:
+        """Every configured model, in the order of the config."""
+        return [self.report(name) for name in self._configured]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """One model: its versions, the highest first, and why it has nothing to offer if that is so."""
+
+    name: str
+    versions: tuple[VersionStatus, ...] = ()
+    problem: Status = OK
+
+    @property
+    def available(self) -> bool:
+        return any(version.state is VersionState.AVAILABLE for version in self.versions)

@@ -1,0 +1,209 @@
+"""Every setting of a server, under the name of its flag.
+
+The defaults are those of a server made in Python: free ports, loopback only. The command line has a table of its own
+with the defaults of ``tensorflow_model_server`` and hands over the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfs_lite.core.status import invalid_argument
+from tfs_lite.server.grpc.factory import GRPC_SERVERS
+from tfs_lite.serving.response_cache_config import cache_bytes
+
+MIB = 1024 * 1024
+
+CONTROL_MODES = ("poll", "none", "explicit")
+EVERY_MODEL = "*"
+VERSION_POLICIES = ("availability", "resource")
+WORKERS = ("thread", "process")
+SEND_BATCHES = ("expect", "greedy")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Checked on construction; INVALID_ARGUMENT names the field. Sizes are in bytes, times as the name says."""
+
+    # where it listens
+    host: str = "127.0.0.1"
+    port: int | None = 0
+    """gRPC. 0: a free one; None: no gRPC over TCP."""
+    rest_api_port: int | None = 0
+    """HTTP. 0: a free one; None: no HTTP."""
+    grpc_socket_path: str = ""
+    ssl_config_file: str = ""
+    """TLS for gRPC: an SSLConfig (text proto or YAML), read again when it changes."""
+    grpc_channel_arguments: str = ""
+    """``name=value,...`` for gRPC's own settings."""
+    grpc_server: str = "native"
+    """Who speaks gRPC: our own transport (``native``), or gRPC's library (``grpcio``)."""
+    grpc_max_threads: int = 0
+    """The most gRPC calls inside at once; one more is refused. 0: no limit."""
+    rest_api_num_threads: int = 4
+    """Threads that parse and print large HTTP bodies."""
+    rest_api_timeout_in_ms: int = 30_000
+    """Of a prediction over HTTP; 0 or less: none."""
+    rest_api_enable_cors_support: bool = False
+    monitoring_config_file: str = ""
+    """Where the page with TensorFlow Serving's metric names is, or that there is none."""
+
+    # what it serves: one of the three
+    model_name: str = "default"
+    model_base_path: str = ""
+    model_config_file: str = ""
+    model_repository: str = ""
+    model_config_file_poll_wait_seconds: float = 0
+    """Above 0: the file is read again this often, and applied when it has changed."""
+    model_control_mode: str = "poll"
+    """``poll``: watched and polled; ``none``: what is there at the start, later changes are ignored; ``explicit``:
+    nothing but what ``load_model`` names and what the repository calls of V2 load and unload."""
+    load_model: tuple[str, ...] = ()
+    """In the mode explicit: the models of the start; a single ``*``: all that there are."""
+    model_config_list_root_dir: str | None = None
+    """When set (absolute), relative base paths are below it."""
+    allowed_model_base_paths: tuple[str, ...] = ()
+    """When set, a model's base path must lie below one of these directories."""
+    trusted_model_base_paths: tuple[str, ...] = ()
+    """Globs; below them models may bring code of their own."""
+
+    # versions
+    file_system_poll_wait_seconds: float = 1
+    """Above 0: poll this often; 0: once; below: never."""
+    version_quiet_period_seconds: float = 2.0
+    """A version without a manifest counts as complete when its files have not changed for so long."""
+    aspired_version_policy: str = "availability"
+    allow_version_labels_for_unavailable_models: bool = False
+
+    # loading
+    num_load_threads: int = 1
+    num_unload_threads: int = 1
+    num_initial_load_threads: int = 4
+    """While the models known at the start are loaded."""
+    max_num_load_retries: int = 5
+    load_retry_interval_micros: int = 60_000_000
+    reload_timeout_seconds: float = 120.0
+    """How long applying a config waits for the new models to answer."""
+    enable_model_warmup: bool = True
+    num_request_iterations_for_warmup: int = 0
+    """How often each warm-up request is sent; 0 or less counts as 1."""
+    flush_filesystem_caches: bool = True
+    """After a load, the system may forget the files that were read."""
+    device: str = "auto"
+    per_process_gpu_memory_fraction: float = 0.0
+    """The share of a GPU's memory that torch may take; 0: all of it."""
+    total_model_memory_limit_bytes: int = 0
+    """Main memory for all models; 0: what the machine has."""
+
+    # running models
+    enable_batching: bool = False
+    """Requests that wait for a model are run together. A model's own ``dynamic_batching`` counts with and without."""
+    batching_parameters_file: str = ""
+    enable_per_model_batching_parameters: bool = False
+    """A version is batched by the ``batching_params.pbtxt`` in its directory, and not at all without one."""
+    send_batches: str = "expect"
+    """When a batch without a delay leaves that could still grow: when no more requests are to be expected soon, or
+    (``greedy``) at once."""
+    worker: str = "thread"
+    """Where models live whose config does not say: in a ``thread`` of the server or in a ``process`` of their own."""
+    sequence_drain_seconds: float = 60.0
+    """How long a withdrawn version stays for the sequences that have not ended."""
+    openai_timeout_seconds: float = 600.0
+    """The most for a request of OpenAI's API; it may ask for less."""
+    cache_config: str = ""
+    """The response cache, as ``local,size=BYTES``; empty: there is none."""
+
+    # answers
+    enable_signature_method_name_check: bool = False
+    """A signature may be called only by the method that it is meant for."""
+    enable_serialization_as_tensor_content: bool = False
+    """Tensors in gRPC answers are raw bytes instead of typed fields."""
+
+    # the process
+    drain_timeout_seconds: float = 30.0
+    ready_requires_all_models: bool = False
+    exit_on_initial_load_failure: bool = False
+
+    # bounds of requests
+    max_message_bytes: int = 100 * MIB
+    """Of a gRPC message or an HTTP body."""
+    max_queued_requests: int = 1000
+    """Per servable; a request beyond it is refused at once."""
+
+    def __post_init__(self) -> None:
+        self._check_sources()
+        self._check_choice("model_control_mode", CONTROL_MODES)
+        self._check_first_models()
+        self._check_choice("aspired_version_policy", VERSION_POLICIES)
+        self._check_choice("send_batches", SEND_BATCHES)
+        self._check_choice("worker", WORKERS)
+        self._check_choice("grpc_server", GRPC_SERVERS)
+        cache_bytes(self.cache_config)
+        if self.port is None and not self.grpc_socket_path:
+            raise invalid_argument("neither port nor grpc_socket_path is set: there is no way in for gRPC")
+        if self.port and self.port == self.rest_api_port:
+            raise invalid_argument(f"port and rest_api_port are both {self.port}")
+        for name, least in _MINIMA.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise invalid_argument(f"{name} is {value}, expected at least {least}")
+        if not 0 <= self.per_process_gpu_memory_fraction <= 1:
+            raise invalid_argument(
+                f"per_process_gpu_memory_fraction is {self.per_process_gpu_memory_fraction}, expected 0 to 1"
+            )
+
+    def _check_sources(self) -> None:
+        if self.model_repository and (self.model_base_path or self.model_config_file):
+            other = "model_config_file" if self.model_config_file else "model_base_path"
+            raise invalid_argument(f"model_repository and {other} are both set: each says what is served, choose one")
+        if self.model_base_path and not self.model_name:
+            raise invalid_argument("model_base_path is set and model_name is empty")
+        root = self.model_config_list_root_dir
+        if root is not None and not root.startswith("/"):
+            raise invalid_argument(f"model_config_list_root_dir is {root!r}, expected an absolute path")
+
+    def _check_first_models(self) -> None:
+        if self.load_model and not self.is_explicit:
+            raise invalid_argument("load_model is set without setting model_control_mode to explicit")
+        if EVERY_MODEL in self.load_model and len(self.load_model) > 1:
+            raise invalid_argument(f"load_model: {EVERY_MODEL} stands for all models and must stand alone")
+
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise invalid_argument(f"{name} is {value!r}, expected one of: {', '.join(choices)}")
+
+    @property
+    def follows_changes(self) -> bool:
+        """Whether the disk and the config are looked at again after the start."""
+        return self.model_control_mode == "poll"
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether models are loaded and unloaded by calls only."""
+        return self.model_control_mode == "explicit"
+
+    @property
+    def looks_at_disk(self) -> bool:
+        """False: versions are never looked for, so nothing is worth waiting for."""
+        return self.file_system_poll_wait_seconds >= 0 or not self.follows_changes
+
+
+_MINIMA = {
+    "port": 0,
+    "rest_api_port": 0,
+    "grpc_max_threads": 0,
+    "rest_api_num_threads": 1,
+    "num_load_threads": 0,
+    "num_unload_threads": 0,
+    "num_initial_load_threads": 1,
+    "max_num_load_retries": 0,
+    "version_quiet_period_seconds": 0,
+    "reload_timeout_seconds": 0,
+    "total_model_memory_limit_bytes": 0,
+    "drain_timeout_seconds": 0,
+    "max_message_bytes": 1,
+    "max_queued_requests": 1,
+    "sequence_drain_seconds": 0,
+    "openai_timeout_seconds": 0.001,
+}

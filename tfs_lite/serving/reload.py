@@ -1,0 +1,173 @@
+"""Applying a config to a running server: checked whole, compared, and only then carried out.
+
+A config that cannot be accepted changes nothing. One that is accepted stays, also when a model in it fails to load:
+the failure is reported, and the model is tried again when its files change.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tfs_lite.config.diff import ConfigDiff, ModelChange, check_platforms, diff
+from tfs_lite.config.model_server import ModelServerConfig
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.managers.labels import LabelRules, VersionLabels, check_labels
+from tfs_lite.request_log.sampler import RequestLogs
+from tfs_lite.serving.config_checks import (
+    check_actual_platforms,
+    check_models,
+    logged_models,
+    source_config,
+    version_labels,
+)
+from tfs_lite.serving.load_waiter import ModelWaiter
+from tfs_lite.serving.model_states import ServingView
+from tfs_lite.serving.options import ServerOptions
+from tfs_lite.serving.source_chain import Platforms, Topology
+
+logger = logging.getLogger(__name__)
+
+
+class AppliedButIncomplete(ServingError):
+    """The config is in force, but not every new model of it became available. Any other error of a reload means that
+    it was refused and nothing changed."""
+
+    def __init__(self, reason: ServingError) -> None:
+        super().__init__(reason.code, f"config applied; {reason}")
+
+
+class Reloader:
+    """One config at a time: a second caller of ``apply`` waits for the first, but not for ever; ``follow`` waits for
+    nobody's models. Never call it on the event loop."""
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        topology: Topology,
+        platforms: Platforms,
+        labels: VersionLabels,
+        view: ServingView,
+        waiter: ModelWaiter,
+        logs: RequestLogs,
+        clock: Clock,
+        is_available: Callable[[ServableId], bool],
+        actual_platforms: Callable[[], Mapping[str, str]],
+        on_applied: Callable[[ConfigDiff], None],
+    ) -> None:
+        self._options = options
+        self._topology = topology
+        self._platforms = platforms
+        self._labels = labels
+        self._view = view
+        self._waiter = waiter
+        self._logs = logs
+        self._clock = clock
+        self._is_available = is_available
+        self._actual_platforms = actual_platforms
+        self._on_applied = on_applied
+        self._applying = threading.Lock()  # held by one caller of apply at a time, its wait included
+        self._committing = threading.Lock()  # guards _config; held while a config is carried out, never in a wait
+        self._config: ModelServerConfig | None = None
+
+    def check(self, config: ModelServerConfig) -> None:
+        """Raises what :meth:`apply` would raise before it changes anything, labels aside."""
+        check_models(config, self._platforms.named, self._options.allowed_model_base_paths)
+        self._logs.check(logged_models(config))
+
+    def apply(self, config: ModelServerConfig) -> str:
+        """Returns once every new model is available, with what was applied. :class:`AppliedButIncomplete` names those
+        that are not, with the reasons (UNKNOWN), or says that the server stops (UNAVAILABLE).
+
+        Any other error leaves everything as it was: INVALID_ARGUMENT, FAILED_PRECONDITION, and UNAVAILABLE before the
+        first config or when another reload takes too long.
+        """
+        if not self._applying.acquire(timeout=self._options.reload_timeout_seconds):
+            raise ServingError(StatusCode.UNAVAILABLE, "another config is still being applied; try again later")
+        try:
+            since = self._clock.time()
+            with self._committing:
+                self._require_started()
+                change = self._commit(config)
+            result = self._waiter.wait(change.awaited, self._options.reload_timeout_seconds, since=since)
+        finally:
+            self._applying.release()
+        if self._waiter.closed:
+            raise AppliedButIncomplete(ServingError(StatusCode.UNAVAILABLE, "the server is shutting down"))
+        if result.error is not None:
+            raise AppliedButIncomplete(result.error)
+        return change.summary
+
+    def follow(self, config: ModelServerConfig) -> None:
+        """Like :meth:`apply`, but nothing is waited for: a new model that takes long must not hold up the next change.
+        How the models fare, their states tell."""
+        with self._committing:
+            self._require_started()
+            self._commit(config)
+
+    def apply_first(self, config: ModelServerConfig) -> None:
+        """The config of the start: nothing is waited for, and labels apply when their versions are available."""
+        with self._committing:
+            self._commit(config)
+
+    def _require_started(self) -> None:
+        if self._waiter.closed:
+            raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down")
+        if self._config is None:
+            raise ServingError(StatusCode.UNAVAILABLE, "the server is starting; try again in a moment")
+
+    def _commit(self, config: ModelServerConfig) -> _Change:
+        """Carries the config out. The models that are to be waited for are the new ones."""
+        old, difference = self._config, diff(self._config, config)
+        if old is not None and not (difference.added or difference.removed or difference.changed):
+            return _Change((), _summary(difference))
+        self.check(config)
+        self._check_against(config, difference)
+        self._logs.configure(logged_models(config))
+        self._config = config
+        self._labels.replace(version_labels(config))
+        self._view.configure(model.name for model in config.models)
+        self._topology.reconfigure(config, source_config(config, self._options), old)
+        self._on_applied(difference)
+        summary = _summary(difference)
+        logger.info("config applied: %s", summary)
+        return _Change(tuple(m.name for m in difference.added if self._options.looks_at_disk), summary)
+
+    def _check_against(self, config: ModelServerConfig, difference: ConfigDiff) -> None:
+        check_platforms(difference)
+        check_actual_platforms(difference, self._actual_platforms())
+        check_labels(
+            version_labels(config),
+            self._labels.table,
+            self._is_available,
+            LabelRules(allow_for_unavailable=self._options.allow_version_labels_for_unavailable_models),
+            first_config=self._config is None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What a config brought: the models that are to be waited for, and all of it in words."""
+
+    awaited: tuple[str, ...]
+    summary: str
+
+
+def _summary(difference: ConfigDiff) -> str:
+    """``added [a], removed [b], changed [c: base_path], 3 unchanged``."""
+    added = ", ".join(model.name for model in difference.added)
+    removed = ", ".join(model.name for model in difference.removed)
+    changed = ", ".join(map(_described, difference.changed))
+    return f"added [{added}], removed [{removed}], changed [{changed}], {len(difference.unchanged)} unchanged"
+
+
+def _described(change: ModelChange) -> str:
+    """``m: base_path and version_labels``, and what an operator had better know at once."""
+    gone = "base_path" in change.fields and not os.path.isdir(change.new.base_path)
+    warning = ", which does not exist: it keeps the versions that it has" if gone else ""
+    return f"{change.new.name}: {' and '.join(change.fields)}{warning}"

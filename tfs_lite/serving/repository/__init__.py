@@ -1,0 +1,1 @@
+"""Models that clients load and unload by name: Triton's repository calls."""

@@ -1,0 +1,344 @@
+"""Loading and unloading models by call, for servers in the explicit control mode.
+
+A load call looks at the model on disk and brings the server to what it finds there:
+
+    find model, config and versions -> change numbers of instances -> load what else has changed beside what is served
+    -> offer new versions and wait for them -> give the changed ones up and offer their new state -> offer exactly what
+    is wanted
+
+If anything fails before the end, what was offered before is offered again, so the old versions go on serving, and the
+caller gets the error. The disk is looked at during a call and never in between.
+
+Whether a version that is to be loaded by call is all there: if it has a manifest, its files must be those listed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.model_server import ModelConfig, ModelConfigList, ModelServerConfig
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.executor import PoolExecutor
+from tfs_lite.core.manifest import MANIFEST_NAME
+from tfs_lite.core.servable import ServableData, ServableId
+from tfs_lite.core.status import OK, ServingError, Status, StatusCode, invalid_argument
+from tfs_lite.server.v2.control import RepositoryValue
+from tfs_lite.serving.config_sources import Catalogue, one_entry
+from tfs_lite.serving.model_configs import (
+    ConfigOverride,
+    base_settings,
+    newest_config,
+    settings_from_json,
+    wanted_by,
+)
+from tfs_lite.serving.options import EVERY_MODEL
+from tfs_lite.serving.repository.plan import (
+    FoundVersion,
+    LoadPlan,
+    OfferedVersion,
+    find_versions,
+    load_failure,
+    plan_load,
+)
+from tfs_lite.serving.repository.requests import LoadRequest, UploadedModels, check_name, load_request, poll_failure
+from tfs_lite.serving.repository.resize import Resizes
+from tfs_lite.serving.repository.waiter import LoadWait
+from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.sources.completeness import Waiting
+from tfs_lite.sources.disk import Disk, RealDisk
+from tfs_lite.sources.inspector import VersionInspector
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """``explicit``: by a call of its own, not only as a part of an ensemble. ``upload``: its private directory."""
+
+    config: ModelConfig
+    settings: ModelSettings
+    explicit: bool
+    upload: str = ""
+    offered: Mapping[int, OfferedVersion] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        return steps_of(self.settings)
+
+
+def steps_of(settings: ModelSettings) -> tuple[str, ...]:
+    """The models that an ensemble is made of; none for a model that is no ensemble."""
+    ensemble = settings.ensemble_scheduling
+    return tuple(dict.fromkeys(step.model_name for step in ensemble.step)) if ensemble is not None else ()
+
+
+class RepositoryControl:
+    """``load_first`` -> ``load`` and ``unload`` -> ``close``, from any thread but the event loop. One call at a time:
+    the others wait for it."""
+
+    def __init__(self, core: ServerCore, catalogue: Catalogue) -> None:
+        self._core = core
+        self._catalogue = catalogue
+        self._disk = RealDisk()
+        self._check = ManifestCheck(self._disk, core.clock)
+        self._wait = LoadWait(core)
+        self._busy = threading.Lock()  # guards the fields below; held for the whole of a call
+        self._loaded: dict[str, LoadedModel] = {}
+        self._uploads = UploadedModels()
+        self._retired: list[tuple[str, str]] = []  # models that were given up, and their private directories
+        self._offers = 0
+
+    def check(self) -> None:
+        """Raises ServingError if the place that models come from is not there."""
+        self._catalogue.check()
+
+    # Calls.
+
+    def load_first(self, names: Iterable[str]) -> dict[str, ServingError]:
+        """Loads the models of the start, ``*`` for all; one that fails does not stop the others. The failures."""
+        failures, wanted = {}, list(names)
+        for name in self._catalogue.names() if wanted == [EVERY_MODEL] else wanted:
+            try:
+                self.load(name, {})
+            except ServingError as error:
+                failures[name] = error
+                if self._core.stopping:
+                    break
+                logger.error("%s", str(error))
+        return failures
+
+    def load(self, name: str, parameters: Mapping[str, RepositoryValue]) -> None:
+        """Returns once every version that the model's policy wants is available. INVALID_ARGUMENT for a wrong call and
+        for a version that cannot be loaded, INTERNAL for a model that is not there or a config that is wrong,
+        DEADLINE_EXCEEDED and UNAVAILABLE when it took too long or the server stops: what was served before is served
+        then, too. What it keeps of earlier calls changes only when it succeeds."""
+        request = load_request(name, parameters, self._core.options.max_message_bytes)
+        with self._busy:
+            self._remove_retired()
+            self._load(request, explicit=True, above=())
+
+    def unload(self, name: str, unload_dependents: bool = False) -> None:
+        """Returns once no version answers any more; a model that is not loaded is fine. ``unload_dependents``: also the
+        parts of an ensemble that were loaded for it alone."""
+        with self._busy:
+            self._remove_retired()
+            self._unload(name, unload_dependents)
+
+    def close(self) -> None:
+        """After the core: removes the files that calls brought."""
+        with self._busy:
+            self._uploads.close()
+            self._check.close()
+
+    # Loading.
+
+    def _load(self, request: LoadRequest, *, explicit: bool, above: tuple[str, ...]) -> None:
+        old = self._loaded.get(request.name)
+        override, upload = self._override(request, old), ""
+        if request.files:
+            upload = self._uploads.write(request)
+        try:
+            model, found = self._look(request, override, upload)
+            self._load_steps(model, above)
+            model = replace(model, explicit=explicit or (old is not None and old.explicit), upload=upload)
+            self._bring_up(model, found, old, override)
+        except BaseException:
+            self._uploads.remove(upload)
+            raise
+        if old is not None and old.upload:
+            self._retired.append((request.name, old.upload))
+
+    def _override(self, request: LoadRequest, old: LoadedModel | None) -> ConfigOverride | None:
+        """The config that counts from now on in place of a file: this call's, or an earlier one's that still holds."""
+        if request.config is not None:
+            try:
+                return ConfigOverride(settings_from_json(request.config, request.name), time.time_ns())
+            except ServingError as error:
+                raise poll_failure(request.name, str(error)) from None
+        before = self._core.model_configs.override(request.name)
+        if before is None or old is None or old.upload:
+            return None
+        return before if newest_config(old.config.base_path) <= before.time_ns else None
+
+    def _look(
+        self, request: LoadRequest, override: ConfigOverride | None, upload: str
+    ) -> tuple[LoadedModel, list[FoundVersion]]:
+        """The model as it is now, and its versions. INTERNAL if it is not there or cannot be read."""
+        name = request.name
+        try:
+            config = one_entry(name, upload) if upload else self._catalogue.find(name)
+            if config is None:
+                raise poll_failure(name, "")
+            settings = override.settings if override is not None else base_settings(config.base_path, name)
+        except ServingError as error:
+            raise error if error.code is StatusCode.INTERNAL else poll_failure(name, str(error)) from None
+        if self._catalogue.is_repository or upload:
+            config = config.model_copy(update={"model_version_policy": wanted_by(settings)})
+        return LoadedModel(config, settings, explicit=False), find_versions(config, settings, self._disk)
+
+    def _load_steps(self, model: LoadedModel, above: tuple[str, ...]) -> None:
+        """An ensemble's models come before it."""
+        above = (*above, model.config.name)
+        for step in model.steps:
+            if step in above:
+                raise invalid_argument(f"load failed for model '{above[0]}': ensemble steps in a circle: {step}")
+            check_name(step)
+            self._load(LoadRequest(step), explicit=False, above=above)
+
+    def _bring_up(
+        self,
+        model: LoadedModel,
+        found: list[FoundVersion],
+        old: LoadedModel | None,
+        override: ConfigOverride | None,
+    ) -> None:
+        """Serves what was found, or what was served before."""
+        name, configs = model.config.name, self._core.model_configs
+        offered = old.offered if old is not None else {}
+        plan = plan_load(found, offered, self._core.available_versions(name))
+        self._require_whole(name, [item for item in found if item.version not in plan.kept])
+        before, resizes = configs.override(name), Resizes(self._core, name)
+        configs.set_override(name, override)
+        try:
+            plan = resizes.carry_out(plan, found)
+            model = replace(model, offered=self._offers_of(name, plan, found, offered))
+            if old is None or not plan.changes_nothing or model.config != old.config:
+                self._carry_out(plan, model, offered)
+        except BaseException:
+            configs.set_override(name, before)
+            resizes.undo()
+            self._roll_back(name, old)
+            raise
+        finally:
+            self._core.drop_prepared(name)
+        self._loaded[name] = model
+
+    def _require_whole(self, name: str, versions: Iterable[FoundVersion]) -> None:
+        problems = {item.version: self._check.problem(item.path) for item in versions}
+        failures = {version: problem for version, problem in problems.items() if not problem.ok}
+        if failures:
+            raise load_failure(name, failures)
+
+    def _offers_of(
+        self, name: str, plan: LoadPlan, found: Iterable[FoundVersion], offered: Mapping[int, OfferedVersion]
+    ) -> dict[int, OfferedVersion]:
+        """What is kept as it was offered, the rest anew."""
+        return {
+            item.version: replace(offered[item.version], instances=item.instances)
+            if item.version in plan.kept
+            else self._offer(name, item)
+            for item in found
+        }
+
+    def _offer(self, name: str, found: FoundVersion) -> OfferedVersion:
+        """Each offer has a revision of its own, so that the manager does not take it for one that failed before."""
+        self._offers += 1
+        item = ServableData.ok(ServableId(name, found.version), found.path, f"{found.state}-{self._offers}")
+        return OfferedVersion(item, found.state, found.instances)
+
+    def _carry_out(self, plan: LoadPlan, model: LoadedModel, offered: Mapping[int, OfferedVersion]) -> None:
+        name, wait = model.config.name, self._wait
+        beside = self._core.options.aspired_version_policy == "availability"
+        if beside:
+            self._prepare(plan.swapped, model)
+        self._configure(model.config.model_copy(update={"version_labels": {}}))
+        if beside and plan.added:
+            added = {version: model.offered[version] for version in plan.added}
+            wait.offer(name, {**offered, **added}, answers=plan.added)
+        if plan.swapped:
+            staying = plan.kept | plan.added if beside else plan.kept
+            wait.withdraw(name, {v: model.offered[v] for v in staying}, gone=plan.swapped)
+        wait.offer(name, model.offered, answers=plan.swapped if beside else plan.swapped | plan.added)
+        if plan.dropped:
+            wait.withdraw(name, model.offered, gone=plan.dropped)
+        if model.config.version_labels:
+            self._configure(model.config)
+
+    def _prepare(self, versions: Collection[int], model: LoadedModel) -> None:
+        for version in sorted(versions):
+            self._wait.prepare(model.offered[version].item, model.config.platform)
+
+    def _roll_back(self, name: str, old: LoadedModel | None) -> None:
+        try:
+            self._configure(None if old is None else old.config, name)
+            if old is not None:
+                self._core.offer(name, [offer.item for offer in old.offered.values()])
+        except ServingError as error:  # the server stops
+            logger.info("model %s stays as it is: %s", name, str(error))
+
+    def _configure(self, model: ModelConfig | None, name: str = "") -> None:
+        """Serves this model, or none of that name, beside the others."""
+        name = model.name if model is not None else name
+        models = [other.config for key, other in self._loaded.items() if key != name]
+        if model is not None:
+            models.append(model)
+        models.sort(key=lambda config: config.name)
+        self._core.follow(ModelServerConfig(model_config_list=ModelConfigList(config=tuple(models))))
+
+    # Unloading.
+
+    def _unload(self, name: str, unload_dependents: bool) -> None:
+        model = self._loaded.get(name)
+        if model is None:
+            return
+        self._configure(None, name)
+        del self._loaded[name]
+        self._core.model_configs.set_override(name, None)
+        if model.upload:
+            self._retired.append((name, model.upload))
+        self._wait.gone(name)
+        for step in model.steps if unload_dependents else ():
+            part = self._loaded.get(step)
+            used = any(step in other.steps for other in self._loaded.values())
+            if part is not None and not part.explicit and not used:
+                self._unload(step, True)
+
+    def _remove_retired(self) -> None:
+        """Files of a model that was given up, once none of its versions is in memory."""
+        kept = []
+        for name, upload in self._retired:
+            if self._core.is_idle(name) or self._is_newer(name, upload):
+                self._uploads.remove(upload)
+            else:
+                kept.append((name, upload))
+        self._retired = kept
+
+    def _is_newer(self, name: str, upload: str) -> bool:
+        """Whether every version that is in memory is one of a later load."""
+        model = self._loaded.get(name)
+        return model is not None and self._core.live_versions(name) == set(model.offered) and model.upload != upload
+
+
+def nobody_waits() -> None:
+    """Digests are made on the caller's thread."""
+
+
+class ManifestCheck:
+    """One thread at a time; ``close`` once at the end."""
+
+    def __init__(self, disk: Disk, clock: Clock) -> None:
+        self._executor = PoolExecutor("tfs-load-digests", 0)
+        self._inspector = VersionInspector(disk, clock, self._executor, nobody_waits)
+
+    def problem(self, path: str) -> Status:
+        """OK for a version that is whole, and for one without a manifest: its load will tell. Reads all its files."""
+        if not os.path.isfile(os.path.join(path, MANIFEST_NAME)):
+            return OK
+        try:
+            verdict = self._inspector.inspect(path, 0.0)
+            if isinstance(verdict, Waiting) and verdict.settling:
+                self._executor.run_pending()
+                verdict = self._inspector.inspect(path, 0.0)
+        finally:
+            self._inspector.keep_only(set())
+        return Status(StatusCode.UNAVAILABLE, verdict.reason) if isinstance(verdict, Waiting) else OK
+
+    def close(self) -> None:
+        self._inspector.close()
+        self._executor.shutdown()

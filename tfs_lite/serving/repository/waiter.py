@@ -1,0 +1,80 @@
+"""What a load call does to the core, and how it waits for it. Blocks its caller, within ``reload_timeout_seconds``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from tfs_lite.core.servable import ServableData, StoragePath
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.serving.repository.plan import OfferedVersion, Past, judge, load_failure
+from tfs_lite.serving.server_core import ServerCore
+
+
+class LoadWait:
+    """One thread at a time. UNAVAILABLE when the server stops meanwhile, DEADLINE_EXCEEDED when it takes too long."""
+
+    def __init__(self, core: ServerCore) -> None:
+        self._core = core
+
+    def prepare(self, item: ServableData[StoragePath], platform: str | None) -> None:
+        """Loads it on this thread, beside what is served. INVALID_ARGUMENT if that fails."""
+        try:
+            self._core.prepare(item, platform)
+        except ServingError as error:
+            raise load_failure(item.id.name, {item.id.version: error.status}) from None
+
+    def offer(self, name: str, offered: Mapping[int, OfferedVersion], *, answers: Collection[int]) -> None:
+        """Wants these versions and no others; returns when ``answers`` are available. INVALID_ARGUMENT says why one
+        is not. An earlier life of theirs has to end first, so that its end is not taken for theirs."""
+        core, wanted = self._core, set(answers)
+        self._until(
+            lambda: not core.live_versions(name) & wanted,
+            f"load failed for model '{name}': its old versions are in use",
+        )
+        past = self._past(name)
+        core.offer(name, [offer.item for offer in offered.values()])
+
+        def over() -> bool:
+            now = self._past(name)
+            failures = judge(answers, now.states, now.attempts, past)
+            if failures:
+                raise load_failure(name, failures)
+            return failures is not None
+
+        self._until(over, f"load failed for model '{name}': its versions are still loading")
+
+    def withdraw(self, name: str, staying: Mapping[int, OfferedVersion], *, gone: Collection[int]) -> None:
+        """Wants only what is ``staying``; returns when none of ``gone`` answers requests any more."""
+        self._core.offer(name, [offer.item for offer in staying.values()])
+        self._until(
+            lambda: not self._core.available_versions(name) & set(gone),
+            f"load failed for model '{name}': its old versions are still available",
+        )
+
+    def gone(self, name: str) -> None:
+        """Returns when no version answers requests any more. INTERNAL if one goes on doing so."""
+        try:
+            self._until(lambda: not self._core.available_versions(name), "")
+        except ServingError as error:
+            if error.code is not StatusCode.DEADLINE_EXCEEDED:
+                raise
+            left = ", ".join(map(str, sorted(self._core.available_versions(name))))
+            message = f"failed to unload '{name}', versions that are still available: {left}"
+            raise ServingError(StatusCode.INTERNAL, message) from None
+
+    def _past(self, name: str) -> Past:
+        return Past(self._core.view.states(name), self._core.last_attempts(name))
+
+    def _until(self, over: Callable[[], bool], late: str) -> None:
+        core = self._core
+        ends = core.clock.monotonic() + core.options.reload_timeout_seconds
+        while True:
+            count = core.changes.count
+            if over():
+                return
+            if core.stopping:
+                raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down")
+            left = ends - core.clock.monotonic()
+            if left <= 0:
+                raise ServingError(StatusCode.DEADLINE_EXCEEDED, late)
+            core.changes.wait_beyond(count, left)

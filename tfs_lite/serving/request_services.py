@@ -1,0 +1,115 @@
+"""What servables and requests need of the server beside the lifecycle: statistics of calls, traces, the response cache,
+and the routes of sequences.
+
+The core makes it before the first model, tells it what becomes of versions and models, and closes it before the
+manager: routes hold handles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from prometheus_client import CollectorRegistry
+
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.model import BatchReport, OnBatch, PredictCall
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import Tensor
+from tfs_lite.core.state import ManagerState, ServableState
+from tfs_lite.core.status import ServingError, Status
+from tfs_lite.metrics.batches import BatchMetrics
+from tfs_lite.metrics.generation import GenerationMetrics
+from tfs_lite.protocols.tensorflow.serving import ModelRef
+from tfs_lite.schedulers.response_cache import ResponseCache
+from tfs_lite.serving.options import ServerOptions
+from tfs_lite.serving.response_cache_config import CacheCollector, cache_bytes
+from tfs_lite.serving.sequences.metrics import SequenceCollector
+from tfs_lite.serving.sequences.routes import SequenceRoutes
+from tfs_lite.serving.servable_factory import Surroundings
+from tfs_lite.serving.statistics.statistics import InferenceBook
+from tfs_lite.serving.statistics.trace_settings import V2Settings
+
+ENSEMBLE = "ensemble"
+
+
+class ServingParts:
+    """Any thread may call any method."""
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        clock: Clock,
+        registry: CollectorRegistry,
+        lookup: Callable[[ModelRef], ServableHandle],
+        is_served: Callable[[str], bool],
+        load_seconds: Callable[[ServableId], float | None],
+    ) -> None:
+        """``is_served``: whether there is a model of that name in the config. ``load_seconds``: how long the version's
+        load took."""
+        self._lookup = lookup
+        self._load_seconds = load_seconds
+        self.settings = V2Settings(is_served)
+        size = cache_bytes(options.cache_config)
+        self._cache = cache = ResponseCache(size) if size else None
+        self.book = InferenceBook(cache_counts=cache.counts if cache is not None else dict)
+        self.routes = SequenceRoutes(lookup, clock, options.sequence_drain_seconds)
+        self.generation = GenerationMetrics(registry)
+        registry.register(SequenceCollector(self.routes))
+        if cache is not None:
+            registry.register(CacheCollector(cache))
+
+    def around(self, counts: BatchMetrics) -> Surroundings:
+        """For the maker of servables. Runs are counted under our names and in V2's statistics."""
+        return Surroundings(
+            on_batch=self._both(counts.on_batch),
+            on_run=self._both(counts.on_run),
+            on_call=self.on_call,
+            on_forgotten=self.routes.forgotten,
+            resolve=lambda name, version: self._lookup(ModelRef(name, version)),
+            resolve_sequence=lambda name, version, flags: self.routes.handle(ModelRef(name, version), flags),
+            cache=self._cache,
+            generation=self.generation,
+        )
+
+    def on_call(self, servable_id: ServableId, call: PredictCall, result: Mapping[str, Tensor] | Status) -> None:
+        """A call has ended, whoever made it."""
+        self.book.on_call(servable_id, call, result)
+        self.settings.on_call(servable_id, call, result)
+
+    def on_event(self, event: ServableState) -> None:
+        """Of the manager, on its publisher's thread, under the bus."""
+        if event.state is ManagerState.AVAILABLE:
+            ensemble, generates = self._kind_of(event.id)
+            self.book.opened(event.id, ensemble, self._load_seconds(event.id), generates)
+        elif event.state is ManagerState.UNLOADING:
+            self.routes.version_leaving(event.id)
+        elif event.state is ManagerState.END:
+            self.routes.version_gone(event.id)
+            self.book.closed(event.id)
+            self.generation.version_gone(event.id)
+
+    def model_gone(self, name: str) -> None:
+        """The model is served no more."""
+        self.generation.model_gone(name)
+        self.routes.model_gone(name)
+
+    def close(self) -> None:
+        self.routes.close()
+        self.settings.close()
+
+    def _both(self, count: OnBatch) -> OnBatch:
+        def on_batch(report: BatchReport) -> None:
+            count(report)
+            self.book.on_batch(report)
+
+        return on_batch
+
+    def _kind_of(self, servable_id: ServableId) -> tuple[bool, bool]:
+        """Whether it is an ensemble, and whether it is a language model."""
+        try:
+            with self._lookup(ModelRef(servable_id.name, servable_id.version)) as handle:
+                servable = handle.servable
+                return servable.platform == ENSEMBLE, bool(getattr(servable, "generates", False))
+        except ServingError:
+            return False, False

@@ -1,0 +1,1 @@
+"""Which version a live sequence belongs to, across swaps."""

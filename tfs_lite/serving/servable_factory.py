@@ -1,0 +1,304 @@
+"""How models run on this server: by which scheduler, and by which settings.
+
+Of one whose requests may be batched, the model's own config comes first (``dynamic_batching``), then what
+``--enable_batching`` and its parameters say; else every request runs alone. All of it ends in one batcher with one kind
+of settings.
+
+With which config each version that is in memory was loaded: what the files say now may be something else.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tfs_lite.adapters.contract import OpenedModel, OpenRequest
+from tfs_lite.adapters.labels import read_labels
+from tfs_lite.adapters.loader import ServableFactory
+from tfs_lite.config.batching import (
+    BatchingParameters,
+    combined,
+    parameters_without_file,
+    read_version_parameters,
+)
+from tfs_lite.config.generation import GenerationSettings, generation_settings
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.server_files import read_batching_parameters
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.generation import LanguageModel, nobody_counts_steps, nobody_counts_texts
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.model import Model, OnBatch, OnCall, Servable, nobody_asks, nobody_counts
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import Signature, SymbolicDim
+from tfs_lite.core.status import invalid_argument, not_found
+from tfs_lite.metrics.batches import WorkerState
+from tfs_lite.metrics.generation import GenerationMetrics
+from tfs_lite.schedulers.batching.batcher import BatchingServable
+from tfs_lite.schedulers.batching.rules import BatchRule
+from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen, settings_of_model, settings_of_parameters
+from tfs_lite.schedulers.cached import CachedServable
+from tfs_lite.schedulers.decoupled import DecoupledServable
+from tfs_lite.schedulers.ensemble.servable import EnsembleServable, Resolve, ResolveSequence
+from tfs_lite.schedulers.generation.servable import GenerativeServable
+from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.items import ItemRule, ItemServable
+from tfs_lite.schedulers.response_cache import ResponseCache
+from tfs_lite.schedulers.sequence.sequence_manager import OnForgotten, nobody_routes
+from tfs_lite.schedulers.sequence.servable import SequenceServable
+from tfs_lite.serving.options import ServerOptions
+
+ITEM_THREADS = 2
+"""For the steps of each version with item steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingPlan:
+    """What the options say about batching. ``parameters`` None: nothing, except what a model's config asks for.
+
+    ``threads``: how many batches of one version may run at once, where the model bears it.
+    """
+
+    parameters: BatchingParameters | None
+    per_model: bool
+    threads: int
+    greedy: bool
+    max_queued_calls: int
+
+    @classmethod
+    def read(cls, options: ServerOptions) -> BatchingPlan:
+        """Reads the file that the options name. Raises ServingError."""
+        parameters = _parameters(options)
+        written = parameters is not None and "num_batch_threads" in parameters.model_fields_set
+        return cls(
+            parameters,
+            options.enable_per_model_batching_parameters,
+            parameters.num_batch_threads if written and parameters is not None else 1,
+            options.send_batches == "greedy",
+            options.max_queued_requests,
+        )
+
+    def settings(self, request: OpenRequest, signatures: Collection[Signature]) -> BatchSettings:
+        """For one version. INVALID_ARGUMENT if its own file is wrong."""
+        own = settings_of_model(request.settings, _most_rows(signatures), self.max_queued_calls)
+        found = own or self._of_parameters(request, signatures)
+        if self.greedy and found.send is SendWhen.EXPECT:
+            return replace(found, send=SendWhen.GREEDY)
+        return found
+
+    def _of_parameters(self, request: OpenRequest, signatures: Collection[Signature]) -> BatchSettings:
+        parameters = self.parameters
+        if parameters is not None and self.per_model:
+            parameters = combined(parameters, read_version_parameters(Path(request.files.directory)))
+        if parameters is None:
+            return BatchSettings(max_queued_calls=self.max_queued_calls)
+        bounds = [bound for bound in (request.settings.max_batch_size, _most_rows(signatures)) if bound]
+        return settings_of_parameters(parameters, min(bounds, default=0), self.max_queued_calls)
+
+
+def engine_settings(settings: GenerationSettings, model: LanguageModel) -> EngineSettings:
+    """For a model that is loaded: its own places and length, and what the config leaves open."""
+    places, length = model.limits.places, model.limits.length
+    on_gpu = not model.shares_compute
+    return EngineSettings(
+        places=places,
+        length=length,
+        rows=settings.rows(on_gpu),
+        chunk=settings.chunk(on_gpu),
+        max_queue=settings.queue(places),
+        max_queued_tokens=settings.queued_tokens(places, length),
+        queue_timeout=settings.queue_timeout,
+        policy=settings.policy,
+        prefix_reuse=settings.prefix_reuse,
+        slowdown=settings.prefill_slowdown,
+    )
+
+
+def nothing_else_is_served(name: str, version: int | None) -> ServableHandle:
+    """For servers of one model."""
+    raise not_found(f"Request for unknown model: '{name}' is not found")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What servables ask of the server around them, and tell it. ``on_batch`` is told about the runs of versions that
+    are batched, ``on_run`` about those of others; ``on_call`` about the steps of ensembles, which nobody else sees,
+    ``on_forgotten`` about sequences that have ended, ``generation`` about language models. ``cache`` None: there is
+    none."""
+
+    on_batch: OnBatch = nobody_counts
+    on_run: OnBatch = nobody_counts
+    on_call: OnCall = nobody_asks
+    on_forgotten: OnForgotten = nobody_routes
+    generation: GenerationMetrics | None = None
+    resolve: Resolve = nothing_else_is_served
+    resolve_sequence: ResolveSequence | None = None
+    cache: ResponseCache | None = None
+
+
+class ServableMaker:
+    """The servable factory of adapters: equal models of one version -> what requests are sent to. Any thread."""
+
+    def __init__(self, plan: BatchingPlan, clock: Clock, around: Surroundings | None = None) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._around = around or Surroundings()
+
+    def __call__(self, models: Sequence[Model], request: OpenRequest) -> Servable:
+        """Takes the models over. Raises ServingError, with the models left to the caller."""
+        settings, around = request.settings, self._around
+        made: Servable
+        if models and isinstance(models[0], LanguageModel):
+            return self._generative(models, request)
+        if settings.ensemble_scheduling is not None:
+            most = self._plan.max_queued_calls
+            made = EnsembleServable(
+                request.id,
+                settings,
+                around.resolve,
+                around.on_call,
+                resolve_sequence=around.resolve_sequence,
+                max_requests=most,
+            )
+        else:
+            made = self._of_models(models, request)
+        return self._cached(made, request)
+
+    def _generative(self, models: Sequence[Model], request: OpenRequest) -> GenerativeServable:
+        model = models[0]
+        assert isinstance(model, LanguageModel)
+        if len(models) > 1:
+            raise invalid_argument(
+                "instance_group: a language model has one instance; max_batch_size says how many texts run"
+            )
+        metrics, wanted = self._around.generation, generation_settings(request.settings)
+        made = GenerativeServable(
+            model,
+            request.id,
+            engine_settings(wanted, model),
+            clock=self._clock,
+            on_step=metrics.on_step if metrics else nobody_counts_steps,
+            on_text=metrics.on_text if metrics else nobody_counts_texts,
+        )
+        made.stream_idle_timeout = wanted.stream_idle_timeout
+        if metrics is not None:
+            metrics.watch(request.id, made)
+        return made
+
+    def _of_models(self, models: Sequence[Model], request: OpenRequest) -> Servable:
+        settings, labels = request.settings, _labels(request)
+        made: BatchingServable | ItemServable | SequenceServable | DecoupledServable
+        if settings.sequence_batching is not None:
+            made = self._sequences(models, request)
+        elif settings.model_transaction_policy.decoupled:
+            made = self._decoupled(models, request)
+        else:
+            made = self._batching(models, request)
+        made.max_batch_size, made.labels = settings.max_batch_size, labels
+        return made
+
+    def _sequences(self, models: Sequence[Model], request: OpenRequest) -> SequenceServable:
+        return SequenceServable(
+            models,
+            request.id,
+            request.settings,
+            self._clock,
+            self._around.on_batch,
+            self._around.on_forgotten,
+            directory=Path(request.files.directory).parent,
+            max_queued=self._plan.max_queued_calls,
+        )
+
+    def _decoupled(self, models: Sequence[Model], request: OpenRequest) -> DecoupledServable:
+        if any(model.worker.kind != "thread" for model in models):
+            raise invalid_argument(
+                "model_transaction_policy.decoupled: such a model runs in a thread of the server; say worker: "
+                '"thread" in its instance_group'
+            )
+        most = self._plan.max_queued_calls
+        on_run = self._around.on_run
+        return DecoupledServable(models, request.id, clock=self._clock, max_queued_calls=most, on_batch=on_run)
+
+    def _batching(self, models: Sequence[Model], request: OpenRequest) -> BatchingServable | ItemServable:
+        items = models[0].has_item_steps
+        settings = self._plan.settings(request, list(models[0].signatures.values()))
+        inner = BatchingServable(
+            models,
+            request.id,
+            settings,
+            clock=self._clock,
+            on_batch=self._around.on_batch if settings.merges else self._around.on_run,
+            threads=self._plan.threads,
+            rule_of=ItemRule.of if items else BatchRule.of,
+        )
+        if not items:
+            return inner
+        name = f"{request.id.name}-{request.id.version}"
+        threads = 1 if settings.preserve_ordering else ITEM_THREADS
+        return ItemServable(inner, models, name, threads=threads, max_waiting=self._plan.max_queued_calls)
+
+    def _cached(self, made: Servable, request: OpenRequest) -> Servable:
+        wish, cache = request.settings.response_cache, self._around.cache
+        if cache is None or wish is None or not wish.enable:
+            return made
+        batching = request.settings.dynamic_batching
+        ordered = self._plan.max_queued_calls if batching is not None and batching.preserve_ordering else 0
+        return CachedServable(made, cache, request.id, ordered=ordered)
+
+
+def _labels(request: OpenRequest) -> Mapping[str, Sequence[str]]:
+    """Of the classes, by output. INVALID_ARGUMENT without the file."""
+    directory = request.files.directory
+    wanted = {output.name: output.label_filename for output in request.settings.output if output.label_filename}
+    return {name: [text.decode() for text in read_labels(directory, file)] for name, file in wanted.items()}
+
+
+def _parameters(options: ServerOptions) -> BatchingParameters | None:
+    if not options.enable_batching:
+        for name in ("batching_parameters_file", "enable_per_model_batching_parameters"):
+            if getattr(options, name):
+                raise invalid_argument(f"{name} is set without setting enable_batching to true")
+        return None
+    if not options.batching_parameters_file:
+        return parameters_without_file()
+    return read_batching_parameters(options.batching_parameters_file, Path.cwd())
+
+
+def _most_rows(signatures: Collection[Signature]) -> int | None:
+    """What the batch dimensions of all signatures allow; None: any number."""
+    firsts = [spec.shape[0] for signature in signatures for spec in signature.inputs if spec.shape]
+    return min((dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum), default=None)
+
+
+def worker_states(servable_id: ServableId, servable: Servable) -> Iterator[WorkerState]:
+    """Of every instance."""
+    for number, model in enumerate(servable.models):
+        worker = model.worker
+        yield WorkerState(servable_id, number, worker.kind, worker.up, worker.pid, worker.restarts)
+
+
+class ServingSettings:
+    """A servable factory around another one that takes notes. Any thread."""
+
+    def __init__(self, make: ServableFactory) -> None:
+        self._make = make
+        self._lock = threading.Lock()  # guards the notes
+        self._settings: weakref.WeakKeyDictionary[Servable, ModelSettings] = weakref.WeakKeyDictionary()
+
+    def __call__(self, models: Sequence[OpenedModel], request: OpenRequest) -> Servable:
+        servable = self._make(models, request)
+        with self._lock:
+            self._settings[servable] = request.settings
+        return servable
+
+    def changed(self, servable: Servable, settings: ModelSettings) -> None:
+        """It is what these settings ask for now."""
+        with self._lock:
+            self._settings[servable] = settings
+
+    def of(self, servable: Servable) -> ModelSettings:
+        """Defaults for a servable that was not made here."""
+        with self._lock:
+            return self._settings.get(servable) or ModelSettings()

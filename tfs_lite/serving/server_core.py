@@ -1,0 +1,394 @@
+"""The server without its doors: which models are served, in which state they are, and a handle to each.
+
+Any number of transports may stand in front of it. It has no event loop and needs none; every method may be called
+from any thread, and only :meth:`ServerCore.reload` and the waits block.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from tfs_lite.adapters.warmup import WarmupReport
+from tfs_lite.config.diff import ConfigDiff
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.model_server import ModelServerConfig
+from tfs_lite.core.clock import SystemClock
+from tfs_lite.core.event_bus import EventBus
+from tfs_lite.core.executor import PoolExecutor
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.model import Servable
+from tfs_lite.core.servable import ServableData, ServableId, ServableRequest, StoragePath
+from tfs_lite.core.state import ManagerState, ServableState, TimedState
+from tfs_lite.core.status import Reason, ServingError, failed_precondition, invalid_argument, not_found
+from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
+from tfs_lite.managers.labels import VersionLabels
+from tfs_lite.managers.policies import POLICIES
+from tfs_lite.managers.state_monitor import ServableStateMonitor
+from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerState
+from tfs_lite.metrics.requests import RequestMetrics
+from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionStatus
+from tfs_lite.request_log.sampler import RequestLogs
+from tfs_lite.serving.change_notifier import Changes
+from tfs_lite.serving.config_checks import source_config
+from tfs_lite.serving.device_resources import Machine, adapter_settings, may_be_retried
+from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
+from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
+from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, StateCollector
+from tfs_lite.serving.model_configs import ModelConfigs
+from tfs_lite.serving.model_opener import ModelOpener
+from tfs_lite.serving.model_states import ModelReport, ServingView
+from tfs_lite.serving.options import ServerOptions
+from tfs_lite.serving.reload import AppliedButIncomplete, Reloader
+from tfs_lite.serving.request_services import ServingParts
+from tfs_lite.serving.servable_factory import BatchingPlan, ServableMaker, ServingSettings, worker_states
+from tfs_lite.serving.source_chain import Platforms, Topology
+from tfs_lite.sources.disk import RealDisk
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+EMPTY = ModelServerConfig.model_validate({"model_config_list": {}})
+
+
+class ServerCore:
+    """``start`` -> ``load_first`` -> lookups, queries and ``reload`` from any thread -> ``close``."""
+
+    def __init__(self, options: ServerOptions, registry: CollectorRegistry | None = None) -> None:
+        self.options = options
+        self.registry = registry or CollectorRegistry()
+        self.changes = Changes()
+        self.clock = SystemClock()
+        self._machine = Machine.measure(options.total_model_memory_limit_bytes, options.per_process_gpu_memory_fraction)
+        self._bus: EventBus[ServableState] = EventBus(self.clock)
+        self._monitor = ServableStateMonitor(self._bus)
+        self._journal = LoadJournal(self._on_attempt)
+        self.view = ServingView(self._monitor.get_version_states, self._journal.last, self.changes.ring)
+        self.request_metrics = RequestMetrics(self.registry, lambda name: name in self.view.configured)
+        self.batch_metrics = BatchMetrics(self.registry, self.request_metrics.upstream)
+        self.request_logs = RequestLogs(self.clock, self.request_metrics.upstream.on_logged)
+        self._metrics = LifecycleMetrics(self.registry)
+        self._gone = GoneModels()
+        self._monitor.subscribe(self._on_event)
+        self.parts = ServingParts(
+            options,
+            self.clock,
+            self.registry,
+            self.handle,
+            lambda name: name in self.view.configured,
+            self._load_seconds,
+        )
+        self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction)
+        self._manager = self._make_manager()
+        self._labels = VersionLabels()
+        self.model_configs = ModelConfigs()
+        maker = ServableMaker(BatchingPlan.read(options), self.clock, self.parts.around(self.batch_metrics))
+        self._serving_settings = ServingSettings(maker)
+        self._waiter = ModelWaiter(self.view, self.changes, self.clock)
+        platforms = Platforms.known()
+        self._topology = Topology(
+            self._manager,
+            self.view,
+            self._journal,
+            platforms,
+            adapter_settings(options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs),
+            source_config(EMPTY, options),
+            RealDisk(),
+            self.clock,
+            watch=options.follows_changes,
+            explicit=options.is_explicit,
+        )
+        self._reloader = Reloader(
+            options,
+            self._topology,
+            platforms,
+            self._labels,
+            self.view,
+            self._waiter,
+            self.request_logs,
+            self.clock,
+            self._is_available,
+            self._actual_platforms,
+            self._on_models_changed,
+        )
+        self.registry.register(StateCollector(self.models, lambda: self._machine.use(self._journal), self.queues))
+        self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
+
+    def _make_manager(self) -> AspiredVersionsManager:
+        options = self.options
+        return AspiredVersionsManager(
+            AspiredVersionsManagerOptions(
+                clock=self.clock,
+                load_executor=PoolExecutor("tfs-load", options.num_load_threads),
+                unload_executor=PoolExecutor("tfs-unload", options.num_unload_threads),
+                event_bus=self._bus,
+                resource_tracker=self._machine.tracker,
+                max_num_load_retries=options.max_num_load_retries,
+                load_retry_interval=options.load_retry_interval_micros / 1e6,
+                should_retry_model_load=may_be_retried,
+                policy=POLICIES[options.aspired_version_policy],
+            )
+        )
+
+    # Its life.
+
+    def start(self) -> None:
+        """Begins to follow the disk, with nothing to serve yet."""
+        self._manager.start()
+        self._topology.start()
+
+    def load_first(self, config: ModelServerConfig) -> None:
+        """Applies the config of the start and returns at once; :meth:`wait_for_first` says how it went. Until
+        :meth:`first_is_over` more threads load than later."""
+        self._manager.set_num_load_threads(max(self.options.num_initial_load_threads, self.options.num_load_threads))
+        self._reloader.apply_first(config)
+
+    def wait_for_first(self, *, first_attempt_counts: bool) -> WaitResult:
+        """The answers of every model known at the start; or what they are when the server is closed meanwhile."""
+        names = self.view.configured if self.options.looks_at_disk else ()
+        return self._waiter.wait(names, None, since=0.0, first_attempt_counts=first_attempt_counts)
+
+    def first_is_over(self) -> None:
+        self._manager.set_num_load_threads(self.options.num_load_threads)
+
+    def wait_for_all(self) -> None:
+        """Returns when every model of the config is available, or on :meth:`stop_waiting`."""
+        while not self.stopping:
+            count = self.changes.count
+            if all(report.available for report in self.models()):
+                return
+            self.changes.wait_beyond(count, None)
+
+    def wait_for_available(self, names: Iterable[str]) -> None:
+        """Returns when each of these models has a version that is available, or on :meth:`stop_waiting`."""
+        wanted = list(names)
+        while not self.stopping:
+            count = self.changes.count
+            if all(self.available_versions(name) for name in wanted):
+                return
+            self.changes.wait_beyond(count, None)
+
+    def stop_waiting(self) -> None:
+        """Ends every wait, that of a reload too, and takes no more configs."""
+        self._waiter.close()
+
+    @property
+    def stopping(self) -> bool:
+        return self._waiter.closed
+
+    def close(self, drain_timeout: float) -> None:
+        """Takes no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads."""
+        self.stop_waiting()
+        self._topology.close()
+        self.parts.close()
+        self._manager.close(drain_timeout)
+        self._opener.close()
+        self._monitor.close()
+        self.request_logs.close()
+        self.clock.close()
+
+    # Configs.
+
+    def check(self, config: ModelServerConfig) -> None:
+        """Raises if this server could not serve the config."""
+        self._reloader.check(config)
+
+    def reload(self, config: ModelServerConfig) -> str:
+        """What was applied; see :meth:`Reloader.apply`. FAILED_PRECONDITION where the options say that nothing
+        changes."""
+        if not self.options.follows_changes:
+            mode = self.options.model_control_mode
+            how = "by the repository calls of V2 only" if self.options.is_explicit else "not"
+            raise failed_precondition(f"the server was started with model_control_mode {mode}: its models change {how}")
+        return self._counted(self._reloader.apply, config)
+
+    def follow(self, config: ModelServerConfig) -> None:
+        """See :meth:`Reloader.follow`."""
+        self._counted(self._reloader.follow, config)
+
+    def _counted(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig) -> T:
+        try:
+            result = apply(config)
+        except ServingError as error:
+            refused = "" if isinstance(error, AppliedButIncomplete) else "config refused, nothing changed: "
+            logger.warning("%s%s", refused, str(error))
+            self._metrics.on_reload(ok=False)
+            raise
+        self._metrics.on_reload(ok=True)
+        return result
+
+    # Versions that come by calls, in the control mode explicit.
+
+    def offer(self, name: str, versions: Sequence[ServableData[StoragePath]]) -> None:
+        """These versions of a model of the config are wanted from now on, and no others. Returns at once."""
+        self._topology.offer(name, versions)
+
+    def prepare(self, item: ServableData[StoragePath], platform: str | None) -> None:
+        """Loads the version here and now, beside what is served, for the moment when it is offered. The error of its
+        loader. What is not offered is to be dropped by :meth:`drop_prepared`."""
+        self._topology.prepare(item, platform)
+
+    def drop_prepared(self, name: str) -> None:
+        self._topology.drop_prepared(name)
+
+    def resize(self, servable_id: ServableId, settings: ModelSettings) -> ModelSettings | None:
+        """Brings a version that answers to these settings without loading it anew. The settings it had before; None if
+        that is not possible, and nothing has changed. The error of its loader."""
+        with self.handle(ModelRef(servable_id.name, servable_id.version)) as handle:
+            servable, loader = handle.servable, self._journal.loader(servable_id)
+            if loader is None or loader.servable is not servable:
+                return None
+            before = self._serving_settings.of(servable)
+            if not loader.resize(settings):
+                return None
+            self._serving_settings.changed(servable, settings)
+            return before
+
+    def available_versions(self, name: str) -> set[int]:
+        """Those that answer requests now."""
+        return {item.version for item in self._manager.list_available_servable_ids() if item.name == name}
+
+    def available_ids(self) -> list[ServableId]:
+        """Every version that answers requests now, in order."""
+        return self._manager.list_available_servable_ids()
+
+    def live_versions(self, name: str) -> set[int]:
+        """Those that have begun and not ended: being loaded, serving, or on their way out."""
+        states = self._monitor.get_version_states(name)
+        return {version for version, timed in states.items() if timed.state.state is not ManagerState.END}
+
+    def is_idle(self, name: str) -> bool:
+        """Whether no version of the model is in memory."""
+        return not self.live_versions(name)
+
+    def last_attempts(self, name: str) -> dict[int, LoadAttempt]:
+        """Of the versions that have not ended."""
+        found = ((v, self._journal.last(ServableId(name, v))) for v in self._monitor.get_version_states(name))
+        return {version: attempt for version, attempt in found if attempt is not None}
+
+    # Requests.
+
+    def settings_of(self, servable: Servable) -> ModelSettings:
+        """The config with which a version was loaded."""
+        return self._serving_settings.of(servable)
+
+    def heard_of(self) -> list[ModelReport]:
+        """Every model of the config and every one that ever had a version, by name."""
+        names = {*self.view.configured, *self._monitor.get_all_servable_states()}
+        return [self.view.report(name) for name in sorted(names)]
+
+    def handle(self, ref: ModelRef) -> ServableHandle:
+        """The version that answers: by number, by label, or the latest one available."""
+        if not ref.name:
+            raise invalid_argument("ModelSpec has no name specified")
+        return self._manager.get_servable_handle(ServableRequest(ref.name, self._version(ref)))
+
+    def status(self, ref: ModelRef) -> list[VersionStatus]:
+        """Every version of the model, the highest first, or the one asked for. NOT_FOUND if there is none."""
+        version, report = self._version(ref), self.view.report(ref.name)
+        if version is not None:
+            found = [item for item in report.versions if item.version == version]
+            if not found:
+                raise not_found(f"Could not find version {version} of model {ref.name}")
+            return found
+        if not report.versions:
+            problem = report.problem.message.removeprefix(f"model {ref.name}: ")
+            raise not_found(f"Could not find any versions of model {ref.name}{problem and ': '}{problem}")
+        return list(report.versions)
+
+    def models(self) -> list[ModelReport]:
+        """Every model of the config, in its order."""
+        return self.view.reports()
+
+    def availability(self) -> list[tuple[str, list[int], float]]:
+        """Of every model that was ever heard of: its name, the versions that answer requests now, and since when, in
+        seconds since 1970, one of them does (0: none)."""
+        found = []
+        for report in self.heard_of():
+            states = self._monitor.get_version_states(report.name).items()
+            since = {version: at.time for version, at in states if at.state.state is ManagerState.AVAILABLE}
+            found.append((report.name, sorted(since), min(since.values(), default=0.0)))
+        return found
+
+    def is_model_available(self, name: str) -> bool | None:
+        """None for a model that is not in the config."""
+        return self.view.report(name).available if name in self.view.configured else None
+
+    def _version(self, ref: ModelRef) -> int | None:
+        return ref.version if ref.label is None else self._labels.resolve(ref.name, ref.label)
+
+    def counter_value(self, name: str) -> float:
+        """The first cell of a counter, under TensorFlow Serving's name or ours; 0 if there is no such counter."""
+        upstream = self.request_metrics.upstream.counter_value(name)
+        if upstream is not None:
+            return upstream
+        for family in self.registry.collect():
+            for sample in family.samples:
+                if sample.name in (name, f"{name}_total"):
+                    return sample.value
+        return 0.0
+
+    # What the parts ask and tell.
+
+    def _is_available(self, servable_id: ServableId) -> bool:
+        state = self._monitor.get_state(servable_id)
+        return state is not None and state.state is ManagerState.AVAILABLE
+
+    def _actual_platforms(self) -> Mapping[str, str]:
+        found = {}
+        for servable_id, handle in self._manager.get_available_servable_handles().items():
+            with handle:
+                found[servable_id.name] = handle.servable.platform
+        return found
+
+    def _load_seconds(self, servable_id: ServableId) -> float | None:
+        attempt = self._journal.last(servable_id)
+        return attempt.seconds if attempt is not None else None
+
+    def queues(self) -> Iterable[tuple[ServableId, int]]:
+        """How many calls wait for each version that is available."""
+        for servable_id, handle in self._manager.get_available_servable_handles().items():
+            with handle:
+                yield servable_id, handle.servable.pending
+
+    def _queued_rows(self) -> Iterable[tuple[ServableId, int]]:
+        for servable_id, handle in self._manager.get_available_servable_handles().items():
+            with handle:
+                yield servable_id, handle.servable.pending_rows
+
+    def _workers(self) -> Iterable[WorkerState]:
+        for servable_id, handle in self._manager.get_available_servable_handles().items():
+            with handle:
+                yield from worker_states(servable_id, handle.servable)
+
+    def _on_models_changed(self, difference: ConfigDiff) -> None:
+        for name in self._gone.update([m.name for m in difference.added], [m.name for m in difference.removed]):
+            self._metrics.model_gone(name)
+            self.request_metrics.model_gone(name)
+            self.batch_metrics.model_gone(name)
+            self.parts.model_gone(name)
+
+    def _on_attempt(self, attempt: LoadAttempt) -> None:
+        if attempt.status.reason is not Reason.WAITS_FOR_MODELS:
+            self._metrics.on_attempt(attempt)
+        if attempt.status.ok:
+            logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
+        self.changes.ring()
+
+    def _on_warm_up(self, report: WarmupReport) -> None:
+        upstream = self.request_metrics.upstream
+        upstream.on_warm_up(report.directory, report.status, report.seconds, report.records)
+
+    def _on_event(self, timed: TimedState) -> None:
+        """After each event of the manager, on its publisher's thread, under the bus."""
+        event = timed.state
+        self._metrics.on_event(event)
+        self.parts.on_event(event)
+        if event.state is ManagerState.END:
+            self._journal.forget(event.id)
+            self.request_metrics.version_gone(event.id)
+            self.batch_metrics.version_gone(event.id)
+        self.changes.ring()

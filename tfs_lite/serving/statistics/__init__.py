@@ -1,0 +1,1 @@
+"""What Triton's statistics, trace and log calls show."""

@@ -1,0 +1,319 @@
+"""What V2's statistics and Triton's ``nv_`` metrics say about each version: requests by their end, rows, runs, times.
+
+Requests are counted when they end (``on_call``), runs of the model when they end (``on_batch``). A request that was
+refused before it was let into a queue counts nowhere; each request of a batch is charged the whole time of its batch.
+A request to a language model counts as a run, with its texts as rows: its steps are shared with others.
+Source: the statistics extension of the V2 protocol.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tfs_lite.core.model import BatchReport, PredictCall
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import Tensor
+from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.metrics.tensorflow_text import escaped
+from tfs_lite.protocols.generation_tensors import INPUT_IDS, TEXT_INPUT
+from tfs_lite.schedulers.response_cache import CacheCounts
+from tfs_lite.server.v2.control import (
+    InferBatchStatistics,
+    InferResponseStatistics,
+    InferStatistics,
+    ModelStatistics,
+    StatisticDuration,
+)
+
+MAX_BATCH_SIZES = 1000
+"""Told apart, of one version; larger numbers of sizes are not counted by size."""
+REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+"""Triton's words for why a request failed: a timeout in the queue, the caller, the model, anything else."""
+
+
+class _Duration:
+    """A count and seconds."""
+
+    __slots__ = ("count", "seconds")
+
+    def __init__(self) -> None:
+        self.count, self.seconds = 0, 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
+
+    @property
+    def value(self) -> StatisticDuration:
+        return StatisticDuration(self.count, round(self.seconds * 1e9))
+
+    @property
+    def microseconds(self) -> int:
+        return round(self.seconds * 1e6)
+
+
+class _Compute:
+    """Of a run: putting the inputs together, the model, handing the outputs out."""
+
+    __slots__ = ("infer", "input", "output")
+
+    def __init__(self) -> None:
+        self.input, self.infer, self.output = _Duration(), _Duration(), _Duration()
+
+    def add(self, seconds: float, moving: tuple[float, float]) -> None:
+        """Once a request, so spelled out."""
+        before, after = moving
+        self.input.count += 1
+        self.input.seconds += before
+        self.output.count += 1
+        self.output.seconds += after
+        inside = seconds - before - after
+        self.infer.count += 1
+        if inside > 0.0:
+            self.infer.seconds += inside
+
+
+class _Part:
+    """The n-th answers of decoupled requests."""
+
+    __slots__ = ("cancel", "empty", "fail", "infer", "success")
+
+    def __init__(self) -> None:
+        self.infer, self.success, self.fail = _Duration(), _Duration(), _Duration()
+        self.empty, self.cancel = _Duration(), _Duration()
+
+
+@dataclass(slots=True)
+class _Version:
+    """The counts of one loaded version."""
+
+    ensemble: bool = False
+    generates: bool = False
+    last: int = 0
+    rows: int = 0
+    runs: int = 0
+    load_seconds: float | None = None
+    success: _Duration = field(default_factory=_Duration)
+    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    failed: _Duration = field(default_factory=_Duration)
+    queue: _Duration = field(default_factory=_Duration)
+    compute: _Compute = field(default_factory=_Compute)
+    batches: dict[int, _Compute] = field(default_factory=dict)
+    parts: dict[int, _Part] = field(default_factory=dict)
+
+
+class InferenceBook:
+    """Any thread may call any method. Order for a version: ``opened`` -> counts -> ``closed``, after which it counts
+    from zero."""
+
+    def __init__(
+        self,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        cache_counts: Callable[[], Mapping[ServableId, CacheCounts]] = dict,
+    ) -> None:
+        """``cache_counts``: of the versions that use the response cache."""
+        self._monotonic = monotonic
+        self._wall = wall
+        self._cache_counts = cache_counts
+        self._lock = threading.Lock()  # guards the next one and what is in it
+        self._versions: dict[ServableId, _Version] = {}
+
+    def opened(
+        self,
+        servable_id: ServableId,
+        ensemble: bool = False,
+        load_seconds: float | None = None,
+        generates: bool = False,
+    ) -> None:
+        """``ensemble``, ``generates`` (a language model): it has no runs of its own; its requests are counted as
+        such."""
+        with self._lock:
+            self._versions[servable_id] = _Version(ensemble, generates, load_seconds=load_seconds)
+
+    def closed(self, servable_id: ServableId) -> None:
+        with self._lock:
+            self._versions.pop(servable_id, None)
+
+    def on_call(self, servable_id: ServableId, call: PredictCall, result: Mapping[str, Tensor] | Status) -> None:
+        """A request has ended."""
+        failed = isinstance(result, Status)
+        if failed and not call.admitted:
+            return
+        seconds = self._monotonic() - call.arrived if call.arrived else call.queue_seconds + call.run_seconds
+        with self._lock:
+            version = self._versions.get(servable_id)
+            if version is None:
+                return
+            if call.part_seconds is not None:
+                _count_parts(version, call.part_seconds, result)
+            if isinstance(result, Status):
+                version.failed.add(seconds)
+                version.failures[reason_of(result, version.ensemble)] += 1
+                return
+            version.success.add(seconds)
+            version.queue.add(call.queue_seconds)
+            if call.cached:
+                return
+            if version.ensemble or version.generates:
+                rows = _texts(call) if version.generates else _rows(call)
+                self._count_run(version, rows, call.run_seconds, (0.0, 0.0))
+            version.compute.add(call.run_seconds, call.moving_seconds)
+
+    def on_batch(self, report: BatchReport) -> None:
+        """A model was run; failed runs count as executions, without rows."""
+        with self._lock:
+            version = self._versions.get(report.id)
+            if version is not None:
+                self._count_run(version, report.rows, report.run_seconds, report.moving_seconds, report)
+
+    def statistics(self, servable_ids: Iterable[ServableId]) -> list[ModelStatistics]:
+        """One entry for each, zeros for a version that nobody called."""
+        caches = self._cache_counts()
+        with self._lock:
+            return [
+                _statistics(found, self._versions.get(found) or _Version(), caches.get(found)) for found in servable_ids
+            ]
+
+    def lines(self, pending: Iterable[tuple[ServableId, int]] = ()) -> Iterator[str]:
+        """Triton's metrics as Prometheus text. ``pending``: the requests that wait for each version now."""
+        caches = sorted(self._cache_counts().items())
+        with self._lock:
+            versions = sorted(self._versions.items())
+            texts = [
+                _sample_lines(name, [(found, read(version)) for found, version in versions]) for name, read in _METRICS
+            ]
+            texts.append(_failure_lines(versions))
+        loads = [(found, version.load_seconds) for found, version in versions if version.load_seconds is not None]
+        texts.append(_sample_lines("nv_model_load_duration_secs", loads, "gauge"))
+        texts.append(_sample_lines("nv_inference_pending_request_count", sorted(pending), "gauge"))
+        texts.extend(_sample_lines(name, [(found, read(counts)) for found, counts in caches]) for name, read in _CACHE)
+        for text in texts:
+            yield from text
+
+    def _count_run(
+        self,
+        version: _Version,
+        rows: int,
+        seconds: float,
+        moving: tuple[float, float],
+        report: BatchReport | None = None,
+    ) -> None:
+        """With the lock held."""
+        version.runs += 1
+        version.last = round(self._wall() * 1e3)
+        if report is None or report.ok:
+            version.rows += rows
+        size = rows + (report.padding if report is not None else 0)
+        if size in version.batches or len(version.batches) < MAX_BATCH_SIZES:
+            version.batches.setdefault(size, _Compute()).add(seconds, moving)
+
+
+def _count_parts(version: _Version, times: Sequence[float], result: Mapping[str, Tensor] | Status) -> None:
+    """Each answer by its place; the end of the request, where it has no content, in the place behind the last."""
+    for place, seconds in enumerate(times):
+        part = version.parts.setdefault(place, _Part())
+        part.infer.add(seconds)
+        part.success.add(seconds)
+    last = version.parts.setdefault(len(times), _Part())
+    if not isinstance(result, Status):
+        last.empty.add(0.0)
+    elif reason_of(result, version.ensemble) == "CANCELED":
+        last.cancel.add(0.0)
+    else:
+        last.fail.add(0.0)
+
+
+def reason_of(status: Status, ensemble: bool) -> str:
+    """Triton's word for the failure of a request that had been let in."""
+    if ensemble:
+        return "OTHER"
+    if status.reason is Reason.QUEUE_TIMEOUT:
+        return "REJECTED"
+    if status.code in (StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED):
+        return "CANCELED"
+    return "BACKEND" if status.code in (StatusCode.INTERNAL, StatusCode.INVALID_ARGUMENT) else "OTHER"
+
+
+def _rows(call: PredictCall) -> int:
+    """Of an ensemble's request, for which nobody else counts."""
+    return max((array.shape[0] for array in call.inputs.values() if array.shape), default=1) or 1
+
+
+def _texts(call: PredictCall) -> int:
+    """Of a request to a language model."""
+    if call.texts:
+        return len(call.texts)
+    prompts = call.inputs.get(TEXT_INPUT, call.inputs.get(INPUT_IDS))
+    if prompts is None or (TEXT_INPUT not in call.inputs and len(prompts.shape) < 2):
+        return 1
+    return math.prod(prompts.shape) if TEXT_INPUT in call.inputs else prompts.shape[0]
+
+
+def _statistics(servable_id: ServableId, version: _Version, cache: CacheCounts | None) -> ModelStatistics:
+    compute, cache = version.compute, cache or CacheCounts()
+    stats = InferStatistics(
+        version.success.value,
+        version.failed.value,
+        version.queue.value,
+        compute.input.value,
+        compute.infer.value,
+        compute.output.value,
+        StatisticDuration(cache.hits, round(cache.hit_seconds * 1e9)),
+        StatisticDuration(cache.misses, round(cache.miss_seconds * 1e9)),
+    )
+    batches = tuple(
+        InferBatchStatistics(size, found.input.value, found.infer.value, found.output.value)
+        for size, found in sorted(version.batches.items())
+    )
+    name, number = servable_id.name, str(servable_id.version)
+    parts = {
+        str(place): InferResponseStatistics(
+            part.infer.value, _NO_TIME, part.success.value, part.fail.value, part.empty.value, part.cancel.value
+        )
+        for place, part in sorted(version.parts.items())
+    }
+    return ModelStatistics(name, number, version.last, version.rows, version.runs, stats, batches, response_stats=parts)
+
+
+_NO_TIME = StatisticDuration()
+
+
+_METRICS: tuple[tuple[str, Callable[[_Version], int]], ...] = (
+    ("nv_inference_request_success", lambda version: version.success.count),
+    ("nv_inference_count", lambda version: version.rows),
+    ("nv_inference_exec_count", lambda version: version.runs),
+    ("nv_inference_request_duration_us", lambda version: version.success.microseconds),
+    ("nv_inference_queue_duration_us", lambda version: version.queue.microseconds),
+    ("nv_inference_compute_input_duration_us", lambda version: version.compute.input.microseconds),
+    ("nv_inference_compute_infer_duration_us", lambda version: version.compute.infer.microseconds),
+    ("nv_inference_compute_output_duration_us", lambda version: version.compute.output.microseconds),
+)
+_CACHE: tuple[tuple[str, Callable[[CacheCounts], int]], ...] = (
+    ("nv_cache_num_hits_per_model", lambda counts: counts.hits),
+    ("nv_cache_num_misses_per_model", lambda counts: counts.misses),
+    ("nv_cache_hit_duration_per_model", lambda counts: round(counts.hit_seconds * 1e6)),
+    ("nv_cache_miss_duration_per_model", lambda counts: round(counts.miss_seconds * 1e6)),
+)
+
+
+def _sample_lines(name: str, found: Sequence[tuple[ServableId, float]], kind: str = "counter") -> list[str]:
+    lines = [
+        f'{name}{{model="{escaped(servable_id.name)}",version="{servable_id.version}"}} {value:.16g}'
+        for servable_id, value in found
+    ]
+    return [f"# TYPE {name} {kind}", *lines] if lines else []
+
+
+def _failure_lines(versions: list[tuple[ServableId, _Version]]) -> list[str]:
+    name = "nv_inference_request_failure"
+    lines = [
+        f'{name}{{model="{escaped(servable_id.name)}",reason="{reason}",version="{servable_id.version}"}} {count}'
+        for servable_id, version in versions
+        for reason, count in version.failures.items()
+    ]
+    return [f"# TYPE {name} counter", *lines] if lines else []

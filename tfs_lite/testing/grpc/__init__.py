@@ -1,0 +1,1 @@
+"""Peers, attackers and servers for tests of the gRPC transport."""

@@ -1,0 +1,1 @@
+"""Language models, engines and clients for tests of continuous batching."""

@@ -1,0 +1,316 @@
+"""Language models from a directory, behind their engine: who asks, when, and what came back.
+
+    saved(family, directory)      # config, weights and tokenizer, as save_pretrained writes them
+    written(directory, asked)     # what transformers itself generates, one text at a time
+    with GenerationHouse(directory, max_num_seqs=3) as house:
+        house.serve(visits)       # texts that arrive while others run
+
+Moments are steps of the engine, not times: the next text comes so many steps after the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    FalconConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+)
+
+from tfs_lite.adapters.contract import OpenRequest
+from tfs_lite.adapters.detect import read_version
+from tfs_lite.adapters.language.packed import packed_bytes
+from tfs_lite.adapters.language.transformers_model import PLATFORM
+from tfs_lite.config.generation import generation_settings
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.clock import SystemClock
+from tfs_lite.core.generation import Generation, LanguageModel, Piece, StepReport, TextReport, Usage
+from tfs_lite.core.model import PredictCall
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.status import Status
+from tfs_lite.protocols.generation_tensors import join
+from tfs_lite.schedulers.generation.servable import GenerativeServable
+from tfs_lite.serving.servable_factory import engine_settings
+from tfs_lite.testing.language.tiny_transformers import Greedy
+
+VOCABULARY = 320
+CONTEXT = 640
+ENDS = (257, 262, 271, 280, 299, 311)
+"""Tokens that end a text: as many as let a part of the texts meet one."""
+WINDOW = 90
+PATIENCE = 120.0
+T = TypeVar("T")
+Library: Any = AutoModelForCausalLM
+
+_NAMED: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "initializer_range": 0.1,
+    "bos_token_id": 256,
+    "eos_token_id": list(ENDS),
+}
+_OLD: dict[str, Any] = {**_NAMED, "n_layer": 2, "n_head": 4}
+_NEW: dict[str, Any] = {**_NAMED, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": CONTEXT}
+_SMALL: dict[str, Any] = {**_NEW, "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
+_UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
+_WIDE: dict[str, Any] = {**_NEW, "hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 2}
+
+FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "gpt2": lambda: GPT2Config(**_OLD, **_UNTIED, n_embd=64, n_positions=CONTEXT),
+    "llama": lambda: LlamaConfig(**_SMALL),
+    "qwen3": lambda: Qwen3Config(**_SMALL, head_dim=16),
+    "mistral": lambda: MistralConfig(**_SMALL, sliding_window=WINDOW),
+    "wide_gpt2": lambda: GPT2Config(**_OLD, n_embd=256, n_positions=CONTEXT),
+    "wide_llama": lambda: LlamaConfig(**_WIDE),
+    "bloom": lambda: BloomConfig(**{**_OLD, "n_layer": 1}, **_UNTIED, hidden_size=64),
+    "falcon": lambda: FalconConfig(**{**_NEW, "num_hidden_layers": 1}, **_UNTIED, hidden_size=64),
+}
+"""The layers of the wide ones are large enough to be packed. Embeddings are untied where the model would else repeat
+itself."""
+
+
+def in_a_thread(work: Callable[[], T]) -> T:
+    """One that is over afterwards: an idle one that has used torch would slow the engine down."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(work).result()
+
+
+def saved(family: str, directory: Path) -> Path:
+    def save() -> None:
+        torch.manual_seed(5)
+        Library.from_config(FAMILIES[family]()).save_pretrained(directory)
+
+    in_a_thread(save)
+    tokenizer = {"tokenizer_class": "ByteTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    return directory
+
+
+def written(directory: Path, asked: Sequence[Generation], room: int) -> list[Greedy]:
+    """The plain model's greedy texts, each generated alone. ``room``: tokens of prompt and output together."""
+    return in_a_thread(partial(_written, directory, asked, room))
+
+
+def _written(directory: Path, asked: Sequence[Generation], room: int) -> list[Greedy]:
+    module = Library.from_pretrained(directory).eval()
+    return [_generated(module, wanted, room) for wanted in asked]
+
+
+@torch.inference_mode()
+def _generated(module: Any, wanted: Generation, room: int) -> Greedy:
+    ids = torch.tensor([list(wanted.prompt)])  # type: ignore[arg-type]
+    options = {"eos_token_id": None} if wanted.ignore_eos else {}
+    most = room - ids.shape[1] if wanted.max_tokens is None else wanted.max_tokens
+    found = module.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=most,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+        **options,
+    )
+    best = torch.cat(found.logits).topk(2).values
+    return Greedy(found.sequences[0, ids.shape[1] :].tolist(), (best[:, 0] - best[:, 1]).tolist())
+
+
+@dataclass(slots=True, eq=False)
+class Told:
+    """What has come for one call. Complete, and no more changed, when ``over`` is set."""
+
+    call: PredictCall
+    on_piece: Callable[[Piece], None] | None = None
+    on_over: Callable[[], None] | None = None
+    pieces: list[Piece] = field(default_factory=list)
+    answer: Any = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def hear(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        if self.on_piece is not None:
+            self.on_piece(piece)
+
+    def end(self, answer: Any) -> None:
+        self.answer = answer
+        self.over.set()
+        if self.on_over is not None:
+            self.on_over()
+
+    @property
+    def status(self) -> Status | None:
+        return self.answer if isinstance(self.answer, Status) else None
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for piece in self.pieces for token in piece.tokens]
+
+    @property
+    def whole(self) -> Piece:
+        """Of a text that has ended well."""
+        self.wait()
+        return join(self.pieces)
+
+    @property
+    def usage(self) -> Usage:
+        found = self.whole.usage
+        assert found is not None
+        return found
+
+    def wait(self) -> None:
+        """Until it has ended. AssertionError if it failed."""
+        if not self.over.wait(PATIENCE):
+            raise TimeoutError("the text has not ended")
+        assert self.status is None, self.status
+
+
+def _told(wanted: Sequence[Generation]) -> Told:
+    told: Told
+    call = PredictCall("serving_default", {}, (), None, lambda answer: told.end(answer), texts=tuple(wanted))
+    told = Told(call)
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A text that comes ``after`` so many steps; None of them pass when nobody is there. ``leaves``: it is cancelled
+    that many steps later, unless it has ended."""
+
+    wanted: Generation
+    after: int = 0
+    leaves: int | None = None
+
+
+class GenerationHouse:
+    """One version on the CPU. ``parameters`` are those of its config. A context manager."""
+
+    def __init__(self, directory: Path, **parameters: object) -> None:
+        values = {"max_queue": 200, "max_queued_tokens": 100_000, "queue_timeout": 600, **parameters}
+        settings = ModelSettings(parameters={name: str(value) for name, value in values.items()})
+        request = OpenRequest(ServableId("lm", 1), read_version(str(directory)), torch.device("cpu"), False, settings)
+        assert PLATFORM.open is not None
+        model = PLATFORM.open(request)
+        assert isinstance(model, LanguageModel)
+        self.steps: list[StepReport] = []
+        self.texts: list[TextReport] = []
+        self._clock = SystemClock()
+        self._crowd: _Crowd | None = None
+        self.servable = GenerativeServable(
+            model,
+            request.id,
+            engine_settings(generation_settings(settings), model),
+            clock=self._clock,
+            on_step=self._stepped,
+            on_text=self.texts.append,
+        )
+
+    def __enter__(self) -> GenerationHouse:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.servable.close()
+        self._clock.close()
+
+    @property
+    def packed_bytes(self) -> int:
+        """Of the layers that are laid out anew."""
+        model: Any = self.servable.model
+        return packed_bytes(model._network._module)
+
+    @property
+    def preempted(self) -> int:
+        return sum(report.preempted for report in self.steps)
+
+    def ask(
+        self,
+        wanted: Generation,
+        on_piece: Callable[[Piece], None] | None = None,
+        on_over: Callable[[], None] | None = None,
+    ) -> Told:
+        """Any thread. ``on_piece`` and ``on_over`` are called on the engine's."""
+        told = _told((wanted,))
+        told.on_piece, told.on_over = on_piece, on_over
+        self.send(told)
+        return told
+
+    def send(self, told: Told) -> None:
+        """Its pieces are wanted as they come."""
+        told.call.on_piece = told.hear
+        self.servable.submit(told.call)
+
+    def answer(self, wanted: Sequence[Generation]) -> Mapping[str, Any]:
+        """The outputs of one call that asks for the whole answer at once."""
+        told = _told(wanted)
+        self.servable.submit(told.call)
+        told.wait()
+        outputs: Mapping[str, Any] = told.answer
+        return outputs
+
+    def serve(self, visits: Sequence[Visit]) -> list[Told]:
+        """All of them, in order, when the last one has ended."""
+        self._crowd = crowd = _Crowd(self, visits)
+        crowd.begin()
+        if not crowd.over.wait(PATIENCE):
+            raise TimeoutError(f"{crowd.present} texts have not ended, {len(visits) - len(crowd.told)} have not come")
+        self._crowd = None
+        return crowd.told
+
+    def _stepped(self, report: StepReport) -> None:
+        self.steps.append(report)
+        if self._crowd is not None:
+            self._crowd.step()
+
+
+class _Crowd:
+    """Lets the visits come. After ``begin`` everything is done on the engine's thread."""
+
+    def __init__(self, house: GenerationHouse, visits: Sequence[Visit]) -> None:
+        self._house = house
+        self._left = list(visits[::-1])
+        self._now = 0
+        self._next = 0
+        self._leaving: list[tuple[int, Told]] = []
+        self.present = 0
+        self.told: list[Told] = []
+        self.over = threading.Event()
+
+    def begin(self) -> None:
+        self._enter(self._left.pop())
+
+    def step(self) -> None:
+        self._now += 1
+        for due, told in self._leaving:
+            if due == self._now:
+                self._house.servable.cancel(told.call)
+        while self._left and self._next + self._left[-1].after <= self._now:
+            self._enter(self._left.pop())
+
+    def _enter(self, visit: Visit) -> None:
+        self._next = self._now
+        self.present += 1
+        told = _told((visit.wanted,))
+        told.on_over = self._ended
+        self.told.append(told)
+        if visit.leaves is not None:
+            self._leaving.append((self._now + visit.leaves, told))
+        self._house.send(told)  # last: it may be at its end already when this returns
+
+    def _ended(self) -> None:
+        self.present -= 1
+        if self.present == 0 and self._left:
+            self._enter(self._left.pop())
+        elif self.present == 0:
+            self.over.set()

@@ -1,0 +1,231 @@
+"""What the plans of a roster have to be, and what the places then really hold: the reference of its simulation.
+
+It keeps every place token by token, carries each plan out on that, in any of the ways in which an engine may, and says
+with an AssertionError what is not as it should be. Time is virtual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tfs_lite.core.status import Reason, StatusCode
+from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Plan, Share
+from tfs_lite.schedulers.generation.scheduler_state import Roster
+from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.generation.text import Phase, Text
+
+GARBAGE = -1
+
+
+class Referee:
+    """A roster, and what a plain description of it expects. One thread; ``submit`` and ``step`` in any order,
+    ``now`` may grow between them, ``finish`` at the end."""
+
+    def __init__(self, wanted: EngineSettings) -> None:
+        self.settings = wanted
+        self.roster = Roster(wanted)
+        self.now = 0.0
+        self.number = 0
+        self.live: list[Text] = []
+        self.contents = [[GARBAGE] * wanted.length for _ in range(wanted.places)]
+        self.took: set[tuple[Text, Text]] = set()
+        self.counts = dict.fromkeys(("plans", "ended", "preempted", "copies", "reused", "late", "refused"), 0)
+
+    # What comes from outside.
+
+    def submit(self, prompt: list[int], limit: int, priority: int, patience: float | None, reusable: bool) -> None:
+        lengths = [text.prompt_length for text in self.order()] + [len(prompt)]
+        over = lengths[self.settings.places - len(self.roster.running) :]
+        full = len(over) > self.settings.max_queue or sum(over) > self.settings.max_queued_tokens
+        refusal = self.roster.refusal([len(prompt)])
+        assert (refusal is not None) == full
+        if refusal is not None:
+            assert (refusal.code, refusal.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
+            self.counts["refused"] += 1
+            return
+        deadline = None if patience is None else self.now + patience
+        self.number += 1
+        text = Text(self.number, prompt, len(prompt), limit, priority, self.now, deadline, reusable)
+        self.live.append(text)
+        self.roster.add(text)
+
+    def drop(self, text: Text, sound: bool = True) -> None:
+        self.roster.remove(text, sound=sound)
+        self.roster.remove(text)
+        assert text.phase is Phase.ENDED
+        assert text.place is None
+        self.live.remove(text)
+        self.counts["ended"] += 1
+
+    def expire(self) -> None:
+        late = dict(self.roster.late(self.now))
+        assert dict(self.roster.late(self.now)) == late
+        for text in list(self.live):
+            past = text.deadline is not None and text.deadline <= self.now
+            waited = text.started is None and text.arrived + self.settings.queue_timeout <= self.now
+            assert (text in late) == (past or waited)
+            if past or waited:
+                assert late[text].code is (StatusCode.DEADLINE_EXCEEDED if past else StatusCode.UNAVAILABLE)
+                self.counts["late"] += 1
+                self.drop(text)
+
+    # One step.
+
+    def step(self, fails: int | None = None, mode: str = "together") -> bool:
+        """``fails``: which of its texts does. ``mode``: all texts go together; each goes again alone, after all of it
+        has been tried; or nothing was done at all, and all texts fail. Whether there was anything to do."""
+        self.expire()
+        running, waiting = list(self.roster.running), self.order()
+        were = {text: (text.phase, text.done, text.place) for text in running}
+        plan = self.roster.plan(self.now)
+        self.counts["plans"] += 1
+        self.check_shares(plan, were)
+        self.check_admissions(plan, running, waiting, were)
+        if not plan.shares:
+            assert not self.live
+            return False
+        if mode == "nothing":
+            for copy in plan.copies:
+                self.contents[copy.target][:] = [GARBAGE] * self.settings.length
+            for share in plan.shares:
+                self.drop(share.text)
+        else:
+            self.carry_out(plan, plan.shares)
+            if mode == "alone":
+                for share in plan.shares:
+                    self.carry_out(plan, [share])
+            if fails is not None:
+                self.break_one(plan.shares[fails % len(plan.shares)])
+        self.roster.ran(plan)
+        self.draw(plan)
+        self.check_state()
+        return True
+
+    def carry_out(self, plan: Plan, shares: Iterable[Share]) -> None:
+        for copy in plan.copies:
+            assert copy.count >= 16
+            assert copy.source != copy.target
+            self.contents[copy.target][: copy.count] = self.contents[copy.source][: copy.count]
+        for share in shares:
+            assert share.text.place is not None
+            place, end = self.contents[share.text.place], share.start + share.count
+            assert place[: share.start] == share.text.tokens[: share.start], "the place holds something else"
+            place[share.start : end] = share.text.tokens[share.start : end]
+
+    def break_one(self, share: Share) -> None:
+        """It has written something, and is out."""
+        assert share.text.place is not None
+        self.contents[share.text.place][share.start : share.start + share.count] = [GARBAGE] * share.count
+        self.drop(share.text)
+
+    def draw(self, plan: Plan) -> None:
+        for share in plan.shares:
+            text = share.text
+            if text.phase is Phase.ENDED:
+                continue
+            assert text.done == share.start + share.count
+            if share.draws:
+                self.roster.append(text, sum(text.tokens[-5:]) % 11)
+            if text.behind == 0 or (share.draws and text.output == text.limit):
+                assert text.output == text.limit
+                self.drop(text)
+            else:
+                assert (text.phase is Phase.DECODE) == (text.output > 0 and text.behind == 1 and share.draws)
+
+    # What has to be so.
+
+    def rank(self, text: Text) -> tuple[float, ...]:
+        """Lower is sooner."""
+        if self.settings.policy == "fifo":
+            return (text.arrived + LEVEL_SECONDS * text.priority, text.number)
+        return (text.priority, text.limit * (-1 if self.settings.policy == "longest_first" else 1), text.number)
+
+    def order(self) -> list[Text]:
+        waiting = sorted((text for text in self.live if text.place is None), key=self.rank)
+        assert list(self.roster.waiting) == waiting
+        return waiting
+
+    def outranks(self, text: Text, other: Text) -> bool:
+        return text.priority < other.priority and self.rank(text) < self.rank(other)
+
+    def check_shares(self, plan: Plan, were: dict[Text, Any]) -> None:
+        assert sum(share.count for share in plan.shares) <= self.settings.rows
+        assert len({share.text for share in plan.shares}) == len(plan.shares), "a text has two shares"
+        running = self.roster.running
+        places = [text.place for text in running]
+        assert len(set(places)) == len(places), "a place is held twice"
+        assert set(places) <= set(range(self.settings.places))
+        shares = {share.text: share for share in plan.shares}
+        assert set(shares) <= set(running)
+        for text, (phase, done, place) in were.items():
+            if text in plan.preempted:
+                assert (text.done, text.place, text.phase) == (0, None, Phase.WAITING)
+            else:
+                assert text.place == place, "a running text moves"
+                assert text not in shares or shares[text].start == done
+            assert phase is not Phase.DECODE or text in plan.preempted or shares[text].count == 1, "starved"
+        for text, share in shares.items():
+            assert 1 <= share.count <= min(self.settings.chunk, text.behind)
+            complete = share.start + share.count == len(text.tokens)
+            assert share.draws == (complete and text.output < text.limit)
+
+    def check_admissions(self, plan: Plan, running: list[Text], waiting: list[Text], were: dict[Text, Any]) -> None:
+        admitted, preempted = list(plan.admitted), list(plan.preempted)
+        assert admitted == waiting[: len(admitted)], "somebody was passed over"
+        free = self.settings.places - len(running)
+        assert len(preempted) == max(0, len(admitted) - free), "a place was free"
+        for number, victim in enumerate(preempted):
+            winner = admitted[free + number]
+            lower = [text for text in running if self.outranks(winner, text) and text not in preempted[:number]]
+            assert victim is max(lower, key=self.rank, default=None), "not the least urgent"
+            assert (victim, winner) not in self.took, "they take each other's place"
+            self.took.add((winner, victim))
+        shares = {share.text for share in plan.shares}
+        assert set(admitted) <= shares, "admitted for nothing"
+        for text in admitted:
+            self.check_reuse(plan, text)
+        self.check_head(plan, running, waiting, shares)
+        self.counts["preempted"] += len(preempted)
+        self.counts["copies"] += len(plan.copies)
+
+    def check_reuse(self, plan: Plan, text: Text) -> None:
+        assert text.done <= len(text.tokens) - 1
+        assert text.done == 0 or text.done >= 16
+        assert text.done == 0 or (self.settings.prefix_reuse and text.reusable)
+        if text.preemptions == 0:
+            assert text.cached == text.done
+            assert text.cached_asked == (text.prompt_length if self.settings.prefix_reuse and text.reusable else 0)
+        self.counts["reused"] += text.done > 0
+
+    def check_head(self, plan: Plan, running: list[Text], waiting: list[Text], shares: set[Text]) -> None:
+        """Who is next waits for a reason."""
+        rest = waiting[len(plan.admitted) :]
+        read = {copy.source for copy in plan.copies}
+        full = sum(share.count for share in plan.shares) == self.settings.rows
+        free = set(range(self.settings.places)) - {text.place for text in self.roster.running}
+        if not rest or full:
+            return
+        assert free <= read, "a place is free"
+        lower = [text for text in running if text not in plan.preempted and self.outranks(rest[0], text)]
+        assert free or not lower or max(lower, key=self.rank).place in read, "nobody gives way"
+
+    def check_state(self) -> None:
+        state = self.roster.state()
+        running = [text for text in self.live if text.place is not None]
+        assert (state.running, state.waiting) == (len(running), len(self.live) - len(running))
+        assert state.written == sum(text.done for text in running)
+        assert state.written <= state.reserved <= state.capacity == self.settings.places * self.settings.length
+
+    def finish(self) -> None:
+        """Everything ends, in no more steps than there are rows, and then every place is to be had."""
+        rows = sum(len(text.tokens) + text.limit for text in self.live)
+        for _ in range(rows * (1 + self.counts["plans"]) + 1):
+            if not self.step():
+                break
+        assert not self.live
+        for _ in range(self.settings.places):
+            self.number += 1
+            self.live.append(Text(self.number, [1], 1, 1, 0, self.now, None))
+            self.roster.add(self.live[-1])
+        assert len(self.roster.plan(self.now).admitted) == self.settings.places

@@ -1,0 +1,279 @@
+"""Clients of language models, by every door of a real server: texts in pieces, and whole.
+
+    with LanguageClient(server) as client:
+        for bit in client.pieces("openai", Asked("m", "hello")): ...
+        client.whole("predict", Asked("m", "hello")).text
+
+Texts are greedy, and end by their number of tokens only. Whoever stops taking pieces (``close`` of the iterator) ends
+the connection or cancels the call. Needs httpx.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+
+from tfs_lite.protocols.messages import PredictRequest, PredictResponse
+from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
+from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
+from tfs_lite.protocols.v2 import messages as v2
+from tfs_lite.protocols.v2.tensors import decode_raw
+from tfs_lite.testing.servers.process import ServerProcess
+
+STREAMS = ("openai", "v2_events", "v2_stream", "predict_streamed")
+WHOLE = ("openai_whole", "v2_generate", "v2_infer", "v2_grpc", "predict", "rest_predict")
+PATIENCE = 120.0
+_PREDICT = "/tensorflow.serving.PredictionService/Predict"
+_STREAMED = "/tfs_lite.GenerationService/PredictStreamed"
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``timeout``: seconds until the server is to give up, where the door knows of such a thing."""
+
+    model: str
+    prompt: str
+    tokens: int = 16
+    timeout: float | None = None
+    version: int | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """By V2's names."""
+        return {"max_tokens": self.tokens, "temperature": 0.0, "ignore_eos": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Bit:
+    """More of a text. ``finish`` is empty before the last one."""
+
+    version: int
+    text: str
+    finish: str = ""
+
+
+class Refused(Exception):
+    """``code``: the HTTP status, or the name of gRPC's."""
+
+    def __init__(self, code: int | str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.headers = headers or {}
+
+
+class LanguageClient:
+    """A connection of each kind. One thread. ``patience``: seconds without a byte after which it goes."""
+
+    def __init__(self, server: ServerProcess, patience: float = PATIENCE) -> None:
+        self._patience = patience
+        url = f"http://127.0.0.1:{server.http_port}"
+        self._http = httpx.Client(base_url=url, timeout=patience, verify=False)  # reading certificates takes long
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", options=options)
+
+    def __enter__(self) -> LanguageClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._http.close()
+        self._channel.close()
+
+    def pieces(self, door: str, asked: Asked) -> Iterator[Bit]:
+        """By one of STREAMS. Raises Refused; what breaks raises errors of httpx."""
+        doors: dict[str, Callable[[Asked], Iterator[Bit]]] = {
+            "openai": self._openai,
+            "v2_events": self._v2_events,
+            "v2_stream": self._v2_stream,
+            "predict_streamed": self._predict_streamed,
+        }
+        return doors[door](asked)
+
+    def whole(self, door: str, asked: Asked) -> Bit:
+        """By one of WHOLE."""
+        doors: dict[str, Callable[[Asked], Bit]] = {
+            "openai_whole": self._openai_whole,
+            "v2_generate": self._v2_generate,
+            "v2_infer": self._v2_infer,
+            "v2_grpc": self._v2_grpc,
+            "predict": self._predict,
+            "rest_predict": self._rest_predict,
+        }
+        return doors[door](asked)
+
+    # HTTP.
+
+    def _openai(self, asked: Asked) -> Iterator[Bit]:
+        with contextlib.closing(self._events("/openai/v1/completions", openai_body(asked, stream=True))) as events:
+            for data in events:
+                if data == b"[DONE]":
+                    return
+                event = json.loads(data)
+                _check(event)
+                (choice,) = event["choices"]
+                version = int(event["system_fingerprint"].rpartition(":")[2])
+                yield Bit(version, choice["text"], choice["finish_reason"] or "")
+        raise Refused("BROKEN", "the events ended without [DONE]")
+
+    def _v2_events(self, asked: Asked) -> Iterator[Bit]:
+        bit = Bit(0, "")
+        path = f"/v2/models/{path_of(asked)}/generate_stream"
+        with contextlib.closing(self._events(path, v2_body(asked))) as events:
+            for data in events:
+                event = json.loads(data)
+                _check(event)
+                bit = Bit(int(event["model_version"]), event["text_output"], event.get("finish_reason", ""))
+                yield bit
+        if not bit.finish:
+            raise Refused("BROKEN", "the events ended without the text's end")
+
+    def _events(self, path: str, body: Any) -> Generator[bytes]:
+        with self._http.stream("POST", path, json=body) as answer:
+            if answer.status_code != 200:
+                answer.read()
+                raise Refused(answer.status_code, answer.text, answer.headers)
+            rest = b""
+            for data in answer.iter_bytes():
+                *events, rest = (rest + data).split(b"\n\n")
+                yield from (event.removeprefix(b"data: ") for event in events if event.startswith(b"data: "))
+
+    def _openai_whole(self, asked: Asked) -> Bit:
+        answer = self._post("/openai/v1/completions", openai_body(asked))
+        (choice,) = answer["choices"]
+        return Bit(int(answer["system_fingerprint"].rpartition(":")[2]), choice["text"], choice["finish_reason"])
+
+    def _v2_generate(self, asked: Asked) -> Bit:
+        answer = self._post(f"/v2/models/{path_of(asked)}/generate", v2_body(asked))
+        return Bit(int(answer["model_version"]), answer["text_output"], answer["finish_reason"])
+
+    def _v2_infer(self, asked: Asked) -> Bit:
+        text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [asked.prompt]}
+        answer = self._post(f"/v2/models/{path_of(asked)}/infer", {"inputs": [text], "parameters": asked.values})
+        found = {output["name"]: output["data"][0] for output in answer["outputs"]}
+        return Bit(int(answer["model_version"]), found["text_output"], found["finish_reason"])
+
+    def _rest_predict(self, asked: Asked) -> Bit:
+        inputs = {"text_input": [asked.prompt], **{name: [value] for name, value in asked.values.items()}}
+        answer = self._post(f"/v1/models/{asked.model}:predict", {"inputs": inputs})["outputs"]
+        return Bit(0, answer["text_output"][0], answer["finish_reason"][0])
+
+    def _post(self, path: str, body: Any) -> Any:
+        answer = self._http.post(path, json=body)
+        if answer.status_code != 200:
+            raise Refused(answer.status_code, answer.text, answer.headers)
+        return answer.json()
+
+    # gRPC.
+
+    def _v2_stream(self, asked: Asked) -> Iterator[Bit]:
+        bit = Bit(0, "")
+        for message in self._stream(_STREAM_INFER, v2_request(asked), v2.ModelStreamInferResponse, asked.timeout):
+            if message.error_message:
+                raise Refused("ERROR", message.error_message)
+            bit = _v2_bit(message.infer_response)
+            yield bit
+        if not bit.finish:
+            raise Refused("BROKEN", "the stream ended without the text's end")
+
+    def _predict_streamed(self, asked: Asked) -> Iterator[Bit]:
+        bit = Bit(0, "")
+        for message in self._stream(_STREAMED, predict_request(asked), PredictResponse, asked.timeout):
+            bit = _predict_bit(message)
+            yield bit
+        if not bit.finish:
+            raise Refused("BROKEN", "the stream ended without the text's end")
+
+    def _stream(self, path: str, request: Any, answer: Any, timeout: float | None) -> Iterator[Any]:
+        method = self._channel.stream_stream(path, type(request).SerializeToString, answer.FromString)
+        call = method(iter([request]), timeout=timeout or self._patience)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise Refused(error.code().name, error.details()) from None
+        finally:
+            call.cancel()
+
+    def _v2_grpc(self, asked: Asked) -> Bit:
+        return _v2_bit(self._unary(_INFER, v2_request(asked), v2.ModelInferResponse, asked.timeout))
+
+    def _predict(self, asked: Asked) -> Bit:
+        return _predict_bit(self._unary(_PREDICT, predict_request(asked), PredictResponse, asked.timeout))
+
+    def _unary(self, path: str, request: Any, answer: Any, timeout: float | None) -> Any:
+        """After its own patience it cancels the call; ``timeout`` goes with the call."""
+        method = self._channel.unary_unary(path, type(request).SerializeToString, answer.FromString)
+        call = method.future(request, timeout=timeout)
+        try:
+            return call.result(self._patience)
+        except grpc.FutureTimeoutError:
+            call.cancel()
+            raise Refused("GONE", "the client had no patience") from None
+        except grpc.RpcError as error:
+            raise Refused(error.code().name, error.details()) from None
+
+
+def openai_body(asked: Asked, **more: Any) -> dict[str, Any]:
+    model = asked.model if asked.version is None else f"{asked.model}:{asked.version}"
+    values = {"max_tokens": asked.tokens, "temperature": 0, "ignore_eos": True, **more}
+    if asked.timeout is not None:
+        values["timeout"] = asked.timeout
+    return {"model": model, "prompt": asked.prompt, **values}
+
+
+def v2_body(asked: Asked) -> dict[str, Any]:
+    return {"text_input": asked.prompt, "parameters": asked.values}
+
+
+def v2_request(asked: Asked) -> Any:
+    request = v2.ModelInferRequest(model_name=asked.model, model_version=str(asked.version or ""))
+    text = request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    text.contents.bytes_contents.append(asked.prompt.encode())
+    fields = {bool: "bool_param", int: "int64_param", float: "double_param"}
+    for name, value in asked.values.items():
+        setattr(request.parameters[name], fields[type(value)], value)
+    return request
+
+
+def predict_request(asked: Asked) -> Any:
+    arrays = {
+        "text_input": np.array([asked.prompt.encode()], object),
+        "max_tokens": np.array([asked.tokens], np.int32),
+        "temperature": np.zeros(1, np.float32),
+        "ignore_eos": np.ones(1, np.bool_),
+    }
+    inputs = {name: encode(array) for name, array in arrays.items()}
+    return PredictRequest(model_spec=model_spec(ModelRef(asked.model, asked.version)), inputs=inputs)
+
+
+def path_of(asked: Asked) -> str:
+    return asked.model if asked.version is None else f"{asked.model}/versions/{asked.version}"
+
+
+def _check(event: Mapping[str, Any]) -> None:
+    if "error" in event:
+        raise Refused("ERROR", str(event["error"]))
+
+
+def _v2_bit(answer: Any) -> Bit:
+    found = {}
+    for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
+        found[output.name] = decode_raw(output.datatype, tuple(output.shape), raw, output.name)
+    return Bit(int(answer.model_version), _text(found["text_output"]), _text(found["finish_reason"]))
+
+
+def _predict_bit(answer: Any) -> Bit:
+    found = {name: decode(answer.outputs[name], name) for name in ("text_output", "finish_reason")}
+    return Bit(answer.model_spec.version.value, _text(found["text_output"]), _text(found["finish_reason"]))
+
+
+def _text(array: Any) -> str:
+    return b"".join(array.reshape(-1).tolist()).decode()

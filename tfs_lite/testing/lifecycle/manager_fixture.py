@@ -1,0 +1,125 @@
+"""A manager in a world that the test moves: virtual time, manual executors, fake loaders, every event written down.
+
+world = ManagerWorld()
+world.aspire("m", 1)
+world.settle()
+assert world.story("m", 1) == ["Start", "Loading", "Available"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tfs_lite.core.event_bus import EventBus
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.resources import MAIN, ResourceUtil, main_ram
+from tfs_lite.core.servable import ServableData, ServableId
+from tfs_lite.core.state import ServableState
+from tfs_lite.core.status import Status
+from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
+from tfs_lite.managers.harness import HarnessState
+from tfs_lite.managers.policies import POLICIES, Action, Policy
+from tfs_lite.managers.resource_tracker import ResourceTracker
+from tfs_lite.managers.state_monitor import ServableStateMonitor
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.lifecycle.executor import ManualExecutor
+from tfs_lite.testing.lifecycle.loader import FakeLoader
+
+MAX_STEPS = 1000
+
+
+class ManagerWorld:
+    """``loading[id]`` are the arguments of the :class:`FakeLoader` made for that id whenever it is aspired."""
+
+    def __init__(
+        self, policy: str | Policy = "availability", *, threads: int = 1, ram: int | None = None, **options: Any
+    ) -> None:
+        self.clock = VirtualClock()
+        self.loads, self.unloads = ManualExecutor(threads), ManualExecutor(threads)
+        self.bus: EventBus[ServableState] = EventBus(self.clock)
+        self.events: list[ServableState] = []
+        self.bus.subscribe(lambda event: self.events.append(event.event))
+        self.monitor = ServableStateMonitor(self.bus)
+        self.loading: dict[ServableId, dict[str, Any]] = {}
+        self.loaders: dict[ServableId, list[FakeLoader]] = {}
+        tracker = None if ram is None else ResourceTracker(ResourceUtil({MAIN: 1}), main_ram(ram))
+        settings: dict[str, Any] = {
+            "clock": self.clock,
+            "load_executor": self.loads,
+            "unload_executor": self.unloads,
+            "event_bus": self.bus,
+            "resource_tracker": tracker,
+            "policy": POLICIES[policy] if isinstance(policy, str) else policy,
+            "tick_interval": None,
+        }
+        self.manager = AspiredVersionsManager(AspiredVersionsManagerOptions(**(settings | options)))
+        self.emit = self.manager.aspired_versions_callback()
+
+    # Doing.
+
+    def data(self, name: str, version: int, revision: str = "") -> ServableData[Loader]:
+        """The version with a new loader."""
+        servable_id = ServableId(name, version)
+        loader = FakeLoader(**self.loading.get(servable_id, {}))
+        self.loaders.setdefault(servable_id, []).append(loader)
+        return ServableData.ok(servable_id, loader, revision)
+
+    def aspire(self, name: str, *versions: int, revision: str = "") -> None:
+        """Emits the list, without a tick."""
+        self.emit(name, [self.data(name, version, revision) for version in versions])
+
+    def tick(self) -> Action | None:
+        return self.manager.tick()
+
+    def settle(self) -> list[Action]:
+        """Ticks and runs everything, without moving the time, until two ticks in a row find nothing to do (the first
+        of them may mark what the second drops). Returns the actions."""
+        actions: list[Action] = []
+        idle = 0
+        for _ in range(MAX_STEPS):
+            action = self.manager.tick()
+            idle = 0 if action or self.loads.queued or self.unloads.queued else idle + 1
+            self.loads.run_all()
+            self.unloads.run_all()
+            if action is not None:
+                actions.append(action)
+            elif idle == 2:
+                return actions
+        raise AssertionError(f"not settled after {MAX_STEPS} ticks")
+
+    # Seeing.
+
+    def loader(self, name: str, version: int, incarnation: int = -1) -> FakeLoader:
+        return self.loaders[ServableId(name, version)][incarnation]
+
+    def state(self, name: str, version: int) -> HarnessState | None:
+        """None: not managed."""
+        snapshot = self.manager.get_managed_servable_state_snapshot(ServableId(name, version))
+        return snapshot.state if snapshot is not None else None
+
+    def status(self, name: str, version: int) -> Status | None:
+        snapshot = self.manager.get_managed_servable_state_snapshot(ServableId(name, version))
+        return snapshot.status if snapshot is not None else None
+
+    def ready(self, name: str) -> list[int]:
+        return [found.version for found in self.manager.list_available_servable_ids() if found.name == name]
+
+    def story(self, name: str, version: int) -> list[str]:
+        """The events of one version: ``Start``, ``Loading``, ``Available``, ``Unloading``, ``End``, and the code where
+        the health is not OK: ``End(CANCELLED)``."""
+        return [_text(event) for event in self.events if event.id == ServableId(name, version)]
+
+    def chronicle(self) -> list[tuple[str, int]]:
+        """All events in order: (text, version)."""
+        return [(_text(event), event.id.version) for event in self.events]
+
+    def violations(self) -> Sequence[str]:
+        """What the loaders have to complain about."""
+        return [
+            f"{found}: {breach}" for found, made in self.loaders.items() for one in made for breach in one.violations
+        ]
+
+
+def _text(event: ServableState) -> str:
+    return event.state.value if event.health.ok else f"{event.state.value}({event.health.code.name})"

@@ -1,0 +1,366 @@
+"""The whole lifecycle in one object, in virtual time, one step at a time, watching over its own promises.
+
+    file-system source (disk in memory) -> router -> adapters (fake loaders) -> AspiredVersionsManager
+
+Nothing here has a thread, sleeps, or leaves anything to chance: whoever drives a :class:`Simulation` chooses what
+happens next, and what may interleave interleaves only as chosen. After each step every promise of
+:mod:`tfs_lite.testing.lifecycle.lifecycle_invariants` is checked; a breach is raised as AssertionError. Used by the
+property test of the
+lifecycle, and by whoever wants to replay a story about sources and managers in a few lines.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tfs_lite.core.event_bus import EventBus
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.resources import GPU, MAIN, ResourceUtil
+from tfs_lite.core.router import DynamicSourceRouter
+from tfs_lite.core.servable import AutoVersionPolicy, ServableData, ServableRequest, StoragePath
+from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, UnarySourceAdapter
+from tfs_lite.core.state import ServableState
+from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
+from tfs_lite.managers.policies import POLICIES, Action, Policy
+from tfs_lite.managers.resource_tracker import ResourceTracker
+from tfs_lite.managers.state_monitor import ServableStateMonitor
+from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
+from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
+from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.lifecycle.executor import ManualExecutor
+from tfs_lite.testing.lifecycle.lifecycle_invariants import Referee, Stage
+from tfs_lite.testing.lifecycle.simulated_loader import (
+    MAX_RETRIES,
+    TOTAL,
+    TOTAL_GPU,
+    InjectedError,
+    SimulatedLoader,
+    is_retryable,
+)
+from tfs_lite.testing.lifecycle.simulated_models import Flaw, ModelStore
+from tfs_lite.testing.lifecycle.source_checker import SourceReferee
+
+RETRY_INTERVAL = 10.0
+MAX_ROUNDS = 500
+UNROUTED = 2
+"""A route to no adapter: the versions of that model arrive with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """What stays fixed for the length of one simulation. ``custom_policy`` takes the place of the one that is named."""
+
+    policy: str = "availability"
+    quiet_period: float = 0.0
+    retry_interval: float = RETRY_INTERVAL
+    reload_errors: bool = False
+    custom_policy: Policy | None = None
+
+
+class Simulation:
+    """Steps, in any order, then ``close``. The disk is ``store``; what happens there needs no step.
+
+    Executors, handles and the rest may be looked at between steps, to know which steps make sense.
+    """
+
+    def __init__(self, options: SimulationOptions, servables: Mapping[str, tuple[ServableToMonitor, int]]) -> None:
+        """``servables``: by name, what to monitor, and the router's port (0 or 1 are adapters, UNROUTED is none)."""
+        self._options = options
+        self.clock = VirtualClock()
+        self.store = ModelStore(self.clock)
+        self.loads, self.unloads = ManualExecutor(1), ManualExecutor(1)
+        bus: EventBus[ServableState] = EventBus(self.clock)
+        self.monitor = ServableStateMonitor(bus)
+        self.referee = Referee(options.policy, self.loads, self.unloads, self.monitor)
+        bus.subscribe(self.referee.saw_event)
+        self._swallowed = _SwallowedErrors()
+        logging.getLogger("tfs_lite").addHandler(self._swallowed)
+        config = self._config(servables, strict=False)
+        self.source_referee = SourceReferee(self.store, self.clock, config)
+        self._emitted: dict[str, Sequence[ServableData[StoragePath]]] = {}
+        self._source = FileSystemStoragePathSource(
+            config, self.store.disk, self.clock, self.source_referee.saw_report, executor=ManualExecutor(0)
+        )
+        self._routes = {name: port for name, (_, port) in servables.items()}
+        self._router: DynamicSourceRouter[StoragePath] = DynamicSourceRouter(UNROUTED + 1, self._table())
+        self._manager = self._make_manager(bus)
+        self.referee.watch(self._manager)
+        self._adapters = self._connect()
+
+    # Steps.
+
+    def poll(self) -> None:
+        with self._step(Stage.SOURCE):
+            self._poll()
+
+    def tick(self) -> Action | None:
+        with self._step(Stage.TICK):
+            return self._tick()
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass, and what is due happen."""
+        with self._step(Stage.TICK):
+            self.clock.advance(seconds)
+
+    def reload(self, servables: Mapping[str, tuple[ServableToMonitor, int]], strict: bool = False) -> None:
+        """Another config. ``strict``: every stream must have versions, and an empty base path unloads nothing."""
+        config = self._config(servables, strict)
+        new = {name: port for name, (_, port) in servables.items()}
+        with self._step(Stage.SOURCE):
+            refused = self.source_referee.refuses(config)
+            old, self._routes = self._routes, {**self._routes, **new}
+            self._router.update_routes(self._table())
+            self._emitted.clear()
+            try:
+                self._source.update_config(config)
+            except ServingError as error:
+                self.referee.expect(refused, f"a good config is refused: {error}")
+                self._routes = old
+            else:
+                self.referee.expect(not refused, f"a bad config is accepted: {config}")
+                self._routes = new
+                self.referee.breaches += self.source_referee.judge_update(config, self._emitted)
+            self._router.update_routes(self._table())
+
+    def start(self, executor: ManualExecutor) -> bool:
+        """Begins the next queued task; False if it is not wanted any more."""
+        with self._step(Stage.EXECUTOR):
+            return executor.start()
+
+    def work(self, executor: ManualExecutor, index: int) -> None:
+        """The slow part of a running task."""
+        with self._step(Stage.EXECUTOR):
+            executor.work(index)
+
+    def finish(self, executor: ManualExecutor, index: int) -> None:
+        with self._step(Stage.EXECUTOR):
+            executor.finish(index)
+
+    def move(self, executor: ManualExecutor) -> None:
+        """Begins the next queued task if there is a thread for it, else finishes the one that began first."""
+        with self._step(Stage.EXECUTOR):
+            if executor.can_start:
+                executor.start()
+            elif executor.running:
+                executor.finish()
+
+    def resize_loads(self, num_threads: int) -> None:
+        with self._step(Stage.TICK):
+            self._manager.set_num_load_threads(num_threads)
+
+    def take_handle(self, request: ServableRequest) -> None:
+        """A request begins. It must be answered by the version that the events promise."""
+        with self._step(Stage.REQUEST):
+            ready = [id_ for id_ in self.referee.available() if id_.name == request.name]
+            if request.version is not None:
+                ready = [id_ for id_ in ready if id_.version == request.version]
+            try:
+                handle = self._manager.get_servable_handle(request)
+            except ServingError as error:
+                honest = not ready and error.code is StatusCode.NOT_FOUND
+                self.referee.expect(honest, f"{request}: {error.status}; Available are {ready}")
+                return
+            self.referee.handles.append(handle)
+            expected = (min if request.auto is AutoVersionPolicy.EARLIEST else max)(ready, default=None)
+            self.referee.expect(handle.id == expected, f"{request}: {handle.id}; Available are {ready}")
+
+    def release_handle(self, index: int) -> None:
+        """A request ends."""
+        with self._step(Stage.REQUEST):
+            self._release(self.referee.handles[index])
+
+    def settle(self, held: str | None = None) -> None:
+        """Faults that pass are over, the disk is quiet, requests end, everything runs: the convergence check.
+
+        ``held``: a stream whose requests do not end, whose faults go on and one of whose loads may be stuck.
+        """
+        streams = frozenset({*self.referee.wishes, *self.source_referee.config.by_name})
+        with self._step(Stage.TICK):
+            self.referee.mercy = streams - {held}
+            for handle in [handle for handle in self.referee.handles if handle.id.name != held]:
+                self._release(handle)
+            for _ in range(3):
+                self._poll()
+                self.clock.advance(self._options.quiet_period + 0.5)
+            for _ in range(2):  # a version whose files changed while it loaded is taken up anew by a later poll
+                self._poll(settled=True)
+                self._come_to_rest(held)
+            self.referee.check_rest(held)
+            self.referee.mercy = frozenset()
+
+    def close(self) -> None:
+        """Closes as a server does, whatever is going on; then requests end, and what was left running is run."""
+        try:
+            with self._step(Stage.EXECUTOR):
+                self._source.close()
+                self._router.detach()
+                for adapter in self._adapters:
+                    adapter.detach()
+                self.referee.closing = True
+                self._manager.close(drain_timeout=0.0)
+            while self.referee.handles:
+                self.release_handle(0)
+            with self._step(Stage.EXECUTOR):
+                for _ in range(2):
+                    for executor in (self.loads, self.unloads):
+                        self._finish_all(executor)
+                        executor.run_all()
+                self.clock.advance(10 * RETRY_INTERVAL)
+                self.referee.check_end()
+        finally:
+            logging.getLogger("tfs_lite").removeHandler(self._swallowed)
+
+    # How it is put together.
+
+    def _config(self, servables: Mapping[str, tuple[ServableToMonitor, int]], strict: bool) -> SourceConfig:
+        return SourceConfig(
+            tuple(servable for servable, _ in servables.values()),
+            poll_interval=None,
+            quiet_period=self._options.quiet_period,
+            servable_versions_always_present=strict,
+        )
+
+    def _make_manager(self, bus: EventBus[ServableState]) -> AspiredVersionsManager:
+        tracker = ResourceTracker(ResourceUtil({MAIN: 1, GPU: len(TOTAL_GPU)}), TOTAL)
+        return AspiredVersionsManager(
+            AspiredVersionsManagerOptions(
+                clock=self.clock,
+                load_executor=self.loads,
+                unload_executor=self.unloads,
+                event_bus=bus,
+                resource_tracker=tracker,
+                max_num_load_retries=MAX_RETRIES,
+                load_retry_interval=self._options.retry_interval,
+                should_retry_model_load=is_retryable,
+                policy=self._options.custom_policy or POLICIES[self._options.policy],
+                tick_interval=None,
+                enable_reload_servables_with_error=self._options.reload_errors,
+            )
+        )
+
+    def _connect(self) -> list[SourceAdapter[StoragePath, Loader]]:
+        to_manager = self._manager.aspired_versions_callback()
+
+        def to_referee_and_manager(name: str, versions: Sequence[ServableData[Loader]]) -> None:
+            sent = [(item.id, item.revision) for item in self._emitted[name]]
+            came = [(item.id, item.revision) for item in versions]
+            self.referee.expect(came == sent, f"(10) of {name} the source sent {sent}, the manager gets {came}")
+            self.referee.saw_list(name, versions)
+            to_manager(name, versions)
+
+        to_router = self._router.aspired_versions_callback()
+
+        def to_source_referee_and_router(name: str, versions: Sequence[ServableData[StoragePath]]) -> None:
+            self._emitted[name] = versions
+            to_router(name, versions)
+
+        no_platform = Status(StatusCode.INTERNAL, "No platform found for model")
+        adapters: list[SourceAdapter[StoragePath, Loader]] = [
+            UnarySourceAdapter(self._make_loader),
+            UnarySourceAdapter(self._make_loader),
+            ErrorInjectingSourceAdapter(no_platform),
+        ]
+        for port, adapter in zip(self._router.ports, adapters, strict=True):
+            adapter.set_aspired_versions_callback(to_referee_and_manager)
+            port.set_aspired_versions_callback(adapter.aspired_versions_callback())
+        self._source.set_aspired_versions_callback(to_source_referee_and_router)
+        return adapters
+
+    def _make_loader(self, item: ServableData[StoragePath]) -> Loader:
+        recipe = self.store.recipe_at(item.payload)
+        if recipe.flaw is Flaw.UNREADABLE:
+            raise ServingError(StatusCode.INVALID_ARGUMENT, "nobody can read this")
+        return SimulatedLoader(item, recipe, self.store, self.referee)
+
+    def _table(self) -> dict[str, int]:
+        return {name: port for name, port in self._routes.items() if port != UNROUTED}
+
+    # How it moves.
+
+    @contextmanager
+    def _step(self, stage: Stage) -> Iterator[None]:
+        with self._on(stage):
+            yield
+        self.referee.check_step()
+        breaches = [*self.referee.breaches, *self._swallowed.texts]
+        self.referee.breaches.clear()
+        self._swallowed.texts.clear()
+        assert not breaches, "\n".join(breaches)
+
+    @contextmanager
+    def _on(self, stage: Stage) -> Iterator[None]:
+        before, self.referee.stage = self.referee.stage, stage
+        try:
+            yield
+        finally:
+            self.referee.stage = before
+
+    def _poll(self, settled: bool = False) -> None:
+        with self._on(Stage.SOURCE):
+            self._emitted.clear()
+            self._source.poll()
+            self.referee.breaches += self.source_referee.judge_poll(self._emitted, settled)
+
+    def _tick(self) -> Action | None:
+        with self._on(Stage.TICK):
+            action = self._manager.tick()
+            self.referee.check_tick(action)
+            return action
+
+    def _release(self, handle: ServableHandle) -> None:
+        with self._on(Stage.REQUEST):
+            self.referee.handles.remove(handle)
+            handle.release()
+
+    def _run_queued(self) -> bool:
+        """Takes every queued task through all its steps; whether there was one."""
+        with self._on(Stage.EXECUTOR):
+            found = [executor.run_one() for executor in (self.loads, self.unloads)]
+            while any(found):
+                found = [executor.run_one() for executor in (self.loads, self.unloads)]
+                if not any(found):
+                    return True
+            return False
+
+    def _finish_all(self, executor: ManualExecutor, but: str | None = None) -> bool:
+        """Finishes every running task but those of one stream; whether there was one."""
+        with self._on(Stage.EXECUTOR):
+            indices = [i for i, name in enumerate(executor.running) if but is None or f"{{name: {but} " not in name]
+            for index in reversed(indices):
+                executor.finish(index)
+            return bool(indices)
+
+    def _come_to_rest(self, held: str | None) -> None:
+        """Until nothing moves by itself any more. A load of ``held`` stays stuck while other threads are free."""
+        idle = 0
+        for _ in range(MAX_ROUNDS):
+            stuck = held if len(self.loads.running) < self.loads.num_threads else None
+            moved = self._tick() is not None
+            moved |= self._finish_all(self.loads, but=stuck)
+            moved |= self._finish_all(self.unloads) | self._run_queued()
+            idle = 0 if moved else idle + 1
+            if idle >= 3:
+                due = self.clock.next_due
+                if due is None:
+                    return
+                self.clock.advance(due)
+                idle = 0
+        self.referee.breaches.append(f"(10) no rest after {MAX_ROUNDS} rounds")
+
+
+class _SwallowedErrors(logging.Handler):
+    """Collects exceptions that were caught and logged and that nobody injected: whoever caught them hides a defect."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, (ServingError, InjectedError)):
+            self.texts.append(f"swallowed: {error!r} ({record.getMessage()})")

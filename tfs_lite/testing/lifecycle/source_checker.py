@@ -1,0 +1,154 @@
+"""What a file-system source must emit, worked out from what a simulation has put on its disk.
+
+The reference knows nothing of fingerprints, evidence or polls. It says of each version on the disk: must be offered,
+must not be offered, or (while its files are settling or its digests are being checked) may be. Emissions are compared
+with that, in the order in which the version policy wants them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.servable import ServableData, StoragePath
+from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
+from tfs_lite.sources.version_scan import LatestPolicy, SpecificPolicy, VersionPolicy
+from tfs_lite.testing.lifecycle.simulated_models import ModelStore, StoredVersion
+
+Emitted = Mapping[str, Sequence[ServableData[StoragePath]]]
+
+
+class Offer(enum.Enum):
+    """Whether a version belongs into the list now."""
+
+    MUST = "must"
+    MAY = "may"
+    MUST_NOT = "must not"
+
+
+class SourceReferee:
+    """``config`` is the one the source has now. Complaints are sentences; no complaint, no breach."""
+
+    def __init__(self, store: ModelStore, clock: Clock, config: SourceConfig) -> None:
+        self._store, self._clock = store, clock
+        self.config = config
+        self._offered: dict[str, dict[int, str]] = {}  # stream -> version -> base path it was offered from
+        self._reports: dict[str, SourceReport] = {}
+
+    def saw_report(self, report: SourceReport) -> None:
+        self._reports[report.name] = report
+
+    def refuses(self, config: SourceConfig) -> bool:
+        """Whether the source must refuse this config."""
+        if not config.servable_versions_always_present:
+            return False
+        return any(
+            not self._store.is_listable(servable.base_path)
+            or not candidates(self._store.bases[servable.base_path], servable.policy)
+            for servable in config.servables
+        )
+
+    def judge_update(self, config: SourceConfig, emitted: Emitted) -> list[str]:
+        """``config`` has replaced the old one. Streams that are gone get their empty list, others nothing."""
+        gone = self.config.by_name.keys() - config.by_name.keys()
+        self.config = config
+        for name in gone:
+            self._offered.pop(name, None)
+            self._reports.pop(name, None)
+        if {name: list(items) for name, items in emitted.items()} == {name: [] for name in gone}:
+            return []
+        return [f"the update removed {sorted(gone)} and emitted {dict(emitted)}"]
+
+    def judge_poll(self, emitted: Emitted, settled: bool = False) -> list[str]:
+        """A poll has ended. ``settled``: the disk has been quiet and was polled often enough, so no MAY is left."""
+        complaints = [
+            f"a list for {name}, which nobody configured" for name in emitted if name not in self.config.by_name
+        ]
+        for name, servable in self.config.by_name.items():
+            complaints += [f"poll of {name}: {text}" for text in self._judge(servable, emitted.get(name), settled)]
+        return complaints
+
+    def _judge(
+        self, servable: ServableToMonitor, emitted: Sequence[ServableData[StoragePath]] | None, settled: bool
+    ) -> list[str]:
+        readable = self._store.is_listable(servable.base_path)
+        versions = self._store.bases[servable.base_path] if readable else {}
+        complaints = self._judge_report(servable, bool(versions))
+        if not readable:
+            return [
+                *complaints,
+                *(["(9) a list, although its base path cannot be read"] if emitted is not None else []),
+            ]
+        offers = self._offers(servable, versions, settled)
+        if emitted is None:
+            if not self.config.servable_versions_always_present or Offer.MUST in offers.values():
+                complaints.append("no list, although its base path can be read")
+            return complaints
+        limit = max(servable.policy.num_versions, 1) if isinstance(servable.policy, LatestPolicy) else None
+        found = [item.id.version for item in emitted]
+        complaints += judge_list(offers, found, limit)
+        complaints += [
+            f"{item.id} is offered at {item.payload}"
+            for item in emitted
+            if item.payload != f"{servable.base_path}/{item.id.version}"
+        ]
+        self._offered[servable.name].update(dict.fromkeys(found, servable.base_path))
+        return complaints
+
+    def _offers(
+        self, servable: ServableToMonitor, versions: Mapping[int, StoredVersion], settled: bool
+    ) -> dict[int, Offer]:
+        """In the order of the policy. What was offered once stays offered while its directory is there."""
+        known = self._offered.get(servable.name, {})
+        known = self._offered[servable.name] = {v: base for v, base in known.items() if v in versions}
+        offers = {}
+        for version in candidates(versions, servable.policy):
+            offer = self._offer(versions[version])
+            if version in known and offer is not Offer.MUST:
+                offer = Offer.MUST if known[version] == servable.base_path else Offer.MAY
+            elif offer is Offer.MAY and settled:
+                offer = Offer.MUST
+            offers[version] = offer
+        return offers
+
+    def _offer(self, stored: StoredVersion) -> Offer:
+        if not stored.whole:
+            return Offer.MUST_NOT
+        if stored.promised is not None:
+            return Offer.MAY
+        if self._clock.monotonic() - stored.changed < self.config.quiet_period:
+            return Offer.MUST_NOT
+        return Offer.MAY if self.config.quiet_period else Offer.MUST
+
+    def _judge_report(self, servable: ServableToMonitor, has_versions: bool) -> list[str]:
+        lists_none = isinstance(servable.policy, SpecificPolicy) and not servable.policy.versions
+        fine = has_versions and not lists_none
+        report = self._reports.get(servable.name)
+        if report is None or report.problem.ok is not fine:
+            return [f"reported {report}, expected {'no' if fine else 'a'} problem"]
+        return []
+
+
+def candidates(versions: Mapping[int, StoredVersion], policy: VersionPolicy) -> list[int]:
+    """What the policy would have, most wanted first. All version directories here have one digit."""
+    if isinstance(policy, SpecificPolicy):
+        return [version for version in policy.versions if version in versions]
+    return sorted(versions, reverse=isinstance(policy, LatestPolicy))
+
+
+def judge_list(offers: Mapping[int, Offer], found: Sequence[int], limit: int | None) -> list[str]:
+    """``offers`` in the order of the policy; ``limit`` is how many of them a list may hold."""
+    complaints, taken = [], 0
+    for version, offer in offers.items():
+        if taken == limit:
+            break
+        if taken < len(found) and found[taken] == version:
+            taken += 1
+            if offer is Offer.MUST_NOT:
+                complaints.append(f"version {version} is offered before it is all there")
+        elif offer is Offer.MUST:
+            complaints.append(f"version {version} is not offered")
+    if taken < len(found):
+        complaints.append(f"offered {list(found)}, of which {list(found[taken:])} is not wanted")
+    return complaints

@@ -1,0 +1,1 @@
+"""Models, checkers and interleavings for tests of batching, sequences and ensembles."""

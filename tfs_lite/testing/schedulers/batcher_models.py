@@ -1,0 +1,104 @@
+"""A model for the stage of :mod:`tfs_lite.testing.schedulers.interleaving`: it runs and ends when it is told to.
+
+Every row has a number of its own, ``id``, so that each run and each answer can be held against what was asked.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
+
+import numpy as np
+
+from tfs_lite.core.model import Model, Shapes, WorkerLost
+from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.schedulers.interleaving import Stage, SteppedLane, Where, current
+
+ROWS, WIDTH = SymbolicDim("rows"), SymbolicDim("width")
+SHIFTS = {"a": 0.25, "b": 0.5}
+"""What each signature adds to every number."""
+SIGNATURES = {
+    key: Signature(
+        (TensorSpec("id", DataType.INT64, (ROWS,)), TensorSpec("x", DataType.DOUBLE, (ROWS, WIDTH))),
+        (TensorSpec("y", DataType.DOUBLE, (ROWS, WIDTH)), TensorSpec("id", DataType.INT64, (ROWS,))),
+    )
+    for key in SHIFTS
+}
+SPAN = 16
+"""Row ``id`` has the numbers ``SPAN * id``, ``SPAN * id + 1``, ..."""
+
+
+class Verdict(Enum):
+    """How a run ends, unless rows in it are poisoned."""
+
+    FINE = "fine"
+    FAILS = "ServingError"
+    LOST = "WorkerLost"
+
+
+@dataclass(eq=False)
+class Run:
+    """One call of ``Model.run``. ``ids`` with those of padding rows."""
+
+    signature: str
+    ids: tuple[int, ...]
+    width: int
+    verdict: Verdict | None = None
+
+
+class GatedModel(Model):
+    """``poisoned``: rows that no run survives; it raises what models must not raise. ``runs``: of all equal models, in
+    order."""
+
+    platform = "numpy"
+    signatures = SIGNATURES
+
+    def __init__(self, stage: Stage, runs: list[Run], concurrency: int = 1) -> None:
+        self.poisoned: set[int] = set()
+        self.runs = runs
+        self.under_way: dict[SteppedLane, Run] = {}
+        self.closed = 0
+        self._stage = stage
+        self._concurrency = concurrency
+        self._lent: dict[SteppedLane, dict[str, Any]] = {}
+
+    @property
+    def concurrency(self) -> int:
+        return self._concurrency
+
+    def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor]:
+        lane = cast(SteppedLane, current())
+        self._lent[lane] = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
+        return self._lent[lane].copy()
+
+    def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        lane = cast(SteppedLane, current())
+        arrays = cast("Mapping[str, Any]", inputs)
+        if self.closed or len(self.under_way) >= self._concurrency:
+            raise self._stage.violation("a model was run after close, or by too many threads")
+        run = Run(signature, tuple(arrays["id"].tolist()), arrays["x"].shape[1])
+        self.runs.append(run)
+        self.under_way[lane] = run
+        self._stage.pause(Where.IN_RUN)
+        del self.under_way[lane]
+        results = {"y": arrays["x"] + SHIFTS[signature], "id": arrays["id"].copy()}
+        for array in self._lent.pop(lane, {}).values():
+            array.fill(-1)
+        if run.verdict is Verdict.LOST:
+            raise WorkerLost("the worker died")
+        if run.verdict is Verdict.FAILS:
+            raise ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory for this run")
+        if self.poisoned.intersection(run.ids):
+            raise ValueError("poisoned rows")
+        return {name: results[name] for name in outputs or ("y", "id")}
+
+    def recover(self, give_up: threading.Event) -> bool:
+        self._stage.pause(Where.RECOVERING)
+        return not give_up.is_set()
+
+    def close(self) -> None:
+        self.closed += 1

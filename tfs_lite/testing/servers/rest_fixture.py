@@ -1,0 +1,214 @@
+"""The HTTP side of a server in front of one fake model: real sockets, predictor and codecs; no disk, no torch.
+
+    house = RestHouse(timeout_seconds=5)
+    port = loop.run(house.start())
+    ...
+    loop.run(house.stop())
+
+The model is called ``m``, version 7. Its answers are simple sums; with its gate closed they wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.model import Model, PredictCall
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
+from tfs_lite.core.status import OK, Status, StatusCode, not_found
+from tfs_lite.metrics.requests import RequestMetrics
+from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionState, VersionStatus
+from tfs_lite.server.http.server import HttpServer
+from tfs_lite.server.http_app import HttpApp
+from tfs_lite.server.inference.classify_regress import Inferences
+from tfs_lite.server.inference.predictor import Predictor
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.runtime.health import Health
+from tfs_lite.server.tensorflow.rest_models import ModelPages
+from tfs_lite.server.tensorflow.rest_service import RestService, RestSettings
+from tfs_lite.serving.model_states import ModelReport
+
+AVAILABLE = VersionStatus(7, VersionState.AVAILABLE, OK)
+FAILED = VersionStatus(8, VersionState.END, Status(StatusCode.DATA_LOSS, "model.pt2 is truncated"))
+PATIENCE = 30.0
+
+_BATCH = SymbolicDim("batch")
+
+
+def _floats(name: str, *shape: int) -> TensorSpec:
+    return TensorSpec(name, DataType.FLOAT, (_BATCH, *shape))
+
+
+def _strings(name: str) -> TensorSpec:
+    return TensorSpec(name, DataType.STRING, (_BATCH,))
+
+
+Outputs = Mapping[str, Any]
+_FUNCTIONS: Mapping[str, tuple[Signature, Callable[[Outputs], Outputs]]] = {
+    "serving_default": (Signature((_floats("x", 3),), (_floats("y", 3),)), lambda x: {"y": x["x"] + np.float32(7)}),
+    "two": (
+        Signature((_floats("a"), _floats("b")), (_floats("sum"), _floats("difference"))),
+        lambda x: {"sum": x["a"] + x["b"], "difference": x["a"] - x["b"]},
+    ),
+    "text": (
+        Signature((_strings("text"),), (_strings("text"), _strings("as_bytes"))),
+        lambda x: {"text": x["text"], "as_bytes": x["text"]},
+    ),
+    "classify": (
+        Signature((_floats("x"),), (TensorSpec("scores", DataType.FLOAT, (_BATCH, 2)),)),
+        lambda x: {"scores": np.stack([x["x"], -x["x"]], axis=1)},
+    ),
+    "regress": (Signature((_floats("x"),), (_floats("outputs"),)), lambda x: {"outputs": x["x"] / np.float32(2)}),
+    "strange": (Signature((_floats("x"),), (_floats("y"),), "my/method"), lambda x: {"y": x["x"]}),
+    "broken": (Signature((_floats("x"),), (_floats("y"),)), lambda x: {}),
+}
+
+
+class GatedServable:
+    """Answers at once while its gate is open. ``waiting`` are the calls that came while it was closed and were not
+    cancelled."""
+
+    platform = "test"
+    models: tuple[Model, ...] = ()
+
+    def __init__(self) -> None:
+        self.signatures = {key: signature for key, (signature, _) in _FUNCTIONS.items()}
+        self.waiting: list[PredictCall] = []
+        self.arrived = threading.Semaphore(0)
+        self.cancelled = threading.Semaphore(0)
+        self.answered = 0
+        self._lock = threading.Lock()  # guards waiting and _open
+        self._open = True
+
+    def shut(self) -> None:
+        self._open = False
+
+    def open(self) -> None:
+        """Answers what waits, and everything from now on."""
+        with self._lock:
+            self._open = True
+            waiting, self.waiting = self.waiting, []
+        for call in waiting:
+            self._answer(call)
+
+    def submit(self, call: PredictCall) -> None:
+        with self._lock:
+            if not self._open:
+                self.waiting.append(call)
+                self.arrived.release()
+                return
+        self._answer(call)
+
+    def cancel(self, call: PredictCall) -> None:
+        with self._lock:
+            if call not in self.waiting:
+                return
+            self.waiting.remove(call)
+        call.on_done(Status(StatusCode.CANCELLED, "cancelled"))
+        self.cancelled.release()
+
+    @property
+    def pending(self) -> int:
+        with self._lock:
+            return len(self.waiting)
+
+    @property
+    def pending_rows(self) -> int:
+        return self.pending
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _answer(self, call: PredictCall) -> None:
+        if call.signature == "broken":
+            call.on_done(Status(StatusCode.UNAVAILABLE, "the queue is full"))
+        else:
+            self.answered += 1
+            call.on_done(_FUNCTIONS[call.signature][1](call.inputs))
+
+
+class ListLog:
+    """A request log that makes every message at once."""
+
+    def __init__(self) -> None:
+        self.offers: list[tuple[ServableId, str, int, Message]] = []
+
+    def offer(self, servable_id: ServableId, signature: str, size: int, make: Callable[[], Message]) -> None:
+        self.offers.append((servable_id, signature, size, make()))
+
+
+class RestHouse:
+    """``settings`` are those of :class:`RestSettings`, ``app`` what :class:`HttpApp` takes beyond the parts here.
+    ``start`` and ``stop`` on the event loop; ``slow`` and ``pages`` end with ``close``, on another thread."""
+
+    def __init__(self, slow: BackgroundRunner | None = None, app: Mapping[str, Any] | None = None, **settings: Any):
+        self.registry = CollectorRegistry()
+        self.metrics = RequestMetrics(self.registry, lambda name: name == "m")
+        self.health = Health(lambda name: None)
+        self.servable = GatedServable()
+        self.handles = 0
+        self._lock = threading.Lock()  # guards handles
+        self.log = ListLog()
+        self.pages = BackgroundRunner("page", 1, 4)
+        self.slow = slow or BackgroundRunner("REST", 2, 8)
+        predictor = Predictor(self.lookup, self.metrics)
+        self.rest = RestService(
+            predictor, Inferences(predictor), self.metrics, self.slow, RestSettings(**settings), self.log
+        )
+        self.app = HttpApp(
+            ModelPages(self.lookup, self.status, self.models, self.metrics),
+            self.rest,
+            self.health,
+            self.metrics,
+            lambda: (generate_latest(self.registry), CONTENT_TYPE_LATEST),
+            self.pages,
+            self.slow,
+            **(app or {}),
+        )
+        self._server = HttpServer(self.app)
+
+    async def start(self) -> int:
+        """The port, on loopback."""
+        return await self._server.start("127.0.0.1", 0)
+
+    async def stop(self) -> None:
+        await self._server.stop(PATIENCE)
+
+    def close(self) -> None:
+        self.pages.close()
+        self.slow.close()
+
+    def lookup(self, ref: ModelRef) -> ServableHandle:
+        if ref.name != "m" or ref.version not in (None, 7):
+            which = f"Specific({ref.name}, {ref.version})" if ref.version is not None else f"Latest({ref.name})"
+            raise not_found(f"Servable not found for request: {which}")
+        with self._lock:
+            self.handles += 1
+        return ServableHandle(ServableId("m", 7), self.servable, self._release)
+
+    def status(self, ref: ModelRef) -> list[VersionStatus]:
+        if ref.name == "crash":
+            raise RuntimeError("the secret is in /etc/secret")
+        if ref.name != "m":
+            raise not_found(f"Could not find any versions of model {ref.name}")
+        return [status for status in (FAILED, AVAILABLE) if ref.version in (None, status.version)]
+
+    def models(self) -> list[ModelReport]:
+        missing = Status(StatusCode.NOT_FOUND, "its base path does not exist")
+        return [ModelReport("m", (FAILED, AVAILABLE)), ModelReport("n", (), missing)]
+
+    def count(self, code: str, method: str, model: str = "m", version: str = "7") -> float:
+        """How many requests were counted so."""
+        labels = {"model": model, "version": version, "method": method, "code": code}
+        return self.registry.get_sample_value("tfs_lite_requests_total", labels) or 0
+
+    def _release(self) -> None:
+        with self._lock:
+            self.handles -= 1

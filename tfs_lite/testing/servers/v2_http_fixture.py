@@ -1,0 +1,190 @@
+"""The HTTP side of the V2 protocol in front of a :class:`V2House`: real sockets, predictor, settings, memory, codecs.
+
+with serving_v2() as served:
+    served.house.add_simple()
+    assert served.client.get("/v2/models/simple/ready").status_code == 200
+
+What there is no server for, loading and unloading, is noted in ``control``. Needs httpx.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx
+import orjson
+from starlette.requests import Request
+
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.model_export import config_json, config_message
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from tfs_lite.core.status import not_found
+from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.tensorflow.serving import ModelRef
+from tfs_lite.protocols.v2.tensors import name_of
+from tfs_lite.server.http.bodies import BodyReader
+from tfs_lite.server.http.calls import Calls
+from tfs_lite.server.http.heap_trimmer import HeapTrimmer
+from tfs_lite.server.http.server import HttpServer
+from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
+from tfs_lite.server.v2.control import (
+    EXTENSIONS,
+    IndexEntry,
+    ModelMetadata,
+    ModelStatistics,
+    RepositoryValue,
+    ServerMetadata,
+    TensorMetadata,
+)
+from tfs_lite.server.v2.http_app import V2HttpApp
+from tfs_lite.server.v2.http_events import EventRoom
+from tfs_lite.server.v2.index import lookup_error
+from tfs_lite.server.v2.shared_memory import SharedRegions
+from tfs_lite.serving.statistics.statistics import InferenceBook
+from tfs_lite.serving.statistics.trace_settings import V2Settings
+from tfs_lite.testing.servers.process import wait_until
+from tfs_lite.testing.servers.v2_fixture import V2House
+
+PATIENCE = 30.0
+
+
+class HouseControl(V2Settings):
+    """A V2Control of the models of a house. ``live`` and ``ready`` are what they are set to."""
+
+    def __init__(self, house: V2House, regions: SharedRegions) -> None:
+        super().__init__(house.is_known)
+        self._house = house
+        self.live = self.ready = True
+        self.unready: set[str] = set()
+        self.asked: list[tuple[Any, ...]] = []
+        self.book = InferenceBook()
+        self.extensions = regions.extensions
+        self.system_status, self.system_register = regions.system_status, regions.system_register
+        self.system_unregister = regions.system_unregister
+        self.cuda_status, self.cuda_register = regions.cuda_status, regions.cuda_register
+        self.cuda_unregister = regions.cuda_unregister
+
+    def server_live(self) -> bool:
+        return self.live
+
+    def server_ready(self) -> bool:
+        return self.ready
+
+    def model_ready(self, name: str, version: int | None) -> bool:
+        self._signature(name, version)
+        return name not in self.unready
+
+    def server_metadata(self) -> ServerMetadata:
+        return ServerMetadata("tfs_lite", "1.0", EXTENSIONS + self.extensions)
+
+    def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
+        signature = self._signature(name, version)
+        versions = [other for known, other in self._house.servables if known == name and version in (None, other)]
+        inputs, outputs = tuple(map(_tensor, signature.inputs)), tuple(map(_tensor, signature.outputs))
+        return ModelMetadata(name, tuple(map(str, versions)), "test", inputs, outputs)
+
+    def model_config(self, name: str, version: int | None) -> Message:
+        servable = self._house.servables[name, version or 1]
+        settings = ModelSettings(max_batch_size=getattr(servable, "max_batch_size", 0))
+        message: Message = config_message(settings, name, "test", self._signature(name, version))
+        return message
+
+    def model_config_json(self, name: str, version: int | None) -> dict[str, Any]:
+        return config_json(self.model_config(name, version))
+
+    def statistics(self, name: str | None, version: int | None) -> list[ModelStatistics]:
+        ids = [ServableId(*key) for key in self._house.servables if name in (None, key[0])]
+        return self.book.statistics(one for one in ids if version in (None, one.version))
+
+    def index(self, ready: bool) -> list[IndexEntry]:
+        loaded = [IndexEntry(name, str(version), "READY") for name, version in self._house.servables]
+        return loaded if ready else [*loaded, IndexEntry("broken", "1", "UNAVAILABLE", "its file is cut")]
+
+    async def load(self, name: str, parameters: Mapping[str, RepositoryValue]) -> None:
+        if name == "nobody":
+            raise not_found("failed to load 'nobody', no such model")
+        self.asked.append(("load", name, dict(parameters)))
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        self.asked.append(("unload", name, unload_dependents))
+
+    def _signature(self, name: str, version: int | None) -> Signature:
+        if not any(name == known and version in (None, other) for known, other in self._house.servables):
+            raise lookup_error(name, version, self._house.versions_of(name))
+        with self._house.lookup(ModelRef(name, version)) as handle:
+            signature: Signature = handle.servable.signatures[DEFAULT_SIGNATURE]
+            return signature
+
+
+def _tensor(spec: TensorSpec) -> TensorMetadata:
+    shape = (-1,) if spec.shape is None else tuple(size if isinstance(size, int) else -1 for size in spec.shape)
+    return TensorMetadata(spec.name, name_of(spec.dtype), shape)
+
+
+class V2Served:
+    """A started server, its port and a client of it. One thread."""
+
+    def __init__(
+        self,
+        timeout_seconds: float | None = PATIENCE,
+        max_body_bytes: int = 8 << 20,
+        room: EventRoom | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        """``patience``: seconds for a client to read on."""
+        regions = SharedRegions()
+        self.house = V2House(regions)
+        self.control = HouseControl(self.house, regions)
+        self.loop = LoopThread("tfs-v2-house")
+        self.slow = BackgroundRunner("V2", 2, 8)
+        self.bodies = BodyReader(max_body_bytes)
+        self.calls = Calls(timeout_seconds)
+        self.heap = HeapTrimmer(self.slow)
+        self.room = room or EventRoom()
+        self.app = V2HttpApp(
+            self.house.infer, self.control, self.bodies, self.calls, self.slow, self.heap, max_body_bytes, self.room
+        )
+        self._regions = regions
+        self._server = HttpServer(self, patience)
+        self.port = self.loop.run(self._server.start("127.0.0.1", 0))
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        response = await self.app.answer(request, scope["raw_path"].decode(), scope["query_string"].decode())
+        await response(scope, receive, send)
+
+    def post(self, path: str, body: Any = b"", **headers: str) -> httpx.Response:
+        """Sends bytes as they are, anything else as JSON. Underscores in names of headers are hyphens."""
+        content = body if isinstance(body, bytes) else orjson.dumps(body)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.client.post(path, content=content, headers=named)
+
+    def is_empty(self) -> bool:
+        """Whether no trace of a request is left."""
+        return self.house.handles == 0 and self.bodies.numbers.held_bytes == 0 and self.room.held == 0
+
+    def close(self) -> None:
+        self.client.close()
+        self.loop.run(self._server.stop(PATIENCE))
+        self.house.close()
+        self.loop.loop.call_soon_threadsafe(self.heap.close)
+        self.loop.close()
+        self.slow.close()
+        self.control.close()
+        self._regions.close()
+
+
+@contextlib.contextmanager
+def serving_v2(**options: Any) -> Iterator[V2Served]:
+    """``options`` are those of :class:`V2Served`. When the block ends, it is checked that no request has left anything
+    behind."""
+    served = V2Served(**options)
+    try:
+        yield served
+        wait_until(served.is_empty, "no trace of a request is left", PATIENCE)
+    finally:
+        served.close()

@@ -1,0 +1,207 @@
+"""From the header fields of a request to what a call needs: its method, time limit, metadata and encodings.
+
+Clients send the same fields with every call, and only the time that is left differs. Therefore what was made of the
+others is remembered, and a call mostly costs a look into a dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from tfs_lite.transport.grpc.answers import plain, trailers_only
+from tfs_lite.transport.grpc.codes import INTERNAL, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNKNOWN
+from tfs_lite.transport.grpc.compression import ENCODINGS
+from tfs_lite.transport.http2.fields import check_field, check_request, check_trailers
+from tfs_lite.transport.http2.hpack_reader import Fields
+from tfs_lite.transport.table import Method
+
+__all__ = ["Heads", "Opening", "check_trailers", "parse_timeout"]
+
+
+MAX_REMEMBERED = 1024
+"""Header lists; after that all are forgotten."""
+MAX_REMEMBERED_SIZE = 1024
+"""Of one list, as RFC 9113 counts it."""
+MAX_QUOTED = 200
+"""Characters of what a client sent in an answer."""
+
+_TIMEOUT = b"grpc-timeout"
+_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+MAX_LENGTH_DIGITS = 18
+_TIMEOUT_RULE = "1 to 8 digits and one of HMSmun"
+_NO_METADATA: Mapping[str, str] = MappingProxyType({})
+_IDENTITY = frozenset({"identity"})
+_ACCEPTED = (("grpc-accept-encoding", ",".join(ENCODINGS)),)
+
+
+@dataclass(slots=True)
+class Opening:
+    """What a request's header fields say. Never changed: calls with the same fields share one.
+
+    One of three: with ``fault`` the request is malformed, and its stream is to be reset with PROTOCOL_ERROR; with
+    ``answer``, a header block, it is to be answered with that and END_STREAM, and counts as ``status`` of gRPC;
+    else it is a call of ``row``.
+    """
+
+    row: Method | None = None
+    """Also with an answer, where the path is known."""
+    path: str = ""
+    timeout: float | None = None
+    """Seconds from now on, 0 and more; None: the client set none."""
+    metadata: Mapping[str, str] = field(default_factory=lambda: _NO_METADATA)
+    """What the client sent beside gRPC's own fields: names in lower case, values of one name joined with commas.
+    Binary values (names that end in ``-bin``) are left out."""
+    encoding: str = "identity"
+    """Of messages with the flag for compressed."""
+    accepts: frozenset[str] = _IDENTITY
+    """Encodings of ours that the client takes."""
+    answer: bytes | None = None
+    status: int = 0
+    fault: str | None = None
+    length: int = -1
+    """What ``content-length`` says; -1: nothing."""
+
+
+class Heads:
+    """Reads header lists for one table of methods. On one thread; nothing a client sends raises."""
+
+    def __init__(self, methods: Sequence[Method]) -> None:
+        self._rows = {method.path: method for method in methods}
+        self._known: dict[Fields, Opening] = {}
+        self._at = 0  # where the time limit was last
+        text = "the header fields of the call are larger than this server takes"
+        self._too_large = Opening(answer=trailers_only(RESOURCE_EXHAUSTED, text), status=RESOURCE_EXHAUSTED)
+
+    def read(self, fields: Fields | None) -> Opening:
+        """``fields`` as they came; None: they were too large to keep."""
+        if fields is None:
+            return self._too_large
+        at = self._at
+        if at >= len(fields) or fields[at][0] != _TIMEOUT:
+            at = _find_timeout(fields)
+            if at < 0:
+                return self._known.get(fields) or self._learn(fields)
+            self._at = at
+        rest = fields[:at] + fields[at + 1 :]
+        known = self._known.get(rest) or self._learn(rest)
+        if known.fault is not None:
+            return known
+        if at < len(rest) and rest[at][0].startswith(b":"):
+            return Opening(fault="a pseudo-header comes after other fields")
+        try:
+            timeout = parse_timeout(fields[at][1])
+        except ValueError as error:
+            return _with_bad_timeout(known, fields[at][1], str(error))
+        if known.answer is not None:
+            return known
+        return Opening(
+            known.row, known.path, timeout, known.metadata, known.encoding, known.accepts, length=known.length
+        )
+
+    def _learn(self, fields: Fields) -> Opening:
+        """Only calls are remembered: nobody can crowd them out with requests that are none."""
+        opening = self._open(fields)
+        try:
+            opening.length = content_length(fields)
+        except ValueError as error:
+            opening = Opening(fault=str(error))
+        if opening.fault is None and opening.answer is None and _size(fields) <= MAX_REMEMBERED_SIZE:
+            if len(self._known) >= MAX_REMEMBERED:
+                self._known.clear()
+            self._known[fields] = opening
+        return opening
+
+    def _open(self, fields: Fields) -> Opening:
+        fault = check_request(fields)
+        if fault is not None:
+            return Opening(fault=fault)
+        values = dict(fields)
+        path = values.get(b":path", b"").decode("latin-1")
+        row = self._rows.get(path)
+        if values[b":method"] != b"POST":
+            return Opening(row, path, answer=plain(405, allow="POST"), status=UNKNOWN)
+        if not _is_grpc(values.get(b"content-type", b"")):
+            return Opening(row, path, answer=plain(415), status=UNKNOWN)
+        if row is None:
+            text = f"Method not found! This server has no {path[:MAX_QUOTED]}"
+            return Opening(None, path, answer=trailers_only(UNIMPLEMENTED, text), status=UNIMPLEMENTED)
+        if _TIMEOUT in values:
+            text = "grpc-timeout comes twice"
+            return Opening(row, path, answer=trailers_only(INTERNAL, text), status=INTERNAL)
+        encoding = _text(values.get(b"grpc-encoding", b"identity"))
+        if encoding not in ENCODINGS:
+            text = f"grpc-encoding is one of {', '.join(ENCODINGS)}, not {encoding[:MAX_QUOTED]!r}"
+            answer = trailers_only(UNIMPLEMENTED, text, _ACCEPTED)
+            return Opening(row, path, answer=answer, status=UNIMPLEMENTED)
+        accepts = _accepted(values.get(b"grpc-accept-encoding", b""))
+        return Opening(row, path, None, MappingProxyType(_metadata(fields)), encoding, accepts)
+
+
+def content_length(fields: Fields) -> int:
+    """-1 without one; ValueError for what is none."""
+    found = {value for name, value in fields if name == b"content-length"}
+    if not found:
+        return -1
+    text = found.pop()
+    if found or not text.isdigit() or len(text) > MAX_LENGTH_DIGITS:
+        raise ValueError("content-length is not one number")
+    return int(text)
+
+
+def parse_timeout(text: bytes) -> float:
+    """grpc-timeout in seconds. ValueError, with the rule, for what is none."""
+    digits = text[:-1]
+    seconds = _SECONDS.get(text[-1:])
+    if seconds is None or len(digits) > 8 or not digits.isdigit():
+        raise ValueError(f"grpc-timeout is {_TIMEOUT_RULE}, not {_text(text)[:MAX_QUOTED]!r}")
+    return int(digits) * seconds
+
+
+def _find_timeout(fields: Fields) -> int:
+    for at, (name, _) in enumerate(fields):
+        if name == _TIMEOUT:
+            return at
+    return -1
+
+
+def _with_bad_timeout(opening: Opening, value: bytes, why: str) -> Opening:
+    """Malformed is worse than wrong; the answer to the other fields goes first."""
+    fault = check_field(_TIMEOUT, value)
+    if fault is not None:
+        return Opening(fault=fault)
+    if opening.answer is not None:
+        return opening
+    return replace(opening, answer=trailers_only(INTERNAL, why), status=INTERNAL)
+
+
+def _is_grpc(content_type: bytes) -> bool:
+    media = content_type.lower()
+    return media == b"application/grpc" or media.startswith((b"application/grpc+", b"application/grpc;"))
+
+
+def _accepted(value: bytes) -> frozenset[str]:
+    names = {name.strip() for name in value.decode("latin-1").split(",")}
+    return frozenset(name for name in ENCODINGS if name in names) | _IDENTITY
+
+
+def _metadata(fields: Fields) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in fields:
+        if name in (b"te", b"content-type") or name.startswith((b":", b"grpc-")) or name.endswith(b"-bin"):
+            continue
+        key, text = name.decode("ascii"), _text(value.strip(b" \t"))
+        found[key] = f"{found[key]},{text}" if key in found else text
+    return found
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _size(fields: Fields) -> int:
+    return sum(len(name) + len(value) + 32 for name, value in fields)

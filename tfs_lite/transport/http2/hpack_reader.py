@@ -1,0 +1,200 @@
+"""Header blocks of one connection, decoded (RFC 7541).
+
+A client says the same things before every request, so there are two short ways. A block that comes again while the
+dynamic table stands as it did costs one look into a dict. Clients that put a changing ``grpc-timeout`` into the table
+with every request send blocks that never come again: those go through the loop here, which takes the usual
+representations, a byte or two each, by indexing.
+
+The dynamic table and the Huffman code are those of ``hpack``, whose Huffman decoder is as strict as the RFC. Its block
+decoder is not used: it copies the rest of the block for every literal, which a client could make expensive, and it
+lets any number of table size updates pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeAlias, TypeVar
+
+from hpack.exceptions import HPACKDecodingError
+from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
+
+from tfs_lite.transport.http2.errors import ConnectionFault, ErrorCode
+
+T = TypeVar("T")
+Field: TypeAlias = tuple[bytes, bytes]
+Fields: TypeAlias = tuple[Field, ...]
+
+FIELD_OVERHEAD = 32
+"""What a field counts besides its name and value, in tables and lists."""
+BOMB = 16
+"""A list that is more than so many times too large ends the connection."""
+DEFAULT_TABLE = 4096
+MAX_REMEMBERED = 64
+MAX_REMEMBERED_BLOCK = 1024
+MAX_REMEMBERED_LIST = 4096
+"""A short block may stand for much, out of the table."""
+MAX_SIZE_UPDATES = 2
+"""At the start of a block (section 4.2): the smallest size since the last block, and the one that holds."""
+MAX_CONTINUATION = 5
+"""Bytes of an integer behind its prefix; 2**35 is far beyond everything that is counted here."""
+
+_STATIC: tuple[Field, ...] = ((b"", b""), *HeaderTable.STATIC_TABLE)
+_DYNAMIC = len(_STATIC)
+"""The index of the newest field of the dynamic table."""
+
+
+class BlockReader(Generic[T]):
+    """Of one connection, for its whole life: every header block that comes must go through it, in order.
+
+    ``parse`` makes of the fields what the owner wants to have of them; None stands for a list of more than
+    ``max_header_list`` bytes (counted as in RFC 9113, section 6.5.2). It must not raise, and what it returns is given
+    out again for an equal block: nobody may change it. ``table_size`` is the SETTINGS_HEADER_TABLE_SIZE that the client
+    was told. One thread.
+
+    After a ConnectionFault the reader is of no more use. COMPRESSION_ERROR: the block breaks RFC 7541.
+    ENHANCE_YOUR_CALM, kind ``header_bomb``: decoded it is more than 16 times ``max_header_list``.
+    """
+
+    __slots__ = ("_changed", "_max_list", "_parse", "_remembered", "_size", "_table", "_table_size")
+
+    def __init__(
+        self, parse: Callable[[Fields | None], T], max_header_list: int, table_size: int = DEFAULT_TABLE
+    ) -> None:
+        self._parse = parse
+        self._max_list = max_header_list
+        self._table_size = table_size
+        self._table = HeaderTable()
+        self._table.maxsize = table_size
+        self._changed = False
+        self._size = 0
+        """Of the last list."""
+        self._remembered: dict[bytes, T] | None = None
+
+    def read(self, block: bytes) -> T:
+        """What ``parse`` makes of the block. Equal blocks may get the same object."""
+        remembered = self._remembered
+        if remembered is not None and block in remembered:
+            return remembered[block]
+        parsed = self._parse(self.read_fields(block))
+        if not self._changed and len(block) <= MAX_REMEMBERED_BLOCK and self._size <= MAX_REMEMBERED_LIST:
+            self._remember(block, parsed)
+        return parsed
+
+    def read_fields(self, block: bytes) -> Fields | None:
+        """As ``read``, for what is rare: no ``parse``, and nothing is remembered."""
+        self._changed = False
+        try:
+            fields = self._decode(block)
+        except IndexError:
+            raise _fault("a header block that is cut short, or an index beyond the table") from None
+        except HPACKDecodingError:
+            raise _fault("a bad Huffman code in a header block") from None
+        if self._changed:
+            self._remembered = None
+        return fields
+
+    def _remember(self, block: bytes, parsed: T) -> None:
+        remembered = self._remembered
+        if remembered is None:
+            remembered = self._remembered = {}
+        elif len(remembered) >= MAX_REMEMBERED:
+            del remembered[next(iter(remembered))]
+        remembered[block] = parsed
+
+    def _decode(self, block: bytes) -> Fields | None:
+        """The state of the table is right afterwards also where the list is too large."""
+        table = self._table
+        entries = table.dynamic_entries
+        fields: list[Field] = []
+        total, max_list = 0, self._max_list
+        end = len(block)
+        at = self._size_updates(block)
+        while at < end:
+            first = block[at]
+            if first >= 0x80:
+                index = first & 0x7F
+                at += 1
+                if index == 0x7F:
+                    index, at = _integer(block, at, 0x7F)
+                if index >= _DYNAMIC:
+                    field = entries[index - _DYNAMIC]
+                elif index:
+                    field = _STATIC[index]
+                else:
+                    raise _fault("index 0 in a header block")
+            elif first >= 0x40:
+                field, at = self._literal(block, at, 0x3F)
+                table.add(field[0], field[1])
+                self._changed = True
+            elif first < 0x20:
+                field, at = self._literal(block, at, 0x0F)
+            else:
+                raise _fault("a table size update behind the start of a header block")
+            total += len(field[0]) + len(field[1]) + FIELD_OVERHEAD
+            if total <= max_list:
+                fields.append(field)
+            elif total > max_list * BOMB:
+                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header list far too large", "header_bomb")
+        self._size = total
+        return tuple(fields) if total <= max_list else None
+
+    def _literal(self, block: bytes, at: int, mask: int) -> tuple[Field, int]:
+        """The field that begins at ``at``, and where the next one does. ``mask``: the bits of the name's index."""
+        index = block[at] & mask
+        at += 1
+        if index == mask:
+            index, at = _integer(block, at, mask)
+        if not index:
+            name, at = _string(block, at)
+        elif index < _DYNAMIC:
+            name = _STATIC[index][0]
+        else:
+            name = self._table.dynamic_entries[index - _DYNAMIC][0]
+        value, at = _string(block, at)
+        return (name, value), at
+
+    def _size_updates(self, block: bytes) -> int:
+        """Does what the start of the block says of the table's size. Returns where its fields begin."""
+        at = updates = 0
+        while at < len(block) and block[at] & 0xE0 == 0x20:
+            size = block[at] & 0x1F
+            at += 1
+            if size == 0x1F:
+                size, at = _integer(block, at, 0x1F)
+            updates += 1
+            if size > self._table_size or updates > MAX_SIZE_UPDATES:
+                raise _fault("a table size update beyond the limit")
+            self._table.maxsize = size
+            self._changed = True
+        return at
+
+
+def _integer(block: bytes, at: int, value: int) -> tuple[int, int]:
+    """The integer whose prefix was all ones (``value``) and goes on at ``at``; and where it ends (section 5.1)."""
+    for shift in range(0, 7 * MAX_CONTINUATION, 7):
+        byte = block[at]
+        at += 1
+        value += (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise _fault("an integer in a header block that is too long")
+
+
+def _string(block: bytes, at: int) -> tuple[bytes, int]:
+    """The string at ``at``, and where it ends (section 5.2)."""
+    length = block[at]
+    at += 1
+    huffman = length >= 0x80
+    length &= 0x7F
+    if length == 0x7F:
+        length, at = _integer(block, at, 0x7F)
+    end = at + length
+    if end > len(block):
+        raise _fault("a header block that is cut short")
+    text = block[at:end]
+    return (decode_huffman(text) if huffman else text), end
+
+
+def _fault(why: str) -> ConnectionFault:
+    return ConnectionFault(ErrorCode.COMPRESSION_ERROR, why)

@@ -1,0 +1,162 @@
+"""The process that all processes of models are forked from: ``python -m tfs_lite.workers.fork_server FD OPTIONS``.
+
+Importing torch costs seconds of CPU. This process has done it once; a copy of it is a new process in milliseconds, and
+shares the memory of what was imported. It has one thread, runs nothing of any model and never touches a GPU, because
+none of that survives a fork. It is told what to do over FD, a socket of its server, one msgpack message each:
+
+    ["fork", number] + a socket for the child       answer: ["forked", number, pid] or ["failed", number, reason]
+    ["kill", number]                                 no answer
+    (when a child has ended, whatever for)           ["ended", number, wait status]
+
+When the server's end closes, for whatever reason, it kills its children and ends; when it is killed itself, the kernel
+kills them. A child is killed with the processes that it has started itself (its process group).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any, cast
+
+import ormsgpack
+
+from tfs_lite.workers.child import main as live
+
+MAX_REQUEST = 1 << 12
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""A terminal sends them to all processes of a group; when a model ends is the server's decision."""
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: Sequence[str]) -> None:
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    options = json.loads(arguments[1])
+    sys.path[:] = options["path"]
+    warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
+    for name in options["preload"]:
+        try:
+            importlib.import_module(name)
+        except Exception:
+            traceback.print_exc()
+    gc.collect()
+    gc.freeze()
+    Nursery(socket.socket(fileno=int(arguments[0]))).serve()
+
+
+class Nursery:
+    """The children that live, and the server that asks for them."""
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server = server
+        self._server.set_inheritable(False)
+        self._pids: dict[int, int] = {}
+        self._bell, bell = socket.socketpair()
+        for end in (self._bell, bell):
+            end.setblocking(False)
+        self._ringer = bell
+        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+        self._pid = os.getpid()
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Until the server is gone."""
+        try:
+            while self._wait_and_obey():
+                pass
+        except OSError:
+            pass
+        for pid in self._pids.values():
+            _kill(pid)
+        for pid in self._pids.values():
+            os.waitpid(pid, 0)
+
+    def _wait_and_obey(self) -> bool:
+        ready, _, _ = select.select([self._server, self._bell], [], [])
+        if self._bell in ready:
+            self._bell.recv(MAX_REQUEST)
+            self._reap()
+        return self._server not in ready or self._obey()
+
+    def _obey(self) -> bool:
+        request, descriptors, _, _ = socket.recv_fds(self._server, MAX_REQUEST, 1)
+        if not request:
+            return False
+        what, number = cast(tuple[str, int], ormsgpack.unpackb(request))
+        if what == "fork":
+            self._fork(number, descriptors[0])
+        elif number in self._pids:
+            _kill(self._pids[number])
+        return True
+
+    def _fork(self, number: int, descriptor: int) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(descriptor)
+            self._tell("failed", number, os.strerror(error.errno or 0))
+            return
+        if pid == 0:
+            os.set_inheritable(descriptor, False)
+            self._become_child(descriptor)
+        os.close(descriptor)
+        try:
+            os.setpgid(pid, pid)
+        except OSError:
+            pass  # it has done so itself, and may be gone
+        self._pids[number] = pid
+        self._tell("forked", number, pid)
+
+    def _become_child(self, descriptor: int) -> None:
+        """Never returns."""
+        try:
+            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != self._pid:
+                os._exit(1)
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (self._server, self._bell, self._ringer):
+                end.close()
+            live(socket.socket(fileno=descriptor))
+        finally:
+            os._exit(1)
+
+    def _reap(self) -> None:
+        """Those that have ended: their processes are killed while their number cannot be another's yet."""
+        for number, pid in list(self._pids.items()):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                _kill(pid)
+                _, status = os.waitpid(pid, 0)
+                del self._pids[number]
+                self._tell("ended", number, status)
+
+    def _tell(self, *message: Any) -> None:
+        self._server.send(ormsgpack.packb(message))
+
+
+def _kill(pid: int) -> None:
+    """A child that was not reaped yet, and the group it leads, if it has got so far as to have one."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            pass
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
