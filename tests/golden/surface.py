@@ -1,7 +1,7 @@
 """What users can see of the product, as lists of lines: one file for each, compared by ``test_public_surface``.
 
     python tests/golden/surface.py             # writes all lists anew
-    python tests/golden/surface.py flags  # some of them
+    python tests/golden/surface.py flags wire  # some of them
 
 A list that changes is a change for users: commit the new list with the change that meant it, and no other.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -42,11 +43,28 @@ def _python_names() -> Iterable[str]:
     return golden_python.listing()
 
 
+@cache
+def _served() -> dict[str, list[str]]:
+    """The lists that need a server: one for all. Metrics come last, when everything was counted."""
+    import golden_metrics
+    import golden_routes
+    import golden_server
+    import golden_wire
+
+    with golden_metrics.Notes().taken() as notes, golden_server.started() as world:
+        wire = [*golden_wire.definitions(), *golden_wire.answers(world)]
+        routes = list(golden_routes.listing(world))
+        return {"wire": wire, "routes": routes, "metrics": list(golden_metrics.listing(world, notes))}
+
+
 LISTINGS: dict[str, Callable[[], Iterable[str]]] = {
     "config_fields": _config_fields,
     "flags": _flags,
     "messages": _messages,
+    "metrics": lambda: _served()["metrics"],
     "python_names": _python_names,
+    "routes": lambda: _served()["routes"],
+    "wire": lambda: _served()["wire"],
 }
 
 
