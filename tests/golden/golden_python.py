@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from golden_code import find, sources
+from golden_code import find, modules
 
 import tfs_lite
 from tfs_lite.core import status
@@ -89,21 +89,10 @@ def _with_fields(known: dict[type, None]) -> list[type]:
 
 def _entry_points() -> Iterator[str]:
     """The groups that the product asks for."""
-    for path in sources():
-        text = path.read_text(encoding="utf-8")
-        if "entry_points" not in text:
-            continue
-        tree = ast.parse(text)
-        constants = {
-            node.targets[0].id: node.value.value
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and isinstance(node.value, ast.Constant)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "entry_points":
+    for module in modules("tfs_lite", "entry_points("):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("entry_points"):
                 for keyword in node.keywords:
                     group = keyword.value
-                    text = group.value if isinstance(group, ast.Constant) else constants.get(ast.unparse(group))
-                    yield f"entry points of the group {text!r}"
+                    known = group.value if isinstance(group, ast.Constant) else vars(module)[ast.unparse(group)]
+                    yield f"entry points of the group {known!r}"
