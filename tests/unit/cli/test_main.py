@@ -80,7 +80,7 @@ def test_light_commands_load_neither_torch_nor_the_server() -> None:
 import sys
 from tfs_lite.cli import main
 from tfs_lite.cli import check, predict, publish, reload, status
-from tfs_lite.cli.demo import command as demo
+from tfs_lite.cli import demo
 heavy = {"torch", "grpc", "numpy", "pydantic", "starlette", "rich", "sklearn"} & set(sys.modules)
 assert not heavy, heavy
 """
