@@ -35,7 +35,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 
 from soak_crowd import PATIENCE, VERSION, Crowd, Tally
 
-from tfs_lite.testing.servers.in_process import House, serving
+from tfs_lite.testing.servers.in_process import ServerFixture, serving
 from tfs_lite.testing.servers.models import TaggedArchives
 from tfs_lite.testing.servers.process import wait_until
 
@@ -49,7 +49,7 @@ NEEDED = ("streams", "unread", "unsent")
 
 
 @contextlib.contextmanager
-def soak_server(root: Path, **fields: Any) -> Iterator[House]:
+def soak_server(root: Path, **fields: Any) -> Iterator[ServerFixture]:
     """One small torch model with batching."""
     TaggedArchives().write_version(VERSION, root / "m")
     (root / "batching.txt").write_text(BATCHING)
@@ -60,7 +60,7 @@ def soak_server(root: Path, **fields: Any) -> Iterator[House]:
         yield house
 
 
-def gauges(house: House) -> dict[str, float]:
+def gauges(house: ServerFixture) -> dict[str, float]:
     """What the server has inside, by its own account: calls, streams, bytes and waiting rows."""
     with urlopen(f"{house.url}/metrics", timeout=PATIENCE) as page:
         text = page.read().decode()
@@ -73,7 +73,7 @@ def gauges(house: House) -> dict[str, float]:
     return found
 
 
-def wait_empty(house: House, files: int) -> dict[str, float]:
+def wait_empty(house: ServerFixture, files: int) -> dict[str, float]:
     """Returns the gauges once all are 0 and no more files are open than ``files``; TimeoutError."""
     process = psutil.Process()
     try:
@@ -132,7 +132,7 @@ def until(seconds: float | None, calls: int | None) -> Callable[[], bool]:
 
 
 def soak(
-    house: House,
+    house: ServerFixture,
     *,
     seconds: float | None = None,
     calls: int | None = None,

@@ -9,7 +9,7 @@ from itertools import chain, count, islice, repeat
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_attacks import Enemy, Siege
+from tfs_lite.testing.grpc.http2_attacks import Attacker, AttackTest
 from tfs_lite.testing.grpc.transport_fixture import ECHO, LOOPS, WAIT
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -23,7 +23,7 @@ READ_AT_ONCE = 1 << 18
 PACK = 100
 """Frames to a write: sent one by one, most of the time would be the client's."""
 
-Frames = Callable[[Enemy], Iterator[bytes]]
+Frames = Callable[[Attacker], Iterator[bytes]]
 
 
 def packed(frames: Iterator[bytes]) -> Iterator[bytes]:
@@ -35,88 +35,88 @@ def streams() -> Iterator[int]:
     return count(1, 2)
 
 
-def rapid_resets(enemy: Enemy) -> Iterator[bytes]:
+def rapid_resets(enemy: Attacker) -> Iterator[bytes]:
     block = enemy.opening(WAIT)
     for stream in islice(streams(), 100_000):
         yield h2.headers(stream, block) + h2.data(stream, MESSAGE, ended=True) + h2.rst_stream(stream)
 
 
-def resets_of_answered_calls(enemy: Enemy) -> Iterator[bytes]:
+def resets_of_answered_calls(enemy: Attacker) -> Iterator[bytes]:
     """Each answered call earns one RST_STREAM; these are two each."""
     block = enemy.opening("/no/such")
     for stream in islice(streams(), 100_000):
         yield h2.headers(stream, block, ended=True) + 2 * h2.rst_stream(stream)
 
 
-def resets_of_one_stream(enemy: Enemy) -> Iterator[bytes]:
+def resets_of_one_stream(enemy: Attacker) -> Iterator[bytes]:
     call = h2.headers(1, enemy.opening("/no/such"), ended=True)
     return chain([call], repeat(h2.rst_stream(1), 100_000))
 
 
-def pings(enemy: Enemy) -> Iterator[bytes]:
+def pings(enemy: Attacker) -> Iterator[bytes]:
     return repeat(h2.ping(), 100_000)
 
 
-def echoes(enemy: Enemy) -> Iterator[bytes]:
+def echoes(enemy: Attacker) -> Iterator[bytes]:
     return repeat(h2.ping(ack=True), 100_000)
 
 
-def settings(enemy: Enemy) -> Iterator[bytes]:
+def settings(enemy: Attacker) -> Iterator[bytes]:
     return repeat(h2.settings([(h2.INITIAL_WINDOW, 65_535)]), 100_000)
 
 
-def settings_acks(enemy: Enemy) -> Iterator[bytes]:
+def settings_acks(enemy: Attacker) -> Iterator[bytes]:
     return repeat(h2.settings_ack(), 100_000)
 
 
-def empty_data(enemy: Enemy) -> Iterator[bytes]:
+def empty_data(enemy: Attacker) -> Iterator[bytes]:
     return chain([h2.headers(1, enemy.opening(WAIT))], repeat(h2.data(1), 100_000))
 
 
-def padding(enemy: Enemy) -> Iterator[bytes]:
+def padding(enemy: Attacker) -> Iterator[bytes]:
     return chain([h2.headers(1, enemy.opening(WAIT))], repeat(h2.data(1, padding=255), 10_000))
 
 
-def empty_continuations(enemy: Enemy) -> Iterator[bytes]:
+def empty_continuations(enemy: Attacker) -> Iterator[bytes]:
     """In as many header blocks as it takes: each is within its own bound."""
     block = enemy.opening("/no/such")
     for stream in islice(streams(), 10_000):
         yield h2.headers(stream, block, cuts=[len(block)] * 8, ended=True)
 
 
-def endless_continuations(enemy: Enemy) -> Iterator[bytes]:
+def endless_continuations(enemy: Attacker) -> Iterator[bytes]:
     first = h2.raw(h2.HEADERS, 0, 1, enemy.opening(WAIT))
     return chain([first], repeat(h2.continuation(1, bytes(1000), last=False), 100_000))
 
 
-def window_updates(enemy: Enemy) -> Iterator[bytes]:
+def window_updates(enemy: Attacker) -> Iterator[bytes]:
     return repeat(h2.window_update(0, 1), 1_000_000)
 
 
-def window_updates_of_ended_streams(enemy: Enemy) -> Iterator[bytes]:
+def window_updates_of_ended_streams(enemy: Attacker) -> Iterator[bytes]:
     call = h2.headers(1, enemy.opening("/no/such"), ended=True)
     return chain([call], repeat(h2.window_update(1, 1), 1_000_000))
 
 
-def priorities(enemy: Enemy) -> Iterator[bytes]:
+def priorities(enemy: Attacker) -> Iterator[bytes]:
     return (h2.priority(stream, stream - 1) for stream in islice(streams(), 100_000))
 
 
-def unknown_frames(enemy: Enemy) -> Iterator[bytes]:
+def unknown_frames(enemy: Attacker) -> Iterator[bytes]:
     return (h2.raw(kind % 246 + 10, 0xFF, kind) for kind in range(100_000))
 
 
-def goaways(enemy: Enemy) -> Iterator[bytes]:
+def goaways(enemy: Attacker) -> Iterator[bytes]:
     return repeat(h2.goaway(), 100_000)
 
 
-def refused_calls(enemy: Enemy) -> Iterator[bytes]:
+def refused_calls(enemy: Attacker) -> Iterator[bytes]:
     """All places are taken by calls that never end."""
     block = enemy.opening(WAIT)
     return (h2.headers(stream, block) for stream in islice(streams(), 100_000))
 
 
-def malformed_calls(enemy: Enemy) -> Iterator[bytes]:
+def malformed_calls(enemy: Attacker) -> Iterator[bytes]:
     block = enemy.opening(WAIT, (b"Connection", b"close"))
     return (h2.headers(stream, block, ended=True) for stream in islice(streams(), 100_000))
 
@@ -147,7 +147,7 @@ FLOODS: dict[Frames, tuple[str, int, tuple[float, float]]] = {
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.__name__)
 def test_flood_ends_its_connection_within_its_budget(flood: Frames) -> None:
     kind, size, (burst, per_second) = FLOODS[flood]
-    with Siege() as siege:
+    with AttackTest() as siege:
         others = siege.numbers.bytes_received
         enemy = siege.enemy()
         enemy.pour(packed(flood(enemy)))
@@ -165,7 +165,7 @@ def test_flood_ends_its_connection_within_its_budget(flood: Frames) -> None:
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 def test_rapid_reset_runs_no_more_handlers_than_it_may_reset(loop: str) -> None:
     burst, per_second = LIMITS.resets
-    with Siege(loop=loop) as siege:
+    with AttackTest(loop=loop) as siege:
         enemy = siege.enemy()
         enemy.pour(packed(rapid_resets(enemy)))
         assert enemy.end() == (CALM, "rapid_reset")
@@ -179,7 +179,7 @@ def test_rapid_reset_runs_no_more_handlers_than_it_may_reset(loop: str) -> None:
 def test_places_of_handlers_that_do_not_stop_are_taken_after_a_reset() -> None:
     """Not the resets end it: calls beyond the places are refused, until that is too often."""
     limits = Limits(resets=(1e9, 1e9), max_streams=50)
-    with Siege(limits) as siege:
+    with AttackTest(limits) as siege:
         siege.service.stubborn = True
         enemy = siege.enemy()
         block = enemy.opening(WAIT)
@@ -201,7 +201,7 @@ def rapid_resets_from(first: int, block: bytes) -> Iterator[bytes]:
 
 def test_pings_between_answers_are_bounded_by_what_the_server_sends() -> None:
     """Every answer forgives strikes, but not any number of PINGs."""
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         block = enemy.opening("/no/such")
         flood = (h2.headers(stream, block, ended=True) + 10 * h2.ping() for stream in islice(streams(), 100_000))
@@ -213,7 +213,7 @@ def test_pings_between_answers_are_bounded_by_what_the_server_sends() -> None:
 
 def test_client_that_measures_the_delay_with_every_answer_is_no_flood() -> None:
     """Stock clients send a PING for an answer's first bytes, to learn how large a window is worth while."""
-    with Siege() as siege:
+    with AttackTest() as siege:
         friend = siege.enemy()
         block = friend.opening(ECHO)
         for stream in range(1, 2001, 2):
@@ -225,7 +225,7 @@ def test_client_that_measures_the_delay_with_every_answer_is_no_flood() -> None:
 
 def test_calls_go_on_after_the_clients_goaway_without_end() -> None:
     """GOAWAY is about streams of the server, of which there are none."""
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.send(h2.goaway(0, ErrorCode.INTERNAL_ERROR, b"bye"))
         for stream in range(1, 401, 2):

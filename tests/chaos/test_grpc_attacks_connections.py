@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tfs_lite.server.grpc.metrics import TransportCollector
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_attacks import Siege
+from tfs_lite.testing.grpc.http2_attacks import AttackTest
 from tfs_lite.testing.grpc.transport_fixture import ECHO, LOOPS, PATIENCE, WAIT
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -25,7 +25,7 @@ HTTP1_ANSWER = b"HTTP/1.1 400 "
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 def test_silent_connections_give_way_to_new_ones(loop: str) -> None:
     """Those that were silent for longest; a client that asks keeps its own."""
-    with Siege(Limits(max_connections=20), loop) as siege:
+    with AttackTest(Limits(max_connections=20), loop) as siege:
         for _ in range(100):
             siege.enemy(greet=False)
         numbers = siege.numbers
@@ -37,7 +37,7 @@ def test_silent_connections_give_way_to_new_ones(loop: str) -> None:
 
 
 def test_silent_connections_do_not_last() -> None:
-    with Siege(Limits(handshake_timeout=0.3)) as siege:
+    with AttackTest(Limits(handshake_timeout=0.3)) as siege:
         enemies = [siege.enemy(greet=False) for _ in range(100)]
         for enemy in enemies:
             assert enemy.rest() == []
@@ -46,7 +46,7 @@ def test_silent_connections_do_not_last() -> None:
 
 
 def test_connections_with_a_call_inside_are_not_sent_away_and_new_ones_are() -> None:
-    with Siege(Limits(max_connections=11)) as siege:
+    with AttackTest(Limits(max_connections=11)) as siege:
         enemies = [siege.enemy() for _ in range(10)]
         for enemy in enemies:
             enemy.request(1, WAIT, MESSAGE)
@@ -62,7 +62,7 @@ def test_connections_with_a_call_inside_are_not_sent_away_and_new_ones_are() -> 
 
 def test_peer_that_has_vanished_is_asked_and_given_up_with_its_calls() -> None:
     """Its side of the connection is open, and nothing comes any more."""
-    with Siege(Limits(keepalive_time=0.2, keepalive_timeout=0.2)) as siege:
+    with AttackTest(Limits(keepalive_time=0.2, keepalive_timeout=0.2)) as siege:
         enemies = [siege.enemy() for _ in range(10)]
         for enemy in enemies:
             enemy.request(1, WAIT, MESSAGE)
@@ -75,7 +75,7 @@ def test_peer_that_has_vanished_is_asked_and_given_up_with_its_calls() -> None:
     "sent", [HTTP1, CLIENT_HELLO, bytes(range(256)) * 100, b"\0"], ids=["http1", "tls", "bytes", "0"]
 )
 def test_what_is_no_http2_is_closed_at_once(sent: bytes) -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         for _ in range(50):
             enemy = siege.enemy(greet=False)
             enemy.send(sent)
@@ -94,7 +94,7 @@ def test_handshakes_that_are_never_finished_are_given_up(begun: bytes) -> None:
     context.set_alpn_protocols(["h2"])
     authority.issue_cert("localhost").configure_cert(context)
     limits = Limits(handshake_timeout=0.5)
-    with Siege(limits, tls=lambda: context, trusted=authority.cert_pem.bytes()) as siege:
+    with AttackTest(limits, tls=lambda: context, trusted=authority.cert_pem.bytes()) as siege:
         enemies = [siege.enemy(greet=False) for _ in range(50)]
         for enemy in enemies:
             enemy.send(begun)
@@ -105,7 +105,7 @@ def test_handshakes_that_are_never_finished_are_given_up(begun: bytes) -> None:
 
 
 def test_metrics_page_names_what_ended_each_connection() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         registry = CollectorRegistry()
         registry.register(TransportCollector(siege.numbers))
         for sent in (h2.ping() * 1000, h2.priority(1) * 10_000, h2.settings() * 1000, h2.raw(0xEE, 0, 0) * 10_000):
@@ -122,14 +122,14 @@ def test_metrics_page_names_what_ended_each_connection() -> None:
 
 def test_attacker_that_stays_after_its_goaway_is_put_out() -> None:
     """It neither closes its side nor stops sending."""
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.pour((h2.ping() * 1000 for _ in range(100_000)), read=False)
         siege.expect_closed("too_many_pings")
 
 
 def test_attacker_that_stays_silently_after_its_goaway_is_put_out() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.send(h2.ping() * 10)
         enemy.read_until(lambda frame: frame.kind == h2.GOAWAY)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_attacks import Enemy, Siege, indexed_field, integer, plain_field
+from tfs_lite.testing.grpc.http2_attacks import Attacker, AttackTest, indexed_field, integer, plain_field
 from tfs_lite.testing.grpc.transport_fixture import ECHO, PATIENCE
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -24,7 +24,7 @@ BOMB = (ErrorCode.ENHANCE_YOUR_CALM, "a header list far too large")
 ENDLESS = (ErrorCode.ENHANCE_YOUR_CALM, "a header block far too large")
 
 
-def blocks(enemy: Enemy, block: bytes, first: int = 1) -> Any:
+def blocks(enemy: Attacker, block: bytes, first: int = 1) -> Any:
     """A call with that block on one stream after the other, in frames as large as may be."""
     cuts = list(range(16_000, len(block), 16_000))
     return (h2.headers(stream, block, cuts=cuts, ended=True) for stream in count(first, 2))
@@ -32,7 +32,7 @@ def blocks(enemy: Enemy, block: bytes, first: int = 1) -> Any:
 
 def test_many_references_to_one_large_field_are_counted_before_they_are_kept() -> None:
     """A thousand bytes that would become four megabytes."""
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.pour(islice(blocks(enemy, indexed_field(b"x", LARGE_VALUE) + NEWEST * 1000), 1))
         assert enemy.end() == BOMB
@@ -40,7 +40,7 @@ def test_many_references_to_one_large_field_are_counted_before_they_are_kept() -
 
 
 def test_list_a_little_too_large_costs_its_call_only() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         block = enemy.opening(ECHO) + indexed_field(b"x", LARGE_VALUE) + NEWEST * 10
         enemy.pour(islice(blocks(enemy, block), 1))
@@ -51,7 +51,7 @@ def test_list_a_little_too_large_costs_its_call_only() -> None:
 
 def test_lists_that_are_too_large_again_and_again_cost_their_calls_only() -> None:
     """Each is 32 KB of codes to be undone: what a client makes the server work is in proportion to what it sends."""
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         value = integer(30_000, 7, 0x80) + bytes(30_000)
         assert not enemy.pour(islice(blocks(enemy, enemy.opening(ECHO) + b"\x00\x01x" + value), 100))
@@ -61,7 +61,7 @@ def test_lists_that_are_too_large_again_and_again_cost_their_calls_only() -> Non
 
 
 def test_fields_that_drive_one_another_out_of_the_table_leave_it_small() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         churn = b"".join(indexed_field(b"x-%d" % at, bytes([65]) * 40) for at in range(150))
         for stream in range(1, 201, 2):
@@ -73,7 +73,7 @@ def test_fields_that_drive_one_another_out_of_the_table_leave_it_small() -> None
 
 
 def test_size_updates_of_the_table_do_not_fill_a_block() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.pour(islice(blocks(enemy, integer(0, 5, 0x20) * 1000 + enemy.opening(ECHO)), 1))
         assert enemy.end()[0] is ErrorCode.COMPRESSION_ERROR
@@ -93,7 +93,7 @@ def test_size_updates_of_the_table_do_not_fill_a_block() -> None:
     ids=["endless-length", "endless-index", "length-beyond-the-block", "bad-huffman", "empty-table", "index-0"],
 )
 def test_block_that_breaks_the_rules_ends_the_connection(block: bytes) -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.pour(islice(blocks(enemy, enemy.opening(ECHO) + block), 1))
         assert enemy.end()[0] is ErrorCode.COMPRESSION_ERROR
@@ -102,7 +102,7 @@ def test_block_that_breaks_the_rules_ends_the_connection(block: bytes) -> None:
 
 def test_huge_huffman_codes_are_bounded_before_they_are_undone() -> None:
     """The shortest codes have five bits: what comes out is at most 8/5 of a block, and that has a bound too."""
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         value = integer(32_000, 7, 0x80) + bytes(32_000)
         enemy.pour(islice(blocks(enemy, enemy.opening(ECHO) + b"\x00\x01x" + value), 1))
@@ -114,7 +114,7 @@ def test_huge_huffman_codes_are_bounded_before_they_are_undone() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 1000], ids=["empty", "one-byte", "large"])
 def test_block_in_pieces_without_end_is_bounded_in_number_and_size(size: int) -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.send(h2.raw(h2.HEADERS, 0, 1, enemy.opening(ECHO)))
         pieces = repeat(h2.continuation(1, bytes(size), last=False) * 10, 100_000)
@@ -125,7 +125,7 @@ def test_block_in_pieces_without_end_is_bounded_in_number_and_size(size: int) ->
 
 def test_block_that_is_never_ended_is_given_up_in_time() -> None:
     """Pieces that still come do not put it off."""
-    with Siege(Limits(handshake_timeout=0.5, max_continuations=10**9)) as siege:
+    with AttackTest(Limits(handshake_timeout=0.5, max_continuations=10**9)) as siege:
         enemy = siege.enemy()
         enemy.send(h2.raw(h2.HEADERS, 0, 1, enemy.opening(ECHO)))
         held = [made for made in siege.connections() if made.partial_since is not None]
@@ -137,7 +137,7 @@ def test_block_that_is_never_ended_is_given_up_in_time() -> None:
 
 def test_what_is_remembered_of_headers_is_small_however_large_they_are() -> None:
     """Short blocks that stand for much: fields out of the table. Kept by connection, and there may be many."""
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.request(1, ECHO, MESSAGE)
         large = [(b"y", LARGE_VALUE)]
@@ -154,7 +154,7 @@ def test_what_is_remembered_of_headers_is_small_however_large_they_are() -> None
 
 
 def test_calls_with_other_headers_each_time_do_not_pile_up_in_the_server() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         for at in range(1, 3001, 2):
             block = enemy.opening(ECHO, (b"n", b"%d" % at))

@@ -9,7 +9,7 @@ from itertools import islice, repeat
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_attacks import Enemy, Siege, status_of
+from tfs_lite.testing.grpc.http2_attacks import Attacker, AttackTest, status_of
 from tfs_lite.testing.grpc.transport_fixture import ECHO, PATIENCE, TALK, TOTAL, WAIT
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -23,7 +23,7 @@ def prefix(size: int, flag: int = 0) -> bytes:
     return bytes([flag]) + size.to_bytes(4, "big")
 
 
-def last_status(enemy: Enemy, stream: int) -> int:
+def last_status(enemy: Attacker, stream: int) -> int:
     return status_of(
         enemy.read_until(lambda frame: frame.stream == stream and frame.kind == h2.HEADERS and frame.ended)
     )
@@ -32,7 +32,7 @@ def last_status(enemy: Enemy, stream: int) -> int:
 def test_half_received_messages_of_all_connections_have_one_bound() -> None:
     """32 clients leave half a megabyte each behind; the server keeps 4 and tells the others to come again."""
     limits = Limits(max_unread=4 * MIB, max_receive_message=4 * MIB)
-    with Siege(limits) as siege:
+    with AttackTest(limits) as siege:
         half = prefix(MIB) + bytes(240 * KIB)
         for _ in range(32):
             enemy = siege.enemy()
@@ -46,7 +46,7 @@ def test_half_received_messages_of_all_connections_have_one_bound() -> None:
 
 def test_message_that_is_said_to_be_giant_reserves_nothing() -> None:
     """A thousand calls of 100 MiB each, by their own account."""
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         block, claim = enemy.opening(ECHO), prefix(100 * MIB)
         tracemalloc.start()
@@ -61,7 +61,7 @@ def test_message_that_is_said_to_be_giant_reserves_nothing() -> None:
 
 
 def test_message_that_is_said_to_be_larger_than_allowed_is_refused_by_its_prefix() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.send(h2.headers(1, enemy.opening(ECHO)), h2.data(1, prefix(2**32 - 1)))
         assert last_status(enemy, 1) == EXHAUSTED
@@ -74,7 +74,7 @@ def test_gzip_bomb_ends_its_call_at_the_bound(path: str) -> None:
     limits = Limits(max_receive_message=4 * MIB)
     bomb = gzip.compress(bytes(100 * MIB), 9)
     assert len(bomb) < limits.stream_window
-    with Siege(limits) as siege:
+    with AttackTest(limits) as siege:
         enemy = siege.enemy()
         block, body = enemy.opening(path, (b"grpc-encoding", b"gzip")), prefix(len(bomb), 1) + bomb
         tracemalloc.start()
@@ -90,7 +90,7 @@ def test_gzip_bomb_ends_its_call_at_the_bound(path: str) -> None:
 
 
 def test_message_in_frames_of_one_byte_is_answered_and_kept_small() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         size = 50_000
         body = prefix(size) + bytes(size)
@@ -111,7 +111,7 @@ def test_message_in_frames_of_one_byte_is_answered_and_kept_small() -> None:
 def test_empty_messages_that_nobody_takes_cost_what_they_are_counted_for() -> None:
     """Five bytes each on the wire, and an object each in the server."""
     limits = Limits(max_unread=2 * MIB, max_receive_message=MIB)
-    with Siege(limits) as siege:
+    with AttackTest(limits) as siege:
         enemy = siege.enemy()
         wait = prefix(4) + b"wait"
         enemy.send(h2.headers(1, enemy.opening(TALK)), h2.data(1, wait))
@@ -130,7 +130,7 @@ def test_empty_messages_that_nobody_takes_cost_what_they_are_counted_for() -> No
 
 
 def test_empty_messages_that_are_taken_give_back_what_they_were_counted_for() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         friend = siege.enemy()
         friend.send(h2.headers(1, friend.opening(TOTAL)), h2.data(1, prefix(0) * 3000), h2.data(1, ended=True))
         assert last_status(friend, 1) == 0
@@ -139,7 +139,7 @@ def test_empty_messages_that_are_taken_give_back_what_they_were_counted_for() ->
 
 
 def test_second_message_of_a_unary_call_ends_it() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.send(h2.headers(1, enemy.opening(WAIT)), h2.data(1, prefix(0) * 3000))
         assert last_status(enemy, 1) == UNIMPLEMENTED
@@ -148,7 +148,7 @@ def test_second_message_of_a_unary_call_ends_it() -> None:
 
 def test_call_that_is_over_does_not_begin_when_its_message_comes() -> None:
     """Its status waits behind a socket that nobody reads; what still comes must not run a handler for it."""
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy({h2.INITIAL_WINDOW: 2**31 - 1}, small=True)
         flow = b"65536"
         enemy.send(h2.window_update(0, 2**31 - 1 - 65_535))
@@ -169,7 +169,7 @@ def test_call_that_is_over_does_not_begin_when_its_message_comes() -> None:
 @pytest.mark.parametrize("begun", ["", "preface", "frame"])
 def test_writer_that_never_ends_what_it_began_is_closed_in_time(begun: str) -> None:
     """Of the preface, or of a frame: a byte now and then does not put it off."""
-    with Siege(Limits(handshake_timeout=0.3)) as siege:
+    with AttackTest(Limits(handshake_timeout=0.3)) as siege:
         enemy = siege.enemy(greet=begun == "frame")
         if begun:
             enemy.send(h2.PREFACE[:10] if begun == "preface" else h2.headers(1, bytes(100))[:20])
@@ -181,7 +181,7 @@ def test_writer_that_never_ends_what_it_began_is_closed_in_time(begun: str) -> N
 
 
 def test_writer_that_never_ends_its_message_is_answered_in_time() -> None:
-    with Siege(Limits(request_timeout=0.3)) as siege:
+    with AttackTest(Limits(request_timeout=0.3)) as siege:
         enemy = siege.enemy()
         block, begun = enemy.opening(ECHO), prefix(100) + b"x"
         enemy.send(*[h2.headers(at, block) + h2.data(at, begun) for at in range(1, 201, 2)])
@@ -192,7 +192,7 @@ def test_writer_that_never_ends_its_message_is_answered_in_time() -> None:
 
 def test_stream_of_messages_that_nobody_takes_stops_at_its_window() -> None:
     limits = Limits()
-    with Siege(limits) as siege:
+    with AttackTest(limits) as siege:
         enemy = siege.enemy()
         wait = prefix(4) + b"wait"
         enemy.send(h2.headers(1, enemy.opening(TALK)), h2.data(1, wait))

@@ -17,7 +17,7 @@ import pytest
 from tfs_lite.client import Client
 from tfs_lite.protocols.descriptors import message_class
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_attacks import Enemy
+from tfs_lite.testing.grpc.http2_attacks import Attacker
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
@@ -92,22 +92,22 @@ def request(rows: int) -> bytes:
     return b"\0" + len(data).to_bytes(4, "big") + data
 
 
-def resets(enemy: Enemy) -> Iterator[bytes]:
+def resets(enemy: Attacker) -> Iterator[bytes]:
     block, body = enemy.opening(PREDICT), request(1)
     for at in range(1, 200_001, 2):
         yield h2.headers(at, block) + h2.data(at, body, ended=True) + h2.rst_stream(at)
 
 
-def pings(enemy: Enemy) -> Iterator[bytes]:
+def pings(enemy: Attacker) -> Iterator[bytes]:
     return repeat(h2.ping(), 100_000)
 
 
-def continuations(enemy: Enemy) -> Iterator[bytes]:
+def continuations(enemy: Attacker) -> Iterator[bytes]:
     first = h2.raw(h2.HEADERS, 0, 1, enemy.opening(PREDICT))
     return chain([first], repeat(h2.continuation(1, bytes(500), last=False), 100_000))
 
 
-def empty_frames(enemy: Enemy) -> Iterator[bytes]:
+def empty_frames(enemy: Attacker) -> Iterator[bytes]:
     return chain([h2.headers(1, enemy.opening(PREDICT))], repeat(h2.data(1), 100_000))
 
 
@@ -122,12 +122,12 @@ def empty_frames(enemy: Enemy) -> Iterator[bytes]:
     ids=["resets", "pings", "continuations", "empty-frames"],
 )
 def test_flood_of_many_connections_is_counted_and_keeps_no_memory(
-    server: ServerProcess, friend: None, attack: Callable[[Enemy], Iterator[bytes]], kind: str
+    server: ServerProcess, friend: None, attack: Callable[[Attacker], Iterator[bytes]], kind: str
 ) -> None:
     process = psutil.Process(server.pid)
     before, closed_before = process.memory_info().rss, closed(server).get(kind, 0)
     for _ in range(10):
-        with contextlib.closing(Enemy(("127.0.0.1", server.grpc_port), None, True)) as enemy:
+        with contextlib.closing(Attacker(("127.0.0.1", server.grpc_port), None, True)) as enemy:
             frames = attack(enemy)
             enemy.pour(iter(lambda frames=frames: b"".join(islice(frames, 100)), b""))
             assert enemy.end()[0] is ErrorCode.ENHANCE_YOUR_CALM
@@ -140,7 +140,7 @@ def test_answers_that_nobody_reads_are_bounded_by_their_places(server: ServerPro
     process = psutil.Process(server.pid)
     before = process.memory_info().rss
     places, body = Limits().max_streams, request(1000)
-    enemy = Enemy(("127.0.0.1", server.grpc_port), {h2.INITIAL_WINDOW: 0}, True)
+    enemy = Attacker(("127.0.0.1", server.grpc_port), {h2.INITIAL_WINDOW: 0}, True)
     with contextlib.closing(enemy):
         block = enemy.opening(PREDICT)
         calls = (h2.headers(at, block) + h2.data(at, body, ended=True) for at in range(1, 10_001, 2))

@@ -9,7 +9,7 @@ from itertools import islice, repeat
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_attacks import Siege
+from tfs_lite.testing.grpc.http2_attacks import AttackTest
 from tfs_lite.testing.grpc.transport_fixture import ECHO, PATIENCE, WAIT
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -33,7 +33,7 @@ FAULTS: dict[str, tuple[Callable[[int], bytes], ErrorCode]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_streams_that_the_server_is_made_to_reset_are_as_dear_as_resets(fault: str, stubborn: bool) -> None:
     provoke, code = FAULTS[fault]
-    with Siege() as siege:
+    with AttackTest() as siege:
         siege.service.stubborn = stubborn
         enemy = siege.enemy()
         block = enemy.opening(WAIT)
@@ -64,7 +64,7 @@ def test_streams_that_the_server_is_made_to_reset_are_as_dear_as_resets(fault: s
 def test_calls_whose_time_is_up_keep_their_places_while_their_handlers_run() -> None:
     """The client has its status and may think the place is free."""
     limits = Limits(max_streams=100)
-    with Siege(limits) as siege:
+    with AttackTest(limits) as siege:
         siege.service.stubborn = True
         enemy = siege.enemy()
         block = enemy.opening(WAIT, (b"grpc-timeout", b"50m"))
@@ -83,7 +83,7 @@ def test_calls_whose_time_is_up_keep_their_places_while_their_handlers_run() -> 
 
 def test_100000_refused_calls_leave_nothing_behind() -> None:
     """With no bound for how many are refused: each is forgotten, but for the last ones."""
-    with Siege(Limits(max_streams=1, faults=(1e9, 1e9), pings=(1e9, 1e9), max_ping_strikes=0)) as siege:
+    with AttackTest(Limits(max_streams=1, faults=(1e9, 1e9), pings=(1e9, 1e9), max_ping_strikes=0)) as siege:
         enemy = siege.enemy()
         block = enemy.opening(WAIT)
         enemy.send(h2.headers(1, block))
@@ -103,7 +103,7 @@ def test_100000_refused_calls_leave_nothing_behind() -> None:
 
 
 def test_frames_for_streams_that_the_server_has_reset_are_a_flood_in_the_end() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.send(h2.headers(1, enemy.opening(WAIT)), h2.window_update(1, 0))
         enemy.pour(repeat(h2.data(1, b"x") * 100, 10_000))
@@ -112,7 +112,7 @@ def test_frames_for_streams_that_the_server_has_reset_are_a_flood_in_the_end() -
 
 
 def test_data_for_streams_that_are_answered_is_a_flood_in_the_end() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.send(h2.headers(1, enemy.opening("/no/such"), ended=True))
         enemy.pour(repeat(h2.data(1, b"x") * 100, 10_000))
@@ -123,7 +123,7 @@ def test_data_for_streams_that_are_answered_is_a_flood_in_the_end() -> None:
 
 
 def test_stream_numbers_run_out_and_the_connection_goes_on_to_its_end() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.request(2**31 - 1, ECHO, MESSAGE)
         assert enemy.status(2**31 - 1)[0] == 0
@@ -134,7 +134,7 @@ def test_stream_numbers_run_out_and_the_connection_goes_on_to_its_end() -> None:
 
 def test_many_attackers_at_once_each_come_to_their_own_end() -> None:
     """Forty connections, and each comes again with what ended it."""
-    with Siege() as siege:
+    with AttackTest() as siege:
         for _ in range(2):
             enemies = [siege.enemy() for _ in range(20)]
             block = enemies[0].opening(WAIT)

@@ -9,7 +9,7 @@ from itertools import islice, repeat
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_attacks import Enemy, Siege
+from tfs_lite.testing.grpc.http2_attacks import Attacker, AttackTest
 from tfs_lite.testing.grpc.transport_fixture import COUNT, ECHO, FLOW, LOOPS, PATIENCE, WAIT
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -26,7 +26,7 @@ def message(contents: bytes) -> bytes:
     return b"\0" + len(contents).to_bytes(4, "big") + contents
 
 
-def calls(enemy: Enemy, path: str, contents: bytes, first: int = 1) -> Iterator[bytes]:
+def calls(enemy: Attacker, path: str, contents: bytes, first: int = 1) -> Iterator[bytes]:
     block, body = enemy.opening(path), message(contents)
     pieces = [body[at : at + 16 * KIB] for at in range(0, len(body), 16 * KIB)]
     stream = first
@@ -36,7 +36,7 @@ def calls(enemy: Enemy, path: str, contents: bytes, first: int = 1) -> Iterator[
         stream += 2
 
 
-def buffered(siege: Siege) -> int:
+def buffered(siege: AttackTest) -> int:
     """Bytes in the buffers of the server's sockets."""
 
     async def look() -> int:
@@ -46,7 +46,7 @@ def buffered(siege: Siege) -> int:
     return siege.house.run(look())
 
 
-def settle(siege: Siege, key: str) -> int:
+def settle(siege: AttackTest, key: str) -> int:
     """How often it has happened when it does not happen any more: a bystander was answered ten times meanwhile."""
     happened = siege.service.happened
 
@@ -63,7 +63,7 @@ def settle(siege: Siege, key: str) -> int:
 def test_handlers_of_a_client_that_never_reads_its_socket_stand_still(loop: str) -> None:
     """With the default limits. Windows are as wide as they can be; every stream has no end."""
     limits = Limits()
-    with Siege(loop=loop) as siege:
+    with AttackTest(loop=loop) as siege:
         enemy = siege.enemy(WIDE_OPEN, small=True)
         enemy.send(h2.window_update(0, WIDEST - 65_535), *islice(calls(enemy, FLOW, b"%d" % LARGE), 200))
         settle(siege, "yielded")
@@ -73,7 +73,7 @@ def test_handlers_of_a_client_that_never_reads_its_socket_stand_still(loop: str)
 
 
 def test_client_that_never_reads_is_cut_in_time() -> None:
-    with Siege(SHORT) as siege:
+    with AttackTest(SHORT) as siege:
         enemy = siege.enemy(WIDE_OPEN, small=True)
         enemy.send(h2.window_update(0, WIDEST - 65_535), *islice(calls(enemy, FLOW, b"%d" % LARGE), 20))
         siege.expect_closed("slow_reader")
@@ -82,7 +82,7 @@ def test_client_that_never_reads_is_cut_in_time() -> None:
 
 def test_echoes_that_nobody_reads_end_the_connection() -> None:
     """Control frames have no window; what they may pile up to is bounded, with the default limits."""
-    with Siege(Limits(max_ping_strikes=0, pings=(1e9, 1e9))) as siege:
+    with AttackTest(Limits(max_ping_strikes=0, pings=(1e9, 1e9))) as siege:
         enemy = siege.enemy(WIDE_OPEN, small=True)
         enemy.send(h2.window_update(0, WIDEST - 65_535), *islice(calls(enemy, FLOW, b"%d" % LARGE), 20))
         enemy.pour(repeat(h2.ping() * 100, 20_000), read=False)
@@ -91,7 +91,7 @@ def test_echoes_that_nobody_reads_end_the_connection() -> None:
 
 def test_large_unary_answers_to_a_client_that_never_reads_are_no_more_than_its_places() -> None:
     limits = Limits(max_streams=40, write_timeout=1)
-    with Siege(limits) as siege:
+    with AttackTest(limits) as siege:
         enemy = siege.enemy({h2.INITIAL_WINDOW: 0})
         enemy.pour(islice(calls(enemy, ECHO, bytes(LARGE)), 2000))
         assert siege.numbers.unsent <= 40 * (LARGE + 200)
@@ -100,7 +100,7 @@ def test_large_unary_answers_to_a_client_that_never_reads_are_no_more_than_its_p
 
 
 def test_answers_behind_a_shut_window_are_given_up_in_time() -> None:
-    with Siege(SHORT) as siege:
+    with AttackTest(SHORT) as siege:
         enemy = siege.enemy({h2.INITIAL_WINDOW: 0})
         enemy.send(*islice(calls(enemy, ECHO, bytes(1000)), 500))
         wait_until(lambda: siege.numbers.unsent >= 500 * 1005, "all answers wait", PATIENCE)
@@ -109,7 +109,7 @@ def test_answers_behind_a_shut_window_are_given_up_in_time() -> None:
 
 def test_answer_in_steps_of_one_byte_arrives_and_costs_no_more_than_its_steps() -> None:
     size = 3000
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy({h2.INITIAL_WINDOW: 0})
         enemy.send(*islice(calls(enemy, ECHO, bytes(size)), 1))
         enemy.pour(repeat(h2.window_update(1, 1), size + 5))
@@ -118,7 +118,7 @@ def test_answer_in_steps_of_one_byte_arrives_and_costs_no_more_than_its_steps() 
 
 
 def test_windows_of_all_streams_changed_to_and_fro_are_a_flood_soon() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.send(*islice(calls(enemy, WAIT, b"x"), 1000))
         siege.wait("started", 1000)
@@ -130,7 +130,7 @@ def test_windows_of_all_streams_changed_to_and_fro_are_a_flood_soon() -> None:
 
 def test_thousands_of_settings_in_a_frame_change_every_window_once() -> None:
     """2700 entries for 1000 streams, and that 18 times, would be 50 million changes for 300 KB."""
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy()
         enemy.send(*islice(calls(enemy, WAIT, b"x"), 1000))
         siege.wait("started", 1000)
@@ -146,7 +146,7 @@ def test_thousands_of_settings_in_a_frame_change_every_window_once() -> None:
 
 @pytest.mark.parametrize("stream", [0, 1])
 def test_window_beyond_the_largest_ends_what_it_is_of(stream: int) -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy(WIDE_OPEN)
         enemy.send(*islice(calls(enemy, WAIT, b"x"), 1))
         siege.wait("started", 1)
@@ -161,7 +161,7 @@ def test_window_beyond_the_largest_ends_what_it_is_of(stream: int) -> None:
 
 
 def test_slow_reader_of_a_stream_holds_its_handler_and_nobody_elses() -> None:
-    with Siege() as siege:
+    with AttackTest() as siege:
         enemy = siege.enemy({h2.INITIAL_WINDOW: 100})
         enemy.request(1, COUNT, message(b"100000"))
         settle(siege, "yielded")
@@ -173,7 +173,7 @@ def test_slow_reader_of_a_stream_holds_its_handler_and_nobody_elses() -> None:
 
 def test_streams_reset_while_nothing_is_read_leave_nothing_in_the_line() -> None:
     """Their answers wait behind a socket that takes nothing; each reset has to free them."""
-    with Siege(Limits(resets=(1e9, 1e9))) as siege:
+    with AttackTest(Limits(resets=(1e9, 1e9))) as siege:
         enemy = siege.enemy({**WIDE_OPEN}, small=True)
         enemy.send(h2.window_update(0, WIDEST - 65_535), *islice(calls(enemy, FLOW, b"%d" % LARGE), 20))
         settle(siege, "yielded")
@@ -189,7 +189,7 @@ def test_streams_reset_while_nothing_is_read_leave_nothing_in_the_line() -> None
 
 def test_memory_of_a_large_answer_is_kept_once() -> None:
     """It waits as it is, not as frames."""
-    with Siege(Limits(max_streams=4)) as siege:
+    with AttackTest(Limits(max_streams=4)) as siege:
         enemy = siege.enemy({h2.INITIAL_WINDOW: 0})
         enemy.send(*islice(calls(enemy, ECHO, bytes(200 * KIB)), 4))
         wait_until(lambda: siege.numbers.unsent >= 4 * 200 * KIB, "all answers wait", PATIENCE)

@@ -41,7 +41,7 @@ from tfs_lite.server.v2.shared_memory import SharedRegions
 from tfs_lite.testing.language.byte_codec import END, VOCABULARY, ByteCodec
 from tfs_lite.testing.language.hash_model import HashModel
 from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.v2_fixture import V2House
+from tfs_lite.testing.servers.v2_fixture import V2Fixture
 from tfs_lite.testing.servers.v2_http_fixture import HouseControl
 from tfs_lite.transport.table import CallContext
 
@@ -61,7 +61,7 @@ class HouseGeneration:
         self._watch_log()
         regions = SharedRegions(max_bytes=MAX_BYTES)
         self._inside.callback(regions.close)
-        self.house = V2House(regions)
+        self.house = V2Fixture(regions)
         self._inside.callback(self.house.close)
         self.models = {
             "lm": self._add("lm", ByteCodec()),

@@ -41,14 +41,14 @@ from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.server.v2.http_app import V2HttpApp
 from tfs_lite.server.v2.http_events import EventRoom
 from tfs_lite.server.v2.shared_memory import FOLDER, SharedRegions
-from tfs_lite.serving.config_sources import Catalogue
+from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.model_configs import ConfigOverride, ModelConfigs
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import LoadedModel, RepositoryControl
 from tfs_lite.serving.repository.plan import FoundVersion
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.statistics.trace_settings import LOG_DEFAULTS
-from tfs_lite.testing.servers.v2_fixture import V2House
+from tfs_lite.testing.servers.v2_fixture import V2Fixture
 from tfs_lite.testing.servers.v2_http_fixture import HouseControl
 from tfs_lite.transport.table import CallContext
 
@@ -190,7 +190,7 @@ class LoadChecks(RepositoryControl):
             live_versions=lambda name: set(),
             available_versions=lambda name: set(),
         )
-        super().__init__(cast("ServerCore", core), Catalogue(options))
+        super().__init__(cast("ServerCore", core), ModelLocator(options))
         self.loaded: list[tuple[LoadedModel, list[FoundVersion]]] = []
 
     def _bring_up(
@@ -214,7 +214,7 @@ class LoadChecks(RepositoryControl):
 class Control(HouseControl):
     """Of the models of the house; loads are checked, not done."""
 
-    def __init__(self, house: V2House, regions: SharedRegions, checks: LoadChecks) -> None:
+    def __init__(self, house: V2Fixture, regions: SharedRegions, checks: LoadChecks) -> None:
         super().__init__(house, regions)
         self._checks = checks
 
@@ -243,7 +243,7 @@ class HouseV2:
         self._watch_log()
         self.regions = SharedRegions(max_bytes=MAX_BYTES)
         self._inside.callback(self.regions.close)
-        self.house = V2House(self.regions)
+        self.house = V2Fixture(self.regions)
         for name, function in FUNCTIONS.items():
             self.house.add(name, Answerer(*function))
         self.house.add("m", Answerer(*FUNCTIONS["m"]), version=3)

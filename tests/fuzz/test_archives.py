@@ -42,7 +42,7 @@ def originals(tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def settled(originals):
     """Collecting garbage after each failed load takes as long as there are objects; torch's are let alone."""
-    memory.settle()
+    memory.freeze_gc()
     yield
     gc.unfreeze()
 

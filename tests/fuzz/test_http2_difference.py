@@ -21,7 +21,7 @@ from tfs_lite.transport.http2 import connection, framing, settings
 from tfs_lite.transport.http2.connection import Connection
 from tfs_lite.transport.http2.fields import Fields
 from tfs_lite.transport.http2.hpack_reader import BlockReader
-from tfs_lite.transport.http2.send_queue import Outgoing
+from tfs_lite.transport.http2.send_queue import SendQueue
 
 BATCHES, CASES = 10, 30
 
@@ -80,7 +80,7 @@ BUGS: dict[str, tuple[object, str, object]] = {
     "windows are not resized": (Connection, "_resize_windows", lambda self, size: None),
     "settings are not checked": (connection, "read_settings", lambda payload: [*settings.SETTING.iter_unpack(payload)]),
     "trailers are not checked": (connection, "check_trailers", lambda fields: None),
-    "window updates are not counted": (Outgoing, "widen_stream", lambda self, stream, increment: True),
+    "window updates are not counted": (SendQueue, "widen_stream", lambda self, stream, increment: True),
     "old header blocks are remembered": (BlockReader, "read_fields", read_and_remember),
 }
 

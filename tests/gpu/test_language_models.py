@@ -24,7 +24,7 @@ from tfs_lite.adapters.language.sampler import draw
 from tfs_lite.adapters.language.self_check import ALLOWED, self_check
 from tfs_lite.adapters.language.transformers_model import open_transformers
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.generation import Draw, Rows, Sampling, Step
+from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.servable import ServableId
 from tfs_lite.testing.language.tiny_transformers import FAMILIES, Company, build, greedy
 from tfs_lite.testing.language.tiny_transformers import VOCABULARY as TINY
@@ -126,7 +126,12 @@ def generate(model, asked, count, sampling=GREEDY):
 
 
 def _rows(place, start, text, prompt_length, sampling):
-    return Rows(place, start, text[start:], Draw(sampling, place, len(text) - prompt_length, list(text), prompt_length))
+    return Rows(
+        place,
+        start,
+        text[start:],
+        SamplingRequest(sampling, place, len(text) - prompt_length, list(text), prompt_length),
+    )
 
 
 def written_alone(directory, asked, count, dtype=torch.float32):
@@ -246,7 +251,9 @@ SAMPLINGS = [
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=range(len(SAMPLINGS)))
 def test_seeded_draws_of_the_gpu_are_those_of_the_cpu(sampling):
     logits = torch.randn(32, 30_000, generator=torch.Generator().manual_seed(0)) * 3
-    step = Step([Rows(row, 0, [1], Draw(sampling, 7, row, [1, 2, 2, 3], 1, frozenset({9}))) for row in range(32)])
+    step = Step(
+        [Rows(row, 0, [1], SamplingRequest(sampling, 7, row, [1, 2, 2, 3], 1, frozenset({9}))) for row in range(32)]
+    )
     here = [drawn.token for drawn in draw(logits, step)]
     there = [drawn.token for drawn in draw(logits.to(cuda()), step)]
     assert here == there

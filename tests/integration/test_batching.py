@@ -21,7 +21,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensorflow.serving import VersionState
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
-from tfs_lite.testing.servers.in_process import PATIENCE, House, serving
+from tfs_lite.testing.servers.in_process import PATIENCE, ServerFixture, serving
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 HOLD, POISON = -1.0, 13.0
@@ -97,7 +97,7 @@ def write_version(
 class Client:
     """Asks a house, over either protocol, from threads of its own."""
 
-    def __init__(self, house: House, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, house: ServerFixture, pool: ThreadPoolExecutor) -> None:
         self.house = house
         self._pool = pool
 

@@ -10,7 +10,7 @@ import pytest
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.tensorflow.serving import VersionState
 from tfs_lite.server.server import Server
-from tfs_lite.testing.servers.in_process import QUICK, House, entry, serving
+from tfs_lite.testing.servers.in_process import QUICK, ServerFixture, entry, serving
 from tfs_lite.testing.servers.models import TaggedArchives
 from tfs_lite.testing.servers.process import wait_until
 
@@ -27,14 +27,14 @@ def explicit(root: Path, *models: str) -> dict[str, object]:
     return {"model_repository": str(root), "model_control_mode": "explicit", "load_model": models}
 
 
-def load(house: House, model: str) -> None:
+def load(house: ServerFixture, model: str) -> None:
     running = house.server._running
     assert running is not None
     assert running.repository is not None
     running.repository.load(model, {})
 
 
-def is_loaded(house: House, model: str) -> bool:
+def is_loaded(house: ServerFixture, model: str) -> bool:
     """False while the server is starting."""
     try:
         load(house, model)

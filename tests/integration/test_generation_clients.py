@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from tfs_lite.testing.language.concurrent_readers import Audience, Page, Sleeper
+from tfs_lite.testing.language.concurrent_readers import ConcurrentReaders, Page, StalledReader
 from tfs_lite.testing.language.language_clients import PATIENCE, STREAMS, WHOLE, Asked, LanguageClient, Refused
 from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language
 from tfs_lite.testing.servers.models import TaggedArchives
@@ -136,7 +136,7 @@ def ended(house: House, model: str, version: int = 1) -> float:
 def test_stream_whose_reader_pauses_until_the_text_is_over_brings_everything(house, door):
     asked = Asked("wide", "a long story", LONG)
     expected, before = alone(house, asked), ended(house, "wide")
-    with Sleeper(house.server, door, asked) as sleeper:
+    with StalledReader(house.server, door, asked) as sleeper:
         wait_until(lambda: ended(house, "wide") == before + 1, "the text is over", PATIENCE)
         events = sleeper.events()
     if door == "openai":
@@ -167,7 +167,7 @@ def test_readers_that_never_read_hold_up_neither_others_nor_the_unloading(house)
     expected = alone(house, asked)
     with ExitStack() as readers:
         for door in ("openai", "v2_events"):
-            readers.enter_context(Sleeper(house.server, door, asked))
+            readers.enter_context(StalledReader(house.server, door, asked))
         for door in ("v2_stream", "predict_streamed"):
             client = readers.enter_context(LanguageClient(house.server))
             next(readers.enter_context(closing(client.pieces(door, asked))))
@@ -192,10 +192,10 @@ def test_full_queue_refuses_at_once_by_every_door_and_harms_nobody(house):
     expected = [alone(house, each) for each in asked]
     refused: dict[str, Refused] = {}
     with ExitStack() as audiences:
-        running = audiences.enter_context(Audience(house.server, [("openai", first)]))
+        running = audiences.enter_context(ConcurrentReaders(house.server, [("openai", first)]))
         running.wait_begun()
         doors = zip(("v2_events", "v2_stream"), others, strict=True)
-        waiting = audiences.enter_context(Audience(house.server, list(doors)))
+        waiting = audiences.enter_context(ConcurrentReaders(house.server, list(doors)))
         wait_until(lambda: house.page.state("narrow")[:2] == (1, 2), "one runs and two wait", PATIENCE)
         with LanguageClient(house.server) as client:
             for door in DOORS:
@@ -235,7 +235,7 @@ def test_two_language_models_and_another_one_are_served_and_counted_side_by_side
 
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(call_digits)
-        with Audience(house.server, asked) as audience:
+        with ConcurrentReaders(house.server, asked) as audience:
             pass
         wait_until(lambda: bool(answers), "the other model has answered", PATIENCE)
         stop.set()
@@ -269,7 +269,7 @@ def test_streams_that_run_are_finished_when_the_server_is_told_to_end(ending):
     asked = Asked("lm", "the end", LONG)  # with places left for those who knock meanwhile
     with LanguageClient(ending) as client:
         expected = ask(client, "predict", asked)
-    with Audience(ending, [(door, asked) for door in STREAMS + STREAMS]) as audience:
+    with ConcurrentReaders(ending, [(door, asked) for door in STREAMS + STREAMS]) as audience:
         audience.wait_begun()
         assert Page(ending).state("lm")[0] == 8
         ending.terminate()
@@ -295,7 +295,7 @@ def refusal(client: LanguageClient, door: str) -> int | str:
 
 def test_second_signal_ends_the_server_in_mid_text(ending):
     asked = Asked("lm", "the end", 4000)
-    with Audience(ending, [(door, asked) for door in STREAMS]) as audience:
+    with ConcurrentReaders(ending, [(door, asked) for door in STREAMS]) as audience:
         audience.wait_begun()
         ending.terminate()
         ending.wait_status("/readyz", 503)

@@ -18,7 +18,15 @@ import torch
 
 from tfs_lite.core.generation import Finish, Generation, Piece, Sampling
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.language.engine_fixture import ENDS, VOCABULARY, GenerationHouse, Told, Visit, saved, written
+from tfs_lite.testing.language.engine_fixture import (
+    ENDS,
+    VOCABULARY,
+    EngineFixture,
+    ScheduledRequest,
+    Told,
+    saved,
+    written,
+)
 from tfs_lite.testing.language.tiny_transformers import Greedy
 
 ROOM = 520
@@ -129,23 +137,23 @@ def _agree(told: list[Told], model: Saved) -> tuple[int, int]:
     return tokens, close
 
 
-def _visits(model: Saved, seed: int, ranks: tuple[int, ...] = (0,)) -> list[Visit]:
+def _visits(model: Saved, seed: int, ranks: tuple[int, ...] = (0,)) -> list[ScheduledRequest]:
     """At random moments, with random priorities."""
     numbers = random.Random(seed)
     return [
-        Visit(replace(wanted, priority=numbers.choice(ranks)), after=numbers.choice([0, 0, 0, 1, 2, 5]))
+        ScheduledRequest(replace(wanted, priority=numbers.choice(ranks)), after=numbers.choice([0, 0, 0, 1, 2, 5]))
         for wanted in model.asked
     ]
 
 
-def _with_guests(visits: list[Visit], model: Saved, seed: int) -> tuple[list[Visit], list[int]]:
+def _with_guests(visits: list[ScheduledRequest], model: Saved, seed: int) -> tuple[list[ScheduledRequest], list[int]]:
     """Others come in between, ask for a lot, and leave early; and where they are."""
     numbers = random.Random(seed)
-    mixed: list[tuple[Visit, bool]] = [(visit, False) for visit in visits]
+    mixed: list[tuple[ScheduledRequest, bool]] = [(visit, False) for visit in visits]
     for number in range(GUESTS):
         prompt = model.asked[number * 5].prompt[:200]
         wanted = Generation(prompt, max_tokens=300, sampling=GREEDY, ignore_eos=True, priority=numbers.choice([-1, 0]))
-        guest = Visit(wanted, after=numbers.randrange(4), leaves=numbers.choice([1, 2, 7, 30]))
+        guest = ScheduledRequest(wanted, after=numbers.randrange(4), leaves=numbers.choice([1, 2, 7, 30]))
         mixed.insert(numbers.randrange(1, len(mixed)), (guest, True))
     return [visit for visit, _ in mixed], [at for at, (_, is_guest) in enumerate(mixed) if is_guest]
 
@@ -154,7 +162,7 @@ def _cached(told: list[Told]) -> int:
     return sum(one.usage.cached > 0 for one in told)
 
 
-def _tell(family: str, how: str, found: tuple[int, int], house: GenerationHouse) -> None:
+def _tell(family: str, how: str, found: tuple[int, int], house: EngineFixture) -> None:
     print(
         f"{family} {how}: {TEXTS} texts, {found[0]} tokens compared, {found[1]} too close to call, "
         f"{len(house.steps)} steps, {house.preempted} preemptions"
@@ -170,7 +178,7 @@ each_case = pytest.mark.parametrize(
 @each_case
 def test_texts_served_together_are_those_written_alone(family: str, more: dict[str, str], model_of) -> None:
     model = model_of(family)
-    with GenerationHouse(model.directory, max_model_len=ROOM, max_num_seqs=7, prefix_reuse="false", **more) as house:
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=7, prefix_reuse="false", **more) as house:
         assert house.servable.model.batches == (family not in ALONE)
         assert (house.packed_bytes > 0) == (family.startswith("wide") and not more)
         told = house.serve(_visits(model, seed=1))
@@ -186,7 +194,7 @@ def test_neither_chunks_nor_neighbours_nor_preemption_change_a_text(
 ) -> None:
     model = model_of(family)
     visits, guests = _with_guests(_visits(model, seed=2, ranks=(0, 0, 0, -1, 1)), model, seed=3)
-    with GenerationHouse(
+    with EngineFixture(
         model.directory, max_model_len=ROOM, max_num_seqs=3, prefill_chunk=13, max_batched_tokens=24, **more
     ) as house:
         told = house.serve(visits)
@@ -219,7 +227,7 @@ each_of_several = pytest.mark.parametrize(
 
 
 def _seeded_alone(model: Saved, more: dict[str, str]) -> list[int]:
-    with GenerationHouse(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as house:
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as house:
         tokens = list(house.ask(SEEDED).whole.tokens)
         other = house.ask(replace(SEEDED, sampling=replace(SEEDED.sampling, seed=100))).whole.tokens
     assert len(tokens) == SEEDED.max_tokens
@@ -235,8 +243,8 @@ def test_a_seed_gives_one_text_alone_and_in_company(family: str, more: dict[str,
     visits = _visits(model, seed=4)[:24]
     at = [3, 9, 17]
     for index in at:
-        visits.insert(index, Visit(SEEDED, after=1))
-    with GenerationHouse(model.directory, max_model_len=ROOM, max_num_seqs=5, prefill_chunk=32, **more) as house:
+        visits.insert(index, ScheduledRequest(SEEDED, after=1))
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=5, prefill_chunk=32, **more) as house:
         told = house.serve(visits)
         assert [list(told[index].whole.tokens) for index in at] == [alone] * 3
         assert max(report.texts for report in house.steps) == 5
@@ -247,7 +255,7 @@ def test_a_seed_gives_one_text_in_a_place_that_was_used(family: str, more: dict[
     model = model_of(family)
     alone = _seeded_alone(model, more)
     longer = Generation(_tokens(random.Random(22), 300), max_tokens=4, sampling=GREEDY)
-    with GenerationHouse(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as house:
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as house:
         assert house.ask(longer).usage.cached == 0
         for cached in (0, len(SEEDED.prompt) - 1, len(SEEDED.prompt) - 1):
             told = house.ask(SEEDED)
@@ -261,7 +269,7 @@ def test_a_seed_gives_one_text_after_others_took_its_place(family: str, more: di
     alone = _seeded_alone(model, more)
     urgent = Generation(_tokens(random.Random(23), 130), max_tokens=5, sampling=GREEDY, priority=-1)
     others: list[Told] = []
-    with GenerationHouse(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as house:
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as house:
 
         def interrupt(piece: Piece) -> None:
             if len(seeded) in (5, 23):
@@ -280,7 +288,7 @@ def test_a_seed_gives_one_text_after_others_took_its_place(family: str, more: di
 def test_a_prompt_that_goes_on_from_an_answer_is_read_from_there(family: str, more: dict[str, str], model_of) -> None:
     model = model_of(family)
     first = Generation(_tokens(random.Random(24), 40), max_tokens=9, sampling=GREEDY, ignore_eos=True)
-    with GenerationHouse(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as house:
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as house:
         said = list(house.ask(first).whole.tokens)
         held = [*first.prompt, *said]
         asked = [replace(first, prompt=[*held, *_tokens(random.Random(seed), 30)]) for seed in (25, 26)]
@@ -296,7 +304,7 @@ def test_pieces_put_together_are_the_whole_answer(family: str, more: dict[str, s
     model = model_of(family)
     plain = Generation("Zwölf Boxkämpfer jagen Viktor", max_tokens=60, sampling=GREEDY, ignore_eos=True)
     sampled = replace(plain, prompt="quer über den Deich", sampling=SEEDED.sampling)
-    with GenerationHouse(model.directory, max_model_len=ROOM, max_num_seqs=4, **more) as house:
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=4, **more) as house:
         said = house.ask(plain).whole.text
         assert len(said) >= 20
         stopped = replace(plain, stop=(said[11:13],), echo=True)

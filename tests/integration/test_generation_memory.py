@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.language.concurrent_readers import Audience, Page
+from tfs_lite.testing.language.concurrent_readers import ConcurrentReaders, Page
 from tfs_lite.testing.language.language_clients import Asked, LanguageClient
 from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language
 from tfs_lite.testing.servers.probe import Probe
@@ -99,7 +99,7 @@ def test_two_versions_at_once_take_the_room_of_both(available):
     house.publish(model, 1)
     house.probe.wait_available(model, 1)
     before = house.ask(model)
-    with Audience(house.server, [("openai", Asked(model, "hello", LONG))]) as audience:
+    with ConcurrentReaders(house.server, [("openai", Asked(model, "hello", LONG))]) as audience:
         audience.wait_begun()
         house.publish(model, 2)
         status = house.probe.wait_failed(model, 2).status
@@ -114,7 +114,7 @@ def test_with_the_resource_policy_room_for_one_is_enough(sparing):
     house, model = sparing, "alternates"
     house.publish(model, 1)
     house.probe.wait_available(model, 1)
-    with Audience(house.server, [("openai", Asked(model, "hello", LONG))]) as audience:
+    with ConcurrentReaders(house.server, [("openai", Asked(model, "hello", LONG))]) as audience:
         audience.wait_begun()
         house.publish(model, 2)
         house.probe.wait_states(model, {1: "UNLOADING", 2: "START"})

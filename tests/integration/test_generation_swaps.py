@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.language.concurrent_readers import Audience, Page
+from tfs_lite.testing.language.concurrent_readers import ConcurrentReaders, Page
 from tfs_lite.testing.language.language_clients import PATIENCE, STREAMS, WHOLE, Asked, LanguageClient, Refused
 from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language, write_language
 from tfs_lite.testing.servers.probe import Probe
@@ -94,7 +94,7 @@ def streams(model: str, doors: tuple[str, ...] = ("openai", "v2_events")) -> lis
     return [(door, Asked(model, prompt, LONG)) for door, prompt in doors_and_prompts]
 
 
-def check_whole(house: House, audience: Audience, version: int) -> None:
+def check_whole(house: House, audience: ConcurrentReaders, version: int) -> None:
     """Every stream has brought everything that the version writes, and nothing else."""
     assert audience.failures == []
     for heard in audience.heard:
@@ -122,7 +122,7 @@ def check_new(house: House, model: str, version: int) -> None:
 def test_streams_end_on_the_version_they_began_on_while_new_ones_get_the_next(available, model, doors):
     house = available
     house.publish(model, 1)
-    with Audience(house.server, streams(model, doors)) as audience:
+    with ConcurrentReaders(house.server, streams(model, doors)) as audience:
         audience.wait_begun()
         house.publish(model, 2)
         assert house.running(model, 1) == RUNNING, "the texts ended before version 2 came"
@@ -138,7 +138,7 @@ def test_streams_end_on_the_version_they_began_on_while_new_ones_get_the_next(av
 def test_with_the_resource_policy_the_next_version_waits_for_the_streams_of_the_old_one(sparing, model):
     house = sparing
     house.publish(model, 1)
-    with Audience(house.server, streams(model)) as audience:
+    with ConcurrentReaders(house.server, streams(model)) as audience:
         audience.wait_begun()
         house.publish(model, 2, wait=False)
         house.probe.wait_states(model, {1: "UNLOADING", 2: "START"})

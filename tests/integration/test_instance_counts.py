@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tfs_lite.testing.servers.in_process import ROW, House, serving
+from tfs_lite.testing.servers.in_process import ROW, ServerFixture, serving
 from tfs_lite.testing.servers.models import TaggedArchives
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
@@ -82,20 +82,20 @@ def told(client: V2Client) -> int:
     return sum(group.count for group in client.call("ModelConfig", name="m").config.instance_group)
 
 
-def workers(house: House) -> int:
+def workers(house: ServerFixture) -> int:
     """Instances, as the metrics have them."""
     return sum(state.up for state in house.server._running.core._workers())  # type: ignore[union-attr]
 
 
 @pytest.fixture(params=["thread", "process"])
-def house(request: pytest.FixtureRequest, tmp_path: Path, archives: TaggedArchives) -> Iterator[House]:
+def house(request: pytest.FixtureRequest, tmp_path: Path, archives: TaggedArchives) -> Iterator[ServerFixture]:
     archives.write_version(1, tmp_path / "m")
     fields = {"model_repository": str(tmp_path), "model_control_mode": "explicit", "worker": request.param}
     with serving(tmp_path, **fields) as found:
         yield found
 
 
-def test_instances_come_and_go_without_a_reload_or_a_lost_request(house: House) -> None:
+def test_instances_come_and_go_without_a_reload_or_a_lost_request(house: ServerFixture) -> None:
     with grpc.insecure_channel(house.target) as channel:
         client = V2Client(channel)
         load(client, 1)

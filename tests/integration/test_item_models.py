@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.in_process import PATIENCE, House, serving
+from tfs_lite.testing.servers.in_process import PATIENCE, ServerFixture, serving
 from tfs_lite.testing.servers.process import wait_until
 
 GUIDE = Path(__file__).parents[2] / "docs" / "python-models.md"
@@ -80,7 +80,7 @@ def people(*pairs: tuple[int, str]) -> dict[str, np.ndarray]:
     }
 
 
-def ask_rest(house: House, *instances: dict[str, object]) -> httpx.Response:
+def ask_rest(house: ServerFixture, *instances: dict[str, object]) -> httpx.Response:
     url = f"{house.url}/v1/models/people:predict"
     return httpx.post(url, json={"instances": instances}, timeout=PATIENCE)
 

@@ -28,11 +28,17 @@ from tfs_lite.schedulers.batching.assembly import hand_out
 from tfs_lite.schedulers.batching.job import Job
 from tfs_lite.schedulers.batching.queue import JobQueue
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, SendWhen, TimeoutAction
-from tfs_lite.schedulers.batching.signature_queue import Line
+from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.schedulers.batcher_checker import Referee
+from tfs_lite.testing.schedulers.batcher_checker import BatcherChecker
 from tfs_lite.testing.schedulers.batcher_models import GatedModel, Run, Verdict
-from tfs_lite.testing.schedulers.interleaving import MOST_STEPS, Stage, Violation, Where, no_threads_left
+from tfs_lite.testing.schedulers.interleaving import (
+    MOST_STEPS,
+    InterleavingScheduler,
+    Violation,
+    Where,
+    no_threads_left,
+)
 
 T = TypeVar("T")
 
@@ -107,8 +113,8 @@ class Batcher(RuleBasedStateMachine):
 
     steps = 0
     closing = False
-    stage: Stage
-    referee: Referee
+    stage: InterleavingScheduler
+    referee: BatcherChecker
 
     @initialize(
         wanted=any_settings(),
@@ -117,11 +123,11 @@ class Batcher(RuleBasedStateMachine):
     )
     def begin(self, wanted: BatchSettings, models: tuple[int, int], stepwise: bool) -> None:
         """So many models, each with so many threads."""
-        self.stage = stage = Stage(VirtualClock(), stepwise)
+        self.stage = stage = InterleavingScheduler(VirtualClock(), stepwise)
         count, threads = models
         runs: list[Run] = []
         servable = stage.perform([GatedModel(stage, runs, threads) for _ in range(count)], wanted, threads=threads)
-        self.referee = Referee(stage, wanted, servable)
+        self.referee = BatcherChecker(stage, wanted, servable)
         self._go_on()
 
     def teardown(self) -> None:
@@ -293,7 +299,7 @@ def run_batch(number: int, how: settings = SETTINGS) -> None:
 # The simulation notices what it is there to notice.
 
 
-def _never_rings(line: Line, job: Job) -> bool:
+def _never_rings(line: SignatureQueue, job: Job) -> bool:
     line.queue.add(job)
     return False
 
@@ -315,7 +321,7 @@ def _expired(queue: JobQueue, now: float) -> list[Any]:
     return []
 
 
-def _drops(line: Line) -> list[Job]:
+def _drops(line: SignatureQueue) -> list[Job]:
     line.queue.clear()
     return []
 
@@ -326,11 +332,11 @@ def _never_full(queue: JobQueue, job: Job) -> None:
 
 refusal_of_queue = JobQueue.refusal
 BREAKS = {
-    "a lane is not rung": (Line, "add", _never_rings),
+    "a lane is not rung": (SignatureQueue, "add", _never_rings),
     "calls get rows of others": (execution, "hand_out", _swapped),
     "the last call is served first": (JobQueue, "take", _from_behind),
     "deadlines are not kept": (JobQueue, "sweep", _expired),
-    "calls that wait are forgotten": (Line, "clear", _drops),
+    "calls that wait are forgotten": (SignatureQueue, "clear", _drops),
     "the queue has no end": (JobQueue, "refusal", _never_full),
 }
 QUICK = settings(SETTINGS, phases=[Phase.generate], database=None)

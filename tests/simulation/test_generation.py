@@ -19,13 +19,13 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tfs_lite.schedulers.generation import planner
-from tfs_lite.schedulers.generation.cache_slots import Places, Taking
-from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Share
-from tfs_lite.schedulers.generation.scheduler_state import Roster
+from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
+from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, ScheduledTokens
+from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.schedulers.generation.text import GenerationState
 from tfs_lite.schedulers.generation.text import Phase as TextPhase
-from tfs_lite.schedulers.generation.text import Text
-from tfs_lite.testing.language.generation_checker import Referee
+from tfs_lite.testing.language.generation_checker import GenerationChecker
 
 MIN_STEPS, BATCHES = 20_000, 8
 SETTINGS = settings(
@@ -61,11 +61,11 @@ class Engine(RuleBasedStateMachine):
 
     steps = 0
     totals: ClassVar[dict[str, int]] = {}
-    referee: Referee
+    referee: GenerationChecker
 
     @initialize(wanted=ANY_SETTINGS)
     def begin(self, wanted: EngineSettings) -> None:
-        self.referee = Referee(wanted)
+        self.referee = GenerationChecker(wanted)
 
     def teardown(self) -> None:
         if hasattr(self, "referee") and sys.exc_info()[0] is None:  # what went wrong before is what is told
@@ -158,24 +158,24 @@ def run_batch(number: int, how: settings = SETTINGS) -> None:
 
 # The simulation notices what it is there to notice.
 
-find, admit = Places.find, planner._Draft._admit
+find, admit = CacheSlots.find, planner._Draft._admit
 
 
 def _reuses_all(self: Any, tokens: Any, kept: Any = ()) -> Any:
     taking = find(self, tokens, kept)
-    return taking and Taking(taking.place, taking.count and taking.count + 1, taking.source)
+    return taking and SlotAssignment(taking.place, taking.count and taking.count + 1, taking.source)
 
 
 def _forgets_to_copy(self: Any, tokens: Any, kept: Any = ()) -> Any:
     taking = find(self, tokens, kept)
-    return taking and Taking(taking.place, taking.count)
+    return taking and SlotAssignment(taking.place, taking.count)
 
 
-def _never_gives_way(self: Any, text: Text) -> None:
+def _never_gives_way(self: Any, text: GenerationState) -> None:
     return None
 
 
-def _any_victim(self: Any, text: Text) -> Text | None:
+def _any_victim(self: Any, text: GenerationState) -> GenerationState | None:
     lower = [other for other in self._now.running if other not in self._preempted and other.number > text.number]
     return lower[0] if lower else None
 
@@ -190,8 +190,8 @@ def _looks_behind(self: Any, before: Any = None) -> None:
     admit(self, before)
 
 
-def _ignores_rows(self: Any, text: Text, start: int, least: int) -> None:
-    self._shares.append(Share(text, start, len(text.tokens) - start, text.output < text.limit))
+def _ignores_rows(self: Any, text: GenerationState, start: int, least: int) -> None:
+    self._shares.append(ScheduledTokens(text, start, len(text.tokens) - start, text.output < text.limit))
 
 
 def _keeps_ended(self: Any, place: int, sound: bool = True) -> None:
@@ -199,15 +199,15 @@ def _keeps_ended(self: Any, place: int, sound: bool = True) -> None:
 
 
 BREAKS = {
-    "more is reused than there is": (Places, "find", _reuses_all),
-    "a copy is forgotten": (Places, "find", _forgets_to_copy),
+    "more is reused than there is": (CacheSlots, "find", _reuses_all),
+    "a copy is forgotten": (CacheSlots, "find", _forgets_to_copy),
     "nobody gives way": (planner._Draft, "_victim", _never_gives_way),
     "anybody gives way": (planner._Draft, "_victim", _any_victim),
     "the second one comes first": (planner._Draft, "_admit", _looks_behind),
     "steps have any number of rows": (planner._Draft, "_share", _ignores_rows),
-    "places are lost": (Places, "release", _keeps_ended),
-    "nothing is late": (Roster, "late", lambda self, now: []),
-    "the queue has no end": (Roster, "refusal", lambda self, lengths: None),
+    "places are lost": (CacheSlots, "release", _keeps_ended),
+    "nothing is late": (SchedulerState, "late", lambda self, now: []),
+    "the queue has no end": (SchedulerState, "refusal", lambda self, lengths: None),
 }
 
 
@@ -228,7 +228,7 @@ def run_batches(numbers: Iterable[int]) -> None:
 
 def plans_of(limits: list[int], policy: str) -> int:
     """That it takes to carry out all of these, with prompts of 7 tokens, in 8 places."""
-    referee = Referee(EngineSettings(8, 128, 512, 256, 1000, 10_000, 30.0, policy))
+    referee = GenerationChecker(EngineSettings(8, 128, 512, 256, 1000, 10_000, 30.0, policy))
     for number, limit in enumerate(limits):
         referee.submit([number] * 7, limit, 0, None, True)
     while referee.step():
@@ -243,7 +243,7 @@ def test_few_long_texts_do_not_hold_up_many_short_ones(policy: str, most: int) -
 
 
 def test_low_priority_gets_its_turn_while_urgent_texts_never_stop_coming() -> None:
-    referee = Referee(EngineSettings(2, 128, 16, 8, 1000, 10_000, 1e6))
+    referee = GenerationChecker(EngineSettings(2, 128, 16, 8, 1000, 10_000, 1e6))
     referee.submit([1] * 20, 10, 2, None, True)
     low = referee.live[0]
     referee.step()
@@ -258,7 +258,7 @@ def test_low_priority_gets_its_turn_while_urgent_texts_never_stop_coming() -> No
 
 
 def test_long_prompt_is_not_passed_over_by_short_ones_for_ever() -> None:
-    referee = Referee(EngineSettings(1, 128, 4, 4, 1000, 10_000, 1e6))
+    referee = GenerationChecker(EngineSettings(1, 128, 4, 4, 1000, 10_000, 1e6))
     for number in range(50):
         referee.submit([number] * (100 if number == 10 else 2), 3, 0, None, True)
     while referee.live[10].place is None:

@@ -23,12 +23,12 @@ from tfs_lite.core.model import SequenceFlags
 from tfs_lite.schedulers.sequence import direct as direct_forming
 from tfs_lite.schedulers.sequence import slots as slots_module
 from tfs_lite.schedulers.sequence.backlog import Backlog
-from tfs_lite.schedulers.sequence.deadlines import Alarms
+from tfs_lite.schedulers.sequence.deadlines import Deadlines
 from tfs_lite.schedulers.sequence.request import Slot
 from tfs_lite.schedulers.sequence.settings import DirectSettings, SequenceSettings
 from tfs_lite.schedulers.sequence.slots import Sequences
 from tfs_lite.testing.schedulers import sequence_checker as sequence_referee
-from tfs_lite.testing.schedulers.sequence_checker import Mismatch, Referee
+from tfs_lite.testing.schedulers.sequence_checker import Mismatch, SequenceChecker
 
 MIN_STEPS, BATCHES = 50_000, 26
 SETTINGS = settings(
@@ -67,12 +67,12 @@ class SequenceBatcher(RuleBasedStateMachine):
 
     steps = 0
     taken = expired = cancelled = 0
-    referee: Referee
+    referee: SequenceChecker
     stopped = False
 
     @initialize(wanted=ANY_SETTINGS, instances=SMALL, direct=ANY_DIRECT)
     def begin(self, wanted: SequenceSettings, instances: int, direct: DirectSettings) -> None:
-        self.referee = Referee(wanted, instances, direct)
+        self.referee = SequenceChecker(wanted, instances, direct)
 
     def teardown(self) -> None:
         if hasattr(self, "referee") and sys.exc_info()[0] is None:  # what went wrong before is what is told
@@ -260,7 +260,7 @@ BREAKS = {
     "requests are lost with a cancelled one": (Sequences, "_drop", _drops_one),
     "the last sequence of the backlog is served first": (Backlog, "next", _last_first),
     "two requests of a slot run at once": (Sequences, "_head", _runs_two),
-    "nothing expires": (Alarms, "ring", _never_rings),
+    "nothing expires": (Deadlines, "ring", _never_rings),
     "the queue has no end": (Sequences, "_full", lambda self, known: None),
     "slots are taken from behind": (slots_module, "heappop", lambda slots: slots.pop()),
     "batches are too narrow": (sequence_referee, "form_direct", _all_slots_wide),

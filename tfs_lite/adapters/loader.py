@@ -45,7 +45,7 @@ from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argum
 
 logger = logging.getLogger(__name__)
 
-ServableFactory = Callable[[Sequence[OpenedModel], OpenRequest], Servable]
+MakeServable = Callable[[Sequence[OpenedModel], OpenRequest], Servable]
 """Equal models of one version -> what requests are sent to, which closes them in the end. Adapters do not know who runs
 next. No models: the version is composed of others, as the request's settings say."""
 
@@ -86,7 +86,7 @@ class AdapterSettings:
     first requests, as the last step of the load. The errors of all of them fail the load. ``drop_file_caches``: files
     that were loaded need not stay in the system's cache."""
 
-    servable_factory: ServableFactory
+    servable_factory: MakeServable
     opens: Opens = field(default=open_here, kw_only=True)
     device: str = "auto"
     trusted: TrustedPaths = NO_TRUST
@@ -135,7 +135,7 @@ class ArtifactLoader(Loader):
             return
         # Here the error is gone, and with it its stack, which held what had been built.
         if failure.status.reason is not Reason.WAITS_FOR_MODELS:
-            memory.give_back()
+            memory.release_memory()
         raise failure
 
     def resize(self, settings: ModelSettings) -> bool:
@@ -147,7 +147,7 @@ class ArtifactLoader(Loader):
             return self._resize(servable, opened, replace(opened.request, settings=settings))
         except Exception as error:
             failure = self._told(opened.request.id, error)
-        memory.give_back()
+        memory.release_memory()
         raise failure
 
     def unload(self) -> None:
@@ -158,7 +158,7 @@ class ArtifactLoader(Loader):
         except Exception:
             logger.exception("closing a model failed")
         del servable
-        memory.give_back()
+        memory.release_memory()
 
     @property
     def servable(self) -> Servable | None:

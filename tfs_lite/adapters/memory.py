@@ -54,7 +54,7 @@ def tensor_bytes(tensors: Iterable[object]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Returns what was dropped to the system: cycles, the heap's free pages, torch's cache of GPU memory."""
     gc.collect()
     trim_heap()
@@ -68,7 +68,7 @@ def trim_heap() -> None:
         _malloc_trim(0)
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """Exempts everything that exists now from garbage collection. Call it once, before serving.
 
     torch's modules are some hundred thousand objects that stay for ever. Each full collection, such as the one after an

@@ -236,7 +236,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SamplingRequest:
     """The next token of a text is wanted. ``index``: how many were drawn before; with ``seed`` it determines the noise,
     whoever shares the step. ``history``: prompt and output so far, of which ``prompt_length`` are the prompt; it must
     not be changed before the step is over. ``banned``: tokens that may not be drawn."""
@@ -258,7 +258,7 @@ class Rows:
     place: int
     start: int
     tokens: Sequence[int]
-    draw: Draw | None = None
+    draw: SamplingRequest | None = None
     targets: Sequence[int] = ()
     top: int = 0
 
@@ -281,7 +281,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledToken:
     """For one of the rows of a step. ``token`` None: nothing was wanted, or (``broken``) the logits were no numbers.
     ``logprob`` and ``top`` are there where ``Sampling.logprobs`` asks for them; ``targets`` are those of
     ``Rows.targets``."""
@@ -317,9 +317,10 @@ class LanguageModel(Model, Protocol):
         """Whether a step with many rows costs less than as many steps: false for the fallback of families that cannot
         be batched."""
 
-    def step(self, step: Step) -> Sequence[Drawn]:
-        """Writes the rows' keys and values into their places, and returns one :class:`Drawn` for each of ``step.rows``.
-        May raise anything; then places have whatever they had, or the rows of this step, and it may be called again."""
+    def step(self, step: Step) -> Sequence[SampledToken]:
+        """Writes the rows' keys and values into their places, and returns one :class:`SampledToken` for each of
+        ``step.rows``. May raise anything; then places have whatever they had, or the rows of this step, and it may be
+        called again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from tfs_lite.server.tensorflow.model_service import ModelService
 from tfs_lite.server.tensorflow.prediction_service import PredictionService
 from tfs_lite.server.tensorflow.rest_models import ModelPages
 from tfs_lite.server.tensorflow.rest_service import RestService, RestSettings
-from tfs_lite.server.v2.api import V2Doors
+from tfs_lite.server.v2.api import V2Api
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
@@ -52,12 +52,12 @@ LAST_PAGES = 1.0
 """Seconds for HTTP requests that are inside when everything else has ended."""
 
 
-class Doors:
+class Endpoints:
     """``open`` -> ``drain`` -> ``close``, all on the loop. From any other thread: ``close_reloads`` between the last
     two, ``close_workers`` at the end."""
 
     def __init__(
-        self, core: ServerCore, health: Health, settings: DoorSettings, repository: RepositoryControl | None = None
+        self, core: ServerCore, health: Health, settings: EndpointSettings, repository: RepositoryControl | None = None
     ) -> None:
         """``repository`` loads and unloads models by call; None: nobody does."""
         options = core.options
@@ -89,7 +89,7 @@ class Doors:
         )
         metrics, log = core.request_metrics, core.request_logs
         self._rest = RestService(self._predictor, self._inferences, metrics, self._bodies, bounds, log)
-        self._v2 = V2Doors(core, health, repository, self._predictor)
+        self._v2 = V2Api(core, health, repository, self._predictor)
         core.registry.register(BodyCollector(lambda: self._rest.bodies.numbers))
         self._grpc: GrpcTransport | None = None
         self._http: HttpServer | None = None
@@ -224,7 +224,7 @@ class Doors:
 
 
 @dataclass(frozen=True, slots=True)
-class DoorSettings:
+class EndpointSettings:
     """``metrics_path`` is that of the page with TensorFlow Serving's names; None: there is none."""
 
     grpc_arguments: tuple[tuple[str, int | str], ...]
@@ -232,7 +232,7 @@ class DoorSettings:
     metrics_path: str | None
 
     @classmethod
-    def read(cls, options: ServerOptions) -> DoorSettings:
+    def read(cls, options: ServerOptions) -> EndpointSettings:
         """Raises ServingError that names flag or file and what is wrong."""
         return cls(
             settled(options.grpc_server, parse_grpc_arguments(options.grpc_channel_arguments)),

@@ -22,8 +22,8 @@ from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.server import openapi
 from tfs_lite.server.http import replies as cors
 from tfs_lite.server.http.compression import SMALLEST_ANSWER, accepts_gzip, pack
-from tfs_lite.server.http.replies import JSON, Form, HttpError, answer_form, error_reply
-from tfs_lite.server.http.short_path import Answer, WholeRequest, answer_of, success
+from tfs_lite.server.http.replies import JSON, BodyFormat, HttpError, answer_form, error_reply
+from tfs_lite.server.http.short_path import Answer, BufferedRequest, answer_of, success
 from tfs_lite.server.openai.app import OpenAiApp, is_openai
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import Health
@@ -117,7 +117,7 @@ class HttpApp:
         """Of a prediction; the rest is seldom asked for."""
         return None if target == self._upstream_path else prediction_of(target)
 
-    async def answer_whole(self, request: WholeRequest) -> Answer:
+    async def answer_whole(self, request: BufferedRequest) -> Answer:
         """The same answer as the long way's."""
         form = request.forms[1]
         try:
@@ -138,7 +138,7 @@ class HttpApp:
         if len(response.body) > SMALLEST_ANSWER:
             await self._pack(response, headers)
 
-    def _failure(self, error: Exception, method: str, path: str, form: Form) -> Response:
+    def _failure(self, error: Exception, method: str, path: str, form: BodyFormat) -> Response:
         """Errors become answers; what nobody expected goes to the log."""
         if not isinstance(error, ServingError):
             logger.error("%s %s failed", method, path, exc_info=error)

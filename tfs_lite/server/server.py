@@ -16,7 +16,7 @@ from typing import Any
 
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
-from tfs_lite.server.server_lifecycle import Running
+from tfs_lite.server.server_lifecycle import ServerLifecycle
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.server_core import ServerCore
 
@@ -37,7 +37,7 @@ class Server:
         self._ended = threading.Event()  # stopped, or failed at the start
         self._stopped = threading.Event()
         self._answered = threading.Event()  # ready, or never to become so
-        self._running: Running | None = None
+        self._running: ServerLifecycle | None = None
 
     # Its life.
 
@@ -46,7 +46,7 @@ class Server:
         serve, the config is wrong, or a port is in use."""
         if self._running is not None:
             raise failed_precondition("the server was started before; make a new one")
-        self._running = Running(self.options)
+        self._running = ServerLifecycle(self.options)
         self._running.begin(self._on_answer)
         return self
 
@@ -115,7 +115,7 @@ class Server:
     def core(self) -> ServerCore:
         return self._require_running().core
 
-    def _require_running(self) -> Running:
+    def _require_running(self) -> ServerLifecycle:
         if self._running is None:
             raise failed_precondition("the server was not started")
         return self._running

@@ -8,16 +8,16 @@ import threading
 import time
 from collections.abc import Callable
 
-from tfs_lite.adapters.memory import settle
+from tfs_lite.adapters.memory import freeze_gc
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.status import ServingError
-from tfs_lite.server.endpoints import Doors, DoorSettings
+from tfs_lite.server.endpoints import Endpoints, EndpointSettings
 from tfs_lite.server.runtime.event_loop import LoopThread
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.serving.config_sources import (
-    Catalogue,
-    ConfigFileFollower,
-    RepositoryFollower,
+    ConfigFileWatcher,
+    ModelLocator,
+    RepositoryWatcher,
     read_first_config,
     working_directory,
 )
@@ -28,25 +28,25 @@ from tfs_lite.serving.server_core import EMPTY, ServerCore
 logger = logging.getLogger(__name__)
 
 
-class Running:
+class ServerLifecycle:
     """Construction opens the ports, or raises and leaves nothing behind; then ``begin``; then ``stop``, once. ``hurry``
     may come while ``stop`` runs."""
 
     def __init__(self, options: ServerOptions) -> None:
-        settle()
-        settings = DoorSettings.read(options)
+        freeze_gc()
+        settings = EndpointSettings.read(options)
         self.core = ServerCore(options)
         self.health = Health(self.core.is_model_available)
-        self.repository = RepositoryControl(self.core, Catalogue(options)) if options.is_explicit else None
-        self.doors = Doors(self.core, self.health, settings, self.repository)
+        self.repository = RepositoryControl(self.core, ModelLocator(options)) if options.is_explicit else None
+        self.doors = Endpoints(self.core, self.health, settings, self.repository)
         self._loop = LoopThread("tfs-server")
         self._first_load: threading.Thread | None = None
         self._repository = (
-            RepositoryFollower(options, self.core.clock, self.core.check, self.core.follow)
+            RepositoryWatcher(options, self.core.clock, self.core.check, self.core.follow)
             if options.model_repository and not options.is_explicit
             else None
         )
-        self._file: ConfigFileFollower | None = None
+        self._file: ConfigFileWatcher | None = None
         failure = self._open()
         if failure is not None:
             self._end(0.0)
@@ -143,13 +143,13 @@ class Running:
         models = self.core.models()
         logger.info("ready: %d of %d models available", sum(model.available for model in models), len(models))
 
-    def _file_follower(self) -> ConfigFileFollower | None:
+    def _file_follower(self) -> ConfigFileWatcher | None:
         options = self.core.options
         interval = options.model_config_file_poll_wait_seconds
         if not (options.follows_changes and options.model_config_file and interval > 0):
             return None
         directory = working_directory(options)
-        return ConfigFileFollower(options.model_config_file, directory, interval, self._config, self.core.follow)
+        return ConfigFileWatcher(options.model_config_file, directory, interval, self._config, self.core.follow)
 
     def _start_followers(self) -> None:
         for follower in (self._repository, self._file):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-class Changes:
+class ChangeNotifier:
     """``ring`` after a change; whoever waits looks at the state itself. Any thread may call any method, also from a
     callback of the event bus. Listeners must be short and must not raise."""
 

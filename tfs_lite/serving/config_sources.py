@@ -64,7 +64,7 @@ _Found = tuple[str, VersionPolicy]
 """A base path, and which versions there are wanted."""
 
 
-class ConfigFileFollower:
+class ConfigFileWatcher:
     """Reads the file again and again and applies it when it means something else, or when the last time failed."""
 
     def __init__(
@@ -98,7 +98,7 @@ class ConfigFileFollower:
                 logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
 
 
-class RepositoryFollower:
+class RepositoryWatcher:
     """Serves every model of a directory, also those that appear later, in the versions that its config asks for.
     ``first_look`` -> ``start`` -> ``close``."""
 
@@ -171,7 +171,7 @@ def _config(models: Mapping[str, _Found]) -> ModelServerConfig:
     return build(ModelServerConfig, Document({"model_config_list": {"config": entries}}))
 
 
-class Catalogue:
+class ModelLocator:
     """Any thread may call any method; each reads files."""
 
     def __init__(self, options: ServerOptions, disk: Disk | None = None) -> None:

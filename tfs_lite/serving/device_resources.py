@@ -8,7 +8,7 @@ from functools import reduce
 from pathlib import Path
 
 from tfs_lite.adapters.device import check_device, limit_gpu_memory, machine_resources
-from tfs_lite.adapters.loader import AdapterSettings, Opens, ServableFactory, no_warm_up, open_here
+from tfs_lite.adapters.loader import AdapterSettings, MakeServable, Opens, no_warm_up, open_here
 from tfs_lite.adapters.model_warmup import no_model_warmup, warm_models
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.adapters.warmup import Warmup, WarmupReport, nobody_listens
@@ -44,7 +44,7 @@ def read_settings(directory: str, model: str) -> ModelSettings | None:
 
 def adapter_settings(
     options: ServerOptions,
-    servable_factory: ServableFactory,
+    servable_factory: MakeServable,
     opens: Opens = open_here,
     on_warm_up: Callable[[WarmupReport], None] = nobody_listens,
     model_settings: Callable[[str, str], ModelSettings | None] = read_settings,
@@ -70,14 +70,14 @@ def adapter_settings(
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class DeviceResources:
     """Its devices with their memory. ``tracker`` decides with them whether one more version fits."""
 
     util: ResourceUtil
     tracker: ResourceTracker
 
     @classmethod
-    def measure(cls, memory_limit_bytes: int, gpu_fraction: float = 0.0) -> Machine:
+    def measure(cls, memory_limit_bytes: int, gpu_fraction: float = 0.0) -> DeviceResources:
         """``memory_limit_bytes`` lowers main memory, ``gpu_fraction`` that of each GPU; 0: no limit but the machine's
         own."""
         limit_gpu_memory(gpu_fraction)

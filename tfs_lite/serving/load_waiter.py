@@ -16,9 +16,9 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState, TimedState
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode
-from tfs_lite.serving.change_notifier import Changes
+from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.load_journal import LoadAttempt
-from tfs_lite.serving.model_states import ServingView
+from tfs_lite.serving.model_states import ModelStates
 
 GRACE = 1.0
 """Seconds that a bad verdict must hold when it may be about the past."""
@@ -147,7 +147,7 @@ _NO_ANSWER = Status(StatusCode.DEADLINE_EXCEEDED, "no version had been loaded, n
 class ModelWaiter:
     """Blocks its caller, who must not be the event loop. :meth:`close` ends every wait, also later ones."""
 
-    def __init__(self, view: ServingView, changes: Changes, clock: Clock) -> None:
+    def __init__(self, view: ModelStates, changes: ChangeNotifier, clock: Clock) -> None:
         self._view = view
         self._changes = changes
         self._clock = clock

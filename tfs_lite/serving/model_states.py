@@ -59,7 +59,7 @@ def visible_versions(
     return tuple(found[version] for version in sorted(found, reverse=True))
 
 
-class ServingView:
+class ModelStates:
     """Any thread may call any method; none of them waits for anything but this object's short lock."""
 
     def __init__(

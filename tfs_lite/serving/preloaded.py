@@ -14,7 +14,7 @@ from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
 
 
-class PreparedLoads:
+class Preloads:
     """Loaders that have loaded and wait to be taken over. Any thread may call any method."""
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class PreparedLoads:
             loader.unload()
 
 
-class TakingLoader(Loader):
+class PreloadedLoader(Loader):
     """Takes over what was prepared for this state of the version, and else loads as the one inside does."""
 
-    def __init__(self, servable_id: ServableId, revision: str, inner: Loader, prepared: PreparedLoads) -> None:
+    def __init__(self, servable_id: ServableId, revision: str, inner: Loader, prepared: Preloads) -> None:
         self._id = servable_id
         self._revision = revision
         self._inner = inner

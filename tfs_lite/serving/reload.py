@@ -27,9 +27,9 @@ from tfs_lite.serving.config_checks import (
     version_labels,
 )
 from tfs_lite.serving.load_waiter import ModelWaiter
-from tfs_lite.serving.model_states import ServingView
+from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.serving.source_chain import Platforms, Topology
+from tfs_lite.serving.source_chain import Platforms, SourceChain
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +49,10 @@ class Reloader:
     def __init__(
         self,
         options: ServerOptions,
-        topology: Topology,
+        topology: SourceChain,
         platforms: Platforms,
         labels: VersionLabels,
-        view: ServingView,
+        view: ModelStates,
         waiter: ModelWaiter,
         logs: RequestLogs,
         clock: Clock,

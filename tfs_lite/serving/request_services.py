@@ -26,14 +26,14 @@ from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.response_cache_config import CacheCollector, cache_bytes
 from tfs_lite.serving.sequences.metrics import SequenceCollector
 from tfs_lite.serving.sequences.routes import SequenceRoutes
-from tfs_lite.serving.servable_factory import Surroundings
-from tfs_lite.serving.statistics.statistics import InferenceBook
+from tfs_lite.serving.servable_factory import ServableEnvironment
+from tfs_lite.serving.statistics.statistics import InferenceStatistics
 from tfs_lite.serving.statistics.trace_settings import V2Settings
 
 ENSEMBLE = "ensemble"
 
 
-class ServingParts:
+class RequestServices:
     """Any thread may call any method."""
 
     def __init__(
@@ -52,16 +52,16 @@ class ServingParts:
         self.settings = V2Settings(is_served)
         size = cache_bytes(options.cache_config)
         self._cache = cache = ResponseCache(size) if size else None
-        self.book = InferenceBook(cache_counts=cache.counts if cache is not None else dict)
+        self.book = InferenceStatistics(cache_counts=cache.counts if cache is not None else dict)
         self.routes = SequenceRoutes(lookup, clock, options.sequence_drain_seconds)
         self.generation = GenerationMetrics(registry)
         registry.register(SequenceCollector(self.routes))
         if cache is not None:
             registry.register(CacheCollector(cache))
 
-    def around(self, counts: BatchMetrics) -> Surroundings:
+    def around(self, counts: BatchMetrics) -> ServableEnvironment:
         """For the maker of servables. Runs are counted under our names and in V2's statistics."""
-        return Surroundings(
+        return ServableEnvironment(
             on_batch=self._both(counts.on_batch),
             on_run=self._both(counts.on_run),
             on_call=self.on_call,

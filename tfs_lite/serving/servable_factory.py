@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tfs_lite.adapters.contract import OpenedModel, OpenRequest
 from tfs_lite.adapters.labels import read_labels
-from tfs_lite.adapters.loader import ServableFactory
+from tfs_lite.adapters.loader import MakeServable
 from tfs_lite.config.batching import (
     BatchingParameters,
     combined,
@@ -55,7 +55,7 @@ ITEM_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class BatchingPlan:
+class BatchingOptions:
     """What the options say about batching. ``parameters`` None: nothing, except what a model's config asks for.
 
     ``threads``: how many batches of one version may run at once, where the model bears it.
@@ -68,7 +68,7 @@ class BatchingPlan:
     max_queued_calls: int
 
     @classmethod
-    def read(cls, options: ServerOptions) -> BatchingPlan:
+    def read(cls, options: ServerOptions) -> BatchingOptions:
         """Reads the file that the options name. Raises ServingError."""
         parameters = _parameters(options)
         written = parameters is not None and "num_batch_threads" in parameters.model_fields_set
@@ -122,7 +122,7 @@ def nothing_else_is_served(name: str, version: int | None) -> ServableHandle:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ServableEnvironment:
     """What servables ask of the server around them, and tell it. ``on_batch`` is told about the runs of versions that
     are batched, ``on_run`` about those of others; ``on_call`` about the steps of ensembles, which nobody else sees,
     ``on_forgotten`` about sequences that have ended, ``generation`` about language models. ``cache`` None: there is
@@ -138,13 +138,13 @@ class Surroundings:
     cache: ResponseCache | None = None
 
 
-class ServableMaker:
+class ServableFactory:
     """The servable factory of adapters: equal models of one version -> what requests are sent to. Any thread."""
 
-    def __init__(self, plan: BatchingPlan, clock: Clock, around: Surroundings | None = None) -> None:
+    def __init__(self, plan: BatchingOptions, clock: Clock, around: ServableEnvironment | None = None) -> None:
         self._plan = plan
         self._clock = clock
-        self._around = around or Surroundings()
+        self._around = around or ServableEnvironment()
 
     def __call__(self, models: Sequence[Model], request: OpenRequest) -> Servable:
         """Takes the models over. Raises ServingError, with the models left to the caller."""
@@ -282,7 +282,7 @@ def worker_states(servable_id: ServableId, servable: Servable) -> Iterator[Worke
 class ServingSettings:
     """A servable factory around another one that takes notes. Any thread."""
 
-    def __init__(self, make: ServableFactory) -> None:
+    def __init__(self, make: MakeServable) -> None:
         self._make = make
         self._lock = threading.Lock()  # guards the notes
         self._settings: weakref.WeakKeyDictionary[Servable, ModelSettings] = weakref.WeakKeyDictionary()

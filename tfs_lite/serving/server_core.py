@@ -32,20 +32,20 @@ from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerSt
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionStatus
 from tfs_lite.request_log.sampler import RequestLogs
-from tfs_lite.serving.change_notifier import Changes
+from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.config_checks import source_config
-from tfs_lite.serving.device_resources import Machine, adapter_settings, may_be_retried
+from tfs_lite.serving.device_resources import DeviceResources, adapter_settings, may_be_retried
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
 from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, StateCollector
 from tfs_lite.serving.model_configs import ModelConfigs
 from tfs_lite.serving.model_opener import ModelOpener
-from tfs_lite.serving.model_states import ModelReport, ServingView
+from tfs_lite.serving.model_states import ModelReport, ModelStates
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.reload import AppliedButIncomplete, Reloader
-from tfs_lite.serving.request_services import ServingParts
-from tfs_lite.serving.servable_factory import BatchingPlan, ServableMaker, ServingSettings, worker_states
-from tfs_lite.serving.source_chain import Platforms, Topology
+from tfs_lite.serving.request_services import RequestServices
+from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, ServingSettings, worker_states
+from tfs_lite.serving.source_chain import Platforms, SourceChain
 from tfs_lite.sources.disk import RealDisk
 
 T = TypeVar("T")
@@ -60,20 +60,22 @@ class ServerCore:
     def __init__(self, options: ServerOptions, registry: CollectorRegistry | None = None) -> None:
         self.options = options
         self.registry = registry or CollectorRegistry()
-        self.changes = Changes()
+        self.changes = ChangeNotifier()
         self.clock = SystemClock()
-        self._machine = Machine.measure(options.total_model_memory_limit_bytes, options.per_process_gpu_memory_fraction)
+        self._machine = DeviceResources.measure(
+            options.total_model_memory_limit_bytes, options.per_process_gpu_memory_fraction
+        )
         self._bus: EventBus[ServableState] = EventBus(self.clock)
         self._monitor = ServableStateMonitor(self._bus)
         self._journal = LoadJournal(self._on_attempt)
-        self.view = ServingView(self._monitor.get_version_states, self._journal.last, self.changes.ring)
+        self.view = ModelStates(self._monitor.get_version_states, self._journal.last, self.changes.ring)
         self.request_metrics = RequestMetrics(self.registry, lambda name: name in self.view.configured)
         self.batch_metrics = BatchMetrics(self.registry, self.request_metrics.upstream)
         self.request_logs = RequestLogs(self.clock, self.request_metrics.upstream.on_logged)
         self._metrics = LifecycleMetrics(self.registry)
         self._gone = GoneModels()
         self._monitor.subscribe(self._on_event)
-        self.parts = ServingParts(
+        self.parts = RequestServices(
             options,
             self.clock,
             self.registry,
@@ -85,11 +87,11 @@ class ServerCore:
         self._manager = self._make_manager()
         self._labels = VersionLabels()
         self.model_configs = ModelConfigs()
-        maker = ServableMaker(BatchingPlan.read(options), self.clock, self.parts.around(self.batch_metrics))
+        maker = ServableFactory(BatchingOptions.read(options), self.clock, self.parts.around(self.batch_metrics))
         self._serving_settings = ServingSettings(maker)
         self._waiter = ModelWaiter(self.view, self.changes, self.clock)
         platforms = Platforms.known()
-        self._topology = Topology(
+        self._topology = SourceChain(
             self._manager,
             self.view,
             self._journal,

@@ -21,8 +21,8 @@ from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, Una
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.serving.load_journal import JournaledLoader, LoadJournal
-from tfs_lite.serving.model_states import ServingView
-from tfs_lite.serving.preloaded import PreparedLoads, TakingLoader
+from tfs_lite.serving.model_states import ModelStates
+from tfs_lite.serving.preloaded import PreloadedLoader, Preloads
 from tfs_lite.sources.disk import Disk
 from tfs_lite.sources.explicit import ExplicitSource
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
@@ -50,13 +50,13 @@ class Platforms:
         return {model.name: self.names.index(model.platform) for model in config.models}
 
 
-class Topology:
+class SourceChain:
     """``start`` -> ``reconfigure``* -> ``close``. The manager belongs to whoever passes it in, and is closed later."""
 
     def __init__(
         self,
         manager: AspiredVersionsManager,
-        view: ServingView,
+        view: ModelStates,
         journal: LoadJournal,
         platforms: Platforms,
         adapter_settings: AdapterSettings,
@@ -70,7 +70,7 @@ class Topology:
         self._view = view
         self._platforms = platforms
         self._settings = adapter_settings
-        self._prepared = PreparedLoads()
+        self._prepared = Preloads()
         self._explicit = ExplicitSource()
         self._source: ExplicitSource | FileSystemStoragePathSource = (
             self._explicit
@@ -128,8 +128,8 @@ class Topology:
         self._journaled.detach()
 
 
-def _journaling(journal: LoadJournal, prepared: PreparedLoads) -> UnarySourceAdapter[Loader, Loader]:
+def _journaling(journal: LoadJournal, prepared: Preloads) -> UnarySourceAdapter[Loader, Loader]:
     def wrap(item: ServableData[Loader]) -> Loader:
-        return JournaledLoader(item.id, TakingLoader(item.id, item.revision, item.payload, prepared), journal)
+        return JournaledLoader(item.id, PreloadedLoader(item.id, item.revision, item.payload, prepared), journal)
 
     return UnarySourceAdapter(wrap)

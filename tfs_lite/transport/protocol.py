@@ -20,7 +20,7 @@ from tfs_lite.transport.grpc.call import (
 )
 from tfs_lite.transport.grpc.codes import DEADLINE_EXCEEDED, UNAVAILABLE
 from tfs_lite.transport.grpc.common import Common
-from tfs_lite.transport.grpc.head import Heads, Opening
+from tfs_lite.transport.grpc.head import RequestHead, RequestHeadParser
 from tfs_lite.transport.grpc.streaming import ServerStreamCall, StreamedCall
 from tfs_lite.transport.http2 import framing as frames
 from tfs_lite.transport.http2.connection import DRAIN_PING, Connection
@@ -28,7 +28,7 @@ from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.pings import PingPolicy
 from tfs_lite.transport.table import CallKind
-from tfs_lite.transport.watch import Act, Vitals, decide
+from tfs_lite.transport.watch import Act, ConnectionActivity, decide
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +51,14 @@ _NOT_HTTP1 = (
 _STALLED = "the rest of the request did not come"
 
 
-class House(Protocol):
+class ConnectionOwner(Protocol):
     """The server, as its connections know it."""
 
     @property
     def common(self) -> Common: ...
 
     @property
-    def heads(self) -> Heads: ...
+    def heads(self) -> RequestHeadParser: ...
 
     def arrived(self, protocol: ServerProtocol) -> bool:
         """False: there is no place."""
@@ -85,13 +85,13 @@ class ServerProtocol(asyncio.Protocol):
         "connection",
     )
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: ConnectionOwner) -> None:
         self._house = house
         self.common = house.common
         self._loop = house.common.loop
         self._transport: asyncio.Transport | None = None
         self._peer: object = None
-        self.connection: Connection[Opening] = Connection(
+        self.connection: Connection[RequestHead] = Connection(
             self.common.limits, self.common.numbers, self, house.heads.read, self._loop.time, self._wake
         )
         self._pings = PingPolicy(self.common.limits)
@@ -101,7 +101,7 @@ class ServerProtocol(asyncio.Protocol):
         self._kind = "client"
         self._left = MAX_THROWN_AWAY
         self._written = 0
-        self._vitals = Vitals(self.common.limits, self._loop.time())
+        self._vitals = ConnectionActivity(self.common.limits, self._loop.time())
 
     # From the socket.
 
@@ -224,7 +224,7 @@ class ServerProtocol(asyncio.Protocol):
 
     # From HTTP/2.
 
-    def on_request(self, stream: Stream, opening: Opening, ended: bool) -> None:
+    def on_request(self, stream: Stream, opening: RequestHead, ended: bool) -> None:
         try:
             row = opening.row
             if opening.answer is not None or row is None:
@@ -264,7 +264,7 @@ class ServerProtocol(asyncio.Protocol):
         if payload == DRAIN_PING and self._vitals.draining:
             self._finish()
 
-    def _answer_at_once(self, stream: Stream, opening: Opening) -> None:
+    def _answer_at_once(self, stream: Stream, opening: RequestHead) -> None:
         path = opening.row.path if opening.row is not None else ""
         self.common.numbers.calls[path, opening.status] += 1
         self.connection.headers(stream, opening.answer or b"", True)

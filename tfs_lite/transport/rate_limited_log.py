@@ -17,7 +17,7 @@ QUIET = frozenset({"client", "drained", "idle", "age", "lingering"})
 """Kinds of ends that are nobody's fault."""
 
 
-class Complaints:
+class RateLimitedLog:
     """Of one server. On its event loop; ``clock`` is in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from tfs_lite.transport.grpc.common import Common, Hooks
-from tfs_lite.transport.grpc.head import Heads
+from tfs_lite.transport.grpc.head import RequestHeadParser
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
 from tfs_lite.transport.protocol import ServerProtocol
@@ -60,7 +60,7 @@ class Server:
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self.numbers = Numbers()
-        self.heads = Heads(methods)
+        self.heads = RequestHeadParser(methods)
         self.common: Common
         self._limits = limits
         self._max_connections = connections_allowed(limits.max_connections)

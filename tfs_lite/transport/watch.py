@@ -166,7 +166,7 @@ AGE_SPREAD = 0.1
 """Clients that came together are not sent away together."""
 
 
-class Vitals:
+class ConnectionActivity:
     """Of one connection, on the event loop. The owner writes ``pinged`` and what follows it."""
 
     __slots__ = (

@@ -23,7 +23,7 @@ from tfs_lite.core.model import Shapes
 from tfs_lite.core.signature import DataType, Tensor
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import from_numpy, to_numpy
-from tfs_lite.workers.channel import Garbage
+from tfs_lite.workers.channel import ProtocolError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -110,7 +110,7 @@ class Arena:
             return
         size = min(os.fstat(self.descriptor).st_size, self._limit)
         if nbytes > size:
-            raise Garbage(f"a tensor that ends at byte {nbytes} of {size}")
+            raise ProtocolError(f"a tensor that ends at byte {nbytes} of {size}")
         self._map(size)
 
     def view(self, place: Place) -> Array:
@@ -138,7 +138,7 @@ class Arena:
         try:
             view = self.view(place)
         except (ValueError, MemoryError):
-            raise Garbage(f"a tensor of shape {place.shape}") from None
+            raise ProtocolError(f"a tensor of shape {place.shape}") from None
         return np.asarray(view.view(np.uint8) != 0) if place.dtype is DataType.BOOL else view.copy()
 
     def look(self, place: Place) -> Array:
@@ -172,7 +172,7 @@ class Arena:
         lengths = np.ndarray(count, np.int64, self._memory, place.offset).tolist()
         texts = self._memory[place.offset + 8 * count : place.offset + place.nbytes]
         if min(lengths) < 0 or sum(lengths) != len(texts):
-            raise Garbage("texts whose lengths are not those of their bytes")
+            raise ProtocolError("texts whose lengths are not those of their bytes")
         flat, end = found.reshape(-1), 0
         for index, length in enumerate(lengths):
             flat[index] = texts[end : end + length]
@@ -219,26 +219,26 @@ def read_places(raw: object) -> list[Place]:
     """The places of a message. Garbage unless each is one: names that differ, a known dtype, a shape that fits the
     bytes. Whether it lies within the memory is for :meth:`Arena.get`."""
     if not isinstance(raw, list):
-        raise Garbage("no list of tensors")
+        raise ProtocolError("no list of tensors")
     places = [_read_place(item) for item in raw]
     if len({place.name for place in places}) != len(places):
-        raise Garbage("two tensors of one name")
+        raise ProtocolError("two tensors of one name")
     return places
 
 
 def _read_place(raw: object) -> Place:
     if not isinstance(raw, list) or len(raw) != 5:
-        raise Garbage("no tensor")
+        raise ProtocolError("no tensor")
     name, number, shape, offset, nbytes = raw
     if not isinstance(name, str) or not isinstance(shape, list) or len(shape) > _MAX_RANK:
-        raise Garbage("a tensor without a name or a shape")
+        raise ProtocolError("a tensor without a name or a shape")
     if not all(type(size) is int and 0 <= size <= _MAX_SIZE for size in (*shape, offset, nbytes)):
-        raise Garbage(f"sizes of tensor {name:.100} that are no sizes")
+        raise ProtocolError(f"sizes of tensor {name:.100} that are no sizes")
     dtype = read_dtype(number)
     count = math.prod(shape)
     least = 8 * count if dtype is DataType.STRING else count * to_numpy(dtype).itemsize
     if offset % ALIGNMENT or nbytes < least or (nbytes > least and (dtype is not DataType.STRING or not count)):
-        raise Garbage(f"tensor {name:.100} of {nbytes} bytes at byte {offset}, expected {least} bytes")
+        raise ProtocolError(f"tensor {name:.100} of {nbytes} bytes at byte {offset}, expected {least} bytes")
     return Place(name, dtype, tuple(shape), offset, nbytes)
 
 
@@ -246,7 +246,7 @@ def read_dtype(raw: object) -> DataType:
     """An element type by its number. Garbage if there is none."""
     found = _DTYPES.get(raw) if type(raw) is int else None
     if found is None:
-        raise Garbage("an element type that there is not")
+        raise ProtocolError("an element type that there is not")
     return found
 
 
@@ -279,4 +279,4 @@ def _empty_texts(shape: tuple[int, ...]) -> Array:
     try:
         return np.empty(shape, dtype=object)
     except (ValueError, MemoryError):
-        raise Garbage(f"texts of shape {shape}") from None
+        raise ProtocolError(f"texts of shape {shape}") from None

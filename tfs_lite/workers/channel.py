@@ -24,11 +24,11 @@ _BUFFER = 1 << 16
 _LENGTH = struct.Struct("<I")
 
 
-class Garbage(Exception):
+class ProtocolError(Exception):
     """What came cannot be a message, or not the one that was due. The other end is not to be used again."""
 
 
-class Gone(Exception):
+class ConnectionClosed(Exception):
     """The other end has closed. ``unread``: it did so before it had read the last message sent to it."""
 
     def __init__(self, unread: bool = False) -> None:
@@ -58,14 +58,14 @@ class Channel:
                 frame = frame[socket.send_fds(self._sock, [frame], list(descriptors)) :]
             self._sock.sendall(frame)
         except OSError:
-            raise Gone(unread=True) from None
+            raise ConnectionClosed(unread=True) from None
 
     def receive(self) -> object:
         """Waits for the next message, as long as it takes. Raises Gone, Garbage."""
         try:
             got = self._sock.recv_into(self._buffer)
         except OSError as error:
-            raise Gone(isinstance(error, ConnectionResetError)) from None
+            raise ConnectionClosed(isinstance(error, ConnectionResetError)) from None
         return self._whole(self._buffer, got)
 
     def receive_with_descriptors(self) -> tuple[object, list[int]]:
@@ -73,7 +73,7 @@ class Channel:
         try:
             piece, found, _, _ = socket.recv_fds(self._sock, _BUFFER, MAX_DESCRIPTORS)
         except OSError as error:
-            raise Gone(isinstance(error, ConnectionResetError)) from None
+            raise ConnectionClosed(isinstance(error, ConnectionResetError)) from None
         try:
             for descriptor in found:
                 os.set_inheritable(descriptor, False)
@@ -98,7 +98,7 @@ class Channel:
 
     def _whole(self, buffer: bytearray, got: int) -> object:
         if got == 0:
-            raise Gone
+            raise ConnectionClosed
         if got >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
             if end == got:
@@ -113,23 +113,23 @@ class Channel:
                 self._sock.settimeout(max(latest - time.monotonic(), 0.001))
                 piece = self._sock.recv(_BUFFER)
                 if not piece:
-                    raise Gone
+                    raise ConnectionClosed
                 frame += piece
         except TimeoutError:
-            raise Garbage(f"{len(frame)} bytes of a message, and then nothing") from None
+            raise ProtocolError(f"{len(frame)} bytes of a message, and then nothing") from None
         except OSError:
-            raise Gone from None
+            raise ConnectionClosed from None
         finally:
             self._sock.settimeout(None)
         if len(frame) > _end_of(frame):
-            raise Garbage("more than one message")
+            raise ProtocolError("more than one message")
         return _decode(memoryview(frame)[_LENGTH.size :])
 
 
 def _end_of(frame: bytearray) -> int:
     length: int = _LENGTH.unpack_from(frame)[0]
     if length > MAX_MESSAGE:
-        raise Garbage(f"a message of {length} bytes; at most {MAX_MESSAGE} are expected")
+        raise ProtocolError(f"a message of {length} bytes; at most {MAX_MESSAGE} are expected")
     return _LENGTH.size + length
 
 
@@ -137,5 +137,5 @@ def _decode(body: memoryview) -> object:
     try:
         found: object = ormsgpack.unpackb(body)
     except ValueError:
-        raise Garbage("a message that cannot be read") from None
+        raise ProtocolError("a message that cannot be read") from None
     return found

@@ -23,7 +23,7 @@ import numpy as np
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.workers.arena import Arena, read_places
-from tfs_lite.workers.channel import Channel, Garbage, Gone
+from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
 from tfs_lite.workers.priorities import in_background, step_beside
 from tfs_lite.workers.wire import CLOSE, LANES, OPEN, POSTPROCESS, PREPROCESS, RUN, describe_model, plain_failure
 
@@ -41,7 +41,7 @@ def main(sock: socket.socket) -> NoReturn:
     step_beside()
     try:
         code = _live(Channel(sock))
-    except Gone:
+    except ConnectionClosed:
         code = LOST
     except BaseException:
         logger.exception("a process of a model gives up")
@@ -58,7 +58,7 @@ def _live(channel: Channel) -> int:
     message, descriptors = channel.receive_with_descriptors()
     what, request = cast(tuple[str, dict[str, Any]], message)
     if what != OPEN:
-        raise Garbage(what)
+        raise ProtocolError(what)
     label, limit = request["label"], request["limit"]
     _introduce(label, request["log_level"])
     inputs, outputs = Arena(descriptors[0], limit, ""), Arena(descriptors[1], limit, f"{label}: the outputs of a run")
@@ -114,7 +114,7 @@ def _open_lanes(channel: Channel, model: Opened, label: str, limit: int) -> None
     message, descriptors = channel.receive_with_descriptors()
     what, count = cast(tuple[str, int], message)
     if what != LANES or len(descriptors) != 3 * count:
-        raise Garbage(what)
+        raise ProtocolError(what)
     for index in range(count):
         sock, inputs, outputs = descriptors[3 * index : 3 * index + 3]
         lane = FarLane(
@@ -168,7 +168,7 @@ class FarLane:
         """The same on a thread of its own, which ends with the connection."""
         try:
             self.serve()
-        except Gone:
+        except ConnectionClosed:
             pass
 
     def _answer(

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.workers.arena import Arena, Array, Place, read_places
-from tfs_lite.workers.channel import Channel, Garbage, Gone
+from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.wire import CLOSE, read_failure
 
 
-class Lane:
+class ChildChannel:
     """One connection with memory for each direction. Threads: ``ask`` any, one after the other; ``hang_up`` any, at any
     time, and then whoever asks gets Gone. The memory belongs to whoever made it."""
 
@@ -38,7 +38,7 @@ class Lane:
         Garbage; RESOURCE_EXHAUSTED if the tensors are too large."""
         with self._asking:
             if self._closed:
-                raise Gone(unread=True)
+                raise ConnectionClosed(unread=True)
             places = self.inputs.place(tensors)
             self._number = (self._number + 1) % (1 << 32)
             seconds = None if deadline is None else deadline - time.monotonic()
@@ -51,10 +51,10 @@ class Lane:
         """Asks the process to end, once nobody asks anything else of it. Raises Gone if it is too late for that, or if
         it is still at work after ``patience`` seconds."""
         if not self._asking.acquire(timeout=patience):
-            raise Gone
+            raise ConnectionClosed
         try:
             if self._closed:
-                raise Gone
+                raise ConnectionClosed
             self.channel.send((0, CLOSE, "", (), (), None))
         finally:
             self._asking.release()
@@ -73,14 +73,14 @@ class Lane:
 class LanePool:
     """Lanes that any thread may borrow. Their memory is theirs, and ends with them."""
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
+    def __init__(self, lanes: Sequence[ChildChannel]) -> None:
         self._lanes = tuple(lanes)
         self._changed = threading.Condition()  # guards _idle and _over
         self._idle = list(self._lanes)
         self._over = False
 
     def ask(self, what: str, signature: str, tensors: Mapping[str, Tensor], deadline: float | None) -> dict[str, Array]:
-        """As :meth:`Lane.ask`; DEADLINE_EXCEEDED if no lane is idle in time."""
+        """As :meth:`ChildChannel.ask`; DEADLINE_EXCEEDED if no lane is idle in time."""
         lane = self._borrow(deadline)
         try:
             return lane.ask(what, signature, tensors, (), deadline)
@@ -103,7 +103,7 @@ class LanePool:
             lane.inputs.close()
             lane.outputs.close()
 
-    def _borrow(self, deadline: float | None) -> Lane:
+    def _borrow(self, deadline: float | None) -> ChildChannel:
         with self._changed:
             while not self._over and not self._idle:
                 left = None if deadline is None else deadline - time.monotonic()
@@ -113,13 +113,13 @@ class LanePool:
                     )
                 self._changed.wait(left)
             if self._over:
-                raise Gone(unread=True)
+                raise ConnectionClosed(unread=True)
             return self._idle.pop()
 
 
 def _answer(raw: object, number: int) -> list[Place]:
     if not isinstance(raw, list) or len(raw) != 3 or type(raw[0]) is not int or raw[0] != number:
-        raise Garbage("no answer to the question")
+        raise ProtocolError("no answer to the question")
     if type(raw[1]) is int and raw[1] == StatusCode.OK:
         return read_places(raw[2])
     raise read_failure(raw[1], raw[2])
@@ -131,5 +131,5 @@ def _in_order(places: list[Place], wanted: Sequence[str]) -> list[Place]:
         return places
     found = {place.name: place for place in places}
     if len(found) != len(wanted) or not all(name in found for name in wanted):
-        raise Garbage("other outputs than were asked for")
+        raise ProtocolError("other outputs than were asked for")
     return [found[name] for name in wanted]

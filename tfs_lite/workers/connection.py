@@ -12,8 +12,8 @@ from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import StatusCode
 from tfs_lite.workers.arena import DEFAULT_LIMIT, Arena, Array
-from tfs_lite.workers.channel import Channel, Garbage, Gone
-from tfs_lite.workers.child_channel import Lane, LanePool
+from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
+from tfs_lite.workers.child_channel import ChildChannel, LanePool
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.supervisor import Supervisor, Worker
 from tfs_lite.workers.wire import LANES, OPEN, Description, read_description, read_failure
@@ -47,7 +47,7 @@ class Connection:
     """A process with an open model. Threads: ``main`` and ``items`` as they say, the rest by any."""
 
     def __init__(
-        self, remote: RemoteModel, worker: Worker, main: Lane, items: LanePool | None, description: Description
+        self, remote: RemoteModel, worker: Worker, main: ChildChannel, items: LanePool | None, description: Description
     ) -> None:
         self.remote = remote
         self.worker = worker
@@ -67,7 +67,7 @@ class Connection:
     ) -> dict[str, Array]:
         """A step of one request. Raises as :meth:`LanePool.ask`; Gone from a process that has no such steps."""
         if self.items is None:
-            raise Gone
+            raise ConnectionClosed
         return self.items.ask(what, signature, tensors, deadline)
 
     def hang_up(self) -> None:
@@ -76,7 +76,7 @@ class Connection:
         if self.items is not None:
             self.items.hang_up()
 
-    def condemn(self, garbage: Garbage) -> None:
+    def condemn(self, garbage: ProtocolError) -> None:
         """The process has sent what it must not send: kills it."""
         logger.error("the process of %s sent %s; it is killed", self.remote.label, garbage)
         self._verdict = self._verdict or "it sent garbage"
@@ -103,7 +103,7 @@ class Connection:
             self.main.say_goodbye(patience)
             if not self.worker.ended.wait(patience):
                 logger.warning("%s did not close within %g seconds: its process is killed", self.remote.label, patience)
-        except Gone:
+        except ConnectionClosed:
             pass
         _kill(self.worker, self.remote.label)
         self.clear_away()
@@ -136,7 +136,7 @@ def connect(
         channel.close()
         raise failure from None
     worker.started.wait(KILL_SECONDS)
-    return Connection(remote, worker, Lane(channel, inputs, outputs), items, description)
+    return Connection(remote, worker, ChildChannel(channel, inputs, outputs), items, description)
 
 
 def _open(channel: Channel, remote: RemoteModel, inputs: Staging, outputs: Arena) -> Description:
@@ -150,7 +150,7 @@ def _open(channel: Channel, remote: RemoteModel, inputs: Staging, outputs: Arena
     channel.send((OPEN, request), [inputs.arena.descriptor, outputs.descriptor])
     answer = channel.receive()
     if not isinstance(answer, list) or len(answer) != 2:
-        raise Garbage("no description of a model")
+        raise ProtocolError("no description of a model")
     if answer[0] == StatusCode.OK:
         return read_description(answer[1])
     raise read_failure(answer[0], answer[1])
@@ -158,7 +158,7 @@ def _open(channel: Channel, remote: RemoteModel, inputs: Staging, outputs: Arena
 
 def _open_lanes(channel: Channel, remote: RemoteModel) -> LanePool:
     """Lines for the steps of single requests, each with memory of its own."""
-    lanes: list[Lane] = []
+    lanes: list[ChildChannel] = []
     theirs: list[socket.socket] = []
     try:
         descriptors: list[int] = []
@@ -177,17 +177,17 @@ def _open_lanes(channel: Channel, remote: RemoteModel) -> LanePool:
     return LanePool(lanes)
 
 
-def _lane(near: socket.socket, remote: RemoteModel) -> Lane:
+def _lane(near: socket.socket, remote: RemoteModel) -> ChildChannel:
     inputs = Staging(Arena.create(remote.memory_limit, f"{remote.label}: the tensors of a request"))
-    return Lane(Channel(near), inputs, Arena.create(remote.memory_limit, ""))
+    return ChildChannel(Channel(near), inputs, Arena.create(remote.memory_limit, ""))
 
 
 def _failure(error: BaseException, worker: Worker, remote: RemoteModel) -> BaseException:
     """Why the model could not be opened."""
-    if isinstance(error, Garbage):
+    if isinstance(error, ProtocolError):
         logger.error("the process of %s sent %s; it is killed", remote.label, error)
         return WorkerLost(f"{remote.label}: its process sent garbage while the model was opened")
-    if not isinstance(error, Gone):
+    if not isinstance(error, ConnectionClosed):
         return error
     ended = worker.ended.wait(GRACE_SECONDS)
     cause = worker.cause if ended else "it closed its connection"

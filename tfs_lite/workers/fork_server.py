@@ -52,10 +52,10 @@ def main(arguments: Sequence[str]) -> None:
             traceback.print_exc()
     gc.collect()
     gc.freeze()
-    Nursery(socket.socket(fileno=int(arguments[0]))).serve()
+    ForkServer(socket.socket(fileno=int(arguments[0]))).serve()
 
 
-class Nursery:
+class ForkServer:
     """The children that live, and the server that asks for them."""
 
     def __init__(self, server: socket.socket) -> None:

@@ -18,7 +18,7 @@ from tfs_lite.core.model import Model, Shapes, WorkerLost, WorkerStatus
 from tfs_lite.core.signature import Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.workers.arena import DEFAULT_LIMIT, Arena
-from tfs_lite.workers.channel import Garbage, Gone
+from tfs_lite.workers.channel import ConnectionClosed, ProtocolError
 from tfs_lite.workers.connection import Connection, RemoteModel, connect
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.supervisor import Backoff, Supervisor, Worker
@@ -160,9 +160,9 @@ class ProcessModel(Model):
             unread = False
             try:
                 return dict(ask(connection))
-            except Gone as gone:
+            except ConnectionClosed as gone:
                 unread = gone.unread
-            except Garbage as garbage:
+            except ProtocolError as garbage:
                 connection.condemn(garbage)
             failure = self._lost(connection)
             if not (unread and second_chance):

@@ -22,7 +22,7 @@ from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, Tenso
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import from_numpy, to_numpy
 from tfs_lite.workers.arena import Array, read_dtype
-from tfs_lite.workers.channel import Garbage
+from tfs_lite.workers.channel import ProtocolError
 
 OPEN, LANES, RUN, PREPROCESS, POSTPROCESS, CLOSE = "open", "lanes", "run", "preprocess", "postprocess", "close"
 MAX_TEXT = 8192
@@ -61,7 +61,7 @@ def read_description(raw: object) -> Description:
             None if resident is None else _size(resident),
         )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-        raise Garbage("no description of a model") from None
+        raise ProtocolError("no description of a model") from None
 
 
 def plain_failure(code: StatusCode, message: str) -> tuple[int, str]:
@@ -73,7 +73,7 @@ def read_failure(code: object, message: object) -> ServingError:
     """Garbage unless it is a code, other than OK, and a message."""
     known = type(code) is int and code != StatusCode.OK and code in StatusCode._value2member_map_
     if not known or not isinstance(message, str) or len(message) > MAX_TEXT:
-        raise Garbage("no status of a failure")
+        raise ProtocolError("no status of a failure")
     return ServingError(StatusCode(cast(int, code)), message)
 
 

@@ -20,7 +20,7 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.schedulers.ensemble.servable import EnsembleServable
 from tfs_lite.testing.lifecycle.servables import run_alone
-from tfs_lite.testing.schedulers.ensembles import Town, adder, ask
+from tfs_lite.testing.schedulers.ensembles import EnsembleFixture, adder, ask
 
 ID = ServableId("e", 1)
 CONFIG = """
@@ -46,7 +46,7 @@ def nothing_is_opened(platform: Platform, request: OpenRequest) -> Sequence[Open
     raise AssertionError("an ensemble has no model to open")
 
 
-def loader_of(directory: Path, town: Town, platform: str = "") -> ArtifactLoader:
+def loader_of(directory: Path, town: EnsembleFixture, platform: str = "") -> ArtifactLoader:
     def factory(models: Sequence[OpenedModel], request: OpenRequest) -> Servable:
         assert models == []
         return EnsembleServable(request.id, request.settings, town.resolve)
@@ -62,7 +62,7 @@ def loader_of(directory: Path, town: Town, platform: str = "") -> ArtifactLoader
 
 @pytest.mark.parametrize("platform", ["", "ensemble"], ids=["by its config", "by the server's config"])
 def test_empty_version_is_loaded_and_answers(version: Path, platform: str) -> None:
-    town = Town()
+    town = EnsembleFixture()
     town.serve("a", adder(1))
     loader = loader_of(version, town, platform)
     assert loader.estimate_resources() == main_ram(memory.bytes_to_reserve(0))
@@ -78,7 +78,7 @@ def test_empty_version_is_loaded_and_answers(version: Path, platform: str) -> No
 
 
 def test_version_whose_models_are_missing_waits_and_is_loaded_later(version: Path) -> None:
-    town = Town()
+    town = EnsembleFixture()
     loader = loader_of(version, town)
     with pytest.raises(ServingError) as caught:
         loader.load(ID)
@@ -92,7 +92,7 @@ def test_version_whose_models_are_missing_waits_and_is_loaded_later(version: Pat
 
 
 def test_ensemble_that_does_not_fit_fails_for_good(version: Path) -> None:
-    town = Town()
+    town = EnsembleFixture()
     town.serve("a", adder(1, dims=(3,)))
     with pytest.raises(ServingError, match="inconsistent shape") as caught:
         loader_of(version, town).load(ID)
@@ -101,7 +101,7 @@ def test_ensemble_that_does_not_fit_fails_for_good(version: Path) -> None:
 
 
 def test_warm_up_asks_the_ensemble(version: Path) -> None:
-    town, asked = Town(), []
+    town, asked = EnsembleFixture(), []
     town.serve("a", adder(1))
 
     def factory(models: Sequence[OpenedModel], request: OpenRequest) -> Servable:

@@ -54,7 +54,7 @@ def test_giving_back_collects_cycles():
     node.tensor = torch.zeros(3)
     watcher = __import__("weakref").ref(node)
     del node
-    memory.give_back()
+    memory.release_memory()
     assert watcher() is None
     assert kept == [0]
 
@@ -62,7 +62,7 @@ def test_giving_back_collects_cycles():
 def test_settling_exempts_what_exists_from_collection():
     before = gc.get_freeze_count()
     try:
-        memory.settle()
+        memory.freeze_gc()
         assert gc.get_freeze_count() > before
     finally:
         gc.unfreeze()

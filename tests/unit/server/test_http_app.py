@@ -16,18 +16,18 @@ import pytest
 from tfs_lite.core.status import ServingError
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.testing.servers.rest_client import ROW, error, serving_rest
-from tfs_lite.testing.servers.rest_fixture import RestHouse
+from tfs_lite.testing.servers.rest_fixture import RestFixture
 
 CORS = {"access-control-allow-origin", "access-control-allow-methods", "access-control-allow-headers"}
 
-Open = Callable[..., tuple[RestHouse, httpx.Client]]
+Open = Callable[..., tuple[RestFixture, httpx.Client]]
 
 
 @pytest.fixture
 def open_house() -> Iterator[Open]:
     with contextlib.ExitStack() as stack:
 
-        def begin(**options: Any) -> tuple[RestHouse, httpx.Client]:
+        def begin(**options: Any) -> tuple[RestFixture, httpx.Client]:
             served = stack.enter_context(serving_rest(**options))
             return served.house, served.client
 
@@ -35,17 +35,17 @@ def open_house() -> Iterator[Open]:
 
 
 @pytest.fixture
-def house_and_client(open_house: Open) -> tuple[RestHouse, httpx.Client]:
+def house_and_client(open_house: Open) -> tuple[RestFixture, httpx.Client]:
     return open_house()
 
 
 @pytest.fixture
-def house(house_and_client: tuple[RestHouse, httpx.Client]) -> RestHouse:
+def house(house_and_client: tuple[RestFixture, httpx.Client]) -> RestFixture:
     return house_and_client[0]
 
 
 @pytest.fixture
-def client(house_and_client: tuple[RestHouse, httpx.Client]) -> httpx.Client:
+def client(house_and_client: tuple[RestFixture, httpx.Client]) -> httpx.Client:
     return house_and_client[1]
 
 
@@ -195,7 +195,7 @@ def test_list_names_every_model_and_why_one_has_nothing(shared: httpx.Client) ->
     assert second == {"name": "n", "model_version_status": [], "reason": "its base path does not exist"}
 
 
-def test_metadata_is_upstreams_json_and_gives_its_handle_back(client: httpx.Client, house: RestHouse) -> None:
+def test_metadata_is_upstreams_json_and_gives_its_handle_back(client: httpx.Client, house: RestFixture) -> None:
     body = client.get("/v1/models/m/metadata").json()
     assert body["model_spec"] == {"name": "m", "signature_name": "", "version": "7"}
     signature = body["metadata"]["signature_def"]["signature_def"]["serving_default"]
@@ -209,7 +209,7 @@ def test_metadata_is_upstreams_json_and_gives_its_handle_back(client: httpx.Clie
     assert house.handles == 0
 
 
-def test_requests_are_counted_by_method_malformed_ones_without_a_name(client: httpx.Client, house: RestHouse) -> None:
+def test_requests_are_counted_by_method_malformed_ones_without_a_name(client: httpx.Client, house: RestFixture) -> None:
     for path in ("/v1/models", "/v1/models/m", "/v1/models/m/metadata", "/v1/nothing"):
         client.get(path)
     client.post("/v1/models/m:predict", json=ROW)
@@ -221,7 +221,7 @@ def test_requests_are_counted_by_method_malformed_ones_without_a_name(client: ht
 
 
 def test_unexpected_error_is_500_without_details(
-    client: httpx.Client, house: RestHouse, caplog: pytest.LogCaptureFixture
+    client: httpx.Client, house: RestFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = client.get("/v1/models/crash")
     assert (answer.status_code, error(answer)) == (500, "internal error")
@@ -273,7 +273,7 @@ def test_large_answers_are_packed_for_clients_that_unpack(
     assert len(orjson.loads(gzip.decompress(data) if packed else data)["predictions"]) == rows
 
 
-def test_probes_follow_the_health(client: httpx.Client, house: RestHouse) -> None:
+def test_probes_follow_the_health(client: httpx.Client, house: RestFixture) -> None:
     assert client.get("/livez").status_code == client.get("/startupz").status_code == 200
     assert (client.get("/readyz").status_code, client.get("/readyz").text) == (503, "models are being loaded\n")
     house.health.set_ready()
@@ -307,7 +307,7 @@ def test_upstreams_page_is_where_it_is_told_to_be(open_house: Open, path: str) -
     assert (refused.status_code, error(refused)) == (400, f"Unexpected path: {path}?x=1")
 
 
-def test_port_in_use_names_port_and_flag(loop_thread: Any, house: RestHouse) -> None:
+def test_port_in_use_names_port_and_flag(loop_thread: Any, house: RestFixture) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -316,5 +316,5 @@ def test_port_in_use_names_port_and_flag(loop_thread: Any, house: RestHouse) -> 
             loop_thread.run(HttpServer(house.app).start("127.0.0.1", port))
 
 
-def test_stop_before_start_does_nothing(loop_thread: Any, house: RestHouse) -> None:
+def test_stop_before_start_does_nothing(loop_thread: Any, house: RestFixture) -> None:
     loop_thread.run(HttpServer(house.app).stop(1))

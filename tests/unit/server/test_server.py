@@ -17,7 +17,7 @@ from tfs_lite.protocols.messages import HealthCheckRequest, HealthCheckResponse
 from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionState
 from tfs_lite.server.server import Server
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.testing.servers.in_process import ROW, House, config_text, entry, serving
+from tfs_lite.testing.servers.in_process import ROW, ServerFixture, config_text, entry, serving
 from tfs_lite.testing.servers.models import gated_source, waiting_source
 from tfs_lite.testing.servers.process import wait_until
 
@@ -50,7 +50,7 @@ def configured(root: Path, *models: str, **rest: Any) -> dict[str, Any]:
     return {"model_config_file": str(file), **rest}
 
 
-def health(house: House, name: str) -> str:
+def health(house: ServerFixture, name: str) -> str:
     with grpc.insecure_channel(house.target) as channel:
         check = channel.unary_unary(
             "/grpc.health.v1.Health/Check",

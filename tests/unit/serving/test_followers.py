@@ -10,7 +10,7 @@ from tfs_lite.config.model_server import All, Latest, ModelServerConfig, Specifi
 from tfs_lite.config.text import read_model_server_config
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.serving.config_sources import ConfigFileFollower, RepositoryFollower
+from tfs_lite.serving.config_sources import ConfigFileWatcher, RepositoryWatcher
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.testing.servers.process import wait_until
 
@@ -51,9 +51,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def follow(file: Path, target: Target) -> ConfigFileFollower:
+def follow(file: Path, target: Target) -> ConfigFileWatcher:
     applied = read_model_server_config(str(file), file.parent)
-    return ConfigFileFollower(str(file), file.parent, 3600.0, applied, target.apply)
+    return ConfigFileWatcher(str(file), file.parent, 3600.0, applied, target.apply)
 
 
 def test_unchanged_file_is_not_applied_again(file: Path) -> None:
@@ -123,7 +123,7 @@ def test_broken_or_missing_file_leaves_everything_as_it_is(
 def test_file_is_followed_on_a_thread_of_its_own(file: Path) -> None:
     target = Target()
     applied = read_model_server_config(str(file), file.parent)
-    follower = ConfigFileFollower(str(file), file.parent, 0.02, applied, target.apply)
+    follower = ConfigFileWatcher(str(file), file.parent, 0.02, applied, target.apply)
     follower.start()
     file.write_text(TWO)
     target.wait_for(["two"])
@@ -145,14 +145,14 @@ def clock() -> Iterator[SystemClock]:
     clock.close()
 
 
-def follow_repository(path: Path, clock: SystemClock, target: Target) -> RepositoryFollower:
+def follow_repository(path: Path, clock: SystemClock, target: Target) -> RepositoryWatcher:
     options = ServerOptions(model_repository=str(path), file_system_poll_wait_seconds=0.02)
 
     def check(config: ModelServerConfig) -> None:
         if any(model.name == "forbidden" for model in config.models):
             raise invalid_argument("forbidden")
 
-    return RepositoryFollower(options, clock, check, target.apply)
+    return RepositoryWatcher(options, clock, check, target.apply)
 
 
 def test_models_of_the_repository_come_and_go(repository: Path, clock: SystemClock) -> None:

@@ -9,10 +9,10 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.serving.change_notifier import Changes
+from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.serving.load_waiter import GRACE, SETTLING, Answer, ModelWaiter, Snapshot, WaitRules, judge
-from tfs_lite.serving.model_states import ServingView
+from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.sources.source_config import SourceReport
 
 M1, M2 = ServableId("m", 1), ServableId("m", 2)
@@ -96,9 +96,9 @@ class World:
 
     def __init__(self) -> None:
         self.states: dict[str, Mapping[int, TimedState]] = {}
-        self.changes = Changes()
+        self.changes = ChangeNotifier()
         self.clock = SystemClock()
-        self.view = ServingView(lambda name: self.states.get(name, {}), lambda _: None, self.changes.ring)
+        self.view = ModelStates(lambda name: self.states.get(name, {}), lambda _: None, self.changes.ring)
         self.waiter = ModelWaiter(self.view, self.changes, self.clock)
 
     def set(self, servable_id: ServableId, state: TimedState) -> None:

@@ -7,7 +7,7 @@ from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.protocols.tensorflow.serving import VersionState, VersionStatus
 from tfs_lite.serving.load_journal import LoadAttempt
-from tfs_lite.serving.model_states import ServingView, visible_versions
+from tfs_lite.serving.model_states import ModelStates, visible_versions
 from tfs_lite.sources.source_config import SourceReport
 
 BROKEN = Status(StatusCode.INVALID_ARGUMENT, "broken")
@@ -56,8 +56,8 @@ def test_version_between_two_attempts_shows_the_last_error() -> None:
     assert found.status == OK
 
 
-def make(known: Mapping[int, TimedState], rings: list[None]) -> ServingView:
-    return ServingView(lambda name: known, lambda _: None, lambda: rings.append(None))
+def make(known: Mapping[int, TimedState], rings: list[None]) -> ModelStates:
+    return ModelStates(lambda name: known, lambda _: None, lambda: rings.append(None))
 
 
 def test_report_puts_the_parts_together_and_each_part_rings() -> None:

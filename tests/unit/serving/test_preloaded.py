@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfs_lite.core.loader import SimpleLoader
 from tfs_lite.core.servable import ServableId
-from tfs_lite.serving.preloaded import PreparedLoads, TakingLoader
+from tfs_lite.serving.preloaded import PreloadedLoader, Preloads
 
 ID = ServableId("m", 1)
 
@@ -24,11 +24,11 @@ class Made:
 
 
 def test_what_was_prepared_is_taken_over_and_unloaded_by_the_taker() -> None:
-    made, prepared = Made(), PreparedLoads()
+    made, prepared = Made(), Preloads()
     early = made.loader("early")
     early.load(ID)
     prepared.put(ID, "r2", early)
-    taker = TakingLoader(ID, "r2", made.loader("late"), prepared)
+    taker = PreloadedLoader(ID, "r2", made.loader("late"), prepared)
     taker.load(ID)
     assert (taker.servable, made.inside) == ("early", ["early"])
     prepared.drop("m")
@@ -38,17 +38,17 @@ def test_what_was_prepared_is_taken_over_and_unloaded_by_the_taker() -> None:
 
 
 def test_another_revision_is_loaded_as_ever() -> None:
-    made, prepared = Made(), PreparedLoads()
+    made, prepared = Made(), Preloads()
     early = made.loader("early")
     early.load(ID)
     prepared.put(ID, "r2", early)
-    other = TakingLoader(ID, "r1", made.loader("late"), prepared)
+    other = PreloadedLoader(ID, "r1", made.loader("late"), prepared)
     other.load(ID)
     assert other.servable == "late"
 
 
 def test_what_nobody_took_is_unloaded_for_that_model_only() -> None:
-    made, prepared = Made(), PreparedLoads()
+    made, prepared = Made(), Preloads()
     for name in ("m", "n"):
         loader = made.loader(name)
         loader.load(ServableId(name, 1))

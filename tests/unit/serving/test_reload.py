@@ -13,7 +13,7 @@ from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensorflow.serving import VersionState
-from tfs_lite.testing.servers.in_process import House, config_text, entry, serving
+from tfs_lite.testing.servers.in_process import ServerFixture, config_text, entry, serving
 from tfs_lite.testing.servers.process import wait_until
 
 AVAILABLE, END = VersionState.AVAILABLE, VersionState.END
@@ -23,7 +23,7 @@ ALL = "model_version_policy { all {} }"
 
 
 @pytest.fixture
-def house(tmp_path: Path, publish: Publish) -> Iterator[House]:
+def house(tmp_path: Path, publish: Publish) -> Iterator[ServerFixture]:
     """Serves version 1 of ``a``; versions 1 of ``b`` and 2 of ``c`` are there to be asked for."""
     for name, version in (("a", 1), ("b", 1), ("c", 2)):
         publish(name, version)
@@ -33,18 +33,18 @@ def house(tmp_path: Path, publish: Publish) -> Iterator[House]:
         yield house
 
 
-def refused(house: House, *models: str) -> ServingError:
+def refused(house: ServerFixture, *models: str) -> ServingError:
     with pytest.raises(ServingError) as caught:
         house.reload(*models)
     return caught.value
 
 
-def test_new_model_answers_when_the_call_returns(house: House) -> None:
+def test_new_model_answers_when_the_call_returns(house: ServerFixture) -> None:
     house.reload(entry("a"), entry("b"))
     assert house.version("b") == 1
 
 
-def test_removed_model_is_unloaded_and_can_come_back(house: House) -> None:
+def test_removed_model_is_unloaded_and_can_come_back(house: ServerFixture) -> None:
     house.reload(entry("b"))
     house.wait_states({1: END}, "a")
     with pytest.raises(ServingError, match=r"Servable not found for request: Latest\(a\)"):
@@ -53,31 +53,31 @@ def test_removed_model_is_unloaded_and_can_come_back(house: House) -> None:
     assert house.version("a") == 1
 
 
-def test_model_that_is_removed_and_added_at_once_serves(house: House) -> None:
+def test_model_that_is_removed_and_added_at_once_serves(house: ServerFixture) -> None:
     for _ in range(3):
         house.reload()
         house.reload(entry("a"))
         assert house.version("a") == 1
 
 
-def test_empty_list_unloads_everything(house: House) -> None:
+def test_empty_list_unloads_everything(house: ServerFixture) -> None:
     house.reload()
     house.wait_states({1: END}, "a")
 
 
-def test_same_config_again_is_accepted_and_touches_nothing(house: House) -> None:
+def test_same_config_again_is_accepted_and_touches_nothing(house: ServerFixture) -> None:
     for _ in range(3):
         house.reload(entry("a"))
     assert house.states("a") == {1: AVAILABLE}
 
 
-def test_order_of_the_models_is_no_change(house: House) -> None:
+def test_order_of_the_models_is_no_change(house: ServerFixture) -> None:
     house.reload(entry("a"), entry("b"))
     house.reload(entry("b"), entry("a"))
     assert house.states("a") == house.states("b") == {1: AVAILABLE}
 
 
-def test_changed_policy_and_base_path_are_followed(house: House, publish: Publish) -> None:
+def test_changed_policy_and_base_path_are_followed(house: ServerFixture, publish: Publish) -> None:
     publish("a", 2)
     house.wait_states({2: AVAILABLE, 1: END}, "a")
     house.reload(entry("a", ALL))
@@ -102,7 +102,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("models", "words"), WRONG)
-def test_wrong_config_is_refused_whole(house: House, models: list[str], words: str) -> None:
+def test_wrong_config_is_refused_whole(house: ServerFixture, models: list[str], words: str) -> None:
     message = parse_model_server_config(config_text(house.root, entry("b")), "reload").to_proto()
     for text in models:
         name, _, rest = text.partition('base_path: "')
@@ -118,7 +118,7 @@ def test_wrong_config_is_refused_whole(house: House, models: list[str], words: s
     assert house.states("b") == {}
 
 
-def test_model_that_fails_is_told_and_the_others_serve(house: House) -> None:
+def test_model_that_fails_is_told_and_the_others_serve(house: ServerFixture) -> None:
     (house.root / "broken" / "1").mkdir(parents=True)
     (house.root / "broken" / "1" / "model.py").write_text("class Model: pass")
     error = refused(house, entry("a"), entry("broken"), entry("b"))
@@ -131,7 +131,7 @@ def test_model_that_fails_is_told_and_the_others_serve(house: House) -> None:
     house.reload(entry("a"), entry("broken"), entry("b"))
 
 
-def test_log_tells_a_config_in_force_from_a_refused_one(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_tells_a_config_in_force_from_a_refused_one(house: ServerFixture, caplog: pytest.LogCaptureFixture) -> None:
     refused(house, entry("a"), entry("missing"))
     refused(house, entry("a", STABLE.format(9)))
     applied, no = [record.getMessage() for record in caplog.records if record.name == "tfs_lite.serving.server_core"]
@@ -140,7 +140,7 @@ def test_log_tells_a_config_in_force_from_a_refused_one(house: House, caplog: py
     assert [report.name for report in house.server.core.models()] == ["a", "missing"]
 
 
-def test_missing_base_path_answers_soon_with_the_reason(house: House, publish: Publish) -> None:
+def test_missing_base_path_answers_soon_with_the_reason(house: ServerFixture, publish: Publish) -> None:
     error = refused(house, entry("a"), entry("late"))
     assert error.code is StatusCode.UNKNOWN
     assert "its base path does not exist" in str(error)
@@ -148,14 +148,14 @@ def test_missing_base_path_answers_soon_with_the_reason(house: House, publish: P
     house.wait_states({4: AVAILABLE}, "late")
 
 
-def test_version_that_never_becomes_whole_answers_with_the_reason(house: House) -> None:
+def test_version_that_never_becomes_whole_answers_with_the_reason(house: ServerFixture) -> None:
     (house.root / "half" / "1").mkdir(parents=True)
     (house.root / "half" / "1" / "model.pt2").write_bytes(b"PK\x03\x04 and no more")
     error = refused(house, entry("a"), entry("half"))
     assert "{name: half version: 1} due to error: UNAVAILABLE: " in str(error)
 
 
-def test_label_needs_an_available_version(house: House, publish: Publish) -> None:
+def test_label_needs_an_available_version(house: ServerFixture, publish: Publish) -> None:
     error = refused(house, entry("a", STABLE.format(2)), entry("b"))
     assert error.code is StatusCode.FAILED_PRECONDITION
     assert "not currently available for inference" in str(error)
@@ -174,7 +174,7 @@ def test_label_needs_an_available_version(house: House, publish: Publish) -> Non
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
-def test_only_one_config_is_applied_at_a_time_and_all_are(house: House) -> None:
+def test_only_one_config_is_applied_at_a_time_and_all_are(house: ServerFixture) -> None:
     errors: list[Exception] = []
 
     def reload(name: str) -> None:
@@ -195,7 +195,7 @@ def test_only_one_config_is_applied_at_a_time_and_all_are(house: House) -> None:
     assert served in (["a", "b"], ["a", "c"])
 
 
-def test_requests_are_answered_while_a_reload_waits(house: House) -> None:
+def test_requests_are_answered_while_a_reload_waits(house: ServerFixture) -> None:
     done = threading.Event()
 
     def reload() -> None:
@@ -212,7 +212,7 @@ def test_requests_are_answered_while_a_reload_waits(house: House) -> None:
     assert answered > 10
 
 
-def test_followed_config_is_carried_out_while_a_reload_waits_for_its_model(house: House) -> None:
+def test_followed_config_is_carried_out_while_a_reload_waits_for_its_model(house: ServerFixture) -> None:
     core = house.server.core
     waiting = threading.Thread(target=lambda: refused(house, entry("a"), entry("missing")))
     waiting.start()
@@ -242,7 +242,7 @@ def test_stop_ends_a_reload_that_waits(tmp_path: Path, publish: Publish) -> None
     assert [error.code for error in errors] == [StatusCode.UNAVAILABLE]
 
 
-def test_reload_counts_what_happened_meanwhile(house: House) -> None:
+def test_reload_counts_what_happened_meanwhile(house: ServerFixture) -> None:
     from tfs_lite.protocols.messages import ReloadConfigRequest
 
     before = house.server.core.counter_value("tfs_lite_config_reloads")
@@ -267,7 +267,9 @@ def test_reload_counts_what_happened_meanwhile(house: House) -> None:
     assert house.server.core.counter_value("tfs_lite_config_reloads") == before + 1
 
 
-def test_a_reload_whose_caller_gave_up_before_it_began_is_never_carried_out(house: House, publish: Publish) -> None:
+def test_a_reload_whose_caller_gave_up_before_it_began_is_never_carried_out(
+    house: ServerFixture, publish: Publish
+) -> None:
     (house.root / "half" / "1").mkdir(parents=True)
     (house.root / "half" / "1" / "model.pt2").write_bytes(b"PK\x03\x04")
     first = threading.Thread(target=lambda: house.reload(entry("a"), entry("half")))
@@ -284,7 +286,7 @@ def test_a_reload_whose_caller_gave_up_before_it_began_is_never_carried_out(hous
     assert house.server.core.counter_value("tfs_lite_config_reloads") == before + 2
 
 
-def test_a_reload_says_what_it_applied(house: House) -> None:
+def test_a_reload_says_what_it_applied(house: ServerFixture) -> None:
     message = parse_model_server_config(config_text(house.root, entry("a"), entry("b")), "reload").to_proto()
     message.model_config_list.config[0].base_path = str(house.root / "nowhere")
     assert house.client.reload(message) == (

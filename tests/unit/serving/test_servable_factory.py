@@ -21,7 +21,7 @@ from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.serving.servable_factory import BatchingPlan, ServableMaker, Surroundings, worker_states
+from tfs_lite.serving.servable_factory import BatchingOptions, ServableEnvironment, ServableFactory, worker_states
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 ID = ServableId("m", 7)
@@ -38,8 +38,8 @@ def request(directory: Path | str = "/nowhere", **settings: Any) -> OpenRequest:
     return OpenRequest(ID, files, torch.device("cpu"), False, ModelSettings.model_validate(settings))
 
 
-def plan(**options: Any) -> BatchingPlan:
-    return BatchingPlan.read(ServerOptions(**options))
+def plan(**options: Any) -> BatchingOptions:
+    return BatchingOptions.read(ServerOptions(**options))
 
 
 def settings(asked: OpenRequest | None = None, most: int | None = None, **options: Any) -> BatchSettings:
@@ -213,8 +213,8 @@ class House:
     def __init__(self, **options: Any) -> None:
         self.batches: list[BatchReport] = []
         self.runs: list[BatchReport] = []
-        around = Surroundings(on_batch=self.batches.append, on_run=self.runs.append)
-        self.make = ServableMaker(plan(**options), VirtualClock(), around)
+        around = ServableEnvironment(on_batch=self.batches.append, on_run=self.runs.append)
+        self.make = ServableFactory(plan(**options), VirtualClock(), around)
 
 
 @pytest.mark.parametrize("enable", [False, True], ids=["alone", "batched"])

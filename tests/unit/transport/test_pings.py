@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.transport_fixture import COUNT, LOOPS, PATIENCE, TransportHouse
+from tfs_lite.testing.grpc.transport_fixture import COUNT, LOOPS, PATIENCE, TransportFixture
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.pings import PingPolicy
@@ -60,7 +60,7 @@ def test_no_bound_for_strikes_allows_any_number() -> None:
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 def test_client_that_pings_too_often_is_sent_away(loop: str) -> None:
-    with TransportHouse(loop, Limits(max_ping_strikes=2)) as house:
+    with TransportFixture(loop, Limits(max_ping_strikes=2)) as house:
         raw = house.dial()
         raw.send(*[h2.ping(b"%08d" % at) for at in range(4)])
         echoes = [raw.read_until(lambda frame: frame.kind == h2.PING and frame.ack).payload for _ in range(3)]
@@ -74,7 +74,7 @@ def test_client_that_pings_too_often_is_sent_away(loop: str) -> None:
 def test_grpc_client_that_measures_its_bandwidth_is_not_sent_away() -> None:
     options = [("grpc.http2.bdp_probe", 1)]
     with (
-        TransportHouse(limits=Limits(max_ping_strikes=1)) as house,
+        TransportFixture(limits=Limits(max_ping_strikes=1)) as house,
         grpc.insecure_channel(house.target, options) as made,
     ):
         for _ in range(20):

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from tfs_lite.testing.grpc.transport_fixture import TransportHouse
+from tfs_lite.testing.grpc.transport_fixture import TransportFixture
 from tfs_lite.transport.limits import Limits
-from tfs_lite.transport.rate_limited_log import EVERY, QUIET, Complaints
+from tfs_lite.transport.rate_limited_log import EVERY, QUIET, RateLimitedLog
 
 PEER = ("192.0.2.7", 4711)
 
@@ -21,7 +21,7 @@ class Clock:
 
 
 def test_first_of_a_kind_is_named_with_its_address_and_why(caplog: pytest.LogCaptureFixture) -> None:
-    Complaints(Clock()).about("rapid_reset", PEER, "too many resets")
+    RateLimitedLog(Clock()).about("rapid_reset", PEER, "too many resets")
     assert [record.message for record in caplog.records] == [
         "gRPC connection from 192.0.2.7:4711 ended, rapid_reset: too many resets"
     ]
@@ -29,7 +29,7 @@ def test_first_of_a_kind_is_named_with_its_address_and_why(caplog: pytest.LogCap
 
 def test_others_of_the_kind_are_one_line_with_their_number_later(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    complaints = Complaints(clock)
+    complaints = RateLimitedLog(clock)
     for _ in range(1000):
         complaints.about("ping_flood", PEER, "")
     assert len(caplog.records) == 1
@@ -40,7 +40,7 @@ def test_others_of_the_kind_are_one_line_with_their_number_later(caplog: pytest.
 
 
 def test_kinds_do_not_silence_one_another(caplog: pytest.LogCaptureFixture) -> None:
-    complaints = Complaints(Clock())
+    complaints = RateLimitedLog(Clock())
     for kind in ("protocol", "handshake", "slow_reader"):
         complaints.about(kind, "", "")
     assert len(caplog.records) == 3
@@ -49,12 +49,12 @@ def test_kinds_do_not_silence_one_another(caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.parametrize("kind", sorted(QUIET))
 def test_ordinary_ends_are_no_news(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    Complaints(Clock()).about(kind, PEER, "")
+    RateLimitedLog(Clock()).about(kind, PEER, "")
     assert not caplog.records
 
 
 def test_server_names_the_client_that_broke_the_protocol(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), TransportHouse("asyncio", Limits()) as house:
+    with caplog.at_level(logging.WARNING), TransportFixture("asyncio", Limits()) as house:
         raw = house.dial()
         raw.send(b"\0\0\0\x09\0\0\0\0\0")  # CONTINUATION without HEADERS
         raw.rest()

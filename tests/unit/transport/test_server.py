@@ -24,7 +24,7 @@ from tfs_lite.testing.grpc.transport_fixture import (
     WAIT,
     RawClient,
     Service,
-    TransportHouse,
+    TransportFixture,
 )
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -44,14 +44,14 @@ def is_ping(frame: h2.Frame) -> bool:
     return frame.kind == h2.PING and not frame.ack
 
 
-def opened(house: TransportHouse) -> RawClient:
+def opened(house: TransportFixture) -> RawClient:
     """A connection that the server knows of."""
     raw = house.dial()
     raw.read_until(lambda frame: frame.kind == h2.SETTINGS and frame.ack)
     return raw
 
 
-def closed_as(house: TransportHouse, kind: str, count: int = 1) -> None:
+def closed_as(house: TransportFixture, kind: str, count: int = 1) -> None:
     wait_until(lambda: house.numbers.closed[kind] == count, f"{count} closed as {kind}, not {house.numbers.closed}")
 
 
@@ -59,7 +59,7 @@ def closed_as(house: TransportHouse, kind: str, count: int = 1) -> None:
 
 
 def test_call_inside_is_answered_before_the_server_stops(loop: str) -> None:
-    with TransportHouse(loop) as house, grpc.insecure_channel(house.target) as channel:
+    with TransportFixture(loop) as house, grpc.insecure_channel(house.target) as channel:
         future = channel.unary_unary(WAIT).future(b"x", timeout=PATIENCE)
         wait_until(lambda: house.service.happened["started"], "the handler runs")
         stopped = house.spawn(house.server.stop(PATIENCE))
@@ -74,7 +74,7 @@ def test_call_inside_is_answered_before_the_server_stops(loop: str) -> None:
 
 
 def test_calls_that_are_not_done_after_the_grace_are_cancelled(loop: str) -> None:
-    with TransportHouse(loop) as house, grpc.insecure_channel(house.target) as channel:
+    with TransportFixture(loop) as house, grpc.insecure_channel(house.target) as channel:
         future = channel.unary_unary(WAIT).future(b"x", timeout=PATIENCE)
         answers = channel.unary_stream(COUNT)(b"1 wait", timeout=PATIENCE)
         assert next(answers) == b"0"
@@ -87,7 +87,7 @@ def test_calls_that_are_not_done_after_the_grace_are_cancelled(loop: str) -> Non
 
 
 def test_second_stop_may_shorten_the_grace(loop: str) -> None:
-    with TransportHouse(loop) as house:
+    with TransportFixture(loop) as house:
         raw = opened(house)
         raw.request(1, WAIT, ECHOED)
         wait_until(lambda: house.service.happened["started"], "the handler runs")
@@ -99,7 +99,7 @@ def test_second_stop_may_shorten_the_grace(loop: str) -> None:
 
 
 def test_calls_on_their_way_are_served_until_the_echo(loop: str) -> None:
-    with TransportHouse(loop) as house:
+    with TransportFixture(loop) as house:
         raw = opened(house)
         raw.request(1, WAIT, ECHOED)
         wait_until(lambda: house.service.happened["started"], "the handler runs")
@@ -119,7 +119,7 @@ def test_calls_on_their_way_are_served_until_the_echo(loop: str) -> None:
 
 
 def test_client_without_an_echo_does_not_hold_up_the_stop(loop: str) -> None:
-    with TransportHouse(loop) as house:
+    with TransportFixture(loop) as house:
         opened(house)
         house.dial(greet=False)
         wait_until(lambda: house.numbers.connections == 2, "both are connected")
@@ -129,7 +129,7 @@ def test_client_without_an_echo_does_not_hold_up_the_stop(loop: str) -> None:
 
 
 def test_handler_that_ignores_its_cancelling_is_waited_for(loop: str) -> None:
-    with TransportHouse(loop) as house:
+    with TransportFixture(loop) as house:
         house.service.stubborn = True
         raw = opened(house)
         raw.request(1, WAIT, ECHOED)
@@ -146,7 +146,7 @@ def test_handler_that_ignores_its_cancelling_is_waited_for(loop: str) -> None:
 
 
 def test_longest_idle_connection_makes_room_for_a_new_one(loop: str) -> None:
-    with TransportHouse(loop, Limits(max_connections=3)) as house:
+    with TransportFixture(loop, Limits(max_connections=3)) as house:
         busy, older, newer = opened(house), opened(house), opened(house)
         busy.request(1, WAIT, ECHOED)
         wait_until(lambda: house.service.happened["started"], "the handler runs")
@@ -163,7 +163,7 @@ def test_longest_idle_connection_makes_room_for_a_new_one(loop: str) -> None:
 
 
 def test_connection_is_refused_when_all_others_are_busy(loop: str) -> None:
-    with TransportHouse(loop, Limits(max_connections=1)) as house:
+    with TransportFixture(loop, Limits(max_connections=1)) as house:
         busy = opened(house)
         busy.request(1, WAIT, ECHOED)
         wait_until(lambda: house.service.happened["started"], "the handler runs")
@@ -178,7 +178,7 @@ def test_connection_is_refused_when_all_others_are_busy(loop: str) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"PRI", h2.PREFACE, h2.PREFACE + h2.settings() + b"\0\0\0"])
 def test_connection_that_does_not_begin_is_closed(loop: str, sent: bytes) -> None:
-    with TransportHouse(loop, Limits(handshake_timeout=0.1)) as house:
+    with TransportFixture(loop, Limits(handshake_timeout=0.1)) as house:
         raw = house.dial(greet=False)
         raw.send(sent)
         raw.rest()
@@ -187,7 +187,7 @@ def test_connection_that_does_not_begin_is_closed(loop: str, sent: bytes) -> Non
 
 
 def test_silent_client_is_asked_and_closed_if_it_says_nothing(loop: str) -> None:
-    with TransportHouse(loop, Limits(keepalive_time=0.1, keepalive_timeout=0.5)) as house:
+    with TransportFixture(loop, Limits(keepalive_time=0.1, keepalive_timeout=0.5)) as house:
         silent, alive = opened(house), opened(house)
         for _ in range(8):
             alive.send(h2.ping(alive.read_until(is_ping).payload, ack=True))
@@ -202,7 +202,7 @@ def test_silent_client_is_asked_and_closed_if_it_says_nothing(loop: str) -> None
     ("limits", "kind"), [({"max_connection_idle": 0.2}, "idle"), ({"max_connection_age": 0.2}, "age")]
 )
 def test_connection_without_calls_is_sent_away_after_a_while(loop: str, limits: dict[str, Any], kind: str) -> None:
-    with TransportHouse(loop, Limits(**limits)) as house:
+    with TransportFixture(loop, Limits(**limits)) as house:
         raw = opened(house)
         raw.send(h2.ping(raw.read_until(is_ping).payload, ack=True))
         assert [frame.last for frame in raw.rest() if is_goaway(frame)][-1] == 0
@@ -212,7 +212,7 @@ def test_connection_without_calls_is_sent_away_after_a_while(loop: str, limits: 
 
 def test_call_that_outlasts_the_grace_of_an_old_connection_is_cut(loop: str) -> None:
     limits = Limits(max_connection_age=0.2, max_connection_age_grace=0.3)
-    with TransportHouse(loop, limits) as house, grpc.insecure_channel(house.target) as channel:
+    with TransportFixture(loop, limits) as house, grpc.insecure_channel(house.target) as channel:
         with pytest.raises(grpc.RpcError):
             channel.unary_unary(WAIT)(b"x", timeout=PATIENCE)
         wait_until(lambda: house.service.happened["cancelled"], "the handler is cancelled")
@@ -220,7 +220,7 @@ def test_call_that_outlasts_the_grace_of_an_old_connection_is_cut(loop: str) -> 
 
 
 def test_request_that_stalls_is_answered(loop: str) -> None:
-    with TransportHouse(loop, Limits(request_timeout=0.2)) as house:
+    with TransportFixture(loop, Limits(request_timeout=0.2)) as house:
         raw = opened(house)
         raw.request(1, WAIT, ECHOED)
         raw.request(3, ECHO, struct.pack(">BI", 0, 9) + b"x", end=False)
@@ -231,7 +231,7 @@ def test_request_that_stalls_is_answered(loop: str) -> None:
 
 @pytest.mark.parametrize("windows", ["shut", "open"])
 def test_client_that_reads_nothing_is_cut(loop: str, windows: str) -> None:
-    with TransportHouse(loop, Limits(write_timeout=0.3)) as house:
+    with TransportFixture(loop, Limits(write_timeout=0.3)) as house:
         raw = house.dial({h2.INITIAL_WINDOW: 0 if windows == "shut" else 2**31 - 1})
         raw.send(h2.window_update(0, 2**30))
         raw.request(1, FLOW, struct.pack(">BI", 0, 6) + b"100000")
@@ -245,7 +245,7 @@ def test_client_that_reads_nothing_is_cut(loop: str, windows: str) -> None:
     "request_", [b"GET / HTTP/1.1\r\nhost: here\r\n\r\n", b"POST /v1/models/m:predict HTTP/1.1\r\n", b"PUT "]
 )
 def test_client_of_http1_is_told_so_in_its_words(loop: str, request_: bytes) -> None:
-    with TransportHouse(loop) as house:
+    with TransportFixture(loop) as house:
         with socket.create_connection(("127.0.0.1", house.port)) as client:
             for byte in request_[:3]:
                 client.sendall(bytes([byte]))
@@ -258,7 +258,7 @@ def test_client_of_http1_is_told_so_in_its_words(loop: str, request_: bytes) -> 
 
 
 def test_bytes_that_are_nothing_end_with_goaway(loop: str) -> None:
-    with TransportHouse(loop) as house:
+    with TransportFixture(loop) as house:
         raw = house.dial(greet=False)
         raw.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 3)
         assert raw.read_until(is_goaway).value == ErrorCode.PROTOCOL_ERROR
@@ -266,7 +266,7 @@ def test_bytes_that_are_nothing_end_with_goaway(loop: str) -> None:
 
 
 def test_unix_socket_is_served(loop: str, tmp_path: Path) -> None:
-    with TransportHouse(loop, unix=tmp_path / "s") as house, grpc.insecure_channel(house.target) as channel:
+    with TransportFixture(loop, unix=tmp_path / "s") as house, grpc.insecure_channel(house.target) as channel:
         assert channel.unary_unary(ECHO)(b"x", timeout=PATIENCE) == b"x"
 
 
@@ -288,7 +288,7 @@ class Certificates:
         authority.issue_cert("localhost", "127.0.0.1").configure_cert(self.context)
 
 
-def secure_echo(house: TransportHouse, certificates: Certificates) -> bytes:
+def secure_echo(house: TransportFixture, certificates: Certificates) -> bytes:
     credentials = grpc.ssl_channel_credentials(certificates.trusted)
     with grpc.secure_channel(f"localhost:{house.port}", credentials, [("grpc.enable_http_proxy", 0)]) as channel:
         answer: bytes = channel.unary_unary(ECHO)(bytes(1_000_000), timeout=PATIENCE)
@@ -297,7 +297,7 @@ def secure_echo(house: TransportHouse, certificates: Certificates) -> bytes:
 
 def test_calls_over_tls_with_the_newest_certificate(loop: str) -> None:
     certificates = Certificates()
-    with TransportHouse(loop, tls=lambda: certificates.context) as house:
+    with TransportFixture(loop, tls=lambda: certificates.context) as house:
         assert len(secure_echo(house, certificates)) == 1_000_000
         certificates.renew()
         assert len(secure_echo(house, certificates)) == 1_000_000
@@ -305,7 +305,7 @@ def test_calls_over_tls_with_the_newest_certificate(loop: str) -> None:
 
 def test_tls_without_http2_is_closed(loop: str) -> None:
     certificates = Certificates(("h2", "http/1.1"))
-    with TransportHouse(loop, tls=lambda: certificates.context) as house:
+    with TransportFixture(loop, tls=lambda: certificates.context) as house:
         client = ssl.create_default_context(cadata=certificates.trusted.decode())
         client.set_alpn_protocols(["http/1.1"])
         with (
@@ -319,7 +319,7 @@ def test_tls_without_http2_is_closed(loop: str) -> None:
 def test_client_that_does_not_speak_tls_is_closed(loop: str) -> None:
     certificates = Certificates()
     limits = Limits(handshake_timeout=0.3)
-    with TransportHouse(loop, limits, tls=lambda: certificates.context) as house:
+    with TransportFixture(loop, limits, tls=lambda: certificates.context) as house:
         silent, plain = house.dial(greet=False), house.dial()
         assert silent.rest() == []
         plain.socket.recv(1000)
@@ -337,7 +337,7 @@ def test_contexts_that_cannot_be_had_cost_their_connection_only(loop: str, caplo
             raise ValueError("no certificate")
         return certificates.context
 
-    with TransportHouse(loop, tls=context) as house:
+    with TransportFixture(loop, tls=context) as house:
         first = house.dial(greet=False)
         assert first.rest() == []
         assert len(secure_echo(house, certificates)) == 1_000_000
@@ -353,7 +353,7 @@ def test_server_that_never_started_stops(loop: str) -> None:
 
 def test_upload_that_pauses_inside_a_frame_costs_nobody_the_connection(loop: str) -> None:
     limits = Limits(handshake_timeout=0.1, request_timeout=0.5)
-    with TransportHouse(loop, limits) as house:
+    with TransportFixture(loop, limits) as house:
         raw = house.dial()
         raw.request(1, WAIT, b"\0\0\0\0\1x")
         raw.request(3, ECHO, end=False)

@@ -9,7 +9,7 @@ from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import TABLE
 from tfs_lite.workers.arena import ALIGNMENT, Arena, Place, end_of, lay_out_shapes, read_places
-from tfs_lite.workers.channel import Garbage
+from tfs_lite.workers.channel import ProtocolError
 
 LIMIT = 1 << 20
 NUMERIC = [row for row in TABLE if row.dtype is not DataType.STRING]
@@ -184,7 +184,7 @@ def test_place_of_a_message_is_read():
     ids=str,
 )
 def test_place_that_is_none_is_garbage(raw):
-    with pytest.raises(Garbage):
+    with pytest.raises(ProtocolError):
         read_places(raw)
 
 
@@ -202,7 +202,7 @@ def test_place_that_is_none_is_garbage(raw):
 def test_tensor_outside_the_memory_is_garbage(arenas, dtype, shape, offset, nbytes):
     writer, reader = arenas
     writer.grow(1)
-    with pytest.raises(Garbage):
+    with pytest.raises(ProtocolError):
         reader.get(Place("x", dtype, shape, offset, nbytes))
 
 
@@ -211,7 +211,7 @@ def test_texts_with_wrong_lengths_are_garbage(arenas, lengths):
     writer, reader = arenas
     (place,) = writer.put({"t": texts(b"a", b"bc")})
     writer.view(Place("", DataType.INT64, (2,), place.offset, 16))[:] = lengths
-    with pytest.raises(Garbage, match="lengths"):
+    with pytest.raises(ProtocolError, match="lengths"):
         reader.get(place)
 
 
@@ -226,7 +226,7 @@ def test_bool_is_true_or_false_whatever_was_written(arenas):
 def test_file_that_grows_beyond_the_limit_is_not_followed(arenas):
     writer, reader = arenas
     os.ftruncate(writer.descriptor, 1 << 40)
-    with pytest.raises(Garbage):
+    with pytest.raises(ProtocolError):
         reader.get(Place("x", DataType.UINT8, (LIMIT + 1,), 0, LIMIT + 1))
     assert reader.get(Place("x", DataType.UINT8, (4,), LIMIT - 64, 4)).tolist() == [0] * 4
 

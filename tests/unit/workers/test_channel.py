@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tfs_lite.workers.channel import MAX_MESSAGE, Channel, Garbage, Gone
+from tfs_lite.workers.channel import MAX_MESSAGE, Channel, ConnectionClosed, ProtocolError
 
 STALL = 0.05
 MESSAGE = [1, "run", [["x", 1, [2, 3], 64, 24]], None]
@@ -101,14 +101,14 @@ def test_message_in_pieces_is_put_together(ends):
 def test_garbage_is_found_out(ends, written):
     channel, far = ends
     far.sendall(written)
-    with pytest.raises(Garbage):
+    with pytest.raises(ProtocolError):
         channel.receive()
 
 
 def test_message_too_long_for_the_buffer_that_stops_is_garbage(ends):
     channel, far = ends
     far.sendall(struct.pack("<I", 200_000) + b"x" * 100_000)
-    with pytest.raises(Garbage, match="and then nothing"):
+    with pytest.raises(ProtocolError, match="and then nothing"):
         channel.receive()
 
 
@@ -117,7 +117,7 @@ def test_end_of_the_connection_is_noticed(ends, written):
     channel, far = ends
     far.sendall(written)
     far.close()
-    with pytest.raises(Gone) as gone:
+    with pytest.raises(ConnectionClosed) as gone:
         channel.receive()
     assert not gone.value.unread
 
@@ -126,10 +126,10 @@ def test_it_is_known_whether_the_last_message_was_read(ends):
     channel, far = ends
     channel.send("never read")
     far.close()
-    with pytest.raises(Gone) as gone:
+    with pytest.raises(ConnectionClosed) as gone:
         channel.receive()
     assert gone.value.unread
-    with pytest.raises(Gone) as gone:
+    with pytest.raises(ConnectionClosed) as gone:
         channel.send("too late")
     assert gone.value.unread
 
@@ -139,7 +139,7 @@ def test_hanging_up_wakes_whoever_waits(ends):
     woken = []
 
     def wait():
-        with pytest.raises(Gone):
+        with pytest.raises(ConnectionClosed):
             channel.receive()
         woken.append(True)
 
@@ -167,7 +167,7 @@ def test_file_descriptors_of_a_bad_message_are_closed(ends, tmp_path):
     reader, writer = os.pipe()
     socket.send_fds(far, [frame(b"\xc1")], [writer])
     os.close(writer)
-    with pytest.raises(Garbage):
+    with pytest.raises(ProtocolError):
         channel.receive_with_descriptors()
     assert os.read(reader, 1) == b""
     os.close(reader)

@@ -15,8 +15,8 @@ import pytest
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.workers.arena import Arena, read_places
-from tfs_lite.workers.channel import Channel, Garbage, Gone
-from tfs_lite.workers.child_channel import Lane, LanePool
+from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
+from tfs_lite.workers.child_channel import ChildChannel, LanePool
 from tfs_lite.workers.staging import Staging
 
 LIMIT = 1 << 20
@@ -30,7 +30,7 @@ class FarEnd:
         self.inputs, self.outputs = Arena.create(LIMIT, "inputs"), Arena.create(LIMIT, "outputs")
         near_inputs = Staging(Arena(os.dup(self.inputs.descriptor), LIMIT, "the inputs"))
         near_outputs = Arena(os.dup(self.outputs.descriptor), LIMIT, "the outputs")
-        self.lane = Lane(Channel(near, stall_seconds=0.05), near_inputs, near_outputs)
+        self.lane = ChildChannel(Channel(near, stall_seconds=0.05), near_inputs, near_outputs)
         self.channel = Channel(self.sock)
 
     def answer(self, make) -> threading.Thread:
@@ -162,7 +162,7 @@ GARBAGE = {
 def test_garbage_is_not_believed(far, make):
     far.put(y=np.full(4, -1, np.int32))
     thread = far.answer(make)
-    with pytest.raises(Garbage):
+    with pytest.raises(ProtocolError):
         far.lane.ask("run", "", {}, ("y",))
     thread.join()
 
@@ -172,26 +172,26 @@ def test_silence_ends_when_somebody_hangs_up(far):
     outcomes = []
 
     def ask():
-        with pytest.raises(Gone):
+        with pytest.raises(ConnectionClosed):
             far.lane.ask("run", "", {}, ("y",))
         outcomes.append("gone")
 
     asker = threading.Thread(target=ask)
     asker.start()
     asked.join()
-    with pytest.raises(Gone):
+    with pytest.raises(ConnectionClosed):
         far.lane.say_goodbye(0.05)
     far.lane.close()
     asker.join()
     assert outcomes == ["gone"]
-    with pytest.raises(Gone) as gone:
+    with pytest.raises(ConnectionClosed) as gone:
         far.lane.ask("run", "", {}, ("y",))
     assert gone.value.unread
 
 
 def test_closed_connection_is_noticed(far):
     thread = far.answer(lambda number: far.sock.shutdown(socket.SHUT_RDWR))
-    with pytest.raises(Gone) as gone:
+    with pytest.raises(ConnectionClosed) as gone:
         far.lane.ask("run", "", {}, ("y",))
     thread.join()
     assert not gone.value.unread
@@ -240,7 +240,7 @@ def test_busy_pool_lets_nobody_wait_beyond_the_deadline(crowd):
     outcomes = []
 
     def ask():
-        with pytest.raises(Gone):
+        with pytest.raises(ConnectionClosed):
             pool.ask("preprocess", "", {}, None)
         outcomes.append("gone")
 
@@ -256,5 +256,5 @@ def test_busy_pool_lets_nobody_wait_beyond_the_deadline(crowd):
     for thread in askers:
         thread.join()
     assert outcomes == ["gone"] * 2
-    with pytest.raises(Gone):
+    with pytest.raises(ConnectionClosed):
         pool.ask("preprocess", "", {}, None)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import StatusCode
-from tfs_lite.workers.channel import Garbage
+from tfs_lite.workers.channel import ProtocolError
 from tfs_lite.workers.wire import MAX_TEXT, describe_model, plain_failure, read_description, read_failure
 
 OWN = Signature(
@@ -82,7 +82,7 @@ def broken(change):
     ],
 )
 def test_description_that_is_none_is_garbage(change):
-    with pytest.raises(Garbage):
+    with pytest.raises(ProtocolError):
         read_description(broken(change))
 
 
@@ -93,7 +93,7 @@ def test_description_that_is_none_is_garbage(change):
     )
 )
 def test_anything_else_is_garbage_too(raw):
-    with pytest.raises(Garbage):
+    with pytest.raises(ProtocolError):
         read_description(raw)
 
 
@@ -114,7 +114,7 @@ def test_long_or_broken_message_is_made_fit():
     [(0, "ok"), (17, "x"), (-1, "x"), (True, "x"), ("13", "x"), (None, "x"), (13, None), (13, "x" * (MAX_TEXT + 1))],
 )
 def test_failure_that_is_none_is_garbage(code, message):
-    with pytest.raises(Garbage):
+    with pytest.raises(ProtocolError):
         read_failure(code, message)
 
 

@@ -131,7 +131,7 @@ class Pool:
             torch.cuda.empty_cache()
 
 
-class Shelf:
+class StreamPool:
     """Streams that closed lanes have left, for the next ones. Any thread.
 
     torch has few streams per device and hands them out in turn, and cuBLAS keeps a workspace of some megabytes for each
@@ -159,7 +159,7 @@ def _stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-STREAMS = Shelf(_stream)
+STREAMS = StreamPool(_stream)
 
 
 class HostBuffers:

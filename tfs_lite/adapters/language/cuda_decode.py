@@ -25,7 +25,7 @@ from tfs_lite.adapters.language.engine_stream import settle
 from tfs_lite.adapters.language.fixed_decode import FixedDecode, Shape, decode_shapes
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import ALLOWED
-from tfs_lite.core.generation import Draw, Rows, Sampling, Step
+from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.servable import ServableId
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def _rows(shape: Shape, vocabulary: int, numbers: random.Random) -> list[Rows]:
     places = [place for place in range(shape.rows - 1) if numbers.random() < 0.7]
     ends = {place: numbers.randrange(shape.width) for place in places} | {shape.rows - 1: shape.width - 1}
     rows = [
-        Rows(place, start, [numbers.randrange(vocabulary)], Draw(Sampling(), 0, 0, (), 0))
+        Rows(place, start, [numbers.randrange(vocabulary)], SamplingRequest(Sampling(), 0, 0, (), 0))
         for place, start in ends.items()
     ]
     numbers.shuffle(rows)

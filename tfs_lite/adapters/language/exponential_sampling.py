@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import torch
 
 from tfs_lite.adapters.language.engine_stream import upload
-from tfs_lite.core.generation import Draw, Sampling
+from tfs_lite.core.generation import Sampling, SamplingRequest
 
 EVERYTHING = 0
 """Instead of a number of candidates: all tokens race, in no order."""
@@ -47,7 +47,7 @@ def next_count(count: int, vocabulary: int) -> int:
 
 
 def race(
-    logits: torch.Tensor, peaks: torch.Tensor, draws: Sequence[Draw], count: int
+    logits: torch.Tensor, peaks: torch.Tensor, draws: Sequence[SamplingRequest], count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens that win, int64 ``[rows]``, and whether that is settled, bool ``[rows]``: it is not where the filters
     may keep tokens beyond the best ``count``.
@@ -67,7 +67,7 @@ def race(
 
 
 def _race(
-    logits: torch.Tensor, peaks: torch.Tensor, draws: Sequence[Draw], count: int
+    logits: torch.Tensor, peaks: torch.Tensor, draws: Sequence[SamplingRequest], count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     keys = upload([noise_key(draw.seed, draw.index) for draw in draws], torch.int32, logits.device)
     temperatures = _column(logits, [max(draw.sampling.temperature, _COLDEST) for draw in draws])
@@ -89,12 +89,14 @@ def _weights(values: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
     return torch.where(values < low, 0.0, values.exp())
 
 
-def _least(scaled: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def _least(scaled: torch.Tensor, draws: Sequence[SamplingRequest]) -> torch.Tensor:
     """The lowest value that min-p keeps, ``[rows, 1]``; the best value is 0."""
     return _column(scaled, [math.log(draw.sampling.min_p) if draw.sampling.min_p else -math.inf for draw in draws])
 
 
-def _bound(values: torch.Tensor, scaled: torch.Tensor, draws: Sequence[Draw]) -> tuple[torch.Tensor, torch.Tensor]:
+def _bound(
+    values: torch.Tensor, scaled: torch.Tensor, draws: Sequence[SamplingRequest]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The lowest value that all filters keep, and whether it is known; both ``[rows, 1]``. ``values``: the best of
     ``scaled``, highest first. At the last of them there may be more equals, and a share may not have been reached."""
     last = values[:, -1:]
@@ -105,7 +107,7 @@ def _bound(values: torch.Tensor, scaled: torch.Tensor, draws: Sequence[Draw]) ->
     return low, ((low > last) & (edge != last)) | (last == -math.inf)
 
 
-def _top_k_edge(values: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def _top_k_edge(values: torch.Tensor, draws: Sequence[SamplingRequest]) -> torch.Tensor:
     if not any(draw.sampling.top_k for draw in draws):
         return torch.full_like(values[:, :1], -math.inf)
     tops = upload([[draw.sampling.top_k] for draw in draws], torch.int64, values.device)
@@ -113,7 +115,9 @@ def _top_k_edge(values: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     return edge.masked_fill(tops == 0, -math.inf)
 
 
-def _top_p_edge(values: torch.Tensor, scaled: torch.Tensor, edge: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def _top_p_edge(
+    values: torch.Tensor, scaled: torch.Tensor, edge: torch.Tensor, draws: Sequence[SamplingRequest]
+) -> torch.Tensor:
     """The smallest set of the best whose share of what top-k leaves is ``top_p``; sums are in float64, because the
     order in which a sum is done may depend on the number of rows."""
     weights = _weights(values, edge)

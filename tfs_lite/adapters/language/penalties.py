@@ -14,12 +14,12 @@ import numpy.typing as npt
 import torch
 
 from tfs_lite.adapters.language.engine_stream import upload_array
-from tfs_lite.core.generation import Draw
+from tfs_lite.core.generation import SamplingRequest
 
 Ids = npt.NDArray[np.int64]
 
 
-def adjust(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+def adjust(logits: torch.Tensor, draws: Sequence[SamplingRequest]) -> None:
     """Changes ``logits``, float32 ``[len(draws), vocabulary]``, contiguous, in place.
 
     In this order: ``logit_bias`` is added; the repetition penalty divides what is above 0 and multiplies the rest, for
@@ -56,7 +56,7 @@ class _Edits:
         return positions, upload_array(np.concatenate(self._numbers), device)
 
 
-def _add_bias(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+def _add_bias(logits: torch.Tensor, draws: Sequence[SamplingRequest]) -> None:
     edits = _Edits(logits)
     for row, draw in enumerate(draws):
         bias = draw.sampling.logit_bias
@@ -66,7 +66,7 @@ def _add_bias(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
     flat[positions] += numbers
 
 
-def _repetition(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+def _repetition(logits: torch.Tensor, draws: Sequence[SamplingRequest]) -> None:
     """An id that is there more than once is written more than once, with the same number."""
     edits = _Edits(logits)
     for row, draw in enumerate(draws):
@@ -78,7 +78,7 @@ def _repetition(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
     flat[positions] = torch.where(old > 0, old / factors, old * factors)
 
 
-def _frequency(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+def _frequency(logits: torch.Tensor, draws: Sequence[SamplingRequest]) -> None:
     edits = _Edits(logits)
     for row, draw in enumerate(draws):
         sampling = draw.sampling
@@ -90,7 +90,7 @@ def _frequency(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
     flat[positions] -= numbers
 
 
-def _ban(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+def _ban(logits: torch.Tensor, draws: Sequence[SamplingRequest]) -> None:
     edits = _Edits(logits)
     for row, draw in enumerate(draws):
         edits.add(row, _ids(draw.banned), 0.0)

@@ -6,7 +6,8 @@ The tokens are chosen on the device and come to the host in one copy; log probab
 whose filters keep more tokens than were looked at first. If all rows want the best token as it is, which is the common
 case, there is one reduction over the matrix and nothing else.
 
-What a row gives depends on its logits and on its :class:`~tfs_lite.core.generation.Draw`, not on the other rows.
+What a row gives depends on its logits and on its :class:`~tfs_lite.core.generation.SamplingRequest`, not on the other
+rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from tfs_lite.adapters.language.engine_stream import upload
 from tfs_lite.adapters.language.exponential_sampling import first_count, next_count, race
 from tfs_lite.adapters.language.penalties import adjust
-from tfs_lite.core.generation import MAX_LOGPROBS, Draw, Drawn, Rows, Sampling, Step, TokenLogprob
+from tfs_lite.core.generation import MAX_LOGPROBS, Rows, SampledToken, Sampling, SamplingRequest, Step, TokenLogprob
 
 _BEST = -1
 """Instead of a number of candidates: the best token, no race."""
@@ -47,7 +48,7 @@ class _Span:
     drawn: int | None
 
 
-def draw(logits: torch.Tensor, step: Step) -> list[Drawn]:
+def draw(logits: torch.Tensor, step: Step) -> list[SampledToken]:
     """One for each of ``step.rows``.
 
     ``logits``: any float type, any device, ``[wanted, vocabulary]``, not changed. Its rows are those of ``step.rows``
@@ -78,13 +79,13 @@ def _layout(step: Step) -> tuple[list[_Span], int]:
     return spans, row
 
 
-def _drawn(span: _Span, choices: Iterator[_Choice], scores: Iterator[TokenLogprob | None]) -> Drawn:
+def _drawn(span: _Span, choices: Iterator[_Choice], scores: Iterator[TokenLogprob | None]) -> SampledToken:
     choice = _Choice(None) if span.drawn is None else next(choices)
     targets = [next(scores) for _ in span.rows.targets]
     scored = tuple(target for target in targets if target is not None)
     if len(scored) < len(targets) or (span.drawn is not None and choice.token is None):
-        return Drawn(broken=True)
-    return Drawn(choice.token, choice.logprob, choice.top, scored)
+        return SampledToken(broken=True)
+    return SampledToken(choice.token, choice.logprob, choice.top, scored)
 
 
 def _take(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -94,7 +95,7 @@ def _take(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     return logits[upload(rows, torch.int64, logits.device)]
 
 
-def _choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[_Choice]:
+def _choose(logits: torch.Tensor, draws: Sequence[SamplingRequest]) -> list[_Choice]:
     if not draws:
         return []
     if all(draw.sampling.plain and not draw.banned for draw in draws):
@@ -121,7 +122,7 @@ def _choice(peak: float, token: float) -> _Choice:
     return _Choice(int(token) if math.isfinite(peak) else None)
 
 
-def _settle(work: torch.Tensor, draws: Sequence[Draw]) -> list[_Choice]:
+def _settle(work: torch.Tensor, draws: Sequence[SamplingRequest]) -> list[_Choice]:
     """A token for every row: rows that go the same way go together, and those that are not settled go again."""
     vocabulary = work.shape[1]
     peaks = work.amax(-1)
@@ -146,7 +147,7 @@ def _first_way(sampling: Sampling, vocabulary: int) -> int:
 
 
 def _table(
-    work: torch.Tensor, peaks: torch.Tensor, draws: Sequence[Draw], way: int, rows: Sequence[int]
+    work: torch.Tensor, peaks: torch.Tensor, draws: Sequence[SamplingRequest], way: int, rows: Sequence[int]
 ) -> torch.Tensor:
     """Float64 ``[len(rows), 3]``: the highest logit, the token, and whether it is settled."""
     logits, highest = _take(work, rows), _take(peaks, rows)
@@ -157,7 +158,7 @@ def _table(
     return torch.stack((highest.double(), tokens.double(), settled.double()), -1)
 
 
-def _add_logprobs(work: torch.Tensor, draws: Sequence[Draw], choices: Sequence[_Choice]) -> None:
+def _add_logprobs(work: torch.Tensor, draws: Sequence[SamplingRequest], choices: Sequence[_Choice]) -> None:
     """Log probabilities of the tokens that were chosen, and of the best ones, for the rows that want them."""
     rows = [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]
     rows = [row for row in rows if choices[row].token is not None]

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from tfs_lite.adapters.language.budget import GROWING_ROPES
 from tfs_lite.adapters.language.network import Network
-from tfs_lite.core.generation import Draw, Rows, Sampling, Step
+from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
 
 TEXT_LENGTHS = (24, 17, 9)
 CHUNK = 7
@@ -155,7 +155,7 @@ def _steps(texts: list[list[int]]) -> Iterator[list[Rows]]:
 
 
 def _all_wanted(place: int, start: int, tokens: list[int]) -> Rows:
-    return Rows(place, start, tokens, Draw(Sampling(), 0, 0, tokens, len(tokens)), tokens[1:])
+    return Rows(place, start, tokens, SamplingRequest(Sampling(), 0, 0, tokens, len(tokens)), tokens[1:])
 
 
 def _compare(plain: torch.Tensor, served: torch.Tensor, allowed: float) -> tuple[float, int]:

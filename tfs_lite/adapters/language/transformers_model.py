@@ -28,7 +28,7 @@ from tfs_lite.adapters.language.sampler import draw
 from tfs_lite.adapters.language.weights import load_network
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.generation import Drawn, LanguageModel, Limits, Step, TextCodec
+from tfs_lite.core.generation import LanguageModel, Limits, SampledToken, Step, TextCodec
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
 from tfs_lite.core.status import Reason, ServingError, StatusCode, failed_precondition
 from tfs_lite.protocols.generation_tensors import generation_signature
@@ -102,7 +102,7 @@ class TransformersModel(LanguageModel, OpenedModel):
     def batches(self) -> bool:
         return self._batches
 
-    def step(self, step: Step) -> Sequence[Drawn]:
+    def step(self, step: Step) -> Sequence[SampledToken]:
         with torch.inference_mode(), self._stream.current():
             return draw(self._network.logits(step), step)
 

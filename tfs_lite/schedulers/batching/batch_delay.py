@@ -12,7 +12,7 @@ are under strain (``strain``).
 
 from __future__ import annotations
 
-from tfs_lite.schedulers.batching.forming import NO_PATIENCE, Patience
+from tfs_lite.schedulers.batching.forming import NO_PATIENCE, BatchDelay
 
 
 class Expectation:
@@ -33,8 +33,8 @@ class Expectation:
         self._ended = now
         self._rows = inside if strained else 0
 
-    def patience(self, youngest: float) -> Patience:
+    def patience(self, youngest: float) -> BatchDelay:
         """``youngest``: when the call that came last was queued."""
         if self._rows <= 1:
             return NO_PATIENCE
-        return Patience(self._rows, min(max(self._ended, youngest) + self._gap, self._ended + self._longest))
+        return BatchDelay(self._rows, min(max(self._ended, youngest) + self._gap, self._ended + self._longest))

@@ -24,9 +24,9 @@ from tfs_lite.schedulers.batching.job import Job
 from tfs_lite.schedulers.batching.ordering import Order
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
-from tfs_lite.schedulers.batching.signature_queue import Line, RuleOf
-from tfs_lite.schedulers.batching.splitting import Joined, cut
-from tfs_lite.schedulers.batching.worker_threads import Crew, Lane, make_lanes
+from tfs_lite.schedulers.batching.signature_queue import RuleOf, SignatureQueue
+from tfs_lite.schedulers.batching.splitting import SplitCall, split
+from tfs_lite.schedulers.batching.worker_threads import WorkerPool, WorkerThread, make_lanes
 
 ANSWERS_HELD = 2
 """Answers that may wait for an earlier one, for each call that may wait for the model, where they keep their order: a
@@ -70,13 +70,14 @@ class BatchingServable(Traits):
         self.signatures: Mapping[str, Signature] = models[0].signatures
         self._lock = threading.Lock()  # guards all below, the lines, the crew, and ``models``
         self._lines = {
-            key: Line(key, signature, settings, self._name, rule_of) for key, signature in self.signatures.items()
+            key: SignatureQueue(key, signature, settings, self._name, rule_of)
+            for key, signature in self.signatures.items()
         }
         self._closed = False
         self._timer: Timer | None = None
         self._timer_due = inf
         lanes = make_lanes(models, self._name, threads, self._serve)
-        self._crew = Crew(lanes)
+        self._crew = WorkerPool(lanes)
         self._strain = strain_of(models, len(lanes))
         for lane in lanes:
             lane.thread.start()
@@ -120,7 +121,7 @@ class BatchingServable(Traits):
 
     def cancel(self, call: PredictCall) -> None:
         ticket = call.ticket
-        if isinstance(ticket, Joined):
+        if isinstance(ticket, SplitCall):
             self._cancel_all(ticket.unanswered())
             return
         if not isinstance(ticket, Job):
@@ -186,13 +187,13 @@ class BatchingServable(Traits):
 
     # Admission.
 
-    def _hindrance(self, line: Line, job: Job) -> Status | None:
+    def _hindrance(self, line: SignatureQueue, job: Job) -> Status | None:
         """Why the call is not even worth queueing."""
         if job.expires <= job.enqueued:
             return Status(StatusCode.DEADLINE_EXCEEDED, f"the deadline passed before the request reached {self._name}")
         return line.refusal(job)
 
-    def _closed_to(self, line: Line, job: Job) -> Status | None:
+    def _closed_to(self, line: SignatureQueue, job: Job) -> Status | None:
         """With the lock held."""
         if self._closed:
             return self._unavailable("is being unloaded")
@@ -213,14 +214,14 @@ class BatchingServable(Traits):
         if self._order is not None:
             self._order.keep(call)
 
-    def _add(self, line: Line, job: Job) -> Lane | None:
+    def _add(self, line: SignatureQueue, job: Job) -> WorkerThread | None:
         """With the lock held. The lane to ring, if the job makes a decision worth while."""
         worth_while = line.add(job)
         if line.queue.next_expiry < self._timer_due:
             self._arm(line.queue.next_expiry)
         return self._crew.pop_idle() if worth_while else None
 
-    def _submit_large(self, line: Line, call: PredictCall, job: Job) -> Status | None:
+    def _submit_large(self, line: SignatureQueue, call: PredictCall, job: Job) -> Status | None:
         """A call that has to be cut: all of its pieces are queued, or none is."""
         settings, lanes, now = line.settings, [], job.enqueued
         with self._lock:
@@ -229,7 +230,7 @@ class BatchingServable(Traits):
                 return refusal
             room = -line.queue.rows % settings.max_batch_size
             self._keep_order(call)
-            joined = Joined(call, cut(call, job.rows, room, settings.max_batch_size), self._cancel_all)
+            joined = SplitCall(call, split(call, job.rows, room, settings.max_batch_size), self._cancel_all)
             call.ticket, call.admitted = joined, True
             for piece in joined.pieces:
                 piece.ticket = part = line.job(piece, now)
@@ -273,7 +274,7 @@ class BatchingServable(Traits):
 
     # What lanes do.
 
-    def _serve(self, lane: Lane) -> None:
+    def _serve(self, lane: WorkerThread) -> None:
         while True:
             line, jobs = self._next(lane)
             if line is None:
@@ -282,7 +283,7 @@ class BatchingServable(Traits):
             self._run(lane, line, jobs)
             del line, jobs
 
-    def _leave(self, lane: Lane) -> None:
+    def _leave(self, lane: WorkerThread) -> None:
         """The lane's work is over. It may have been woken for a batch, which another one has to take then."""
         with self._lock:
             last = self._crew.left(lane)
@@ -295,7 +296,7 @@ class BatchingServable(Traits):
             except Exception:
                 logger.exception("closing an instance of %s failed", self._name)
 
-    def _next(self, lane: Lane) -> tuple[Line | None, list[Job]]:
+    def _next(self, lane: WorkerThread) -> tuple[SignatureQueue | None, list[Job]]:
         """The lane's next batch; blocks. No line: the lane's work is over."""
         while True:
             dropped: list[tuple[Job, Status]] = []
@@ -315,7 +316,7 @@ class BatchingServable(Traits):
             if not lane.sleep(until - now) and not self._woke(lane):
                 lane.sleep(inf)  # somebody is about to ring
 
-    def _woke(self, lane: Lane) -> bool:
+    def _woke(self, lane: WorkerThread) -> bool:
         """The lane has woken by itself. False: somebody has taken it for idle already, and will ring."""
         with self._lock:
             return self._crew.leave_idle(lane)
@@ -324,10 +325,10 @@ class BatchingServable(Traits):
         """With the lock held."""
         return any(len(line.queue) for line in self._lines.values())
 
-    def _choose(self, now: float, dropped: list[tuple[Job, Status]]) -> tuple[Line | None, list[Job], float]:
+    def _choose(self, now: float, dropped: list[tuple[Job, Status]]) -> tuple[SignatureQueue | None, list[Job], float]:
         """With the lock held: the batch of the line that has waited longest, or until when there is none."""
         until = inf
-        lines: Sequence[Line] = [line for line in self._lines.values() if len(line.queue)]
+        lines: Sequence[SignatureQueue] = [line for line in self._lines.values() if len(line.queue)]
         if len(lines) > 1:
             lines = sorted(lines, key=lambda line: line.queue.oldest)
         for line in lines:
@@ -343,7 +344,7 @@ class BatchingServable(Traits):
             until = min(until, decision.wait_until)
         return None, [], until
 
-    def _run(self, lane: Lane, line: Line, jobs: Sequence[Job]) -> None:
+    def _run(self, lane: WorkerThread, line: SignatureQueue, jobs: Sequence[Job]) -> None:
         now = self._clock.monotonic()
         calls = [job.call for job in jobs]
         for job in jobs:
@@ -354,12 +355,12 @@ class BatchingServable(Traits):
         except WorkerLost:
             self._recover(lane)
 
-    def _ended(self, line: Line, now: float, rows: int, seconds: float) -> None:
+    def _ended(self, line: SignatureQueue, now: float, rows: int, seconds: float) -> None:
         with self._lock:
             self._strain.ran(now, seconds)
             line.ended(now, rows, seconds, self._strain.strained)
 
-    def _recover(self, lane: Lane) -> None:
+    def _recover(self, lane: WorkerThread) -> None:
         """Until the lane's model can run again. While no lane has one, nobody waits in vain."""
         with self._lock:
             waiting = self._clear() if self._crew.lose(lane) else []

@@ -21,7 +21,7 @@ WINDOW = 0.05
 """Seconds over which shares are taken."""
 
 
-class Strain:
+class CpuSaturation:
     """Of one servable, which locks; times are in seconds. ``server_time`` and ``models_time`` are the processor time
     that the server's process and those of its models have had; ``threads`` run the model, ``cores`` are there for
     all."""
@@ -68,11 +68,11 @@ class Strain:
         self._server, self._models, self._since, self._ran = server, models, now, 0.0
 
 
-def strain_of(models: Iterable[Model], threads: int) -> Strain:
+def strain_of(models: Iterable[Model], threads: int) -> CpuSaturation:
     """On the real processor. ``threads``: how many run the models."""
     models = tuple(models)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Strain(threads, cores, models_time=lambda: sum(map(_time_of, models)))
+    return CpuSaturation(threads, cores, models_time=lambda: sum(map(_time_of, models)))
 
 
 def _time_of(model: Model) -> float:

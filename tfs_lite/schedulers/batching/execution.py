@@ -15,7 +15,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.assembly import assemble, hand_out
-from tfs_lite.schedulers.batching.signature_queue import Line
+from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 
 Answer = Mapping[str, Tensor] | Status
 CANCELLED = Status(StatusCode.CANCELLED, "the caller cancelled the request")
@@ -40,7 +40,7 @@ class Execution:
         name: str,
         clock: Clock,
         on_batch: OnBatch,
-        ended: Callable[[Line, float, int, float], None],
+        ended: Callable[[SignatureQueue, float, int, float], None],
     ) -> None:
         self._id = servable_id
         self._name = name
@@ -48,7 +48,7 @@ class Execution:
         self._on_batch = on_batch
         self._ended = ended
 
-    def run(self, model: Model, line: Line, calls: Sequence[PredictCall], sizes: Sequence[int]) -> None:
+    def run(self, model: Model, line: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]) -> None:
         """Answers every call; ``sizes`` are their rows. Raises WorkerLost, after having answered with it, when the
         model has to recover."""
         started = self._clock.monotonic()
@@ -68,7 +68,7 @@ class Execution:
             raise lost
 
     def _attempt(
-        self, model: Model, line: Line, calls: Sequence[PredictCall], sizes: Sequence[int]
+        self, model: Model, line: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
     ) -> tuple[Sequence[Answer], int, WorkerLost | None, tuple[float, float] | None]:
         """(an answer for each call, rows of padding, the worker's end if it came, when the model was entered and left
         if it was)."""
@@ -89,7 +89,9 @@ class Execution:
             status = Status(StatusCode.INTERNAL, f"{self._name} failed: {type(error).__name__}")
             return [status] * len(calls), padding, None, None
 
-    def _run_halves(self, model: Model, line: Line, calls: Sequence[PredictCall], sizes: Sequence[int]) -> None:
+    def _run_halves(
+        self, model: Model, line: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
+    ) -> None:
         middle = len(calls) // 2
         try:
             self.run(model, line, calls[:middle], sizes[:middle])

@@ -16,7 +16,7 @@ from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen, Timeo
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class BatchDelay:
     """A batch that could still grow, and that nothing else holds back, stays until ``until`` while fewer than ``rows``
     rows wait. Counts for settings that send by expectation."""
 
@@ -24,7 +24,7 @@ class Patience:
     until: float = -inf
 
 
-NO_PATIENCE = Patience()
+NO_PATIENCE = BatchDelay()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,9 @@ NOTHING = Decision()
 ONE = Decision(take=1)
 
 
-def form_batch(queue: Iterable[Job], now: float, settings: BatchSettings, patience: Patience = NO_PATIENCE) -> Decision:
+def form_batch(
+    queue: Iterable[Job], now: float, settings: BatchSettings, patience: BatchDelay = NO_PATIENCE
+) -> Decision:
     """``queue``: the jobs in order of service, none expired at ``now`` (the queue's ``sweep`` comes first). Any thread.
 
     The jobs up to a preferred size are the best batch, later sizes before earlier ones. Without one, a batch leaves

@@ -25,7 +25,7 @@ RuleOf = Callable[[Signature, BatchSettings], BatchRule | None]
 """Which calls of a signature may share a run; None: every one runs alone."""
 
 
-class Line:
+class SignatureQueue:
     """One signature. Its owner locks around everything but ``job``, ``refusal`` and what never changes.
 
     ``wake_rows``: with fewer waiting, the last decision stands.

@@ -23,23 +23,23 @@ Answer = Mapping[str, Tensor] | Status
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Split:
     """Some rows of a call: views of its inputs."""
 
     inputs: Mapping[str, Tensor]
     rows: int
 
 
-def cut(call: PredictCall, rows: int, room: int, largest: int) -> list[Piece]:
+def split(call: PredictCall, rows: int, room: int, largest: int) -> list[Split]:
     """Pieces of ``call``, in order: the first has at most ``room`` rows, to fill a batch that waits already (0: there
     is none), all others at most ``largest`` (at least 1). ``rows`` is the first dimension of every input."""
     first = min(room or largest, largest)
     if rows <= first:
-        return [Piece(call.inputs, rows)]
+        return [Split(call.inputs, rows)]
     ends = [*range(first, rows, largest), rows]
     inputs = cast("Mapping[str, Array]", call.inputs)
     return [
-        Piece({name: array[start:end] for name, array in inputs.items()}, end - start)
+        Split({name: array[start:end] for name, array in inputs.items()}, end - start)
         for start, end in zip([0, *ends], ends, strict=False)
     ]
 
@@ -48,7 +48,7 @@ def nobody_abandons(calls: Sequence[PredictCall]) -> None:
     """For owners that let every piece run."""
 
 
-class Joined:
+class SplitCall:
     """One call as several, ``pieces``, which wait and run like any other.
 
     Order: every piece is submitted and answered once, on any thread, at the same time too. Promises: the call is
@@ -66,7 +66,7 @@ class Joined:
     def __init__(
         self,
         call: PredictCall,
-        pieces: Sequence[Piece],
+        pieces: Sequence[Split],
         abandon: Callable[[Sequence[PredictCall]], None] = nobody_abandons,
     ) -> None:
         """``pieces`` as :func:`cut` makes them."""

@@ -17,7 +17,7 @@ LEAST_REUSE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
+class SlotAssignment:
     """The place for a text, of which ``count`` first tokens are there already, or, with ``source``, are to be copied
     from that place."""
 
@@ -26,7 +26,7 @@ class Taking:
     source: int | None = None
 
 
-class Places:
+class CacheSlots:
     """Of one cache; one thread. ``find`` -> ``take`` -> ``grew`` after every step -> ``release``."""
 
     __slots__ = ("_clock", "_free", "_held", "_left", "_remembers", "_tokens")
@@ -40,9 +40,9 @@ class Places:
         self._left = [0] * count
         self._clock = 0
 
-    def copy(self) -> Places:
+    def copy(self) -> CacheSlots:
         """For trying out."""
-        other = Places(0, self._remembers)
+        other = CacheSlots(0, self._remembers)
         other._free, other._tokens, other._held = self._free[:], self._tokens[:], self._held[:]
         other._left, other._clock = self._left[:], self._clock
         return other
@@ -56,7 +56,7 @@ class Places:
         """The tokens whose keys and values are certainly in the place, from its beginning on."""
         return self._tokens[place][: self._held[place]]
 
-    def find(self, tokens: Sequence[int] | None, kept: Collection[int] = ()) -> Taking | None:
+    def find(self, tokens: Sequence[int] | None, kept: Collection[int] = ()) -> SlotAssignment | None:
         """The place for a text with these tokens; None: there is none. ``tokens`` None: it reuses nothing. ``kept``
         places are not taken, only read. The last token is always left to be computed, for what comes after it is
         wanted."""
@@ -64,16 +64,16 @@ class Places:
         if not usable:
             return None
         if not self._remembers:
-            return Taking(usable[0])
+            return SlotAssignment(usable[0])
         spare = min(usable, key=self._worth)
         hit, count = self._longest(tokens) if tokens and len(tokens) > LEAST_REUSE else (-1, 0)
         if not count:
-            return Taking(spare)
+            return SlotAssignment(spare)
         if hit == spare or (hit in usable and self._held[hit] - count < LEAST_REUSE):
-            return Taking(hit, count)
-        return Taking(spare, count, hit)
+            return SlotAssignment(hit, count)
+        return SlotAssignment(spare, count, hit)
 
-    def take(self, taking: Taking, tokens: Sequence[int]) -> None:
+    def take(self, taking: SlotAssignment, tokens: Sequence[int]) -> None:
         """``tokens`` are those of the text, which may grow but not change. What is copied into the place counts once
         ``grew`` says so."""
         self._free.remove(taking.place)

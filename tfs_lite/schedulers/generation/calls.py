@@ -36,7 +36,7 @@ class Taken(NamedTuple):
     over: bool
 
 
-class AskedCall:
+class GenerationTask:
     """Any thread may call any method; ``take`` is the engine's. ``came``: in seconds of the servable's clock."""
 
     def __init__(self, call: PredictCall, came: float) -> None:

@@ -18,7 +18,7 @@ LAST = 8
 """Tokens of a prompt that its first words may depend on: whether there is a space."""
 
 
-class Said(NamedTuple):
+class DetokenizerOutput(NamedTuple):
     """What a token has added. ``finish``: it was the last one; ``stop`` is the token or the text that ended it."""
 
     text: str = ""
@@ -26,7 +26,7 @@ class Said(NamedTuple):
     stop: int | str | None = None
 
 
-class Words:
+class Detokenizer:
     """Of one text. Made on any thread, used by one.
 
     ``opening``: the words of the prompt, for texts that want them back. Without ``codec`` there are no words at all.
@@ -54,22 +54,22 @@ class Words:
         """Tokens that may not be the next one, because it would be over too soon."""
         return self._banned if self.count < self._least else NOTHING
 
-    def push(self, token: int) -> Said:
+    def push(self, token: int) -> DetokenizerOutput:
         """The next token. Not to be called any more once the text is over."""
         self.count += 1
         if token in self._eos or token in self._stop_ids:
-            return Said(self._rest("")[0], Finish.STOP, token)
+            return DetokenizerOutput(self._rest("")[0], Finish.STOP, token)
         text = self._stream.push(token) if self._stream is not None else ""
         if self.count < self._limit:
             return self._search(text)
         text, stop = self._rest(text)
-        return Said(text, Finish.LENGTH if stop is None else Finish.STOP, stop)
+        return DetokenizerOutput(text, Finish.LENGTH if stop is None else Finish.STOP, stop)
 
-    def _search(self, text: str) -> Said:
+    def _search(self, text: str) -> DetokenizerOutput:
         if self._finder is None or not text:
-            return Said(text)
+            return DetokenizerOutput(text)
         text, stop = self._finder.push(text, self.count >= self._least)
-        return Said(text, None if stop is None else Finish.STOP, stop)
+        return DetokenizerOutput(text, None if stop is None else Finish.STOP, stop)
 
     def _rest(self, text: str) -> tuple[str, str | None]:
         """``text`` and all that was held back, up to a stop, and that stop."""

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.generation import (
-    Drawn,
     EngineState,
     LanguageModel,
     OnStep,
     OnText,
     Piece,
+    SampledToken,
     Step,
     StepReport,
     nobody_counts_steps,
@@ -29,16 +29,16 @@ from tfs_lite.core.generation import (
 )
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.generation.detokenizer import Words
-from tfs_lite.schedulers.generation.entries import Entry, Heard, Job
+from tfs_lite.schedulers.generation.detokenizer import Detokenizer
+from tfs_lite.schedulers.generation.entries import Entry, Job, StepOutput
 from tfs_lite.schedulers.generation.loop import StepLoop
-from tfs_lite.schedulers.generation.planner import Plan, Share
-from tfs_lite.schedulers.generation.prefill_budget import Pace
+from tfs_lite.schedulers.generation.planner import Plan, ScheduledTokens
+from tfs_lite.schedulers.generation.prefill_budget import PrefillBudget
 from tfs_lite.schedulers.generation.reports import step_report, text_report
-from tfs_lite.schedulers.generation.scheduler_state import Roster
+from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.schedulers.generation.step_runner import Attempts
-from tfs_lite.schedulers.generation.text import Phase, Text
+from tfs_lite.schedulers.generation.step_runner import StepRunner
+from tfs_lite.schedulers.generation.text import GenerationState, Phase
 
 __all__ = ["Engine", "Job"]
 
@@ -77,11 +77,11 @@ class Engine:
         self._on_text = on_text
         self._eos = model.limits.eos
         self._codec = model.codec
-        self._attempts = Attempts(model, self._name)
-        self._pace = Pace(settings.slowdown)
+        self._attempts = StepRunner(model, self._name)
+        self._pace = PrefillBudget(settings.slowdown)
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # guards the fields below; texts are changed by the loop's thread only
-        self._roster = Roster(settings)
+        self._roster = SchedulerState(settings)
         self._entries: dict[Job, Entry] = {}  # of those that have not ended
         self._dropped: list[Job] = []
         self._closed = False
@@ -136,7 +136,7 @@ class Engine:
         length, wanted = len(job.tokens), job.wanted
         if not length or job.limit < 0 or length + job.limit > self._settings.length:
             raise ValueError(f"{length} + {job.limit} tokens do not fit into a place of {self._settings.length}")
-        text = Text(
+        text = GenerationState(
             number=-1,
             tokens=list(job.tokens),  # it grows
             prompt_length=length,
@@ -146,7 +146,7 @@ class Engine:
             deadline=job.deadline,
             reusable=not wanted.score_prompt,
         )
-        return Entry(job, text, Words(wanted, job.tokens, job.limit, self._eos, self._codec))
+        return Entry(job, text, Detokenizer(wanted, job.tokens, job.limit, self._eos, self._codec))
 
     def _refusal(self, jobs: Sequence[Job]) -> Status | None:
         if self._closed:
@@ -167,7 +167,7 @@ class Engine:
             self._step(plan)
         return bool(plan.shares)
 
-    def _drop(self, now: float) -> list[Heard]:
+    def _drop(self, now: float) -> list[StepOutput]:
         """Who has to leave before the next step; under the lock."""
         leaving = [(self._entries[job], CANCELLED) for job in self._dropped if job in self._entries]
         self._dropped.clear()
@@ -176,7 +176,7 @@ class Engine:
         for entry, status in leaving:
             if self._entries.pop(entry.job, None) is not None:
                 self._roster.remove(entry.text)
-                ended.append(Heard(entry, None, status))
+                ended.append(StepOutput(entry, None, status))
         return ended
 
     def _step(self, plan: Plan) -> None:
@@ -197,7 +197,7 @@ class Engine:
         decoding = sum(share.text.phase is Phase.DECODE for share in plan.shares)
         self._pace.took(decoding, sum(share.count for share in plan.shares) - decoding, seconds)
 
-    def _hear(self, share: Share, drawn: Drawn | None, now: float) -> Heard:
+    def _hear(self, share: ScheduledTokens, drawn: SampledToken | None, now: float) -> StepOutput:
         entry: Entry = share.text.work
         if drawn is None:
             return self._failure(entry, "failed on this text")
@@ -209,10 +209,10 @@ class Engine:
             logger.exception("the tokenizer of %s failed on a text", self._name)
             return self._failure(entry, "cannot turn this text's tokens into words")
 
-    def _failure(self, entry: Entry, what: str) -> Heard:
-        return Heard(entry, None, Status(StatusCode.INTERNAL, f"{self._name} {what}"))
+    def _failure(self, entry: Entry, what: str) -> StepOutput:
+        return StepOutput(entry, None, Status(StatusCode.INTERNAL, f"{self._name} {what}"))
 
-    def _settle(self, plan: Plan, heard: Sequence[Heard]) -> None:
+    def _settle(self, plan: Plan, heard: Sequence[StepOutput]) -> None:
         """The step's outcome; under the lock. Nobody knows what is in the places of those that failed."""
         for one in heard:
             if isinstance(one.event, Status):
@@ -227,7 +227,7 @@ class Engine:
             if one.is_over:
                 self._entries.pop(one.entry.job, None)
 
-    def _deliver(self, heard: Sequence[Heard], now: float) -> None:
+    def _deliver(self, heard: Sequence[StepOutput], now: float) -> None:
         for one in heard:
             if one.event is None:
                 continue
@@ -246,8 +246,8 @@ class Engine:
             left = list(self._entries.values())
             self._entries.clear()
             self._dropped.clear()
-            self._roster = Roster(self._settings)
-        self._deliver([Heard(entry, None, status) for entry in left], self._clock.monotonic())
+            self._roster = SchedulerState(self._settings)
+        self._deliver([StepOutput(entry, None, status) for entry in left], self._clock.monotonic())
 
     def _tell(self, report: StepReport) -> None:
         try:

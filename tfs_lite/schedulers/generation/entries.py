@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tfs_lite.core.generation import Draw, Drawn, Finish, Generation, Piece, Rows, TokenLogprob, Usage
+from tfs_lite.core.generation import Finish, Generation, Piece, Rows, SampledToken, SamplingRequest, TokenLogprob, Usage
 from tfs_lite.core.status import Status
-from tfs_lite.schedulers.generation.detokenizer import Said, Words
-from tfs_lite.schedulers.generation.text import Text
+from tfs_lite.schedulers.generation.detokenizer import Detokenizer, DetokenizerOutput
+from tfs_lite.schedulers.generation.text import GenerationState
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +36,7 @@ class Job:
     deliver: Callable[[Job, Piece | Status], None]
 
 
-class Heard(NamedTuple):
+class StepOutput(NamedTuple):
     """What has become of a text. ``token``: the one to append. ``event``: to be delivered; None: nothing yet."""
 
     entry: Entry
@@ -53,7 +53,7 @@ class Entry:
 
     __slots__ = ("_scores", "first", "job", "last", "text", "words")
 
-    def __init__(self, job: Job, text: Text, words: Words) -> None:
+    def __init__(self, job: Job, text: GenerationState, words: Detokenizer) -> None:
         text.work = self
         self.job = job
         self.text = text
@@ -74,21 +74,21 @@ class Entry:
         draw = None
         if draws:
             at = len(tokens) - text.prompt_length
-            draw = Draw(job.wanted.sampling, job.seed, at, tokens, text.prompt_length, self.words.banned)
+            draw = SamplingRequest(job.wanted.sampling, job.seed, at, tokens, text.prompt_length, self.words.banned)
         if self._scores and len(self._scores) < text.prompt_length:
             targets = tokens[start + 1 : min(start + count + 1, text.prompt_length)]
             return Rows(text.place, start, tokens[start : start + count], draw, targets, self._logprobs)
         return Rows(text.place, start, tokens[start : start + count], draw)
 
-    def hear(self, start: int, count: int, draws: bool, drawn: Drawn, now: float) -> Heard:
+    def hear(self, start: int, count: int, draws: bool, drawn: SampledToken, now: float) -> StepOutput:
         """What came of these rows. Changes neither the text nor its tokens, which are the roster's."""
         if drawn.targets:
             self._scores.extend(drawn.targets[len(self._scores) - start - 1 :])
         if drawn.token is not None and draws:
             return self._speak(drawn.token, drawn, now)
         if self.job.limit == 0 and start + count == len(self.text.tokens):
-            return Heard(self, None, self._piece((), Said(finish=Finish.LENGTH), ()))
-        return Heard(self)
+            return StepOutput(self, None, self._piece((), DetokenizerOutput(finish=Finish.LENGTH), ()))
+        return StepOutput(self)
 
     def usage(self, output: int) -> Usage:
         return Usage(self.text.prompt_length, output, self.text.cached)
@@ -97,7 +97,7 @@ class Entry:
     def _logprobs(self) -> int:
         return self.job.wanted.sampling.logprobs or 0
 
-    def _speak(self, token: int, drawn: Drawn, now: float) -> Heard:
+    def _speak(self, token: int, drawn: SampledToken, now: float) -> StepOutput:
         logprobs: tuple[TokenLogprob, ...] = ()
         if drawn.logprob is not None:
             logprobs = (TokenLogprob(token, drawn.logprob, drawn.top),)
@@ -105,9 +105,9 @@ class Entry:
         self.last = now
         if self.first is None:
             self.first = now
-        return Heard(self, token, piece)
+        return StepOutput(self, token, piece)
 
-    def _piece(self, tokens: Sequence[int], said: Said, logprobs: tuple[TokenLogprob, ...]) -> Piece:
+    def _piece(self, tokens: Sequence[int], said: DetokenizerOutput, logprobs: tuple[TokenLogprob, ...]) -> Piece:
         text, finish, stop = said
         if self.first is None:
             text = self.words.opening + text

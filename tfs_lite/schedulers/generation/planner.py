@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tfs_lite.core.generation import Copy
-from tfs_lite.schedulers.generation.cache_slots import Places, Taking
+from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.schedulers.generation.text import Phase, Text
+from tfs_lite.schedulers.generation.text import GenerationState, Phase
 
 SHORT_ROWS = 64
 """So many rows of prompts that are read to their end are in any step: they slow texts that decode down once, and not
@@ -30,11 +30,11 @@ Rank = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ScheduledTokens:
     """Rows of one text in a step: its tokens from ``start`` on. ``draws``: the last row completes its tokens, and the
     next one is wanted."""
 
-    text: Text
+    text: GenerationState
     start: int
     count: int
     draws: bool
@@ -48,10 +48,10 @@ class Plan:
     done again, with any part of the shares, and are still right. ``preempted`` wait again.
     """
 
-    shares: tuple[Share, ...]
+    shares: tuple[ScheduledTokens, ...]
     copies: tuple[Copy, ...] = ()
-    admitted: tuple[Text, ...] = ()
-    preempted: tuple[Text, ...] = ()
+    admitted: tuple[GenerationState, ...] = ()
+    preempted: tuple[GenerationState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Snapshot:
     decoding texts, but for short ones; None: as many as in any."""
 
     settings: EngineSettings
-    running: Sequence[Text]
-    waiting: Sequence[Text]
-    places: Places
+    running: Sequence[GenerationState]
+    waiting: Sequence[GenerationState]
+    places: CacheSlots
     beside: int | None = None
 
 
@@ -71,12 +71,12 @@ class Decision:
     """``preempted`` give up their places first, then those ``admitted`` take theirs, in order. Each of them has a
     share."""
 
-    shares: Sequence[Share]
-    preempted: Sequence[Text] = ()
-    admitted: Sequence[tuple[Text, Taking]] = ()
+    shares: Sequence[ScheduledTokens]
+    preempted: Sequence[GenerationState] = ()
+    admitted: Sequence[tuple[GenerationState, SlotAssignment]] = ()
 
 
-def ranking(policy: str) -> Callable[[Text], Rank]:
+def ranking(policy: str) -> Callable[[GenerationState], Rank]:
     if policy == "longest_first":
         return lambda text: (text.priority, -text.limit, text.number)
     if policy == "shortest_first":
@@ -85,12 +85,12 @@ def ranking(policy: str) -> Callable[[Text], Rank]:
 
 
 def decide(now: Snapshot) -> Decision:
-    shares: list[Share] = []
-    prompts: list[Text] = []
+    shares: list[ScheduledTokens] = []
+    prompts: list[GenerationState] = []
     decoding = Phase.DECODE
     for text in now.running:
         if text.phase is decoding:
-            shares.append(Share(text, text.done, 1, True))
+            shares.append(ScheduledTokens(text, text.done, 1, True))
         else:
             prompts.append(text)
     if not prompts and not now.waiting:
@@ -109,20 +109,20 @@ def _beside(now: Snapshot, decoding: int, prompts: int) -> int:
 class _Draft:
     """A decision in the making, once the decoding texts have their rows."""
 
-    def __init__(self, now: Snapshot, shares: list[Share], beside: int) -> None:
+    def __init__(self, now: Snapshot, shares: list[ScheduledTokens], beside: int) -> None:
         self._now = now
         self._rank = ranking(now.settings.policy)
         self._shares = shares
         self._left = now.settings.rows - len(shares)
         self._beside = beside
         self._short = max(beside, SHORT_ROWS)
-        self._places: Places | None = None
+        self._places: CacheSlots | None = None
         self._read: set[int] = set()
         """Places that the step copies from; they are left as they are in it."""
-        self._preempted: list[Text] = []
-        self._admitted: list[tuple[Text, Taking]] = []
+        self._preempted: list[GenerationState] = []
+        self._admitted: list[tuple[GenerationState, SlotAssignment]] = []
 
-    def complete(self, prompts: list[Text]) -> Decision:
+    def complete(self, prompts: list[GenerationState]) -> Decision:
         if len(prompts) > 1:
             prompts.sort(key=self._rank)
         for text in prompts:
@@ -132,7 +132,7 @@ class _Draft:
         self._admit()
         return Decision(self._shares, self._preempted, self._admitted)
 
-    def _share(self, text: Text, start: int, least: int) -> None:
+    def _share(self, text: GenerationState, start: int, least: int) -> None:
         """``least``: rows that it gets however many others have."""
         end = len(text.tokens)
         count = min(end - start, self._now.settings.chunk, self._left)
@@ -140,12 +140,12 @@ class _Draft:
             count = min(count, max(self._beside, least))
         if count > 0:
             draws = start + count == end and end - text.prompt_length < text.limit
-            self._shares.append(Share(text, start, count, draws))
+            self._shares.append(ScheduledTokens(text, start, count, draws))
             self._left -= count
             self._beside = max(self._beside - count, 0)
             self._short = max(self._short - count, 0)
 
-    def _admit(self, before: Text | None = None) -> None:
+    def _admit(self, before: GenerationState | None = None) -> None:
         """As many as there is room for; only such as may overtake that one."""
         waiting = self._now.waiting
         while len(self._admitted) < len(waiting):
@@ -161,7 +161,7 @@ class _Draft:
             self._admitted.append((text, taking))
             self._share(text, taking.count, 1)
 
-    def _room(self, text: Text) -> Taking | None:
+    def _room(self, text: GenerationState) -> SlotAssignment | None:
         """A place, which may be that of another text from now on, and a row."""
         places = self._places or self._now.places
         tokens = text.tokens if text.reusable else None
@@ -172,13 +172,13 @@ class _Draft:
             return None
         return self._trial().find(tokens)
 
-    def _victim(self, text: Text) -> Text | None:
+    def _victim(self, text: GenerationState) -> GenerationState | None:
         """The least urgent of those that have to give way."""
         lower = [other for other in self._now.running if other.priority > text.priority]
         lower = [other for other in lower if other not in self._preempted and self._outranks(text, other)]
         return max(lower, key=self._rank, default=None)
 
-    def _preempt(self, victim: Text) -> bool:
+    def _preempt(self, victim: GenerationState) -> bool:
         """Not if that yields no row, and not while somebody copies from it: then it is for the next step."""
         assert victim.place is not None
         share = next((share for share in self._shares if share.text is victim), None)
@@ -191,10 +191,10 @@ class _Draft:
         self._trial().release(victim.place)
         return True
 
-    def _trial(self) -> Places:
+    def _trial(self) -> CacheSlots:
         if self._places is None:
             self._places = self._now.places.copy()
         return self._places
 
-    def _outranks(self, text: Text, other: Text) -> bool:
+    def _outranks(self, text: GenerationState, other: GenerationState) -> bool:
         return text.priority < other.priority and self._rank(text) < self._rank(other)

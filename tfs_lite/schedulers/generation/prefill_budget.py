@@ -15,7 +15,7 @@ NEW = 0.25
 """Weight of the last step in an average."""
 
 
-class Pace:
+class PrefillBudget:
     """``slowdown``: how many times as long as one without prompts a step may take, above 1."""
 
     def __init__(self, slowdown: float) -> None:

@@ -14,12 +14,12 @@ from itertools import islice
 
 from tfs_lite.core.generation import Copy, EngineState
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.schedulers.generation.cache_slots import Places, Taking
-from tfs_lite.schedulers.generation.planner import Plan, Rank, Share, Snapshot, decide, ranking
+from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
+from tfs_lite.schedulers.generation.planner import Plan, Rank, Snapshot, decide, ranking
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.schedulers.generation.text import Phase, Text, move
+from tfs_lite.schedulers.generation.text import GenerationState, Phase, move
 
-__all__ = ["Plan", "Roster", "Share"]
+__all__ = ["Plan", "SchedulerState", "ScheduledTokens"]
 
 
 class _Line:
@@ -30,18 +30,18 @@ class _Line:
     def __init__(self, policy: str) -> None:
         self._rank = ranking(policy)
         self._ranks: list[Rank] = []
-        self.texts: list[Text] = []
+        self.texts: list[GenerationState] = []
         self.tokens = 0
         """Of their prompts."""
 
-    def add(self, text: Text) -> None:
+    def add(self, text: GenerationState) -> None:
         rank = self._rank(text)
         index = bisect_left(self._ranks, rank)
         self._ranks.insert(index, rank)
         self.texts.insert(index, text)
         self.tokens += text.prompt_length
 
-    def remove(self, text: Text) -> None:
+    def remove(self, text: GenerationState) -> None:
         index = bisect_left(self._ranks, self._rank(text))
         if index < len(self.texts) and self.texts[index] is text:
             del self._ranks[index], self.texts[index]
@@ -55,9 +55,9 @@ class _Alarms:
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._entries: list[tuple[float, int, Text]] = []
+        self._entries: list[tuple[float, int, GenerationState]] = []
 
-    def set(self, text: Text, texts: int) -> None:
+    def set(self, text: GenerationState, texts: int) -> None:
         """``texts``: how many there are; entries are not many more."""
         if len(self._entries) > 4 * texts + 64:
             self._entries = [entry for entry in self._entries if self._status(entry[2], entry[0]) is not None]
@@ -66,9 +66,9 @@ class _Alarms:
         if text.deadline is not None:
             heapq.heappush(self._entries, (text.deadline, text.number, text))
 
-    def ring(self, now: float) -> list[tuple[Text, Status]]:
+    def ring(self, now: float) -> list[tuple[GenerationState, Status]]:
         """Those that are late now; they are late next time too, until they have ended."""
-        late: dict[Text, Status] = {}
+        late: dict[GenerationState, Status] = {}
         again = []
         while self._entries and self._entries[0][0] <= now:
             entry = heapq.heappop(self._entries)
@@ -80,7 +80,7 @@ class _Alarms:
             heapq.heappush(self._entries, entry)
         return list(late.items())
 
-    def _status(self, text: Text, now: float) -> Status | None:
+    def _status(self, text: GenerationState, now: float) -> Status | None:
         if text.phase is Phase.ENDED:
             return None
         if text.deadline is not None and text.deadline <= now:
@@ -90,7 +90,7 @@ class _Alarms:
         return None
 
 
-def _past_deadline(text: Text) -> Status:
+def _past_deadline(text: GenerationState) -> Status:
     if text.started is None:
         message = "the deadline passed while the text waited for a place"
     else:
@@ -103,23 +103,23 @@ def _waited(seconds: float) -> Status:
     return Status(StatusCode.UNAVAILABLE, message, Reason.QUEUE_TIMEOUT)
 
 
-class Roster:
+class SchedulerState:
     """See the module. Nothing here waits, blocks or calls out."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
-        self._places = Places(settings.places, settings.prefix_reuse)
+        self._places = CacheSlots(settings.places, settings.prefix_reuse)
         self._line = _Line(settings.policy)
-        self._running: list[Text] = []
+        self._running: list[GenerationState] = []
         self._alarms = _Alarms(settings.queue_timeout)
 
     @property
-    def running(self) -> Sequence[Text]:
+    def running(self) -> Sequence[GenerationState]:
         """With a place, in the order in which they got it."""
         return self._running
 
     @property
-    def waiting(self) -> Sequence[Text]:
+    def waiting(self) -> Sequence[GenerationState]:
         """The next one first."""
         return self._line.texts
 
@@ -137,12 +137,12 @@ class Roster:
             return _full(f"texts with {tokens} tokens would wait, at most {most} may (max_queued_tokens)")
         return None
 
-    def add(self, text: Text) -> None:
+    def add(self, text: GenerationState) -> None:
         """It waits. It was checked that it fits into a place."""
         self._line.add(text)
         self._alarms.set(text, len(self._line.texts) + len(self._running))
 
-    def remove(self, text: Text, sound: bool = True) -> None:
+    def remove(self, text: GenerationState, sound: bool = True) -> None:
         """It has ended, however; its place is free from now on. Again: nothing happens. ``sound`` False: its rows may
         be wrong, and nobody is to reuse them."""
         if text.phase is Phase.ENDED:
@@ -150,7 +150,7 @@ class Roster:
         self._vacate(text, sound)
         move(text, Phase.ENDED)
 
-    def late(self, now: float) -> list[tuple[Text, Status]]:
+    def late(self, now: float) -> list[tuple[GenerationState, Status]]:
         """Those that have to end: DEADLINE_EXCEEDED, or UNAVAILABLE with QUEUE_TIMEOUT for one that has waited too
         long for its start. They are not removed."""
         return self._alarms.ring(now)
@@ -185,7 +185,7 @@ class Roster:
             if text.phase is prefill and share.draws and text.output + 1 < text.limit:
                 move(text, Phase.DECODE)
 
-    def append(self, text: Text, token: int) -> None:
+    def append(self, text: GenerationState, token: int) -> None:
         """The token that was drawn for it. RuntimeError if none was wanted."""
         if text.place is None or text.done != len(text.tokens) or text.output >= text.limit:
             raise RuntimeError(f"text {text.number} wants no token")
@@ -200,7 +200,7 @@ class Roster:
             capacity=self._settings.places * self._settings.length,
         )
 
-    def _admit(self, text: Text, taking: Taking, now: float) -> Copy | None:
+    def _admit(self, text: GenerationState, taking: SlotAssignment, now: float) -> Copy | None:
         self._line.remove(text)
         self._places.take(taking, text.tokens)
         self._running.append(text)
@@ -212,13 +212,13 @@ class Roster:
         move(text, Phase.PREFILL)
         return None if taking.source is None else Copy(taking.source, taking.place, taking.count)
 
-    def _preempt(self, text: Text) -> None:
+    def _preempt(self, text: GenerationState) -> None:
         self._vacate(text, True)
         text.done = 0
         text.preemptions += 1
         move(text, Phase.WAITING)
 
-    def _vacate(self, text: Text, sound: bool) -> None:
+    def _vacate(self, text: GenerationState, sound: bool) -> None:
         if text.place is None:
             self._line.remove(text)
             return

@@ -33,7 +33,7 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, check_
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.protocols.generation_tensors import generation_signature, join, whole_outputs
 from tfs_lite.schedulers.batching.execution import CANCELLED, Answer, finish
-from tfs_lite.schedulers.generation.calls import AskedCall
+from tfs_lite.schedulers.generation.calls import GenerationTask
 from tfs_lite.schedulers.generation.engine import Engine, Job
 from tfs_lite.schedulers.generation.loop import StepLoop, shared_loop
 from tfs_lite.schedulers.generation.settings import EngineSettings
@@ -146,7 +146,7 @@ class GenerativeServable(Traits):
 
     def submit(self, call: PredictCall) -> None:
         """Never blocks: long prompts are tokenised elsewhere."""
-        asked = call.ticket = AskedCall(call, self._clock.monotonic())
+        asked = call.ticket = GenerationTask(call, self._clock.monotonic())
         if self._is_late(call):
             self._end(asked, self._late())
         elif self._closed.is_set():
@@ -159,7 +159,7 @@ class GenerativeServable(Traits):
     def cancel(self, call: PredictCall) -> None:
         """A call that runs ends within a step."""
         asked = call.ticket
-        if not isinstance(asked, AskedCall):
+        if not isinstance(asked, GenerationTask):
             return
         over, jobs = asked.drop()
         if over:
@@ -176,14 +176,14 @@ class GenerativeServable(Traits):
         self._engine.close()
         self.model.close()
 
-    def _prepare_later(self, asked: AskedCall, weight: int) -> None:
+    def _prepare_later(self, asked: GenerationTask, weight: int) -> None:
         drop = partial(self._end, asked, self._unloaded())
         work = asked.work = Work(weight, partial(self._prepare, asked), drop)
         refusal = self._tokenizing.put(work)
         if refusal is not None:
             self._end(asked, refusal)
 
-    def _prepare(self, asked: AskedCall) -> None:
+    def _prepare(self, asked: GenerationTask) -> None:
         """On the thread of whoever submits, or on that for long prompts."""
         call = asked.call
         if not asked.is_wanted:
@@ -204,7 +204,7 @@ class GenerativeServable(Traits):
         else:
             self._enter(asked, texts)
 
-    def _enter(self, asked: AskedCall, texts: Sequence[Prepared]) -> None:
+    def _enter(self, asked: GenerationTask, texts: Sequence[Prepared]) -> None:
         deliver = partial(self._deliver, asked)
         deadline = _deadline(asked)
         jobs = [
@@ -228,7 +228,7 @@ class GenerativeServable(Traits):
             logger.exception("the engine of %s could not take texts", self._name)
             return Status(StatusCode.INTERNAL, f"{self._name} failed to take the texts")
 
-    def _deliver(self, asked: AskedCall, job: Job, event: Piece | Status) -> None:
+    def _deliver(self, asked: GenerationTask, job: Job, event: Piece | Status) -> None:
         """On the engine's thread, or on that which closes."""
         is_last = isinstance(event, Status) or event.finish is not None
         taken = asked.take(job, event, self._started() if is_last else None)
@@ -246,7 +246,7 @@ class GenerativeServable(Traits):
             return None
         return self._clock.monotonic() - report.seconds + report.queue_seconds
 
-    def _pass_on(self, asked: AskedCall, index: int, piece: Piece) -> None:
+    def _pass_on(self, asked: GenerationTask, index: int, piece: Piece) -> None:
         on_piece = asked.call.on_piece
         if on_piece is None:
             asked.keep(index, piece)
@@ -256,7 +256,7 @@ class GenerativeServable(Traits):
         except Exception:
             logger.exception("a caller of %s broke its contract: on_piece must not raise", self._name)
 
-    def _outputs(self, asked: AskedCall) -> Answer:
+    def _outputs(self, asked: GenerationTask) -> Answer:
         call = asked.call
         if call.on_piece is not None:
             return {}
@@ -271,12 +271,12 @@ class GenerativeServable(Traits):
             logger.exception("a caller of %s broke its contract: on_part must not raise", self._name)
         return {}
 
-    def _end(self, asked: AskedCall, answer: Answer) -> None:
+    def _end(self, asked: GenerationTask, answer: Answer) -> None:
         """Answers, unless somebody else has."""
         if asked.end():
             self._answer(asked, answer)
 
-    def _answer(self, asked: AskedCall, answer: Answer) -> None:
+    def _answer(self, asked: GenerationTask, answer: Answer) -> None:
         """Once for each call: by whoever has made it OVER."""
         call, now = asked.call, self._clock.monotonic()
         started = now if asked.started is None else asked.started
@@ -308,7 +308,7 @@ class GenerativeServable(Traits):
         return Status(StatusCode.DEADLINE_EXCEEDED, message)
 
 
-def _deadline(asked: AskedCall) -> float | None:
+def _deadline(asked: GenerationTask) -> float | None:
     """The call's own, or the one that its ``timeout`` means, whichever is sooner."""
     call = asked.call
     if not call.timeout:

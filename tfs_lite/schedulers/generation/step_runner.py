@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from types import TracebackType
 
-from tfs_lite.core.generation import Drawn, LanguageModel, Rows, Step
+from tfs_lite.core.generation import LanguageModel, Rows, SampledToken, Step
 
 MAX_CAUSES = 100
 """Different ones that are told of."""
@@ -18,7 +18,7 @@ MAX_CAUSES = 100
 logger = logging.getLogger(__name__)
 
 
-class Attempts:
+class StepRunner:
     """Of one model; one thread. ``name``: as people know it."""
 
     def __init__(self, model: LanguageModel, name: str) -> None:
@@ -28,7 +28,7 @@ class Attempts:
         self.failures = 0
         """Steps that raised, those of a text alone not counted."""
 
-    def run(self, step: Step) -> Sequence[Drawn | None]:
+    def run(self, step: Step) -> Sequence[SampledToken | None]:
         """For each of the step's rows in order; None: the model raises because of it."""
         try:
             return self._run(step)
@@ -37,7 +37,7 @@ class Attempts:
             self._tell("a step of %s failed, its texts are tried alone", error)
         return [self._alone(step, rows) for rows in step.rows]
 
-    def _alone(self, step: Step, rows: Rows) -> Drawn | None:
+    def _alone(self, step: Step, rows: Rows) -> SampledToken | None:
         copies = [copy for copy in step.copies if copy.target == rows.place]
         try:
             return self._run(Step((rows,), copies))[0]
@@ -45,7 +45,7 @@ class Attempts:
             self._tell("a text of %s failed", error)
             return None
 
-    def _run(self, step: Step) -> Sequence[Drawn]:
+    def _run(self, step: Step) -> Sequence[SampledToken]:
         drawn = self._model.step(step)
         if len(drawn) != len(step.rows):
             raise RuntimeError(f"the model gave {len(drawn)} answers to {len(step.rows)} texts")

@@ -29,7 +29,7 @@ _NEXT = {
 
 
 @dataclass(slots=True, eq=False)
-class Text:
+class GenerationState:
     """Changed by the engine's thread only, and there by the roster. Times are of the clock's ``monotonic``, in seconds.
 
     ``tokens`` only grows: others keep the list, with a count, for as long as a place holds these tokens.
@@ -73,7 +73,7 @@ class Text:
         return len(self.tokens) - self.done
 
 
-def move(text: Text, phase: Phase) -> None:
+def move(text: GenerationState, phase: Phase) -> None:
     """The one way from phase to phase. RuntimeError for a step that no text takes."""
     if phase not in _NEXT[text.phase]:
         raise RuntimeError(f"text {text.number} cannot go from {text.phase.name} to {phase.name}")

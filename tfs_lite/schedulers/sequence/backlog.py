@@ -6,7 +6,7 @@ from collections import OrderedDict
 from math import inf
 from typing import Generic
 
-from tfs_lite.schedulers.sequence.deadlines import Alarms
+from tfs_lite.schedulers.sequence.deadlines import Deadlines
 from tfs_lite.schedulers.sequence.request import OneSequence, Request, T
 
 
@@ -18,7 +18,7 @@ class Backlog(Generic[T]):
 
     def __init__(self) -> None:
         self._entries: OrderedDict[OneSequence[T], None] = OrderedDict()
-        self._ends: Alarms[OneSequence[T]] = Alarms()
+        self._ends: Deadlines[OneSequence[T]] = Deadlines()
         self.requests = 0
         """Of all entries."""
 

@@ -14,7 +14,7 @@ SPARE = 16
 """So many outdated entries are kept in any case."""
 
 
-class Alarms(Generic[K]):
+class Deadlines(Generic[K]):
     """At most one time per key. Amortised O(log n) per call. Not for several threads at once.
 
     A heap of (time, serial, key) has, for every key, an entry that is not later than the key's time; entries of other

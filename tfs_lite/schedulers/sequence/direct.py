@@ -21,13 +21,13 @@ from tfs_lite.core.clock import Timer
 from tfs_lite.core.model import BatchReport, Model, OnBatch, WorkerLost
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.execution import Answer
-from tfs_lite.schedulers.batching.worker_threads import Lane
+from tfs_lite.schedulers.batching.worker_threads import WorkerThread
 from tfs_lite.schedulers.sequence.entries import Entry, Taken
 from tfs_lite.schedulers.sequence.request import Request, Slot, T
-from tfs_lite.schedulers.sequence.sequence_manager import Desk
+from tfs_lite.schedulers.sequence.sequence_manager import SequenceManager
 from tfs_lite.schedulers.sequence.settings import DirectSettings
 from tfs_lite.schedulers.sequence.states import Values
-from tfs_lite.schedulers.sequence.worker_generation import Continuity
+from tfs_lite.schedulers.sequence.worker_generation import WorkerGeneration
 
 logger = logging.getLogger(__name__)
 
@@ -44,16 +44,21 @@ class DirectLanes:
     """
 
     def __init__(
-        self, desk: Desk, models: Sequence[Model], settings: DirectSettings, on_batch: OnBatch, implicit: bool
+        self,
+        desk: SequenceManager,
+        models: Sequence[Model],
+        settings: DirectSettings,
+        on_batch: OnBatch,
+        implicit: bool,
     ) -> None:
         """Takes the models over. ``implicit``: all state is."""
         self._desk = desk
-        self._continuity = [Continuity(model, implicit) for model in models]
+        self._continuity = [WorkerGeneration(model, implicit) for model in models]
         self._settings = settings
         self._on_batch = on_batch
         self._closing = threading.Event()
         self._lanes = [
-            Lane(model, f"tfs-model-{desk.name}-{number}", partial(self._serve, number))
+            WorkerThread(model, f"tfs-model-{desk.name}-{number}", partial(self._serve, number))
             for number, model in enumerate(models)
         ]
         self._timers: dict[int, Timer] = {}  # of lanes that wait for more requests; guarded by the desk's lock
@@ -95,12 +100,12 @@ class DirectLanes:
         slept, lane.idle = lane.idle, False
         return slept
 
-    def _serve(self, instance: int, lane: Lane) -> None:
+    def _serve(self, instance: int, lane: WorkerThread) -> None:
         while (batch := self._next(instance, lane)) is not None:
             self._run(instance, lane.model, batch)
             del batch
 
-    def _next(self, instance: int, lane: Lane) -> Batch | None:
+    def _next(self, instance: int, lane: WorkerThread) -> Batch | None:
         """The lane's next batch; blocks. None: the lane's work is over."""
         while True:
             with self._desk.lock:
@@ -161,7 +166,9 @@ class DirectLanes:
             logger.exception("a run of %s could not be counted", self._desk.name)
 
 
-def _attempt(model: Model, batch: Batch, name: str, continuity: Continuity) -> tuple[list[tuple[Answer, Values]], bool]:
+def _attempt(
+    model: Model, batch: Batch, name: str, continuity: WorkerGeneration
+) -> tuple[list[tuple[Answer, Values]], bool]:
     """For each request its answer and the state after it, which is the one before where the run failed; and whether the
     model's worker has died."""
     taken = [each for each in batch if each is not None]

@@ -21,12 +21,12 @@ from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.execution import Answer
 from tfs_lite.schedulers.batching.job import Job
 from tfs_lite.schedulers.batching.settings import BatchSettings
-from tfs_lite.schedulers.batching.signature_queue import Line
-from tfs_lite.schedulers.batching.worker_threads import Lane
+from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
+from tfs_lite.schedulers.batching.worker_threads import WorkerThread
 from tfs_lite.schedulers.sequence.entries import Entry, Taken
 from tfs_lite.schedulers.sequence.request import Slot
-from tfs_lite.schedulers.sequence.sequence_manager import HOLE, Desk
-from tfs_lite.schedulers.sequence.worker_generation import Continuity
+from tfs_lite.schedulers.sequence.sequence_manager import HOLE, SequenceManager
+from tfs_lite.schedulers.sequence.worker_generation import WorkerGeneration
 
 NEVER_RAN = (StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED)
 """With these a batcher answers what has not run."""
@@ -42,7 +42,7 @@ class OldestBatchers:
     """
 
     def __init__(
-        self, desk: Desk, models: Sequence[Model], settings: BatchSettings, on_batch: OnBatch, implicit: bool
+        self, desk: SequenceManager, models: Sequence[Model], settings: BatchSettings, on_batch: OnBatch, implicit: bool
     ) -> None:
         """Takes the models over. ``implicit``: all state is."""
         self._desk = desk
@@ -147,16 +147,18 @@ class OldestBatchers:
 class _Batcher(BatchingServable):
     """The batcher of one instance. ``recovered`` is called when it takes calls again after its worker was lost."""
 
-    def __init__(self, model: WatchedModel, desk: Desk, settings: BatchSettings, recovered: Callable[[], None]) -> None:
+    def __init__(
+        self, model: WatchedModel, desk: SequenceManager, settings: BatchSettings, recovered: Callable[[], None]
+    ) -> None:
         self._model = model
         self._recovered = recovered
         super().__init__([model], desk.id, settings, clock=desk.clock, on_batch=model.report)
 
-    def _run(self, lane: Lane, line: Line, jobs: Sequence[Job]) -> None:
+    def _run(self, lane: WorkerThread, line: SignatureQueue, jobs: Sequence[Job]) -> None:
         self._model.begin()
         super()._run(lane, line, jobs)
 
-    def _recover(self, lane: Lane) -> None:
+    def _recover(self, lane: WorkerThread) -> None:
         super()._recover(lane)
         self._recovered()
 
@@ -180,7 +182,7 @@ class WatchedModel(Model):
         self._repeatable = repeatable
         self._failure: BaseException | None = None  # of the batch that is being run
         self._reported = False
-        self._continuity = Continuity(model, repeatable)
+        self._continuity = WorkerGeneration(model, repeatable)
 
     def begin(self) -> None:
         """A batch comes, in one run or more."""

@@ -21,7 +21,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.execution import CANCELLED, Answer, finish
 from tfs_lite.schedulers.sequence.admission import STOPPING
-from tfs_lite.schedulers.sequence.deadlines import Alarms
+from tfs_lite.schedulers.sequence.deadlines import Deadlines
 from tfs_lite.schedulers.sequence.entries import Entry, Taken
 from tfs_lite.schedulers.sequence.request import Request, SequenceId, Slot
 from tfs_lite.schedulers.sequence.settings import SequenceSettings
@@ -51,7 +51,7 @@ class _Effects:
     ready: list[Slot] = field(default_factory=list)
 
 
-class Desk:
+class SequenceManager:
     """Any thread. ``wake`` is called, without the lock, with slots that may have a request to run.
 
     Whoever runs requests may hold ``lock`` around several of the methods that say so, and its own decisions.
@@ -76,7 +76,7 @@ class Desk:
         self._on_forgotten = on_forgotten
         self._wake = wake
         self._memory = Memory()
-        self._deadlines: Alarms[Entry] = Alarms()  # of calls that wait
+        self._deadlines: Deadlines[Entry] = Deadlines()  # of calls that wait
         self._lost: set[int] = set()
         self._casualties: dict[SequenceId, None] = {}  # sequences that ended with a worker, the oldest first
         self._timer: Timer | None = None

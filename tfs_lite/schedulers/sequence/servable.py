@@ -23,7 +23,7 @@ from tfs_lite.schedulers.sequence.entries import Entry
 from tfs_lite.schedulers.sequence.oldest import OldestBatchers
 from tfs_lite.schedulers.sequence.request import SequenceId, Slot
 from tfs_lite.schedulers.sequence.rows import RowPlan
-from tfs_lite.schedulers.sequence.sequence_manager import Desk, OnForgotten, nobody_routes
+from tfs_lite.schedulers.sequence.sequence_manager import OnForgotten, SequenceManager, nobody_routes
 from tfs_lite.schedulers.sequence.settings import (
     MAX_QUEUED,
     direct_settings_of,
@@ -84,7 +84,7 @@ class SequenceServable(Traits):
         self._signatures = {key: plan.visible for key, plan in self._plans.items()}
         self._controls = controls
         slots = sequence_settings_of(settings, max_queued)
-        self._desk = desk = Desk(slots, len(models), servable_id, clock, on_forgotten, self._wake)
+        self._desk = desk = SequenceManager(slots, len(models), servable_id, clock, on_forgotten, self._wake)
         self._runner: DirectLanes | OldestBatchers
         implicit = bool(states.states)
         if slots.oldest:

@@ -16,7 +16,7 @@ from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.sequence.admission import checked, full
 from tfs_lite.schedulers.sequence.backlog import Backlog
-from tfs_lite.schedulers.sequence.deadlines import Alarms
+from tfs_lite.schedulers.sequence.deadlines import Deadlines
 from tfs_lite.schedulers.sequence.request import Admitted, OneSequence, Request, SequenceId, Slot, T
 from tfs_lite.schedulers.sequence.settings import SequenceSettings
 
@@ -45,7 +45,7 @@ class Sequences(Generic[T]):
         self._ids: dict[SequenceId, OneSequence[T]] = {}
         self._of: dict[T, OneSequence[T]] = {}  # of every item that waits or runs
         self._backlog: Backlog[T] = Backlog()
-        self._idle: Alarms[OneSequence[T]] = Alarms()  # of sequences in slots whose id is known
+        self._idle: Deadlines[OneSequence[T]] = Deadlines()  # of sequences in slots whose id is known
         slots = [Slot(number, i) for number in range(settings.slots_per_instance) for i in range(instances)]
         self._free = slots  # ascending, so it is a heap
         self._in: dict[Slot, OneSequence[T] | None] = dict.fromkeys(slots)

@@ -11,7 +11,7 @@ from tfs_lite.core.model import Model, WorkerLost
 LOST = "has lost its worker process, and with it the sequence; start it again with sequence_start"
 
 
-class Continuity:
+class WorkerGeneration:
     """Of one model, for one thread. ``implicit``: all state is kept by the scheduler, and nothing is ever lost."""
 
     def __init__(self, model: Model, implicit: bool) -> None:

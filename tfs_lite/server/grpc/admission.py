@@ -17,7 +17,7 @@ QUIET = 0.1
 """Seconds without a new call."""
 
 
-class Door:
+class AdmissionControl:
     """Used on the event loop only. ``max_calls``: how many may be inside; None: any number."""
 
     def __init__(self, max_calls: int | None = None) -> None:

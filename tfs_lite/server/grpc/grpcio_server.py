@@ -17,7 +17,7 @@ from typing import Any, cast
 import grpc
 
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
-from tfs_lite.server.grpc.admission import Door
+from tfs_lite.server.grpc.admission import AdmissionControl
 from tfs_lite.server.grpc.channel_arguments import RECEIVE_LIMIT, SEND_LIMIT, SHARE_PORT
 from tfs_lite.server.grpc.status import explain
 from tfs_lite.server.runtime.sockets import PORT_FLAG, SOCKET_FLAG, cannot_listen, check_address, claim, in_use
@@ -66,7 +66,7 @@ class GrpcServer:
         self._server = grpc.aio.server(options=list(options.items()))
         self._shares_port = options[SHARE_PORT] == 1
         self._credentials = credentials
-        self._door = Door(max_concurrent_calls)
+        self._door = AdmissionControl(max_concurrent_calls)
         self._draining = asyncio.Event()
         services: dict[str, dict[str, Any]] = defaultdict(dict)
         for method in methods:
@@ -128,7 +128,7 @@ def _target(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _rpc_handler(method: Method, door: Door, draining: asyncio.Event) -> Any:
+def _rpc_handler(method: Method, door: AdmissionControl, draining: asyncio.Event) -> Any:
     if method.kind is CallKind.UNARY:
         return grpc.unary_unary_rpc_method_handler(_unary(method.path, cast(UnaryHandler, method.handler), door))
     if method.kind is CallKind.CLIENT_STREAM:
@@ -140,7 +140,7 @@ def _rpc_handler(method: Method, door: Door, draining: asyncio.Event) -> Any:
     return grpc.unary_stream_rpc_method_handler(_stream(method.path, cast(StreamHandler, method.handler), door))
 
 
-def _unary(path: str, handler: UnaryHandler, door: Door) -> Callable[[bytes, Any], Awaitable[bytes]]:
+def _unary(path: str, handler: UnaryHandler, door: AdmissionControl) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def call(request: bytes, context: Any) -> bytes:
         entered = False
         try:
@@ -158,7 +158,7 @@ def _unary(path: str, handler: UnaryHandler, door: Door) -> Callable[[bytes, Any
     return call
 
 
-def _stream(path: str, handler: StreamHandler, door: Door) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
+def _stream(path: str, handler: StreamHandler, door: AdmissionControl) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
     async def call(request: bytes, context: Any) -> AsyncIterator[bytes]:
         entered = False
         try:
@@ -175,7 +175,7 @@ def _stream(path: str, handler: StreamHandler, door: Door) -> Callable[[bytes, A
 
 
 def _client_stream(
-    path: str, handler: ClientStreamHandler, door: Door, draining: asyncio.Event
+    path: str, handler: ClientStreamHandler, door: AdmissionControl, draining: asyncio.Event
 ) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def call(requests: Any, context: Any) -> bytes:
         entered = False
@@ -198,7 +198,7 @@ def _client_stream(
 
 
 def _bidi(
-    path: str, handler: BidiHandler, door: Door, draining: asyncio.Event
+    path: str, handler: BidiHandler, door: AdmissionControl, draining: asyncio.Event
 ) -> Callable[[Any, Any], Awaitable[None]]:
     async def call(requests: Any, context: Any) -> None:
         """A coroutine, so that the handler's iterator is closed as soon as the call is cancelled."""

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from tfs_lite.server.grpc.admission import Door
+from tfs_lite.server.grpc.admission import AdmissionControl
 from tfs_lite.server.grpc.channel_arguments import Arguments, read_limits, shares_port
 from tfs_lite.server.grpc.status import explain
 from tfs_lite.server.runtime.sockets import PORT_FLAG, SOCKET_FLAG, UnixListener, listen
@@ -38,7 +38,7 @@ class NativeGrpcServer:
         tls: Callable[[], ssl.SSLContext] | None = None,
         max_concurrent_calls: int | None = None,
     ) -> None:
-        door = Door(max_concurrent_calls)
+        door = AdmissionControl(max_concurrent_calls)
         hooks = Hooks(door.enter, door.leave, explain)
         self._tls = tls
         self._server = Server(methods, read_limits(arguments, max_message_bytes), hooks, tls=tls)

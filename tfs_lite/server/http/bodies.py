@@ -30,7 +30,7 @@ BODIES_IN_ROOM = 4
 BODY_SECONDS = 60.0
 
 
-class ClientGone(HttpError):
+class ClientDisconnected(HttpError):
     """The client closed the connection before it had its answer: CANCELLED, and nobody reads it."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class Body:
     def _hold(self, size: int) -> None:
         with self._lock:
             if self._closed:
-                raise ClientGone
+                raise ClientDisconnected
             self._room.take(size)
             self._held += size
 
@@ -230,7 +230,7 @@ async def _collect(request: Request, body: Body) -> None:
     while more:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         data = message.get("body", b"")
         if data:
             body.append(data)

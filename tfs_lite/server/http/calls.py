@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import RequestRecord
-from tfs_lite.server.http.bodies import ClientGone
+from tfs_lite.server.http.bodies import ClientDisconnected
 from tfs_lite.transport.deadlines import Deadlines
 
 Receive = Callable[[], Awaitable[Any]]
@@ -43,7 +43,7 @@ class Call:
 
     def leave(self) -> None:
         """Ends it because the client has gone."""
-        self.end(ClientGone())
+        self.end(ClientDisconnected())
 
     def expire(self) -> None:
         """Ends it because its deadline has passed."""

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tfs_lite.server.http.head_checks import MAX_HEAD_BYTES, MAX_HEADERS, BadHead, check_head, without_upgrade
 from tfs_lite.server.http.lingering_close import LingeringTransport
-from tfs_lite.server.http.short_path import WholeApp, WholeRequest, read_whole
+from tfs_lite.server.http.short_path import BufferedRequest, WholeApp, read_whole
 
 ABORT, PATIENCE = "tfs_lite.abort", "tfs_lite.patience"
 """Extensions of a scope, for answers that take long: a function that cuts the connection at once, and one that is told
@@ -58,9 +58,9 @@ class Connection(HttpToolsProtocol):
     _silent = 0
     """Bytes that came since a head ended or a body went on."""
     _keep_alive = True
-    _coming: WholeRequest | None = None
+    _coming: BufferedRequest | None = None
     """Its head is there, its body is being read."""
-    _whole: WholeRequest | None = None
+    _whole: BufferedRequest | None = None
     """It is being answered."""
     _current: RequestResponseCycle | None = None
     """The same for the long way; ``cycle`` is the latest that was parsed."""
@@ -225,13 +225,13 @@ class Connection(HttpToolsProtocol):
         else:
             super().on_message_complete()
 
-    def _begin_whole(self, request: WholeRequest) -> None:
+    def _begin_whole(self, request: BufferedRequest) -> None:
         self._coming, self._whole = None, request
         request.keep_alive = self._keep_alive
         self._since = time.monotonic()
         self.loop.create_task(self._answer_whole(request))
 
-    async def _answer_whole(self, request: WholeRequest) -> None:
+    async def _answer_whole(self, request: BufferedRequest) -> None:
         assert self.whole_app is not None
         answer = await self.whole_app.answer_whole(request)
         self._whole = None

@@ -36,7 +36,7 @@ class HttpError(ServingError):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class BodyFormat:
     """How trees become bytes and bytes trees. ``loads`` raises INVALID_ARGUMENT. ``binary``: strings stay bytes."""
 
     media_type: str
@@ -45,18 +45,18 @@ class Form:
     binary: bool = False
 
 
-JSON = Form("application/json", json_text.loads, json_text.dumps)
-MSGPACK = Form("application/msgpack", msgpack_body.loads, msgpack_body.dumps, binary=True)
+JSON = BodyFormat("application/json", json_text.loads, json_text.dumps)
+MSGPACK = BodyFormat("application/msgpack", msgpack_body.loads, msgpack_body.dumps, binary=True)
 _MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
 
 
-def body_form(headers: Mapping[str, str]) -> Form:
+def body_format(headers: Mapping[str, str]) -> BodyFormat:
     """The form of a request's body: JSON unless its type says msgpack."""
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     return MSGPACK if media_type in _MSGPACK_TYPES else JSON
 
 
-def answer_form(headers: Mapping[str, str]) -> Form:
+def answer_form(headers: Mapping[str, str]) -> BodyFormat:
     """The form of the answer: what the client accepts by name, else the form of its body."""
     for item in headers.get("accept", "").lower().split(","):
         media_type = item.partition(";")[0].strip()
@@ -64,7 +64,7 @@ def answer_form(headers: Mapping[str, str]) -> Form:
             return MSGPACK
         if media_type == JSON.media_type:
             return JSON
-    return body_form(headers)
+    return body_format(headers)
 
 
 def json_reply(tree: Any, status: int = 200) -> Response:
@@ -72,7 +72,7 @@ def json_reply(tree: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(tree, option=orjson.OPT_INDENT_2), status, media_type=JSON.media_type)
 
 
-def error_reply(error: ServingError, form: Form = JSON) -> Response:
+def error_reply(error: ServingError, form: BodyFormat = JSON) -> Response:
     if isinstance(error, HttpError):
         status, headers = error.http, error.headers
     else:
@@ -82,7 +82,7 @@ def error_reply(error: ServingError, form: Form = JSON) -> Response:
     return Response(_error_body(str(error), form), status, headers, media_type=form.media_type)
 
 
-def _error_body(message: str, form: Form) -> bytes:
+def _error_body(message: str, form: BodyFormat) -> bytes:
     printable = message.encode("utf-8", "replace").decode()  # names from requests may hold anything
     tree = {"error": printable}
     return form.dumps(tree) if form.binary else orjson.dumps(tree)

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.server.http.head_checks import Header
-from tfs_lite.server.http.replies import Form, answer_form, body_form
+from tfs_lite.server.http.replies import BodyFormat, answer_form, body_format
 
 MAX_WHOLE_BYTES = 16 * 1024
 """Of the body. Larger ones seldom come in one piece."""
@@ -24,7 +24,7 @@ KNOWN_WISHES, WISH_LENGTH = 64, 128
 _CLOSE = b"connection: close\r\n"
 
 
-class WholeRequest:
+class BufferedRequest:
     """A POST. On the event loop. Each header is there once, its name in lower case. Whoever answers sets ``on_gone``,
     to hear that the client has gone; nobody reads the answer then."""
 
@@ -44,7 +44,7 @@ class WholeRequest:
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self.fields.items()}
 
     @property
-    def forms(self) -> tuple[Form, Form]:
+    def forms(self) -> tuple[BodyFormat, BodyFormat]:
         """Of the body, of the answer."""
         sent, wanted = self.fields.get(b"content-type", b""), self.fields.get(b"accept", b"")
         return _forms(sent, wanted) if len(sent) + len(wanted) <= WISH_LENGTH else _read_forms(sent, wanted)
@@ -71,7 +71,7 @@ class Answer(NamedTuple):
         )
 
 
-def success(body: bytes, form: Form) -> Answer:
+def success(body: bytes, form: BodyFormat) -> Answer:
     return Answer(200, b"content-length: %d\r\ncontent-type: %s\r\n" % (len(body), form.media_type.encode()), body)
 
 
@@ -86,11 +86,11 @@ class WholeApp(Protocol):
     def takes_whole(self, target: str) -> ModelRef | None:
         """The model that a POST to this target asks; None: the request has to take the long way."""
 
-    async def answer_whole(self, request: WholeRequest) -> Answer:
+    async def answer_whole(self, request: BufferedRequest) -> Answer:
         """The answer that the long way gives. Raises nothing but CancelledError."""
 
 
-def read_whole(app: WholeApp, method: bytes, target: bytes, fields: Mapping[bytes, bytes]) -> WholeRequest | None:
+def read_whole(app: WholeApp, method: bytes, target: bytes, fields: Mapping[bytes, bytes]) -> BufferedRequest | None:
     """A request that may take the short way once its body is there. ``fields`` has all of its headers."""
     size = fields.get(b"content-length")
     if size is None or method != b"POST" or int(size) > MAX_WHOLE_BYTES:
@@ -99,12 +99,12 @@ def read_whole(app: WholeApp, method: bytes, target: bytes, fields: Mapping[byte
         return None
     text = target.decode("latin-1")
     ref = app.takes_whole(text)
-    return None if ref is None else WholeRequest(text, fields, ref)
+    return None if ref is None else BufferedRequest(text, fields, ref)
 
 
-def _read_forms(sent: bytes, wanted: bytes) -> tuple[Form, Form]:
+def _read_forms(sent: bytes, wanted: bytes) -> tuple[BodyFormat, BodyFormat]:
     headers = {"content-type": sent.decode("latin-1"), "accept": wanted.decode("latin-1")}
-    return body_form(headers), answer_form(headers)
+    return body_format(headers), answer_form(headers)
 
 
 _forms = lru_cache(KNOWN_WISHES)(_read_forms)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
-from tfs_lite.server.http.bodies import BodyReader, ClientGone
+from tfs_lite.server.http.bodies import BodyReader, ClientDisconnected
 from tfs_lite.server.http.calls import Call
 from tfs_lite.server.http.compression import LEVEL, PIECE_IN, PIECE_OUT, SMALLEST_ANSWER
 from tfs_lite.server.http.heap_trimmer import HeapTrimmer
@@ -70,7 +70,7 @@ class V2Bodies:
 
         def if_wanted() -> T:
             if not wanted:
-                raise ClientGone
+                raise ClientDisconnected
             return work()
 
         try:
@@ -112,7 +112,7 @@ class _Growth:
         """HttpError 413 past the bound, UNAVAILABLE without room, ClientGone when nobody waits any more."""
         with self._lock:
             if self._closed:
-                raise ClientGone
+                raise ClientDisconnected
             if self.size + size > self._max_bytes:
                 raise HttpError(
                     StatusCode.RESOURCE_EXHAUSTED,

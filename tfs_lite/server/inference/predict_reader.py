@@ -27,16 +27,16 @@ class PredictReader:
         self.check_method_names = check_method_names
         self.max_bytes = max_bytes
 
-    def read(self, data: bytes) -> AskedPredict:
+    def read(self, data: bytes) -> ParsedPredict:
         """INVALID_ARGUMENT for bytes that are no PredictRequest; the rest is found out later."""
         layout = self.layouts.find(data)
         if layout is None:
             request = parse(PredictRequest, data)
-            return AskedPredict(self, data, None, request, request.model_spec.name)
-        return AskedPredict(self, data, layout, None, layout.model.name)
+            return ParsedPredict(self, data, None, request, request.model_spec.name)
+        return ParsedPredict(self, data, layout, None, layout.model.name)
 
 
-class AskedPredict:
+class ParsedPredict:
     """One request: ``model`` -> ``plan`` -> ``answered``, if it was. ``name`` is that of the model."""
 
     __slots__ = ("_data", "_inputs", "_layout", "_reader", "_request", "_signature", "name")

@@ -28,7 +28,7 @@ from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.protocols.tensorflow.tensor_proto import MAX_FILL_BYTES, Array
-from tfs_lite.server.runtime.event_loop import Outbox
+from tfs_lite.server.runtime.event_loop import CompletionQueue
 from tfs_lite.transport.deadlines import Deadlines
 
 Lookup: TypeAlias = Callable[[ModelRef], ServableHandle]
@@ -110,7 +110,7 @@ class Predictor:
         self._metrics = metrics
         self._max_bytes = max_bytes
         self._on_call = on_call
-        self._outbox: Outbox[_Posted] | None = None
+        self._outbox: CompletionQueue[_Posted] | None = None
         self._deadlines: Deadlines[_Request] | None = None
 
     async def infer(
@@ -141,7 +141,7 @@ class Predictor:
         record: RequestRecord,
         deadline: float | None,
         options: CallOptions = PLAIN,
-    ) -> Started:
+    ) -> PendingRequest:
         """The same up to the queue: when this returns, the request has its place there, so that requests that are begun
         one after the other are queued in this order. Whoever begins awaits the answer or cancels."""
         handle = self._find(model, record, options)
@@ -164,7 +164,7 @@ class Predictor:
         record: RequestRecord,
         deadline: float | None,
         options: CallOptions,
-    ) -> Started:
+    ) -> PendingRequest:
         """Takes the handle over once it has queued every call."""
         servable: Servable = handle.servable
         if getattr(servable, "has_item_steps", False):
@@ -196,7 +196,7 @@ class Predictor:
             for index, run in enumerate(runs)
         ]
         request.expect(calls)
-        started = Started(request, servable, runs, calls, record, deadline, deadlines)
+        started = PendingRequest(request, servable, runs, calls, record, deadline, deadlines)
         self._metrics.entered(request.id)
         for call in calls:
             servable.submit(call)
@@ -208,9 +208,9 @@ class Predictor:
         signature = signatures[run.signature]
         return run.inputs if run.fits is signature else call_inputs(signature, run, self._max_bytes)
 
-    def _open(self) -> Outbox[_Posted]:
+    def _open(self) -> CompletionQueue[_Posted]:
         """On the first request, when there is a loop."""
-        self._outbox = Outbox(_settle)
+        self._outbox = CompletionQueue(_settle)
         self._deadlines = Deadlines(self._outbox.loop, _expire)
         return self._outbox
 
@@ -227,7 +227,7 @@ class _Request:
     def __init__(
         self,
         handle: ServableHandle,
-        outbox: Outbox[_Posted],
+        outbox: CompletionQueue[_Posted],
         metrics: RequestMetrics,
         late: Reason | None,
         options: CallOptions,
@@ -299,7 +299,7 @@ class _Request:
 _Posted: TypeAlias = tuple[_Request, int, Result | Piece]
 
 
-class Started:
+class PendingRequest:
     """A request that is queued. On the loop only."""
 
     __slots__ = ("_calls", "_deadline", "_deadlines", "_record", "_request", "_runs", "_servable")

@@ -37,7 +37,7 @@ from tfs_lite.server.http.calls import Call, Calls
 from tfs_lite.server.http.heap_trimmer import HeapTrimmer
 from tfs_lite.server.http.replies import JSON, HttpError
 from tfs_lite.server.http.v2_bodies import V2Bodies
-from tfs_lite.server.inference.predictor import CallOptions, Lookup, OnPiece, Predictor, Started
+from tfs_lite.server.inference.predictor import CallOptions, Lookup, OnPiece, PendingRequest, Predictor
 from tfs_lite.server.openai.errors import openai_error
 from tfs_lite.server.openai.models import Listing, OpenAiModels
 from tfs_lite.server.openai.stream import Pieces, PieceStream
@@ -81,7 +81,7 @@ def is_openai(path: str) -> bool:
     return path.startswith(ROOT)
 
 
-class _Asking:
+class _OpenAiCall:
     """One request. ``codec`` and ``retry_seconds`` are those of the model once it is found."""
 
     __slots__ = ("_arrived", "_servable", "call", "codec", "record", "ref", "sent")
@@ -186,7 +186,7 @@ class OpenAiApp:
             bound = _smaller(_header_timeout(request), self._settings.timeout)
             deadline = None if bound is None else arrived + bound
             call = inside.enter_context(Call(self._calls, deadline, record))
-            asking = _Asking(record, call, arrived)
+            asking = _OpenAiCall(record, call, arrived)
             asking.sent = await self._bodies.read(request, call, verb.read)
             asking.ref = self._models.ref(asking.sent.model)
             record.model = asking.ref.name
@@ -198,7 +198,7 @@ class OpenAiApp:
                 retry.append(asking.retry_seconds)
                 raise
 
-    async def _whole(self, asking: _Asking, verb: _Verb) -> Response:
+    async def _whole(self, asking: _OpenAiCall, verb: _Verb) -> Response:
         found: list[list[Piece]] = [[] for _ in asking.sent.texts]
 
         def add(servable_id: ServableId, piece: Piece) -> None:
@@ -210,7 +210,7 @@ class OpenAiApp:
         body = await self._bodies.run(printed_size(pieces) > COMFORTABLE_BYTES, lambda: printer.whole(pieces))
         return Response(body, headers={VERSION_HEADER: str(inference.id.version)}, media_type=JSON.media_type)
 
-    async def _stream(self, asking: _Asking, verb: _Verb, inside: ExitStack) -> Response:
+    async def _stream(self, asking: _OpenAiCall, verb: _Verb, inside: ExitStack) -> Response:
         """What goes wrong before there is anything to tell is raised, and has a status of its own."""
         sent, settings = asking.sent, self._settings
         pieces = Pieces(len(sent.texts), sent.token_ids or sent.top is not None)
@@ -231,7 +231,7 @@ class OpenAiApp:
         headers, idle = {VERSION_HEADER: str(version)}, asking.idle(settings.stream_idle)
         return PieceStream(pieces, write, last, inside.pop_all(), headers, settings.ping, idle)
 
-    def _begin(self, asking: _Asking, on_piece: OnPiece) -> Started:
+    def _begin(self, asking: _OpenAiCall, on_piece: OnPiece) -> PendingRequest:
         options = CallOptions(texts=asking.sent.texts, on_piece=on_piece)
         try:
             return self._predictor.begin(asking.ref, asking.plan, asking.record, asking.deadline, options)
@@ -240,7 +240,7 @@ class OpenAiApp:
                 raise  # the model was found
             raise self._models.missing(asking.sent.model, asking.ref, error) from None
 
-    def _printer(self, asking: _Asking, verb: _Verb, servable_id: ServableId) -> Printer:
+    def _printer(self, asking: _OpenAiCall, verb: _Verb, servable_id: ServableId) -> Printer:
         head = AnswerHead(
             f"{verb.prefix}-{secrets.token_hex(16)}",
             int(self._now()),

@@ -24,7 +24,7 @@ from tfs_lite.protocols.openai.answers import merged
 from tfs_lite.server.http.connection import ABORT, PATIENCE
 from tfs_lite.server.http.events import EVENT_TYPE, event
 from tfs_lite.server.http.replies import HttpError
-from tfs_lite.server.inference.predictor import Inference, Started
+from tfs_lite.server.inference.predictor import Inference, PendingRequest
 from tfs_lite.server.openai.errors import openai_error_text
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ WAITING = b": waiting\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
-class ReaderAsleep(HttpError):
+class SlowReader(HttpError):
     """The client has not taken any more of its answer for too long: CANCELLED, and nobody reads it."""
 
     def __init__(self, seconds: float) -> None:
@@ -51,7 +51,7 @@ class Pieces:
         self._waiting: dict[int, list[Piece]] = {}
         self._ready: dict[int, None] = {}
         self._news = asyncio.Event()
-        self._started: Started | None = None
+        self._started: PendingRequest | None = None
         self._end: asyncio.Task[Inference] | None = None
 
     def add(self, servable_id: ServableId, piece: Piece) -> None:
@@ -62,7 +62,7 @@ class Pieces:
             self._ready[piece.index] = None
             self._news.set()
 
-    def begin(self, started: Started) -> None:
+    def begin(self, started: PendingRequest) -> None:
         self._started = started
         self._end = asyncio.get_running_loop().create_task(started.answer())
         self._end.add_done_callback(self._over)
@@ -145,7 +145,7 @@ class PieceStream(Response):
         try:
             await self._send_events(scope, send)
             await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
-        except ReaderAsleep as error:
+        except SlowReader as error:
             logger.info("%s: %s", scope["path"], error)
             await _cut(scope, receive)
 
@@ -153,7 +153,7 @@ class PieceStream(Response):
         try:
             with self._inside:
                 await self._send_inside(send)
-        except ReaderAsleep:
+        except SlowReader:
             raise
         except ServingError as error:
             await self._send_data(send, events([openai_error_text(error)]))
@@ -186,7 +186,7 @@ class PieceStream(Response):
             async with asyncio.timeout(self._idle):
                 await send(message)
         except TimeoutError:
-            raise ReaderAsleep(self._idle) from None
+            raise SlowReader(self._idle) from None
 
 
 def events(bodies: Sequence[bytes]) -> bytes:

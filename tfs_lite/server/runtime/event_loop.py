@@ -114,7 +114,7 @@ async def _settle() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-class Outbox(Generic[T]):
+class CompletionQueue(Generic[T]):
     """Made on the event loop. ``deliver`` must not raise."""
 
     def __init__(self, deliver: Callable[[T], None]) -> None:

@@ -31,7 +31,7 @@ from tfs_lite.protocols.tensorflow.predict_answers import AnswerWriter
 from tfs_lite.protocols.tensorflow.serving import parse, read_model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import Array
 from tfs_lite.protocols.v2.checks import check_one_text
-from tfs_lite.server.inference.predictor import CallOptions, Predictor, Started
+from tfs_lite.server.inference.predictor import CallOptions, PendingRequest, Predictor
 from tfs_lite.transport.table import CallContext, Method, bidi_stream
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class PredictStreamedService:
             await text.close()
             self._metrics.observe(record, code, perf_counter() - begun_at)
 
-    def _begin(self, request: Message, record: RequestRecord, deadline: float | None, text: _Text) -> Started:
+    def _begin(self, request: Message, record: RequestRecord, deadline: float | None, text: _Text) -> PendingRequest:
         model = read_model_spec(request)
         _check_state(request)
 
@@ -146,7 +146,7 @@ class _Text:
         self.complete = False
         self.pieces: deque[Mapping[str, Array]] = deque()
         self._changed = changed
-        self._started: Started | None = None
+        self._started: PendingRequest | None = None
         self._end: asyncio.Task[object] | None = None
 
     @property
@@ -154,7 +154,7 @@ class _Text:
         """Nothing more comes, and everything is taken."""
         return not self.pieces and self._end is not None and self._end.done()
 
-    def begin(self, started: Started) -> None:
+    def begin(self, started: PendingRequest) -> None:
         self._started = started
         self._end = asyncio.create_task(started.answer())
         self._end.add_done_callback(lambda end: self._changed.set())

@@ -45,11 +45,11 @@ from tfs_lite.protocols.tensorflow.prediction_log import Method, make_log
 from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import Array, encode
 from tfs_lite.request_log.sampler import NO_LOG, RequestLog
-from tfs_lite.server.http.bodies import BODY_SECONDS, BodyReader, ClientGone
+from tfs_lite.server.http.bodies import BODY_SECONDS, BodyReader, ClientDisconnected
 from tfs_lite.server.http.calls import Call, Calls
 from tfs_lite.server.http.heap_trimmer import HeapTrimmer
-from tfs_lite.server.http.replies import JSON, Form, HttpError, answer_form, body_form
-from tfs_lite.server.http.short_path import WholeRequest
+from tfs_lite.server.http.replies import JSON, BodyFormat, HttpError, answer_form, body_format
+from tfs_lite.server.http.short_path import BufferedRequest
 from tfs_lite.server.inference.classify_regress import Infer, Inferences
 from tfs_lite.server.inference.predictor import Inference, Plan, Predictor
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
@@ -129,13 +129,13 @@ class RestService:
         """Raises ServingError; CancelledError when the server gives up."""
         form = answer_form(request.headers)
         with self._metrics.record("Predict", ref.name, REST) as record, self.calls.call(record) as call:
-            sent = await self._read(request, call, body_form(request.headers), read_predict_body)
+            sent = await self._read(request, call, body_format(request.headers), read_predict_body)
             rows = sent.parsed[0].rows
             inference, data = await self._predict(ref, self._plan(sent), record, call.deadline, rows, form)
         self._offer(ref, inference, sent.size + len(data))
         return Response(data, media_type=form.media_type)
 
-    async def predict_whole(self, request: WholeRequest) -> bytes:
+    async def predict_whole(self, request: BufferedRequest) -> bytes:
         """As ``predict``, for a small body that is there. The answer is in the form that the request asks for."""
         ref, size = request.ref, len(request.body)
         sent_form, form = request.forms
@@ -159,7 +159,7 @@ class RestService:
         return data
 
     async def _predict(
-        self, ref: ModelRef, plan: Plan, record: RequestRecord, deadline: float | None, rows: bool, form: Form
+        self, ref: ModelRef, plan: Plan, record: RequestRecord, deadline: float | None, rows: bool, form: BodyFormat
     ) -> tuple[Inference, bytes]:
         inference = await self._predictor.infer(ref, plan, record, deadline)
         outputs = inference.output
@@ -194,7 +194,7 @@ class RestService:
         self._log.offer(servable_id, response.model_spec.signature_name, sent.size + len(data), make)
         return Response(data, media_type=JSON.media_type)
 
-    async def _read(self, request: Request, call: Call, form: Form, parse: Callable[[Json], T]) -> _Sent[T]:
+    async def _read(self, request: Request, call: Call, form: BodyFormat, parse: Callable[[Json], T]) -> _Sent[T]:
         """The bytes of the body are gone when this returns."""
         with await self.bodies.read(request) as body:
             call.watch(request.receive)
@@ -227,7 +227,7 @@ class RestService:
 
         def if_wanted() -> T:
             if not wanted:
-                raise ClientGone
+                raise ClientDisconnected
             return work()
 
         try:
@@ -236,8 +236,8 @@ class RestService:
             wanted = False
 
 
-def _json_only(headers: Mapping[str, str], verb: _Verb) -> Form:
-    form = body_form(headers)
+def _json_only(headers: Mapping[str, str], verb: _Verb) -> BodyFormat:
+    form = body_format(headers)
     if form is not JSON:
         raise HttpError(
             StatusCode.INVALID_ARGUMENT,

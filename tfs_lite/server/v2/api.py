@@ -17,13 +17,13 @@ from tfs_lite.server.v2.http_app import V2HttpApp
 from tfs_lite.server.v2.inference import V2Inference
 from tfs_lite.server.v2.server_control import MAX_PENDING_CALLS, V2ServerControl
 from tfs_lite.server.v2.shared_memory import SharedRegions
-from tfs_lite.serving.config_sources import Catalogue
+from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.transport.table import Method
 
 
-class V2Doors:
+class V2Api:
     """``methods`` and ``app`` once each; at the end ``close_loads``, on a thread other than the loop's, then ``close``,
     when the ports are closed."""
 
@@ -38,7 +38,7 @@ class V2Doors:
         self._control = V2ServerControl(
             core,
             health,
-            Catalogue(options),
+            ModelLocator(options),
             repository,
             self._loads,
             core.parts.book,

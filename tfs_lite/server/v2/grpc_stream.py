@@ -22,7 +22,7 @@ from tfs_lite.protocols.v2.grpc_answer import stream_bytes, stream_error
 from tfs_lite.protocols.v2.grpc_request import SentMessage, read_message, read_request
 from tfs_lite.protocols.v2.request import InferAnswer
 from tfs_lite.server.grpc.status import INTERNAL
-from tfs_lite.server.v2.inference import METHOD, V2Inference, V2Started
+from tfs_lite.server.v2.inference import METHOD, PendingV2Request, V2Inference
 from tfs_lite.transport.table import CallContext
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class _Request:
         self.record = RequestRecord(METHOD, sent.model if sent is not None else "", GRPC)
         self.begun_at = perf_counter()
         self.empty_final = False
-        self.started: V2Started | None = None
+        self.started: PendingV2Request | None = None
         self.task: asyncio.Task[None] | None = None
         self.result: bytes | Status | None = None
 
@@ -130,7 +130,7 @@ class V2Stream:
 
         return on_part
 
-    async def _finish(self, request: _Request, started: V2Started) -> None:
+    async def _finish(self, request: _Request, started: PendingV2Request) -> None:
         result: bytes | Status
         try:
             answer = await started.answer()
@@ -146,7 +146,7 @@ class V2Stream:
         self._inside.discard(request)
         self._end(request, result)
 
-    def _last(self, request: _Request, started: V2Started, answer: InferAnswer) -> bytes:
+    def _last(self, request: _Request, started: PendingV2Request, answer: InferAnswer) -> bytes:
         """The end of a decoupled request without outputs is only said to those who asked for it, and not if the last
         piece of a text has said so."""
         if started.decoupled and not answer.outputs and (started.complete or not request.empty_final):

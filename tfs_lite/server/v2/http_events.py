@@ -23,7 +23,7 @@ from tfs_lite.protocols.v2.json_answer import printed_size
 from tfs_lite.protocols.v2.request import InferAnswer
 from tfs_lite.server.http.events import EVENT_TYPE, event
 from tfs_lite.server.v2.http_replies import error_text, v2_status
-from tfs_lite.server.v2.inference import V2Started
+from tfs_lite.server.v2.inference import PendingV2Request
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Answers:
         self._overflown = False
         self._finished = False
         self._taken = False
-        self._started: V2Started | None = None
+        self._started: PendingV2Request | None = None
         self._end: asyncio.Task[InferAnswer] | None = None
 
     def add(self, answer: InferAnswer) -> None:
@@ -82,7 +82,7 @@ class Answers:
             self._parts.append((answer, size))
         self._news.set()
 
-    def begin(self, started: V2Started) -> None:
+    def begin(self, started: PendingV2Request) -> None:
         self._started = started
         self._end = asyncio.get_running_loop().create_task(started.answer())
         self._end.add_done_callback(self._ended)

@@ -29,7 +29,7 @@ from tfs_lite.protocols.v2.checks import check_one_text, run_of
 from tfs_lite.protocols.v2.classification import classes
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemoryPlace, WantedOutput
 from tfs_lite.protocols.v2.tensors import RawTensor, check_byte_size
-from tfs_lite.server.inference.predictor import CallOptions, Predictor, Started
+from tfs_lite.server.inference.predictor import CallOptions, PendingRequest, Predictor
 from tfs_lite.server.v2.index import lookup_error
 
 METHOD = "ModelInfer"
@@ -91,14 +91,14 @@ class V2Inference:
         *,
         in_pieces: bool = False,
         brief: bool = False,
-    ) -> V2Started:
+    ) -> PendingV2Request:
         """When this returns, the request has its place in the model's queue. Whoever begins awaits the answer or
         cancels. ``on_part`` is told, on the loop, about each answer of a decoupled model; without it such a model is
         refused with UNIMPLEMENTED. ``deadline`` is in seconds of ``time.monotonic``. Raises ServingError.
 
         A language model answers whole, or, ``in_pieces``, with many parts, and then takes one text only. ``brief``: of
         its outputs those that people read, if the request names none, and no part without any of them."""
-        started = V2Started(request, self._memory, in_pieces, brief)
+        started = PendingV2Request(request, self._memory, in_pieces, brief)
 
         def plan(servable: Servable) -> Sequence[Run]:
             signatures = servable.signatures
@@ -126,7 +126,7 @@ class V2Inference:
         return started
 
     def _options(
-        self, request: InferRequest, started: V2Started, on_part: OnAnswer | None, in_pieces: bool
+        self, request: InferRequest, started: PendingV2Request, on_part: OnAnswer | None, in_pieces: bool
     ) -> CallOptions:
         """What is for certain models only is left alone by the others."""
         return CallOptions(
@@ -167,7 +167,7 @@ def _is_left_out(tensor: SentTensor) -> bool:
     return isinstance(tensor, RawTensor) and not tensor.shape and not len(tensor.data)
 
 
-class V2Started:
+class PendingV2Request:
     """A request that is queued. On the loop only. ``traits`` and ``inside`` are there once it has begun. ``complete``:
     the last piece of a text has been told."""
 
@@ -182,7 +182,7 @@ class V2Started:
         self.complete = False
         self.found = False
         self.traits = _Traits()
-        self.inside: Started
+        self.inside: PendingRequest
 
     @property
     def decoupled(self) -> bool:

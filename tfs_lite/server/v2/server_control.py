@@ -39,7 +39,7 @@ from tfs_lite.server.v2.control import (
     TraceSettings,
 )
 from tfs_lite.server.v2.index import index_entries, lookup_error
-from tfs_lite.serving.config_sources import Catalogue
+from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.repository.control import RepositoryControl, steps_of
 from tfs_lite.serving.server_core import ServerCore
 
@@ -57,7 +57,7 @@ class V2ServerControl:
         self,
         core: ServerCore,
         health: Health,
-        catalogue: Catalogue,
+        catalogue: ModelLocator,
         repository: RepositoryControl | None,
         runner: BackgroundRunner,
         statistics: StatisticsProvider,

@@ -29,7 +29,7 @@ from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.server.v2.control import RepositoryValue
-from tfs_lite.serving.config_sources import Catalogue, one_entry
+from tfs_lite.serving.config_sources import ModelLocator, one_entry
 from tfs_lite.serving.model_configs import (
     ConfigOverride,
     base_settings,
@@ -82,7 +82,7 @@ class RepositoryControl:
     """``load_first`` -> ``load`` and ``unload`` -> ``close``, from any thread but the event loop. One call at a time:
     the others wait for it."""
 
-    def __init__(self, core: ServerCore, catalogue: Catalogue) -> None:
+    def __init__(self, core: ServerCore, catalogue: ModelLocator) -> None:
         self._core = core
         self._catalogue = catalogue
         self._disk = RealDisk()

@@ -106,7 +106,7 @@ class _Version:
     parts: dict[int, _Part] = field(default_factory=dict)
 
 
-class InferenceBook:
+class InferenceStatistics:
     """Any thread may call any method. Order for a version: ``opened`` -> counts -> ``closed``, after which it counts
     from zero."""
 

@@ -26,7 +26,7 @@ import grpc
 
 from tfs_lite.testing.grpc import http2_peer as h2
 from tfs_lite.testing.grpc.http2_peer import Frame
-from tfs_lite.testing.grpc.transport_fixture import ECHO, PATIENCE, RawClient, TransportHouse
+from tfs_lite.testing.grpc.transport_fixture import ECHO, PATIENCE, RawClient, TransportFixture
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
@@ -38,7 +38,7 @@ LEAST_ANSWERS = 5
 """What the bystander has to get during an attack."""
 
 
-class Enemy(RawClient):
+class Attacker(RawClient):
     """``pour`` sends as fast as the server takes it. ``settings``: in the first SETTINGS; with ``greet`` False there
     are none, and no preface. One thread."""
 
@@ -120,7 +120,7 @@ class Enemy(RawClient):
         return bool(data)
 
 
-class Bystander:
+class ControlClient:
     """One call after the other through a stock client. Leaving the block is an AssertionError if one went wrong."""
 
     def __init__(self, channel: Callable[[], grpc.Channel]) -> None:
@@ -132,7 +132,7 @@ class Bystander:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="bystander")
 
-    def __enter__(self) -> Bystander:
+    def __enter__(self) -> ControlClient:
         self._thread.start()
         wait_until(lambda: self.answered or self._fault, "the bystander's first answer", PATIENCE)
         return self
@@ -163,7 +163,7 @@ class Bystander:
             self._fault = error
 
 
-class Siege:
+class AttackTest:
     """A house, a bystander, and enemies that come when they are asked for. See the module."""
 
     def __init__(
@@ -175,13 +175,13 @@ class Siege:
         trusted: bytes | None = None,
     ) -> None:
         """``tls`` as of the server; ``trusted``: certificates in PEM that friends believe in then."""
-        self.house = TransportHouse(loop, limits, tls=tls)
+        self.house = TransportFixture(loop, limits, tls=tls)
         self.service = self.house.service
-        self.bystander = Bystander(self.channel)
+        self.bystander = ControlClient(self.channel)
         self._trusted = trusted
-        self._enemies: list[Enemy] = []
+        self._enemies: list[Attacker] = []
 
-    def __enter__(self) -> Siege:
+    def __enter__(self) -> AttackTest:
         self.house.__enter__()
         self.bystander.__enter__()
         return self
@@ -208,9 +208,9 @@ class Siege:
             return grpc.insecure_channel(self.house.target)
         return grpc.secure_channel(f"localhost:{self.house.port}", grpc.ssl_channel_credentials(self._trusted))
 
-    def enemy(self, settings: dict[int, int] | None = None, *, greet: bool = True, small: bool = False) -> Enemy:
+    def enemy(self, settings: dict[int, int] | None = None, *, greet: bool = True, small: bool = False) -> Attacker:
         """``small``: with hardly a buffer for what the server says."""
-        made = Enemy(("127.0.0.1", self.house.port), settings, greet, small)
+        made = Attacker(("127.0.0.1", self.house.port), settings, greet, small)
         self._enemies.append(made)
         return made
 

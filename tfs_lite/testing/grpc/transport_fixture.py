@@ -230,7 +230,7 @@ class RawClient:
         self.socket.close()
 
 
-class TransportHouse:
+class TransportFixture:
     """Starts with the context and ends with it."""
 
     def __init__(
@@ -252,7 +252,7 @@ class TransportHouse:
         """What the loop's exception handler was told."""
         self._thread = threading.Thread(target=self._serve, name="transport-house")
 
-    def __enter__(self) -> TransportHouse:
+    def __enter__(self) -> TransportFixture:
         self._thread.start()
         if self._unix is None:
             self.listening = socket.create_server(("127.0.0.1", 0))

@@ -54,7 +54,7 @@ class Heard:
         return self.bits[-1].finish if self.bits else ""
 
 
-class Audience:
+class ConcurrentReaders:
     """Streams that are asked for and read at the same time, each by a thread and a connection of its own. In a ``with``
     block, which ends when all of them have."""
 
@@ -64,7 +64,7 @@ class Audience:
         self._together = threading.Barrier(len(asked), timeout=PATIENCE)
         self._threads = [threading.Thread(target=self._listen, args=(heard,)) for heard in self.heard]
 
-    def __enter__(self) -> Audience:
+    def __enter__(self) -> ConcurrentReaders:
         for thread in self._threads:
             thread.start()
         return self
@@ -104,7 +104,7 @@ class Audience:
             heard.over.set()
 
 
-class Sleeper:
+class StalledReader:
     """A client that has asked for a stream of events and reads nothing until it is told to; what the system keeps for
     it is little, and the events of OpenAI's door are large. A context manager."""
 
@@ -119,7 +119,7 @@ class Sleeper:
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
         self._connection.sendall(head.encode() + body)
 
-    def __enter__(self) -> Sleeper:
+    def __enter__(self) -> StalledReader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

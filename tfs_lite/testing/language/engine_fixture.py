@@ -185,7 +185,7 @@ def _told(wanted: Sequence[Generation]) -> Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class ScheduledRequest:
     """A text that comes ``after`` so many steps; None of them pass when nobody is there. ``leaves``: it is cancelled
     that many steps later, unless it has ended."""
 
@@ -194,7 +194,7 @@ class Visit:
     leaves: int | None = None
 
 
-class GenerationHouse:
+class EngineFixture:
     """One version on the CPU. ``parameters`` are those of its config. A context manager."""
 
     def __init__(self, directory: Path, **parameters: object) -> None:
@@ -217,7 +217,7 @@ class GenerationHouse:
             on_text=self.texts.append,
         )
 
-    def __enter__(self) -> GenerationHouse:
+    def __enter__(self) -> EngineFixture:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -259,7 +259,7 @@ class GenerationHouse:
         outputs: Mapping[str, Any] = told.answer
         return outputs
 
-    def serve(self, visits: Sequence[Visit]) -> list[Told]:
+    def serve(self, visits: Sequence[ScheduledRequest]) -> list[Told]:
         """All of them, in order, when the last one has ended."""
         self._crowd = crowd = _Crowd(self, visits)
         crowd.begin()
@@ -277,7 +277,7 @@ class GenerationHouse:
 class _Crowd:
     """Lets the visits come. After ``begin`` everything is done on the engine's thread."""
 
-    def __init__(self, house: GenerationHouse, visits: Sequence[Visit]) -> None:
+    def __init__(self, house: EngineFixture, visits: Sequence[ScheduledRequest]) -> None:
         self._house = house
         self._left = list(visits[::-1])
         self._now = 0
@@ -298,7 +298,7 @@ class _Crowd:
         while self._left and self._next + self._left[-1].after <= self._now:
             self._enter(self._left.pop())
 
-    def _enter(self, visit: Visit) -> None:
+    def _enter(self, visit: ScheduledRequest) -> None:
         self._next = self._now
         self.present += 1
         told = _told((visit.wanted,))

@@ -10,26 +10,26 @@ from collections.abc import Iterable
 from typing import Any
 
 from tfs_lite.core.status import Reason, StatusCode
-from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Plan, Share
-from tfs_lite.schedulers.generation.scheduler_state import Roster
+from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Plan, ScheduledTokens
+from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.schedulers.generation.text import Phase, Text
+from tfs_lite.schedulers.generation.text import GenerationState, Phase
 
 GARBAGE = -1
 
 
-class Referee:
+class GenerationChecker:
     """A roster, and what a plain description of it expects. One thread; ``submit`` and ``step`` in any order,
     ``now`` may grow between them, ``finish`` at the end."""
 
     def __init__(self, wanted: EngineSettings) -> None:
         self.settings = wanted
-        self.roster = Roster(wanted)
+        self.roster = SchedulerState(wanted)
         self.now = 0.0
         self.number = 0
-        self.live: list[Text] = []
+        self.live: list[GenerationState] = []
         self.contents = [[GARBAGE] * wanted.length for _ in range(wanted.places)]
-        self.took: set[tuple[Text, Text]] = set()
+        self.took: set[tuple[GenerationState, GenerationState]] = set()
         self.counts = dict.fromkeys(("plans", "ended", "preempted", "copies", "reused", "late", "refused"), 0)
 
     # What comes from outside.
@@ -46,11 +46,11 @@ class Referee:
             return
         deadline = None if patience is None else self.now + patience
         self.number += 1
-        text = Text(self.number, prompt, len(prompt), limit, priority, self.now, deadline, reusable)
+        text = GenerationState(self.number, prompt, len(prompt), limit, priority, self.now, deadline, reusable)
         self.live.append(text)
         self.roster.add(text)
 
-    def drop(self, text: Text, sound: bool = True) -> None:
+    def drop(self, text: GenerationState, sound: bool = True) -> None:
         self.roster.remove(text, sound=sound)
         self.roster.remove(text)
         assert text.phase is Phase.ENDED
@@ -102,7 +102,7 @@ class Referee:
         self.check_state()
         return True
 
-    def carry_out(self, plan: Plan, shares: Iterable[Share]) -> None:
+    def carry_out(self, plan: Plan, shares: Iterable[ScheduledTokens]) -> None:
         for copy in plan.copies:
             assert copy.count >= 16
             assert copy.source != copy.target
@@ -113,7 +113,7 @@ class Referee:
             assert place[: share.start] == share.text.tokens[: share.start], "the place holds something else"
             place[share.start : end] = share.text.tokens[share.start : end]
 
-    def break_one(self, share: Share) -> None:
+    def break_one(self, share: ScheduledTokens) -> None:
         """It has written something, and is out."""
         assert share.text.place is not None
         self.contents[share.text.place][share.start : share.start + share.count] = [GARBAGE] * share.count
@@ -135,21 +135,21 @@ class Referee:
 
     # What has to be so.
 
-    def rank(self, text: Text) -> tuple[float, ...]:
+    def rank(self, text: GenerationState) -> tuple[float, ...]:
         """Lower is sooner."""
         if self.settings.policy == "fifo":
             return (text.arrived + LEVEL_SECONDS * text.priority, text.number)
         return (text.priority, text.limit * (-1 if self.settings.policy == "longest_first" else 1), text.number)
 
-    def order(self) -> list[Text]:
+    def order(self) -> list[GenerationState]:
         waiting = sorted((text for text in self.live if text.place is None), key=self.rank)
         assert list(self.roster.waiting) == waiting
         return waiting
 
-    def outranks(self, text: Text, other: Text) -> bool:
+    def outranks(self, text: GenerationState, other: GenerationState) -> bool:
         return text.priority < other.priority and self.rank(text) < self.rank(other)
 
-    def check_shares(self, plan: Plan, were: dict[Text, Any]) -> None:
+    def check_shares(self, plan: Plan, were: dict[GenerationState, Any]) -> None:
         assert sum(share.count for share in plan.shares) <= self.settings.rows
         assert len({share.text for share in plan.shares}) == len(plan.shares), "a text has two shares"
         running = self.roster.running
@@ -170,7 +170,13 @@ class Referee:
             complete = share.start + share.count == len(text.tokens)
             assert share.draws == (complete and text.output < text.limit)
 
-    def check_admissions(self, plan: Plan, running: list[Text], waiting: list[Text], were: dict[Text, Any]) -> None:
+    def check_admissions(
+        self,
+        plan: Plan,
+        running: list[GenerationState],
+        waiting: list[GenerationState],
+        were: dict[GenerationState, Any],
+    ) -> None:
         admitted, preempted = list(plan.admitted), list(plan.preempted)
         assert admitted == waiting[: len(admitted)], "somebody was passed over"
         free = self.settings.places - len(running)
@@ -189,7 +195,7 @@ class Referee:
         self.counts["preempted"] += len(preempted)
         self.counts["copies"] += len(plan.copies)
 
-    def check_reuse(self, plan: Plan, text: Text) -> None:
+    def check_reuse(self, plan: Plan, text: GenerationState) -> None:
         assert text.done <= len(text.tokens) - 1
         assert text.done == 0 or text.done >= 16
         assert text.done == 0 or (self.settings.prefix_reuse and text.reusable)
@@ -198,7 +204,9 @@ class Referee:
             assert text.cached_asked == (text.prompt_length if self.settings.prefix_reuse and text.reusable else 0)
         self.counts["reused"] += text.done > 0
 
-    def check_head(self, plan: Plan, running: list[Text], waiting: list[Text], shares: set[Text]) -> None:
+    def check_head(
+        self, plan: Plan, running: list[GenerationState], waiting: list[GenerationState], shares: set[GenerationState]
+    ) -> None:
         """Who is next waits for a reason."""
         rest = waiting[len(plan.admitted) :]
         read = {copy.source for copy in plan.copies}
@@ -226,6 +234,6 @@ class Referee:
         assert not self.live
         for _ in range(self.settings.places):
             self.number += 1
-            self.live.append(Text(self.number, [1], 1, 1, 0, self.now, None))
+            self.live.append(GenerationState(self.number, [1], 1, 1, 0, self.now, None))
             self.roster.add(self.live[-1])
         assert len(self.roster.plan(self.now).admitted) == self.settings.places

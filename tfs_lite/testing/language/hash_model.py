@@ -10,16 +10,25 @@ import hashlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 
-from tfs_lite.core.generation import Draw, Drawn, LanguageModel, Limits, Rows, Step, TextCodec, TokenLogprob
+from tfs_lite.core.generation import (
+    LanguageModel,
+    Limits,
+    Rows,
+    SampledToken,
+    SamplingRequest,
+    Step,
+    TextCodec,
+    TokenLogprob,
+)
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.language.byte_codec import END, VOCABULARY
 
-Choose = Callable[[Sequence[int], Draw], int | None]
+Choose = Callable[[Sequence[int], SamplingRequest], int | None]
 """The token after these, by whom it is wanted; None: the numbers are broken."""
 
 
-def hashed(tokens: Sequence[int], draw: Draw, vocabulary: int) -> int:
+def hashed(tokens: Sequence[int], draw: SamplingRequest, vocabulary: int) -> int:
     """With temperature 0 by the tokens alone, else also by seed and index. Never one that is banned."""
     noise = (0, 0) if draw.sampling.temperature == 0 else (draw.seed % 2**63, draw.index)
     data = array("q", (*tokens, *noise)).tobytes()
@@ -89,7 +98,7 @@ class HashModel(LanguageModel):
     def close(self) -> None:
         self.closed = True
 
-    def step(self, step: Step) -> Sequence[Drawn]:
+    def step(self, step: Step) -> Sequence[SampledToken]:
         """AssertionError for a promise that does not hold; what was checked before that has happened."""
         if self.before is not None:
             self.before(step)
@@ -99,7 +108,7 @@ class HashModel(LanguageModel):
             self.complaints.append(str(error))
             raise
 
-    def _step(self, step: Step) -> list[Drawn]:
+    def _step(self, step: Step) -> list[SampledToken]:
         _expect(not self.closed, "a step after the end")
         _expect(bool(step.rows), "a step without rows")
         places = [rows.place for rows in step.rows]
@@ -114,7 +123,7 @@ class HashModel(LanguageModel):
         self.rows += sum(len(rows.tokens) for rows in step.rows)
         return drawn
 
-    def _go_on(self, rows: Rows) -> Drawn:
+    def _go_on(self, rows: Rows) -> SampledToken:
         self._check_rows(rows)
         held = self.held[rows.place][: rows.start]
         self.held[rows.place] = held
@@ -124,15 +133,15 @@ class HashModel(LanguageModel):
         ]
         held.extend(rows.tokens)
         if rows.draw is None:
-            return Drawn(targets=tuple(targets))
+            return SampledToken(targets=tuple(targets))
         _check_draw(rows.draw, held)
         token = self._choose(held, rows.draw) if self._choose else hashed(held, rows.draw, self._limits.vocabulary)
         if token is None:
-            return Drawn(broken=True)
+            return SampledToken(broken=True)
         wanted = rows.draw.sampling.logprobs
         if wanted is None:
-            return Drawn(token, targets=tuple(targets))
-        return Drawn(token, logprob_of(held, token), self._top(held, wanted), tuple(targets))
+            return SampledToken(token, targets=tuple(targets))
+        return SampledToken(token, logprob_of(held, token), self._top(held, wanted), tuple(targets))
 
     def _top(self, tokens: Sequence[int], count: int) -> tuple[tuple[int, float], ...]:
         return tuple((token, logprob_of(tokens, token)) for token in range(count))
@@ -154,7 +163,7 @@ class HashModel(LanguageModel):
         _expect(list(rows.targets)[: len(follow)] == follow, f"targets of place {rows.place} do not follow its rows")
 
 
-def _check_draw(draw: Draw, held: Sequence[int]) -> None:
+def _check_draw(draw: SamplingRequest, held: Sequence[int]) -> None:
     _expect(list(draw.history) == list(held), f"the place holds {held}, and the text is {list(draw.history)}")
     _expect(draw.index == len(held) - draw.prompt_length >= 0, f"index {draw.index}, {draw.prompt_length} + output")
 

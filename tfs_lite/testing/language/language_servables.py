@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.generation import Draw, Limits, Step
+from tfs_lite.core.generation import Limits, SamplingRequest, Step
 from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.generation.loop import StepLoop
 from tfs_lite.schedulers.generation.servable import GenerativeServable
@@ -23,7 +23,7 @@ BROKEN = "\x00"
 PATIENCE = 20.0
 
 
-class Turnstile:
+class Gate:
     """Holds the model's steps up once it is shut. ``open`` lets all through, ``let`` some."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Turnstile:
 class LanguageServable(GenerativeServable):
     """In real time, with a loop and a clock of its own. ``steps`` holds the model up."""
 
-    def __init__(self, model: HashModel, servable_id: ServableId, settings: EngineSettings, steps: Turnstile) -> None:
+    def __init__(self, model: HashModel, servable_id: ServableId, settings: EngineSettings, steps: Gate) -> None:
         self.steps = steps
         self.hash_model = model
         self._own_clock = SystemClock()
@@ -81,12 +81,12 @@ def language(
     max_queue: int = 8,
 ) -> LanguageServable:
     """Says ``words`` to every prompt; None: what the hash of the prompt gives."""
-    steps = Turnstile()
+    steps = Gate()
     choose: Any = None
     if words is not None:
         said = [None if byte == ord(BROKEN) else byte for byte in words.encode()]
 
-        def choose(held: Sequence[int], draw: Draw) -> int | None:
+        def choose(held: Sequence[int], draw: SamplingRequest) -> int | None:
             return said[draw.index] if draw.index < len(said) else END
 
     limits = Limits(places, length, VOCABULARY, frozenset({END}))

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.generation import Draw, Limits, Step
+from tfs_lite.core.generation import Limits, SamplingRequest, Step
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import invalid_argument, not_found
@@ -86,7 +86,7 @@ class Gate:
             raise AssertionError("no step came")
 
 
-def spelling(script: str) -> Callable[[Sequence[int], Draw], int]:
+def spelling(script: str) -> Callable[[Sequence[int], SamplingRequest], int]:
     data = script.encode()
     return lambda tokens, draw: data[draw.index] if draw.index < len(data) else END
 

@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from tfs_lite.adapters.language.network import Network
-from tfs_lite.core.generation import Copy, Draw, Rows, Sampling, Step
+from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
 
 VOCABULARY = 200
 WINDOW = 11
@@ -171,7 +171,7 @@ class Company:
     def _rows(self, text: _Text) -> Rows:
         behind = len(text.tokens) - text.done
         count = min(behind, self._random.randint(1, self._chunk))
-        draw = Draw(Sampling(temperature=0), 0, 0, text.tokens, 0) if count == behind else None
+        draw = SamplingRequest(Sampling(temperature=0), 0, 0, text.tokens, 0) if count == behind else None
         return Rows(text.place, text.done, text.tokens[text.done : text.done + count], draw)
 
     def _leave(self, text: _Text) -> None:

@@ -11,8 +11,9 @@
  9  a base path that cannot be read unloads nothing (with the source's referee: it emits nothing)
 10  nothing erroneous disturbs its siblings: at rest, every wish is fulfilled or has a reason of its own not to be
 
-The :class:`Referee` keeps a record of its own, from lists, events and calls of loaders, and asks the manager only for
-what the manager says to everybody. Breaches are collected, because a bus and a manager may swallow what is raised.
+The :class:`LifecycleChecker` keeps a record of its own, from lists, events and calls of loaders, and asks the manager
+only for what the manager says to everybody. Breaches are collected, because a bus and a manager may swallow what is
+raised.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Life:
         return self.state in (None, _M.END)
 
 
-class Referee:
+class LifecycleChecker:
     """A witness of everything. ``stage``, ``closing`` and ``mercy`` are set by the simulation."""
 
     def __init__(

@@ -33,7 +33,7 @@ from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
-from tfs_lite.testing.lifecycle.lifecycle_invariants import Referee, Stage
+from tfs_lite.testing.lifecycle.lifecycle_invariants import LifecycleChecker, Stage
 from tfs_lite.testing.lifecycle.simulated_loader import (
     MAX_RETRIES,
     TOTAL,
@@ -76,7 +76,7 @@ class Simulation:
         self.loads, self.unloads = ManualExecutor(1), ManualExecutor(1)
         bus: EventBus[ServableState] = EventBus(self.clock)
         self.monitor = ServableStateMonitor(bus)
-        self.referee = Referee(options.policy, self.loads, self.unloads, self.monitor)
+        self.referee = LifecycleChecker(options.policy, self.loads, self.unloads, self.monitor)
         bus.subscribe(self.referee.saw_event)
         self._swallowed = _SwallowedErrors()
         logging.getLogger("tfs_lite").addHandler(self._swallowed)

@@ -1,6 +1,6 @@
 """Who asked a batching servable for what, what became of it, and whether that was right.
 
-:class:`Referee` knows the settings and the history of a servable of
+:class:`BatcherChecker` knows the settings and the history of a servable of
 :mod:`tfs_lite.testing.schedulers.batcher_models`, and raises
 :class:`~tfs_lite.testing.schedulers.interleaving.Violation` for what neither allows.
 """
@@ -20,7 +20,7 @@ from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.forming import form_batch
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen, TimeoutAction
 from tfs_lite.testing.schedulers.batcher_models import SHIFTS, SPAN, GatedModel, Run, Verdict
-from tfs_lite.testing.schedulers.interleaving import Stage, Where
+from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, Where
 
 WIDE = 2e-9
 """Seconds: how far two sums of the same times may differ."""
@@ -65,10 +65,10 @@ class Asked:
         return self.call.admitted
 
 
-class Referee:
+class BatcherChecker:
     """Used by the director of the stage; answers may come on any actor's thread."""
 
-    def __init__(self, stage: Stage, settings: BatchSettings, servable: BatchingServable) -> None:
+    def __init__(self, stage: InterleavingScheduler, settings: BatchSettings, servable: BatchingServable) -> None:
         self.stage = stage
         self.settings = settings
         self.servable = servable

@@ -16,7 +16,7 @@ import numpy as np
 from tfs_lite.core.model import Model, Shapes, WorkerLost
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.schedulers.interleaving import Stage, SteppedLane, Where, current
+from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, SteppedLane, Where, current
 
 ROWS, WIDTH = SymbolicDim("rows"), SymbolicDim("width")
 SHIFTS = {"a": 0.25, "b": 0.5}
@@ -57,7 +57,7 @@ class GatedModel(Model):
     platform = "numpy"
     signatures = SIGNATURES
 
-    def __init__(self, stage: Stage, runs: list[Run], concurrency: int = 1) -> None:
+    def __init__(self, stage: InterleavingScheduler, runs: list[Run], concurrency: int = 1) -> None:
         self.poisoned: set[int] = set()
         self.runs = runs
         self.under_way: dict[SteppedLane, Run] = {}

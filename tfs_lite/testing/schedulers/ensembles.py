@@ -109,7 +109,7 @@ class Answer:
         return result
 
 
-class Town:
+class EnsembleFixture:
     """Models behind batchers in a serving map, and ensembles among them. ``calls`` are those of steps that ended."""
 
     def __init__(self) -> None:
@@ -210,7 +210,7 @@ def single(model: str, version: int = -1, **rest: object) -> dict[str, Any]:
     return settings_of([tensor("IN")], [tensor("OUT")], [step(model, {"x": "IN"}, {"y": "OUT"}, version)], **rest)
 
 
-def diamond(town: Town, left: Calculator | None = None, right: Calculator | None = None) -> EnsembleServable:
+def diamond(town: EnsembleFixture, left: Calculator | None = None, right: Calculator | None = None) -> EnsembleServable:
     """``DIAMOND`` over three models: ``first`` adds 1, ``left`` 10 and ``right`` 100 unless others are given."""
     town.serve("first", adder(1))
     town.serve("left", left or adder(10))

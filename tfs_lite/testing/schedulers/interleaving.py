@@ -46,13 +46,13 @@ class Violation(AssertionError):
     """The code on the stage did what it must not do."""
 
 
-class Actor:
+class SteppedThread:
     """A thread that goes on only when it is told to. ``where`` is true while it stands still."""
 
-    def __init__(self, stage: Stage, name: str, act: Callable[[], object]) -> None:
+    def __init__(self, stage: InterleavingScheduler, name: str, act: Callable[[], object]) -> None:
         self.where = Where.READY
         self.fault: BaseException | None = None
-        self.joins: Actor | None = None
+        self.joins: SteppedThread | None = None
         self.go = threading.Lock()
         self.go.acquire()
         self.stage = stage
@@ -78,7 +78,7 @@ class Actor:
 class _Thread(threading.Thread):
     """An actor's. One actor that joins another leaves the stage until that is gone."""
 
-    def __init__(self, actor: Actor, name: str) -> None:
+    def __init__(self, actor: SteppedThread, name: str) -> None:
         super().__init__(target=actor.main, name=name, daemon=True)
         self.actor = actor
 
@@ -90,16 +90,17 @@ class _Thread(threading.Thread):
         super().join(timeout)
 
 
-def current() -> Actor | None:
+def current() -> SteppedThread | None:
     """The actor whose thread this is; None on the director's."""
     thread = threading.current_thread()
     return thread.actor if isinstance(thread, _Thread) else None
 
 
-class SteppedLane(Actor):
-    """Stands in for :class:`tfs_lite.schedulers.batching.worker_threads.Lane`. ``wakes``: until when it sleeps."""
+class SteppedLane(SteppedThread):
+    """Stands in for :class:`tfs_lite.schedulers.batching.worker_threads.WorkerThread`. ``wakes``: until when it
+    sleeps."""
 
-    def __init__(self, stage: Stage, model: Model, name: str, serve: Callable[[Any], None]) -> None:
+    def __init__(self, stage: InterleavingScheduler, model: Model, name: str, serve: Callable[[Any], None]) -> None:
         super().__init__(stage, name, lambda: serve(self))
         self.model = model
         self.idle = False
@@ -140,7 +141,7 @@ class SteppedLane(Actor):
 class SteppedLock:
     """Stands in for a lock: where an actor takes it, others may go first; nobody may stop while he has it."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: InterleavingScheduler) -> None:
         self._stage = stage
         self._lock = threading.Lock()
 
@@ -157,7 +158,7 @@ class StageClock:
     """The stage's clock as the servable sees it: on a stage that goes stepwise, what falls due is an actor of its
     own, as the clock's thread is."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: InterleavingScheduler) -> None:
         self._stage = stage
         self.time = stage.clock.time
         self.monotonic = stage.clock.monotonic
@@ -172,7 +173,7 @@ class StageClock:
             call()
 
 
-class Stage:
+class InterleavingScheduler:
     """``stepwise``: actors also stop between critical sections. Methods on the director's thread, but for ``pause``."""
 
     def __init__(self, clock: VirtualClock, stepwise: bool) -> None:
@@ -180,7 +181,7 @@ class Stage:
         self.stepwise = stepwise
         self.back = threading.Lock()
         self.back.acquire()
-        self.actors: list[Actor] = []
+        self.actors: list[SteppedThread] = []
         self.lanes: list[SteppedLane] = []
         self._violations: list[Violation] = []
 
@@ -228,21 +229,21 @@ class Stage:
         ):
             return servable.resize(add, remove)
 
-    def enter(self, name: str, act: Callable[[], object]) -> Actor:
+    def enter(self, name: str, act: Callable[[], object]) -> SteppedThread:
         """Somebody else who does something; his first step is still to come."""
-        actor = Actor(self, name, act)
+        actor = SteppedThread(self, name, act)
         self.actors.append(actor)
         actor.thread.start()
         return actor
 
     @property
-    def ready(self) -> list[Actor]:
+    def ready(self) -> list[SteppedThread]:
         return [actor for actor in self.actors if actor.ready]
 
     def at(self, where: Where) -> list[SteppedLane]:
         return [lane for lane in self.lanes if lane.where is where]
 
-    def step(self, actor: Actor) -> None:
+    def step(self, actor: SteppedThread) -> None:
         """Until its next stop. Raises what the actor raised."""
         actor.where = Where.READY
         actor.go.release()

@@ -1,7 +1,7 @@
 """Holds the slots of a sequence batcher against the plain reference, and both against what no history may have.
 
-:class:`Referee` does everything twice and raises :class:`Mismatch` for what differs. On its own it keeps, for every
-request, what became of it: let in, taken or answered, exactly once, in order within its sequence.
+:class:`SequenceChecker` does everything twice and raises :class:`Mismatch` for what differs. On its own it keeps, for
+every request, what became of it: let in, taken or answered, exactly once, in order within its sequence.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Item:
     fate: list[str] = field(default_factory=list)
 
 
-class Referee:
+class SequenceChecker:
     """``direct``: what ``run_direct`` goes by. Time is a number of seconds and goes on in ``wait``."""
 
     def __init__(self, settings: SequenceSettings, instances: int, direct: DirectSettings) -> None:

@@ -51,7 +51,7 @@ def sum_settings(
     )
 
 
-class Turnstile:
+class Gate:
     """Threads pass while it is open; while it is shut, as many as are let."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class SumModel(Model):
         self.runs: list[Inputs] = []
         self.failures: list[BaseException] = []
         self.breaks: set[int] = set()
-        self.gate, self.recovery = Turnstile(), Turnstile()
+        self.gate, self.recovery = Gate(), Gate()
         self.closed = self.restarts = 0
         self._lends = lends
         self._lent: dict[str, Any] = {}

@@ -29,7 +29,7 @@ QUICK = {"version_quiet_period_seconds": 0.0, "file_system_poll_wait_seconds": 0
 PATIENCE = 30.0
 
 
-class House:
+class ServerFixture:
     """A started server and a gRPC client of it. ``root`` is the directory of its models. One thread."""
 
     def __init__(self, server: Server, root: Path) -> None:
@@ -78,11 +78,11 @@ def config_text(root: Path, *models: str) -> str:
 
 
 @contextlib.contextmanager
-def serving(root: Path, *, ready: bool = True, **fields: Any) -> Iterator[House]:
+def serving(root: Path, *, ready: bool = True, **fields: Any) -> Iterator[ServerFixture]:
     """``fields`` are those of ``ServerOptions``. Waits until the server is ready unless told otherwise."""
     before = set(threading.enumerate())
     server = Server(**{**QUICK, **fields}).start()
-    house = House(server, root)
+    house = ServerFixture(server, root)
     try:
         if ready:
             server.wait_ready(PATIENCE)

@@ -16,7 +16,7 @@ from tfs_lite.core.status import ServingError, Status
 from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.server.v2.control import IndexEntry, RepositoryValue
 from tfs_lite.server.v2.index import index_entries
-from tfs_lite.serving.config_sources import Catalogue
+from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.server_core import EMPTY, ServerCore
@@ -38,7 +38,7 @@ class Model:
 BROKEN = "raise ValueError('no model here')"
 
 
-class RepositoryHouse:
+class RepositoryFixture:
     """``root`` is the repository. One thread."""
 
     def __init__(self, root: Path, **fields: Any) -> None:
@@ -48,7 +48,7 @@ class RepositoryHouse:
         trusted = {"trusted_model_base_paths": (str(root / "**"),)}
         self.options = ServerOptions(**{**QUICK, **options, **trusted, **fields})
         self.core = ServerCore(self.options)
-        self.control = RepositoryControl(self.core, Catalogue(self.options))
+        self.control = RepositoryControl(self.core, ModelLocator(self.options))
         self.core.start()
         self.core.load_first(EMPTY)
         self.core.first_is_over()
@@ -98,7 +98,7 @@ class RepositoryHouse:
             return id(handle.servable)
 
     def index(self, ready: bool = False) -> list[IndexEntry]:
-        return index_entries(self.core.heard_of(), Catalogue(self.options).names(), ready)
+        return index_entries(self.core.heard_of(), ModelLocator(self.options).names(), ready)
 
     def failure(self, model: str, **parameters: RepositoryValue) -> ServingError:
         """The error of a load that must fail."""
@@ -110,8 +110,8 @@ class RepositoryHouse:
 
 
 @contextlib.contextmanager
-def repository_house(root: Path, **fields: Any) -> Iterator[RepositoryHouse]:
-    house = RepositoryHouse(root, **fields)
+def repository_house(root: Path, **fields: Any) -> Iterator[RepositoryFixture]:
+    house = RepositoryFixture(root, **fields)
     try:
         yield house
     finally:

@@ -1,4 +1,4 @@
-"""A :class:`RestHouse` on an event loop of its own, with the ways to ask it. Needs httpx.
+"""A :class:`RestFixture` on an event loop of its own, with the ways to ask it. Needs httpx.
 
 with serving_rest(timeout_seconds=5) as served:
     assert served.post({"instances": [[1.0, 2.0, 3.0]]}).status_code == 200
@@ -16,7 +16,7 @@ import orjson
 
 from tfs_lite.server.runtime.event_loop import LoopThread
 from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.rest_fixture import PATIENCE, RestHouse
+from tfs_lite.testing.servers.rest_fixture import PATIENCE, RestFixture
 
 PREDICT = "/v1/models/m:predict"
 ROW = {"instances": [[1.0, 2.0, 3.0]]}
@@ -26,7 +26,7 @@ ANSWER = {"predictions": [[8.0, 9.0, 10.0]]}
 class Served:
     """A started house, its port and a client of it. One thread, except ``post``."""
 
-    def __init__(self, house: RestHouse, loop: LoopThread) -> None:
+    def __init__(self, house: RestFixture, loop: LoopThread) -> None:
         self.house = house
         self.loop = loop
         self.port = loop.run(house.start())
@@ -54,7 +54,7 @@ class Served:
 def serving_rest(**options: Any) -> Iterator[Served]:
     """``options`` are those of :class:`RestHouse`. When the block ends, it is checked that no request has left anything
     behind."""
-    house, loop = RestHouse(**options), LoopThread("tfs-rest-house")
+    house, loop = RestFixture(**options), LoopThread("tfs-rest-house")
     served = Served(house, loop)
     try:
         yield served

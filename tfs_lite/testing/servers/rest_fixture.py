@@ -144,7 +144,7 @@ class ListLog:
         self.offers.append((servable_id, signature, size, make()))
 
 
-class RestHouse:
+class RestFixture:
     """``settings`` are those of :class:`RestSettings`, ``app`` what :class:`HttpApp` takes beyond the parts here.
     ``start`` and ``stop`` on the event loop; ``slow`` and ``pages`` end with ``close``, on another thread."""
 

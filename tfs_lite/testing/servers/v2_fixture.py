@@ -110,7 +110,7 @@ class Repeater:
         call.on_done({})
 
 
-class V2House:
+class V2Fixture:
     """``add`` models, then ask ``infer`` on an event loop; ``close`` afterwards."""
 
     def __init__(self, memory: SharedMemory | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP side of the V2 protocol in front of a :class:`V2House`: real sockets, predictor, settings, memory, codecs.
+"""The HTTP side of the V2 protocol in front of a :class:`V2Fixture`: real sockets, predictor, settings, memory, codecs.
 
 with serving_v2() as served:
     served.house.add_simple()
@@ -43,10 +43,10 @@ from tfs_lite.server.v2.http_app import V2HttpApp
 from tfs_lite.server.v2.http_events import EventRoom
 from tfs_lite.server.v2.index import lookup_error
 from tfs_lite.server.v2.shared_memory import SharedRegions
-from tfs_lite.serving.statistics.statistics import InferenceBook
+from tfs_lite.serving.statistics.statistics import InferenceStatistics
 from tfs_lite.serving.statistics.trace_settings import V2Settings
 from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.v2_fixture import V2House
+from tfs_lite.testing.servers.v2_fixture import V2Fixture
 
 PATIENCE = 30.0
 
@@ -54,13 +54,13 @@ PATIENCE = 30.0
 class HouseControl(V2Settings):
     """A V2Control of the models of a house. ``live`` and ``ready`` are what they are set to."""
 
-    def __init__(self, house: V2House, regions: SharedRegions) -> None:
+    def __init__(self, house: V2Fixture, regions: SharedRegions) -> None:
         super().__init__(house.is_known)
         self._house = house
         self.live = self.ready = True
         self.unready: set[str] = set()
         self.asked: list[tuple[Any, ...]] = []
-        self.book = InferenceBook()
+        self.book = InferenceStatistics()
         self.extensions = regions.extensions
         self.system_status, self.system_register = regions.system_status, regions.system_register
         self.system_unregister = regions.system_unregister
@@ -136,7 +136,7 @@ class V2Served:
     ) -> None:
         """``patience``: seconds for a client to read on."""
         regions = SharedRegions()
-        self.house = V2House(regions)
+        self.house = V2Fixture(regions)
         self.control = HouseControl(self.house, regions)
         self.loop = LoopThread("tfs-v2-house")
         self.slow = BackgroundRunner("V2", 2, 8)

@@ -24,7 +24,7 @@ from tfs_lite.transport.grpc.codes import (
     UNIMPLEMENTED,
 )
 from tfs_lite.transport.grpc.common import Common
-from tfs_lite.transport.grpc.head import Opening
+from tfs_lite.transport.grpc.head import RequestHead
 from tfs_lite.transport.grpc.messages import PREFIX, PREFIX_SIZE, Assembler, MessageFault
 from tfs_lite.transport.http2.connection import Connection
 from tfs_lite.transport.http2.streams import Stream
@@ -35,14 +35,14 @@ logger = logging.getLogger(__name__)
 SHUTTING_DOWN = "the server is shutting down; try another one"
 
 
-class Home(Protocol):
+class CallOwner(Protocol):
     """The connection that calls live on."""
 
     @property
     def common(self) -> Common: ...
 
     @property
-    def connection(self) -> Connection[Opening]: ...
+    def connection(self) -> Connection[RequestHead]: ...
 
     def broken(self, error: BaseException) -> None:
         """The transport has failed, not the client and not a handler."""
@@ -74,7 +74,7 @@ class Call:
         "stream",
     )
 
-    def __init__(self, home: Home, row: Method, stream: Stream, opening: Opening) -> None:
+    def __init__(self, home: CallOwner, row: Method, stream: Stream, opening: RequestHead) -> None:
         self._home = home
         self.common = home.common
         self.connection = home.connection
@@ -252,7 +252,7 @@ class OneRequestCall(Call):
 
     __slots__ = ("_assembler", "_message", "compressed")
 
-    def __init__(self, home: Home, row: Method, stream: Stream, opening: Opening) -> None:
+    def __init__(self, home: CallOwner, row: Method, stream: Stream, opening: RequestHead) -> None:
         super().__init__(home, row, stream, opening)
         self._assembler: Assembler | None = None
         self._message: bytes | None = None

@@ -14,7 +14,7 @@ from tfs_lite.transport.grpc.compression import inflate
 from tfs_lite.transport.grpc.messages import MessageFault
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
-from tfs_lite.transport.rate_limited_log import Complaints
+from tfs_lite.transport.rate_limited_log import RateLimitedLog
 
 if TYPE_CHECKING:
     from tfs_lite.transport.grpc.call import Call
@@ -82,7 +82,7 @@ class Common:
         self.numbers = numbers
         self.hooks = hooks
         self.emptied = emptied
-        self.complaints = Complaints(loop.time)
+        self.complaints = RateLimitedLog(loop.time)
         self.deadlines: Deadlines[Call] = Deadlines(loop, _expire)
         self.inflater = Inflater(loop, limits.max_receive_message)
         self.calls: set[Call] = set()

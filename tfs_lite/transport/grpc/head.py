@@ -17,7 +17,7 @@ from tfs_lite.transport.http2.fields import check_field, check_request, check_tr
 from tfs_lite.transport.http2.hpack_reader import Fields
 from tfs_lite.transport.table import Method
 
-__all__ = ["Heads", "Opening", "check_trailers", "parse_timeout"]
+__all__ = ["RequestHeadParser", "RequestHead", "check_trailers", "parse_timeout"]
 
 
 MAX_REMEMBERED = 1024
@@ -37,7 +37,7 @@ _ACCEPTED = (("grpc-accept-encoding", ",".join(ENCODINGS)),)
 
 
 @dataclass(slots=True)
-class Opening:
+class RequestHead:
     """What a request's header fields say. Never changed: calls with the same fields share one.
 
     One of three: with ``fault`` the request is malformed, and its stream is to be reset with PROTOCOL_ERROR; with
@@ -64,17 +64,17 @@ class Opening:
     """What ``content-length`` says; -1: nothing."""
 
 
-class Heads:
+class RequestHeadParser:
     """Reads header lists for one table of methods. On one thread; nothing a client sends raises."""
 
     def __init__(self, methods: Sequence[Method]) -> None:
         self._rows = {method.path: method for method in methods}
-        self._known: dict[Fields, Opening] = {}
+        self._known: dict[Fields, RequestHead] = {}
         self._at = 0  # where the time limit was last
         text = "the header fields of the call are larger than this server takes"
-        self._too_large = Opening(answer=trailers_only(RESOURCE_EXHAUSTED, text), status=RESOURCE_EXHAUSTED)
+        self._too_large = RequestHead(answer=trailers_only(RESOURCE_EXHAUSTED, text), status=RESOURCE_EXHAUSTED)
 
-    def read(self, fields: Fields | None) -> Opening:
+    def read(self, fields: Fields | None) -> RequestHead:
         """``fields`` as they came; None: they were too large to keep."""
         if fields is None:
             return self._too_large
@@ -89,54 +89,54 @@ class Heads:
         if known.fault is not None:
             return known
         if at < len(rest) and rest[at][0].startswith(b":"):
-            return Opening(fault="a pseudo-header comes after other fields")
+            return RequestHead(fault="a pseudo-header comes after other fields")
         try:
             timeout = parse_timeout(fields[at][1])
         except ValueError as error:
             return _with_bad_timeout(known, fields[at][1], str(error))
         if known.answer is not None:
             return known
-        return Opening(
+        return RequestHead(
             known.row, known.path, timeout, known.metadata, known.encoding, known.accepts, length=known.length
         )
 
-    def _learn(self, fields: Fields) -> Opening:
+    def _learn(self, fields: Fields) -> RequestHead:
         """Only calls are remembered: nobody can crowd them out with requests that are none."""
         opening = self._open(fields)
         try:
             opening.length = content_length(fields)
         except ValueError as error:
-            opening = Opening(fault=str(error))
+            opening = RequestHead(fault=str(error))
         if opening.fault is None and opening.answer is None and _size(fields) <= MAX_REMEMBERED_SIZE:
             if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
             self._known[fields] = opening
         return opening
 
-    def _open(self, fields: Fields) -> Opening:
+    def _open(self, fields: Fields) -> RequestHead:
         fault = check_request(fields)
         if fault is not None:
-            return Opening(fault=fault)
+            return RequestHead(fault=fault)
         values = dict(fields)
         path = values.get(b":path", b"").decode("latin-1")
         row = self._rows.get(path)
         if values[b":method"] != b"POST":
-            return Opening(row, path, answer=plain(405, allow="POST"), status=UNKNOWN)
+            return RequestHead(row, path, answer=plain(405, allow="POST"), status=UNKNOWN)
         if not _is_grpc(values.get(b"content-type", b"")):
-            return Opening(row, path, answer=plain(415), status=UNKNOWN)
+            return RequestHead(row, path, answer=plain(415), status=UNKNOWN)
         if row is None:
             text = f"Method not found! This server has no {path[:MAX_QUOTED]}"
-            return Opening(None, path, answer=trailers_only(UNIMPLEMENTED, text), status=UNIMPLEMENTED)
+            return RequestHead(None, path, answer=trailers_only(UNIMPLEMENTED, text), status=UNIMPLEMENTED)
         if _TIMEOUT in values:
             text = "grpc-timeout comes twice"
-            return Opening(row, path, answer=trailers_only(INTERNAL, text), status=INTERNAL)
+            return RequestHead(row, path, answer=trailers_only(INTERNAL, text), status=INTERNAL)
         encoding = _text(values.get(b"grpc-encoding", b"identity"))
         if encoding not in ENCODINGS:
             text = f"grpc-encoding is one of {', '.join(ENCODINGS)}, not {encoding[:MAX_QUOTED]!r}"
             answer = trailers_only(UNIMPLEMENTED, text, _ACCEPTED)
-            return Opening(row, path, answer=answer, status=UNIMPLEMENTED)
+            return RequestHead(row, path, answer=answer, status=UNIMPLEMENTED)
         accepts = _accepted(values.get(b"grpc-accept-encoding", b""))
-        return Opening(row, path, None, MappingProxyType(_metadata(fields)), encoding, accepts)
+        return RequestHead(row, path, None, MappingProxyType(_metadata(fields)), encoding, accepts)
 
 
 def content_length(fields: Fields) -> int:
@@ -166,11 +166,11 @@ def _find_timeout(fields: Fields) -> int:
     return -1
 
 
-def _with_bad_timeout(opening: Opening, value: bytes, why: str) -> Opening:
+def _with_bad_timeout(opening: RequestHead, value: bytes, why: str) -> RequestHead:
     """Malformed is worse than wrong; the answer to the other fields goes first."""
     fault = check_field(_TIMEOUT, value)
     if fault is not None:
-        return Opening(fault=fault)
+        return RequestHead(fault=fault)
     if opening.answer is not None:
         return opening
     return replace(opening, answer=trailers_only(INTERNAL, why), status=INTERNAL)

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from tfs_lite.transport.grpc.call import SHUTTING_DOWN, Call, Home, OneRequestCall, make_room
+from tfs_lite.transport.grpc.call import SHUTTING_DOWN, Call, CallOwner, OneRequestCall, make_room
 from tfs_lite.transport.grpc.codes import OK, UNAVAILABLE
-from tfs_lite.transport.grpc.head import Opening
+from tfs_lite.transport.grpc.head import RequestHead
 from tfs_lite.transport.grpc.messages import PREFIX, PREFIX_SIZE, Assembler, MessageFault
 from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.table import CallContext, CallKind, Method
@@ -74,7 +74,7 @@ class ServerStreamCall(OneRequestCall):
 
     __slots__ = ("_answers",)
 
-    def __init__(self, home: Home, row: Method, stream: Stream, opening: Opening) -> None:
+    def __init__(self, home: CallOwner, row: Method, stream: Stream, opening: RequestHead) -> None:
         super().__init__(home, row, stream, opening)
         self._answers = Answers(self)
 
@@ -94,7 +94,7 @@ class StreamedCall(Call):
 
     __slots__ = ("_answers", "_requests")
 
-    def __init__(self, home: Home, row: Method, stream: Stream, opening: Opening) -> None:
+    def __init__(self, home: CallOwner, row: Method, stream: Stream, opening: RequestHead) -> None:
         super().__init__(home, row, stream, opening)
         self._answers = Answers(self)
         self._requests = Requests(self)

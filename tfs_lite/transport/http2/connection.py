@@ -24,8 +24,8 @@ from tfs_lite.transport.http2.fields import check_trailers
 from tfs_lite.transport.http2.framing import NUMBER, PRIORITY_SIZE, STREAM_MASK, FrameReader, bare
 from tfs_lite.transport.http2.hpack_reader import BlockReader, Fields
 from tfs_lite.transport.http2.rate_limit import Budgets
-from tfs_lite.transport.http2.receive_window import Allowance
-from tfs_lite.transport.http2.send_queue import Outgoing
+from tfs_lite.transport.http2.receive_window import ReceiveWindow
+from tfs_lite.transport.http2.send_queue import SendQueue
 from tfs_lite.transport.http2.settings import (
     HEADER_TABLE_SIZE,
     INITIAL_WINDOW_SIZE,
@@ -33,7 +33,7 @@ from tfs_lite.transport.http2.settings import (
     our_settings,
     read_settings,
 )
-from tfs_lite.transport.http2.streams import Graves, Stream, fault_of_data
+from tfs_lite.transport.http2.streams import ClosedStreams, Stream, fault_of_data
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
 
@@ -62,7 +62,7 @@ class Connection(Generic[T]):
         self._events = events
         self._clock = clock
         self._blocks: BlockReader[T] = BlockReader(parse, limits.max_header_list)
-        self.outgoing = Outgoing(limits, numbers, wake, events.on_room, self._on_gone, self._on_flood)
+        self.outgoing = SendQueue(limits, numbers, wake, events.on_room, self._on_gone, self._on_flood)
         self.answer = self.outgoing.answer
         self.streams: dict[int, Stream] = {}
         self.busy = 0
@@ -70,9 +70,9 @@ class Connection(Generic[T]):
         self.closing: str | None = None
         self.why = ""
         self.last_received = clock()
-        self._graves = Graves()
+        self._graves = ClosedStreams()
         self._final: int | None = None
-        self._allowance = Allowance(limits, self._control)
+        self._allowance = ReceiveWindow(limits, self._control)
         self.credit, self.widen = self._allowance.credit, self._allowance.widen
         self._budgets = Budgets(limits, clock)
         self._spend = self._budgets.spend

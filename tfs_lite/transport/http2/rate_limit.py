@@ -8,7 +8,7 @@ from tfs_lite.transport.http2.errors import ConnectionFault, ErrorCode
 from tfs_lite.transport.limits import FLOODS, Limits
 
 
-class Budget:
+class TokenBucket:
     """``take`` costs next to nothing until the burst is used up; only then the clock is read. On one thread."""
 
     __slots__ = ("_burst", "_clock", "_left", "_per_second", "_since")
@@ -46,10 +46,10 @@ class Budgets:
     __slots__ = ("_by_name", "_counted")
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
-        self._by_name: dict[str, Budget] = {}
+        self._by_name: dict[str, TokenBucket] = {}
         for name in FLOODS:
             burst, per_second = getattr(limits, name)
-            self._by_name[name] = Budget(burst, per_second, clock)
+            self._by_name[name] = TokenBucket(burst, per_second, clock)
         self._counted = dict.fromkeys(EARNED, 0)
         """Frames that were sent when it was last spent."""
 

@@ -15,7 +15,7 @@ from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.limits import Limits
 
 
-class Allowance:
+class ReceiveWindow:
     """``control`` sends a frame."""
 
     __slots__ = ("_control", "_owed", "_size", "_window")

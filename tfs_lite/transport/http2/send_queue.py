@@ -41,7 +41,7 @@ MAX_GONE = 64
 """Dead streams in the line, or as many as others; then all of them leave it."""
 
 
-class Outgoing:
+class SendQueue:
     """``wake`` is called when output comes to be, ``on_room(stream)`` when all that waited on a stream has left,
     ``on_gone(stream)`` when its last byte has, ``on_flood`` when far too much waits."""
 

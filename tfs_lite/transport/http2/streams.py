@@ -77,7 +77,7 @@ def fault_of_data(stream: Stream, contents: int, ended: bool) -> StreamFault | N
     return None
 
 
-class Graves:
+class ClosedStreams:
     """The streams of one connection that we have reset, with what their clients could have sent by then."""
 
     __slots__ = ("_left",)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters.cuda.memory import DeviceLocks, HostBuffers, Shelf, tried_twice
+from tfs_lite.adapters.cuda.memory import DeviceLocks, HostBuffers, StreamPool, tried_twice
 from tfs_lite.adapters.tensors import CPU, TORCH_DTYPES, to_tensor
 from tfs_lite.protocols.dtypes import to_numpy
 
@@ -98,7 +98,7 @@ def test_each_device_has_one_lock():
 
 def test_streams_are_used_again_on_their_device_only():
     made = []
-    shelf = Shelf(lambda device: made.append(device) or object())
+    shelf = StreamPool(lambda device: made.append(device) or object())
     zero, one = torch.device("cuda", 0), torch.device("cuda", 1)
     stream = shelf.take(zero)
     shelf.put_back(zero, stream)

@@ -14,10 +14,10 @@ from tfs_lite.adapters.language.engine_stream import EngineStream
 from tfs_lite.adapters.language.fixed_decode import FixedDecode, Shape
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import self_check
-from tfs_lite.core.generation import Copy, Draw, Rows, Sampling, Step
+from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
 from tfs_lite.testing.language.tiny_transformers import FAMILIES, VOCABULARY, Company, build, greedy
 
-DRAW = Draw(Sampling(), 0, 0, [], 0)
+DRAW = SamplingRequest(Sampling(), 0, 0, [], 0)
 LENGTH = 64
 SHAPES = [Shape(rows, width) for width in (64, 32, 16) for rows in (4, 2, 1)]
 

@@ -11,7 +11,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from tfs_lite.adapters.language.interleaved import InterleavedNetwork
-from tfs_lite.core.generation import Copy, Draw, Rows, Sampling, Step
+from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.status import ServingError, StatusCode
 
 VOCABULARY = 97
@@ -101,7 +101,7 @@ def _plain(module: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
 
 
 def _rows(place: int, tokens: list[int], start: int = 0, draws: bool = True) -> Rows:
-    draw = Draw(Sampling(temperature=0), 0, 0, tokens, len(tokens)) if draws else None
+    draw = SamplingRequest(Sampling(temperature=0), 0, 0, tokens, len(tokens)) if draws else None
     return Rows(place, start, tokens[start:], draw)
 
 
@@ -177,7 +177,7 @@ def test_logits_are_of_the_rows_with_targets_and_of_the_last_one_once(build: Bui
     tokens = list(range(5, 15))
     with torch.inference_mode():
         expected = module(input_ids=torch.tensor([tokens])).logits[0]
-    draw = Draw(Sampling(), 0, 0, tokens, 10)
+    draw = SamplingRequest(Sampling(), 0, 0, tokens, 10)
     step = Step(
         [
             Rows(0, 0, tokens, draw, targets=tokens[1:4], top=2),

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tfs_lite.adapters.language.layout import Layout, Part, layout_of, parts_of
-from tfs_lite.core.generation import Draw, Rows, Sampling, Step
+from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
 
-DRAW = Draw(Sampling(), 0, 0, [], 0)
+DRAW = SamplingRequest(Sampling(), 0, 0, [], 0)
 
 
 def _single(place: int, end: int) -> Rows:

@@ -7,11 +7,11 @@ import torch
 
 from tfs_lite.adapters.language.attention import KEYWORD, attention
 from tfs_lite.adapters.language.network import Network
-from tfs_lite.core.generation import Copy, Draw, Rows, Sampling, Step
+from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.language.tiny_transformers import VOCABULARY, build
 
-DRAW = Draw(Sampling(), 0, 0, [], 0)
+DRAW = SamplingRequest(Sampling(), 0, 0, [], 0)
 LENGTH = 32
 
 

@@ -19,7 +19,7 @@ from transformers import (
 
 from tfs_lite.adapters.language.exponential_sampling import exponential, noise_key
 from tfs_lite.adapters.language.sampler import draw
-from tfs_lite.core.generation import Draw, Drawn, Rows, Sampling, Step
+from tfs_lite.core.generation import Rows, SampledToken, Sampling, SamplingRequest, Step
 
 GREEDY = Sampling(temperature=0)
 HISTORY = [3, 5, 5, 7, 3, 8, 8, 8]
@@ -41,11 +41,11 @@ def _draw(
     index: int = 0,
     history: Sequence[int] = HISTORY,
     banned: Sequence[int] = (),
-) -> Draw:
-    return Draw(sampling, seed, index, history, 4, frozenset(banned))
+) -> SamplingRequest:
+    return SamplingRequest(sampling, seed, index, history, 4, frozenset(banned))
 
 
-def _step(*draws: Draw) -> Step:
+def _step(*draws: SamplingRequest) -> Step:
     return Step([Rows(place, 0, [1], one) for place, one in enumerate(draws)])
 
 
@@ -53,7 +53,7 @@ def _logits(rows: int, vocabulary: int, seed: int = 0, spread: float = 3.0) -> t
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def _tokens(logits: torch.Tensor, *draws: Draw) -> list[int | None]:
+def _tokens(logits: torch.Tensor, *draws: SamplingRequest) -> list[int | None]:
     return [drawn.token for drawn in draw(logits, _step(*draws))]
 
 
@@ -155,7 +155,7 @@ def test_seeds_and_indices_are_independent_of_one_another() -> None:
         _fits(pairs, (exact[:, None] * exact).flatten())
 
 
-def _mixed(vocabulary: int) -> tuple[torch.Tensor, list[Draw]]:
+def _mixed(vocabulary: int) -> tuple[torch.Tensor, list[SamplingRequest]]:
     samplings = [*SAMPLINGS.values(), *(sampling for sampling, _ in WIDE.values()), GREEDY, Sampling(top_k=1)]
     logits = torch.cat([_logits(1, vocabulary, seed, 0.3 + seed % 4) for seed in range(len(samplings))])
     draws = [_draw(sampling, 100 + row, row, banned=[row] * (row % 2)) for row, sampling in enumerate(samplings)]
@@ -299,7 +299,7 @@ def test_row_that_is_no_numbers_is_broken_and_the_others_are_not(value: float, n
     logits[1, 17] = value
     logits[2] = -math.inf
     drawn = draw(logits, _step(*[_draw(sampling)] * 4))
-    assert drawn[1] == drawn[2] == Drawn(broken=True)
+    assert drawn[1] == drawn[2] == SampledToken(broken=True)
     alone = [draw(logits[row : row + 1], _step(_draw(sampling)))[0] for row in (0, 3)]
     assert [drawn[0], drawn[3]] == alone
     assert drawn[0].token is not None
@@ -313,7 +313,7 @@ def test_ban_does_not_hide_that_a_logit_was_no_number() -> None:
 
 
 def test_row_of_which_every_token_is_banned_is_broken() -> None:
-    assert draw(_logits(1, 20), _step(_draw(banned=range(20)))) == [Drawn(broken=True)]
+    assert draw(_logits(1, 20), _step(_draw(banned=range(20)))) == [SampledToken(broken=True)]
 
 
 def test_tokens_that_are_impossible_are_neither_drawn_nor_among_the_best() -> None:
@@ -357,7 +357,7 @@ def test_targets_are_scored_by_the_logits_as_they_are_and_the_last_row_may_serve
     own, twice, none, scored = draw(logits, step)
     assert own.token == int(logits[2].argmax())
     assert twice.token == 9
-    assert none == Drawn()
+    assert none == SampledToken()
     assert scored.token is None
     for drawn, first, targets, top in ((own, 0, [10, 11], 2), (twice, 3, [5, 6, 7], 0), (scored, 6, long, 1)):
         assert [target.token for target in drawn.targets] == targets
@@ -371,7 +371,7 @@ def test_target_row_that_is_no_numbers_breaks_its_text_only() -> None:
     logits[1, 3] = math.nan
     step = Step([Rows(0, 0, [1, 2, 3], _draw(), targets=[5, 6]), Rows(1, 0, [1], _draw())])
     broken, fine = draw(logits, step)
-    assert broken == Drawn(broken=True)
+    assert broken == SampledToken(broken=True)
     assert fine.token == int(logits[3].argmax())
 
 
@@ -384,7 +384,7 @@ def test_other_types_draw_like_float32_of_the_same_numbers(dtype: torch.dtype, n
 
 
 def test_nothing_wanted_gives_nothing() -> None:
-    assert draw(torch.empty(0, 50), Step([Rows(0, 0, [1, 2])])) == [Drawn()]
+    assert draw(torch.empty(0, 50), Step([Rows(0, 0, [1, 2])])) == [SampledToken()]
     assert draw(torch.empty(0, 50), Step([])) == []
 
 

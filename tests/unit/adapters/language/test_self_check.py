@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import Verdict, needs_fallback, self_check
-from tfs_lite.core.generation import Draw, Rows, Sampling, Step
+from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.language.tiny_transformers import ALONE, build
 
@@ -128,5 +128,5 @@ def test_the_network_serves_after_its_check() -> None:
     with network.ordinary() as plain, torch.inference_mode():
         expected = plain(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False).logits[0, -1:]
     assert self_check(network, module).ok
-    draw = Draw(Sampling(), 0, 0, [5, 6, 7], 3)
+    draw = SamplingRequest(Sampling(), 0, 0, [5, 6, 7], 3)
     torch.testing.assert_close(network.logits(Step([Rows(1, 0, [5, 6, 7], draw)])), expected)

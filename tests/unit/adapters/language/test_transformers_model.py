@@ -18,7 +18,7 @@ from tfs_lite.adapters.language.budget import reserve
 from tfs_lite.adapters.language.family import load_library
 from tfs_lite.adapters.language.transformers_model import PLATFORM, TransformersModel, open_transformers
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.generation import Draw, LanguageModel, Rows, Sampling, Step
+from tfs_lite.core.generation import LanguageModel, Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 
@@ -62,7 +62,7 @@ def opened():
 
 
 def rows(place, start, tokens, history):
-    return Rows(place, start, tokens, Draw(GREEDY, 0, 0, history, len(history)))
+    return Rows(place, start, tokens, SamplingRequest(GREEDY, 0, 0, history, len(history)))
 
 
 def generate(model, prompts, count):

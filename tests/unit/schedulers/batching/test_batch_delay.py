@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.schedulers.batching.batch_delay import Expectation
-from tfs_lite.schedulers.batching.forming import NO_PATIENCE, Patience
+from tfs_lite.schedulers.batching.forming import NO_PATIENCE, BatchDelay
 
 
 def test_nothing_is_expected_before_the_first_run() -> None:
@@ -41,7 +41,7 @@ def test_nobody_waits_for_a_single_row(inside: int) -> None:
 def test_as_many_rows_are_waited_for_as_were_inside(youngest: float, until: float) -> None:
     expectation = Expectation(longest=1.0, gap=0.25)
     expectation.ended(10.0, 64, strained=True)
-    assert expectation.patience(youngest) == Patience(64, until)
+    assert expectation.patience(youngest) == BatchDelay(64, until)
 
 
 @given(st.floats(0, 1e6), st.integers(0, 10_000), st.booleans(), st.floats(0, 1e6))

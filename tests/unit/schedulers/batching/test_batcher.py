@@ -19,9 +19,9 @@ from tfs_lite.schedulers.batching.forming import form_batch
 from tfs_lite.schedulers.batching.job import Job
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings, SendWhen
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.schedulers.batcher_checker import Asked, Referee
+from tfs_lite.testing.schedulers.batcher_checker import Asked, BatcherChecker
 from tfs_lite.testing.schedulers.batcher_models import GatedModel, Run, Verdict
-from tfs_lite.testing.schedulers.interleaving import Actor, Stage, Where, no_threads_left
+from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, SteppedThread, Where, no_threads_left
 
 GREEDY = BatchSettings(max_batch_size=4)
 WAITING = BatchSettings(max_batch_size=8, send=SendWhen.WAIT, max_delay=1.0)
@@ -33,11 +33,11 @@ class Theatre:
     def __init__(
         self, settings: BatchSettings, models: int = 1, threads: int = 1, stepwise: bool = False, **rest: Any
     ) -> None:
-        self.stage = Stage(VirtualClock(), stepwise)
+        self.stage = InterleavingScheduler(VirtualClock(), stepwise)
         self.runs: list[Run] = []
         self.models = [GatedModel(self.stage, self.runs, threads) for _ in range(models)]
         self.servable = self.stage.perform(self.models, settings, threads=threads, **rest)
-        self.referee = Referee(self.stage, settings, self.servable)
+        self.referee = BatcherChecker(self.stage, settings, self.servable)
         self.clock = self.stage.clock
         self.stage.settle()
 
@@ -224,7 +224,7 @@ def test_lane_that_wakes_by_itself_is_rung_at_most_once(make: Make, moves: int) 
     assert theatre.sizes() == [3]
 
 
-def _step(stage: Stage, actor: Actor, moves: int) -> None:
+def _step(stage: InterleavingScheduler, actor: SteppedThread, moves: int) -> None:
     for _ in range(moves):
         if actor in stage.ready:
             stage.step(actor)

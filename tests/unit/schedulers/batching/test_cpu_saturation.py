@@ -13,7 +13,7 @@ import pytest
 
 from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.signature import Signature, Tensor
-from tfs_lite.schedulers.batching.cpu_saturation import STRAINED, WINDOW, Strain, strain_of
+from tfs_lite.schedulers.batching.cpu_saturation import STRAINED, WINDOW, CpuSaturation, strain_of
 
 START = 500.0
 PATIENCE = 30.0
@@ -36,7 +36,7 @@ class Times:
 
     def __init__(self, threads: int = 1, cores: int = 4) -> None:
         self.server, self.models = Watch(), Watch()
-        self.strain = Strain(threads, cores, self.server, self.models)
+        self.strain = CpuSaturation(threads, cores, self.server, self.models)
         self.strain.ran(START, 0.0)
 
 
@@ -44,7 +44,7 @@ SHARES = pytest.mark.parametrize(("busy", "strained"), [(0.0, False), (0.79, Fal
 
 
 def test_nothing_is_strained_before_anything_ran() -> None:
-    assert not Strain(1, 1).strained
+    assert not CpuSaturation(1, 1).strained
 
 
 @SHARES

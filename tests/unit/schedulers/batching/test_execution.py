@@ -18,7 +18,7 @@ from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.execution import Execution, finish
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
-from tfs_lite.schedulers.batching.signature_queue import Line
+from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 ID = ServableId("m", 7)
@@ -61,7 +61,7 @@ class House:
     def __init__(self, settings: BatchSettings = MANY) -> None:
         self.clock = VirtualClock()
         self.model = Doubler(self.clock)
-        self.line = Line(DEFAULT_SIGNATURE, SIGNATURE, settings, "m-7", BatchRule.of)
+        self.line = SignatureQueue(DEFAULT_SIGNATURE, SIGNATURE, settings, "m-7", BatchRule.of)
         self.reports: list[BatchReport] = []
         self.ended: list[tuple[float, int, float]] = []
         self.story: list[str] = []
@@ -73,7 +73,7 @@ class House:
         self.reports.append(report)
         self.story.append("report")
 
-    def end(self, line: Line, now: float, rows: int, seconds: float) -> None:
+    def end(self, line: SignatureQueue, now: float, rows: int, seconds: float) -> None:
         assert line is self.line
         self.ended.append((now, rows, seconds))
         self.story.append("ended")

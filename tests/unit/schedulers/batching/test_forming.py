@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.model import PredictCall
-from tfs_lite.schedulers.batching.forming import NO_PATIENCE, Decision, Patience, form_batch
+from tfs_lite.schedulers.batching.forming import NO_PATIENCE, BatchDelay, Decision, form_batch
 from tfs_lite.schedulers.batching.job import Job
 from tfs_lite.schedulers.batching.queue import JobQueue
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings, QueuePolicy, SendWhen, TimeoutAction
@@ -193,24 +193,24 @@ def test_where_jobs_may_come_in_before_others_every_arrival_is_looked_at(setting
 @pytest.mark.parametrize(
     ("queued", "patience", "decision"),
     [
-        ([3], Patience(6, 2.0), Decision(0, 2.0, 6)),
-        ([3, 3], Patience(6, 2.0), Decision(2)),
-        ([3], Patience(6, 1.0), Decision(1)),
+        ([3], BatchDelay(6, 2.0), Decision(0, 2.0, 6)),
+        ([3, 3], BatchDelay(6, 2.0), Decision(2)),
+        ([3], BatchDelay(6, 1.0), Decision(1)),
         ([3], NO_PATIENCE, Decision(1)),
-        ([3], Patience(100, 2.0), Decision(0, 2.0, 8)),
-        ([8], Patience(100, 2.0), Decision(1)),
-        ([5, 4], Patience(100, 2.0), Decision(1)),
+        ([3], BatchDelay(100, 2.0), Decision(0, 2.0, 8)),
+        ([8], BatchDelay(100, 2.0), Decision(1)),
+        ([5, 4], BatchDelay(100, 2.0), Decision(1)),
     ],
     ids=str,
 )
 def test_patience_holds_back_only_what_could_still_grow(
-    queued: list[int], patience: Patience, decision: Decision
+    queued: list[int], patience: BatchDelay, decision: Decision
 ) -> None:
     assert form_batch(jobs(*queued), 1.0, EXPECTING, patience) == decision
 
 
 def test_patience_neither_waits_past_another_key_nor_past_a_preferred_size() -> None:
-    patience = Patience(8, 2.0)
+    patience = BatchDelay(8, 2.0)
     assert form_batch([job(1, key="a"), job(1, key="b")], 1.0, EXPECTING, patience) == Decision(1)
     settings = replace(AT_ONCE, send=SendWhen.EXPECT)
     assert form_batch(jobs(3), 1.0, settings, patience) == Decision(0, 2.0, 4)
@@ -220,11 +220,11 @@ def test_patience_neither_waits_past_another_key_nor_past_a_preferred_size() -> 
 
 @pytest.mark.parametrize("send", [SendWhen.GREEDY, SendWhen.WAIT])
 def test_only_settings_that_expect_are_patient(send: SendWhen) -> None:
-    assert form_batch(jobs(1), 1.0, replace(EXPECTING, send=send), Patience(8, 2.0)) == Decision(1)
+    assert form_batch(jobs(1), 1.0, replace(EXPECTING, send=send), BatchDelay(8, 2.0)) == Decision(1)
 
 
 def test_calls_that_run_alone_are_never_held_back() -> None:
-    assert form_batch(jobs(1, 1), 1.0, replace(ALONE, send=SendWhen.EXPECT), Patience(8, 2.0)) == Decision(1)
+    assert form_batch(jobs(1, 1), 1.0, replace(ALONE, send=SendWhen.EXPECT), BatchDelay(8, 2.0)) == Decision(1)
 
 
 SETTINGS = st.builds(

@@ -24,9 +24,9 @@ from tfs_lite.schedulers.decoupled import DecoupledServable
 from tfs_lite.schedulers.items import ItemRule, ItemServable
 from tfs_lite.schedulers.response_cache import ResponseCache
 from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.schedulers.batcher_checker import Asked, Referee
+from tfs_lite.testing.schedulers.batcher_checker import Asked, BatcherChecker
 from tfs_lite.testing.schedulers.batcher_models import GatedModel, Run, Verdict
-from tfs_lite.testing.schedulers.interleaving import Stage, SteppedLane, Where, no_threads_left
+from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, SteppedLane, Where, no_threads_left
 from tfs_lite.testing.servers.process import wait_until
 
 ID = ServableId("m", 1)
@@ -318,12 +318,12 @@ def test_instance_whose_steps_are_under_way_is_closed_after_them(clock: SystemCl
 
 class Theatre:
     def __init__(self, settings: BatchSettings, models: int = 1, threads: int = 1, stepwise: bool = False) -> None:
-        self.stage = Stage(VirtualClock(), stepwise)
+        self.stage = InterleavingScheduler(VirtualClock(), stepwise)
         self.runs: list[Run] = []
         self.threads = threads
         self.models = [self.model() for _ in range(models)]
         self.servable = self.stage.perform(self.models, settings, threads=threads)
-        self.referee = Referee(self.stage, settings, self.servable)
+        self.referee = BatcherChecker(self.stage, settings, self.servable)
 
     def model(self) -> GatedModel:
         return GatedModel(self.stage, self.runs, self.threads)

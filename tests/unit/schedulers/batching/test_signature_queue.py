@@ -10,15 +10,15 @@ from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import StatusCode
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings
-from tfs_lite.schedulers.batching.signature_queue import MARGIN, Line
+from tfs_lite.schedulers.batching.signature_queue import MARGIN, SignatureQueue
 
 X = TensorSpec("x", DataType.FLOAT, (SymbolicDim("batch"),))
 Y = TensorSpec("y", DataType.FLOAT, (SymbolicDim("batch"),))
 
 
-def line_with(rows: int, run_seconds: float) -> Line:
+def line_with(rows: int, run_seconds: float) -> SignatureQueue:
     """A line in which so many calls of one row wait, and whose runs of up to 4 rows take so long."""
-    line = Line("s", Signature((X,), (Y,)), BatchSettings(max_batch_size=4), "m-1", BatchRule.of)
+    line = SignatureQueue("s", Signature((X,), (Y,)), BatchSettings(max_batch_size=4), "m-1", BatchRule.of)
     line.ended(0.0, 4, run_seconds, False)
     for _ in range(rows):
         line.add(line.job(call(None), 0.0))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.batching.splitting import Joined, cut
+from tfs_lite.schedulers.batching.splitting import SplitCall, split
 
 LOST = Status(StatusCode.UNAVAILABLE, "lost")
 CANCELLED = Status(StatusCode.CANCELLED, "cancelled")
@@ -51,12 +51,12 @@ def answer(piece: PredictCall, queue_seconds: float = 0.0, run_seconds: float = 
 def test_pieces_answered_in_any_order_are_the_whole_call(found: tuple[int, int, int, Any]) -> None:
     rows, room, largest, random = found
     caller = Caller(rows)
-    pieces = cut(caller.call, rows, room, largest)
+    pieces = split(caller.call, rows, room, largest)
     assert sum(piece.rows for piece in pieces) == rows
     assert all(piece.rows <= largest for piece in pieces)
     assert all(piece.rows == largest for piece in pieces[1:-1])
     assert pieces[0].rows == min(room or largest, largest, rows)
-    calls = list(Joined(caller.call, pieces).pieces)
+    calls = list(SplitCall(caller.call, pieces).pieces)
     assert [len(call.inputs["x"]) for call in calls] == [piece.rows for piece in pieces]
     random.shuffle(calls)
     for call in calls:
@@ -68,22 +68,22 @@ def test_pieces_answered_in_any_order_are_the_whole_call(found: tuple[int, int, 
 
 
 def test_the_first_piece_fills_the_room_that_is_left() -> None:
-    assert [piece.rows for piece in cut(Caller(20).call, 20, 3, 8)] == [3, 8, 8, 1]
+    assert [piece.rows for piece in split(Caller(20).call, 20, 3, 8)] == [3, 8, 8, 1]
 
 
 def test_without_room_every_piece_is_as_large_as_a_run() -> None:
-    assert [piece.rows for piece in cut(Caller(20).call, 20, 0, 8)] == [8, 8, 4]
+    assert [piece.rows for piece in split(Caller(20).call, 20, 0, 8)] == [8, 8, 4]
 
 
 def test_a_call_that_fits_is_not_cut() -> None:
     caller = Caller(5)
-    (piece,) = cut(caller.call, 5, 6, 8)
+    (piece,) = split(caller.call, 5, 6, 8)
     assert piece.inputs is caller.call.inputs
 
 
 def test_pieces_are_views_and_wait_on_the_terms_of_the_call() -> None:
     caller = Caller(5)
-    joined = Joined(caller.call, cut(caller.call, 5, 2, 4))
+    joined = SplitCall(caller.call, split(caller.call, 5, 2, 4))
     for piece in joined.pieces:
         assert np.shares_memory(piece.inputs["x"], caller.call.inputs["x"])
         assert (piece.signature, piece.outputs, piece.deadline) == ("s", ("y", "text"), 12.5)
@@ -92,7 +92,7 @@ def test_pieces_are_views_and_wait_on_the_terms_of_the_call() -> None:
 
 def test_the_wait_is_that_of_the_first_piece_and_run_times_add_up() -> None:
     caller = Caller(6)
-    first, second, third = Joined(caller.call, cut(caller.call, 6, 2, 2)).pieces
+    first, second, third = SplitCall(caller.call, split(caller.call, 6, 2, 2)).pieces
     answer(third, 9.0, 0.5)
     answer(first, 1.0, 0.25)
     answer(second, 5.0, 0.125)
@@ -106,7 +106,7 @@ def test_the_first_failure_answers_the_call_and_the_rest_is_abandoned() -> None:
         assert not caller.answers
         abandoned.extend(calls)
 
-    joined = Joined(caller.call, cut(caller.call, 8, 2, 2), abandon)
+    joined = SplitCall(caller.call, split(caller.call, 8, 2, 2), abandon)
     first, second, third, fourth = joined.pieces
     answer(second)
     third.on_done(LOST)
@@ -121,7 +121,7 @@ def test_the_first_failure_answers_the_call_and_the_rest_is_abandoned() -> None:
 
 def test_a_failure_of_the_last_piece_abandons_nobody() -> None:
     caller, abandoned = Caller(4), list[Sequence[PredictCall]]()
-    first, second = Joined(caller.call, cut(caller.call, 4, 2, 2), abandoned.append).pieces
+    first, second = SplitCall(caller.call, split(caller.call, 4, 2, 2), abandoned.append).pieces
     answer(first)
     second.on_done(LOST)
     assert caller.answer is LOST
@@ -135,7 +135,7 @@ def test_abandoned_pieces_may_be_answered_while_they_are_abandoned() -> None:
         for call in calls:
             call.on_done(CANCELLED)
 
-    joined = Joined(caller.call, cut(caller.call, 8, 2, 2), cancel)
+    joined = SplitCall(caller.call, split(caller.call, 8, 2, 2), cancel)
     joined.pieces[0].on_done(LOST)
     assert caller.answer is LOST
     assert joined.unanswered() == ()
@@ -143,7 +143,7 @@ def test_abandoned_pieces_may_be_answered_while_they_are_abandoned() -> None:
 
 def test_a_caller_that_cancels_has_its_waiting_pieces_cancelled() -> None:
     caller = Caller(6)
-    joined = Joined(caller.call, cut(caller.call, 6, 2, 2))
+    joined = SplitCall(caller.call, split(caller.call, 6, 2, 2))
     answer(joined.pieces[0])
     for piece in joined.unanswered():
         piece.on_done(CANCELLED)
@@ -152,7 +152,7 @@ def test_a_caller_that_cancels_has_its_waiting_pieces_cancelled() -> None:
 
 def test_a_piece_that_is_answered_twice_counts_once() -> None:
     caller = Caller(4)
-    first, second = Joined(caller.call, cut(caller.call, 4, 2, 2)).pieces
+    first, second = SplitCall(caller.call, split(caller.call, 4, 2, 2)).pieces
     answer(first)
     answer(first)
     assert not caller.answers
@@ -173,7 +173,7 @@ def test_a_piece_that_is_answered_twice_counts_once() -> None:
 )
 def test_answers_that_do_not_fit_together_fail_the_call(results: list[Any], marker: str) -> None:
     caller = Caller(4)
-    for piece, result in zip(Joined(caller.call, cut(caller.call, 4, 2, 2)).pieces, results, strict=True):
+    for piece, result in zip(SplitCall(caller.call, split(caller.call, 4, 2, 2)).pieces, results, strict=True):
         piece.on_done({"y": result})
     assert caller.answer.code is StatusCode.FAILED_PRECONDITION
     assert marker in caller.answer.message
@@ -181,7 +181,7 @@ def test_answers_that_do_not_fit_together_fail_the_call(results: list[Any], mark
 
 def test_an_output_that_one_piece_lacks_fails_the_call() -> None:
     caller = Caller(4)
-    first, second = Joined(caller.call, cut(caller.call, 4, 2, 2)).pieces
+    first, second = SplitCall(caller.call, split(caller.call, 4, 2, 2)).pieces
     first.on_done({"y": np.ones(2), "z": np.ones(2)})
     second.on_done({"y": np.ones(2)})
     assert caller.answer.code is StatusCode.FAILED_PRECONDITION
@@ -192,7 +192,7 @@ def test_pieces_answered_at_the_same_time_answer_the_call_once(failing: int) -> 
     with ThreadPoolExecutor(8) as threads:
         for _ in range(50):
             caller, barrier = Caller(8), threading.Barrier(8)
-            pieces = Joined(caller.call, cut(caller.call, 8, 1, 1)).pieces
+            pieces = SplitCall(caller.call, split(caller.call, 8, 1, 1)).pieces
 
             def finish(index: int, barrier: Any = barrier, pieces: Any = pieces) -> None:
                 barrier.wait(10)
@@ -211,7 +211,7 @@ def test_pieces_answered_at_the_same_time_answer_the_call_once(failing: int) -> 
 
 def test_nothing_is_kept_of_a_call_whose_pieces_are_all_answered() -> None:
     caller = Caller(4)
-    joined = Joined(caller.call, cut(caller.call, 4, 2, 2))
+    joined = SplitCall(caller.call, split(caller.call, 4, 2, 2))
     caller.call.ticket = joined
     first, second = joined.pieces
     kept = weakref.ref(caller.call.inputs["x"])

@@ -11,7 +11,7 @@ import pytest
 
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import Signature, Tensor
-from tfs_lite.schedulers.batching.worker_threads import Lane, make_lanes
+from tfs_lite.schedulers.batching.worker_threads import WorkerThread, make_lanes
 
 PATIENCE = 30
 
@@ -35,29 +35,29 @@ class Overlapping(Model):
         """Nothing to close."""
 
 
-def nothing(lane: Lane) -> None:
+def nothing(lane: WorkerThread) -> None:
     """Serves nobody."""
 
 
 @pytest.fixture
-def lane() -> Lane:
-    return Lane(Overlapping(), "m-1", nothing)
+def lane() -> WorkerThread:
+    return WorkerThread(Overlapping(), "m-1", nothing)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, -inf, 0.001])
-def test_lane_that_nobody_rings_wakes_by_itself(lane: Lane, seconds: float) -> None:
+def test_lane_that_nobody_rings_wakes_by_itself(lane: WorkerThread, seconds: float) -> None:
     assert lane.sleep(seconds) is False
     assert lane.sleep(seconds) is False
 
 
-def test_ring_before_the_sleep_is_heard_once(lane: Lane) -> None:
+def test_ring_before_the_sleep_is_heard_once(lane: WorkerThread) -> None:
     lane.ring()
     assert lane.sleep(inf) is True
     assert lane.sleep(0.0) is False
 
 
 @pytest.mark.parametrize("seconds", [inf, PATIENCE, 1e30])
-def test_ring_wakes_a_lane_that_sleeps(lane: Lane, seconds: float) -> None:
+def test_ring_wakes_a_lane_that_sleeps(lane: WorkerThread, seconds: float) -> None:
     woken = threading.Event()
 
     def sleep() -> None:
@@ -72,7 +72,7 @@ def test_ring_wakes_a_lane_that_sleeps(lane: Lane, seconds: float) -> None:
 
 
 def test_thread_of_a_lane_serves_that_lane_and_is_not_started_yet() -> None:
-    served: list[Lane] = []
+    served: list[WorkerThread] = []
     model = Overlapping()
     (lane,) = make_lanes([model], "m-1", 1, served.append)
     assert (lane.model, lane.idle, lane.thread.name) == (model, False, "tfs-model-m-1")

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfs_lite.testing.schedulers.ensembles import Town
+from tfs_lite.testing.schedulers.ensembles import EnsembleFixture
 
 
 @pytest.fixture
-def town() -> Iterator[Town]:
-    found = Town()
+def town() -> Iterator[EnsembleFixture]:
+    found = EnsembleFixture()
     yield found
     found.close()

@@ -7,7 +7,7 @@ import pytest
 from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.cached import CachedServable
 from tfs_lite.schedulers.response_cache import ResponseCache
-from tfs_lite.testing.schedulers.ensembles import Town, adder, ask, diamond
+from tfs_lite.testing.schedulers.ensembles import EnsembleFixture, adder, ask, diamond
 
 
 @pytest.fixture
@@ -15,14 +15,14 @@ def cache() -> ResponseCache:
     return ResponseCache(1 << 20)
 
 
-def test_equal_requests_are_answered_without_the_steps(town: Town, cache: ResponseCache) -> None:
+def test_equal_requests_are_answered_without_the_steps(town: EnsembleFixture, cache: ResponseCache) -> None:
     cached = CachedServable(diamond(town), cache, ServableId("e", 1))
     outputs = [ask(cached, {"IN": [1, 2]})[1].outputs["LEFT"].tolist() for _ in range(3)]
     assert outputs == [[12, 13]] * 3
     assert sorted(town.counted()) == ["first", "left", "right"]
 
 
-def test_new_version_of_a_model_ends_what_was_kept(town: Town, cache: ResponseCache) -> None:
+def test_new_version_of_a_model_ends_what_was_kept(town: EnsembleFixture, cache: ResponseCache) -> None:
     cached = CachedServable(diamond(town), cache, ServableId("e", 1))
     assert ask(cached, {"IN": [1, 2]})[1].outputs["LEFT"].tolist() == [12, 13]
     town.serve("left", adder(1000), version=2)

@@ -10,7 +10,7 @@ from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.testing.schedulers.ensembles import (
     CHAIN,
     DIAMOND,
-    Town,
+    EnsembleFixture,
     adder,
     ask,
     diamond,
@@ -19,7 +19,7 @@ from tfs_lite.testing.schedulers.ensembles import (
 )
 
 
-def test_failure_of_a_step_keeps_its_code_and_names_the_ensemble(town: Town) -> None:
+def test_failure_of_a_step_keeps_its_code_and_names_the_ensemble(town: EnsembleFixture) -> None:
     town.serve("a", failing(ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory", Reason.INVALID_ITEM)))
     e = town.ensemble("e", single("a"))
     status = ask(e, {"IN": [0, 0]})[1].status
@@ -31,7 +31,7 @@ def test_failure_of_a_step_keeps_its_code_and_names_the_ensemble(town: Town) -> 
     )
 
 
-def test_failure_is_answered_at_once_and_what_runs_is_dropped(town: Town) -> None:
+def test_failure_is_answered_at_once_and_what_runs_is_dropped(town: EnsembleFixture) -> None:
     slow, breaks = threading.Event(), threading.Event()
     left = adder(10, gate=slow)
     e = diamond(town, left, failing(ServingError(StatusCode.INTERNAL, "broken"), breaks))
@@ -46,7 +46,7 @@ def test_failure_is_answered_at_once_and_what_runs_is_dropped(town: Town) -> Non
     assert e.pending == 0
 
 
-def test_failure_takes_back_the_steps_that_wait(town: Town) -> None:
+def test_failure_takes_back_the_steps_that_wait(town: EnsembleFixture) -> None:
     busy, gate = threading.Event(), threading.Event()
     left = adder(10, gate=busy)
     blocked = town.serve("left", left)
@@ -68,7 +68,7 @@ def test_failure_takes_back_the_steps_that_wait(town: Town) -> None:
     assert codes == {"left": StatusCode.CANCELLED, "right": StatusCode.INTERNAL}
 
 
-def test_no_step_begins_after_a_failure(town: Town) -> None:
+def test_no_step_begins_after_a_failure(town: EnsembleFixture) -> None:
     town.serve("a", failing(ServingError(StatusCode.INTERNAL, "broken")))
     last = adder(1)
     town.serve("b", last)
@@ -78,7 +78,7 @@ def test_no_step_begins_after_a_failure(town: Town) -> None:
     assert last.seen == []
 
 
-def test_full_queue_of_a_model_is_the_failure(town: Town) -> None:
+def test_full_queue_of_a_model_is_the_failure(town: EnsembleFixture) -> None:
     gate = threading.Event()
     model = adder(1, gate=gate)
     blocked = town.serve("a", model, max_queued_calls=1)
@@ -94,7 +94,7 @@ def test_full_queue_of_a_model_is_the_failure(town: Town) -> None:
     assert waiting.outputs
 
 
-def test_cancelled_call_is_answered_at_once_and_its_steps_leave_the_queue(town: Town) -> None:
+def test_cancelled_call_is_answered_at_once_and_its_steps_leave_the_queue(town: EnsembleFixture) -> None:
     gate = threading.Event()
     model = adder(1, gate=gate)
     blocked = town.serve("a", model)
@@ -113,7 +113,7 @@ def test_cancelled_call_is_answered_at_once_and_its_steps_leave_the_queue(town: 
     assert len(answer.results) == 1
 
 
-def test_cancelled_call_whose_step_runs_begins_no_other(town: Town) -> None:
+def test_cancelled_call_whose_step_runs_begins_no_other(town: EnsembleFixture) -> None:
     gate = threading.Event()
     model, last = adder(1, gate=gate), adder(1)
     town.serve("a", model)
@@ -129,7 +129,7 @@ def test_cancelled_call_whose_step_runs_begins_no_other(town: Town) -> None:
     assert len(answer.results) == 1
 
 
-def test_expired_deadline_is_refused_on_arrival(town: Town) -> None:
+def test_expired_deadline_is_refused_on_arrival(town: EnsembleFixture) -> None:
     town.serve("a", adder(1))
     e = town.ensemble("e", single("a"))
     call, answer = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() - 1)
@@ -138,7 +138,7 @@ def test_expired_deadline_is_refused_on_arrival(town: Town) -> None:
     assert town.calls == []
 
 
-def test_deadline_that_passes_in_a_queue_is_the_failure(town: Town) -> None:
+def test_deadline_that_passes_in_a_queue_is_the_failure(town: EnsembleFixture) -> None:
     gate = threading.Event()
     model = adder(1, gate=gate)
     blocked = town.serve("a", model)
@@ -152,7 +152,7 @@ def test_deadline_that_passes_in_a_queue_is_the_failure(town: Town) -> None:
     assert running.outputs
 
 
-def test_no_more_requests_than_the_config_allows_are_inside(town: Town) -> None:
+def test_no_more_requests_than_the_config_allows_are_inside(town: EnsembleFixture) -> None:
     gate = threading.Event()
     town.serve("a", adder(1, gate=gate))
     e = town.ensemble("e", single("a", max_inflight_requests=2))
@@ -167,7 +167,7 @@ def test_no_more_requests_than_the_config_allows_are_inside(town: Town) -> None:
     assert ask(e, {"IN": [0, 0]})[1].outputs
 
 
-def test_bound_of_the_server_counts_without_one_in_the_config(town: Town) -> None:
+def test_bound_of_the_server_counts_without_one_in_the_config(town: EnsembleFixture) -> None:
     gate = threading.Event()
     town.serve("a", adder(1, gate=gate))
     e = town.ensemble("e", single("a"), max_requests=1)
@@ -177,7 +177,7 @@ def test_bound_of_the_server_counts_without_one_in_the_config(town: Town) -> Non
     assert inside.outputs
 
 
-def test_closed_ensemble_takes_no_request(town: Town) -> None:
+def test_closed_ensemble_takes_no_request(town: EnsembleFixture) -> None:
     town.serve("a", adder(1))
     e = town.ensemble("e", single("a"))
     e.close()

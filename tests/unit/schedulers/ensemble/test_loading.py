@@ -8,14 +8,14 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.testing.schedulers.ensembles import (
     CHAIN,
-    Town,
+    EnsembleFixture,
     adder,
     ask,
     single,
 )
 
 
-def test_ensemble_waits_for_the_models_of_its_steps(town: Town) -> None:
+def test_ensemble_waits_for_the_models_of_its_steps(town: EnsembleFixture) -> None:
     town.serve("a", adder(1))
     with pytest.raises(ServingError) as caught:
         town.ensemble("e", CHAIN)
@@ -26,14 +26,14 @@ def test_ensemble_waits_for_the_models_of_its_steps(town: Town) -> None:
     assert ask(town.ensemble("e", CHAIN), {"IN": [0, 0]})[1].outputs
 
 
-def test_ensemble_waits_for_a_version_that_a_step_names(town: Town) -> None:
+def test_ensemble_waits_for_a_version_that_a_step_names(town: EnsembleFixture) -> None:
     town.serve("a", adder(1))
     with pytest.raises(ServingError, match=r"waits for model a version 3$") as caught:
         town.ensemble("e", single("a", version=3))
     assert caught.value.status.reason is Reason.WAITS_FOR_MODELS
 
 
-def test_newest_version_is_checked_whichever_a_step_names(town: Town) -> None:
+def test_newest_version_is_checked_whichever_a_step_names(town: EnsembleFixture) -> None:
     town.serve("a", adder(1))
     town.serve("a", adder(1, dims=(3,)), version=2)
     with pytest.raises(ServingError, match="inconsistent shape") as caught:
@@ -42,7 +42,7 @@ def test_newest_version_is_checked_whichever_a_step_names(town: Town) -> None:
     assert caught.value.status.reason is None
 
 
-def test_model_with_several_answers_is_refused(town: Town) -> None:
+def test_model_with_several_answers_is_refused(town: EnsembleFixture) -> None:
     servable = town.serve("a", adder(1))
     servable.decoupled = True  # type: ignore[attr-defined]
     with pytest.raises(ServingError, match="model a gives several answers") as caught:
@@ -50,14 +50,14 @@ def test_model_with_several_answers_is_refused(town: Town) -> None:
     assert caught.value.code is StatusCode.UNIMPLEMENTED
 
 
-def test_handles_of_the_check_are_released_whatever_it_finds(town: Town) -> None:
+def test_handles_of_the_check_are_released_whatever_it_finds(town: EnsembleFixture) -> None:
     town.serve("a", adder(1, dims=(3,)))
     with pytest.raises(ServingError):
         town.ensemble("e", single("a"))
     town.wait_for_no_handles()
 
 
-def test_ensemble_looks_like_a_model(town: Town) -> None:
+def test_ensemble_looks_like_a_model(town: EnsembleFixture) -> None:
     town.serve("a", adder(1, batch=8), max_batch_size=8)
     e = town.ensemble("e", single("a", max_batch_size=8))
     found = e.signatures[DEFAULT_SIGNATURE]

@@ -15,7 +15,7 @@ from tfs_lite.schedulers.ensemble.servable import MAX_DEPTH, EnsembleServable
 from tfs_lite.schedulers.response_cache import ResponseCache
 from tfs_lite.testing.schedulers.ensembles import (
     CHAIN,
-    Town,
+    EnsembleFixture,
     adder,
     ask,
     failing,
@@ -27,7 +27,7 @@ from tfs_lite.testing.schedulers.ensembles import (
 )
 
 
-def test_ensembles_may_be_steps(town: Town) -> None:
+def test_ensembles_may_be_steps(town: EnsembleFixture) -> None:
     town.serve("a", adder(1))
     town.serve("b", adder(10))
     inner = town.ensemble("inner", CHAIN)
@@ -45,7 +45,7 @@ def test_ensembles_may_be_steps(town: Town) -> None:
     assert outer.origins == {"OUT": (("inner", None), "OUT")}
 
 
-def test_failure_inside_names_every_ensemble(town: Town) -> None:
+def test_failure_inside_names_every_ensemble(town: EnsembleFixture) -> None:
     town.serve("a", failing(ServingError(StatusCode.INTERNAL, "broken")))
     town.ensemble("inner", single("a"))
     outer = town.ensemble(
@@ -54,7 +54,7 @@ def test_failure_inside_names_every_ensemble(town: Town) -> None:
     assert ask(outer, {"IN": [0, 0]})[1].status.message == "in ensemble 'outer', in ensemble 'inner', broken"
 
 
-def test_cancelling_goes_through_all_ensembles(town: Town) -> None:
+def test_cancelling_goes_through_all_ensembles(town: EnsembleFixture) -> None:
     gate = threading.Event()
     model = adder(1, gate=gate)
     blocked = town.serve("a", model)
@@ -74,7 +74,7 @@ def test_cancelling_goes_through_all_ensembles(town: Town) -> None:
     assert len(model.seen) == 1
 
 
-def test_ensemble_that_contains_itself_is_refused(town: Town) -> None:
+def test_ensemble_that_contains_itself_is_refused(town: EnsembleFixture) -> None:
     town.serve("c", adder(1))
     town.ensemble("b", through("c"))
     town.ensemble("a", through("b"))
@@ -85,7 +85,7 @@ def test_ensemble_that_contains_itself_is_refused(town: Town) -> None:
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
-def test_ensemble_behind_a_cache_is_looked_into(town: Town) -> None:
+def test_ensemble_behind_a_cache_is_looked_into(town: EnsembleFixture) -> None:
     town.serve("c", adder(1))
     inner = EnsembleServable(ServableId("b", 1), ModelSettings.model_validate(through("c")), town.resolve)
     town.add(inner.id, CachedServable(inner, ResponseCache(1000), inner.id))
@@ -93,10 +93,10 @@ def test_ensemble_behind_a_cache_is_looked_into(town: Town) -> None:
     assert contains("c", ["b"], town.resolve)
 
 
-def test_ensembles_that_have_become_a_circle_end_at_a_bound(town: Town) -> None:
+def test_ensembles_that_have_become_a_circle_end_at_a_bound(town: EnsembleFixture) -> None:
     town.serve("b", adder(1))
     town.ensemble("a", through("b"))
-    waiting = Town()
+    waiting = EnsembleFixture()
     waiting.serve("a", adder(1))
     made = EnsembleServable(ServableId("b", 2), ModelSettings.model_validate(through("a")), waiting.resolve)
     made._resolve = town.resolve  # both were checked while the other was still a plain model

@@ -14,7 +14,7 @@ from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.testing.schedulers.ensembles import (
     CHAIN,
     PATIENCE,
-    Town,
+    EnsembleFixture,
     adder,
     ask,
     diamond,
@@ -22,7 +22,7 @@ from tfs_lite.testing.schedulers.ensembles import (
 )
 
 
-def test_metadata_reaches_every_step(town: Town) -> None:
+def test_metadata_reaches_every_step(town: EnsembleFixture) -> None:
     e = diamond(town)
     flags, deadline = SequenceFlags(7, start=True), time.monotonic() + PATIENCE
     _, answer = ask(e, {"IN": [1, 2]}, deadline=deadline, priority=3, timeout=PATIENCE, sequence=flags)
@@ -31,7 +31,7 @@ def test_metadata_reaches_every_step(town: Town) -> None:
         assert (call.sequence, call.priority, call.timeout, call.deadline) == (flags, 3, PATIENCE, deadline)
 
 
-def test_times_are_the_sums_of_the_steps(town: Town) -> None:
+def test_times_are_the_sums_of_the_steps(town: EnsembleFixture) -> None:
     e = diamond(town)
     call, answer = ask(e, {"IN": [1, 2]})
     assert answer.outputs
@@ -46,7 +46,7 @@ def test_times_are_the_sums_of_the_steps(town: Town) -> None:
     assert call.run_seconds > 0
 
 
-def test_request_keeps_the_versions_that_it_began_with(town: Town) -> None:
+def test_request_keeps_the_versions_that_it_began_with(town: EnsembleFixture) -> None:
     gate = threading.Event()
     first = adder(1, gate=gate)
     town.serve("a", first)
@@ -64,14 +64,14 @@ def test_request_keeps_the_versions_that_it_began_with(town: Town) -> None:
     ]
 
 
-def test_step_with_a_version_stays_with_it(town: Town) -> None:
+def test_step_with_a_version_stays_with_it(town: EnsembleFixture) -> None:
     town.serve("a", adder(1))
     town.serve("a", adder(2), version=2)
     e = town.ensemble("e", single("a", version=1))
     assert ask(e, {"IN": [0, 0]})[1].outputs["OUT"].tolist() == [1, 1]
 
 
-def test_version_in_use_is_not_unloaded_and_is_let_go_after_the_answer(town: Town) -> None:
+def test_version_in_use_is_not_unloaded_and_is_let_go_after_the_answer(town: EnsembleFixture) -> None:
     gate, drained = threading.Event(), threading.Event()
     model = adder(1, gate=gate)
     town.serve("a", model)
@@ -85,7 +85,7 @@ def test_version_in_use_is_not_unloaded_and_is_let_go_after_the_answer(town: Tow
     assert drained.is_set()
 
 
-def test_only_models_of_needed_steps_are_taken(town: Town) -> None:
+def test_only_models_of_needed_steps_are_taken(town: EnsembleFixture) -> None:
     e = diamond(town)
     town.map.withdraw(ServableId("right", 1), lambda: None)
     assert set(ask(e, {"IN": [0, 0]}, ("LEFT",))[1].outputs) == {"LEFT"}
@@ -96,7 +96,7 @@ def test_only_models_of_needed_steps_are_taken(town: Town) -> None:
     assert e.pending == 0
 
 
-def test_model_that_has_changed_its_inputs_fails_the_request(town: Town) -> None:
+def test_model_that_has_changed_its_inputs_fails_the_request(town: EnsembleFixture) -> None:
     town.serve("a", adder(1))
     e = town.ensemble("e", single("a"))
     town.serve("a", adder(1, dims=(3,)), version=2)
@@ -105,7 +105,7 @@ def test_model_that_has_changed_its_inputs_fails_the_request(town: Town) -> None
     assert "input x has size 2 in dimension 0, expected 3" in status.message
 
 
-def test_requests_of_a_sequence_may_be_sent_to_the_version_it_began_on(town: Town) -> None:
+def test_requests_of_a_sequence_may_be_sent_to_the_version_it_began_on(town: EnsembleFixture) -> None:
     town.serve("a", adder(1))
     asked = []
 
@@ -120,7 +120,7 @@ def test_requests_of_a_sequence_may_be_sent_to_the_version_it_began_on(town: Tow
     assert asked == [("a", None, "s")]
 
 
-def test_sequence_that_has_lost_its_version_is_told_so(town: Town) -> None:
+def test_sequence_that_has_lost_its_version_is_told_so(town: EnsembleFixture) -> None:
     def lost(name: str, version: int | None, flags: SequenceFlags) -> ServableHandle:
         raise ServingError(StatusCode.UNAVAILABLE, "the version is gone")
 
@@ -130,7 +130,7 @@ def test_sequence_that_has_lost_its_version_is_told_so(town: Town) -> None:
     assert status == Status(StatusCode.UNAVAILABLE, "in ensemble 'e', the version is gone")
 
 
-def test_labels_are_those_of_the_models_that_give_the_outputs(town: Town) -> None:
+def test_labels_are_those_of_the_models_that_give_the_outputs(town: EnsembleFixture) -> None:
     e = diamond(town)
     assert e.labels == {}
     town.servables[1].labels = {"y": ["cat", "dog"], "z": ["other"]}

@@ -18,7 +18,7 @@ from tfs_lite.testing.schedulers.ensembles import (
     PATIENCE,
     Answer,
     Calculator,
-    Town,
+    EnsembleFixture,
     adder,
     ask,
     diamond,
@@ -31,25 +31,25 @@ from tfs_lite.testing.schedulers.ensembles import (
 )
 
 
-def test_tensors_go_from_step_to_step(town: Town) -> None:
+def test_tensors_go_from_step_to_step(town: EnsembleFixture) -> None:
     e = diamond(town)
     _, answer = ask(e, {"IN": [1, 2]})
     assert {name: value.tolist() for name, value in answer.outputs.items()} == {"LEFT": [12, 13], "RIGHT": [102, 103]}
     assert sorted(town.counted()) == ["first", "left", "right"]
 
 
-def test_outputs_come_in_the_order_in_which_they_were_asked_for(town: Town) -> None:
+def test_outputs_come_in_the_order_in_which_they_were_asked_for(town: EnsembleFixture) -> None:
     e = diamond(town)
     assert list(ask(e, {"IN": [1, 2]}, ("RIGHT", "LEFT"))[1].outputs) == ["RIGHT", "LEFT"]
 
 
-def test_step_that_nobody_needs_does_not_run(town: Town) -> None:
+def test_step_that_nobody_needs_does_not_run(town: EnsembleFixture) -> None:
     e = diamond(town)
     assert list(ask(e, {"IN": [1, 2]}, ("LEFT",))[1].outputs) == ["LEFT"]
     assert sorted(town.counted()) == ["first", "left"]
 
 
-def test_steps_that_are_ready_run_at_the_same_time(town: Town) -> None:
+def test_steps_that_are_ready_run_at_the_same_time(town: EnsembleFixture) -> None:
     gate = threading.Event()
     left, right = adder(10, gate=gate), adder(100, gate=gate)
     e = diamond(town, left, right)
@@ -61,7 +61,7 @@ def test_steps_that_are_ready_run_at_the_same_time(town: Town) -> None:
     assert set(answer.outputs) == {"LEFT", "RIGHT"}
 
 
-def test_tensors_are_handed_on_without_copies(town: Town) -> None:
+def test_tensors_are_handed_on_without_copies(town: EnsembleFixture) -> None:
     given, made = np.ones(2, np.float32), np.zeros(2, np.float32)
     first = Calculator(signature({"x": (2,)}, {"y": (2,)}), lambda inputs: {"y": made})
     last = adder(1)
@@ -73,7 +73,7 @@ def test_tensors_are_handed_on_without_copies(town: Town) -> None:
     assert np.shares_memory(last.seen[0]["x"], made)
 
 
-def test_models_are_asked_for_mapped_outputs_only(town: Town) -> None:
+def test_models_are_asked_for_mapped_outputs_only(town: EnsembleFixture) -> None:
     model = Calculator(
         signature({"x": (2,)}, {"y": (2,), "z": (2,)}), lambda inputs: {"y": inputs["x"], "z": inputs["x"]}
     )
@@ -83,7 +83,7 @@ def test_models_are_asked_for_mapped_outputs_only(town: Town) -> None:
     assert model.asked == [("y",)]
 
 
-def test_requests_of_an_ensemble_share_the_batches_of_its_models(town: Town) -> None:
+def test_requests_of_an_ensemble_share_the_batches_of_its_models(town: EnsembleFixture) -> None:
     gate = threading.Event()
     model = adder(1, batch=8, gate=gate)
     town.serve("a", model, max_batch_size=8)
@@ -96,7 +96,7 @@ def test_requests_of_an_ensemble_share_the_batches_of_its_models(town: Town) -> 
     assert [seen["x"].shape for seen in model.seen] == [(1, 2), (3, 2)]
 
 
-def test_batched_ensemble_gives_its_rows_to_a_model_without_batch_one_at_a_time(town: Town) -> None:
+def test_batched_ensemble_gives_its_rows_to_a_model_without_batch_one_at_a_time(town: EnsembleFixture) -> None:
     model = adder(1)
     town.serve("a", model)
     e = town.ensemble("e", single("a", max_batch_size=4))
@@ -107,7 +107,7 @@ def test_batched_ensemble_gives_its_rows_to_a_model_without_batch_one_at_a_time(
     assert status.message.startswith("in ensemble 'e', input x has rank 2, expected 1")
 
 
-def test_ensemble_without_batch_gets_its_tensor_back_without_one(town: Town) -> None:
+def test_ensemble_without_batch_gets_its_tensor_back_without_one(town: EnsembleFixture) -> None:
     model = adder(1, batch=4)
     town.serve("a", model, max_batch_size=4)
     e = town.ensemble("e", single("a"))
@@ -115,7 +115,7 @@ def test_ensemble_without_batch_gets_its_tensor_back_without_one(town: Town) -> 
     assert model.seen[0]["x"].shape == (1, 2)
 
 
-def test_default_of_an_input_that_is_not_mapped_is_filled_in(town: Town) -> None:
+def test_default_of_an_input_that_is_not_mapped_is_filled_in(town: EnsembleFixture) -> None:
     found = Signature(
         (spec("x", (2,)), spec("w", (2,))), (spec("y", (2,)),), defaults={"w": np.array([5, 6], np.float32)}
     )
@@ -146,7 +146,7 @@ class Shortcut:
         pass
 
 
-def test_stack_does_not_grow_with_steps_that_end_at_once(town: Town) -> None:
+def test_stack_does_not_grow_with_steps_that_end_at_once(town: EnsembleFixture) -> None:
     count = 200
     servable = Shortcut(signature({"x": (2,)}, {"y": (2,)}), lambda inputs: {"y": inputs["x"] + 1})
     town.add(ServableId("a", 1), servable)
@@ -157,7 +157,7 @@ def test_stack_does_not_grow_with_steps_that_end_at_once(town: Town) -> None:
     assert len(set(servable.depths)) == 1
 
 
-def test_missing_output_of_a_step_is_left_out(town: Town) -> None:
+def test_missing_output_of_a_step_is_left_out(town: EnsembleFixture) -> None:
     found = signature({"x": (2,)}, {"y": (2,), "z": (2,)})
     town.add(ServableId("a", 1), Shortcut(found, lambda inputs: {"y": inputs["x"]}))
     e = town.ensemble(
@@ -170,7 +170,7 @@ def test_missing_output_of_a_step_is_left_out(town: Town) -> None:
     assert status.message.startswith("in ensemble 'e', unexpected deadlock")
 
 
-def test_step_runs_without_a_missing_input_and_is_refused_if_it_needs_it(town: Town) -> None:
+def test_step_runs_without_a_missing_input_and_is_refused_if_it_needs_it(town: EnsembleFixture) -> None:
     first = signature({"x": (2,)}, {"y": (2,), "z": (2,)})
     town.add(ServableId("a", 1), Shortcut(first, lambda inputs: {"y": inputs["x"]}))
     second = Signature(
@@ -188,7 +188,7 @@ def test_step_runs_without_a_missing_input_and_is_refused_if_it_needs_it(town: T
     assert status.message.startswith("in ensemble 'f', Signature input alias: x not found")
 
 
-def test_remembered_plans_are_bounded(town: Town) -> None:
+def test_remembered_plans_are_bounded(town: EnsembleFixture) -> None:
     outputs = [tensor(f"o{number}") for number in range(7)]
     town.serve("a", adder(1))
     steps = [step("a", {"x": "IN"}, {"y": f"o{number}"}) for number in range(7)]
@@ -199,7 +199,7 @@ def test_remembered_plans_are_bounded(town: Town) -> None:
     assert len(e._plans) == MAX_PLANS
 
 
-def test_many_requests_from_many_threads_are_each_answered_once(town: Town) -> None:
+def test_many_requests_from_many_threads_are_each_answered_once(town: EnsembleFixture) -> None:
     town.serve("first", adder(1, batch=8), max_batch_size=8)
     town.serve("left", adder(10, batch=8), max_batch_size=8)
     town.serve("right", adder(100, batch=8), max_batch_size=8)

@@ -8,7 +8,7 @@ from tfs_lite.core.generation import Finish, Generation, Piece, Usage
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.generation.calls import AskedCall
+from tfs_lite.schedulers.generation.calls import GenerationTask
 from tfs_lite.schedulers.generation.entries import Job
 
 BROKEN = Status(StatusCode.INTERNAL, "broken")
@@ -24,8 +24,8 @@ def last(index: int) -> Piece:
 
 
 @pytest.fixture
-def asked() -> AskedCall:
-    return AskedCall(PredictCall(DEFAULT_SIGNATURE, {}, (), None, lambda _: None), 0.0)
+def asked() -> GenerationTask:
+    return GenerationTask(PredictCall(DEFAULT_SIGNATURE, {}, (), None, lambda _: None), 0.0)
 
 
 def test_call_dropped_before_its_tokens_are_there_never_enters(asked):

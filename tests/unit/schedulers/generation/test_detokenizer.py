@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tfs_lite.core.generation import Finish, Generation
-from tfs_lite.schedulers.generation.detokenizer import Said, StopFinder, Words
+from tfs_lite.schedulers.generation.detokenizer import Detokenizer, DetokenizerOutput, StopFinder
 from tfs_lite.testing.language.byte_codec import BEGIN, END, ByteCodec
 
 EOS = frozenset({END})
@@ -18,14 +18,14 @@ SMALL = st.text("ab€", max_size=30)
 STOPS = st.lists(st.text("ab€", min_size=1, max_size=5), min_size=1, max_size=4)
 
 
-def words(limit: int = 100, prompt: Sequence[int] = (BEGIN,), codec: ByteCodec | None = CODEC, **wanted) -> Words:
-    return Words(Generation(prompt, **wanted), prompt, limit, EOS, codec)
+def words(limit: int = 100, prompt: Sequence[int] = (BEGIN,), codec: ByteCodec | None = CODEC, **wanted) -> Detokenizer:
+    return Detokenizer(Generation(prompt, **wanted), prompt, limit, EOS, codec)
 
 
-def say(found: Words, tokens: Sequence[int]) -> tuple[str, Said]:
+def say(found: Detokenizer, tokens: Sequence[int]) -> tuple[str, DetokenizerOutput]:
     """All the text up to the end, and what the last token said."""
     text = ""
-    said = Said()
+    said = DetokenizerOutput()
     for token in tokens:
         said = found.push(token)
         text += said.text
@@ -125,12 +125,12 @@ def test_stop_may_be_part_of_the_text() -> None:
 
 
 def test_end_of_text_comes_before_stop_tokens_and_the_limit() -> None:
-    assert words(limit=1, stop_token_ids=(END,)).push(END) == Said("", Finish.STOP, END)
+    assert words(limit=1, stop_token_ids=(END,)).push(END) == DetokenizerOutput("", Finish.STOP, END)
 
 
 def test_stop_token_counts_and_has_no_words() -> None:
     found = words(stop_token_ids=(ord("b"),))
-    assert say(found, b"ab") == ("a", Said("", Finish.STOP, ord("b")))
+    assert say(found, b"ab") == ("a", DetokenizerOutput("", Finish.STOP, ord("b")))
     assert found.count == 2
 
 
@@ -168,7 +168,11 @@ def test_echo_opens_with_the_words_of_the_prompt() -> None:
 
 def test_without_a_tokenizer_there_are_only_ends() -> None:
     found = words(limit=2, codec=None, echo=True)
-    assert (found.opening, found.push(5), found.push(6)) == ("", Said(), Said("", Finish.LENGTH))
+    assert (found.opening, found.push(5), found.push(6)) == (
+        "",
+        DetokenizerOutput(),
+        DetokenizerOutput("", Finish.LENGTH),
+    )
 
 
 def test_hostile_stops_cost_little_per_character() -> None:

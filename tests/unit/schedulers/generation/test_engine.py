@@ -12,13 +12,13 @@ import pytest
 
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.generation import (
-    Draw,
-    Drawn,
     Finish,
     Generation,
     Limits,
     Piece,
+    SampledToken,
     Sampling,
+    SamplingRequest,
     Step,
     StepReport,
     TextReport,
@@ -29,7 +29,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.generation.engine import Engine, Job
 from tfs_lite.schedulers.generation.loop import StepLoop
-from tfs_lite.schedulers.generation.scheduler_state import Roster
+from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.testing.language.byte_codec import BEGIN, END, VOCABULARY, ByteCodec
 from tfs_lite.testing.language.hash_model import HashModel, hashed, logprob_of
@@ -98,7 +98,7 @@ class Asked:
         """What the model says to this prompt when there is nobody else."""
         job, tokens = self.job, list(self.job.wanted.prompt)
         for index in range(job.limit):
-            draw = Draw(job.wanted.sampling, job.seed, index, tokens, len(job.wanted.prompt))
+            draw = SamplingRequest(job.wanted.sampling, job.seed, index, tokens, len(job.wanted.prompt))
             tokens.append(hashed(tokens, draw, VOCABULARY))
             if tokens[-1] in eos:
                 break
@@ -151,7 +151,7 @@ def prompt(number: int, length: int = 5) -> list[int]:
     return [BEGIN, *((number * 31 + at * 7) % 256 for at in range(length - 1))]
 
 
-def saying(text: str, then: int = END) -> Callable[[Sequence[int], Draw], int]:
+def saying(text: str, then: int = END) -> Callable[[Sequence[int], SamplingRequest], int]:
     """Whatever the prompt, the model says this."""
     tokens = [*text.encode(), then]
     return lambda _, draw: tokens[min(draw.index, len(tokens) - 1)]
@@ -242,7 +242,7 @@ def test_jobs_may_share_a_list_of_tokens_and_keep_it() -> None:
 def test_least_tokens_are_drawn_before_an_end() -> None:
     ends: list[frozenset[int]] = []
 
-    def choose(tokens: Sequence[int], draw: Draw) -> int:
+    def choose(tokens: Sequence[int], draw: SamplingRequest) -> int:
         ends.append(draw.banned)
         return hashed(tokens, draw, VOCABULARY) if draw.banned else END
 
@@ -453,7 +453,7 @@ def test_step_that_raises_halfway_is_made_again_right() -> None:
     """After some rows were written, and with copies."""
     raised: list[int] = []
 
-    def choose(tokens: Sequence[int], draw: Draw) -> int:
+    def choose(tokens: Sequence[int], draw: SamplingRequest) -> int:
         if draw.seed == 7 and len(raised) < 2:
             raised.append(draw.index)
             raise RuntimeError("this once")
@@ -475,7 +475,7 @@ def test_step_that_raises_halfway_is_made_again_right() -> None:
 def test_place_of_a_failure_is_not_reused() -> None:
     broken = [True]
 
-    def choose(tokens: Sequence[int], draw: Draw) -> int | None:
+    def choose(tokens: Sequence[int], draw: SamplingRequest) -> int | None:
         return None if broken[0] else hashed(tokens, draw, VOCABULARY)
 
     stage = Stage(choose=choose)
@@ -492,7 +492,7 @@ def test_place_of_a_failure_is_not_reused() -> None:
 
 def test_model_that_forgets_an_answer_fails_like_one_that_raises(caplog: pytest.LogCaptureFixture) -> None:
     class Forgetful(HashModel):
-        def step(self, step: Step) -> Sequence[Drawn]:
+        def step(self, step: Step) -> Sequence[SampledToken]:
             return super().step(step)[: 1 if len(step.rows) > 1 else None]
 
     stage = Stage()
@@ -530,7 +530,7 @@ def test_engine_that_fails_itself_ends_every_text_and_goes_on(
     stage.submit(*asked)
     stage.turn()
     with monkeypatch.context() as patched:
-        patched.setattr(Roster, "append", lambda *_: 1 / 0)
+        patched.setattr(SchedulerState, "append", lambda *_: 1 / 0)
         stage.turn()
     assert [one.code for one in asked] == [StatusCode.INTERNAL] * 4
     again = Asked(prompt(1), 5, ignore_eos=True)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tfs_lite.core.generation import Copy
-from tfs_lite.schedulers.generation.cache_slots import Places
+from tfs_lite.schedulers.generation.cache_slots import CacheSlots
 from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Snapshot, decide, ranking
-from tfs_lite.schedulers.generation.scheduler_state import Plan, Roster
+from tfs_lite.schedulers.generation.scheduler_state import Plan, SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.schedulers.generation.text import Phase, Text, move
+from tfs_lite.schedulers.generation.text import GenerationState, Phase, move
 
 NUMBERS = iter(range(10**6))
 
@@ -24,20 +24,20 @@ def engine(**changes: Any) -> EngineSettings:
 
 def text(
     length: int = 3, limit: int = 5, priority: int = 0, arrived: float = 0.0, tokens: list[int] | None = None
-) -> Text:
+) -> GenerationState:
     number = next(NUMBERS)
     tokens = tokens or [number] * length
-    return Text(number, tokens, len(tokens), limit, priority, arrived, None)
+    return GenerationState(number, tokens, len(tokens), limit, priority, arrived, None)
 
 
-def roster_of(settings: EngineSettings, *texts: Text) -> Roster:
-    roster = Roster(settings)
+def roster_of(settings: EngineSettings, *texts: GenerationState) -> SchedulerState:
+    roster = SchedulerState(settings)
     for one in texts:
         roster.add(one)
     return roster
 
 
-def step(roster: Roster, now: float = 0.0) -> Plan:
+def step(roster: SchedulerState, now: float = 0.0) -> Plan:
     plan = roster.plan(now)
     roster.ran(plan)
     for share in plan.shares:
@@ -46,7 +46,7 @@ def step(roster: Roster, now: float = 0.0) -> Plan:
     return plan
 
 
-def rows(plan: Plan) -> list[tuple[Text, int, int, bool]]:
+def rows(plan: Plan) -> list[tuple[GenerationState, int, int, bool]]:
     return [(share.text, share.start, share.count, share.draws) for share in plan.shares]
 
 
@@ -180,7 +180,7 @@ def test_text_that_is_to_be_computed_reuses_nothing() -> None:
 
 
 def test_decision_changes_nothing() -> None:
-    waits, places = text(), Places(1)
+    waits, places = text(), CacheSlots(1)
     runs = text(priority=1)
     places.take(places.find(None) or pytest.fail("no place"), runs.tokens)
     runs.place = 0
@@ -235,12 +235,12 @@ def test_prompts_have_fewer_rows_beside_texts_that_decode() -> None:
     settings = EngineSettings(
         places=4, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
     )
-    roster = Roster(settings)
-    roster.add(Text(0, [1, 2], 2, 50, 0, 0.0, None))
+    roster = SchedulerState(settings)
+    roster.add(GenerationState(0, [1, 2], 2, 50, 0, 0.0, None))
     roster.ran(plan := roster.plan(0.0, beside=64))
     assert [share.count for share in plan.shares] == [2], "nobody decodes yet: nothing to mind"
     roster.append(plan.shares[0].text, 7)
-    roster.add(Text(1, list(range(500)), 500, 50, 0, 0.0, None))
+    roster.add(GenerationState(1, list(range(500)), 500, 50, 0, 0.0, None))
     assert [share.count for share in roster.plan(0.0, beside=20).shares] == [1, 20]
 
 
@@ -248,15 +248,15 @@ def test_short_prompts_are_read_at_once_beside_texts_that_decode() -> None:
     settings = EngineSettings(
         places=9, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
     )
-    roster = Roster(settings)
-    running = [Text(number, [1, 2], 2, 50, 0, 0.0, None) for number in range(4)]
+    roster = SchedulerState(settings)
+    running = [GenerationState(number, [1, 2], 2, 50, 0, 0.0, None) for number in range(4)]
     for text in running:
         roster.add(text)
     roster.ran(roster.plan(0.0))
     for text in running:
         roster.append(text, 7)
     for number in range(4, 8):
-        roster.add(Text(number, [number] * 20, 20, 50, 0, 0.0, None))
+        roster.add(GenerationState(number, [number] * 20, 20, 50, 0, 0.0, None))
     counts = [share.count for share in roster.plan(0.0, beside=16).shares]
     assert counts == [1, 1, 1, 1, 20, 20, 20, 1], "64 rows to their end; then a newcomer only begins"
 
@@ -265,11 +265,11 @@ def test_where_more_texts_begin_than_go_on_prompts_have_more_rows() -> None:
     settings = EngineSettings(
         places=9, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
     )
-    roster = Roster(settings)
-    roster.add(Text(0, [1, 2], 2, 50, 0, 0.0, None))
+    roster = SchedulerState(settings)
+    roster.add(GenerationState(0, [1, 2], 2, 50, 0, 0.0, None))
     roster.ran(plan := roster.plan(0.0))
     roster.append(plan.shares[0].text, 7)
     for number in range(1, 5):
-        roster.add(Text(number, [number] * 500, 500, 50, 0, 0.0, None))
+        roster.add(GenerationState(number, [number] * 500, 500, 50, 0, 0.0, None))
     counts = [share.count for share in roster.plan(0.0, beside=20).shares]
     assert counts == [1, 80, 1, 1, 1], "four begin beside one"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.schedulers.generation.prefill_budget import FIRST_ROWS, LEAST_ROWS, Pace
+from tfs_lite.schedulers.generation.prefill_budget import FIRST_ROWS, LEAST_ROWS, PrefillBudget
 
 
 def seconds(decoding: int, rows: int, per_row: float = 0.0001) -> float:
     return 0.02 + 0.001 * decoding + per_row * rows
 
 
-def learnt(pace: Pace, per_row: float = 0.0001, steps: int = 30) -> int:
+def learnt(pace: PrefillBudget, per_row: float = 0.0001, steps: int = 30) -> int:
     """The rows after a long prompt was read beside 8 decoding texts."""
     for _ in range(5):
         pace.took(8, 0, seconds(8, 0))
@@ -24,7 +24,7 @@ def learnt(pace: Pace, per_row: float = 0.0001, steps: int = 30) -> int:
 
 
 def test_nothing_is_known_before_the_first_steps() -> None:
-    pace = Pace(2.0)
+    pace = PrefillBudget(2.0)
     assert pace.rows is None
     pace.took(0, 256, 0.5)
     assert pace.rows is None, "a step without decoding texts slows nobody down"
@@ -34,27 +34,27 @@ def test_nothing_is_known_before_the_first_steps() -> None:
 
 @pytest.mark.parametrize("slowdown", [1.5, 2.0, 4.0])
 def test_a_step_with_prompt_rows_takes_as_many_times_as_long_as_it_may(slowdown: float) -> None:
-    rows = learnt(Pace(slowdown))
+    rows = learnt(PrefillBudget(slowdown))
     assert seconds(8, rows) / seconds(8, 0) == pytest.approx(slowdown, rel=0.02)
 
 
 def test_prompts_go_on_however_slow_their_rows_are() -> None:
-    assert learnt(Pace(2.0), per_row=0.01) == LEAST_ROWS
+    assert learnt(PrefillBudget(2.0), per_row=0.01) == LEAST_ROWS
 
 
 def test_rows_that_cost_nothing_are_many() -> None:
-    assert learnt(Pace(2.0), per_row=0.0) > 1000
+    assert learnt(PrefillBudget(2.0), per_row=0.0) > 1000
 
 
 def test_pace_follows_a_machine_that_becomes_slower() -> None:
-    pace = Pace(2.0)
+    pace = PrefillBudget(2.0)
     before = learnt(pace)
     after = learnt(pace, per_row=0.0003)
     assert after == pytest.approx(before / 3, rel=0.1)
 
 
 def test_a_clock_that_stands_still_teaches_nothing() -> None:
-    pace = Pace(2.0)
+    pace = PrefillBudget(2.0)
     pace.took(8, 0, 0.0)
     pace.took(8, 64, 0.0)
     assert pace.rows is None

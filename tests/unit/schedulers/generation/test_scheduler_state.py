@@ -7,26 +7,31 @@ from typing import Any
 import pytest
 
 from tfs_lite.core.status import Reason, StatusCode
-from tfs_lite.schedulers.generation.scheduler_state import Roster
+from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.schedulers.generation.text import Phase, Text
+from tfs_lite.schedulers.generation.text import GenerationState, Phase
 
 
-def roster(**changes: Any) -> Roster:
+def roster(**changes: Any) -> SchedulerState:
     values: dict[str, Any] = {"places": 2, "length": 100, "rows": 64, "chunk": 32}
     values |= {"max_queue": 3, "max_queued_tokens": 40, "queue_timeout": 30.0}
-    return Roster(EngineSettings(**values | changes))
+    return SchedulerState(EngineSettings(**values | changes))
 
 
 def add(
-    to: Roster, number: int, length: int = 4, arrived: float = 0.0, deadline: float | None = None, token: int = 0
-) -> Text:
-    text = Text(number, [token or number] * length, length, 10, 0, arrived, deadline)
+    to: SchedulerState,
+    number: int,
+    length: int = 4,
+    arrived: float = 0.0,
+    deadline: float | None = None,
+    token: int = 0,
+) -> GenerationState:
+    text = GenerationState(number, [token or number] * length, length, 10, 0, arrived, deadline)
     to.add(text)
     return text
 
 
-def step(of: Roster, now: float = 0.0) -> None:
+def step(of: SchedulerState, now: float = 0.0) -> None:
     plan = of.plan(now)
     of.ran(plan)
     for share in plan.shares:
@@ -128,7 +133,7 @@ def test_text_that_waits_too_long_for_its_start_is_late() -> None:
 
 def test_preempted_text_is_not_late_for_its_start() -> None:
     busy = roster(places=1)
-    low = Text(1, [1, 2], 2, 10, 5, 0.0, None)
+    low = GenerationState(1, [1, 2], 2, 10, 5, 0.0, None)
     busy.add(low)
     step(busy)
     add(busy, 2)

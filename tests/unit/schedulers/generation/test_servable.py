@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfs_lite.core.generation import ChatPrompt, Draw, Finish, Generation, Limits, Piece, Sampling, StepReport
+from tfs_lite.core.generation import (
+    ChatPrompt,
+    Finish,
+    Generation,
+    Limits,
+    Piece,
+    Sampling,
+    SamplingRequest,
+    StepReport,
+)
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
@@ -166,7 +175,7 @@ def greedy(tokens: Sequence[int], count: int, sampling: Sampling = GREEDY, seed:
     """What the model says to these tokens, one by one."""
     found = list(tokens)
     for index in range(count):
-        found.append(hashed(found, Draw(sampling, seed, index, found, len(tokens)), VOCABULARY))
+        found.append(hashed(found, SamplingRequest(sampling, seed, index, found, len(tokens)), VOCABULARY))
         if found[-1] == END:
             break
     return found[len(tokens) :]
@@ -276,7 +285,7 @@ class Seeds:
     def __init__(self) -> None:
         self.seen: list[int] = []
 
-    def __call__(self, tokens: Sequence[int], draw: Draw) -> int:
+    def __call__(self, tokens: Sequence[int], draw: SamplingRequest) -> int:
         self.seen.append(draw.seed)
         return 1
 

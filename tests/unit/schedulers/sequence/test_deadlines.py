@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.schedulers.sequence.deadlines import SPARE, Alarms
+from tfs_lite.schedulers.sequence.deadlines import SPARE, Deadlines
 from tfs_lite.schedulers.sequence.settings import SequenceSettings
 
 KEYS = st.sampled_from("abcd")
@@ -24,7 +24,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_alarms_are_a_dictionary_of_times(steps: list[tuple[str, str, int]]) -> None:
-    alarms: Alarms[str] = Alarms()
+    alarms: Deadlines[str] = Deadlines()
     times: dict[str, float] = {}
     for what, key, time in steps:
         if what == "set":
@@ -43,7 +43,7 @@ def test_alarms_are_a_dictionary_of_times(steps: list[tuple[str, str, int]]) -> 
 
 
 def test_alarms_ring_in_order_of_time() -> None:
-    alarms: Alarms[str] = Alarms()
+    alarms: Deadlines[str] = Deadlines()
     for key, time in (("a", 3.0), ("b", 1.0), ("c", 2.0), ("b", 4.0)):
         alarms.set(key, time)
     assert alarms.ring(3.5) == ["c", "a"]
@@ -51,7 +51,7 @@ def test_alarms_ring_in_order_of_time() -> None:
 
 
 def test_outdated_entries_do_not_pile_up() -> None:
-    alarms: Alarms[int] = Alarms()
+    alarms: Deadlines[int] = Deadlines()
     for number in range(1000):
         alarms.set(number, 1e6 - number)
         alarms.set(0, 1e6 - number)

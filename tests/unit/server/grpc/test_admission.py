@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.server.grpc.admission import HEALTH, REFLECTION, Door
+from tfs_lite.server.grpc.admission import HEALTH, REFLECTION, AdmissionControl
 
 PATH = "/test.Service/echo"
 
 
 @contextmanager
-def entered(door: Door, path: str) -> Iterator[None]:
+def entered(door: AdmissionControl, path: str) -> Iterator[None]:
     counted = door.enter(path)
     try:
         yield
@@ -23,7 +23,7 @@ def entered(door: Door, path: str) -> Iterator[None]:
             door.leave()
 
 
-def knock(door: Door, path: str = PATH) -> StatusCode:
+def knock(door: AdmissionControl, path: str = PATH) -> StatusCode:
     try:
         with entered(door, path):
             return StatusCode.OK
@@ -36,7 +36,7 @@ FREE = (f"{HEALTH}Check", f"{HEALTH}Watch", f"{REFLECTION}v1.ServerReflection/Se
 
 
 def test_a_shut_door_lets_in_health_and_reflection_only() -> None:
-    door = Door()
+    door = AdmissionControl()
     assert knock(door) is StatusCode.OK
     door.shut()
     assert knock(door) is StatusCode.UNAVAILABLE
@@ -44,7 +44,7 @@ def test_a_shut_door_lets_in_health_and_reflection_only() -> None:
 
 
 def test_one_call_more_than_there_are_places_is_refused_until_one_leaves() -> None:
-    door = Door(2)
+    door = AdmissionControl(2)
     with ExitStack() as inside:
         inside.enter_context(entered(door, PATH))
         with entered(door, PATH):
@@ -56,21 +56,21 @@ def test_one_call_more_than_there_are_places_is_refused_until_one_leaves() -> No
 
 @pytest.mark.parametrize("path", FREE)
 def test_health_and_reflection_take_no_place_and_need_none(path: str) -> None:
-    door = Door(1)
+    door = AdmissionControl(1)
     with entered(door, path), entered(door, PATH), entered(door, path):
         assert knock(door) is StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
 def test_a_call_that_fails_gives_its_place_back(error: Any) -> None:
-    door = Door(1)
+    door = AdmissionControl(1)
     with pytest.raises(error), entered(door, PATH):
         raise error
     assert knock(door) is StatusCode.OK
 
 
 def test_without_a_limit_there_is_always_room() -> None:
-    door = Door()
+    door = AdmissionControl()
     with ExitStack() as inside:
         for _ in range(1000):
             inside.enter_context(entered(door, PATH))

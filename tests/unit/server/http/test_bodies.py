@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.server.http.bodies import BLOCK, Body, BodyReader, ClientGone
+from tfs_lite.server.http.bodies import BLOCK, Body, BodyReader, ClientDisconnected
 from tfs_lite.server.http.replies import HttpError
 
 GONE = None
@@ -98,7 +98,7 @@ def test_body_that_does_not_arrive_in_time_is_refused() -> None:
 
 
 def test_client_that_goes_in_mid_body_leaves_nothing() -> None:
-    assert isinstance(refusal(BodyReader(10), b"abc", GONE), ClientGone)
+    assert isinstance(refusal(BodyReader(10), b"abc", GONE), ClientDisconnected)
 
 
 def test_bodies_share_their_room() -> None:
@@ -152,7 +152,7 @@ def test_unpacking_for_a_client_that_has_gone_stops() -> None:
     body = packed(bytes(1000), reader)
     body.close()
     assert body.take() == b""
-    with pytest.raises(ClientGone):
+    with pytest.raises(ClientDisconnected):
         body._grow(1)
     assert reader.numbers.held_bytes == 0
 

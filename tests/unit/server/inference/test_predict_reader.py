@@ -16,7 +16,7 @@ from tfs_lite.protocols.messages import Message, PredictRequest, PredictResponse
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionState
 from tfs_lite.protocols.tensorflow.tensor_proto import Array, decode, encode
-from tfs_lite.server.inference.predict_reader import AskedPredict, PredictReader
+from tfs_lite.server.inference.predict_reader import ParsedPredict, PredictReader
 from tfs_lite.testing.servers.in_process import serving
 from tfs_lite.testing.servers.models import PYTHON_CONFIG, write_python_version
 
@@ -43,7 +43,7 @@ def predict(rows: Array = ROWS, *outputs: str, as_content: bool = False, **rest:
     return data
 
 
-def serve(asked: AskedPredict, signatures: Signatures, answered: bool = True) -> tuple[Run, Mapping[str, Array]]:
+def serve(asked: ParsedPredict, signatures: Signatures, answered: bool = True) -> tuple[Run, Mapping[str, Array]]:
     """Everything that happens to a request before the model runs and after it has: its run and the model's inputs."""
     (run,) = asked.plan(signatures)
     signature = signatures[run.signature]

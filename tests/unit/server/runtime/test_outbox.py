@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tfs_lite.server.runtime.event_loop import Outbox
+from tfs_lite.server.runtime.event_loop import CompletionQueue
 
 PATIENCE = 30
 
@@ -42,7 +42,7 @@ def in_thread(work: Callable[[], None]) -> None:
 def test_items_of_other_threads_are_delivered_on_the_loop_in_order() -> None:
     async def main(loop: CountingLoop) -> None:
         got: list[tuple[int, int]] = []
-        outbox = Outbox[int](lambda item: got.append((item, threading.get_ident())))
+        outbox = CompletionQueue[int](lambda item: got.append((item, threading.get_ident())))
         assert outbox.loop is loop
         in_thread(lambda: [outbox.post(item) for item in range(100)] and None)  # type: ignore[func-returns-value]
         assert got == []
@@ -55,7 +55,7 @@ def test_items_of_other_threads_are_delivered_on_the_loop_in_order() -> None:
 def test_many_items_wake_the_loop_once() -> None:
     async def main(loop: CountingLoop) -> None:
         got: list[int] = []
-        outbox = Outbox[int](got.append)
+        outbox = CompletionQueue[int](got.append)
         for turn in range(3):
             before = loop.wake_ups
             for item in range(50):
@@ -76,7 +76,7 @@ def test_item_posted_while_others_are_delivered_comes_after_them() -> None:
             if item < 10:
                 outbox.post(item + 10)
 
-        outbox = Outbox[int](deliver)
+        outbox = CompletionQueue[int](deliver)
         for item in range(3):
             outbox.post(item)
         for _ in range(2):
@@ -100,7 +100,7 @@ def test_nothing_is_lost_when_threads_post_while_the_loop_delivers() -> None:
             if not left:
                 all_there.set()
 
-        outbox = Outbox[tuple[int, int]](deliver)
+        outbox = CompletionQueue[tuple[int, int]](deliver)
         posting = [
             threading.Thread(target=lambda number=number: [outbox.post((number, item)) for item in range(each)])  # type: ignore[misc]
             for number in range(threads)
@@ -149,8 +149,8 @@ def test_threads_that_post_to_a_closed_loop_deliver_one_at_a_time() -> None:
         got.append(item)
         busy.release()
 
-    async def made() -> Outbox[int]:
-        return Outbox(deliver)
+    async def made() -> CompletionQueue[int]:
+        return CompletionQueue(deliver)
 
     outbox = loop.run_until_complete(made())
     loop.close()
@@ -166,5 +166,5 @@ def test_threads_that_post_to_a_closed_loop_deliver_one_at_a_time() -> None:
     assert sorted(got) == list(range(threads * each))
 
 
-async def made(got: list[int]) -> Outbox[int]:
-    return Outbox(got.append)
+async def made(got: list[int]) -> CompletionQueue[int]:
+    return CompletionQueue(got.append)

@@ -16,7 +16,7 @@ from tfs_lite.core.signature import DataType
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.dtypes import to_numpy
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
-from tfs_lite.testing.servers.in_process import House, serving
+from tfs_lite.testing.servers.in_process import ServerFixture, serving
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 DTYPES = list(TORCH_DTYPES)
@@ -33,7 +33,7 @@ def module() -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFixture]:
     root = tmp_path_factory.mktemp("dtypes")
     examples = tuple(torch.zeros(2, 3).to(TORCH_DTYPES[dtype]) for dtype in DTYPES)
     tfs_lite.save(module(), root / "m", example_inputs=examples, version=1, dynamic_shapes=[{} for _ in examples])
@@ -51,7 +51,7 @@ def values(dtype: DataType) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("as_content", [False, True], ids=["typed fields", "tensor_content"])
-def test_every_type_of_torch_comes_back_bit_for_bit(house: House, as_content: bool) -> None:
+def test_every_type_of_torch_comes_back_bit_for_bit(house: ServerFixture, as_content: bool) -> None:
     request = messages.PredictRequest(model_spec={"name": "m"})
     for dtype in DTYPES:
         request.inputs[dtype.text].CopyFrom(encode(values(dtype), as_content))

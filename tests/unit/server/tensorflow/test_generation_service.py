@@ -21,15 +21,15 @@ from tfs_lite.server.tensorflow.prediction_service import PredictionService
 from tfs_lite.testing.grpc.grpc_choice import chosen
 from tfs_lite.testing.language.language_servables import BROKEN, language
 from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.v2_fixture import V2House
+from tfs_lite.testing.servers.v2_fixture import V2Fixture
 
 WORDS = "grüße an dich"
 CANCEL = {"request_state": "CANCEL"}
 
 
 @pytest.fixture
-def house() -> Iterator[V2House]:
-    house = V2House()
+def house() -> Iterator[V2Fixture]:
+    house = V2Fixture()
     house.add("lm", language(WORDS))
     yield house
     house.close()
@@ -37,7 +37,7 @@ def house() -> Iterator[V2House]:
 
 
 @pytest.fixture
-def channel(loop_thread: Any, house: V2House) -> Iterator[grpc.Channel]:
+def channel(loop_thread: Any, house: V2Fixture) -> Iterator[grpc.Channel]:
     async def start() -> tuple[GrpcTransport, int | None]:
         streamed = PredictStreamedService(house.predictor, house.metrics, 1 << 20)
         plain = PredictionService(house.predictor, Inferences(house.predictor), house.lookup, house.metrics, 1 << 20)
@@ -101,7 +101,7 @@ def stream(channel: grpc.Channel) -> Iterator[Stream]:
     stream.calls.cancel()
 
 
-def count(house: V2House, code: str, method: str = METHOD, model: str = "lm") -> float:
+def count(house: V2Fixture, code: str, method: str = METHOD, model: str = "lm") -> float:
     labels = {"model": model, "version": "1", "method": method, "code": code}
     return house.registry.get_sample_value("tfs_lite_requests_total", labels) or 0
 
@@ -113,7 +113,7 @@ def text(pieces: list[dict[str, Any]]) -> str:
 # One text after the other.
 
 
-def test_each_piece_is_an_answer_with_what_is_new(stream: Stream, house: V2House) -> None:
+def test_each_piece_is_an_answer_with_what_is_new(stream: Stream, house: V2Fixture) -> None:
     stream.send(asked("hi", max_tokens=40))
     stream.end()
     pieces = stream.rest()
@@ -135,7 +135,7 @@ def test_answers_name_version_and_signature_and_have_the_wanted_outputs(stream: 
     assert outputs_of(answer) == {"finish_reason": [b"length"], "text_output": [b"g"]}
 
 
-def test_next_text_begins_when_the_one_before_has_ended(stream: Stream, house: V2House) -> None:
+def test_next_text_begins_when_the_one_before_has_ended(stream: Stream, house: V2Fixture) -> None:
     steps = house.servables["lm", 1].steps
     steps.let(1)
     for limit in (2, 1, 2):
@@ -164,7 +164,7 @@ def test_tokens_may_be_sent_instead_of_texts(stream: Stream) -> None:
 # Cancelling.
 
 
-def test_cancel_ends_the_text_and_the_stream_goes_on(stream: Stream, house: V2House) -> None:
+def test_cancel_ends_the_text_and_the_stream_goes_on(stream: Stream, house: V2Fixture) -> None:
     model = house.servables["lm", 1]
     model.steps.let(1)
     stream.send(asked("hi"))
@@ -189,7 +189,7 @@ def test_cancel_that_comes_too_late_is_no_failure(stream: Stream) -> None:
     assert [piece["finish_reason"] for piece in stream.rest()] == [[b"length"]]
 
 
-def test_client_that_goes_frees_its_place(stream: Stream, house: V2House) -> None:
+def test_client_that_goes_frees_its_place(stream: Stream, house: V2Fixture) -> None:
     model = house.servables["lm", 1]
     model.steps.let(1)
     stream.send(asked("hi"))
@@ -204,7 +204,7 @@ def test_client_that_goes_frees_its_place(stream: Stream, house: V2House) -> Non
 # Failures.
 
 
-def test_a_failure_ends_the_stream_behind_the_pieces_before_it(stream: Stream, house: V2House) -> None:
+def test_a_failure_ends_the_stream_behind_the_pieces_before_it(stream: Stream, house: V2Fixture) -> None:
     house.add("lm", language(f"ab{BROKEN}"))
     stream.send(asked("hi"))
     stream.send(asked("hi"))
@@ -242,19 +242,19 @@ def test_wrong_request_is_told_of_in_its_turn(stream: Stream) -> None:
     assert stream.failure()[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_other_models_have_no_pieces(stream: Stream, house: V2House) -> None:
+def test_other_models_have_no_pieces(stream: Stream, house: V2Fixture) -> None:
     house.add_echo("echo", DataType.INT32, 1)
     stream.send(asked("hi", model="echo"))
     code, message = stream.failure()
     assert (code, "'echo' is no language model" in message) == (grpc.StatusCode.UNIMPLEMENTED, True)
 
 
-def test_unknown_model_is_not_found(stream: Stream, house: V2House) -> None:
+def test_unknown_model_is_not_found(stream: Stream, house: V2Fixture) -> None:
     stream.send(asked("hi", model="nobody"))
     assert stream.failure()[0] is grpc.StatusCode.NOT_FOUND
 
 
-def test_full_queue_is_a_status(stream: Stream, channel: grpc.Channel, house: V2House) -> None:
+def test_full_queue_is_a_status(stream: Stream, channel: grpc.Channel, house: V2Fixture) -> None:
     model = house.add("lm", language(WORDS, places=1, max_queue=0))
     model.steps.let(1)
     stream.send(asked("hi"))
@@ -276,7 +276,9 @@ def predict(channel: grpc.Channel, request: Any) -> dict[str, Any]:
     return outputs_of(send(request, timeout=30))
 
 
-def test_predict_gives_whole_texts_and_needs_none_of_the_optional_inputs(channel: grpc.Channel, house: V2House) -> None:
+def test_predict_gives_whole_texts_and_needs_none_of_the_optional_inputs(
+    channel: grpc.Channel, house: V2Fixture
+) -> None:
     assert predict(channel, asked("a", "bc", max_tokens=np.array([1, 2], np.int32))) == {
         "text_output": [b"g", b"gr"],
         "token_ids": [[ord("g"), -1], [*b"gr"]],

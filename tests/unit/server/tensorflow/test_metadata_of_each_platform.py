@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from tfs_lite.protocols import messages
-from tfs_lite.testing.servers.in_process import House, serving
+from tfs_lite.testing.servers.in_process import ServerFixture, serving
 from tfs_lite.testing.servers.platforms import MAX_ROWS, WIDTH, WRITERS
 
 PATH = "/tensorflow.serving.PredictionService/GetModelMetadata"
@@ -27,7 +27,7 @@ def model_of(platform: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFixture]:
     root = tmp_path_factory.mktemp("platforms")
     for platform, write in WRITERS.items():
         write(root / model_of(platform) / "1", 1.0)
@@ -40,7 +40,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 @pytest.mark.parametrize("platform", WRITERS)
-def test_metadata_tells_the_signature_of_every_platform(house: House, platform: str) -> None:
+def test_metadata_tells_the_signature_of_every_platform(house: ServerFixture, platform: str) -> None:
     request = messages.GetModelMetadataRequest(
         model_spec={"name": model_of(platform)}, metadata_field=["signature_def"]
     )

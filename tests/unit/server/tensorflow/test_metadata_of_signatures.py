@@ -11,7 +11,7 @@ import pytest
 
 from tfs_lite.core.signature import CLASSIFY_METHOD, PREDICT_METHOD, REGRESS_METHOD
 from tfs_lite.protocols import messages
-from tfs_lite.testing.servers.in_process import House, serving
+from tfs_lite.testing.servers.in_process import ServerFixture, serving
 from tfs_lite.testing.servers.models import TaggedArchives
 
 PATH = "/tensorflow.serving.PredictionService/GetModelMetadata"
@@ -24,7 +24,7 @@ signatures:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFixture]:
     root = tmp_path_factory.mktemp("signatures")
     directory = TaggedArchives().write_version(1, root / "m")
     (directory / "labels.txt").write_text("cat\ndog\nbird\n")
@@ -33,7 +33,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield house
 
 
-def test_all_signatures_are_shown_with_method_names_and_defaults(house: House) -> None:
+def test_all_signatures_are_shown_with_method_names_and_defaults(house: ServerFixture) -> None:
     request = messages.GetModelMetadataRequest(model_spec={"name": "m"}, metadata_field=["signature_def"])
     with grpc.insecure_channel(house.target) as channel:
         answer = messages.GetModelMetadataResponse.FromString(
@@ -57,7 +57,7 @@ def tensors(infos: Any) -> dict[str, tuple[int, list[int]]]:
     return {name: (info.dtype, [dim.size for dim in info.tensor_shape.dim]) for name, info in infos.items()}
 
 
-def test_the_client_reads_them_and_predict_answers_all_of_them(house: House) -> None:
+def test_the_client_reads_them_and_predict_answers_all_of_them(house: ServerFixture) -> None:
     signatures = house.client.metadata("m").signatures
     assert np.asarray(signatures["regress"].defaults["pixels"]).tolist() == [1, 2, 3]
     rows = np.ones((2, 3), np.float32)

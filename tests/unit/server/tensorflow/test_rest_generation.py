@@ -9,14 +9,14 @@ import httpx
 import pytest
 
 from tfs_lite.testing.language.language_servables import language
-from tfs_lite.testing.servers.rest_fixture import PATIENCE, RestHouse
+from tfs_lite.testing.servers.rest_fixture import PATIENCE, RestFixture
 
 WORDS = "grüße an dich"
 
 
 @pytest.fixture
 def client(loop_thread: Any) -> Iterator[httpx.Client]:
-    house = RestHouse()
+    house = RestFixture()
     model: Any = language(WORDS, name="m")
     house.servable = model
     port = loop_thread.run(house.start())

@@ -14,7 +14,7 @@ from tfs_lite.core.signature import REGRESS_METHOD
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.testing.servers.examples import rows
-from tfs_lite.testing.servers.in_process import ROW, House, config_text, entry, serving
+from tfs_lite.testing.servers.in_process import ROW, ServerFixture, config_text, entry, serving
 from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
 
 PREDICTION, MODEL = "/tensorflow.serving.PredictionService", "/tensorflow.serving.ModelService"
@@ -45,7 +45,7 @@ output { name: "outputs" data_type: TYPE_FP32 dims: [ -1 ] }
 
 
 @pytest.fixture(scope="module")
-def house(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFixture]:
     root = tmp_path_factory.mktemp("services")
     archives.write_version(1, root / "m")
     archives.write_version(2, root / "m")
@@ -59,7 +59,7 @@ def house(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="module")
-def channel(house: House) -> Iterator[grpc.Channel]:
+def channel(house: ServerFixture) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(house.target, options=[("grpc.max_send_message_length", -1)]) as channel:
         yield channel
 
@@ -290,7 +290,7 @@ def test_health_is_watched_over_the_wire(channel: grpc.Channel) -> None:
     stream.cancel()
 
 
-def test_metrics_tell_of_versions_requests_and_memory(house: House, channel: grpc.Channel) -> None:
+def test_metrics_tell_of_versions_requests_and_memory(house: ServerFixture, channel: grpc.Channel) -> None:
     call(channel, f"{PREDICTION}/Predict", predict_request())
     refusal(channel, f"{PREDICTION}/Predict", predict_request(name="nobody"))
     page = httpx.get(house.url + "/metrics").text
@@ -304,7 +304,7 @@ def test_metrics_tell_of_versions_requests_and_memory(house: House, channel: grp
     assert "nobody" not in page
 
 
-def test_http_shows_the_same_states(house: House) -> None:
+def test_http_shows_the_same_states(house: ServerFixture) -> None:
     (version,) = httpx.get(house.url + "/v1/models/m").json()["model_version_status"]
     assert (version["version"], version["state"]) == ("2", "AVAILABLE")
     models = httpx.get(house.url + "/v1/models").json()["models"]

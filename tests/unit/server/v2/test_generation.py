@@ -20,7 +20,7 @@ from tfs_lite.testing.grpc.grpc_choice import chosen
 from tfs_lite.testing.language.language_servables import BROKEN, language
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
-from tfs_lite.testing.servers.v2_fixture import V2House
+from tfs_lite.testing.servers.v2_fixture import V2Fixture
 from tfs_lite.testing.servers.v2_http_fixture import V2Served, serving_v2
 
 GENERATE, STREAM, INFER = (f"/v2/models/lm/{verb}" for verb in ("generate", "generate_stream", "infer"))
@@ -235,8 +235,8 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 @pytest.fixture
-def house() -> Iterator[V2House]:
-    house = V2House()
+def house() -> Iterator[V2Fixture]:
+    house = V2Fixture()
     house.add("lm", language(WORDS))
     yield house
     house.close()
@@ -244,7 +244,7 @@ def house() -> Iterator[V2House]:
 
 
 @pytest.fixture
-def client(loop_thread: Any, house: V2House) -> Iterator[V2Client]:
+def client(loop_thread: Any, house: V2Fixture) -> Iterator[V2Client]:
     async def start() -> tuple[GrpcTransport, int | None]:
         no_control: Any = None
         server = make_grpc_server(chosen(), V2GrpcService(house.infer, no_control).methods(), -1)
@@ -281,7 +281,7 @@ def texts_of(answers: list[Any]) -> str:
 EMPTY_FINAL = {"triton_enable_empty_final_response": {"bool_param": True}}
 
 
-def test_model_infer_gives_the_whole_text(client: V2Client, house: V2House) -> None:
+def test_model_infer_gives_the_whole_text(client: V2Client, house: V2Fixture) -> None:
     found = outputs_of(client.call("ModelInfer", **asked("a", "bc")))
     ids = [*WORDS.encode(), 256]
     assert found == {
@@ -294,7 +294,7 @@ def test_model_infer_gives_the_whole_text(client: V2Client, house: V2House) -> N
     assert outputs_of(client.call("ModelInfer", **asked(outputs=("text_output",)))) == {"text_output": [WORDS.encode()]}
 
 
-def test_what_the_model_refuses_is_a_status(client: V2Client, house: V2House) -> None:
+def test_what_the_model_refuses_is_a_status(client: V2Client, house: V2Fixture) -> None:
     code, message = client.refusal("ModelInfer", **asked(parameters={"top_q": {"double_param": 0.5}}))
     assert (code, 'no parameter "top_q"; did you mean "top_p"' in message) == (grpc.StatusCode.INVALID_ARGUMENT, True)
     code, message = client.refusal("ModelInfer", **asked(max_tokens=100))
@@ -304,7 +304,7 @@ def test_what_the_model_refuses_is_a_status(client: V2Client, house: V2House) ->
 
 @pytest.mark.parametrize("parameters", [{}, EMPTY_FINAL], ids=["plain", "with empty final wanted"])
 def test_stream_has_a_piece_for_every_token_and_the_last_is_final(
-    client: V2Client, house: V2House, parameters: dict[str, Any]
+    client: V2Client, house: V2Fixture, parameters: dict[str, Any]
 ) -> None:
     stream = client.stream()
     stream.send(**asked(id="5", parameters=parameters))
@@ -319,7 +319,7 @@ def test_stream_has_a_piece_for_every_token_and_the_last_is_final(
     assert house.count("OK", "lm") == 1
 
 
-def test_texts_of_one_stream_go_on_side_by_side(client: V2Client, house: V2House) -> None:
+def test_texts_of_one_stream_go_on_side_by_side(client: V2Client, house: V2Fixture) -> None:
     steps = house.servables["lm", 1].steps
     steps.shut()
     stream = client.stream()
@@ -336,7 +336,7 @@ def test_texts_of_one_stream_go_on_side_by_side(client: V2Client, house: V2House
     assert texts_of([answer for answer in answers if answer.infer_response.id == "long"]) == WORDS
 
 
-def test_failures_are_answers_and_the_stream_goes_on(client: V2Client, house: V2House) -> None:
+def test_failures_are_answers_and_the_stream_goes_on(client: V2Client, house: V2Fixture) -> None:
     stream = client.stream()
     stream.send(**asked("a", "b", id="several"))
     stream.send(**asked(id="unknown", parameters={"tmp": {"int64_param": 1}}))
@@ -349,7 +349,7 @@ def test_failures_are_answers_and_the_stream_goes_on(client: V2Client, house: V2
     assert all(map(is_final, answers.values()))
 
 
-def test_stream_that_is_cancelled_frees_its_places(client: V2Client, house: V2House) -> None:
+def test_stream_that_is_cancelled_frees_its_places(client: V2Client, house: V2Fixture) -> None:
     model = house.servables["lm", 1]
     model.steps.let(1)
     stream = client.stream()
@@ -362,7 +362,7 @@ def test_stream_that_is_cancelled_frees_its_places(client: V2Client, house: V2Ho
     wait_until(lambda: model.state().running == 0 and house.handles == 0, "its place is free")
 
 
-def test_tokens_may_be_sent_instead_of_texts(client: V2Client, house: V2House) -> None:
+def test_tokens_may_be_sent_instead_of_texts(client: V2Client, house: V2Fixture) -> None:
     raw = np.array([[257, 1], [257, 2]], np.int64)
     tensor = {"name": "input_ids", "datatype": "INT64", "shape": raw.shape}
     found = client.call("ModelInfer", model_name="lm", inputs=[tensor], raw_input_contents=[raw.tobytes()])

@@ -29,7 +29,7 @@ from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.testing.grpc.grpc_choice import chosen
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
-from tfs_lite.testing.servers.v2_fixture import V2House
+from tfs_lite.testing.servers.v2_fixture import V2Fixture
 
 
 class Control:
@@ -115,8 +115,8 @@ class Control:
 
 
 @pytest.fixture
-def house() -> Iterator[V2House]:
-    house = V2House()
+def house() -> Iterator[V2Fixture]:
+    house = V2Fixture()
     yield house
     house.close()
     wait_until(lambda: house.handles == 0, "handles")
@@ -128,7 +128,7 @@ def control() -> Control:
 
 
 @pytest.fixture
-def client(loop_thread: Any, house: V2House, control: Control) -> Iterator[V2Client]:
+def client(loop_thread: Any, house: V2Fixture, control: Control) -> Iterator[V2Client]:
     async def start() -> tuple[GrpcTransport, int | None]:
         server = make_grpc_server(chosen(), V2GrpcService(house.infer, control).methods(), -1)
         return server, await server.start("127.0.0.1", 0, "")

@@ -15,19 +15,19 @@ from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.testing.grpc.grpc_choice import chosen
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
-from tfs_lite.testing.servers.v2_fixture import Repeater, V2House
+from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 
 
 @pytest.fixture
-def house() -> Iterator[V2House]:
-    house = V2House()
+def house() -> Iterator[V2Fixture]:
+    house = V2Fixture()
     yield house
     house.close()
     wait_until(lambda: house.handles == 0, "handles")
 
 
 @pytest.fixture
-def client(loop_thread: Any, house: V2House) -> Iterator[V2Client]:
+def client(loop_thread: Any, house: V2Fixture) -> Iterator[V2Client]:
     async def start() -> tuple[GrpcTransport, int | None]:
         server = make_grpc_server(chosen(), V2GrpcService(house.infer, no_control()).methods(), -1)
         return server, await server.start("127.0.0.1", 0, "")
@@ -72,12 +72,12 @@ EMPTY_FINAL = {"triton_enable_empty_final_response": {"bool_param": True}}
 # One request.
 
 
-def test_every_method_of_the_protocol_is_in_the_table(house: V2House) -> None:
+def test_every_method_of_the_protocol_is_in_the_table(house: V2Fixture) -> None:
     declared = POOL.FindServiceByName("inference.GRPCInferenceService").methods_by_name
     assert {method.name for method in V2GrpcService(house.infer, no_control()).methods()} == set(declared)
 
 
-def test_a_request_is_answered_with_its_id_and_version(client: V2Client, house: V2House) -> None:
+def test_a_request_is_answered_with_its_id_and_version(client: V2Client, house: V2Fixture) -> None:
     house.add_simple(version=3)
     response = client.call("ModelInfer", **simple(id="x"))
     assert (response.model_name, response.model_version, response.id) == ("simple", "3", "x")
@@ -86,7 +86,7 @@ def test_a_request_is_answered_with_its_id_and_version(client: V2Client, house: 
     assert house.count("OK", version="3") == 1
 
 
-def test_what_is_wrong_with_a_request_is_its_status(client: V2Client, house: V2House) -> None:
+def test_what_is_wrong_with_a_request_is_its_status(client: V2Client, house: V2Fixture) -> None:
     house.add_simple()
     house.add("repeat", Repeater())
     assert client.refusal("ModelInfer", **simple(model_name="nope")) == (
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_a_request_is_its_status(client: V2Client, house: V2H
     assert house.count("INVALID_ARGUMENT", version="") == 1
 
 
-def test_a_late_answer_is_not_waited_for(client: V2Client, house: V2House) -> None:
+def test_a_late_answer_is_not_waited_for(client: V2Client, house: V2Fixture) -> None:
     servable = house.add_simple()
     servable.model.gate.clear()
     assert client.refusal("ModelInfer", 0.2, **simple())[0] is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -109,7 +109,7 @@ def test_a_late_answer_is_not_waited_for(client: V2Client, house: V2House) -> No
 # Streams.
 
 
-def test_answers_of_a_stream_come_in_the_order_of_the_requests(client: V2Client, house: V2House) -> None:
+def test_answers_of_a_stream_come_in_the_order_of_the_requests(client: V2Client, house: V2Fixture) -> None:
     slow, _ = house.add_simple("slow"), house.add_simple()
     slow.model.gate.clear()
     stream = client.stream()
@@ -125,7 +125,7 @@ def test_answers_of_a_stream_come_in_the_order_of_the_requests(client: V2Client,
     assert stream.calls.code() is grpc.StatusCode.OK
 
 
-def test_requests_of_a_stream_are_queued_in_its_order(client: V2Client, house: V2House) -> None:
+def test_requests_of_a_stream_are_queued_in_its_order(client: V2Client, house: V2Fixture) -> None:
     servable = house.add_simple()
     stream = client.stream()
     for number in range(100, 300):
@@ -135,7 +135,7 @@ def test_requests_of_a_stream_are_queued_in_its_order(client: V2Client, house: V
     assert [int(inputs["INPUT0"][0, 0]) for inputs in servable.model.runs] == list(range(100, 300))
 
 
-def test_a_failure_is_an_answer_and_the_stream_goes_on(client: V2Client, house: V2House) -> None:
+def test_a_failure_is_an_answer_and_the_stream_goes_on(client: V2Client, house: V2Fixture) -> None:
     house.add_simple()
     stream = client.stream()
     stream.send(**simple(13, id="unlucky"))
@@ -151,7 +151,7 @@ def test_a_failure_is_an_answer_and_the_stream_goes_on(client: V2Client, house: 
     assert (house.count("INTERNAL"), house.count("OK")) == (1, 1)
 
 
-def test_who_asks_for_it_gets_the_first_failure_as_a_status(client: V2Client, house: V2House) -> None:
+def test_who_asks_for_it_gets_the_first_failure_as_a_status(client: V2Client, house: V2Fixture) -> None:
     house.add_simple()
     stream = client.stream(triton_grpc_error="true")
     stream.send(**simple(id="good"))
@@ -164,7 +164,7 @@ def test_who_asks_for_it_gets_the_first_failure_as_a_status(client: V2Client, ho
     stream.end()
 
 
-def test_parts_go_out_as_they_are_made(client: V2Client, house: V2House) -> None:
+def test_parts_go_out_as_they_are_made(client: V2Client, house: V2Fixture) -> None:
     servable = house.add_simple()
     servable.model.gate.clear()
     house.add("repeat", Repeater())
@@ -181,7 +181,7 @@ def test_parts_go_out_as_they_are_made(client: V2Client, house: V2House) -> None
     assert [answer.infer_response.id for answer in stream.rest()] == ["slow"]
 
 
-def test_an_end_without_content_is_only_said_to_those_who_ask(client: V2Client, house: V2House) -> None:
+def test_an_end_without_content_is_only_said_to_those_who_ask(client: V2Client, house: V2Fixture) -> None:
     house.add("repeat", Repeater())
     stream = client.stream()
     stream.send(**repeat())
@@ -193,7 +193,7 @@ def test_an_end_without_content_is_only_said_to_those_who_ask(client: V2Client, 
     assert [first_sum(answer.infer_response) for answer in answers if not answer.error_message] == [7]
 
 
-def test_the_end_of_a_stream_cancels_its_requests(client: V2Client, house: V2House) -> None:
+def test_the_end_of_a_stream_cancels_its_requests(client: V2Client, house: V2Fixture) -> None:
     servable, repeater = house.add_simple(), house.add("repeat", Repeater())
     servable.model.gate.clear()
     repeater.gate.clear()

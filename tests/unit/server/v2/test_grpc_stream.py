@@ -13,13 +13,13 @@ import pytest
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2.messages import ModelInferRequest, ModelStreamInferResponse
 from tfs_lite.server.v2.grpc_stream import V2Stream
-from tfs_lite.testing.servers.v2_fixture import Repeater, V2House
+from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 from tfs_lite.transport.table import CallContext
 
 
 @pytest.fixture
-def house() -> Iterator[V2House]:
-    house = V2House()
+def house() -> Iterator[V2Fixture]:
+    house = V2Fixture()
     yield house
     house.close()
     assert house.handles == 0
@@ -75,7 +75,7 @@ def read(data: bytes) -> Any:
     return ModelStreamInferResponse.FromString(data)
 
 
-def test_no_more_requests_are_read_than_may_be_in_flight(house: V2House) -> None:
+def test_no_more_requests_are_read_than_may_be_in_flight(house: V2Fixture) -> None:
     servable = house.add_simple()
     servable.model.gate.clear()
     requests = Requests(20)
@@ -95,7 +95,7 @@ def test_no_more_requests_are_read_than_may_be_in_flight(house: V2House) -> None
     run(scenario())
 
 
-def test_a_client_that_takes_no_parts_is_not_waited_for(house: V2House) -> None:
+def test_a_client_that_takes_no_parts_is_not_waited_for(house: V2Fixture) -> None:
     house.add("repeat", Repeater())
     requests = Requests(1, *range(50), model="repeat")
 
@@ -112,7 +112,7 @@ def test_a_client_that_takes_no_parts_is_not_waited_for(house: V2House) -> None:
     run(scenario())
 
 
-def test_a_stream_that_is_closed_leaves_nothing_behind(house: V2House) -> None:
+def test_a_stream_that_is_closed_leaves_nothing_behind(house: V2Fixture) -> None:
     servable = house.add_simple()
     servable.model.gate.clear()
 
@@ -131,7 +131,7 @@ def test_a_stream_that_is_closed_leaves_nothing_behind(house: V2House) -> None:
     assert house.count("CANCELLED") == 5
 
 
-def test_requests_that_cannot_be_read_are_failures_of_their_own(house: V2House) -> None:
+def test_requests_that_cannot_be_read_are_failures_of_their_own(house: V2Fixture) -> None:
     house.add_simple()
 
     async def requests() -> AsyncIterator[bytes]:
@@ -146,7 +146,7 @@ def test_requests_that_cannot_be_read_are_failures_of_their_own(house: V2House) 
     run(scenario())
 
 
-def test_requests_that_break_off_are_the_end_of_the_stream(house: V2House) -> None:
+def test_requests_that_break_off_are_the_end_of_the_stream(house: V2Fixture) -> None:
     house.add_simple()
 
     async def requests() -> AsyncIterator[bytes]:

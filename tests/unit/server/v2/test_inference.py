@@ -14,7 +14,7 @@ from tfs_lite.core.signature import DataType, SymbolicDim
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.tensorflow.tensor_proto import Array
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemoryPlace, WantedOutput
-from tfs_lite.testing.servers.v2_fixture import Repeater, V2House
+from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 
 ROW = np.array([[1, 2, 3, 4]], np.int32)
 
@@ -36,7 +36,7 @@ class Memory:
         self.arrays[place.region] = array
 
 
-class House(V2House):
+class House(V2Fixture):
     """With one event loop for all that is asked."""
 
     def __init__(self, memory: Memory | None = None) -> None:

@@ -15,11 +15,11 @@ from tfs_lite.server.runtime.health import Health
 from tfs_lite.server.v2.control import IndexEntry, ModelStatistics, TensorMetadata, V2Control
 from tfs_lite.server.v2.server_control import V2ServerControl
 from tfs_lite.server.v2.shared_memory import SharedRegions
-from tfs_lite.serving.config_sources import Catalogue
-from tfs_lite.serving.statistics.statistics import InferenceBook
+from tfs_lite.serving.config_sources import ModelLocator
+from tfs_lite.serving.statistics.statistics import InferenceStatistics
 from tfs_lite.serving.statistics.trace_settings import V2Settings
 from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.repository_fixture import BROKEN, CONFIG, RepositoryHouse, repository_house
+from tfs_lite.testing.servers.repository_fixture import BROKEN, CONFIG, RepositoryFixture, repository_house
 
 BATCHED = CONFIG.replace('"python"', '"python" max_batch_size: 4')
 
@@ -27,17 +27,17 @@ BATCHED = CONFIG.replace('"python"', '"python" max_batch_size: 4')
 class Desk:
     """A house, and the control in front of it."""
 
-    def __init__(self, house: RepositoryHouse, by_calls: bool = True) -> None:
+    def __init__(self, house: RepositoryFixture, by_calls: bool = True) -> None:
         self.house = house
         self.health = Health(house.core.is_model_available)
         self.runner = BackgroundRunner("repository", 1, 4)
         self.control: V2Control = V2ServerControl(
             house.core,
             self.health,
-            Catalogue(house.options),
+            ModelLocator(house.options),
             house.control if by_calls else None,
             self.runner,
-            InferenceBook(),
+            InferenceStatistics(),
             V2Settings(lambda name: bool(house.versions(name))),
             SharedRegions(),
         )

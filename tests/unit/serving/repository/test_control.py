@@ -17,7 +17,7 @@ from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.server.v2.control import IndexEntry
 from tfs_lite.serving.server_core import EMPTY
 from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.repository_fixture import BROKEN, SOURCE, RepositoryHouse, repository_house
+from tfs_lite.testing.servers.repository_fixture import BROKEN, SOURCE, RepositoryFixture, repository_house
 
 TENSOR = {"data_type": "TYPE_FP32", "dims": [-1]}
 JSON_CONFIG = {"platform": "python", "input": [{"name": "x", **TENSOR}], "output": [{"name": "y", **TENSOR}]}
@@ -28,19 +28,19 @@ def json_config(plus: float = 0, **more: object) -> str:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[RepositoryHouse]:
+def house(tmp_path: Path) -> Iterator[RepositoryFixture]:
     with repository_house(tmp_path / "models") as found:
         found.configure("m")
         found.write("m", 1, plus=1)
         yield found
 
 
-def test_nothing_is_loaded_before_it_is_asked_for(house: RepositoryHouse) -> None:
+def test_nothing_is_loaded_before_it_is_asked_for(house: RepositoryFixture) -> None:
     assert house.versions("m") == set()
     assert house.index() == [IndexEntry("m")]
 
 
-def test_load_returns_when_the_latest_version_answers(house: RepositoryHouse) -> None:
+def test_load_returns_when_the_latest_version_answers(house: RepositoryFixture) -> None:
     house.write("m", 2, plus=2)
     house.load("m")
     assert house.versions("m") == {2}
@@ -48,14 +48,14 @@ def test_load_returns_when_the_latest_version_answers(house: RepositoryHouse) ->
     assert house.index() == [IndexEntry("m", "2", "READY")]
 
 
-def test_second_load_of_an_unchanged_model_leaves_it_alone(house: RepositoryHouse) -> None:
+def test_second_load_of_an_unchanged_model_leaves_it_alone(house: RepositoryFixture) -> None:
     house.load("m")
     before = house.identity("m")
     house.load("m")
     assert house.identity("m") == before
 
 
-def test_disk_is_looked_at_only_by_a_load_of_that_model(house: RepositoryHouse) -> None:
+def test_disk_is_looked_at_only_by_a_load_of_that_model(house: RepositoryFixture) -> None:
     house.configure("other")
     house.write("other", 1, plus=0)
     house.load("m")
@@ -67,21 +67,21 @@ def test_disk_is_looked_at_only_by_a_load_of_that_model(house: RepositoryHouse) 
     wait_until(lambda: house.versions("m") == {2}, "only the latest version is left", 30)
 
 
-def test_changed_files_of_a_version_are_loaded_anew(house: RepositoryHouse) -> None:
+def test_changed_files_of_a_version_are_loaded_anew(house: RepositoryFixture) -> None:
     house.load("m")
     house.write("m", 1, plus=10)
     house.load("m")
     assert house.plus("m") == 10
 
 
-def test_changed_config_on_disk_is_loaded_anew(house: RepositoryHouse) -> None:
+def test_changed_config_on_disk_is_loaded_anew(house: RepositoryFixture) -> None:
     house.load("m")
     house.configure("m", 'parameters { key: "plus" value { string_value: "5" } }')
     house.load("m")
     assert house.plus("m") == 6
 
 
-def test_only_the_version_that_changed_is_loaded_anew(house: RepositoryHouse) -> None:
+def test_only_the_version_that_changed_is_loaded_anew(house: RepositoryFixture) -> None:
     house.configure("m", "version_policy { all { } }")
     house.write("m", 2, plus=2)
     house.load("m")
@@ -92,7 +92,7 @@ def test_only_the_version_that_changed_is_loaded_anew(house: RepositoryHouse) ->
     assert house.plus("m", 2) == 20
 
 
-def test_version_policy_changes_which_versions_serve_and_reloads_none(house: RepositoryHouse) -> None:
+def test_version_policy_changes_which_versions_serve_and_reloads_none(house: RepositoryFixture) -> None:
     house.write("m", 2, plus=2)
     house.write("m", 3, plus=3)
     house.configure("m", "version_policy { latest { num_versions: 2 } }")
@@ -106,7 +106,7 @@ def test_version_policy_changes_which_versions_serve_and_reloads_none(house: Rep
     assert house.identity("m", 2) == before
 
 
-def test_new_version_that_fails_leaves_the_old_one_serving(house: RepositoryHouse) -> None:
+def test_new_version_that_fails_leaves_the_old_one_serving(house: RepositoryFixture) -> None:
     house.load("m")
     before = house.identity("m")
     house.write("m", 2, 0, BROKEN)
@@ -118,7 +118,7 @@ def test_new_version_that_fails_leaves_the_old_one_serving(house: RepositoryHous
     wait_until(lambda: [entry.state for entry in house.index()] == ["READY", "UNAVAILABLE"], "the index tells", 30)
 
 
-def test_changed_version_that_fails_leaves_its_old_state_serving(house: RepositoryHouse) -> None:
+def test_changed_version_that_fails_leaves_its_old_state_serving(house: RepositoryFixture) -> None:
     house.load("m")
     before = house.identity("m")
     house.write("m", 1, 0, BROKEN)
@@ -127,7 +127,7 @@ def test_changed_version_that_fails_leaves_its_old_state_serving(house: Reposito
     assert house.plus("m") == 1
 
 
-def test_one_bad_version_fails_the_first_load_as_a_whole(house: RepositoryHouse) -> None:
+def test_one_bad_version_fails_the_first_load_as_a_whole(house: RepositoryFixture) -> None:
     house.configure("m", "version_policy { all { } }")
     house.write("m", 2, 0, BROKEN)
     assert "version 2 is at UNAVAILABLE state" in str(house.failure("m"))
@@ -137,7 +137,7 @@ def test_one_bad_version_fails_the_first_load_as_a_whole(house: RepositoryHouse)
     assert house.versions("m") == {1, 2}
 
 
-def test_version_that_failed_is_tried_again_by_the_next_load(house: RepositoryHouse, tmp_path: Path) -> None:
+def test_version_that_failed_is_tried_again_by_the_next_load(house: RepositoryFixture, tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     house.write("m", 1, 0, f"import os\nos.stat({str(weights)!r})\n" + SOURCE)
     assert house.failure("m").code is StatusCode.INVALID_ARGUMENT
@@ -146,7 +146,7 @@ def test_version_that_failed_is_tried_again_by_the_next_load(house: RepositoryHo
     assert house.versions("m") == {1}
 
 
-def test_published_version_that_is_not_whole_is_not_loaded(house: RepositoryHouse, tmp_path: Path) -> None:
+def test_published_version_that_is_not_whole_is_not_loaded(house: RepositoryFixture, tmp_path: Path) -> None:
     house.load("m")
     source = house.write("scratch", 2, plus=2)
     publish(str(source), str(house.root / "m"), 2)
@@ -160,33 +160,33 @@ def test_published_version_that_is_not_whole_is_not_loaded(house: RepositoryHous
 
 
 @pytest.mark.parametrize("name", ["", "   "])
-def test_load_needs_a_name(house: RepositoryHouse, name: str) -> None:
+def test_load_needs_a_name(house: RepositoryFixture, name: str) -> None:
     error = house.failure(name)
     assert (error.code, str(error)) == (StatusCode.INVALID_ARGUMENT, "Model name cannot be empty")
 
 
 @pytest.mark.parametrize("name", ["..", " .. ", "../m", "a/b", "a\\b", "m\0"])
-def test_name_that_leads_out_of_the_repository_is_refused(house: RepositoryHouse, name: str) -> None:
+def test_name_that_leads_out_of_the_repository_is_refused(house: RepositoryFixture, name: str) -> None:
     error = house.failure(name)
     assert error.code is StatusCode.INVALID_ARGUMENT
     assert "must not contain path traversal characters" in str(error)
 
 
 @pytest.mark.parametrize("name", ["nobody", "...", "..m"])
-def test_unknown_name_is_an_internal_error(house: RepositoryHouse, name: str) -> None:
+def test_unknown_name_is_an_internal_error(house: RepositoryFixture, name: str) -> None:
     error = house.failure(name)
     assert error.code is StatusCode.INTERNAL
     assert str(error) == f"failed to load '{name}', failed to poll from model repository"
 
 
-def test_model_whose_directory_is_gone_goes_on_serving(house: RepositoryHouse) -> None:
+def test_model_whose_directory_is_gone_goes_on_serving(house: RepositoryFixture) -> None:
     house.load("m")
     house.remove("m")
     assert house.failure("m").code is StatusCode.INTERNAL
     assert house.plus("m") == 1
 
 
-def test_wrong_config_on_disk_is_told_and_changes_nothing(house: RepositoryHouse) -> None:
+def test_wrong_config_on_disk_is_told_and_changes_nothing(house: RepositoryFixture) -> None:
     house.load("m")
     house.configure("m", "max_batch: 3")
     error = house.failure("m")
@@ -195,14 +195,14 @@ def test_wrong_config_on_disk_is_told_and_changes_nothing(house: RepositoryHouse
     assert house.plus("m") == 1
 
 
-def test_policy_that_wants_no_version_that_is_there_is_refused(house: RepositoryHouse) -> None:
+def test_policy_that_wants_no_version_that_is_there_is_refused(house: RepositoryFixture) -> None:
     house.configure("m", "version_policy { specific { versions: [ 7 ] } }")
     error = house.failure("m")
     assert error.code is StatusCode.INVALID_ARGUMENT
     assert "at least one version must be available under the version policy" in str(error)
 
 
-def test_config_of_a_call_sticks_until_the_file_is_newer(house: RepositoryHouse) -> None:
+def test_config_of_a_call_sticks_until_the_file_is_newer(house: RepositoryFixture) -> None:
     house.load("m")
     house.load("m", config=json_config(plus=7))
     assert house.plus("m") == 8
@@ -215,21 +215,21 @@ def test_config_of_a_call_sticks_until_the_file_is_newer(house: RepositoryHouse)
     assert house.plus("m") == 1
 
 
-def test_unload_and_load_returns_to_the_config_on_disk(house: RepositoryHouse) -> None:
+def test_unload_and_load_returns_to_the_config_on_disk(house: RepositoryFixture) -> None:
     house.load("m", config=json_config(plus=7))
     house.control.unload("m")
     house.load("m")
     assert house.plus("m") == 1
 
 
-def test_config_of_a_call_decides_which_versions_serve(house: RepositoryHouse) -> None:
+def test_config_of_a_call_decides_which_versions_serve(house: RepositoryFixture) -> None:
     house.write("m", 2, plus=2)
     house.load("m", config=json_config(version_policy={"specific": {"versions": [1]}}))
     assert house.versions("m") == {1}
 
 
 @pytest.mark.parametrize("config", ["{", "[]", '{"max_batch": 3}', '{"name": "other"}', "[" * 100_000])
-def test_config_that_is_none_is_refused_and_changes_nothing(house: RepositoryHouse, config: str) -> None:
+def test_config_that_is_none_is_refused_and_changes_nothing(house: RepositoryFixture, config: str) -> None:
     house.load("m")
     error = house.failure("m", config=config)
     assert error.code is StatusCode.INTERNAL
@@ -238,7 +238,7 @@ def test_config_that_is_none_is_refused_and_changes_nothing(house: RepositoryHou
     assert house.plus("m") == 1
 
 
-def test_config_that_cannot_be_loaded_with_leaves_the_old_one_in_force(house: RepositoryHouse) -> None:
+def test_config_that_cannot_be_loaded_with_leaves_the_old_one_in_force(house: RepositoryFixture) -> None:
     house.load("m")
     wrong = json.dumps({**JSON_CONFIG, "platform": "pytorch_libtorch"})
     assert house.failure("m", config=wrong).code is StatusCode.INVALID_ARGUMENT
@@ -254,18 +254,18 @@ def instances(count: int, **more: object) -> str:
     return json_config(instance_group=[{"count": count, "kind": "KIND_CPU"}], **more)  # type: ignore[arg-type]
 
 
-def count_of(house: RepositoryHouse, version: int | None = None) -> int:
+def count_of(house: RepositoryFixture, version: int | None = None) -> int:
     with house.core.handle(ModelRef("m", version)) as handle:
         return len(handle.servable.models)
 
 
-def told(house: RepositoryHouse) -> list[int]:
+def told(house: RepositoryFixture) -> list[int]:
     """What the server says about its instances."""
     with house.core.handle(ModelRef("m")) as handle:
         return [group.count for group in house.core.settings_of(handle.servable).instance_group]
 
 
-def test_number_of_instances_changes_without_a_reload(house: RepositoryHouse) -> None:
+def test_number_of_instances_changes_without_a_reload(house: RepositoryFixture) -> None:
     house.load("m", config=instances(1))
     before = house.identity("m")
     for count in (3, 2, 1, 4):
@@ -275,7 +275,7 @@ def test_number_of_instances_changes_without_a_reload(house: RepositoryHouse) ->
     assert house.core.last_attempts("m")[1].number == 1
 
 
-def test_number_of_instances_on_disk_changes_without_a_reload(house: RepositoryHouse) -> None:
+def test_number_of_instances_on_disk_changes_without_a_reload(house: RepositoryFixture) -> None:
     house.load("m")
     before = house.identity("m")
     house.configure("m", "instance_group { count: 2 }")
@@ -289,7 +289,7 @@ def test_number_of_instances_on_disk_changes_without_a_reload(house: RepositoryH
     assert (count_of(house), told(house), house.identity("m")) == (1, [], before)
 
 
-def test_change_of_more_than_the_instances_is_a_reload(house: RepositoryHouse) -> None:
+def test_change_of_more_than_the_instances_is_a_reload(house: RepositoryFixture) -> None:
     house.load("m", config=instances(1))
     before = house.identity("m")
     house.load("m", config=instances(2, plus=5))
@@ -302,7 +302,7 @@ def test_change_of_more_than_the_instances_is_a_reload(house: RepositoryHouse) -
     assert house.identity("m") != before
 
 
-def test_instance_that_cannot_be_opened_leaves_the_old_ones_serving(house: RepositoryHouse, tmp_path: Path) -> None:
+def test_instance_that_cannot_be_opened_leaves_the_old_ones_serving(house: RepositoryFixture, tmp_path: Path) -> None:
     mark = tmp_path / "full"
     house.write("m", 1, 1, f"import os\nif os.path.exists({str(mark)!r}): raise ValueError('no room')\n{SOURCE}")
     house.load("m", config=instances(2))
@@ -319,7 +319,7 @@ def test_instance_that_cannot_be_opened_leaves_the_old_ones_serving(house: Repos
     assert (count_of(house), told(house), house.identity("m")) == (3, [3], before)
 
 
-def test_failure_of_another_version_takes_the_new_instances_back(house: RepositoryHouse) -> None:
+def test_failure_of_another_version_takes_the_new_instances_back(house: RepositoryFixture) -> None:
     house.load("m", config=instances(1, version_policy={"all": {}}))
     before = house.identity("m")
     house.write("m", 2, 0, BROKEN)
@@ -327,7 +327,7 @@ def test_failure_of_another_version_takes_the_new_instances_back(house: Reposito
     assert (count_of(house), told(house), house.identity("m")) == (1, [1], before)
 
 
-def test_instances_are_replaced_where_their_kind_changes(house: RepositoryHouse) -> None:
+def test_instances_are_replaced_where_their_kind_changes(house: RepositoryFixture) -> None:
     house.load("m", config=instances(2))
     with house.core.handle(ModelRef("m")) as handle:
         servable, old = handle.servable, list(handle.servable.models)
@@ -339,7 +339,7 @@ def test_instances_are_replaced_where_their_kind_changes(house: RepositoryHouse)
     assert house.plus("m") == 1
 
 
-def test_sequences_are_loaded_anew_with_other_instances(house: RepositoryHouse) -> None:
+def test_sequences_are_loaded_anew_with_other_instances(house: RepositoryFixture) -> None:
     house.load("m", config=instances(1, sequence_batching={}))
     before = house.identity("m")
     house.load("m", config=instances(2, sequence_batching={}))
@@ -350,7 +350,7 @@ def test_sequences_are_loaded_anew_with_other_instances(house: RepositoryHouse) 
 @pytest.mark.parametrize(
     ("key", "value"), [("config", b"{}"), ("file:1/model.py", "text"), ("other", "x"), ("config", 3)]
 )
-def test_unknown_parameter_or_type_is_refused(house: RepositoryHouse, key: str, value: bytes | str | int) -> None:
+def test_unknown_parameter_or_type_is_refused(house: RepositoryFixture, key: str, value: bytes | str | int) -> None:
     with pytest.raises(ServingError, match=key) as caught:
         house.load_with("m", {key: value})
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
@@ -385,7 +385,7 @@ def test_files_of_a_call_need_no_directory_and_leave_nothing_behind(
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "1/../../x", "", "1\\x"])
-def test_file_outside_the_model_is_refused(house: RepositoryHouse, path: str) -> None:
+def test_file_outside_the_model_is_refused(house: RepositoryFixture, path: str) -> None:
     house.load("m")
     with pytest.raises(ServingError, match="failed to load 'm', failed to poll") as caught:
         house.load_with("m", {"config": json_config(), f"file:{path}": b"x"})
@@ -393,7 +393,7 @@ def test_file_outside_the_model_is_refused(house: RepositoryHouse, path: str) ->
     assert house.plus("m") == 1
 
 
-def test_files_without_a_config_are_refused(house: RepositoryHouse) -> None:
+def test_files_without_a_config_are_refused(house: RepositoryFixture) -> None:
     with pytest.raises(ServingError, match="failed to load 'm', failed to poll") as caught:
         house.load_with("m", {"file:1/model.py": b"x"})
     assert caught.value.code is StatusCode.INTERNAL
@@ -406,7 +406,7 @@ def test_more_bytes_than_a_message_may_have_are_refused(tmp_path: Path) -> None:
         assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
-def test_uploaded_code_is_not_trusted_by_itself(house: RepositoryHouse) -> None:
+def test_uploaded_code_is_not_trusted_by_itself(house: RepositoryFixture) -> None:
     with pytest.raises(ServingError, match="version 1 is at UNAVAILABLE state") as caught:
         house.load_with("m", {"config": json_config(), "file:1/model.py": SOURCE.encode()})
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
@@ -414,11 +414,11 @@ def test_uploaded_code_is_not_trusted_by_itself(house: RepositoryHouse) -> None:
 
 
 @pytest.mark.parametrize("name", ["nobody", "", "../x"])
-def test_unload_of_what_is_not_loaded_succeeds(house: RepositoryHouse, name: str) -> None:
+def test_unload_of_what_is_not_loaded_succeeds(house: RepositoryFixture, name: str) -> None:
     house.control.unload(name)
 
 
-def test_unload_takes_the_model_away_at_once_and_lets_requests_end(house: RepositoryHouse) -> None:
+def test_unload_takes_the_model_away_at_once_and_lets_requests_end(house: RepositoryFixture) -> None:
     house.load("m")
     with house.core.handle(ModelRef("m")) as handle:
         house.control.unload("m")
@@ -428,14 +428,14 @@ def test_unload_takes_the_model_away_at_once_and_lets_requests_end(house: Reposi
     wait_until(lambda: house.index() == [IndexEntry("m", "1", "UNAVAILABLE", "unloaded")], "it has ended", 30)
 
 
-def test_load_after_unload_serves_again(house: RepositoryHouse) -> None:
+def test_load_after_unload_serves_again(house: RepositoryFixture) -> None:
     house.load("m")
     house.control.unload("m")
     house.load("m")
     assert house.plus("m") == 1
 
 
-def test_calls_at_the_same_time_come_one_after_the_other(house: RepositoryHouse) -> None:
+def test_calls_at_the_same_time_come_one_after_the_other(house: RepositoryFixture) -> None:
     errors: list[ServingError] = []
 
     def call() -> None:
@@ -478,7 +478,7 @@ def test_resource_policy_frees_the_old_version_first_and_returns_to_it(tmp_path:
         assert house.plus("m") == 22
 
 
-def test_models_of_the_start_are_loaded_and_a_bad_one_stops_none(house: RepositoryHouse) -> None:
+def test_models_of_the_start_are_loaded_and_a_bad_one_stops_none(house: RepositoryFixture) -> None:
     house.configure("bad")
     house.write("bad", 1, 0, BROKEN)
     assert set(house.control.load_first(["*"])) == {"bad"}
@@ -505,7 +505,7 @@ def test_models_of_a_config_file_are_loaded_by_name_with_its_policy_and_labels(t
         assert house.failure("m").code is StatusCode.INTERNAL
 
 
-def test_reload_of_a_whole_config_is_refused(house: RepositoryHouse) -> None:
+def test_reload_of_a_whole_config_is_refused(house: RepositoryFixture) -> None:
     with pytest.raises(ServingError, match="model_control_mode explicit") as caught:
         house.core.reload(EMPTY)
     assert caught.value.code is StatusCode.FAILED_PRECONDITION

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.repository_fixture import BROKEN, RepositoryHouse, repository_house
+from tfs_lite.testing.servers.repository_fixture import BROKEN, RepositoryFixture, repository_house
 
 
 def ensemble(*steps: str) -> str:
@@ -26,7 +26,7 @@ def ensemble(*steps: str) -> str:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[RepositoryHouse]:
+def house(tmp_path: Path) -> Iterator[RepositoryFixture]:
     with repository_house(tmp_path / "models") as found:
         for number, name in enumerate(("a", "b", "c"), 1):
             found.configure(name)
@@ -34,12 +34,12 @@ def house(tmp_path: Path) -> Iterator[RepositoryHouse]:
         yield found
 
 
-def put(house: RepositoryHouse, name: str, *steps: str) -> None:
+def put(house: RepositoryFixture, name: str, *steps: str) -> None:
     house.configure(name, text=ensemble(*steps))
     (house.root / name / "1").mkdir(exist_ok=True)
 
 
-def test_ensemble_brings_its_models_with_it(house: RepositoryHouse) -> None:
+def test_ensemble_brings_its_models_with_it(house: RepositoryFixture) -> None:
     put(house, "e", "a", "b")
     house.load("e")
     assert house.plus("e") == 3
@@ -47,20 +47,20 @@ def test_ensemble_brings_its_models_with_it(house: RepositoryHouse) -> None:
     assert house.versions("c") == set()
 
 
-def test_ensemble_whose_model_fails_is_not_loaded(house: RepositoryHouse) -> None:
+def test_ensemble_whose_model_fails_is_not_loaded(house: RepositoryFixture) -> None:
     house.write("b", 1, 0, BROKEN)
     put(house, "e", "a", "b")
     assert "load failed for model 'b': version 1 is at UNAVAILABLE state" in str(house.failure("e"))
     assert house.versions("e") == set()
 
 
-def test_ensemble_of_a_model_that_is_not_there_is_not_loaded(house: RepositoryHouse) -> None:
+def test_ensemble_of_a_model_that_is_not_there_is_not_loaded(house: RepositoryFixture) -> None:
     put(house, "e", "nobody")
     error = house.failure("e")
     assert (error.code, "'nobody', failed to poll" in str(error)) == (StatusCode.INTERNAL, True)
 
 
-def test_ensembles_in_a_circle_are_refused(house: RepositoryHouse) -> None:
+def test_ensembles_in_a_circle_are_refused(house: RepositoryFixture) -> None:
     put(house, "e", "f")
     put(house, "f", "e")
     with pytest.raises(ServingError, match="circle") as caught:
@@ -68,14 +68,14 @@ def test_ensembles_in_a_circle_are_refused(house: RepositoryHouse) -> None:
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
-def test_unload_leaves_the_models_of_an_ensemble_in_place(house: RepositoryHouse) -> None:
+def test_unload_leaves_the_models_of_an_ensemble_in_place(house: RepositoryFixture) -> None:
     put(house, "e", "a")
     house.load("e")
     house.control.unload("e")
     assert (house.versions("e"), house.versions("a")) == (set(), {1})
 
 
-def test_unload_of_dependents_spares_those_that_others_use_or_that_were_asked_for(house: RepositoryHouse) -> None:
+def test_unload_of_dependents_spares_those_that_others_use_or_that_were_asked_for(house: RepositoryFixture) -> None:
     put(house, "e", "a", "b", "c")
     put(house, "other", "b")
     house.load("a")
@@ -87,7 +87,7 @@ def test_unload_of_dependents_spares_those_that_others_use_or_that_were_asked_fo
     assert house.versions("c") == set()
 
 
-def test_unload_of_dependents_reaches_nested_ensembles(house: RepositoryHouse) -> None:
+def test_unload_of_dependents_reaches_nested_ensembles(house: RepositoryFixture) -> None:
     put(house, "inner", "a")
     put(house, "outer", "inner", "b")
     house.load("outer")

@@ -13,7 +13,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.response_cache import CacheCounts
 from tfs_lite.server.v2.control import StatisticDuration
-from tfs_lite.serving.statistics.statistics import MAX_BATCH_SIZES, InferenceBook
+from tfs_lite.serving.statistics.statistics import MAX_BATCH_SIZES, InferenceStatistics
 
 M1 = ServableId("m", 1)
 TIMEOUT = Status(StatusCode.UNAVAILABLE, "Request timeout expired", Reason.QUEUE_TIMEOUT)
@@ -30,8 +30,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def book(clock: Clock) -> InferenceBook:
-    found = InferenceBook(lambda: clock.now, lambda: 1_000_000.5)
+def book(clock: Clock) -> InferenceStatistics:
+    found = InferenceStatistics(lambda: clock.now, lambda: 1_000_000.5)
     found.opened(M1)
     return found
 
@@ -43,7 +43,7 @@ def call(rows: int = 1, admitted: bool = True, arrived: float = 99.5) -> Predict
     return made
 
 
-def of(book: InferenceBook):
+def of(book: InferenceStatistics):
     (found,) = book.statistics([M1])
     return found
 
@@ -131,7 +131,7 @@ def test_language_model_counts_its_requests_as_runs_and_their_texts_as_rows(book
 
 def test_answer_from_the_cache_is_a_request_and_no_inference(clock):
     counts = {M1: CacheCounts(1, 1, 0.5, 0.25)}
-    book = InferenceBook(lambda: clock.now, cache_counts=lambda: counts)
+    book = InferenceStatistics(lambda: clock.now, cache_counts=lambda: counts)
     book.opened(M1)
     hit = call()
     hit.cached = True

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.transport_fixture import ECHO, FAIL, LOOPS, PATIENCE, WAIT, Refused, TransportHouse
+from tfs_lite.testing.grpc.transport_fixture import ECHO, FAIL, LOOPS, PATIENCE, WAIT, Refused, TransportFixture
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.grpc import call as call_module
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -28,13 +28,13 @@ LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length
 
 
 @pytest.fixture(params=sorted(LOOPS))
-def house(request: pytest.FixtureRequest) -> Iterator[TransportHouse]:
-    with TransportHouse(request.param, LIMITS) as made:
+def house(request: pytest.FixtureRequest) -> Iterator[TransportFixture]:
+    with TransportFixture(request.param, LIMITS) as made:
         yield made
 
 
 @pytest.fixture
-def channel(house: TransportHouse) -> Iterator[grpc.Channel]:
+def channel(house: TransportFixture) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(house.target, LARGE) as made:
         yield made
 
@@ -55,20 +55,20 @@ def message(contents: bytes, flag: int = 0, size: int | None = None) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 16_379, 16_380, 300_000, 4_000_000])
-def test_message_comes_back_as_it_went(house: TransportHouse, channel: grpc.Channel, size: int) -> None:
+def test_message_comes_back_as_it_went(house: TransportFixture, channel: grpc.Channel, size: int) -> None:
     data = bytes(at % 251 for at in range(size))
     assert call(channel, ECHO, data) == data
     assert house.numbers.calls == {(ECHO, 0): 1}
     assert (house.numbers.messages_received, house.numbers.messages_sent) == (1, 1)
 
 
-def test_many_calls_at_once_on_one_connection(house: TransportHouse, channel: grpc.Channel) -> None:
+def test_many_calls_at_once_on_one_connection(house: TransportFixture, channel: grpc.Channel) -> None:
     futures = [channel.unary_unary(ECHO).future(b"%d" % at, timeout=PATIENCE) for at in range(300)]
     assert [future.result() for future in futures] == [b"%d" % at for at in range(300)]
     assert house.numbers.connections_total == 1
 
 
-def test_client_on_asyncio_is_served(house: TransportHouse) -> None:
+def test_client_on_asyncio_is_served(house: TransportFixture) -> None:
     async def ask() -> list[bytes]:
         async with grpc.aio.insecure_channel(house.target) as channel:
             return list(await asyncio.gather(*(channel.unary_unary(ECHO)(b"%d" % at) for at in range(50))))
@@ -76,7 +76,7 @@ def test_client_on_asyncio_is_served(house: TransportHouse) -> None:
     assert asyncio.run(ask()) == [b"%d" % at for at in range(50)]
 
 
-def test_handler_knows_deadline_and_metadata(house: TransportHouse, channel: grpc.Channel) -> None:
+def test_handler_knows_deadline_and_metadata(house: TransportFixture, channel: grpc.Channel) -> None:
     before = time.monotonic()
     call(channel, ECHO, b"", 20, metadata=(("a", "1"), ("b-bin", b"\0")))
     call(channel, ECHO, b"", None)
@@ -88,13 +88,13 @@ def test_handler_knows_deadline_and_metadata(house: TransportHouse, channel: grp
     assert second.deadline is None
 
 
-def test_trailers_of_the_handler_reach_the_client(house: TransportHouse, channel: grpc.Channel) -> None:
+def test_trailers_of_the_handler_reach_the_client(house: TransportFixture, channel: grpc.Channel) -> None:
     house.service.trailers = [("tokens", "17"), ("tokens", "18")]
     _, done = channel.unary_unary(ECHO).with_call(b"x", timeout=PATIENCE)
     assert [tuple(pair) for pair in done.trailing_metadata()] == [("tokens", "17"), ("tokens", "18")]
 
 
-def test_trailers_that_are_no_headers_are_the_handlers_error(house: TransportHouse, channel: grpc.Channel) -> None:
+def test_trailers_that_are_no_headers_are_the_handlers_error(house: TransportFixture, channel: grpc.Channel) -> None:
     house.service.trailers = [("tokens", "a\r\nb")]
     error = failure(channel, ECHO, b"x")
     assert (error.code(), error.details()) == (grpc.StatusCode.UNKNOWN, f"{ECHO}: ValueError")
@@ -111,14 +111,14 @@ def test_trailers_that_are_no_headers_are_the_handlers_error(house: TransportHou
     ],
 )
 def test_error_of_a_handler_is_explained(
-    house: TransportHouse, channel: grpc.Channel, request_: bytes, code: grpc.StatusCode, details: str
+    house: TransportFixture, channel: grpc.Channel, request_: bytes, code: grpc.StatusCode, details: str
 ) -> None:
     error = failure(channel, FAIL, request_)
     assert (error.code(), error.details()) == (code, details)
     assert house.numbers.calls == {(FAIL, code.value[0]): 1}
 
 
-def test_call_that_is_not_let_in_does_not_reach_its_handler(house: TransportHouse, channel: grpc.Channel) -> None:
+def test_call_that_is_not_let_in_does_not_reach_its_handler(house: TransportFixture, channel: grpc.Channel) -> None:
     house.service.refusing = Refused(8, "full")
     error = failure(channel, ECHO, b"x")
     assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
@@ -126,13 +126,13 @@ def test_call_that_is_not_let_in_does_not_reach_its_handler(house: TransportHous
     assert house.service.happened["left"] == 0
 
 
-def test_unknown_method_is_unimplemented(house: TransportHouse, channel: grpc.Channel) -> None:
+def test_unknown_method_is_unimplemented(house: TransportFixture, channel: grpc.Channel) -> None:
     assert failure(channel, "/test.Service/nothing", b"x" * 100_000).code() is grpc.StatusCode.UNIMPLEMENTED
     assert call(channel, ECHO, b"x") == b"x"
     assert house.numbers.calls[("", 12)] == 1
 
 
-def test_deadline_ends_the_call_and_cancels_the_handler(house: TransportHouse) -> None:
+def test_deadline_ends_the_call_and_cancels_the_handler(house: TransportFixture) -> None:
     raw = house.dial()
     raw.request(1, WAIT, message(b"x"), (b"grpc-timeout", b"100m"))
     assert raw.status(1) == (4, "Deadline Exceeded")
@@ -140,7 +140,7 @@ def test_deadline_ends_the_call_and_cancels_the_handler(house: TransportHouse) -
     wait_until(lambda: house.numbers.streams == 0, "its place is free")
 
 
-def test_deadline_counts_while_the_request_comes_in(house: TransportHouse) -> None:
+def test_deadline_counts_while_the_request_comes_in(house: TransportFixture) -> None:
     raw = house.dial()
     raw.request(1, WAIT, message(b"x", size=100), (b"grpc-timeout", b"50m"), end=False)
     assert raw.status(1)[0] == 4
@@ -148,7 +148,7 @@ def test_deadline_counts_while_the_request_comes_in(house: TransportHouse) -> No
     assert (reset.stream, reset.value) == (1, ErrorCode.NO_ERROR)
 
 
-def test_client_that_cancels_cancels_the_handler(house: TransportHouse, channel: grpc.Channel) -> None:
+def test_client_that_cancels_cancels_the_handler(house: TransportFixture, channel: grpc.Channel) -> None:
     future = channel.unary_unary(WAIT).future(b"x", timeout=PATIENCE)
     wait_until(lambda: house.service.happened["started"], "the handler runs")
     future.cancel()
@@ -156,7 +156,7 @@ def test_client_that_cancels_cancels_the_handler(house: TransportHouse, channel:
     assert house.numbers.calls == {(WAIT, 1): 1}
 
 
-def test_connection_that_is_lost_cancels_its_handlers(house: TransportHouse) -> None:
+def test_connection_that_is_lost_cancels_its_handlers(house: TransportFixture) -> None:
     raw = house.dial()
     for stream in (1, 3, 5):
         raw.request(stream, WAIT, message(b"x"))
@@ -169,7 +169,7 @@ def test_connection_that_is_lost_cancels_its_handlers(house: TransportHouse) -> 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 def test_place_is_kept_until_the_handler_has_really_ended(loop: str) -> None:
-    with TransportHouse(loop, Limits(max_streams=1)) as house:
+    with TransportFixture(loop, Limits(max_streams=1)) as house:
         house.service.stubborn = True
         raw = house.dial()
         raw.request(1, WAIT, message(b"x"))
@@ -185,14 +185,14 @@ def test_place_is_kept_until_the_handler_has_really_ended(loop: str) -> None:
         assert raw.status(5) == (0, "")
 
 
-def test_request_larger_than_the_bound_is_refused_before_it_has_come(house: TransportHouse) -> None:
+def test_request_larger_than_the_bound_is_refused_before_it_has_come(house: TransportFixture) -> None:
     raw = house.dial()
     raw.request(1, ECHO, message(b"x", size=5_000_001), end=False)
     assert raw.status(1) == (8, "Received message larger than max (5000001 vs. 5000000 bytes)")
     raw.read_until(lambda frame: frame.kind == h2.RST_STREAM and frame.value == ErrorCode.NO_ERROR)
 
 
-def test_answer_larger_than_the_bound_is_not_sent(house: TransportHouse, channel: grpc.Channel) -> None:
+def test_answer_larger_than_the_bound_is_not_sent(house: TransportFixture, channel: grpc.Channel) -> None:
     error = failure(channel, ECHO, bytes(4_600_000))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "4600000 vs. 4500000" in error.details()
@@ -200,7 +200,7 @@ def test_answer_larger_than_the_bound_is_not_sent(house: TransportHouse, channel
 
 @pytest.mark.parametrize("kind", ["gzip", "deflate"])
 @pytest.mark.parametrize("size", [10, 200_000, 4_400_000])
-def test_compressed_request_is_inflated(house: TransportHouse, channel: grpc.Channel, kind: str, size: int) -> None:
+def test_compressed_request_is_inflated(house: TransportFixture, channel: grpc.Channel, kind: str, size: int) -> None:
     compression = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}[kind]
     assert call(channel, ECHO, b"ab" * (size // 2), compression=compression) == b"ab" * (size // 2)
 
@@ -216,7 +216,7 @@ def test_compressed_request_is_inflated(house: TransportHouse, channel: grpc.Cha
     ids=["bomb", "cut", "garbage", "no encoding"],
 )
 def test_compressed_request_that_cannot_be_inflated_fails(
-    house: TransportHouse, body: bytes, encoding: bytes, code: int
+    house: TransportFixture, body: bytes, encoding: bytes, code: int
 ) -> None:
     raw = house.dial()
     raw.request(1, ECHO, message(body, 1), (b"grpc-encoding", encoding))
@@ -224,7 +224,7 @@ def test_compressed_request_that_cannot_be_inflated_fails(
     assert house.service.contexts == []
 
 
-def test_request_in_single_bytes_is_understood(house: TransportHouse) -> None:
+def test_request_in_single_bytes_is_understood(house: TransportFixture) -> None:
     raw = house.dial(greet=False)
     whole = (
         h2.PREFACE
@@ -251,7 +251,7 @@ def test_request_in_single_bytes_is_understood(house: TransportHouse) -> None:
         (message(b"abc", flag=7), 13, "0 or 1, not 7"),
     ],
 )
-def test_request_that_is_not_one_message_fails(house: TransportHouse, contents: bytes, code: int, text: str) -> None:
+def test_request_that_is_not_one_message_fails(house: TransportFixture, contents: bytes, code: int, text: str) -> None:
     raw = house.dial()
     raw.request(1, ECHO, contents)
     status = raw.status(1)
@@ -262,7 +262,7 @@ def test_request_that_is_not_one_message_fails(house: TransportHouse, contents: 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 def test_half_received_requests_are_bounded_together(loop: str) -> None:
-    with TransportHouse(loop, Limits(max_unread=20_000, max_receive_message=20_000)) as house:
+    with TransportFixture(loop, Limits(max_unread=20_000, max_receive_message=20_000)) as house:
         first, second = house.dial(), house.dial()
         first.request(1, ECHO, message(bytes(12_000), size=15_000), end=False)
         wait_until(lambda: house.numbers.unread == 12_005, "the half is kept")
@@ -273,7 +273,7 @@ def test_half_received_requests_are_bounded_together(loop: str) -> None:
 
 
 def test_bug_in_the_transport_is_logged_and_costs_its_connection_only(
-    house: TransportHouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    house: TransportFixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     other, raw = house.dial(), house.dial()
     monkeypatch.setattr(call_module, "OPENING", None)
@@ -294,7 +294,7 @@ def calls_and_streams() -> int:
 
 
 def test_call_that_has_ended_leaves_nothing_for_the_garbage_collector(
-    house: TransportHouse, channel: grpc.Channel
+    house: TransportFixture, channel: grpc.Channel
 ) -> None:
     call(channel, ECHO, b"warm")
     gc.collect()

@@ -13,7 +13,16 @@ import grpc
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.transport_fixture import COUNT, FLOW, LOOPS, PATIENCE, TALK, TOTAL, RawClient, TransportHouse
+from tfs_lite.testing.grpc.transport_fixture import (
+    COUNT,
+    FLOW,
+    LOOPS,
+    PATIENCE,
+    TALK,
+    TOTAL,
+    RawClient,
+    TransportFixture,
+)
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.grpc.streaming import WAITING_COST
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -24,13 +33,13 @@ LIMITS = Limits(stream_window=WINDOW, large_window=4 * WINDOW, max_receive_messa
 
 
 @pytest.fixture(params=sorted(LOOPS))
-def house(request: pytest.FixtureRequest) -> Iterator[TransportHouse]:
-    with TransportHouse(request.param, LIMITS) as made:
+def house(request: pytest.FixtureRequest) -> Iterator[TransportFixture]:
+    with TransportFixture(request.param, LIMITS) as made:
         yield made
 
 
 @pytest.fixture
-def channel(house: TransportHouse) -> Iterator[grpc.Channel]:
+def channel(house: TransportFixture) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(house.target) as made:
         yield made
 
@@ -54,7 +63,7 @@ def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 5000])
-def test_answers_come_in_order(house: TransportHouse, channel: grpc.Channel, count: int) -> None:
+def test_answers_come_in_order(house: TransportFixture, channel: grpc.Channel, count: int) -> None:
     answers = channel.unary_stream(COUNT)(b"%d" % count, timeout=PATIENCE)
     assert list(answers) == [b"%d" % at for at in range(count)]
     assert answers.code() is grpc.StatusCode.OK
@@ -62,20 +71,20 @@ def test_answers_come_in_order(house: TransportHouse, channel: grpc.Channel, cou
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_error_of_a_handler_comes_after_its_answers(house: TransportHouse, channel: grpc.Channel, count: int) -> None:
+def test_error_of_a_handler_comes_after_its_answers(house: TransportFixture, channel: grpc.Channel, count: int) -> None:
     answers = channel.unary_stream(COUNT)(b"%d fail" % count, timeout=PATIENCE)
     assert [next(answers) for _ in range(count)] == [b"%d" % at for at in range(count)]
     assert code_of(answers) == (grpc.StatusCode.FAILED_PRECONDITION, "no more")
 
 
-def test_first_answers_leave_while_the_handler_works_on(house: TransportHouse, channel: grpc.Channel) -> None:
+def test_first_answers_leave_while_the_handler_works_on(house: TransportFixture, channel: grpc.Channel) -> None:
     answers = channel.unary_stream(COUNT)(b"2 wait", timeout=PATIENCE)
     assert [next(answers), next(answers)] == [b"0", b"1"]
     house.service.open()
     assert list(answers) == []
 
 
-def test_handler_waits_while_the_clients_window_is_shut(house: TransportHouse) -> None:
+def test_handler_waits_while_the_clients_window_is_shut(house: TransportFixture) -> None:
     raw = house.dial({h2.INITIAL_WINDOW: 3000})
     raw.request(1, FLOW, message(b"995"))
     wait_until(lambda: house.numbers.unsent > 0, "an answer waits")
@@ -89,7 +98,7 @@ def test_handler_waits_while_the_clients_window_is_shut(house: TransportHouse) -
     wait_until(lambda: house.service.happened["closed"], "the handler has ended")
 
 
-def test_handler_waits_while_the_client_reads_nothing_from_its_socket(house: TransportHouse) -> None:
+def test_handler_waits_while_the_client_reads_nothing_from_its_socket(house: TransportFixture) -> None:
     raw = house.dial({h2.INITIAL_WINDOW: 2**31 - 1})
     raw.send(h2.window_update(0, 2**30))
     raw.request(1, FLOW, message(b"100000"))
@@ -107,7 +116,7 @@ def test_handler_waits_while_the_client_reads_nothing_from_its_socket(house: Tra
     wait_until(lambda: house.service.happened["yielded"] > before, "the handler goes on")
 
 
-def test_two_streams_of_one_connection_have_equal_turns(house: TransportHouse) -> None:
+def test_two_streams_of_one_connection_have_equal_turns(house: TransportFixture) -> None:
     raw = house.dial({h2.INITIAL_WINDOW: 2**30})
     raw.send(h2.window_update(0, 2**30))
     for stream in (1, 3):
@@ -116,7 +125,7 @@ def test_two_streams_of_one_connection_have_equal_turns(house: TransportHouse) -
     assert 130 < sum(stream == 1 for stream in seen) < 270
 
 
-def test_client_that_cancels_closes_the_handlers_generator(house: TransportHouse, channel: grpc.Channel) -> None:
+def test_client_that_cancels_closes_the_handlers_generator(house: TransportFixture, channel: grpc.Channel) -> None:
     answers = channel.unary_stream(COUNT)(b"1 wait", timeout=PATIENCE)
     assert next(answers) == b"0"
     wait_until(lambda: house.service.happened["started"], "the handler waits")
@@ -125,7 +134,7 @@ def test_client_that_cancels_closes_the_handlers_generator(house: TransportHouse
     wait_until(lambda: house.numbers.streams == 0, "its place is free")
 
 
-def test_client_that_is_lost_closes_the_handlers_generator(house: TransportHouse) -> None:
+def test_client_that_is_lost_closes_the_handlers_generator(house: TransportFixture) -> None:
     raw = house.dial()
     raw.request(1, FLOW, message(b"100000"))
     wait_until(lambda: house.numbers.unsent > 0, "an answer waits")
@@ -133,20 +142,20 @@ def test_client_that_is_lost_closes_the_handlers_generator(house: TransportHouse
     wait_until(lambda: house.service.happened["closed"], "the generator is closed")
 
 
-def test_deadline_comes_behind_the_answers(house: TransportHouse, channel: grpc.Channel) -> None:
+def test_deadline_comes_behind_the_answers(house: TransportFixture, channel: grpc.Channel) -> None:
     raw = house.dial()
     raw.request(1, COUNT, message(b"2 wait"), (b"grpc-timeout", b"100m"))
     assert raw.status(1) == (4, "Deadline Exceeded")
     wait_until(lambda: house.service.happened["closed"], "the generator is closed")
 
 
-def test_each_request_of_a_stream_is_answered(house: TransportHouse, channel: grpc.Channel) -> None:
+def test_each_request_of_a_stream_is_answered(house: TransportFixture, channel: grpc.Channel) -> None:
     words = [b"", b"a", bytes(WINDOW - 5), bytes(WINDOW * 3), bytes(2_900_000), b"z"]
     assert list(channel.stream_stream(TALK)(iter(words), timeout=PATIENCE)) == [*words, b"bye"]
     assert house.service.happened["ended"] == 1
 
 
-def test_conversation_goes_word_by_word(house: TransportHouse) -> None:
+def test_conversation_goes_word_by_word(house: TransportFixture) -> None:
     async def talk() -> list[bytes]:
         async with grpc.aio.insecure_channel(house.target) as channel:
             call = channel.stream_stream(TALK)(metadata=(("who", "me"),))
@@ -161,7 +170,7 @@ def test_conversation_goes_word_by_word(house: TransportHouse) -> None:
     assert house.service.contexts[0].metadata["who"] == "me"
 
 
-def test_handler_that_ends_early_ends_the_call(house: TransportHouse) -> None:
+def test_handler_that_ends_early_ends_the_call(house: TransportFixture) -> None:
     raw = house.dial()
     raw.request(1, TALK, message(b"a") + message(b"stop"), end=False)
     assert raw.status(1) == (0, "")
@@ -170,7 +179,7 @@ def test_handler_that_ends_early_ends_the_call(house: TransportHouse) -> None:
 
 
 def test_handler_that_fails_ends_the_call_while_the_client_goes_on(
-    house: TransportHouse, channel: grpc.Channel
+    house: TransportFixture, channel: grpc.Channel
 ) -> None:
     over = threading.Event()
 
@@ -185,7 +194,7 @@ def test_handler_that_fails_ends_the_call_while_the_client_goes_on(
     over.set()
 
 
-def test_requests_that_nobody_takes_get_no_new_window(house: TransportHouse) -> None:
+def test_requests_that_nobody_takes_get_no_new_window(house: TransportFixture) -> None:
     raw = house.dial()
     raw.request(1, TALK, message(b"wait"), end=False)
     wait_until(lambda: house.service.happened["taken"] == 1, "the handler waits")
@@ -200,7 +209,7 @@ def test_requests_that_nobody_takes_get_no_new_window(house: TransportHouse) -> 
     assert house.numbers.unread == 0
 
 
-def test_client_that_sends_more_than_its_window_is_reset(house: TransportHouse) -> None:
+def test_client_that_sends_more_than_its_window_is_reset(house: TransportFixture) -> None:
     raw = house.dial()
     raw.request(1, TALK, message(b"wait"), end=False)
     wait_until(lambda: house.service.happened["taken"] == 1, "the handler waits")
@@ -210,7 +219,7 @@ def test_client_that_sends_more_than_its_window_is_reset(house: TransportHouse) 
     wait_until(lambda: house.numbers.streams == 0, "its place is free")
 
 
-def test_windows_lose_nothing_however_messages_are_cut(house: TransportHouse) -> None:
+def test_windows_lose_nothing_however_messages_are_cut(house: TransportFixture) -> None:
     """After many windows' worth of messages the client may still send."""
     raw = house.dial({h2.INITIAL_WINDOW: 2**30})
     raw.send(h2.window_update(0, 2**30))
@@ -228,14 +237,14 @@ def test_windows_lose_nothing_however_messages_are_cut(house: TransportHouse) ->
     assert raw.read_until(is_data).payload == message(b"%d" % (5 * 300_006))
 
 
-def test_stream_of_requests_has_one_answer(house: TransportHouse, channel: grpc.Channel) -> None:
+def test_stream_of_requests_has_one_answer(house: TransportFixture, channel: grpc.Channel) -> None:
     house.service.trailers = [("seen", "all")]
     answer, call = channel.stream_unary(TOTAL).with_call(iter([bytes(10_000)] * 50), timeout=PATIENCE)
     assert answer == b"500000"
     assert [tuple(pair) for pair in call.trailing_metadata()] == [("seen", "all")]
 
 
-def test_one_answer_may_come_before_the_last_request(house: TransportHouse) -> None:
+def test_one_answer_may_come_before_the_last_request(house: TransportFixture) -> None:
     raw = house.dial()
     raw.request(1, TOTAL, message(b"12345") + message(b"stop"), end=False)
     assert raw.read_until(is_data).payload == message(b"5")
@@ -243,7 +252,7 @@ def test_one_answer_may_come_before_the_last_request(house: TransportHouse) -> N
     raw.read_until(lambda frame: frame.kind == h2.RST_STREAM and frame.value == ErrorCode.NO_ERROR)
 
 
-def test_client_is_told_to_stop_when_an_early_answer_has_left(house: TransportHouse) -> None:
+def test_client_is_told_to_stop_when_an_early_answer_has_left(house: TransportFixture) -> None:
     raw = house.dial({h2.INITIAL_WINDOW: 0})
     raw.request(1, TOTAL, message(b"12345") + message(b"stop"), end=False)
     wait_until(lambda: house.numbers.unsent > 0, "the answer waits")
@@ -253,7 +262,7 @@ def test_client_is_told_to_stop_when_an_early_answer_has_left(house: TransportHo
     wait_until(lambda: house.numbers.streams == 0, "its place is free")
 
 
-def test_compressed_requests_are_inflated_one_by_one(house: TransportHouse) -> None:
+def test_compressed_requests_are_inflated_one_by_one(house: TransportFixture) -> None:
     raw = house.dial()
     bodies = [message(gzip.compress(bytes(size)), 1) for size in (10, 2_500_000)]
     raw.request(1, TOTAL, b"".join(bodies) + message(b"plain"), (b"grpc-encoding", b"gzip"))
@@ -265,14 +274,14 @@ def test_compressed_requests_are_inflated_one_by_one(house: TransportHouse) -> N
     [(message(b"abc")[:-1], 13), (message(b"", flag=2), 13), (message(b"", size=3_000_001), 8), (message(b"x", 1), 13)],
     ids=["cut", "flag", "size", "compressed"],
 )
-def test_requests_that_cannot_be_read_end_the_call(house: TransportHouse, contents: bytes, code: int) -> None:
+def test_requests_that_cannot_be_read_end_the_call(house: TransportFixture, contents: bytes, code: int) -> None:
     raw = house.dial()
     raw.request(1, TALK, contents)
     assert raw.status(1)[0] == code
     wait_until(lambda: house.numbers.streams == 0, "its place is free")
 
 
-def test_streams_of_requests_end_when_the_server_stops(house: TransportHouse) -> None:
+def test_streams_of_requests_end_when_the_server_stops(house: TransportFixture) -> None:
     async def converse() -> tuple[bytes, bytes, Any, Any]:
         async with grpc.aio.insecure_channel(house.target) as channel:
             call = channel.stream_stream(TALK)()
