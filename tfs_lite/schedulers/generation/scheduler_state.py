@@ -19,7 +19,7 @@ from tfs_lite.schedulers.generation.planner import Plan, Rank, Snapshot, decide,
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.generation.text import GenerationState, Phase, move
 
-__all__ = ["Plan", "SchedulerState", "ScheduledTokens"]
+__all__ = ["Plan", "SchedulerState"]
 
 
 class _Line:
