@@ -19,14 +19,14 @@ import grpc
 import numpy as np
 
 from tfs_lite.core.pem import certificate_problem, key_problem
+from tfs_lite.core.servable import ModelRef, VersionStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols import messages
-from tfs_lite.protocols.dtypes import to_numpy
+from tfs_lite.protocols.dtypes import Array, to_numpy
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow import serving
-from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionStatus
-from tfs_lite.protocols.tensorflow.tensor_proto import Array, decode, encode
+from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.protocols.trailers import APPLIED, decode_trailer
 
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"

@@ -24,7 +24,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from tfs_lite.config.model_server import ModelServerConfig, from_proto
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import PredictCall
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.signature import (
     CLASSIFY_METHOD,
     REGRESS_METHOD,
@@ -36,7 +36,6 @@ from tfs_lite.core.signature import (
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionState, VersionStatus
 from tfs_lite.server.grpc.health_service import HealthService
 from tfs_lite.server.http_app import HttpApp
 from tfs_lite.server.inference.classify_regress import Inferences

@@ -36,7 +36,7 @@ from tfs_lite.server.http.bodies import BodyReader
 from tfs_lite.server.http.calls import Calls
 from tfs_lite.server.http.heap_trimmer import HeapTrimmer
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
-from tfs_lite.server.v2.control import RegionStatus, RepositoryValue
+from tfs_lite.server.v2.control import RegionStatus
 from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.server.v2.http_app import V2HttpApp
 from tfs_lite.server.v2.http_events import EventRoom
@@ -46,6 +46,7 @@ from tfs_lite.serving.model_configs import ConfigOverride, ModelConfigs
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import LoadedModel, RepositoryControl
 from tfs_lite.serving.repository.plan import FoundVersion
+from tfs_lite.serving.repository.requests import RepositoryValue
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.statistics.trace_settings import LOG_DEFAULTS
 from tfs_lite.testing.servers.v2_fixture import V2Fixture

@@ -11,8 +11,9 @@ from safetensors.numpy import save
 from seeds_messages import wire
 from targets_generation import packed
 
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.protocols.messages import PredictRequest
-from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
+from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.testing.language.tiny_version import BYTES_OF_TEXT, CONFIG, SHAPES, TEMPLATE
 

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.messages import Message, TensorProto
 from tfs_lite.protocols.tensorflow.serving import parse
-from tfs_lite.protocols.tensorflow.tensor_proto import Array, decode
+from tfs_lite.protocols.tensorflow.tensor_proto import decode
 
 BOUND = 1 << 16
 SLACK = 1 << 18

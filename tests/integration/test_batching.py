@@ -17,9 +17,9 @@ import httpx
 import numpy as np
 import pytest
 
+from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
-from tfs_lite.protocols.tensorflow.serving import VersionState
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.testing.servers.in_process import PATIENCE, ServerFixture, serving
 from tfs_lite.testing.servers.process import ServerProcess, wait_until

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.tensorflow.serving import VersionState
 from tfs_lite.server.server import Server
 from tfs_lite.testing.servers.in_process import QUICK, ServerFixture, entry, serving
 from tfs_lite.testing.servers.models import TaggedArchives

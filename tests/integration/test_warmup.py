@@ -11,8 +11,8 @@ import pytest
 
 from tfs_lite.cli.main import main
 from tfs_lite.core.publish import publish
+from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import StatusCode
-from tfs_lite.protocols.tensorflow.serving import VersionState
 from tfs_lite.testing.servers.in_process import serving
 from tfs_lite.testing.servers.logs import predict_log, write_warmup
 from tfs_lite.testing.servers.models import gated_source, write_python_version

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tfs_lite.server.grpc.factory import GRPC_SERVERS
+from tfs_lite.serving.options import GRPC_SERVERS
 from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
 
 T = TypeVar("T")

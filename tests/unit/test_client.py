@@ -14,12 +14,12 @@ import torch
 
 from tfs_lite.client import Client
 from tfs_lite.config.model_server import from_proto
+from tfs_lite.core.servable import ModelRef, VersionState, VersionStatus
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode, failed_precondition, invalid_argument, not_found
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow import serving
-from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionState, VersionStatus
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 
 BATCH = SymbolicDim("x_0")

@@ -12,9 +12,9 @@ import pytest
 import trustme
 
 from tfs_lite.client import Client
+from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import OK, ServingError, StatusCode
 from tfs_lite.protocols.tensorflow import serving as serving_messages
-from tfs_lite.protocols.tensorflow.serving import VersionState, VersionStatus
 
 AUTHORITY, STRANGER = trustme.CA(), trustme.CA()
 ROOT, OTHER_ROOT = AUTHORITY.cert_pem.bytes(), STRANGER.cert_pem.bytes()

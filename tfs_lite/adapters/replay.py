@@ -16,6 +16,7 @@ from typing import cast
 from tfs_lite.core.model import PredictCall, Servable
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json import text as json_text
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.rest.predict import find_rest_signature, read_predict_body, tensors_of
@@ -30,7 +31,6 @@ from tfs_lite.protocols.tensorflow.classify_regress import (
 )
 from tfs_lite.protocols.tensorflow.examples import example_count, tensors_of_input
 from tfs_lite.protocols.tensorflow.prediction_log import LoggedRequest, Method
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
 
 Signatures = Mapping[str, Signature]
 Outputs = Mapping[str, Array]

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from tfs_lite.cli.output import CliError
 from tfs_lite.cli.predict import read_inputs
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, find_signature
 from tfs_lite.core.status import ServingError, invalid_argument
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json import text as json_text
 from tfs_lite.protocols.messages import Message, PredictRequest, PredictResponse
 from tfs_lite.protocols.rest.predict import PredictBody, read_predict_body, tensors_of
 from tfs_lite.protocols.tensorflow.prediction_log import MAX_LOG_BYTES, Method, make_log
-from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
-from tfs_lite.protocols.tensorflow.tensor_proto import Array, encode
+from tfs_lite.protocols.tensorflow.serving import model_spec
+from tfs_lite.protocols.tensorflow.tensor_proto import encode
 
 if TYPE_CHECKING:
     from tfs_lite.client import Client

@@ -113,3 +113,38 @@ class ServableRequest:
         if self.version is not None:
             return f"Specific({self.name}, {self.version})"
         return f"{self.auto.value}({self.name})"
+
+
+class VersionState(enum.IntEnum):
+    """``ModelVersionStatus.State``: how a version's state is numbered on the wire."""
+
+    UNKNOWN = 0
+    START = 10
+    LOADING = 20
+    AVAILABLE = 30
+    UNLOADING = 40
+    END = 50
+
+    @classmethod
+    def _missing_(cls, value: object) -> VersionState:
+        """Numbers of a later protocol are states that we do not know."""
+        return cls.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStatus:
+    """One version of a model: its state, and its error if it has one."""
+
+    version: int
+    state: VersionState
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """Which model a request means. At most one of ``version`` and ``label``; version 0 is a version."""
+
+    name: str
+    version: int | None = None
+    label: str | None = None
+    signature: str = ""

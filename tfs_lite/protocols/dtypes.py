@@ -15,6 +15,13 @@ import numpy as np
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import invalid_argument
 
+MAX_FILL_BYTES = 100 * 1024 * 1024
+"""The most bytes that a repeated last value may fill."""
+MAX_RANK = 64
+"""numpy's bound on the number of dimensions."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
 
 @dataclass(frozen=True, slots=True)
 class DtypeNames:

@@ -20,7 +20,7 @@ import numpy as np
 from tfs_lite.core.generation import MAX_STOPS, Generation, Piece, Prompt, Sampling
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, invalid_argument
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.dtypes import Array
 
 MAX_TEXTS = 128
 """Of one request."""

@@ -31,13 +31,13 @@ from tfs_lite.core.signature import (
     format_shape,
 )
 from tfs_lite.core.status import invalid_argument
-from tfs_lite.protocols.dtypes import from_numpy
+from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, Array, from_numpy
+from tfs_lite.protocols.json.tensors import infer_dtype, read_tensor
 from tfs_lite.protocols.json.text import Json, loads
 from tfs_lite.protocols.json.values import FLOATS
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.rest.tensors import infer_dtype, read_tensor
 from tfs_lite.protocols.tensorflow.classify_regress import check_predict_method
-from tfs_lite.protocols.tensorflow.tensor_proto import MAX_FILL_BYTES, Array, decode
+from tfs_lite.protocols.tensorflow.tensor_proto import decode
 
 MAX_FILTER = 10_000
 """Names in an output_filter."""

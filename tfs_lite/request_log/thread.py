@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tfs_lite.core.clock import Clock, Timer
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
+from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.request_log.files import rest
 from tfs_lite.request_log.writer import NEVER, LogLimits, LogWriter, OnResult
 

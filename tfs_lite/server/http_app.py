@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, not_found
 from tfs_lite.metrics.requests import REST, RequestMetrics
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.server import openapi
 from tfs_lite.server.http import replies as cors
 from tfs_lite.server.http.compression import SMALLEST_ANSWER, accepts_gzip, pack

@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfs_lite.core.servable import ServableData, ServableId
+from tfs_lite.core.servable import ServableData, ServableId, VersionState, VersionStatus
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, TimedState
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.protocols.tensorflow.serving import VersionState, VersionStatus
 from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.sources.source_config import SourceReport
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tfs_lite.core.status import invalid_argument
-from tfs_lite.server.grpc.factory import GRPC_SERVERS
 from tfs_lite.serving.response_cache_config import cache_bytes
 
 MIB = 1024 * 1024
 
+NATIVE, GRPCIO = "native", "grpcio"
+
+
+GRPC_SERVERS = (NATIVE, GRPCIO)
 CONTROL_MODES = ("poll", "none", "explicit")
 EVERY_MODEL = "*"
 VERSION_POLICIES = ("availability", "resource")

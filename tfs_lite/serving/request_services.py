@@ -14,13 +14,12 @@ from prometheus_client import CollectorRegistry
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import BatchReport, OnBatch, PredictCall
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import ServingError, Status
 from tfs_lite.metrics.batches import BatchMetrics
 from tfs_lite.metrics.generation import GenerationMetrics
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.schedulers.response_cache import ResponseCache
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.response_cache_config import CacheCollector, cache_bytes

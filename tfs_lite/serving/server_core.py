@@ -21,7 +21,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Servable
-from tfs_lite.core.servable import ServableData, ServableId, ServableRequest, StoragePath
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId, ServableRequest, StoragePath, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import Reason, ServingError, failed_precondition, invalid_argument, not_found
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
@@ -30,7 +30,6 @@ from tfs_lite.managers.policies import POLICIES
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerState
 from tfs_lite.metrics.requests import RequestMetrics
-from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionStatus
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
 from tfs_lite.serving.config_checks import source_config

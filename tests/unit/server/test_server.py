@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from tfs_lite.client import Client
+from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import HealthCheckRequest, HealthCheckResponse
-from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionState
 from tfs_lite.server.server import Server
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.testing.servers.in_process import ROW, ServerFixture, config_text, entry, serving

@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ServableId, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.protocols.tensorflow.serving import VersionState, VersionStatus
 from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.serving.metrics import GoneModels, LifecycleMetrics, ResourceUse, StateCollector
 from tfs_lite.serving.model_states import ModelReport

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfs_lite.core.servable import ServableData, ServableId
+from tfs_lite.core.servable import ServableData, ServableId, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.protocols.tensorflow.serving import VersionState, VersionStatus
 from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.serving.model_states import ModelStates, visible_versions
 from tfs_lite.sources.source_config import SourceReport

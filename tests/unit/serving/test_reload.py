@@ -10,9 +10,9 @@ import pytest
 
 from tfs_lite.client import Client
 from tfs_lite.config.text import parse_model_server_config
+from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
-from tfs_lite.protocols.tensorflow.serving import VersionState
 from tfs_lite.testing.servers.in_process import ServerFixture, config_text, entry, serving
 from tfs_lite.testing.servers.process import wait_until
 

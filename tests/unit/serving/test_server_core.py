@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tfs_lite.config.text import parse_model_server_config
+from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionState
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.testing.servers.in_process import QUICK, config_text, entry

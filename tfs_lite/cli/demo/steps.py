@@ -17,8 +17,8 @@ from tfs_lite.cli.demo.verdict import BETTER, BROKEN, FIRST, Outcome
 from tfs_lite.cli.demo.view import DemoView
 from tfs_lite.client import Client
 from tfs_lite.core.publish import publish
+from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import ServingError
-from tfs_lite.protocols.tensorflow.serving import VersionState, VersionStatus
 
 _LOOK_AGAIN = 0.05
 _CONNECT_TIMEOUT = 0.5

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfs_lite.cli.demo.traffic import Tally
-from tfs_lite.protocols.tensorflow.serving import VersionState, VersionStatus
+from tfs_lite.core.servable import VersionState, VersionStatus
 
 FIRST, BETTER, BROKEN = 1, 2, 3
 

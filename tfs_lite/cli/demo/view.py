@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tfs_lite.cli.demo.traffic import Tally, VersionTally
-    from tfs_lite.protocols.tensorflow.serving import VersionStatus
+    from tfs_lite.core.servable import VersionStatus
 
 
 class DemoView:

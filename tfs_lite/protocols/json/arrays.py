@@ -13,9 +13,8 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError
-from tfs_lite.protocols.dtypes import to_numpy
+from tfs_lite.protocols.dtypes import MAX_RANK, Array, to_numpy
 from tfs_lite.protocols.json.values import FLOATS, INTEGERS, read_element
-from tfs_lite.protocols.tensorflow.tensor_proto import MAX_RANK, Array
 
 
 def read_dense(value: object, dtype: DataType) -> Array | None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfs_lite.core.status import ServingError, invalid_argument
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json.text import Json
 from tfs_lite.protocols.json.values import (
     body_members,
@@ -25,7 +26,6 @@ from tfs_lite.protocols.json.values import (
 )
 from tfs_lite.protocols.messages import Input, Message
 from tfs_lite.protocols.tensorflow.examples import MAX_EXAMPLES
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
 from tfs_lite.protocols.varints import encode_varints
 
 _INT64_MAX = 2**63 - 1

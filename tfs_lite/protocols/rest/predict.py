@@ -20,7 +20,8 @@ import numpy as np
 
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, TensorSpec
 from tfs_lite.core.status import ServingError, invalid_argument
-from tfs_lite.protocols.dtypes import from_numpy, to_numpy
+from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
+from tfs_lite.protocols.json.tensors import infer_dtype, read_tensor
 from tfs_lite.protocols.json.text import Json
 from tfs_lite.protocols.json.values import (
     FLOATS,
@@ -32,8 +33,6 @@ from tfs_lite.protocols.json.values import (
     write_base64,
 )
 from tfs_lite.protocols.rest.rows import read_rows
-from tfs_lite.protocols.rest.tensors import infer_dtype, read_tensor
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
 
 __all__ = ["PredictBody", "find_rest_signature", "predict_tree", "read_predict_body", "tensors_of"]
 

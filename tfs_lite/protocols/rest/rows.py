@@ -13,10 +13,10 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType, Signature
 from tfs_lite.core.status import ServingError, invalid_argument
+from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, Array
 from tfs_lite.protocols.json.arrays import first_unfit, read_dense
+from tfs_lite.protocols.json.tensors import RowChecker, element_error, infer_dtype, irregular, runs
 from tfs_lite.protocols.json.values import is_base64, shorten, show, type_name
-from tfs_lite.protocols.rest.tensors import RowChecker, element_error, infer_dtype, irregular, runs
-from tfs_lite.protocols.tensorflow.tensor_proto import MAX_FILL_BYTES, Array
 
 
 def read_rows(value: object, signature: Signature) -> dict[str, Array]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import (
     CLASSIFY_METHOD,
     DEFAULT_SIGNATURE,
@@ -27,10 +28,9 @@ from tfs_lite.core.signature import (
     format_shape,
 )
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.protocols.dtypes import FLOATING, from_numpy
+from tfs_lite.protocols.dtypes import FLOATING, Array, from_numpy
 from tfs_lite.protocols.messages import ClassificationResult, Message, RegressionResult
-from tfs_lite.protocols.tensorflow.serving import ModelRef, read_model_spec
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.tensorflow.serving import read_model_spec
 
 CLASSES = "classes"
 SCORES = "scores"

@@ -23,9 +23,8 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, invalid_argument
-from tfs_lite.protocols.dtypes import FLOATING, from_numpy, to_numpy
+from tfs_lite.protocols.dtypes import FLOATING, MAX_FILL_BYTES, Array, from_numpy, to_numpy
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.tensorflow.tensor_proto import MAX_FILL_BYTES, Array
 
 SERIALIZED = "inputs"
 """The input that takes serialized examples."""

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DataType
-from tfs_lite.protocols.dtypes import from_numpy
+from tfs_lite.protocols.dtypes import Array, from_numpy
 from tfs_lite.protocols.messages import PredictResponse, TensorProto, TensorShapeProto
 from tfs_lite.protocols.tensorflow import tensor_proto
-from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.varints import encode_varints
 
 MAX_FRAMES = 256

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DataType, Signature
-from tfs_lite.protocols.dtypes import from_numpy
+from tfs_lite.protocols.dtypes import Array, from_numpy
 from tfs_lite.protocols.messages import Message, TensorProto
-from tfs_lite.protocols.tensorflow.serving import ModelRef
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
 from tfs_lite.protocols.varints import decode_varint
 
 MAX_LAYOUTS = 128

@@ -5,15 +5,14 @@ Both ends use it: the server writes what the client reads, so each pair of funct
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import DecodeError
 
+from tfs_lite.core.servable import ModelRef, VersionState, VersionStatus
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.protocols.messages import (
@@ -29,41 +28,6 @@ from tfs_lite.protocols.messages import (
 from tfs_lite.protocols.tensorflow import tensor_proto
 
 _DATA_TYPES = frozenset(int(dtype) for dtype in DataType)
-
-
-class VersionState(enum.IntEnum):
-    """``ModelVersionStatus.State``: how a version's state is numbered on the wire."""
-
-    UNKNOWN = 0
-    START = 10
-    LOADING = 20
-    AVAILABLE = 30
-    UNLOADING = 40
-    END = 50
-
-    @classmethod
-    def _missing_(cls, value: object) -> VersionState:
-        """Numbers of a later protocol are states that we do not know."""
-        return cls.UNKNOWN
-
-
-@dataclass(frozen=True, slots=True)
-class VersionStatus:
-    """One version of a model: its state, and its error if it has one."""
-
-    version: int
-    state: VersionState
-    status: Status
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRef:
-    """Which model a request means. At most one of ``version`` and ``label``; version 0 is a version."""
-
-    name: str
-    version: int | None = None
-    label: str | None = None
-    signature: str = ""
 
 
 def parse(message_class: Any, data: bytes) -> Message:

@@ -11,23 +11,18 @@ may fill at most ``max_bytes``.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from tfs_lite.core.signature import DataType, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.protocols.dtypes import from_numpy, to_numpy
+from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, MAX_RANK, Array, from_numpy, to_numpy
 from tfs_lite.protocols.messages import Message, TensorProto
 from tfs_lite.protocols.varints import decode_varint, encode_varints
 
-MAX_FILL_BYTES = 100 * 1024 * 1024
 MAX_MESSAGE_BYTES = 2**31 - 1
 """protobuf's bound."""
-MAX_RANK = 64
-"""numpy's bound on the number of dimensions."""
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _FIELDS = {
     DataType.FLOAT: "float_val",

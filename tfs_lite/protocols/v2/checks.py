@@ -21,9 +21,9 @@ from tfs_lite.core.signature import (
     format_shape,
 )
 from tfs_lite.core.status import invalid_argument
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.generation_tensors import INPUT_IDS, TEXT_INPUT
 from tfs_lite.protocols.runs import Run
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
 from tfs_lite.protocols.v2.request import InferRequest, SentTensor
 from tfs_lite.protocols.v2.tensors import decode, dtype_of, name_of
 

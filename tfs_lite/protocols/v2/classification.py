@@ -9,8 +9,7 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import invalid_argument
-from tfs_lite.protocols.dtypes import from_numpy
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.dtypes import Array, from_numpy
 
 MAX_ELEMENTS = 1_000_000
 _WITH_CLASSES = frozenset(

@@ -12,9 +12,9 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import invalid_argument
-from tfs_lite.protocols.dtypes import from_numpy
+from tfs_lite.protocols.dtypes import Array, from_numpy
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.tensorflow.tensor_proto import MAX_MESSAGE_BYTES, Array
+from tfs_lite.protocols.tensorflow.tensor_proto import MAX_MESSAGE_BYTES
 from tfs_lite.protocols.v2.grpc_request import BYTE_SIZE, OFFSET, REGION
 from tfs_lite.protocols.v2.messages import ModelInferResponse, ModelStreamInferResponse
 from tfs_lite.protocols.v2.request import FINAL, InferAnswer, ParameterValue, SharedMemoryPlace

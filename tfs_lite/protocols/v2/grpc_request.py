@@ -15,10 +15,9 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, invalid_argument
-from tfs_lite.protocols.dtypes import to_numpy
+from tfs_lite.protocols.dtypes import Array, to_numpy
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.serving import parse
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
 from tfs_lite.protocols.v2.messages import InferTensorContents, ModelInferRequest
 from tfs_lite.protocols.v2.request import (
     InferRequest,

@@ -8,9 +8,8 @@ from typing import Any
 
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import invalid_argument
-from tfs_lite.protocols.dtypes import from_numpy
+from tfs_lite.protocols.dtypes import Array, from_numpy
 from tfs_lite.protocols.json.writer import dumps
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
 from tfs_lite.protocols.v2.json_values import WITHOUT_JSON, no_json
 from tfs_lite.protocols.v2.request import InferAnswer, SharedMemoryPlace, WantedOutput
 from tfs_lite.protocols.v2.tensors import datatype_of, encode_raw

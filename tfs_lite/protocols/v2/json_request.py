@@ -12,10 +12,9 @@ from contextlib import suppress
 from typing import Any
 
 from tfs_lite.core.status import ServingError, invalid_argument
-from tfs_lite.protocols.dtypes import to_numpy
+from tfs_lite.protocols.dtypes import Array, to_numpy
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.json.values import shorten, type_name
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
 from tfs_lite.protocols.v2.binary import LENGTH_HEADER, Blobs
 from tfs_lite.protocols.v2.json_values import (
     Members,

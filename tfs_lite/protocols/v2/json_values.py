@@ -18,12 +18,11 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, invalid_argument
-from tfs_lite.protocols.dtypes import to_numpy
+from tfs_lite.protocols.dtypes import Array, to_numpy
 from tfs_lite.protocols.json import text as json_text
 from tfs_lite.protocols.json.arrays import first_unfit, read_dense
 from tfs_lite.protocols.json.tree import MAX_DEPTH
 from tfs_lite.protocols.json.values import INTEGERS, read_element, shorten, show, type_name
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
 from tfs_lite.protocols.v2.tensors import name_of
 
 Members: TypeAlias = dict[str, Any]

@@ -19,7 +19,7 @@ from typing import TypeAlias, cast
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.dtypes import Array
 
 ParameterValue: TypeAlias = bool | int | float | str
 

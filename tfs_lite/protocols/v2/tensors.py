@@ -15,8 +15,7 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.protocols.dtypes import TABLE, from_numpy, to_numpy
-from tfs_lite.protocols.tensorflow.tensor_proto import MAX_FILL_BYTES, MAX_RANK, Array
+from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, MAX_RANK, TABLE, Array, from_numpy, to_numpy
 from tfs_lite.protocols.v2.request import SentTensor
 
 BYTES = "BYTES"

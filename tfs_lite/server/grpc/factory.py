@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tfs_lite.server.grpc.channel_arguments import Arguments, read_limits, without_effect
+from tfs_lite.serving.options import NATIVE
 from tfs_lite.transport.numbers import Numbers
 from tfs_lite.transport.table import Method
 
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from tfs_lite.server.grpc.tls import TlsFile
 
 logger = logging.getLogger(__name__)
-
-NATIVE, GRPCIO = "native", "grpcio"
-GRPC_SERVERS = (NATIVE, GRPCIO)
 
 
 class GrpcTransport(Protocol):

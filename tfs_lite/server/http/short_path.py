@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from tfs_lite.protocols.tensorflow.serving import ModelRef
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.server.http.head_checks import Header
 from tfs_lite.server.http.replies import BodyFormat, answer_form, body_format
 

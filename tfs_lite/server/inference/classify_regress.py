@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
 
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.metrics.requests import RequestRecord
+from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, Array
 from tfs_lite.protocols.messages import ClassificationResponse, Message, MultiInferenceResponse, RegressionResponse
 from tfs_lite.protocols.runs import Run
 from tfs_lite.protocols.tensorflow.classify_regress import (
@@ -25,8 +27,7 @@ from tfs_lite.protocols.tensorflow.classify_regress import (
     read_tasks,
 )
 from tfs_lite.protocols.tensorflow.examples import example_count, tensors_of_input
-from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
-from tfs_lite.protocols.tensorflow.tensor_proto import MAX_FILL_BYTES, Array
+from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.server.inference.predictor import Inference, Predictor
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 

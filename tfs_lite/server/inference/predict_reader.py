@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
+from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, Array
 from tfs_lite.protocols.messages import Message, PredictRequest
 from tfs_lite.protocols.runs import Run, run_of_predict
 from tfs_lite.protocols.tensorflow.predict_requests import Layout, Layouts
-from tfs_lite.protocols.tensorflow.serving import ModelRef, parse, read_model_spec
-from tfs_lite.protocols.tensorflow.tensor_proto import MAX_FILL_BYTES, Array
+from tfs_lite.protocols.tensorflow.serving import parse, read_model_spec
 
 
 class PredictReader:

@@ -21,13 +21,12 @@ from typing import TypeAlias, cast
 from tfs_lite.core.generation import Generation, Piece
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import OnCall, PredictCall, SequenceFlags, Servable, nobody_asks
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
+from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, Array
 from tfs_lite.protocols.runs import Run, call_inputs
-from tfs_lite.protocols.tensorflow.serving import ModelRef
-from tfs_lite.protocols.tensorflow.tensor_proto import MAX_FILL_BYTES, Array
 from tfs_lite.server.runtime.event_loop import CompletionQueue
 from tfs_lite.transport.deadlines import Deadlines
 

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from tfs_lite.core.generation import Piece, TextCodec
 from tfs_lite.core.model import Servable
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import REST, RequestMetrics, RequestRecord
@@ -31,7 +31,6 @@ from tfs_lite.protocols.openai.answers import AnswerHead, Printer, merged, print
 from tfs_lite.protocols.openai.fields import MAX_TIMEOUT, FieldError
 from tfs_lite.protocols.openai.request import OpenAiRequest, read_chat, read_completion
 from tfs_lite.protocols.runs import Run
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.server.http.bodies import BodyReader
 from tfs_lite.server.http.calls import Call, Calls
 from tfs_lite.server.http.heap_trimmer import HeapTrimmer

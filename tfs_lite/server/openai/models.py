@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
 
-from tfs_lite.core.servable import MAX_VERSION
+from tfs_lite.core.servable import MAX_VERSION, ModelRef
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.openai.answers import model_text, models_text
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.server.inference.predictor import Lookup
 from tfs_lite.server.openai.errors import NoSuchModel
 

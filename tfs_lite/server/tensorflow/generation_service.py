@@ -24,12 +24,12 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.metrics.requests import GRPC, RequestMetrics, RequestRecord
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.generation_tensors import FINISH_REASON, TEXT_OUTPUT, piece_outputs
 from tfs_lite.protocols.messages import Message, PredictRequest
 from tfs_lite.protocols.runs import Run, run_of_predict
 from tfs_lite.protocols.tensorflow.predict_answers import AnswerWriter
 from tfs_lite.protocols.tensorflow.serving import parse, read_model_spec
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
 from tfs_lite.protocols.v2.checks import check_one_text
 from tfs_lite.server.inference.predictor import CallOptions, PendingRequest, Predictor
 from tfs_lite.transport.table import CallContext, Method, bidi_stream

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tfs_lite.core.servable import ModelRef, VersionStatus
 from tfs_lite.core.status import OK, invalid_argument
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import GetModelStatusRequest, Message, ReloadConfigRequest, ReloadConfigResponse
-from tfs_lite.protocols.tensorflow.serving import (
-    ModelRef,
-    VersionStatus,
-    model_status,
-    parse,
-    read_model_spec,
-    status_proto,
-)
+from tfs_lite.protocols.tensorflow.serving import model_status, parse, read_model_spec, status_proto
 from tfs_lite.protocols.trailers import APPLIED, encode_trailer
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.transport.table import CallContext, Method, unary

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import (
@@ -25,7 +25,7 @@ from tfs_lite.protocols.messages import (
 )
 from tfs_lite.protocols.tensorflow import prediction_log
 from tfs_lite.protocols.tensorflow.predict_answers import AnswerWriter
-from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec, parse, read_model_spec, signature_def_map
+from tfs_lite.protocols.tensorflow.serving import model_spec, parse, read_model_spec, signature_def_map
 from tfs_lite.request_log.sampler import NO_LOG, RequestLog
 from tfs_lite.server.inference.classify_regress import Infer, Inferences
 from tfs_lite.server.inference.predict_reader import PredictReader

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json.writer import print_small
 from tfs_lite.protocols.rest.predict import PredictBody
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
 
 MOST_NUMBERS = 4096
 _FLOAT32 = np.dtype(np.float32)

@@ -9,8 +9,9 @@ import orjson
 from google.protobuf.json_format import MessageToDict
 from starlette.responses import Response
 
+from tfs_lite.core.servable import ModelRef, VersionStatus
 from tfs_lite.metrics.requests import REST, RequestMetrics
-from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionStatus, model_status, signature_def_map, status_json
+from tfs_lite.protocols.tensorflow.serving import model_status, signature_def_map, status_json
 from tfs_lite.server.http.replies import JSON, json_reply
 from tfs_lite.server.inference.predictor import Lookup
 from tfs_lite.serving.model_states import ModelReport

@@ -11,9 +11,8 @@ import re
 from functools import lru_cache
 from urllib.parse import unquote
 
-from tfs_lite.core.servable import MAX_VERSION
+from tfs_lite.core.servable import MAX_VERSION, ModelRef
 from tfs_lite.core.status import ServingError, invalid_argument
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 
 ROOT = "/v1/"
 KNOWN_TARGETS, KNOWN_LENGTH = 256, 256

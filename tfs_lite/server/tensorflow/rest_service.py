@@ -19,10 +19,11 @@ from typing import Any, Generic, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.requests import REST, RequestMetrics, RequestRecord
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES, Json
 from tfs_lite.protocols.messages import (
     ClassificationRequest,
@@ -42,8 +43,8 @@ from tfs_lite.protocols.rest.predict import (
 from tfs_lite.protocols.runs import Run
 from tfs_lite.protocols.tensorflow.classify_regress import check_predict_method
 from tfs_lite.protocols.tensorflow.prediction_log import Method, make_log
-from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
-from tfs_lite.protocols.tensorflow.tensor_proto import Array, encode
+from tfs_lite.protocols.tensorflow.serving import model_spec
+from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.request_log.sampler import NO_LOG, RequestLog
 from tfs_lite.server.http.bodies import BODY_SECONDS, BodyReader, ClientDisconnected
 from tfs_lite.server.http.calls import Call, Calls

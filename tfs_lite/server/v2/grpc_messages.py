@@ -11,16 +11,14 @@ from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.server.v2.control import CudaRegionStatus, RegionStatus
 
 if TYPE_CHECKING:
-    from tfs_lite.server.v2.control import (
-        IndexEntry,
+    from tfs_lite.server.v2.control import IndexEntry, ModelMetadata, ServerMetadata
+    from tfs_lite.serving.repository.requests import RepositoryValue
+    from tfs_lite.serving.statistics.values import (
         InferBatchStatistics,
         InferResponseStatistics,
         InferStatistics,
         LogSettings,
-        ModelMetadata,
         ModelStatistics,
-        RepositoryValue,
-        ServerMetadata,
         StatisticDuration,
         TraceSettings,
     )

@@ -25,8 +25,10 @@ from tfs_lite.protocols.v2.json_values import (
 )
 from tfs_lite.server.http.replies import HttpError, json_reply
 from tfs_lite.server.http.v2_bodies import V2Bodies
-from tfs_lite.server.v2.control import CudaRegionStatus, LogSettings, RegionStatus, RepositoryValue, V2Control
+from tfs_lite.server.v2.control import CudaRegionStatus, RegionStatus, V2Control
 from tfs_lite.server.v2.http_paths import Action, Target
+from tfs_lite.serving.repository.requests import RepositoryValue
+from tfs_lite.serving.statistics.values import LogSettings
 
 FILE = "file:"
 LIST_SETTING = "trace_level"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import ServingError, StatusCode, not_found
-from tfs_lite.protocols.tensorflow.serving import VersionState, VersionStatus
 from tfs_lite.server.v2.control import IndexEntry
 from tfs_lite.serving.model_states import ModelReport
 

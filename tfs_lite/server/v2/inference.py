@@ -17,14 +17,13 @@ from typing import Protocol
 
 from tfs_lite.core.generation import Piece
 from tfs_lite.core.model import Servable
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.generation_tensors import FINISH_REASON, TEXT_OUTPUT, TOKEN_IDS, piece_outputs
 from tfs_lite.protocols.runs import Run
-from tfs_lite.protocols.tensorflow.serving import ModelRef
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
 from tfs_lite.protocols.v2.checks import check_one_text, run_of
 from tfs_lite.protocols.v2.classification import classes
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemoryPlace, WantedOutput

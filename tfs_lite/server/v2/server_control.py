@@ -14,10 +14,10 @@ from typing import Any
 from tfs_lite.adapters.device import uses_gpu
 from tfs_lite.config.model_export import config_json, config_message
 from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.protocols.v2.tensors import name_of
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import Health
@@ -26,22 +26,20 @@ from tfs_lite.server.v2.control import (
     NAME,
     CudaRegionStatus,
     IndexEntry,
-    LogSettings,
     MemoryControl,
     ModelMetadata,
-    ModelStatistics,
     RegionStatus,
-    RepositoryValue,
     ServerMetadata,
     SettingsControl,
     StatisticsProvider,
     TensorMetadata,
-    TraceSettings,
 )
 from tfs_lite.server.v2.index import index_entries, lookup_error
 from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.repository.control import RepositoryControl, steps_of
+from tfs_lite.serving.repository.requests import RepositoryValue
 from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.statistics.values import LogSettings, ModelStatistics, TraceSettings
 
 MAX_PENDING_CALLS = 64
 """Load and unload calls that wait for their turn."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, not_found
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.v2.request import SharedMemoryPlace
 from tfs_lite.protocols.v2.tensors import decode_raw, encode_raw
 from tfs_lite.server.v2.control import SYSTEM_MEMORY, CudaRegionStatus, RegionStatus

@@ -28,7 +28,6 @@ from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode, invalid_argument
-from tfs_lite.server.v2.control import RepositoryValue
 from tfs_lite.serving.config_sources import ModelLocator, one_entry
 from tfs_lite.serving.model_configs import (
     ConfigOverride,
@@ -46,7 +45,14 @@ from tfs_lite.serving.repository.plan import (
     load_failure,
     plan_load,
 )
-from tfs_lite.serving.repository.requests import LoadRequest, UploadedModels, check_name, load_request, poll_failure
+from tfs_lite.serving.repository.requests import (
+    LoadRequest,
+    RepositoryValue,
+    UploadedModels,
+    check_name,
+    load_request,
+    poll_failure,
+)
 from tfs_lite.serving.repository.resize import Resizes
 from tfs_lite.serving.repository.waiter import LoadWait
 from tfs_lite.serving.server_core import ServerCore

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.server.v2.control import RepositoryValue
+
+RepositoryValue = bool | int | str | bytes
+"""A value of a parameter of a load or unload call."""
 
 CONFIG, FILE_PREFIX = "config", "file:"
 MAX_FILES = 10_000

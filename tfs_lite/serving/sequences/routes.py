@@ -18,9 +18,8 @@ from functools import partial
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import SequenceFlags
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.serving.sequences.tables import HandleShare, Leaving, Route, SequenceId, Tables
 
 MAX_ROUTES = 65_536

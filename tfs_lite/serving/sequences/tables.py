@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.servable import ServableId
-from tfs_lite.protocols.tensorflow.serving import ModelRef
+from tfs_lite.core.servable import ModelRef, ServableId
 
 SequenceId: TypeAlias = int | str
 Address: TypeAlias = int | str | None

@@ -21,7 +21,7 @@ from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.metrics.tensorflow_text import escaped
 from tfs_lite.protocols.generation_tensors import INPUT_IDS, TEXT_INPUT
 from tfs_lite.schedulers.response_cache import CacheCounts
-from tfs_lite.server.v2.control import (
+from tfs_lite.serving.statistics.values import (
     InferBatchStatistics,
     InferResponseStatistics,
     InferStatistics,

@@ -18,7 +18,7 @@ from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
-from tfs_lite.server.v2.control import LogSettings, TraceSettings
+from tfs_lite.serving.statistics.values import LogSettings, TraceSettings
 
 LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
 DEFAULTS: Mapping[str, tuple[str, ...]] = {

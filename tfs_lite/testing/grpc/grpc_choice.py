@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from tfs_lite.server.grpc.factory import GRPC_SERVERS
-from tfs_lite.serving.options import ServerOptions
+from tfs_lite.serving.options import GRPC_SERVERS, ServerOptions
 from tfs_lite.testing.servers.process import set_default_flags
 
 FIELD = "grpc_server"

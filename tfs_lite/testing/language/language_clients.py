@@ -21,8 +21,9 @@ import grpc
 import httpx
 import numpy as np
 
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.protocols.messages import PredictRequest, PredictResponse
-from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
+from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.protocols.v2.tensors import decode_raw

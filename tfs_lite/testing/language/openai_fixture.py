@@ -23,10 +23,9 @@ from starlette.requests import Request
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.generation import Limits, SamplingRequest, Step
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import invalid_argument, not_found
 from tfs_lite.metrics.requests import RequestMetrics
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.server.http.bodies import BodyReader

@@ -14,10 +14,9 @@ import threading
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.model import SequenceFlags
-from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId, ServableRequest
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import ServingError
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.serving.sequences.routes import SequenceRoutes
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 from tfs_lite.testing.lifecycle.manager_fixture import ManagerWorld

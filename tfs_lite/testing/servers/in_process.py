@@ -19,8 +19,8 @@ import numpy as np
 
 from tfs_lite.client import Client, Prediction
 from tfs_lite.config.text import parse_model_server_config
+from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.tensorflow.serving import VersionState, VersionStatus
 from tfs_lite.server.server import Server
 from tfs_lite.testing.servers.process import wait_until
 

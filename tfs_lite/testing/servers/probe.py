@@ -17,8 +17,8 @@ import grpc
 import numpy as np
 
 from tfs_lite.client import Client, Prediction
+from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.tensorflow.serving import VersionState, VersionStatus
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 T = TypeVar("T")

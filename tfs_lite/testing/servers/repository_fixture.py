@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from tfs_lite.core.model import PredictCall
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError, Status
-from tfs_lite.protocols.tensorflow.serving import ModelRef
-from tfs_lite.server.v2.control import IndexEntry, RepositoryValue
+from tfs_lite.server.v2.control import IndexEntry
 from tfs_lite.server.v2.index import index_entries
 from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
+from tfs_lite.serving.repository.requests import RepositoryValue
 from tfs_lite.serving.server_core import EMPTY, ServerCore
 from tfs_lite.testing.servers.in_process import QUICK
 

@@ -19,12 +19,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Model, PredictCall
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionState, VersionStatus
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.http_app import HttpApp
 from tfs_lite.server.inference.classify_regress import Inferences

@@ -11,12 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Model, PredictCall
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
-from tfs_lite.protocols.tensorflow.serving import ModelRef
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.v2.inference import SharedMemory, V2Inference
 from tfs_lite.testing.lifecycle.servables import OwnClockServable

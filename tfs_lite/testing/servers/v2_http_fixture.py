@@ -19,32 +19,25 @@ from starlette.requests import Request
 
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_export import config_json, config_message
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from tfs_lite.core.status import not_found
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.protocols.v2.tensors import name_of
 from tfs_lite.server.http.bodies import BodyReader
 from tfs_lite.server.http.calls import Calls
 from tfs_lite.server.http.heap_trimmer import HeapTrimmer
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
-from tfs_lite.server.v2.control import (
-    EXTENSIONS,
-    IndexEntry,
-    ModelMetadata,
-    ModelStatistics,
-    RepositoryValue,
-    ServerMetadata,
-    TensorMetadata,
-)
+from tfs_lite.server.v2.control import EXTENSIONS, IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
 from tfs_lite.server.v2.http_app import V2HttpApp
 from tfs_lite.server.v2.http_events import EventRoom
 from tfs_lite.server.v2.index import lookup_error
 from tfs_lite.server.v2.shared_memory import SharedRegions
+from tfs_lite.serving.repository.requests import RepositoryValue
 from tfs_lite.serving.statistics.statistics import InferenceStatistics
 from tfs_lite.serving.statistics.trace_settings import V2Settings
+from tfs_lite.serving.statistics.values import ModelStatistics
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import V2Fixture
 

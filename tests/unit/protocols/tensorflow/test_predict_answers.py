@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.dtypes import TABLE
+from tfs_lite.protocols.dtypes import TABLE, Array
 from tfs_lite.protocols.messages import Message, PredictResponse
 from tfs_lite.protocols.tensorflow import tensor_proto
 from tfs_lite.protocols.tensorflow.predict_answers import MAX_FRAMES, AnswerWriter
-from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
-from tfs_lite.protocols.tensorflow.tensor_proto import Array, decode, encode
+from tfs_lite.protocols.tensorflow.serving import model_spec
+from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 
 ID = ServableId("m", 7)
 SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)

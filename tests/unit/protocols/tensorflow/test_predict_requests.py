@@ -15,11 +15,11 @@ from hypothesis.extra import numpy as npst
 
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError
-from tfs_lite.protocols.dtypes import TABLE, from_numpy
+from tfs_lite.protocols.dtypes import TABLE, Array, from_numpy
 from tfs_lite.protocols.messages import Message, PredictRequest, TensorProto
 from tfs_lite.protocols.tensorflow.predict_requests import MAX_KNOWN_BYTES, MAX_LAYOUTS, MAX_OF_LENGTH, Layout, Layouts
 from tfs_lite.protocols.tensorflow.serving import read_model_spec
-from tfs_lite.protocols.tensorflow.tensor_proto import Array, decode, encode
+from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.protocols.varints import encode_varints
 
 NUMBERS = [row.numpy for row in TABLE if row.dtype not in (DataType.STRING, DataType.BOOL)]

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfs_lite.core.servable import ModelRef, VersionState, VersionStatus
 from tfs_lite.core.signature import CLASSIFY_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensorflow.serving import (
-    ModelRef,
-    VersionState,
-    VersionStatus,
     model_spec,
     model_status,
     parse,

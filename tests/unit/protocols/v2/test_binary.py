@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.v2.binary import DeclaredInput, raw_request, read_length
 from tfs_lite.protocols.v2.json_request import read_infer
 from tfs_lite.protocols.v2.tensors import decode, encode_raw

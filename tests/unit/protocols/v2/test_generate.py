@@ -10,7 +10,7 @@ import pytest
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.v2.binary import DeclaredInput
 from tfs_lite.protocols.v2.generate import read_generate, write_generate
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest

@@ -11,7 +11,7 @@ import pytest
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.v2.json_answer import WrittenAnswer, printed_size, write_answer
 from tfs_lite.protocols.v2.request import InferAnswer, SharedMemoryPlace, WantedOutput
 from tfs_lite.protocols.v2.tensors import encode_raw

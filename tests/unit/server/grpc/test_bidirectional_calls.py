@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tfs_lite.server.grpc.factory import GRPC_SERVERS, make_grpc_server
+from tfs_lite.server.grpc.factory import make_grpc_server
+from tfs_lite.serving.options import GRPC_SERVERS
 from tfs_lite.testing.grpc.echo_service import LIMIT, BidiCall, ClientStreamCall, EchoService, call
 from tfs_lite.testing.servers.process import wait_until
 

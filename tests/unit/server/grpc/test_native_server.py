@@ -20,10 +20,10 @@ import httpx
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.server.grpc.factory import GRPCIO, NATIVE
 from tfs_lite.server.grpc.native_server import NativeGrpcServer
 from tfs_lite.server.runtime.sockets import UnixListener
 from tfs_lite.server.server import Server
+from tfs_lite.serving.options import GRPCIO, NATIVE
 from tfs_lite.testing.servers.in_process import serving
 from tfs_lite.transport.table import CallContext, unary
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import PredictCall
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import (
     CLASSIFY_METHOD,
     PREDICT_METHOD,
@@ -26,7 +26,6 @@ from tfs_lite.core.signature import (
 from tfs_lite.core.status import ServingError, Status, StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Input, Message, MultiInferenceRequest
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.server.inference.classify_regress import COMFORTABLE_VALUES, Inferences
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.runtime.event_loop import BackgroundRunner

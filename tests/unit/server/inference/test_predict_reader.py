@@ -10,12 +10,13 @@ import grpc
 import numpy as np
 import pytest
 
+from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.messages import Message, PredictRequest, PredictResponse
 from tfs_lite.protocols.runs import Run, call_inputs
-from tfs_lite.protocols.tensorflow.serving import ModelRef, VersionState
-from tfs_lite.protocols.tensorflow.tensor_proto import Array, decode, encode
+from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.server.inference.predict_reader import ParsedPredict, PredictReader
 from tfs_lite.testing.servers.in_process import serving
 from tfs_lite.testing.servers.models import PYTHON_CONFIG, write_python_version

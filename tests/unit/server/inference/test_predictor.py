@@ -14,12 +14,11 @@ from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import PredictCall
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument, not_found
 from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
 from tfs_lite.protocols.runs import Run
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.server.inference.predictor import Inference, Predictor
 
 BATCH = SymbolicDim("batch")

@@ -10,9 +10,10 @@ import grpc
 import numpy as np
 import pytest
 
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DataType
 from tfs_lite.protocols.messages import PredictRequest, PredictResponse
-from tfs_lite.protocols.tensorflow.serving import ModelRef, model_spec
+from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.server.grpc.factory import GrpcTransport, make_grpc_server
 from tfs_lite.server.inference.classify_regress import Inferences

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import PredictCall
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import (
     CLASSIFY_METHOD,
     REGRESS_METHOD,
@@ -25,7 +25,6 @@ from tfs_lite.core.status import ServingError, StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor

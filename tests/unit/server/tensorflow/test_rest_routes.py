@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.server.tensorflow.rest_routes import Action, parse_path
 
 GOOD = [

@@ -14,18 +14,20 @@ from tfs_lite.server.grpc.factory import GrpcTransport, make_grpc_server
 from tfs_lite.server.v2.control import (
     CudaRegionStatus,
     IndexEntry,
+    ModelMetadata,
+    RegionStatus,
+    ServerMetadata,
+    TensorMetadata,
+)
+from tfs_lite.server.v2.grpc_service import V2GrpcService
+from tfs_lite.serving.statistics.values import (
     InferBatchStatistics,
     InferResponseStatistics,
     InferStatistics,
     MemoryUsage,
-    ModelMetadata,
     ModelStatistics,
-    RegionStatus,
-    ServerMetadata,
     StatisticDuration,
-    TensorMetadata,
 )
-from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.testing.grpc.grpc_choice import chosen
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_client import V2Client

@@ -14,7 +14,7 @@ import pytest
 
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, TensorSpec
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.server.v2.http_events import EVENT_BYTES, EventRoom
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import BATCH, Repeater

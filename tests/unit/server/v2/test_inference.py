@@ -12,7 +12,7 @@ import pytest
 from tfs_lite.core.model import PredictCall, SequenceFlags
 from tfs_lite.core.signature import DataType, SymbolicDim
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.tensorflow.tensor_proto import Array
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemoryPlace, WantedOutput
 from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import Health
-from tfs_lite.server.v2.control import IndexEntry, ModelStatistics, TensorMetadata, V2Control
+from tfs_lite.server.v2.control import IndexEntry, TensorMetadata, V2Control
 from tfs_lite.server.v2.server_control import V2ServerControl
 from tfs_lite.server.v2.shared_memory import SharedRegions
 from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.statistics.statistics import InferenceStatistics
 from tfs_lite.serving.statistics.trace_settings import V2Settings
+from tfs_lite.serving.statistics.values import ModelStatistics
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.repository_fixture import BROKEN, CONFIG, RepositoryFixture, repository_house
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tfs_lite.core.publish import publish
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.server.v2.control import IndexEntry
 from tfs_lite.serving.server_core import EMPTY
 from tfs_lite.testing.servers.process import wait_until

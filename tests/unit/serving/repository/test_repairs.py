@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tfs_lite.core.publish import publish
-from tfs_lite.protocols.tensorflow.serving import VersionState
+from tfs_lite.core.servable import VersionState
 from tfs_lite.testing.servers.in_process import serving
 from tfs_lite.testing.servers.models import write_python_version
 from tfs_lite.testing.servers.process import wait_until

@@ -6,10 +6,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.model import SequenceFlags
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.managers.harness import HarnessState
-from tfs_lite.protocols.tensorflow.serving import ModelRef
 from tfs_lite.serving.sequences.metrics import SequenceCollector
 from tfs_lite.testing.schedulers.sequence_fixture import DRAIN, M, SequenceWorld
 

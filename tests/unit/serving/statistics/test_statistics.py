@@ -12,8 +12,8 @@ from tfs_lite.core.model import BatchReport, PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.response_cache import CacheCounts
-from tfs_lite.server.v2.control import StatisticDuration
 from tfs_lite.serving.statistics.statistics import MAX_BATCH_SIZES, InferenceStatistics
+from tfs_lite.serving.statistics.values import StatisticDuration
 
 M1 = ServableId("m", 1)
 TIMEOUT = Status(StatusCode.UNAVAILABLE, "Request timeout expired", Reason.QUEUE_TIMEOUT)

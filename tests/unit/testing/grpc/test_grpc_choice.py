@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tfs_lite.server.grpc.factory import GRPC_SERVERS
+from tfs_lite.serving.options import GRPC_SERVERS
 from tfs_lite.testing.grpc.grpc_choice import choose
 
 PROGRAM = """

@@ -17,9 +17,9 @@ import numpy as np
 
 from tfs_lite.core.signature import DataType, format_shape
 from tfs_lite.core.status import ServingError, invalid_argument
+from tfs_lite.protocols.dtypes import MAX_RANK, Array
 from tfs_lite.protocols.json.arrays import first_unfit, read_dense
 from tfs_lite.protocols.json.values import read_element, show
-from tfs_lite.protocols.tensorflow.tensor_proto import MAX_RANK, Array
 
 Shape = tuple[int, ...]
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tfs_lite.core.signature import DataType, Signature, TensorSpec
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import to_numpy
+from tfs_lite.protocols.json.tensors import infer_dtype, read_tensor
 from tfs_lite.protocols.rest.rows import read_rows
-from tfs_lite.protocols.rest.tensors import infer_dtype, read_tensor
 
 INTEGERS = st.sampled_from([0, 1, -1, 127, 128, 255, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)])
 FRACTIONS = st.sampled_from([0.5, -1.5, 1e-60, 1e39, float("inf"), float("nan")])
