@@ -14,7 +14,6 @@ from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.source import Source, TargetBase, connect
 from tfs_lite.sources.disk import RealDisk
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource, ServableToMonitor, SourceConfig
-from tfs_lite.sources.static_source import StaticStoragePathSource
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.disk import MemoryDisk
 
@@ -50,10 +49,6 @@ class Bench:
         self.source, self.path, self.close = source, path, close
 
 
-def _static(tmp_path: Path) -> Bench:
-    return Bench(StaticStoragePathSource("m", 3, "/models/m/3"), "/models/m/3")
-
-
 def _in_memory(tmp_path: Path) -> Bench:
     clock = VirtualClock()
     disk = MemoryDisk(clock)
@@ -78,7 +73,7 @@ def _on_disk(tmp_path: Path) -> Bench:
     return Bench(source, path, close)
 
 
-@pytest.fixture(params=[_static, _in_memory, _on_disk], ids=["static", "in_memory", "on_disk"])
+@pytest.fixture(params=[_in_memory, _on_disk], ids=["in_memory", "on_disk"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     bench = request.param(tmp_path)
     yield bench

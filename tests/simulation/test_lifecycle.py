@@ -171,9 +171,9 @@ class Lifecycle(RuleBasedStateMachine):
 
     # The config, time, and the rest of the server.
 
-    @rule(servables=configs(), strict=st.sampled_from([False, False, False, True]), then=THEN)
-    def reload_config(self, servables: dict[str, tuple[ServableToMonitor, int]], strict: bool, then: Then) -> None:
-        self.simulation.reload(servables, strict)
+    @rule(servables=configs(), then=THEN)
+    def reload_config(self, servables: dict[str, tuple[ServableToMonitor, int]], then: Then) -> None:
+        self.simulation.reload(servables)
         self._go_on(then)
 
     @rule(then=THEN)

@@ -130,9 +130,9 @@ def _check(config: ModelServerConfig, args: Namespace) -> list[ModelCheck]:
     from tfs_lite.cli.check_models import check_model
     from tfs_lite.serving.config_checks import check_models, source_config
     from tfs_lite.serving.options import ServerOptions
-    from tfs_lite.serving.source_chain import Platforms
+    from tfs_lite.serving.source_chain import served_platforms
 
-    check_models(config, Platforms.known().named, _split(args.allowed_model_base_paths))
+    check_models(config, served_platforms(), _split(args.allowed_model_base_paths))
     source, trusted = source_config(config, ServerOptions()), TrustedPaths.of(_split(args.trusted_model_base_paths))
     models = {model.name: model for model in config.models}
     return [

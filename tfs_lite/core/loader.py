@@ -8,12 +8,10 @@ An adapter makes a loader from a storage path; a manager drives it. The manager 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
-from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
+from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode
 
 
 class Loader(ABC):
@@ -52,53 +50,3 @@ class Loader(ABC):
     @abstractmethod
     def servable(self) -> Any:
         """The loaded object between a successful ``load`` and ``unload``; None otherwise."""
-
-
-class SimpleLoader(Loader):
-    """A loader around a function that creates the servable; ``unload`` drops the reference.
-
-    ``estimate`` is asked once and remembered; ``estimate_after_load``, if given, replaces it at the end of load.
-    """
-
-    def __init__(
-        self,
-        create: Callable[[ServableId], Any],
-        estimate: Callable[[], ResourceAllocation] | None = None,
-        estimate_after_load: Callable[[Any], ResourceAllocation] | None = None,
-        destroy: Callable[[Any], None] | None = None,
-    ) -> None:
-        self._create = create
-        self._estimate = estimate
-        self._estimate_after_load = estimate_after_load
-        self._destroy = destroy
-        self._known: ResourceAllocation | None = None
-        self._servable: Any = None
-
-    def estimate_resources(self) -> ResourceAllocation:
-        if self._known is None:
-            self._known = self._estimate() if self._estimate else NO_RESOURCES
-        return self._known
-
-    def load(self, servable_id: ServableId) -> None:
-        servable = self._create(servable_id)
-        if servable is None:
-            raise ServingError(StatusCode.INTERNAL, f"the creator of {servable_id} returned nothing")
-        if self._estimate_after_load is not None:
-            try:
-                self._known = self._estimate_after_load(servable)
-            except Exception:
-                self._drop(servable)
-                raise
-        self._servable = servable
-
-    def unload(self) -> None:
-        servable, self._servable = self._servable, None
-        self._drop(servable)
-
-    def _drop(self, servable: Any) -> None:
-        if self._destroy is not None:
-            self._destroy(servable)
-
-    @property
-    def servable(self) -> Any:
-        return self._servable

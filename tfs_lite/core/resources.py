@@ -82,14 +82,11 @@ class ResourceUtil:
 
     def verify(self, allocation: ResourceAllocation) -> None:
         for resource in allocation.entries:
-            self.verify_resource(resource)
-
-    def verify_resource(self, resource: Resource) -> None:
-        count = self.devices.get(resource.device)
-        if count is None:
-            raise invalid_argument(f"{resource}: this machine has no device {resource.device!r}")
-        if resource.instance is not None and not 0 <= resource.instance < count:
-            raise invalid_argument(f"{resource}: this machine has {count} of {resource.device!r}")
+            count = self.devices.get(resource.device)
+            if count is None:
+                raise invalid_argument(f"{resource}: this machine has no device {resource.device!r}")
+            if resource.instance is not None and not 0 <= resource.instance < count:
+                raise invalid_argument(f"{resource}: this machine has {count} of {resource.device!r}")
 
     def normalize(self, allocation: ResourceAllocation) -> ResourceAllocation:
         self.verify(allocation)
@@ -104,13 +101,6 @@ class ResourceUtil:
         if resource.instance is None and self.devices[resource.device] == 1:
             return Resource(resource.device, resource.kind, 0)
         return resource
-
-    def is_bound(self, allocation: ResourceAllocation) -> bool:
-        return self.normalize(allocation).bound
-
-    def quantity(self, resource: Resource, allocation: ResourceAllocation) -> int:
-        self.verify_resource(resource)
-        return self.normalize(allocation).entries.get(self._bind_if_single(resource), 0)
 
     def add(self, left: ResourceAllocation, right: ResourceAllocation) -> ResourceAllocation:
         """Sums entry by entry; bound and unbound entries stay apart."""
@@ -127,12 +117,6 @@ class ResourceUtil:
         if any(quantity < 0 for quantity in rest.values()):
             return None
         return self.normalize(ResourceAllocation(rest))
-
-    def multiply(self, allocation: ResourceAllocation, factor: int) -> ResourceAllocation:
-        return self.normalize(ResourceAllocation({r: q * factor for r, q in allocation.entries.items()}))
-
-    def equal(self, left: ResourceAllocation, right: ResourceAllocation) -> bool:
-        return self.normalize(left) == self.normalize(right)
 
     def less_than_or_equal(self, left: ResourceAllocation, right: ResourceAllocation) -> bool:
         """Whether ``left`` fits into ``right`` (bound): first the bound entries, then each unbound entry by itself on
@@ -162,15 +146,3 @@ class ResourceUtil:
                 key = Resource(resource.device, resource.kind, instance)
                 sums[key] = sums.get(key, 0) + quantity
         return ResourceAllocation(sums)
-
-    def maximum(self, left: ResourceAllocation, right: ResourceAllocation) -> ResourceAllocation:
-        """Entry by entry the larger one; entries of one side only are kept."""
-        found = dict(self.normalize(left).entries)
-        for resource, quantity in self.normalize(right).entries.items():
-            found[resource] = max(found.get(resource, 0), quantity)
-        return ResourceAllocation(found)
-
-    def minimum(self, left: ResourceAllocation, right: ResourceAllocation) -> ResourceAllocation:
-        """The smaller one of entries that both sides have."""
-        other = self.normalize(right).entries
-        return ResourceAllocation({r: min(q, other[r]) for r, q in self.normalize(left).entries.items() if r in other})

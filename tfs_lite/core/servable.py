@@ -7,7 +7,7 @@ Sources speak in lists of :class:`ServableData`; lookups speak in :class:`Servab
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tfs_lite.core.status import OK, Status
@@ -69,9 +69,6 @@ class ServableData(Generic[T]):
 
     def with_error(self, status: Status) -> ServableData[U]:
         return ServableData.error(self.id, status, self.revision)
-
-    def with_revision(self, revision: str) -> ServableData[T]:
-        return replace(self, revision=revision)
 
 
 StoragePath = str

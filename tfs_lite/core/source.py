@@ -100,9 +100,6 @@ class SourceAdapter(TargetBase[T], Generic[T, U]):
         if self._outgoing is not None:
             self._outgoing(name, self.adapt(name, versions))
 
-    def adapt_one_version(self, version: ServableData[T]) -> ServableData[U]:
-        return self.adapt(version.id.name, [version])[0]
-
     def detach(self) -> None:
         self._connected.set()
         super().detach()

@@ -7,11 +7,10 @@ next tick at once, so ten models do not wait ten intervals; an interval is only 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 from tfs_lite.core.handle import ServableHandle
@@ -31,13 +30,11 @@ logger = logging.getLogger(__name__)
 class AspiredVersionsManagerOptions(BasicManagerOptions):
     """``tick_interval`` in seconds; None or not positive: no thread, the owner calls ``tick``.
 
-    ``custom_sort_actions(a, b)`` says whether a goes before b (a strict weak order); by default unloads go first.
     ``enable_reload_servables_with_error``: a version in error gets a new life each time its source emits it again.
     """
 
     policy: Policy
     tick_interval: float | None = 0.1
-    custom_sort_actions: Callable[[Action, Action], bool] | None = None
     enable_reload_servables_with_error: bool = False
 
 
@@ -200,7 +197,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
         ]
         if not actions:
             return None
-        action = self._first(actions)
+        action = next((action for action in actions if action.kind is ActionKind.UNLOAD), actions[0])
         if action.kind is ActionKind.LOAD:
             self._manager.load_servable(action.id, lambda status: _log(action, status))
         else:
@@ -219,10 +216,6 @@ class AspiredVersionsManager(TargetBase[Loader]):
         snapshots = self._manager.get_managed_servable_state_snapshots()
         return {name: list(group) for name, group in itertools.groupby(snapshots, lambda s: s.id.name)}
 
-    def _first(self, actions: Sequence[Action]) -> Action:
-        before = self._options.custom_sort_actions or _unload_first
-        return functools.reduce(lambda first, other: other if before(other, first) else first, actions)
-
     # What the manager below offers.
 
     def get_servable_handle(self, request: ServableRequest) -> ServableHandle:
@@ -234,37 +227,19 @@ class AspiredVersionsManager(TargetBase[Loader]):
     def get_available_servable_handles(self) -> dict[ServableId, ServableHandle]:
         return self._manager.get_available_servable_handles()
 
-    def get_managed_servable_names(self) -> set[str]:
-        return self._manager.get_managed_servable_names()
-
     def get_managed_servable_state_snapshots(self, name: str | None = None) -> list[ServableStateSnapshot]:
         return self._manager.get_managed_servable_state_snapshots(name)
 
     def get_managed_servable_state_snapshot(self, servable_id: ServableId) -> ServableStateSnapshot | None:
         return self._manager.get_managed_servable_state_snapshot(servable_id)
 
-    @property
-    def num_load_threads(self) -> int:
-        return self._manager.num_load_threads
-
     def set_num_load_threads(self, num_threads: int) -> None:
         self._manager.set_num_load_threads(num_threads)
-
-    @property
-    def num_unload_threads(self) -> int:
-        return self._manager.num_unload_threads
-
-    def set_num_unload_threads(self, num_threads: int) -> None:
-        self._manager.set_num_unload_threads(num_threads)
 
 
 def _on_its_way_out(snapshot: ServableStateSnapshot | None) -> bool:
     """Not wanted a moment ago and past the point where it could simply stay."""
     return snapshot is not None and not snapshot.is_aspired and snapshot.state is not HarnessState.READY
-
-
-def _unload_first(a: Action, b: Action) -> bool:
-    return a.kind is ActionKind.UNLOAD and b.kind is ActionKind.LOAD
 
 
 def _log(action: Action, status: Status) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.event_bus import EventBus
@@ -30,7 +29,6 @@ from tfs_lite.managers.retrier import RetryPolicy
 from tfs_lite.managers.serving_map import ServingMap
 from tfs_lite.managers.unload_flow import UnloadFlow
 
-S = TypeVar("S")
 logger = logging.getLogger(__name__)
 
 
@@ -48,9 +46,8 @@ class BasicManagerOptions:
     """The manager owns the two executors and shuts them down. Callbacks run outside all locks and must be short.
 
     ``load_retry_interval`` is in seconds; not positive means at once. ``should_retry_model_load`` may end the retries
-    of a load early. ``pre_load_hook`` runs once per load, before its first attempt; if it raises, that attempt has
-    failed. ``flush_filesystem_caches`` runs after each attempt while at most one load thread exists. ``on_change``
-    runs after anything changed that a tick may act on, or when work waits for :meth:`BasicManager.run_pending`.
+    of a load early. ``on_change`` runs after anything changed that a tick may act on, or when work waits for
+    :meth:`BasicManager.run_pending`.
     """
 
     clock: Clock
@@ -61,8 +58,6 @@ class BasicManagerOptions:
     max_num_load_retries: int = 5
     load_retry_interval: float = 60.0
     should_retry_model_load: Callable[[Status], bool] = always
-    pre_load_hook: Callable[[ServableId], None] | None = None
-    flush_filesystem_caches: Callable[[], None] | None = None
     on_change: Callable[[], None] = nothing
 
 
@@ -89,14 +84,12 @@ class BasicManager:
                 executor=options.load_executor,
                 retry=RetryPolicy(options.max_num_load_retries, options.load_retry_interval),
                 should_retry=options.should_retry_model_load,
-                pre_load_hook=options.pre_load_hook,
-                flush_filesystem_caches=options.flush_filesystem_caches,
             ),
         )
 
     # What is managed.
 
-    def manage_servable(self, data: ServableData[Loader], additional_state: object | None = None) -> None:
+    def manage_servable(self, data: ServableData[Loader]) -> None:
         """Takes the version on: New, or for an errored item Error, in which it stays until it is no longer managed.
 
         FAILED_PRECONDITION if the id is managed already; the loader offered is dropped then.
@@ -106,7 +99,7 @@ class BasicManager:
             self._registry.refuse_if_closing()
             if data.id in self._registry.harnesses:
                 raise failed_precondition(f"Servable {data.id} is already being managed")
-            harness = LoaderHarness(data.id, loader, data.revision, additional_state, self._registry.say_failed)
+            harness = LoaderHarness(data.id, loader, data.revision, self._registry.say_failed)
             self._registry.harnesses[data.id] = harness
             if loader is not None:
                 self._registry.say(harness, ManagerState.START)
@@ -131,7 +124,12 @@ class BasicManager:
         self._registry.changed()
 
     def set_aspired(self, servable_id: ServableId, is_aspired: bool) -> None:
-        """Marks the version for whoever decides about it. Un-aspiring cancels a load in progress."""
+        """Marks the version as wanted or not, for the policy.
+
+        A version that is not wanted any more ends its load if that is queued, parked or waiting for its next attempt.
+        An attempt that runs is not interrupted: if it fails it was the last, if it succeeds the version is unloaded
+        without having been served, with End(CANCELLED).
+        """
         with self._registry.lock:
             harness = self._registry.harnesses.get(servable_id)
             if harness is not None:
@@ -147,9 +145,7 @@ class BasicManager:
             for servable_id, old in list(self._registry.harnesses.items()):
                 if old.loader is None or not self._may_fit_now(old):
                     continue
-                new = LoaderHarness(
-                    servable_id, old.loader, old.revision, old.additional_state, self._registry.say_failed
-                )
+                new = LoaderHarness(servable_id, old.loader, old.revision, self._registry.say_failed)
                 self._registry.harnesses[servable_id] = new
                 self._registry.say(new, ManagerState.START)
                 renewed.append(servable_id)
@@ -167,10 +163,6 @@ class BasicManager:
             and not self._registry.closing
         )
 
-    def get_managed_servable_names(self) -> set[str]:
-        with self._registry.lock:
-            return {servable_id.name for servable_id in self._registry.harnesses}
-
     def get_managed_servable_state_snapshots(self, name: str | None = None) -> list[ServableStateSnapshot]:
         """Every managed version of the stream, or of all streams, in the order of their ids."""
         with self._registry.lock:
@@ -181,13 +173,6 @@ class BasicManager:
         with self._registry.lock:
             harness = self._registry.harnesses.get(servable_id)
             return harness.snapshot() if harness is not None else None
-
-    def get_additional_servable_state(self, servable_id: ServableId, kind: type[S]) -> S | None:
-        """The state passed to :meth:`manage_servable`; None if the version is unknown or the state of another type."""
-        with self._registry.lock:
-            harness = self._registry.harnesses.get(servable_id)
-            state = harness.additional_state if harness is not None else None
-            return state if isinstance(state, kind) else None
 
     # Loading and unloading.
 
@@ -201,27 +186,9 @@ class BasicManager:
         """Withdraws a Ready version and unloads it once its last handle is released; then ``done`` gets OK."""
         self._unloads.request(servable_id, done)
 
-    def cancel_load_servable_retry(self, servable_id: ServableId) -> None:
-        """Ends a load that is queued, parked or waiting for its next attempt. An attempt that runs is not interrupted:
-        if it fails it was the last, if it succeeds the version is unloaded unseen, with End(CANCELLED)."""
-        self._loads.cancel(servable_id)
-
-    @property
-    def num_load_threads(self) -> int:
-        return self._options.load_executor.num_threads
-
     def set_num_load_threads(self, num_threads: int) -> None:
         """Returns at once; see :meth:`tfs_lite.core.executor.Executor.resize`."""
         self._options.load_executor.resize(num_threads)
-        self._registry.changed()
-
-    @property
-    def num_unload_threads(self) -> int:
-        return self._options.unload_executor.num_threads
-
-    def set_num_unload_threads(self, num_threads: int) -> None:
-        """Like :meth:`set_num_load_threads`."""
-        self._options.unload_executor.resize(num_threads)
         self._registry.changed()
 
     def run_pending(self) -> None:

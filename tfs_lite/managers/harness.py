@@ -14,7 +14,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
@@ -96,15 +95,14 @@ class ServableStateSnapshot:
 class LoaderHarness:
     """One managed version. Not locked: the manager's lock guards every field.
 
-    ``loader`` is None for an item that arrived with an error. ``is_aspired`` and ``additional_state`` are carried for
-    whoever manages the manager. ``attempts`` counts calls of the loader's ``load``. ``estimate`` is what the version
+    ``loader`` is None for an item that arrived with an error. ``is_aspired`` is set by the manager of aspired versions
+    and read by its policy. ``attempts`` counts calls of the loader's ``load``. ``estimate`` is what the version
     counts for while it holds resources. ``waits_for_models``: it is loading, and nothing happens before another version
     is available. ``on_error`` is called once, when the harness ends in ERROR.
     """
 
     __slots__ = (
         "_on_error",
-        "additional_state",
         "attempts",
         "cancelled",
         "estimate",
@@ -123,13 +121,11 @@ class LoaderHarness:
         servable_id: ServableId,
         loader: Loader | None,
         revision: str = "",
-        additional_state: Any = None,
         on_error: Callable[[LoaderHarness], None] = lambda harness: None,
     ) -> None:
         self.id = servable_id
         self.loader = loader
         self.revision = revision
-        self.additional_state = additional_state
         self.is_aspired = True
         self.state = HarnessState.NEW
         self.status = OK

@@ -7,7 +7,6 @@ by each accepted config. :func:`check_labels` decides, without effects, whether 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
@@ -16,48 +15,34 @@ Labels = Mapping[str, Mapping[str, int]]
 """Model -> label -> version."""
 
 
-@dataclass(frozen=True, slots=True)
-class LabelRules:
-    """What an operator allows. By default a label can only be given to a version that is available."""
-
-    allow_version_labels: bool = True
-    allow_for_unavailable: bool = False
-    """A label that is new, or stays where it is, may name a version that is not available."""
-    force_allow_for_unavailable: bool = False
-    """Any label may name any version."""
-
-
 def check_labels(
     wanted: Labels,
     current: Labels,
     is_available: Callable[[ServableId], bool],
-    rules: LabelRules = LabelRules(),
     *,
+    allow_unavailable: bool = False,
     first_config: bool = False,
 ) -> None:
-    """Raises FAILED_PRECONDITION if a label of ``wanted`` names a version that is not available, unless the rules allow
-    it or this is the server's first config: then a label applies as soon as its version is available."""
+    """Raises FAILED_PRECONDITION if a label of ``wanted`` names a version that is not available.
+
+    Two kinds of labels are accepted all the same: with ``allow_unavailable`` a label that is new or stays where it is,
+    and any label of the server's first config, which applies as soon as its version is available.
+    """
     for model, labels in wanted.items():
         for label, version in labels.items():
-            accepted = first_config or _accepts_unavailable(rules, current.get(model, {}).get(label), version)
+            moves = current.get(model, {}).get(label, version) != version
+            accepted = first_config or (allow_unavailable and not moves)
             if not accepted and not is_available(ServableId(model, version)):
                 raise failed_precondition(
                     f'Request to assign label "{label}" to version {version} of model "{model}", '
                     "which is not currently available for inference"
                 )
-    if not rules.allow_version_labels and any(wanted.values()):
-        raise failed_precondition("Model version labels are not currently allowed by the server")
-
-
-def _accepts_unavailable(rules: LabelRules, mapped: int | None, version: int) -> bool:
-    return rules.force_allow_for_unavailable or (rules.allow_for_unavailable and mapped in (None, version))
 
 
 class VersionLabels:
-    """The table in force. Replaced whole, so readers need no lock."""
+    """The labels that count now. The table is replaced as a whole, so readers need no lock."""
 
-    def __init__(self, allowed: bool = True) -> None:
-        self._allowed = allowed
+    def __init__(self) -> None:
         self._table: dict[str, dict[str, int]] | None = None
 
     @property
@@ -69,10 +54,8 @@ class VersionLabels:
         self._table = {model: dict(labels) for model, labels in table.items()}
 
     def resolve(self, model: str, label: str) -> int:
-        """The version that the label names. INVALID_ARGUMENT for an unknown label or if labels are not allowed;
-        UNAVAILABLE before the first table."""
-        if not self._allowed:
-            raise invalid_argument(f'Version labels are not allowed; model "{model}" was asked for label "{label}"')
+        """The version that the label names. INVALID_ARGUMENT for an unknown label, UNAVAILABLE before the first
+        table."""
         if self._table is None:
             raise ServingError(StatusCode.UNAVAILABLE, f'Model labels does not init yet (model "{model}")')
         labels = self._table.get(model, {})

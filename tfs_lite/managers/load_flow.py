@@ -34,14 +34,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What the load flow is given. The callbacks run on executor threads, outside all locks."""
+    """What the load flow is given. ``should_retry`` runs on executor threads, outside all locks."""
 
     clock: Clock
     executor: Executor
     retry: RetryPolicy
     should_retry: Callable[[Status], bool]
-    pre_load_hook: Callable[[ServableId], None] | None
-    flush_filesystem_caches: Callable[[], None] | None
 
 
 class _Load:
@@ -178,24 +176,9 @@ class LoadFlow:
 
     def _work(self, load: _Load) -> None:
         harness = load.harness
-        if harness.attempts == 1 and self._settings.pre_load_hook is not None:
-            self._settings.pre_load_hook(harness.id)
-        try:
-            load.loader.load(harness.id)
-        finally:
-            self._flush_caches()
+        load.loader.load(harness.id)
         if load.loader.servable is None:
             raise ServingError(StatusCode.INTERNAL, f"the loader of {harness.id} loaded nothing")
-
-    def _flush_caches(self) -> None:
-        """Only while loads come one at a time: flushing is for the whole machine."""
-        flush = self._settings.flush_filesystem_caches
-        if flush is None or self._settings.executor.num_threads > 1:
-            return
-        try:
-            flush()
-        except Exception:
-            logger.exception("flushing file-system caches failed")
 
     def _finish(self, load: _Load, error: BaseException | None) -> None:
         if error is not None:

@@ -23,7 +23,8 @@ from tfs_lite.serving.config_sources import (
 )
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
-from tfs_lite.serving.server_core import EMPTY, ServerCore
+from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.source_chain import NO_MODELS
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class ServerLifecycle:
         """In the mode explicit nothing is served before it is loaded by name; what can be loaded must be there."""
         if self.repository is not None:
             self.repository.check()
-            return EMPTY
+            return NO_MODELS
         return self._repository.first_look() if self._repository else read_first_config(self.core.options)
 
     def begin(self, on_answer: Callable[[ServingError | None], None]) -> None:

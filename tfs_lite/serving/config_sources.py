@@ -29,7 +29,7 @@ from tfs_lite.core.status import ServingError, failed_precondition, invalid_argu
 from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.model_configs import base_settings, config_files, wanted_by
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.serving.source_chain import Platforms
+from tfs_lite.serving.source_chain import served_platforms
 from tfs_lite.sources.disk import Disk, Entry, RealDisk
 from tfs_lite.sources.repository import ModelRepository, models_in
 
@@ -49,7 +49,7 @@ def read_first_config(options: ServerOptions) -> ModelServerConfig:
 
 def read_config_file(path: str, directory: Path) -> ModelServerConfig:
     """A config file of this server: every mistake in it, an unsupported platform too, is told with its place."""
-    return read_model_server_config(path, directory, Platforms.known().named)
+    return read_model_server_config(path, directory, served_platforms())
 
 
 def working_directory(options: ServerOptions) -> Path:

@@ -94,7 +94,7 @@ class ModelStates:
             self._source[report.name] = report
         self._on_change()
 
-    def tap(self, callback: AspiredVersionsCallback[Any]) -> AspiredVersionsCallback[Any]:
+    def observe(self, callback: AspiredVersionsCallback[Any]) -> AspiredVersionsCallback[Any]:
         """A callback that notes which versions are wanted and passes the list on."""
 
         def note(name: str, versions: Sequence[ServableData[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Versions that were loaded before their turn.
+"""Versions that are loaded before the manager asks for them.
 
 When the files or the config of a version change that is being served, the new state is loaded first, beside the old
 one. Only when that has succeeded is the old one given up, and the manager's own load of the new one then has nothing to
@@ -26,18 +26,18 @@ class Preloads:
             self._loaders[servable_id, revision] = loader
 
     def take(self, servable_id: ServableId, revision: str) -> Loader | None:
-        """Whoever takes one has to unload it."""
+        """The caller has to unload it."""
         with self._lock:
             return self._loaders.pop((servable_id, revision), None)
 
     def estimate(self, servable_id: ServableId, revision: str) -> ResourceAllocation | None:
-        """What one takes that still waits."""
+        """What a loader takes that still waits; None if there is none."""
         with self._lock:
             loader = self._loaders.get((servable_id, revision))
         return loader.estimate_resources() if loader is not None else None
 
     def drop(self, name: str) -> None:
-        """Unloads those of the model that nobody took."""
+        """Unloads those of the model that were not taken over."""
         with self._lock:
             left = [self._loaders.pop(key) for key in list(self._loaders) if key[0].name == name]
         for loader in left:
@@ -45,19 +45,19 @@ class Preloads:
 
 
 class PreloadedLoader(Loader):
-    """Takes over what was prepared for this state of the version, and else loads as the one inside does."""
+    """Takes over what was preloaded for this revision of the version; without it, loads with the loader inside."""
 
-    def __init__(self, servable_id: ServableId, revision: str, inner: Loader, prepared: Preloads) -> None:
+    def __init__(self, servable_id: ServableId, revision: str, inner: Loader, preloads: Preloads) -> None:
         self._id = servable_id
         self._revision = revision
         self._inner = inner
-        self._prepared = prepared
+        self._preloads = preloads
 
     def estimate_resources(self) -> ResourceAllocation:
-        return self._prepared.estimate(self._id, self._revision) or self._inner.estimate_resources()
+        return self._preloads.estimate(self._id, self._revision) or self._inner.estimate_resources()
 
     def load(self, servable_id: ServableId) -> None:
-        found = self._prepared.take(self._id, self._revision)
+        found = self._preloads.take(self._id, self._revision)
         if found is None:
             self._inner.load(servable_id)
         else:

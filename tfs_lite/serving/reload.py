@@ -17,19 +17,18 @@ from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.managers.labels import LabelRules, VersionLabels, check_labels
+from tfs_lite.managers.labels import VersionLabels, check_labels
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.config_checks import (
     check_actual_platforms,
     check_models,
     logged_models,
-    source_config,
     version_labels,
 )
 from tfs_lite.serving.load_waiter import ModelWaiter
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
-from tfs_lite.serving.source_chain import Platforms, SourceChain
+from tfs_lite.serving.source_chain import SourceChain, served_platforms
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,6 @@ class Reloader:
         self,
         options: ServerOptions,
         topology: SourceChain,
-        platforms: Platforms,
         labels: VersionLabels,
         view: ModelStates,
         waiter: ModelWaiter,
@@ -62,7 +60,6 @@ class Reloader:
     ) -> None:
         self._options = options
         self._topology = topology
-        self._platforms = platforms
         self._labels = labels
         self._view = view
         self._waiter = waiter
@@ -77,7 +74,7 @@ class Reloader:
 
     def check(self, config: ModelServerConfig) -> None:
         """Raises what :meth:`apply` would raise before it changes anything, labels aside."""
-        check_models(config, self._platforms.named, self._options.allowed_model_base_paths)
+        check_models(config, served_platforms(), self._options.allowed_model_base_paths)
         self._logs.check(logged_models(config))
 
     def apply(self, config: ModelServerConfig) -> str:
@@ -132,7 +129,7 @@ class Reloader:
         self._config = config
         self._labels.replace(version_labels(config))
         self._view.configure(model.name for model in config.models)
-        self._topology.reconfigure(config, source_config(config, self._options), old)
+        self._topology.reconfigure(config)
         self._on_applied(difference)
         summary = _summary(difference)
         logger.info("config applied: %s", summary)
@@ -145,7 +142,7 @@ class Reloader:
             version_labels(config),
             self._labels.table,
             self._is_available,
-            LabelRules(allow_for_unavailable=self._options.allow_version_labels_for_unavailable_models),
+            allow_unavailable=self._options.allow_version_labels_for_unavailable_models,
             first_config=self._config is None,
         )
 

@@ -32,7 +32,6 @@ from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerSt
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
-from tfs_lite.serving.config_checks import source_config
 from tfs_lite.serving.device_resources import DeviceResources, adapter_settings, may_be_retried
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
@@ -44,13 +43,10 @@ from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.reload import AppliedButIncomplete, Reloader
 from tfs_lite.serving.request_services import RequestServices
 from tfs_lite.serving.servable_factory import BatchingOptions, ServableFactory, ServingSettings, worker_states
-from tfs_lite.serving.source_chain import Platforms, SourceChain
-from tfs_lite.sources.disk import RealDisk
+from tfs_lite.serving.source_chain import SourceChain
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-
-EMPTY = ModelServerConfig.model_validate({"model_config_list": {}})
 
 
 class ServerCore:
@@ -89,23 +85,17 @@ class ServerCore:
         maker = ServableFactory(BatchingOptions.read(options), self.clock, self.parts.around(self.batch_metrics))
         self._serving_settings = ServingSettings(maker)
         self._waiter = ModelWaiter(self.view, self.changes, self.clock)
-        platforms = Platforms.known()
         self._topology = SourceChain(
+            options,
             self._manager,
             self.view,
             self._journal,
-            platforms,
             adapter_settings(options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs),
-            source_config(EMPTY, options),
-            RealDisk(),
             self.clock,
-            watch=options.follows_changes,
-            explicit=options.is_explicit,
         )
         self._reloader = Reloader(
             options,
             self._topology,
-            platforms,
             self._labels,
             self.view,
             self._waiter,
@@ -227,13 +217,13 @@ class ServerCore:
         """These versions of a model of the config are wanted from now on, and no others. Returns at once."""
         self._topology.offer(name, versions)
 
-    def prepare(self, item: ServableData[StoragePath], platform: str | None) -> None:
-        """Loads the version here and now, beside what is served, for the moment when it is offered. The error of its
-        loader. What is not offered is to be dropped by :meth:`drop_prepared`."""
-        self._topology.prepare(item, platform)
+    def preload(self, item: ServableData[StoragePath], platform: str | None) -> None:
+        """Loads the version on this thread, beside what is served, for the moment when it is offered. Raises the
+        loader's error. What is not offered has to be dropped by :meth:`drop_preloads`."""
+        self._topology.preload(item, platform)
 
-    def drop_prepared(self, name: str) -> None:
-        self._topology.drop_prepared(name)
+    def drop_preloads(self, name: str) -> None:
+        self._topology.drop_preloads(name)
 
     def resize(self, servable_id: ServableId, settings: ModelSettings) -> ModelSettings | None:
         """Brings a version that answers to these settings without loading it anew. The settings it had before; None if

@@ -19,7 +19,7 @@ from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
 from tfs_lite.sources.disk import Disk
 from tfs_lite.sources.inspector import VersionInspector
-from tfs_lite.sources.look import AspiredList, Look, Stream, look_at, require_versions
+from tfs_lite.sources.look import AspiredList, Look, Stream, look_at
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, point_below, points_for
@@ -49,9 +49,7 @@ class FileSystemStoragePathSource:
         watch: bool = True,
         executor: Executor | None = None,
     ) -> None:
-        """``executor`` hashes the files of versions with a manifest; by default one thread of the source's own. Raises
-        INVALID_ARGUMENT or NOT_FOUND when the config insists on versions and a stream has none."""
-        require_versions(config, disk)
+        """``executor`` hashes the files of versions with a manifest; by default one thread of the source's own."""
         self._disk = disk
         self._clock = clock
         self._on_report = on_report
@@ -89,10 +87,8 @@ class FileSystemStoragePathSource:
         """Replaces the config, all or nothing, and polls at once. Streams that are gone get their empty list before
         this returns; the others get none in between.
 
-        Errors, which leave everything as it was: INVALID_ARGUMENT (a running source cannot change its interval; a
-        required base path cannot be read), NOT_FOUND (a stream that must have versions has none).
+        INVALID_ARGUMENT, which leaves everything as it was: a running source cannot change its interval.
         """
-        require_versions(config, self._disk)
         with self._emitting:
             with self._lock:
                 old = self._config

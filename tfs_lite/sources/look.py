@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
-from tfs_lite.core.status import OK, Status, StatusCode, invalid_argument, not_found
+from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.sources.completeness import Complete
 from tfs_lite.sources.disk import Disk, Entry
 from tfs_lite.sources.inspector import VersionInspector
@@ -77,23 +77,8 @@ def look_at(
 
     chosen = choose(children, servable.policy, usable)
     look.report = SourceReport(servable.name, _empty_problem(servable, existing), waiting, frozenset(settling))
-    if chosen or not config.servable_versions_always_present:
-        look.aspired = [_offer(servable, stream, version, child) for version, child in chosen]
+    look.aspired = [_offer(servable, stream, version, child) for version, child in chosen]
     return look
-
-
-def require_versions(config: SourceConfig, disk: Disk) -> None:
-    """Raises INVALID_ARGUMENT for a base path that cannot be read and NOT_FOUND for one without versions, if the
-    config refuses these."""
-    if not (config.fail_if_zero_versions_at_startup or config.servable_versions_always_present):
-        return
-    for servable in config.servables:
-        try:
-            children = _version_directories(disk.list_directory(servable.base_path))
-        except OSError as error:
-            raise invalid_argument(_base_path_problem(servable, error).message) from None
-        if not choose(children, servable.policy):
-            raise not_found(f"model {servable.name}: no version that its version policy wants was found")
 
 
 def _printable(text: str) -> str:

@@ -34,16 +34,11 @@ class SourceConfig:
     ``poll_interval``: seconds from the start of one poll to the start of the next, with watching in between; 0: one
     poll at the start and one after each update, disregarding what happens on the disk in between (versions that are
     only waiting to become quiet are still taken); None or negative: no thread, the owner calls ``poll``.
-
-    ``fail_if_zero_versions_at_startup``: refuse a config in which a stream has no version directory.
-    ``servable_versions_always_present``: that, and never emit an empty list because of what a poll found.
     """
 
     servables: tuple[ServableToMonitor, ...]
     poll_interval: float | None = 1.0
     quiet_period: float = 1.0
-    fail_if_zero_versions_at_startup: bool = False
-    servable_versions_always_present: bool = False
 
     def __post_init__(self) -> None:
         names = [servable.name for servable in self.servables]

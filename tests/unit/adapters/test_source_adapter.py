@@ -12,7 +12,7 @@ def adapter():
 
 def test_every_path_becomes_a_loader_without_touching_a_file(adapter):
     item = ServableData.ok(ServableId("m", 3), "/no/such/place/3", "rev")
-    adapted = adapter.adapt_one_version(item)
+    adapted = adapter.adapt("m", [item])[0]
     assert adapted.status.ok
     assert adapted.revision == "rev"
     assert adapted.payload.servable is None
@@ -20,12 +20,12 @@ def test_every_path_becomes_a_loader_without_touching_a_file(adapter):
 
 def test_errored_item_passes_through(adapter):
     item = ServableData.error(ServableId("m", 3), Status(StatusCode.NOT_FOUND, "gone"))
-    assert adapter.adapt_one_version(item).status == Status(StatusCode.NOT_FOUND, "gone")
+    assert adapter.adapt("m", [item])[0].status == Status(StatusCode.NOT_FOUND, "gone")
 
 
 def test_versions_loaded_by_one_adapter_serve_side_by_side(adapter, exported_once):
     loaders = [
-        adapter.adapt_one_version(ServableData.ok(ServableId("m", version), str(exported_once))).payload
+        adapter.adapt("m", [ServableData.ok(ServableId("m", version), str(exported_once))])[0].payload
         for version in (1, 2)
     ]
     for version, loader in enumerate(loaders, 1):

@@ -87,20 +87,6 @@ def test_normal_form_is_bound_where_there_is_one_instance_and_holds_no_zeros(
     assert UTIL.normalize(allocation) == normal
 
 
-def test_allocation_is_bound_when_its_normal_form_is() -> None:
-    assert UTIL.is_bound(on(MAIN, 1))
-    assert not UTIL.is_bound(on(GPU, 1))
-    assert UTIL.is_bound(on(GPU, 0))
-
-
-def test_quantity_is_looked_up_modulo_normal_form() -> None:
-    assert UTIL.quantity(Resource(MAIN, RAM), on(MAIN, 5, 0)) == 5
-    assert UTIL.quantity(Resource(MAIN, RAM, 0), on(MAIN, 5)) == 5
-    assert UTIL.quantity(Resource(GPU, RAM), on(GPU, 5, 0)) == 0
-    with pytest.raises(ServingError):
-        UTIL.quantity(Resource("npu", RAM), NO_RESOURCES)
-
-
 # Arithmetic.
 
 
@@ -125,11 +111,6 @@ def test_difference_is_none_when_the_right_side_is_not_contained(
     left: ResourceAllocation, right: ResourceAllocation, rest: ResourceAllocation | None
 ) -> None:
     assert UTIL.subtract(left, right) == rest
-
-
-def test_product_multiplies_every_entry() -> None:
-    assert UTIL.multiply(both(on(GPU, 2), on(MAIN, 3)), 4) == both(on(GPU, 8), on(MAIN, 12, 0))
-    assert UTIL.multiply(on(GPU, 2), 0) == NO_RESOURCES
 
 
 @pytest.mark.parametrize(
@@ -165,17 +146,6 @@ def test_overbinding_counts_unbound_entries_on_every_instance() -> None:
     assert UTIL.overbind(both(on(GPU, 2), on(GPU, 3, 1), on(MAIN, 1))) == both(
         on(GPU, 2, 0), on(GPU, 5, 1), on(MAIN, 1, 0)
     )
-
-
-def test_maximum_keeps_single_entries_and_minimum_does_not() -> None:
-    left, right = both(on(GPU, 2, 0), on(MAIN, 7)), both(on(GPU, 5, 0), on(GPU, 1, 1))
-    assert UTIL.maximum(left, right) == both(on(GPU, 5, 0), on(GPU, 1, 1), on(MAIN, 7, 0))
-    assert UTIL.minimum(left, right) == on(GPU, 2, 0)
-
-
-def test_equality_is_modulo_normal_form() -> None:
-    assert UTIL.equal(on(MAIN, 5), both(on(MAIN, 5, 0), on(GPU, 0)))
-    assert not UTIL.equal(on(GPU, 5), on(GPU, 5, 0))
 
 
 def test_main_ram_is_bound_to_the_only_instance() -> None:

@@ -56,7 +56,6 @@ def test_conversion_keeps_id_and_revision() -> None:
     item = ServableData.ok(ID, "path", "r1")
     assert item.with_payload(7) == ServableData.ok(ID, 7, "r1")
     assert item.with_error(BAD) == ServableData.error(ID, BAD, "r1")
-    assert item.with_revision("r2") == ServableData.ok(ID, "path", "r2")
 
 
 @pytest.mark.parametrize(

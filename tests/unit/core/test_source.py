@@ -104,12 +104,6 @@ def test_empty_list_is_passed_on_under_the_same_name() -> None:
     assert sink.calls == [("m", [])]
 
 
-def test_single_item_can_be_adapted() -> None:
-    adapter = UnarySourceAdapter(lambda data: data.payload.upper())
-    assert adapter.adapt_one_version(item(1, "a")) == item(1, "A")
-    assert adapter.adapt_one_version(errored(1)) == errored(1)
-
-
 def test_call_before_the_adapter_is_connected_waits_for_it() -> None:
     adapter, sink = UnarySourceAdapter(lambda data: data.payload), Sink()
     emitting = threading.Thread(target=adapter.aspired_versions_callback(), args=("m", [item(1)]))

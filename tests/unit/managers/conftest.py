@@ -40,9 +40,9 @@ class Basic:
         self.manager = BasicManager(BasicManagerOptions(**(settings | options)))
         self.outcomes: list[tuple[str, Status]] = []
 
-    def manage(self, version: int, loader: Loader | None = None, state: object | None = None) -> Loader:
+    def manage(self, version: int, loader: Loader | None = None) -> Loader:
         loader = loader or FakeLoader()
-        self.manager.manage_servable(ServableData.ok(ServableId("m", version), loader), state)
+        self.manager.manage_servable(ServableData.ok(ServableId("m", version), loader))
         return loader
 
     def sized(self, version: int, size: int, **loading: Any) -> FakeLoader:

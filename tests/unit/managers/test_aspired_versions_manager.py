@@ -43,7 +43,7 @@ def test_manager_without_a_policy_is_refused() -> None:
 
 def test_list_does_nothing_until_the_next_tick(world: ManagerWorld) -> None:
     world.aspire("m", 1)
-    assert world.manager.get_managed_servable_names() == set()
+    assert world.manager.get_managed_servable_state_snapshots() == []
     world.tick()
     assert world.state("m", 1) is S.LOAD_REQUESTED
 
@@ -239,14 +239,6 @@ def test_unloads_of_all_streams_go_before_loads() -> None:
     assert [(action.kind.value, action.id.name) for action in actions] == [("unload", "z"), ("load", "a")]
 
 
-def test_custom_order_replaces_the_rule() -> None:
-    world = ManagerWorld(custom_sort_actions=lambda a, b: a.id.name > b.id.name)
-    world.aspire("a", 1)
-    world.aspire("c", 1)
-    world.aspire("b", 1)
-    assert [action.id.name for action in world.settle()] == ["c", "b", "a"]
-
-
 def test_policy_that_fails_on_one_stream_does_not_stop_the_others(caplog) -> None:
     class Moody:
         def next_action(self, snapshots):
@@ -278,9 +270,7 @@ def test_tick_thread_goes_on_by_itself_and_ends_with_close() -> None:
     world.manager.start()
     for name in names:
         world.aspire(name, 1)
-    requests = [ServableRequest.specific(name, 1) for name in names]
-    reached, _ = world.monitor.wait_until_servables_reach_state(requests, ManagerState.AVAILABLE, 60)
-    assert reached  # an hour between ticks: each one woke the next
+    world.wait_for(ManagerState.AVAILABLE, *(ServableId(name, 1) for name in names))
     world.manager.close()
     assert "tfs-manager" not in [thread.name for thread in set(threading.enumerate()) - others]
     assert all(world.story(name, 1)[-1] == "End" for name in names)
@@ -292,10 +282,9 @@ def test_tick_thread_without_load_threads_loads_by_itself() -> None:
     )
     world.manager.start()
     world.aspire("m", 1)
-    wait = world.monitor.wait_until_servables_reach_state
-    assert wait([ServableRequest.specific("m", 1)], ManagerState.AVAILABLE, 60)[0]
+    world.wait_for(ManagerState.AVAILABLE, ServableId("m", 1))
     world.aspire("m")
-    assert wait([ServableRequest.specific("m", 1)], ManagerState.END, 60)[0]
+    world.wait_for(ManagerState.END, ServableId("m", 1))
     world.manager.close()
 
 
@@ -333,16 +322,6 @@ def test_retry_reaches_a_manager_without_load_threads() -> None:
     world.clock.advance(60)
     world.tick()
     assert world.ready("m") == [1]
-
-
-def test_load_threads_can_be_changed(world: ManagerWorld) -> None:
-    world.manager.set_num_load_threads(7)
-    assert world.manager.num_load_threads == 7
-
-
-def test_unload_threads_can_be_changed(world: ManagerWorld) -> None:
-    world.manager.set_num_unload_threads(7)
-    assert world.manager.num_unload_threads == 7
 
 
 def test_loader_type_is_what_sources_emit(world: ManagerWorld) -> None:

@@ -42,7 +42,7 @@ def test_errored_item_is_managed_in_error_and_loading_it_reports_its_error(basic
 def test_unknown_version_is_not_found(basic) -> None:
     basic.load(7)
     basic.unload(7)
-    basic.manager.cancel_load_servable_retry(ServableId("m", 7))
+    basic.manager.set_aspired(ServableId("m", 7), False)
     assert basic.codes() == ["load 7: NOT_FOUND", "unload 7: NOT_FOUND"]
     assert "is not being managed" in basic.outcomes[0][1].message
 
@@ -106,7 +106,7 @@ def test_resting_version_can_be_dropped(basic, state: str) -> None:
     if state != "new":
         basic.load(1)
         basic.loads.run_all()
-        basic.manager.cancel_load_servable_retry(ID)
+        basic.manager.set_aspired(ID, False)
     if state == "disabled":
         basic.unload(1)
         basic.unloads.run_all()
@@ -155,23 +155,15 @@ def test_dropped_version_may_be_managed_again_with_another_loader(basic) -> None
     assert basic.events == [*life, "Unloading 1", "End 1", *life]
 
 
-def test_managed_names_and_snapshots_are_listed_in_order(basic) -> None:
+def test_managed_versions_are_listed_in_order(basic) -> None:
     basic.manage(2)
     basic.manage(1)
     basic.manager.manage_servable(ServableData.ok(ServableId("a", 5), FakeLoader(), "r"))
-    assert basic.manager.get_managed_servable_names() == {"a", "m"}
     assert [s.id.version for s in basic.manager.get_managed_servable_state_snapshots("m")] == [1, 2]
     everything = basic.manager.get_managed_servable_state_snapshots()
     assert [str(found.id) for found in everything][:1] == ["{name: a version: 5}"]
     assert basic.manager.get_managed_servable_state_snapshots("x") == []
     assert basic.manager.get_managed_servable_state_snapshot(ServableId("x", 1)) is None
-
-
-def test_additional_state_is_looked_up_by_type(basic) -> None:
-    basic.manage(1, state="mine")
-    assert basic.manager.get_additional_servable_state(ID, str) == "mine"
-    assert basic.manager.get_additional_servable_state(ID, int) is None
-    assert basic.manager.get_additional_servable_state(ServableId("m", 2), str) is None
 
 
 def test_version_is_served_from_available_to_unloading_only(basic) -> None:
@@ -256,14 +248,7 @@ def test_loader_that_loads_nothing_has_failed(make_basic) -> None:
 
 def test_number_of_load_threads_can_be_changed(basic) -> None:
     basic.manager.set_num_load_threads(9)
-    assert basic.manager.num_load_threads == basic.loads.num_threads == 9
-
-
-def test_number_of_unload_threads_can_be_changed(basic) -> None:
-    loads_before = basic.loads.num_threads
-    basic.manager.set_num_unload_threads(9)
-    assert basic.manager.num_unload_threads == basic.unloads.num_threads == 9
-    assert basic.loads.num_threads == loads_before
+    assert basic.loads.num_threads == 9
 
 
 def test_works_without_an_event_bus(make_basic) -> None:
@@ -298,9 +283,7 @@ def test_no_callback_runs_under_a_lock(make_basic) -> None:
     basic = make_basic(
         ram=15,
         load_retry_interval=0,
-        pre_load_hook=ask,
         should_retry_model_load=retry,
-        flush_filesystem_caches=ask,
         on_change=ask,
         threads=1,
     )

@@ -5,28 +5,21 @@ from __future__ import annotations
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.managers.labels import LabelRules, VersionLabels, check_labels
+from tfs_lite.managers.labels import VersionLabels, check_labels
 
 NOT_AVAILABLE = "which is not currently available for inference"
 
 
-def accepted(mapped: int | None, available: bool, rules: LabelRules, **options: bool) -> bool:
+def accepted(mapped: int | None, available: bool, **options: bool) -> bool:
     """Whether ``stable`` of ``m``, now at ``mapped``, may point to version 2."""
     current = {} if mapped is None else {"m": {"stable": mapped}}
     try:
-        check_labels({"m": {"stable": 2}}, current, lambda servable_id: available, rules, **options)
+        check_labels({"m": {"stable": 2}}, current, lambda servable_id: available, **options)
     except ServingError as error:
         assert error.code is StatusCode.FAILED_PRECONDITION  # noqa: PT017
         assert str(error) == f'Request to assign label "stable" to version 2 of model "m", {NOT_AVAILABLE}'  # noqa: PT017
         return False
     return True
-
-
-@pytest.mark.parametrize("mapped", [None, 1, 2])
-@pytest.mark.parametrize("available", [True, False])
-@pytest.mark.parametrize("allow", [True, False])
-def test_forced_label_is_accepted(mapped: int | None, available: bool, allow: bool) -> None:
-    assert accepted(mapped, available, LabelRules(allow_for_unavailable=allow, force_allow_for_unavailable=True))
 
 
 @pytest.mark.parametrize(
@@ -36,17 +29,17 @@ def test_forced_label_is_accepted(mapped: int | None, available: bool, allow: bo
 def test_where_unavailable_versions_are_allowed_a_label_may_not_move_to_one(
     mapped: int | None, available: bool, result: bool
 ) -> None:
-    assert accepted(mapped, available, LabelRules(allow_for_unavailable=True)) is result
+    assert accepted(mapped, available, allow_unavailable=True) is result
 
 
 @pytest.mark.parametrize("mapped", [None, 1, 2])
 @pytest.mark.parametrize("available", [True, False])
 def test_by_default_only_available_versions_get_labels(mapped: int | None, available: bool) -> None:
-    assert accepted(mapped, available, LabelRules()) is available
+    assert accepted(mapped, available) is available
 
 
 def test_first_config_may_label_what_is_about_to_load() -> None:
-    assert accepted(None, False, LabelRules(), first_config=True)
+    assert accepted(None, False, first_config=True)
 
 
 def test_labels_of_other_models_do_not_count_as_mapped() -> None:
@@ -55,16 +48,8 @@ def test_labels_of_other_models_do_not_count_as_mapped() -> None:
             {"m": {"stable": 2}, "n": {"stable": 3}},
             {"n": {"stable": 4}},
             lambda servable_id: False,
-            LabelRules(allow_for_unavailable=True),
+            allow_unavailable=True,
         )
-
-
-def test_server_without_labels_refuses_any() -> None:
-    rules = LabelRules(allow_version_labels=False)
-    with pytest.raises(ServingError, match="Model version labels are not currently allowed") as raised:
-        check_labels({"m": {"stable": 2}}, {}, lambda servable_id: True, rules)
-    assert raised.value.code is StatusCode.FAILED_PRECONDITION
-    check_labels({"m": {}}, {}, lambda servable_id: True, rules)
 
 
 def code_of(labels: VersionLabels, model: str, label: str) -> StatusCode:
@@ -99,12 +84,6 @@ def test_unknown_label_is_answered_with_the_known_ones() -> None:
 
 def test_labels_before_the_first_table_are_unavailable() -> None:
     assert code_of(VersionLabels(), "m", "stable") is StatusCode.UNAVAILABLE
-
-
-def test_labels_that_are_not_allowed_are_invalid() -> None:
-    labels = VersionLabels(allowed=False)
-    labels.replace({"m": {"stable": 1}})
-    assert code_of(labels, "m", "stable") is StatusCode.INVALID_ARGUMENT
 
 
 def test_table_in_force_does_not_change_under_its_readers() -> None:

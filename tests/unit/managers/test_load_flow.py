@@ -100,53 +100,10 @@ def test_unexpected_exception_becomes_a_status_and_its_traceback_is_logged(make_
     assert "Traceback" in caplog.text
 
 
-def test_hook_runs_once_per_load_after_loading_was_published(make_basic) -> None:
-    calls = []
-    basic = make_basic(
-        pre_load_hook=lambda servable_id: calls.append((servable_id, list(basic.events))), load_retry_interval=0
-    )
-    basic.manage(1, FakeLoader(failures=2))
-    basic.load(1)
-    basic.loads.run_all()
-    assert calls == [(ID, ["Start 1", "Loading 1"])]
-
-
-def test_hook_that_raises_fails_the_attempt(make_basic) -> None:
-    def hook(servable_id: ServableId) -> None:
-        raise RuntimeError("no")
-
-    basic = make_basic(pre_load_hook=hook, max_num_load_retries=0)
-    loader = basic.manage(1)
-    basic.load(1)
-    basic.loads.run_all()
-    assert (loader.loads, basic.codes()) == (0, ["load 1: UNKNOWN"])
-
-
-@pytest.mark.parametrize(("threads", "flushes"), [(0, 3), (1, 3), (2, 0)])
-def test_caches_are_flushed_after_each_attempt_while_loads_come_one_at_a_time(
-    make_basic, threads: int, flushes: int
-) -> None:
-    calls = []
-    basic = make_basic(threads=threads, flush_filesystem_caches=lambda: calls.append(1), load_retry_interval=0)
-    basic.manage(1, FakeLoader(failures=2))
-    basic.load(1)
-    basic.loads.run_all()
-    assert len(calls) == flushes
-
-
-def test_flush_that_raises_is_only_logged(make_basic, caplog) -> None:
-    def flush() -> None:
-        raise OSError("no rights")
-
-    basic = make_basic(threads=1, flush_filesystem_caches=flush)
-    basic.make_ready(1)
-    assert "flushing file-system caches failed" in caplog.text
-
-
 def test_cancel_while_queued_ends_at_once(basic) -> None:
     loader = basic.manage(1)
     basic.load(1)
-    basic.manager.cancel_load_servable_retry(ID)
+    basic.manager.set_aspired(ID, False)
     assert (basic.state(1), basic.codes()) == (S.ERROR, ["load 1: CANCELLED"])
     basic.loads.run_all()
     assert (loader.loads, basic.events, basic.codes()) == (0, ["Start 1", "End 1"], ["load 1: CANCELLED"])
@@ -157,7 +114,7 @@ def test_cancel_while_estimating_ends_at_once(make_basic) -> None:
 
     class Cancelling(FakeLoader):
         def estimate_resources(self):
-            basic.manager.cancel_load_servable_retry(ID)
+            basic.manager.set_aspired(ID, False)
             return super().estimate_resources()
 
     loader = basic.manage(1, Cancelling())
@@ -173,7 +130,7 @@ def test_cancel_while_the_attempt_runs_unloads_what_it_loaded(basic, worked: boo
     basic.loads.start()
     if worked:
         basic.loads.work()
-    basic.manager.cancel_load_servable_retry(ID)
+    basic.manager.set_aspired(ID, False)
     assert basic.state(1) is S.LOADING
     basic.loads.finish()
     assert (basic.state(1), basic.outcomes, basic.manager.list_available_servable_ids()) == (S.UNLOADING, [], [])
@@ -186,7 +143,7 @@ def test_cancel_while_the_attempt_runs_makes_its_failure_the_last(basic) -> None
     loader = basic.manage(1, FakeLoader(failures=-1))
     basic.load(1)
     basic.loads.start()
-    basic.manager.cancel_load_servable_retry(ID)
+    basic.manager.set_aspired(ID, False)
     basic.loads.finish()
     basic.clock.advance(600)
     basic.loads.run_all()
@@ -197,7 +154,7 @@ def test_cancel_between_attempts_ends_at_once_with_the_last_failure(basic) -> No
     loader = basic.manage(1, FakeLoader(failures=-1, failure=FATAL))
     basic.load(1)
     basic.loads.run_all()
-    basic.manager.cancel_load_servable_retry(ID)
+    basic.manager.set_aspired(ID, False)
     assert basic.outcomes == [("load 1", FATAL)]
     basic.clock.advance(600)
     assert (basic.loads.queued, loader.loads) == ([], 1)
@@ -208,14 +165,14 @@ def test_cancel_of_a_queued_retry_ends_at_once(basic) -> None:
     basic.load(1)
     basic.loads.run_all()
     basic.clock.advance(60)
-    basic.manager.cancel_load_servable_retry(ID)
+    basic.manager.set_aspired(ID, False)
     basic.loads.run_all()
     assert (loader.loads, basic.codes()) == (1, ["load 1: UNAVAILABLE"])
 
 
 def test_cancel_of_a_ready_version_changes_nothing(basic) -> None:
     basic.make_ready(1)
-    basic.manager.cancel_load_servable_retry(ID)
+    basic.manager.set_aspired(ID, False)
     assert basic.state(1) is S.READY
     basic.unload(1)
     basic.unloads.run_all()
@@ -226,7 +183,7 @@ def test_timer_of_an_ended_load_does_nothing_to_its_successor(basic) -> None:
     basic.manage(1, FakeLoader(failures=-1))
     basic.load(1)
     basic.loads.run_all()
-    basic.manager.cancel_load_servable_retry(ID)
+    basic.manager.set_aspired(ID, False)
     basic.manager.stop_managing_servable(ID)
     successor = basic.manage(1, FakeLoader(failures=1))
     basic.load(1)

@@ -115,7 +115,7 @@ def test_load_between_two_attempts_counts_as_in_flight_and_keeps_its_memory(basi
     basic.sized(2, 10)
     basic.loads.run_all()
     assert (basic.state(1), basic.state(2)) == (S.LOADING, S.LOAD_REQUESTED)
-    basic.manager.cancel_load_servable_retry(ServableId("m", 1))
+    basic.manager.set_aspired(ServableId("m", 1), False)
     basic.loads.run_all()
     assert basic.state(2) is S.READY
 
@@ -155,7 +155,7 @@ def test_cancelling_the_first_in_line_lets_the_next_go(basic) -> None:
     basic.sized(3, 5)
     basic.loads.run_all()
     assert basic.state(3) is S.LOAD_REQUESTED
-    basic.manager.cancel_load_servable_retry(ServableId("m", 2))
+    basic.manager.set_aspired(ServableId("m", 2), False)
     basic.loads.run_all()
     assert (basic.state(2), basic.state(3)) == (S.ERROR, S.READY)
     assert "load 2: CANCELLED" in basic.codes()
@@ -169,7 +169,7 @@ def test_approved_load_that_is_cancelled_in_the_queue_gives_its_memory_back(basi
     basic.loads.run_all()
     basic.unloads.run_all()
     assert basic.state(2) is S.LOAD_APPROVED
-    basic.manager.cancel_load_servable_retry(ServableId("m", 2))
+    basic.manager.set_aspired(ServableId("m", 2), False)
     make_sized_ready(basic, 3, 15)
     assert basic.codes()[2:] == ["load 2: CANCELLED", "load 3: OK"]
 
@@ -225,7 +225,7 @@ def test_gpu_that_is_not_chosen_yet_counts_on_every_gpu_until_the_load_names_it(
 def test_memory_of_a_cancelled_load_counts_until_it_is_unloaded(basic) -> None:
     basic.sized(1, 10)
     basic.loads.start()
-    basic.manager.cancel_load_servable_retry(ServableId("m", 1))
+    basic.manager.set_aspired(ServableId("m", 1), False)
     basic.loads.finish()
     basic.sized(2, 10)
     basic.loads.run_all()

@@ -117,9 +117,7 @@ def real_world() -> Iterator[Callable[..., ManagerWorld]]:
 
 
 def wait_for(world: ManagerWorld, goal: ManagerState, *versions: int) -> None:
-    requests = [ServableRequest.specific("m", version) for version in versions]
-    reached, answers = world.monitor.wait_until_servables_reach_state(requests, goal, 60)
-    assert reached, answers
+    world.wait_for(goal, *(ServableId("m", version) for version in versions))
 
 
 def finish(world: ManagerWorld, watch: Watch) -> None:

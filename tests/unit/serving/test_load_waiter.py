@@ -116,7 +116,7 @@ def world() -> World:
 def want(world: World, *ids: ServableId) -> None:
     from tfs_lite.core.servable import ServableData
 
-    callback = world.view.tap(lambda name, versions: None)
+    callback = world.view.observe(lambda name, versions: None)
     callback("m", [ServableData.ok(servable_id, "") for servable_id in ids])
 
 

@@ -71,12 +71,12 @@ def test_report_puts_the_parts_together_and_each_part_rings() -> None:
     assert len(rings) == 2
 
 
-def test_tap_notes_the_wanted_versions_and_passes_the_list_on() -> None:
+def test_observer_notes_the_wanted_versions_and_passes_the_list_on() -> None:
     passed: list[object] = []
     view = make({}, [])
     view.configure(["m"])
     items = [ServableData.ok(ServableId("m", 3), "path"), ServableData.error(ServableId("m", 2), BROKEN)]
-    view.tap(lambda name, versions: passed.append((name, versions)))("m", items)
+    view.observe(lambda name, versions: passed.append((name, versions)))("m", items)
     assert view.aspired("m") == (ServableId("m", 3), ServableId("m", 2))
     assert passed == [("m", items)]
 
@@ -85,7 +85,7 @@ def test_what_is_no_longer_configured_is_forgotten() -> None:
     view = make({}, [])
     view.configure(["m", "n"])
     view.on_source_report(SourceReport("m", MISSING))
-    view.tap(lambda name, versions: None)("m", [ServableData.ok(ServableId("m", 3), "path")])
+    view.observe(lambda name, versions: None)("m", [ServableData.ok(ServableId("m", 3), "path")])
     view.configure(["n"])
     assert view.source_report("m") is None
     assert view.aspired("m") == ()

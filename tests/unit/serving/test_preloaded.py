@@ -2,56 +2,44 @@
 
 from __future__ import annotations
 
-from tfs_lite.core.loader import SimpleLoader
 from tfs_lite.core.servable import ServableId
 from tfs_lite.serving.preloaded import PreloadedLoader, Preloads
+from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 ID = ServableId("m", 1)
 
 
-class Made:
-    """Loaders of texts, and which of these are in memory."""
-
-    def __init__(self) -> None:
-        self.inside: list[str] = []
-
-    def loader(self, text: str) -> SimpleLoader:
-        def create(servable_id: ServableId) -> str:
-            self.inside.append(text)
-            return text
-
-        return SimpleLoader(create, destroy=self.inside.remove)
+def loaded(servable_id: ServableId = ID) -> FakeLoader:
+    loader = FakeLoader()
+    loader.load(servable_id)
+    return loader
 
 
-def test_what_was_prepared_is_taken_over_and_unloaded_by_the_taker() -> None:
-    made, prepared = Made(), Preloads()
-    early = made.loader("early")
-    early.load(ID)
-    prepared.put(ID, "r2", early)
-    taker = PreloadedLoader(ID, "r2", made.loader("late"), prepared)
+def test_what_was_preloaded_is_taken_over_and_unloaded_by_the_taker() -> None:
+    early, late, preloads = loaded(), FakeLoader(), Preloads()
+    preloads.put(ID, "r2", early)
+    taker = PreloadedLoader(ID, "r2", late, preloads)
     taker.load(ID)
-    assert (taker.servable, made.inside) == ("early", ["early"])
-    prepared.drop("m")
-    assert made.inside == ["early"]
+    assert (taker.servable, late.loads) == (early.servable, 0)
+    preloads.drop("m")
+    assert early.unloads == 0
     taker.unload()
-    assert made.inside == []
+    assert early.unloads == 1
 
 
 def test_another_revision_is_loaded_as_ever() -> None:
-    made, prepared = Made(), Preloads()
-    early = made.loader("early")
-    early.load(ID)
-    prepared.put(ID, "r2", early)
-    other = PreloadedLoader(ID, "r1", made.loader("late"), prepared)
+    late, preloads = FakeLoader(), Preloads()
+    preloads.put(ID, "r2", loaded())
+    other = PreloadedLoader(ID, "r1", late, preloads)
     other.load(ID)
-    assert other.servable == "late"
+    assert late.servable is not None
+    assert other.servable is late.servable
 
 
-def test_what_nobody_took_is_unloaded_for_that_model_only() -> None:
-    made, prepared = Made(), Preloads()
-    for name in ("m", "n"):
-        loader = made.loader(name)
-        loader.load(ServableId(name, 1))
-        prepared.put(ServableId(name, 1), "r", loader)
-    prepared.drop("m")
-    assert made.inside == ["n"]
+def test_what_was_not_taken_is_unloaded_for_that_model_only() -> None:
+    preloads = Preloads()
+    mine, other = loaded(), loaded(ServableId("n", 1))
+    preloads.put(ID, "r", mine)
+    preloads.put(ServableId("n", 1), "r", other)
+    preloads.drop("m")
+    assert (mine.unloads, other.unloads) == (1, 0)

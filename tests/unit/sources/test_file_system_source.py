@@ -118,18 +118,6 @@ def test_an_empty_base_path_emits_an_empty_list(start: Start, put: Any, target: 
     assert target.problem("m").startswith("NOT_FOUND: model m: its base path holds no version")
 
 
-def test_a_stream_whose_versions_are_always_present_never_gets_an_empty_list(
-    start: Start, put: Any, target: Any, disk: MemoryDisk
-) -> None:
-    put("m", 1)
-    source = start(config(model(), servable_versions_always_present=True))
-    disk.remove("/models/m/1")
-    target.calls.clear()
-    source.poll()
-    assert target.calls == []
-    assert "no version" in target.problem("m")
-
-
 def test_a_removed_version_is_no_longer_emitted(start: Start, put: Any, target: Any, disk: MemoryDisk) -> None:
     put("m", 1)
     put("m", 2)

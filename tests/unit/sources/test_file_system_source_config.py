@@ -123,22 +123,6 @@ def test_the_poll_interval_of_a_running_source_cannot_be_changed(start: Start, p
     assert target.calls == [("m", [1])]
 
 
-@pytest.mark.parametrize("setting", ["fail_if_zero_versions_at_startup", "servable_versions_always_present"])
-def test_a_config_that_insists_on_versions_is_refused_without_them(
-    start: Start, put: Any, target: Any, disk: MemoryDisk, setting: str
-) -> None:
-    put("m", 1)
-    disk.mkdir("/models/empty")
-    source = start(config(model(), **{setting: True}))
-    for name, code in (("missing", StatusCode.INVALID_ARGUMENT), ("empty", StatusCode.NOT_FOUND)):
-        bad = config(model(name), **{setting: True})
-        assert refused(lambda bad=bad: source.update_config(bad)).code is code
-        assert refused(lambda bad=bad: start(bad)).code is code
-    target.calls.clear()
-    source.poll()
-    assert target.calls == [("m", [1])]
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [

@@ -222,7 +222,7 @@ class RepositoryControl:
             self._roll_back(name, old)
             raise
         finally:
-            self._core.drop_prepared(name)
+            self._core.drop_preloads(name)
         self._loaded[name] = model
 
     def _require_whole(self, name: str, versions: Iterable[FoundVersion]) -> None:
@@ -252,7 +252,7 @@ class RepositoryControl:
         name, wait = model.config.name, self._wait
         beside = self._core.options.aspired_version_policy == "availability"
         if beside:
-            self._prepare(plan.swapped, model)
+            self._preload(plan.swapped, model)
         self._configure(model.config.model_copy(update={"version_labels": {}}))
         if beside and plan.added:
             added = {version: model.offered[version] for version in plan.added}
@@ -266,9 +266,9 @@ class RepositoryControl:
         if model.config.version_labels:
             self._configure(model.config)
 
-    def _prepare(self, versions: Collection[int], model: LoadedModel) -> None:
+    def _preload(self, versions: Collection[int], model: LoadedModel) -> None:
         for version in sorted(versions):
-            self._wait.prepare(model.offered[version].item, model.config.platform)
+            self._wait.preload(model.offered[version].item, model.config.platform)
 
     def _roll_back(self, name: str, old: LoadedModel | None) -> None:
         try:

@@ -16,10 +16,10 @@ class LoadWait:
     def __init__(self, core: ServerCore) -> None:
         self._core = core
 
-    def prepare(self, item: ServableData[StoragePath], platform: str | None) -> None:
+    def preload(self, item: ServableData[StoragePath], platform: str | None) -> None:
         """Loads it on this thread, beside what is served. INVALID_ARGUMENT if that fails."""
         try:
-            self._core.prepare(item, platform)
+            self._core.preload(item, platform)
         except ServingError as error:
             raise load_failure(item.id.name, {item.id.version: error.status}) from None
 

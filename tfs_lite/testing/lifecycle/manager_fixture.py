@@ -8,6 +8,7 @@ assert world.story("m", 1) == ["Start", "Loading", "Available"]
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import MAIN, ResourceUtil, main_ram
 from tfs_lite.core.servable import ServableData, ServableId
-from tfs_lite.core.state import ServableState
+from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.harness import HarnessState
@@ -87,6 +88,24 @@ class ManagerWorld:
             elif idle == 2:
                 return actions
         raise AssertionError(f"not settled after {MAX_STEPS} ticks")
+
+    def wait_for(self, goal: ManagerState, *ids: ServableId, timeout: float = 60) -> None:
+        """For managers with threads: returns when each of these versions has reached ``goal``. AssertionError if one
+        ended instead, or on a timeout."""
+        changed = threading.Event()
+        subscription = self.monitor.subscribe(lambda timed: changed.set())
+        try:
+            while True:
+                changed.clear()
+                states = {found: self.monitor.get_state(found) for found in ids}
+                reached = {found for found, state in states.items() if state and state.state is goal}
+                if len(reached) == len(states):
+                    return
+                ended = [s for found, s in states.items() if s and s.state is ManagerState.END and found not in reached]
+                assert not ended, ended
+                assert changed.wait(timeout), states
+        finally:
+            subscription.close()
 
     # Seeing.
 

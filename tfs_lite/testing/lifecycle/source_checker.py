@@ -39,16 +39,6 @@ class SourceReferee:
     def saw_report(self, report: SourceReport) -> None:
         self._reports[report.name] = report
 
-    def refuses(self, config: SourceConfig) -> bool:
-        """Whether the source must refuse this config."""
-        if not config.servable_versions_always_present:
-            return False
-        return any(
-            not self._store.is_listable(servable.base_path)
-            or not candidates(self._store.bases[servable.base_path], servable.policy)
-            for servable in config.servables
-        )
-
     def judge_update(self, config: SourceConfig, emitted: Emitted) -> list[str]:
         """``config`` has replaced the old one. Streams that are gone get their empty list, others nothing."""
         gone = self.config.by_name.keys() - config.by_name.keys()
@@ -82,9 +72,7 @@ class SourceReferee:
             ]
         offers = self._offers(servable, versions, settled)
         if emitted is None:
-            if not self.config.servable_versions_always_present or Offer.MUST in offers.values():
-                complaints.append("no list, although its base path can be read")
-            return complaints
+            return [*complaints, "no list, although its base path can be read"]
         limit = max(servable.policy.num_versions, 1) if isinstance(servable.policy, LatestPolicy) else None
         found = [item.id.version for item in emitted]
         complaints += judge_list(offers, found, limit)

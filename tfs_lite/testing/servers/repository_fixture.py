@@ -20,7 +20,8 @@ from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
 from tfs_lite.serving.repository.requests import RepositoryValue
-from tfs_lite.serving.server_core import EMPTY, ServerCore
+from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.source_chain import NO_MODELS
 from tfs_lite.testing.servers.in_process import QUICK
 
 CONFIG = """
@@ -51,7 +52,7 @@ class RepositoryFixture:
         self.core = ServerCore(self.options)
         self.control = RepositoryControl(self.core, ModelLocator(self.options))
         self.core.start()
-        self.core.load_first(EMPTY)
+        self.core.load_first(NO_MODELS)
         self.core.first_is_over()
 
     def write(self, model: str, version: int, plus: float, source: str = SOURCE) -> Path:

@@ -15,7 +15,7 @@ from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.v2.control import IndexEntry
-from tfs_lite.serving.server_core import EMPTY
+from tfs_lite.serving.source_chain import NO_MODELS
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.repository_fixture import BROKEN, SOURCE, RepositoryFixture, repository_house
 
@@ -507,5 +507,5 @@ def test_models_of_a_config_file_are_loaded_by_name_with_its_policy_and_labels(t
 
 def test_reload_of_a_whole_config_is_refused(house: RepositoryFixture) -> None:
     with pytest.raises(ServingError, match="model_control_mode explicit") as caught:
-        house.core.reload(EMPTY)
+        house.core.reload(NO_MODELS)
     assert caught.value.code is StatusCode.FAILED_PRECONDITION
