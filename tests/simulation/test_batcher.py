@@ -24,9 +24,8 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tfs_lite.schedulers.batching import execution
-from tfs_lite.schedulers.batching.assembly import hand_out
-from tfs_lite.schedulers.batching.job import Job
-from tfs_lite.schedulers.batching.queue import JobQueue
+from tfs_lite.schedulers.batching.assembly import split_outputs
+from tfs_lite.schedulers.batching.queue import Job, JobQueue
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, SendWhen, TimeoutAction
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 from tfs_lite.testing.lifecycle.clock import VirtualClock
@@ -35,8 +34,8 @@ from tfs_lite.testing.schedulers.batcher_models import GatedModel, Run, Verdict
 from tfs_lite.testing.schedulers.interleaving import (
     MOST_STEPS,
     InterleavingScheduler,
+    ThreadState,
     Violation,
-    Where,
     no_threads_left,
 )
 
@@ -68,7 +67,7 @@ POLICIES = st.builds(
 )
 VERDICTS = st.sampled_from([Verdict.FINE] * 6 + [Verdict.FAILS] * 2 + [Verdict.LOST])
 MOVES = st.lists(INDICES, max_size=6)
-"""On a stage that goes stepwise: who takes the next steps."""
+"""On a scheduler that goes stepwise: who takes the next steps."""
 
 
 @st.composite
@@ -113,8 +112,8 @@ class Batcher(RuleBasedStateMachine):
 
     steps = 0
     closing = False
-    stage: InterleavingScheduler
-    referee: BatcherChecker
+    scheduler: InterleavingScheduler
+    checker: BatcherChecker
 
     @initialize(
         wanted=any_settings(),
@@ -123,15 +122,17 @@ class Batcher(RuleBasedStateMachine):
     )
     def begin(self, wanted: BatchSettings, models: tuple[int, int], stepwise: bool) -> None:
         """So many models, each with so many threads."""
-        self.stage = stage = InterleavingScheduler(VirtualClock(), stepwise)
+        self.scheduler = scheduler = InterleavingScheduler(VirtualClock(), stepwise)
         count, threads = models
         runs: list[Run] = []
-        servable = stage.perform([GatedModel(stage, runs, threads) for _ in range(count)], wanted, threads=threads)
-        self.referee = BatcherChecker(stage, wanted, servable)
+        servable = scheduler.make_servable(
+            [GatedModel(scheduler, runs, threads) for _ in range(count)], wanted, threads=threads
+        )
+        self.checker = BatcherChecker(scheduler, wanted, servable)
         self._go_on()
 
     def teardown(self) -> None:
-        if hasattr(self, "referee"):
+        if hasattr(self, "checker"):
             self._end()
 
     @rule(
@@ -159,115 +160,116 @@ class Batcher(RuleBasedStateMachine):
         apart: bool,
         moves: list[int],
     ) -> None:
-        deadline = None if patience is None else self.stage.clock.monotonic() + patience
-        asked = self.referee.ask(signature, rows, width, outputs, poisoned, deadline=deadline, **rest)
-        self._do(partial(self.referee.submit, asked), apart, moves)
+        deadline = None if patience is None else self.scheduler.clock.monotonic() + patience
+        request = self.checker.make_call(signature, rows, width, outputs, poisoned, deadline=deadline, **rest)
+        self._do(partial(self.checker.submit, request), apart, moves)
 
     @rule(signature=st.sampled_from("aab"), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), moves=MOVES)
     def submit_some(self, signature: str, sizes: list[int], moves: list[int]) -> None:
         """Plain calls, one after the other."""
         for rows in sizes:
             self._do(
-                partial(self.referee.submit, self.referee.ask(signature, rows, 2, (), False, deadline=None)), False
+                partial(self.checker.submit, self.checker.make_call(signature, rows, 2, (), False, deadline=None)),
+                False,
             )
         self._go_on(moves)
 
-    @precondition(lambda self: self.referee.asked)
+    @precondition(lambda self: self.checker.requests)
     @rule(index=INDICES, apart=st.booleans(), moves=MOVES)
     def cancel(self, index: int, apart: bool, moves: list[int]) -> None:
         """One of the last ones; it may have been answered."""
-        asked = self.referee.asked[-1 - index % len(self.referee.asked)]
-        self._do(partial(self.referee.cancel, asked), apart, moves)
+        request = self.checker.requests[-1 - index % len(self.checker.requests)]
+        self._do(partial(self.checker.cancel, request), apart, moves)
 
     @rule(seconds=TIMES, moves=MOVES)
     def let_time_pass(self, seconds: float, moves: list[int]) -> None:
-        self.stage.clock.advance(seconds)
+        self.scheduler.clock.advance(seconds)
         self._go_on(moves)
 
-    @precondition(lambda self: self.stage.at(Where.IN_RUN))
+    @precondition(lambda self: self.scheduler.in_state(ThreadState.IN_RUN))
     @rule(index=INDICES, verdict=VERDICTS, moves=MOVES)
     def finish_run(self, index: int, verdict: Verdict, moves: list[int]) -> None:
         self._finish_run(index, verdict)
         self._go_on(moves)
 
-    @precondition(lambda self: self.stage.at(Where.IN_RUN))
+    @precondition(lambda self: self.scheduler.in_state(ThreadState.IN_RUN))
     @rule(index=INDICES, moves=MOVES)
     def finish_run_well(self, index: int, moves: list[int]) -> None:
         self._finish_run(index, Verdict.FINE)
         self._go_on(moves)
 
-    @precondition(lambda self: self.stage.at(Where.RECOVERING))
+    @precondition(lambda self: self.scheduler.in_state(ThreadState.RECOVERING))
     @rule(index=INDICES, moves=MOVES)
     def recover(self, index: int, moves: list[int]) -> None:
-        self.stage.step(_pick(self.stage.at(Where.RECOVERING), index))
+        self.scheduler.step(_pick(self.scheduler.in_state(ThreadState.RECOVERING), index))
         self._go_on(moves)
 
-    @precondition(lambda self: self.stage.ready)
+    @precondition(lambda self: self.scheduler.ready)
     @rule(moves=MOVES)
     def go_on(self, moves: list[int]) -> None:
         self._go_on(moves)
 
-    @precondition(lambda self: self.stage.ready)
+    @precondition(lambda self: self.scheduler.ready)
     @rule()
     def settle(self) -> None:
-        self.stage.settle()
+        self.scheduler.settle()
         self._go_on()
 
-    @precondition(lambda self: not self.closing and len(self.referee.asked) >= CALLS)
+    @precondition(lambda self: not self.closing and len(self.checker.requests) >= CALLS)
     @rule(sure=st.sampled_from([False] * 3 + [True]), moves=MOVES)
     def close(self, sure: bool, moves: list[int]) -> None:
         if sure:
             self.closing = True
-            self.stage.enter("closer", self.referee.close)
+            self.scheduler.start("closer", self.checker.close)
             self._go_on(moves)
 
     def _finish_run(self, index: int, verdict: Verdict) -> None:
-        lane = _pick(self.stage.at(Where.IN_RUN), index)
-        run = next(model.under_way[lane] for model in self.referee.models if lane in model.under_way)
+        worker = _pick(self.scheduler.in_state(ThreadState.IN_RUN), index)
+        run = next(model.under_way[worker] for model in self.checker.models if worker in model.under_way)
         run.verdict = verdict
-        self.referee.losses += verdict is Verdict.LOST
-        self.stage.step(lane)
+        self.checker.losses += verdict is Verdict.LOST
+        self.scheduler.step(worker)
 
     def _do(self, act: Any, apart: bool, moves: Sequence[int] = ()) -> None:
-        """As an actor of its own, or at once."""
-        if apart and self.stage.stepwise:
-            self.stage.enter("caller", act)
+        """On a thread of its own, or at once."""
+        if apart and self.scheduler.stepwise:
+            self.scheduler.start("caller", act)
         else:
             act()
         self._go_on(moves)
 
     def _go_on(self, moves: Sequence[int] = ()) -> None:
         type(self).steps += 1
-        self.stage.check()
-        if self.stage.stepwise:
+        self.scheduler.check()
+        if self.scheduler.stepwise:
             for index in moves:
-                if ready := self.stage.ready:
-                    self.stage.step(_pick(ready, index))
+                if ready := self.scheduler.ready:
+                    self.scheduler.step(_pick(ready, index))
         else:
-            self.stage.settle()
-        if self.stage.is_quiet:
-            self.referee.look()
+            self.scheduler.settle()
+        if self.scheduler.is_quiet:
+            self.checker.check_idle()
 
     def _end(self) -> None:
         """Whatever is under way ends, well."""
         if not self.closing:
-            self.stage.settle()
-            self.referee.look()
-            self.stage.enter("closer", self.referee.close)
+            self.scheduler.settle()
+            self.checker.check_idle()
+            self.scheduler.start("closer", self.checker.close)
         for _ in range(MOST_STEPS):
-            self.stage.settle()
-            if self.stage.at(Where.IN_RUN):
+            self.scheduler.settle()
+            if self.scheduler.in_state(ThreadState.IN_RUN):
                 self._finish_run(0, Verdict.FINE)
-            elif self.stage.at(Where.RECOVERING):
-                self.stage.step(self.stage.at(Where.RECOVERING)[0])
-            elif not self.stage.actors:
+            elif self.scheduler.in_state(ThreadState.RECOVERING):
+                self.scheduler.step(self.scheduler.in_state(ThreadState.RECOVERING)[0])
+            elif not self.scheduler.threads:
                 break
             else:
-                raise Violation(f"nobody can go on: {[(a.thread.name, a.where) for a in self.stage.actors]}")
-        self.stage.clock.advance(10.0)
-        self.stage.settle()
-        self.referee.finish()
-        self.stage.check()
+                raise Violation(f"nobody can go on: {[(a.thread.name, a.state) for a in self.scheduler.threads]}")
+        self.scheduler.clock.advance(10.0)
+        self.scheduler.settle()
+        self.checker.finish()
+        self.scheduler.check()
 
 
 def _pick(choices: Sequence[T], index: int) -> T:
@@ -299,13 +301,13 @@ def run_batch(number: int, how: settings = SETTINGS) -> None:
 # The simulation notices what it is there to notice.
 
 
-def _never_rings(line: SignatureQueue, job: Job) -> bool:
-    line.queue.add(job)
+def _never_wakes(queue: SignatureQueue, job: Job) -> bool:
+    queue.jobs.add(job)
     return False
 
 
 def _swapped(*arguments: Any) -> Any:
-    answers = hand_out(*arguments)
+    answers = split_outputs(*arguments)
     return [answers[1], answers[0], *answers[2:]] if len(answers) > 1 else answers
 
 
@@ -321,8 +323,8 @@ def _expired(queue: JobQueue, now: float) -> list[Any]:
     return []
 
 
-def _drops(line: SignatureQueue) -> list[Job]:
-    line.queue.clear()
+def _drops(queue: SignatureQueue) -> list[Job]:
+    queue.jobs.clear()
     return []
 
 
@@ -332,8 +334,8 @@ def _never_full(queue: JobQueue, job: Job) -> None:
 
 refusal_of_queue = JobQueue.refusal
 BREAKS = {
-    "a lane is not rung": (SignatureQueue, "add", _never_rings),
-    "calls get rows of others": (execution, "hand_out", _swapped),
+    "a worker is not woken": (SignatureQueue, "add", _never_wakes),
+    "calls get rows of others": (execution, "split_outputs", _swapped),
     "the last call is served first": (JobQueue, "take", _from_behind),
     "deadlines are not kept": (JobQueue, "sweep", _expired),
     "calls that wait are forgotten": (SignatureQueue, "clear", _drops),

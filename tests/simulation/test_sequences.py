@@ -27,7 +27,7 @@ from tfs_lite.schedulers.sequence.deadlines import Deadlines
 from tfs_lite.schedulers.sequence.request import Slot
 from tfs_lite.schedulers.sequence.settings import DirectSettings, SequenceSettings
 from tfs_lite.schedulers.sequence.slots import Sequences
-from tfs_lite.testing.schedulers import sequence_checker as sequence_referee
+from tfs_lite.testing.schedulers import sequence_checker as sequence_checker
 from tfs_lite.testing.schedulers.sequence_checker import Mismatch, SequenceChecker
 
 MIN_STEPS, BATCHES = 50_000, 26
@@ -67,17 +67,17 @@ class SequenceBatcher(RuleBasedStateMachine):
 
     steps = 0
     taken = expired = cancelled = 0
-    referee: SequenceChecker
+    checker: SequenceChecker
     stopped = False
 
     @initialize(wanted=ANY_SETTINGS, instances=SMALL, direct=ANY_DIRECT)
     def begin(self, wanted: SequenceSettings, instances: int, direct: DirectSettings) -> None:
-        self.referee = SequenceChecker(wanted, instances, direct)
+        self.checker = SequenceChecker(wanted, instances, direct)
 
     def teardown(self) -> None:
-        if hasattr(self, "referee") and sys.exc_info()[0] is None:  # what went wrong before is what is told
-            self.referee.finish()
-            for item in self.referee.items:
+        if hasattr(self, "checker") and sys.exc_info()[0] is None:  # what went wrong before is what is told
+            self.checker.finish()
+            for item in self.checker.items:
                 type(self).taken += item.fate == ["taken"]
                 type(self).expired += item.fate == ["expired"]
                 type(self).cancelled += item.fate == ["cancelled"]
@@ -91,86 +91,86 @@ class SequenceBatcher(RuleBasedStateMachine):
     def admit(self, id: int | str, kind: str, timeout: float, key: int) -> None:
         self._step()
         flags = SequenceFlags(id, start=kind in ("start", "alone"), end=kind in ("end", "alone"))
-        self.referee.admit(flags, 1, timeout, key)
+        self.checker.admit(flags, 1, timeout, key)
 
     @rule(index=INDICES, end=st.sampled_from([False, False, True]), timeout=st.sampled_from([0.0, 0.25]))
     def go_on(self, index: int, end: bool, timeout: float) -> None:
         """With a sequence whose id is known, if there is one."""
         self._step()
-        known = [tale.id for tale in self.referee.plain.tales if tale.known]
+        known = [sequence.id for sequence in self.checker.plain.sequences if sequence.known]
         if known:
-            self.referee.admit(SequenceFlags(known[index % len(known)], end=end), 1, timeout, 0)
+            self.checker.admit(SequenceFlags(known[index % len(known)], end=end), 1, timeout, 0)
 
     @rule(id=st.sampled_from([0, "", 1]), rows=st.sampled_from([0, 1, 2, 3]))
     def admit_oddly(self, id: int | str, rows: int) -> None:
         self._step()
-        self.referee.admit(SequenceFlags(id, start=True), rows, 0.0, 0)
+        self.checker.admit(SequenceFlags(id, start=True), rows, 0.0, 0)
 
     @rule(seconds=TIMES)
     def let_time_pass(self, seconds: float) -> None:
         self._step()
-        self.referee.wait(seconds)
+        self.checker.wait(seconds)
 
-    @precondition(lambda self: self.referee.real.next_expiry < 1e9)
+    @precondition(lambda self: self.checker.real.next_expiry < 1e9)
     @rule(early=st.booleans())
     def wait_for_the_next_expiry(self, early: bool) -> None:
         self._step()
-        left = max(0.0, self.referee.real.next_expiry - self.referee.now)
-        self.referee.wait(left / 2 if early else left)
+        left = max(0.0, self.checker.real.next_expiry - self.checker.now)
+        self.checker.wait(left / 2 if early else left)
 
-    @precondition(lambda self: not self.referee.settings.oldest)
+    @precondition(lambda self: not self.checker.settings.oldest)
     @rule(instance=st.integers(0, 3))
     def run_direct(self, instance: int) -> None:
         self._step()
-        self.referee.run_direct(instance % self.referee.instances)
+        self.checker.run_direct(instance % self.checker.instances)
 
-    @precondition(lambda self: self.referee.executing)
+    @precondition(lambda self: self.checker.executing)
     @rule(index=INDICES)
     def finish_direct(self, index: int) -> None:
         self._step()
-        busy = sorted(self.referee.executing)
-        self.referee.finish_direct(busy[index % len(busy)])
+        busy = sorted(self.checker.executing)
+        self.checker.finish_direct(busy[index % len(busy)])
 
-    @precondition(lambda self: self.referee.settings.oldest and self.referee.real.pending)
+    @precondition(lambda self: self.checker.settings.oldest and self.checker.real.pending)
     @rule(index=INDICES)
     def take(self, index: int) -> None:
         self._step()
         ready = [
             Slot(number, instance)
-            for instance in range(self.referee.instances)
-            for number, request in enumerate(self.referee.real.heads(instance))
+            for instance in range(self.checker.instances)
+            for number, request in enumerate(self.checker.real.heads(instance))
             if request is not None
         ]
         if ready:
-            self.referee.take(ready[index % len(ready)])
+            self.checker.take(ready[index % len(ready)])
 
-    @precondition(lambda self: self.referee.settings.oldest and self.referee.real.running)
+    @precondition(lambda self: self.checker.settings.oldest and self.checker.real.running)
     @rule(index=INDICES)
     def finish(self, index: int) -> None:
         self._step()
-        busy = sorted(self.referee.plain.running)
-        self.referee.done(Slot(*busy[index % len(busy)]))
+        busy = sorted(self.checker.plain.running)
+        self.checker.done(Slot(*busy[index % len(busy)]))
 
-    @precondition(lambda self: self.referee.items)
+    @precondition(lambda self: self.checker.items)
     @rule(index=INDICES)
     def cancel(self, index: int) -> None:
         """One of the last ones; it may run, or be gone."""
         self._step()
-        self.referee.cancel(self.referee.items[-1 - index % len(self.referee.items)])
+        self.checker.cancel(self.checker.items[-1 - index % len(self.checker.items)])
 
     @rule(instance=st.integers(0, 3), sure=st.sampled_from([False] * 5 + [True]))
-    def lose(self, instance: int, sure: bool) -> None:
+    def drop_instance(self, instance: int, sure: bool) -> None:
         self._step()
         if sure:
-            self.referee.lose(instance % self.referee.instances)
+            self.checker.drop_instance(instance % self.checker.instances)
 
-    @precondition(lambda self: not self.stopped and len(self.referee.items) > 10)
+    @precondition(lambda self: not self.stopped and len(self.checker.items) > 10)
     @rule(sure=st.sampled_from([False] * 7 + [True]))
     def stop(self, sure: bool) -> None:
         self._step()
         if sure:
             self.stopped = True
-            self.referee.stop()
+            self.checker.stop()
 
     def _step(self) -> None:
         type(self).steps += 1
@@ -263,7 +263,7 @@ BREAKS = {
     "nothing expires": (Deadlines, "ring", _never_rings),
     "the queue has no end": (Sequences, "_full", lambda self, known: None),
     "slots are taken from behind": (slots_module, "heappop", lambda slots: slots.pop()),
-    "batches are too narrow": (sequence_referee, "form_direct", _all_slots_wide),
+    "batches are too narrow": (sequence_checker, "form_direct", _all_slots_wide),
 }
 QUICK = settings(SETTINGS, phases=[Phase.generate], database=None)
 

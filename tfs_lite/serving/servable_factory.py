@@ -46,7 +46,7 @@ from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.schedulers.items import ItemRule, ItemServable
 from tfs_lite.schedulers.response_cache import ResponseCache
-from tfs_lite.schedulers.sequence.sequence_manager import OnForgotten, nobody_routes
+from tfs_lite.schedulers.sequence.sequence_manager import OnForgotten
 from tfs_lite.schedulers.sequence.servable import SequenceServable
 from tfs_lite.serving.options import ServerOptions
 
@@ -131,7 +131,7 @@ class ServableEnvironment:
     on_batch: OnBatch = nobody_counts
     on_run: OnBatch = nobody_counts
     on_call: OnCall = nobody_asks
-    on_forgotten: OnForgotten = nobody_routes
+    on_forgotten: OnForgotten | None = None
     generation: GenerationMetrics | None = None
     resolve: Resolve = nothing_else_is_served
     resolve_sequence: ResolveSequence | None = None

@@ -1,6 +1,6 @@
-"""Several calls become one run, and its results become every call's own rows again.
+"""Several calls become one run, and its results are split into every call's own rows.
 
-    calls -> assemble -> Batch -> Model.run(signature, batch.inputs, batch.outputs) -> hand_out -> one answer per call
+    calls -> assemble -> Batch -> Model.run(signature, batch.inputs, batch.outputs) -> split_outputs -> answers
 
 Rows are in the order of the calls, one call after the other; padding comes last.
 """
@@ -24,8 +24,8 @@ from tfs_lite.schedulers.batching.settings import BatchSettings
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What goes into one run. ``outputs`` is empty if some call wants all. ``rows`` are those of the calls, ``padding``
-    those added; ``filled``: an input of some call is longer here than the call sent it."""
+    """What goes into one run. ``outputs`` is empty if some call wants all. ``rows`` counts those of the calls,
+    ``padding`` those added; ``filled`` says that an input of some call is longer here than the call sent it."""
 
     inputs: Mapping[str, Tensor]
     outputs: tuple[str, ...]
@@ -61,18 +61,18 @@ def assemble(
     filled = False
     for name, column in columns.items():
         array = arrays[name]
-        place = array[:rows] if padding else array
+        target = array[:rows] if padding else array
         if name not in rule.padded or all(part.shape[1:] == tails[name] for part in column):
-            np.concatenate(column, out=place)
+            np.concatenate(column, out=target)
         else:
-            _fill_up(place, column)
+            _fill_up(target, column)
             filled = True
         if padding:
             array[rows:] = array[last : last + 1]
     return Batch(arrays, _wanted(calls), rows, padding, filled)
 
 
-def hand_out(
+def split_outputs(
     rule: BatchRule | None,
     batch: Batch,
     results: Mapping[str, Tensor],
@@ -115,7 +115,7 @@ def rows_fault(results: Mapping[str, Tensor], rows: int) -> Status | None:
 
 
 def _padding(rule: BatchRule, rows: int, settings: BatchSettings) -> int:
-    """Up to the next allowed size. Without a row there is nothing to copy; what is larger than all sizes stays so."""
+    """Rows up to the next allowed size. Without a row there is nothing to copy; what is larger than all sizes stays."""
     allowed = settings.allowed_sizes
     if not allowed or not rows:
         return 0
@@ -146,32 +146,32 @@ def _memory(
     tails: Mapping[str, tuple[int, ...]],
     rows: int,
 ) -> dict[str, Array]:
-    """The model's own where it has some. Texts are objects of this process: no model has memory for them."""
+    """The model's own memory where it has some. Texts are objects of this process: no model has memory for them."""
     shapes = {name: ((rows, *tails[name]), column[0].dtype) for name, column in columns.items()}
     numbers = {name: shape for name, shape in shapes.items() if not shape[1].hasobject}
     staged = cast("Mapping[str, Array]", (model.stage(signature_key, numbers) if numbers else None) or {})
     return {name: staged[name] if name in staged else np.empty(*shape) for name, shape in shapes.items()}
 
 
-def _fill_up(place: Array, column: Sequence[Array]) -> None:
+def _fill_up(target: Array, column: Sequence[Array]) -> None:
     start = 0
     for array in column:
         end = start + array.shape[0]
-        if array.shape[1:] == place.shape[1:]:
-            place[start:end] = array
+        if array.shape[1:] == target.shape[1:]:
+            target[start:end] = array
         else:
-            _write(place[start:end], array)
+            _write(target[start:end], array)
         start = end
 
 
-def _write(place: Array, array: Array) -> None:
-    """``array`` into the corner of ``place``, its first element everywhere else. Slices throughout: a text that numpy
-    sees as a scalar would lose its trailing zero bytes."""
+def _write(target: Array, array: Array) -> None:
+    """Writes ``array`` into the corner of ``target``, and its first element everywhere else. Slices throughout: a text
+    that numpy sees as a scalar would lose its trailing zero bytes."""
     first = array[(slice(1),) * array.ndim]
     for axis, size in enumerate(array.shape):
-        if size < place.shape[axis]:
-            place[(slice(None),) * axis + (slice(size, None),)] = first
-    place[tuple(map(slice, array.shape))] = array
+        if size < target.shape[axis]:
+            target[(slice(None),) * axis + (slice(size, None),)] = first
+    target[tuple(map(slice, array.shape))] = array
 
 
 def _rows_of_each(

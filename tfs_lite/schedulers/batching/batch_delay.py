@@ -6,17 +6,30 @@ and every batch has its price: a hand-over between threads, and a model that run
 So, after a run, as many rows are expected as were inside when it ended: those that ran and those that waited. The wait
 is over when they have come, when none has come for a while, or after a bound.
 
-Waiting saves work and costs time. Where there is time to spare, work need not be saved: calls wait only while things
-are under strain (``strain``).
+Waiting saves work and costs time. Where there is time to spare, work need not be saved: calls wait only while the
+processor or the model is saturated (``cpu_saturation``).
 """
 
 from __future__ import annotations
 
-from tfs_lite.schedulers.batching.forming import NO_PATIENCE, BatchDelay
+from dataclasses import dataclass
+from math import inf
 
 
-class Expectation:
-    """Of one queue. Its owner locks; times are in seconds of its clock. ``ended`` after every run -> ``patience``
+@dataclass(frozen=True, slots=True)
+class BatchDelay:
+    """A batch that could still grow, and that nothing else holds back, stays until ``until`` while fewer than ``rows``
+    rows wait."""
+
+    rows: int = 0
+    until: float = -inf
+
+
+NO_DELAY = BatchDelay()
+
+
+class AdaptiveDelay:
+    """Of one queue. Its owner locks; times are in seconds of its clock. Call ``ended`` after every run and ``current``
     whenever a batch could be sent."""
 
     __slots__ = ("_ended", "_gap", "_longest", "_rows")
@@ -28,13 +41,13 @@ class Expectation:
         self._ended = 0.0
         self._rows = 0
 
-    def ended(self, now: float, inside: int, strained: bool) -> None:
-        """A run has ended; ``inside``: its rows and those that wait."""
+    def ended(self, now: float, inside: int, saturated: bool) -> None:
+        """A run has ended; ``inside`` counts its rows and those that wait."""
         self._ended = now
-        self._rows = inside if strained else 0
+        self._rows = inside if saturated else 0
 
-    def patience(self, youngest: float) -> BatchDelay:
-        """``youngest``: when the call that came last was queued."""
+    def current(self, youngest: float) -> BatchDelay:
+        """``youngest`` is when the call that came last was queued."""
         if self._rows <= 1:
-            return NO_PATIENCE
+            return NO_DELAY
         return BatchDelay(self._rows, min(max(self._ended, youngest) + self._gap, self._ended + self._longest))

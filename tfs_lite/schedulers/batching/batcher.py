@@ -1,9 +1,9 @@
-"""One or more equal models behind a queue: who runs next, and with whom. What handles give out.
+"""One or more equal models behind a queue: the servable that batches.
 
-    submit -> [queue of the signature] -> an idle lane forms a batch -> assemble -> Model.run -> every call its rows
+    submit -> [queue of the signature] -> an idle worker forms a batch -> assemble -> Model.run -> every call its rows
 
-Decisions are made under one short lock by pure functions (``forming``, ``queue``, ``patience``); models and callers are
-called outside it. One wake-up per batch: a caller that adds to a batch which is not due rings no bell.
+Decisions are made under one short lock by pure functions (``forming``, ``queue``, ``batch_delay``); models and callers
+are called outside it. One wake-up per batch: a caller that adds to a batch which is not due wakes no worker.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tfs_lite.core.model import Model, OnBatch, PredictCall, Traits, WorkerLost,
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.batching.cpu_saturation import strain_of
+from tfs_lite.schedulers.batching.cpu_saturation import saturation_of
 from tfs_lite.schedulers.batching.execution import CANCELLED, Execution, finish
-from tfs_lite.schedulers.batching.job import Job
 from tfs_lite.schedulers.batching.ordering import Order
+from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.batching.signature_queue import RuleOf, SignatureQueue
 from tfs_lite.schedulers.batching.splitting import SplitCall, split
-from tfs_lite.schedulers.batching.worker_threads import WorkerPool, WorkerThread, make_lanes
+from tfs_lite.schedulers.batching.worker_threads import WorkerPool, WorkerThread, make_workers
 
 ANSWERS_HELD = 2
-"""Answers that may wait for an earlier one, for each call that may wait for the model, where they keep their order: a
+"""Where answers keep their order: how many may wait for an earlier one, for each call that may wait for the model. A
 call that is cancelled or late has left the queue, but its answer waits."""
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class BatchingServable(Traits):
 
     Order: ``submit``, ``cancel`` and ``resize`` any number of times, then ``close`` once. Threads: all any, but
     ``close`` not on one of its own. Promises: every call is answered exactly once, with its own rows or with a status:
-    on the submitting thread if it is refused at once, else on a lane's thread, on the clock's or the canceller's; a
+    on the submitting thread if it is refused at once, else on a worker's thread, on the clock's or the canceller's; a
     failing batch is run again in halves until only the calls that fail alone are answered with the failure; while idle,
     nothing of the last batch is held. Errors, all through ``on_done``: UNAVAILABLE (queue full, closed, or every worker
     lost), DEADLINE_EXCEEDED and CANCELLED (before the start), INVALID_ARGUMENT (more rows than allowed), what the model
@@ -57,8 +57,8 @@ class BatchingServable(Traits):
         threads: int = 1,
         rule_of: RuleOf = BatchRule.of,
     ) -> None:
-        """Takes the models over: closes them in the end. ``threads``: of each model, as far as it bears them.
-        ``rule_of`` says which calls may share a run."""
+        """Takes the models over: closes them in the end. ``threads`` is how many each model gets, as far as it allows
+        them. ``rule_of`` says which calls may share a run."""
         self.id = servable_id
         self.models: Sequence[Model] = tuple(models)
         self._name = f"{servable_id.name}-{servable_id.version}"
@@ -68,19 +68,19 @@ class BatchingServable(Traits):
         self._settings = settings
         self._threads = threads
         self.signatures: Mapping[str, Signature] = models[0].signatures
-        self._lock = threading.Lock()  # guards all below, the lines, the crew, and ``models``
-        self._lines = {
+        self._lock = threading.Lock()  # guards all below, and ``models``
+        self._queues = {
             key: SignatureQueue(key, signature, settings, self._name, rule_of)
             for key, signature in self.signatures.items()
         }
         self._closed = False
         self._timer: Timer | None = None
         self._timer_due = inf
-        lanes = make_lanes(models, self._name, threads, self._serve)
-        self._crew = WorkerPool(lanes)
-        self._strain = strain_of(models, len(lanes))
-        for lane in lanes:
-            lane.thread.start()
+        workers = make_workers(models, self._name, threads, self._serve)
+        self._workers = WorkerPool(workers)
+        self._saturation = saturation_of(models, len(workers))
+        for worker in workers:
+            worker.thread.start()
 
     @property
     def platform(self) -> str:
@@ -89,35 +89,35 @@ class BatchingServable(Traits):
     @property
     def pending(self) -> int:
         with self._lock:
-            return sum(len(line.queue) for line in self._lines.values())
+            return sum(len(queue.jobs) for queue in self._queues.values())
 
     @property
     def pending_rows(self) -> int:
         with self._lock:
-            return sum(line.queue.rows for line in self._lines.values())
+            return sum(queue.jobs.rows for queue in self._queues.values())
 
     # What callers do.
 
     def submit(self, call: PredictCall) -> None:
-        line = self._lines[call.signature]
-        job = line.job(call, self._clock.monotonic())
-        refusal = self._hindrance(line, job)
-        if refusal is None and line.is_large(job):
-            refusal = self._submit_large(line, call, job)
+        queue = self._queues[call.signature]
+        job = queue.job(call, self._clock.monotonic())
+        refusal = self._check_call(queue, job)
+        if refusal is None and queue.is_large(job):
+            refusal = self._submit_large(queue, call, job)
             if refusal is None:
                 return
-        lane = None
+        worker = None
         if refusal is None:
             with self._lock:
-                refusal = self._closed_to(line, job)
+                refusal = self._check_capacity(queue, job)
                 if refusal is None:
                     self._keep_order(call)
                     call.ticket, call.admitted = job, True
-                    lane = self._add(line, job)
+                    worker = self._add(queue, job)
         if refusal is not None:
             self._finish(call, refusal)
-        elif lane is not None:
-            lane.ring()
+        elif worker is not None:
+            worker.wake()
 
     def cancel(self, call: PredictCall) -> None:
         ticket = call.ticket
@@ -126,12 +126,12 @@ class BatchingServable(Traits):
             return
         if not isinstance(ticket, Job):
             return
-        line = self._lines[call.signature]
+        queue = self._queues[call.signature]
         with self._lock:
-            removed = line.remove(ticket)
-            lane = self._crew.pop_idle() if removed and len(line.queue) else None
-        if lane is not None:
-            lane.ring()  # what is left may be a batch of a preferred size
+            removed = queue.remove(ticket)
+            worker = self._workers.pop_idle() if removed and len(queue.jobs) else None
+        if worker is not None:
+            worker.wake()  # what is left may be a batch of a preferred size
         if removed:
             call.queue_seconds = self._clock.monotonic() - ticket.enqueued
             self._finish(call, CANCELLED)
@@ -143,22 +143,22 @@ class BatchingServable(Traits):
     def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
         """Never blocks for a run: a model that leaves is closed when the last batch in it is over."""
         models = (*(model for model in self.models if all(model is not one for one in remove)), *add)
-        lanes = make_lanes(add, self._name, self._threads, self._serve, self._crew.made)
+        workers = make_workers(add, self._name, self._threads, self._serve, self._workers.made)
         with self._lock:
             if self._closed or not models:
                 return False
             self.models = models
-            idle = self._crew.change(lanes, remove)
-            for lane in lanes:
-                lane.thread.start()  # here, because ``close`` joins all that are in the crew
-            waiting = self._clear() if self._crew.is_lost else []
-            count = len(self._crew)
-        for lane in idle:
-            lane.ring()
+            idle = self._workers.change(workers, remove)
+            for worker in workers:
+                worker.thread.start()  # here, because ``close`` joins all workers of the pool
+            waiting = self._clear() if self._workers.is_lost else []
+            count = len(self._workers)
+        for worker in idle:
+            worker.wake()
         self._refuse(waiting, "has lost its worker process; try again later")
-        strain = strain_of(models, count)
+        saturation = saturation_of(models, count)
         with self._lock:
-            self._strain = strain
+            self._saturation = saturation
         return True
 
     def close(self) -> None:
@@ -166,20 +166,20 @@ class BatchingServable(Traits):
         with self._lock:
             self._closed = True
             waiting = self._clear()
-            idle = self._crew.end()
+            idle = self._workers.end()
             timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
-        for lane in idle:
-            lane.ring()
+        for worker in idle:
+            worker.wake()
         self._refuse(waiting, "is being unloaded")
-        self._crew.join()
+        self._workers.join()
         for model in self.models:
             model.close()
 
     def _clear(self) -> list[Job]:
-        """With the lock held. All that waits."""
-        return [job for line in self._lines.values() for job in line.clear()]
+        """With the lock held. Takes out all that waits."""
+        return [job for queue in self._queues.values() for job in queue.clear()]
 
     def _refuse(self, jobs: Sequence[Job], reason: str) -> None:
         for job in jobs:
@@ -187,65 +187,65 @@ class BatchingServable(Traits):
 
     # Admission.
 
-    def _hindrance(self, line: SignatureQueue, job: Job) -> Status | None:
-        """Why the call is not even worth queueing."""
+    def _check_call(self, queue: SignatureQueue, job: Job) -> Status | None:
+        """Returns why the call cannot be queued whatever waits there."""
         if job.expires <= job.enqueued:
             return Status(StatusCode.DEADLINE_EXCEEDED, f"the deadline passed before the request reached {self._name}")
-        return line.refusal(job)
+        return queue.refusal(job)
 
-    def _closed_to(self, line: SignatureQueue, job: Job) -> Status | None:
+    def _check_capacity(self, queue: SignatureQueue, job: Job) -> Status | None:
         """With the lock held."""
         if self._closed:
             return self._unavailable("is being unloaded")
-        if self._crew.is_lost:
+        if self._workers.is_lost:
             return self._unavailable("has lost its worker process, which is being started again; try again later")
         if self._order is not None and len(self._order) >= self._answers_held:
             return self._unavailable("has too many answers that wait for an earlier one; try again later")
-        return line.queue.refusal(job) or line.lateness(job, len(self._crew))
+        return queue.jobs.refusal(job) or queue.overload(job, len(self._workers))
 
     @property
     def _answers_held(self) -> int:
         """With the lock held. How many answers may wait for an earlier one, those that run included."""
         settings = self._settings
-        return ANSWERS_HELD * settings.max_queued_calls + len(self._crew) * max(settings.max_batch_size, 1)
+        return ANSWERS_HELD * settings.max_queued_calls + len(self._workers) * max(settings.max_batch_size, 1)
 
     def _keep_order(self, call: PredictCall) -> None:
         """With the lock held, so that the order is that of the queue."""
         if self._order is not None:
             self._order.keep(call)
 
-    def _add(self, line: SignatureQueue, job: Job) -> WorkerThread | None:
-        """With the lock held. The lane to ring, if the job makes a decision worth while."""
-        worth_while = line.add(job)
-        if line.queue.next_expiry < self._timer_due:
-            self._arm(line.queue.next_expiry)
-        return self._crew.pop_idle() if worth_while else None
+    def _add(self, queue: SignatureQueue, job: Job) -> WorkerThread | None:
+        """With the lock held. Returns the worker to wake, if the job makes a decision worth while."""
+        worth_while = queue.add(job)
+        if queue.jobs.next_expiry < self._timer_due:
+            self._arm(queue.jobs.next_expiry)
+        return self._workers.pop_idle() if worth_while else None
 
-    def _submit_large(self, line: SignatureQueue, call: PredictCall, job: Job) -> Status | None:
-        """A call that has to be cut: all of its pieces are queued, or none is."""
-        settings, lanes, now = line.settings, [], job.enqueued
+    def _submit_large(self, queue: SignatureQueue, call: PredictCall, job: Job) -> Status | None:
+        """Splits a call: all splits are queued, or none is."""
+        largest, workers, now = queue.settings.max_batch_size, [], job.enqueued
         with self._lock:
-            refusal = self._closed_to(line, job)
+            refusal = self._check_capacity(queue, job)
             if refusal is not None:
                 return refusal
-            room = -line.queue.rows % settings.max_batch_size
+            room = -queue.jobs.rows % largest
             self._keep_order(call)
-            joined = SplitCall(call, split(call, job.rows, room, settings.max_batch_size), self._cancel_all)
-            call.ticket, call.admitted = joined, True
-            for piece in joined.pieces:
-                piece.ticket = part = line.job(piece, now)
+            whole = SplitCall(call, split(call, job.rows, room, largest), self._cancel_all)
+            call.ticket, call.admitted = whole, True
+            for each in whole.unanswered():
+                each.ticket = part = queue.job(each, now)
                 part.level, part.times_out = job.level, job.times_out
-                lane = self._add(line, part)
-                if lane is not None:
-                    lanes.append(lane)
-        for lane in lanes:
-            lane.ring()
+                worker = self._add(queue, part)
+                if worker is not None:
+                    workers.append(worker)
+        for worker in workers:
+            worker.wake()
         return None
 
     # Calls that wait too long.
 
     def _arm(self, due: float) -> None:
-        """With the lock held. Seldom: deadlines mostly come in order, and only the earliest needs the timer."""
+        """With the lock held. Called seldom: deadlines mostly come in order, and only the earliest needs the timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_due = due
@@ -258,13 +258,13 @@ class BatchingServable(Traits):
                 return
             now = self._clock.monotonic()
             self._timer, self._timer_due = None, inf
-            dropped = [found for line in self._lines.values() for found in line.sweep(now)]
-            due = min(line.queue.next_expiry for line in self._lines.values())
+            dropped = [found for queue in self._queues.values() for found in queue.sweep(now)]
+            due = min(queue.jobs.next_expiry for queue in self._queues.values())
             if due < inf:
                 self._arm(due)
-            lane = self._crew.pop_idle()
-        if lane is not None:
-            lane.ring()  # other calls may have come to the head
+            worker = self._workers.pop_idle()
+        if worker is not None:
+            worker.wake()  # other calls may have come to the head
         self._drop(dropped, now)
 
     def _drop(self, dropped: Sequence[tuple[Job, Status]], now: float) -> None:
@@ -272,102 +272,101 @@ class BatchingServable(Traits):
             job.call.queue_seconds = now - job.enqueued
             self._finish(job.call, status)
 
-    # What lanes do.
+    # What workers do.
 
-    def _serve(self, lane: WorkerThread) -> None:
+    def _serve(self, worker: WorkerThread) -> None:
         while True:
-            line, jobs = self._next(lane)
-            if line is None:
-                self._leave(lane)
+            queue, jobs = self._next(worker)
+            if queue is None:
+                self._leave(worker)
                 return
-            self._run(lane, line, jobs)
-            del line, jobs
+            self._run(worker, queue, jobs)
+            del queue, jobs
 
-    def _leave(self, lane: WorkerThread) -> None:
-        """The lane's work is over. It may have been woken for a batch, which another one has to take then."""
+    def _leave(self, worker: WorkerThread) -> None:
+        """The worker ends. It may have been woken for a batch, which another one has to take then."""
         with self._lock:
-            last = self._crew.left(lane)
-            other = self._crew.pop_idle() if self._anybody_waits() else None
+            last = self._workers.mark_ended(worker)
+            other = self._workers.pop_idle() if self._has_waiting() else None
         if other is not None:
-            other.ring()
+            other.wake()
         if last:
             try:
-                lane.model.close()
+                worker.model.close()
             except Exception:
                 logger.exception("closing an instance of %s failed", self._name)
 
-    def _next(self, lane: WorkerThread) -> tuple[SignatureQueue | None, list[Job]]:
-        """The lane's next batch; blocks. No line: the lane's work is over."""
+    def _next(self, worker: WorkerThread) -> tuple[SignatureQueue | None, list[Job]]:
+        """The worker's next batch; blocks. Without a queue the worker has to end."""
         while True:
             dropped: list[tuple[Job, Status]] = []
             with self._lock:
-                if self._closed or lane.ending.is_set():
+                if self._closed or worker.ending.is_set():
                     return None, []
                 now = self._clock.monotonic()
-                line, jobs, until = self._choose(now, dropped)
-                if line is None:
-                    self._crew.rest(lane)
-                other = self._crew.pop_idle() if line is not None and self._anybody_waits() else None
+                queue, jobs, until = self._choose(now, dropped)
+                if queue is None:
+                    self._workers.mark_idle(worker)
+                other = self._workers.pop_idle() if queue is not None and self._has_waiting() else None
             if other is not None:
-                other.ring()  # what is left may be a batch for it
+                other.wake()  # what is left may be a batch for it
             self._drop(dropped, now)
-            if line is not None:
-                return line, jobs
-            if not lane.sleep(until - now) and not self._woke(lane):
-                lane.sleep(inf)  # somebody is about to ring
+            if queue is not None:
+                return queue, jobs
+            if not worker.sleep(until - now) and not self._woke(worker):
+                worker.sleep(inf)  # another thread is about to wake it
 
-    def _woke(self, lane: WorkerThread) -> bool:
-        """The lane has woken by itself. False: somebody has taken it for idle already, and will ring."""
+    def _woke(self, worker: WorkerThread) -> bool:
+        """The worker's sleep has timed out. Returns False if another thread has popped it, and will wake it."""
         with self._lock:
-            return self._crew.leave_idle(lane)
+            return self._workers.mark_awake(worker)
 
-    def _anybody_waits(self) -> bool:
+    def _has_waiting(self) -> bool:
         """With the lock held."""
-        return any(len(line.queue) for line in self._lines.values())
+        return any(len(queue.jobs) for queue in self._queues.values())
 
     def _choose(self, now: float, dropped: list[tuple[Job, Status]]) -> tuple[SignatureQueue | None, list[Job], float]:
-        """With the lock held: the batch of the line that has waited longest, or until when there is none."""
+        """With the lock held: the batch of the queue that has waited longest, or the time until which there is none."""
         until = inf
-        lines: Sequence[SignatureQueue] = [line for line in self._lines.values() if len(line.queue)]
-        if len(lines) > 1:
-            lines = sorted(lines, key=lambda line: line.queue.oldest)
-        for line in lines:
-            queue = line.queue
-            if queue.next_expiry <= now:
-                dropped.extend(line.sweep(now))
-                if not len(queue):
+        queues: Sequence[SignatureQueue] = [queue for queue in self._queues.values() if len(queue.jobs)]
+        if len(queues) > 1:
+            queues = sorted(queues, key=lambda queue: queue.jobs.oldest)
+        for queue in queues:
+            if queue.jobs.next_expiry <= now:
+                dropped.extend(queue.sweep(now))
+                if not len(queue.jobs):
                     continue
-            decision = line.decide(now)
+            decision = queue.decide(now)
             if decision.take:
-                return line, line.take(decision), until
-            line.wake_rows = decision.wake_rows
+                return queue, queue.take(decision), until
+            queue.wake_rows = decision.wake_rows
             until = min(until, decision.wait_until)
         return None, [], until
 
-    def _run(self, lane: WorkerThread, line: SignatureQueue, jobs: Sequence[Job]) -> None:
+    def _run(self, worker: WorkerThread, queue: SignatureQueue, jobs: Sequence[Job]) -> None:
         now = self._clock.monotonic()
         calls = [job.call for job in jobs]
         for job in jobs:
             job.call.queue_seconds = now - job.enqueued
             job.call.ticket = None  # or each would keep the other alive
         try:
-            self._execution.run(lane.model, line, calls, [job.size for job in jobs])
+            self._execution.run(worker.model, queue, calls, [job.size for job in jobs])
         except WorkerLost:
-            self._recover(lane)
+            self._recover(worker)
 
-    def _ended(self, line: SignatureQueue, now: float, rows: int, seconds: float) -> None:
+    def _ended(self, queue: SignatureQueue, now: float, rows: int, seconds: float) -> None:
         with self._lock:
-            self._strain.ran(now, seconds)
-            line.ended(now, rows, seconds, self._strain.strained)
+            self._saturation.ran(now, seconds)
+            queue.ended(now, rows, seconds, self._saturation.saturated)
 
-    def _recover(self, lane: WorkerThread) -> None:
-        """Until the lane's model can run again. While no lane has one, nobody waits in vain."""
+    def _recover(self, worker: WorkerThread) -> None:
+        """Blocks until the worker's model can run again. While no worker has one, all that waits is refused."""
         with self._lock:
-            waiting = self._clear() if self._crew.lose(lane) else []
+            waiting = self._clear() if self._workers.mark_lost(worker) else []
         self._refuse(waiting, "has lost its worker process; try again later")
-        lane.model.recover(lane.ending)
+        worker.model.recover(worker.ending)
         with self._lock:
-            self._crew.regain(lane)
+            self._workers.mark_recovered(worker)
 
     def _finish(self, call: PredictCall, status: Status) -> None:
         call.ticket = None

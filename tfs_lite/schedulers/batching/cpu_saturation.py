@@ -1,6 +1,6 @@
 """Whether there is time to spare: how busy the server, its processor and one model are.
 
-    ran (after every run) ... -> strained, for the next moments
+    ran (after every run) ... -> saturated, for the next moments
 
 Three things can be short. The server's process does most of its work under one lock, so it has about one core's worth
 of time. The cores that it may use are shared with the processes of models. And the threads of the model itself may be
@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterable
 
 from tfs_lite.core.model import Model
 
-STRAINED = 0.8
-"""The share of its time that something is busy from which on it is short."""
+SATURATED = 0.8
+"""The share of its time from which on something that is busy counts as saturated."""
 WINDOW = 0.05
-"""Seconds over which shares are taken."""
+"""Seconds over which shares are measured."""
 
 
 class CpuSaturation:
-    """Of one servable, which locks; times are in seconds. ``server_time`` and ``models_time`` are the processor time
-    that the server's process and those of its models have had; ``threads`` run the model, ``cores`` are there for
-    all."""
+    """Of one servable, which locks; times are in seconds. ``server_time`` and ``models_time`` return the processor time
+    that the server's process and those of its models have had; ``threads`` is how many run the model, ``cores`` how
+    many there are for all."""
 
     __slots__ = (
         "_cores",
@@ -35,7 +35,7 @@ class CpuSaturation:
         "_server_time",
         "_since",
         "_threads",
-        "strained",
+        "saturated",
     )
 
     def __init__(
@@ -53,31 +53,31 @@ class CpuSaturation:
         self._models = models_time()
         self._since = 0.0
         self._ran = 0.0
-        self.strained = False
+        self.saturated = False
 
     def ran(self, now: float, seconds: float) -> None:
-        """A run has ended that took so long."""
+        """A run has ended after ``seconds``."""
         self._ran += seconds
         passed = now - self._since
         if passed < WINDOW:
             return
         server, models = self._server_time(), self._models_time()
         used, used_by_models = server - self._server, models - self._models
-        short = max(used, self._ran / self._threads, (used + used_by_models) / self._cores)
-        self.strained = short >= STRAINED * passed
+        busy = max(used, self._ran / self._threads, (used + used_by_models) / self._cores)
+        self.saturated = busy >= SATURATED * passed
         self._server, self._models, self._since, self._ran = server, models, now, 0.0
 
 
-def strain_of(models: Iterable[Model], threads: int) -> CpuSaturation:
-    """On the real processor. ``threads``: how many run the models."""
+def saturation_of(models: Iterable[Model], threads: int) -> CpuSaturation:
+    """Measures the real processor. ``threads`` is how many run the models."""
     models = tuple(models)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return CpuSaturation(threads, cores, models_time=lambda: sum(map(_time_of, models)))
 
 
 def _time_of(model: Model) -> float:
-    """Processor time of the model's own process, as far as the system tells. A process that was started again begins
-    anew, which looks like a moment of rest."""
+    """Processor time of the model's own process, as far as the system tells. The count of a process that was started
+    again begins at zero, which looks like an idle moment."""
     pid = model.worker.pid
     if pid is None:
         return 0.0

@@ -1,7 +1,7 @@
-"""One batch through a model, and every call its answer, whatever happens.
+"""Runs one batch through a model, and answers every call of it, whatever happens.
 
-calls -> assemble -> Model.run -> hand_out -> on_done of each call
-                      failed, and there were several: each half on its own, until the guilty call is alone
+calls -> assemble -> Model.run -> split_outputs -> on_done of each call
+                      failed, and there were several: each half on its own, until the call at fault is alone
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, Worker
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.schedulers.batching.assembly import assemble, hand_out
+from tfs_lite.schedulers.batching.assembly import assemble, split_outputs
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 
 Answer = Mapping[str, Tensor] | Status
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def finish(call: PredictCall, answer: Answer, name: str) -> None:
-    """Answers a call; ``name`` is whom it was sent to."""
+    """Answers a call; ``name`` is the servable it was sent to, for the log."""
     try:
         call.on_done(answer)
     except Exception:
@@ -31,8 +31,8 @@ def finish(call: PredictCall, answer: Answer, name: str) -> None:
 
 
 class Execution:
-    """Any number of threads, each with a model of its own or one that bears them. ``ended`` is told the line, the time,
-    the rows and the seconds of every run whose calls are answered now, before they are."""
+    """Used by any number of threads, each with a model of its own or one that allows several. ``ended`` is called with
+    the queue, the time, the rows and the seconds of every run whose calls are to be answered, before they are."""
 
     def __init__(
         self,
@@ -48,19 +48,19 @@ class Execution:
         self._on_batch = on_batch
         self._ended = ended
 
-    def run(self, model: Model, line: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]) -> None:
+    def run(self, model: Model, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]) -> None:
         """Answers every call; ``sizes`` are their rows. Raises WorkerLost, after having answered with it, when the
         model has to recover."""
         started = self._clock.monotonic()
-        answers, padding, lost, inside = self._attempt(model, line, calls, sizes)
+        answers, padding, lost, inside = self._attempt(model, queue, calls, sizes)
         ended = self._clock.monotonic()
         ok = not isinstance(answers[0], Status)
         moving = (inside[0] - started, ended - inside[1]) if inside else (0.0, 0.0)
         self._report(calls, sum(sizes), padding, ended - started, moving, ok)
         if not ok and lost is None and len(calls) > 1:
-            self._run_halves(model, line, calls, sizes)
+            self._run_halves(model, queue, calls, sizes)
             return
-        self._ended(line, ended, sum(sizes), ended - started)
+        self._ended(queue, ended, sum(sizes), ended - started)
         for call, answer in zip(calls, answers, strict=True):
             call.run_seconds, call.moving_seconds = ended - started, moving
             finish(call, answer, self._name)
@@ -68,18 +68,18 @@ class Execution:
             raise lost
 
     def _attempt(
-        self, model: Model, line: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
+        self, model: Model, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
     ) -> tuple[Sequence[Answer], int, WorkerLost | None, tuple[float, float] | None]:
-        """(an answer for each call, rows of padding, the worker's end if it came, when the model was entered and left
-        if it was)."""
+        """Returns an answer for each call, the rows of padding, the loss of the worker if it came, and when the model
+        was entered and left, if it was."""
         padding = 0
         try:
-            batch = assemble(line.rule, model, line.key, calls, sizes, line.settings)
+            batch = assemble(queue.rule, model, queue.key, calls, sizes, queue.settings)
             padding = batch.padding
             entered = self._clock.monotonic()
-            results = model.run(line.key, batch.inputs, batch.outputs)
+            results = model.run(queue.key, batch.inputs, batch.outputs)
             inside = (entered, self._clock.monotonic())
-            return hand_out(line.rule, batch, results, calls, sizes), padding, None, inside
+            return split_outputs(queue.rule, batch, results, calls, sizes), padding, None, inside
         except WorkerLost as error:
             return [error.status] * len(calls), padding, error, None
         except ServingError as error:
@@ -90,16 +90,16 @@ class Execution:
             return [status] * len(calls), padding, None, None
 
     def _run_halves(
-        self, model: Model, line: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
+        self, model: Model, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
     ) -> None:
         middle = len(calls) // 2
         try:
-            self.run(model, line, calls[:middle], sizes[:middle])
+            self.run(model, queue, calls[:middle], sizes[:middle])
         except WorkerLost as error:
             for call in calls[middle:]:
                 finish(call, error.status, self._name)
             raise
-        self.run(model, line, calls[middle:], sizes[middle:])
+        self.run(model, queue, calls[middle:], sizes[middle:])
 
     def _report(
         self,

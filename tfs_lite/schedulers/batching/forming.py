@@ -1,8 +1,8 @@
 """Which of the waiting jobs run next, together: a pure decision over a queue and the time.
 
 The rules are those of Triton's dynamic batcher; TensorFlow Serving's are the same ones with the largest batch as the
-only preferred size. The walk costs a few steps per job and makes nothing, for it runs once per batch while the queue is
-locked.
+only preferred size. The walk takes a few steps per job and allocates nothing, because it runs once per batch while the
+queue is locked.
 """
 
 from __future__ import annotations
@@ -11,26 +11,15 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import inf
 
-from tfs_lite.schedulers.batching.job import Job
+from tfs_lite.schedulers.batching.batch_delay import NO_DELAY, BatchDelay
+from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen, TimeoutAction
 
 
 @dataclass(frozen=True, slots=True)
-class BatchDelay:
-    """A batch that could still grow, and that nothing else holds back, stays until ``until`` while fewer than ``rows``
-    rows wait. Counts for settings that send by expectation."""
-
-    rows: int = 0
-    until: float = -inf
-
-
-NO_PATIENCE = BatchDelay()
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
-    """``take`` so many jobs from the head now. With 0, ask again at ``wait_until``, or earlier when ``wake_rows`` rows
-    wait in all, when a job with another key arrives, or when one has left the queue or moved in it."""
+    """``take`` is how many jobs leave from the head now. With 0, ask again at ``wait_until``, or earlier when
+    ``wake_rows`` rows wait in all, when a job with another key arrives, or when one has left the queue or moved."""
 
     take: int = 0
     wait_until: float = inf
@@ -41,10 +30,9 @@ NOTHING = Decision()
 ONE = Decision(take=1)
 
 
-def form_batch(
-    queue: Iterable[Job], now: float, settings: BatchSettings, patience: BatchDelay = NO_PATIENCE
-) -> Decision:
-    """``queue``: the jobs in order of service, none expired at ``now`` (the queue's ``sweep`` comes first). Any thread.
+def form_batch(queue: Iterable[Job], now: float, settings: BatchSettings, delay: BatchDelay = NO_DELAY) -> Decision:
+    """``queue``: the jobs in order of service, none expired at ``now`` (the queue's ``sweep`` comes first). ``delay``
+    counts for settings that send by expectation. Any thread.
 
     The jobs up to a preferred size are the best batch, later sizes before earlier ones. Without one, a batch leaves
     that cannot grow any more: it is as large as the largest preferred size, or the next job would overflow it or has
@@ -58,16 +46,16 @@ def form_batch(
     taken, rows, best, closed, oldest = _walk(queue, settings.max_batch_size, preferred, largest)
     if not taken:
         return NOTHING
-    delay = settings.max_delay
-    late = delay > 0 and now >= oldest + delay
+    max_delay = settings.max_delay
+    late = max_delay > 0 and now >= oldest + max_delay
     if best and not late:
         return Decision(best)
     if closed or late or rows >= largest:
         return Decision(taken)
-    if delay > 0:
-        return Decision(0, oldest + delay, _next_size(rows, settings))
-    if settings.send is SendWhen.EXPECT and rows < patience.rows and now < patience.until:
-        return Decision(0, patience.until, min(_next_size(rows, settings), patience.rows))
+    if max_delay > 0:
+        return Decision(0, oldest + max_delay, _next_size(rows, settings))
+    if settings.send is SendWhen.EXPECT and rows < delay.rows and now < delay.until:
+        return Decision(0, delay.until, min(_next_size(rows, settings), delay.rows))
     return Decision(taken)
 
 

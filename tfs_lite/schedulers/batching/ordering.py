@@ -1,9 +1,9 @@
-"""Answers in the order of the calls, over any number of lanes: Triton's ``preserve_ordering``.
+"""Answers in the order of the calls, over any number of workers: Triton's ``preserve_ordering``.
 
-    keep(call)  ->  the call is answered, by anybody, at any time  ->  passed on when all earlier ones have been
+    keep(call)  ->  the call is answered, on any thread, at any time  ->  passed on when all earlier ones have been
 
-Only the passing on is in order; calls run as before. A call that is refused or cancelled is answered too, and so holds
-nobody up.
+Only the passing on is in order; calls run as before. A call that is refused or cancelled is answered too, and so does
+not hold up the others.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Answer = Mapping[str, Tensor] | Status
 logger = logging.getLogger(__name__)
 
 
-class _Place:
-    """A call in the order. ``answer`` None: not yet."""
+class _OrderedAnswer:
+    """A call in the order. ``answer`` is None until it is answered."""
 
     __slots__ = ("answer", "on_done")
 
@@ -35,25 +35,25 @@ class Order:
     """Any thread. One thread at a time passes answers on, so that none overtakes another on the last steps."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards both below and every place
-        self._places: deque[_Place] = deque()
+        self._lock = threading.Lock()  # guards both below and every answer
+        self._answers: deque[_OrderedAnswer] = deque()
         self._passing = False
 
     def __len__(self) -> int:
         """Calls whose answers have not been passed on."""
         with self._lock:
-            return len(self._places)
+            return len(self._answers)
 
     def keep(self, call: PredictCall) -> None:
         """From now on the call's ``on_done`` happens after those of all calls that were kept before it."""
-        place = _Place(call.on_done)
+        ordered = _OrderedAnswer(call.on_done)
         with self._lock:
-            self._places.append(place)
-        call.on_done = lambda answer: self._answered(place, answer)
+            self._answers.append(ordered)
+        call.on_done = lambda answer: self._answered(ordered, answer)
 
-    def _answered(self, place: _Place, answer: Answer) -> None:
+    def _answered(self, ordered: _OrderedAnswer, answer: Answer) -> None:
         with self._lock:
-            place.answer = answer
+            ordered.answer = answer
             if self._passing:
                 return
             self._passing = True
@@ -66,9 +66,9 @@ class Order:
 
     def _next(self) -> tuple[Callable[[Answer], None], Answer] | None:
         with self._lock:
-            if not self._places or self._places[0].answer is None:
+            if not self._answers or self._answers[0].answer is None:
                 self._passing = False
                 return None
-            place = self._places.popleft()
-            assert place.answer is not None
-            return place.on_done, place.answer
+            ordered = self._answers.popleft()
+            assert ordered.answer is not None
+            return ordered.on_done, ordered.answer

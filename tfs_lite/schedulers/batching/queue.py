@@ -12,15 +12,38 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 
+from tfs_lite.core.model import PredictCall
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.schedulers.batching.job import Job
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, TimeoutAction
 
 EMPTY_LEVELS = 8
-"""So many levels are kept although nothing waits in them."""
+"""How many levels are kept although no job waits in them."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One call while it waits. Jobs share a run only if their ``key`` is equal. ``rows`` is what the job adds to a
+    batch, at least 1 also for a call without rows. Times are those of the servable's clock.
+
+    ``expires`` ends the wait by the deadline of the call; ``times_out`` by the queue's timeout, which a level with the
+    action DELAY answers by moving the job, once. ``gone`` is set when the job has left the queue, for any reason.
+    """
+
+    call: PredictCall
+    rows: int
+    key: Hashable
+    enqueued: float
+    size: int = 1
+    """The rows that the call really has."""
+    level: int = 0
+    expires: float = inf
+    times_out: float = inf
+    delayed: bool = field(default=False)
+    gone: bool = field(default=False)
 
 
 class JobQueue:
@@ -30,18 +53,18 @@ class JobQueue:
     __slots__ = ("_by_number", "_count", "_levels", "_name", "_settings", "last_key", "next_expiry", "rows", "youngest")
 
     def __init__(self, settings: BatchSettings, name: str = "the model") -> None:
-        """``name`` is for messages: who the jobs wait for."""
+        """``name`` is what the jobs wait for, for messages."""
         self._settings = settings
         self._name = name
         self._levels: list[_Level] = []
         self._by_number: dict[int, _Level] = {}
         self._count = 0
         self.rows = 0
-        """Of all jobs that wait."""
+        """The rows of all jobs that wait."""
         self.next_expiry = inf
         """Before this time, ``sweep`` finds nothing."""
         self.last_key: Hashable = None
-        """Of the job that was added last."""
+        """The key of the job that was added last."""
         self.youngest = -inf
         """When that job was queued."""
 
@@ -52,23 +75,23 @@ class JobQueue:
         """In order of service. The queue must not change meanwhile."""
         if len(self._levels) == 1 and not self._levels[0].delayed.live:
             return iter(self._levels[0].fresh)
-        return chain.from_iterable(line for level in self._levels for line in level.lines)
+        return chain.from_iterable(fifo for level in self._levels for fifo in level.fifos)
 
     @property
     def head(self) -> Job | None:
         """The job to be served next."""
-        return next((job for level in self._levels for line in level.lines if (job := line.head)), None)
+        return next((job for level in self._levels for fifo in level.fifos if (job := fifo.head)), None)
 
     @property
     def oldest(self) -> float:
         """When the next job was queued: of the levels' next jobs, the first; inf if none waits. Without priorities and
         delays, none has waited longer."""
-        heads = (line.head for level in self._levels for line in level.lines)
+        heads = (fifo.head for level in self._levels for fifo in level.fifos)
         return min((job.enqueued for job in heads if job), default=inf)
 
     def refusal(self, job: Job) -> Status | None:
-        """Why the job cannot wait here; UNAVAILABLE. Adds nothing. Sets its ``level`` and ``times_out`` by its call and
-        the settings; ``enqueued`` and ``rows`` have to be right."""
+        """Returns UNAVAILABLE if the job cannot wait here. Adds nothing. Sets ``level`` and ``times_out`` of the job by
+        its call and the settings; ``enqueued`` and ``rows`` have to be right."""
         settings = self._settings
         priority = job.call.priority
         job.level = priority if 0 < priority <= settings.priority_levels else settings.default_priority
@@ -87,7 +110,7 @@ class JobQueue:
         return None
 
     def add(self, job: Job) -> None:
-        """Behind those of its level; a job that is ``delayed`` behind those that are so too."""
+        """Appends the job to its level; one that is ``delayed`` to those that are delayed too."""
         level = self._by_number.get(job.level)
         if level is None:
             level = self._new_level(job.level)
@@ -100,7 +123,7 @@ class JobQueue:
         self.youngest = job.enqueued
 
     def remove(self, job: Job) -> bool:
-        """Takes out a job that was added. False: it had left already."""
+        """Takes out a job that was added. Returns False if it had left already."""
         if job.gone:
             return False
         job.gone = True
@@ -118,8 +141,8 @@ class JobQueue:
         out: list[tuple[Job, Status]] = []
         for level in self._levels[:]:
             before = len(out)
-            for line in level.lines:
-                for job in line.pop_ended(now):
+            for fifo in level.fifos:
+                for job in fifo.pop_ended(now):
                     status = self._end(job, level, now)
                     if status is None:
                         job.delayed, job.times_out = True, inf
@@ -128,27 +151,27 @@ class JobQueue:
                         job.gone = True
                         out.append((job, status))
             self._left(level, len(out) - before, sum(job.rows for job, _ in out[before:]))
-        self.next_expiry = min((line.bound for level in self._levels for line in level.lines), default=inf)
+        self.next_expiry = min((fifo.bound for level in self._levels for fifo in level.fifos), default=inf)
         return out
 
     def take(self, count: int) -> list[Job]:
-        """The next ``count`` jobs, or all, in order of service."""
+        """Takes out the next ``count`` jobs, or all, in order of service."""
         taken: list[Job] = []
         index = 0
         while len(taken) < count and index < len(self._levels):
             level = self._levels[index]
             before = len(taken)
-            rows = sum(line.take(count - len(taken), taken) for line in level.lines)
+            rows = sum(fifo.take(count - len(taken), taken) for fifo in level.fifos)
             if not self._left(level, len(taken) - before, rows):
                 index += 1
         return taken
 
     def clear(self) -> list[Job]:
-        """All jobs, in order of service."""
+        """Takes out all jobs, in order of service."""
         return self.take(self._count)
 
     def _left(self, level: _Level, jobs: int, rows: int) -> bool:
-        """So many have left a level. Whether the level is gone with them."""
+        """``jobs`` with ``rows`` have left a level. Returns whether the level is gone with them."""
         self._count -= jobs
         self.rows -= rows
         if not self._count:
@@ -165,7 +188,7 @@ class JobQueue:
         return level
 
     def _end(self, job: Job, level: _Level, now: float) -> Status | None:
-        """The status of a job that has waited too long; None: it is to be delayed."""
+        """The status of a job that has waited too long; None if it is to be delayed."""
         if job.expires <= now:
             return Status(
                 StatusCode.DEADLINE_EXCEEDED, f"the deadline passed while the request waited for {self._name}"
@@ -182,24 +205,24 @@ class JobQueue:
 class _Level:
     """The jobs of one priority."""
 
-    __slots__ = ("action", "delayed", "fresh", "lines", "number")
+    __slots__ = ("action", "delayed", "fifos", "fresh", "number")
 
     def __init__(self, number: int, action: TimeoutAction) -> None:
         self.number = number
         self.action = action
-        self.fresh = _Line()
-        self.delayed = _Line()
-        self.lines = (self.fresh, self.delayed)
+        self.fresh = _Fifo()
+        self.delayed = _Fifo()
+        self.fifos = (self.fresh, self.delayed)
 
     @property
     def live(self) -> int:
         return self.fresh.live + self.delayed.live
 
 
-class _Line:
-    """Jobs in order of arrival here. Those that are gone stay until they come to the head, or are more than the others.
+class _Fifo:
+    """Jobs in order of arrival. Those that are gone stay until they come to the head, or are more than the others.
 
-    ``live``: how many wait; ``bound``: none of them ends before.
+    ``live`` is how many wait; none of them ends before ``bound``.
     """
 
     __slots__ = ("_ascending", "_jobs", "_last", "bound", "live")
@@ -224,7 +247,7 @@ class _Line:
         return jobs[0] if jobs else None
 
     def append(self, job: Job) -> float:
-        """When the job ends."""
+        """Returns when the job ends."""
         end = _end(job)
         if end < self._last:
             self._ascending = False
@@ -249,8 +272,8 @@ class _Line:
         return rows
 
     def pop_ended(self, now: float) -> list[Job]:
-        """Takes out, in order, what ends by ``now``. As long as jobs end in the order in which they came, no others are
-        looked at."""
+        """Takes out, in order, the jobs that end by ``now``. As long as jobs end in the order in which they came, it
+        looks at no others."""
         if now < self.bound:
             return []
         ended: list[Job] = []
@@ -266,7 +289,7 @@ class _Line:
         return ended
 
     def left(self, jobs: int) -> None:
-        """So many jobs of this line were taken out or marked gone."""
+        """``jobs`` were taken out or marked gone."""
         self.live -= jobs
         if len(self._jobs) > 2 * self.live:
             self._refill(list(self))
@@ -295,7 +318,7 @@ def _number(level: _Level) -> int:
 
 
 def _timeout(policy: QueuePolicy, asked: float) -> float:
-    """How long a call that asks for ``asked`` may wait, in seconds; 0: for ever. Calls can only shorten it."""
+    """How long a call that asks for ``asked`` may wait, in seconds; 0 means for ever. Calls can only shorten it."""
     if policy.allow_timeout_override and 0 < asked < policy.default_timeout:
         return asked
     return policy.default_timeout

@@ -18,7 +18,7 @@ from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.settings import BatchSettings
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[Any]]"
-Place: TypeAlias = tuple[str, int]
+InputAxis: TypeAlias = tuple[str, int]
 """Name and axis of an input: where a size is read."""
 
 MAX_PADDED_RANK = 6
@@ -27,38 +27,38 @@ _ONE_SYMBOL = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
-    """What the scheduler has to know of one signature whose calls may share a run. Pure; any thread.
+    """What the scheduler has to know about one signature whose calls may share a run. Pure; any thread.
 
     Every method takes inputs that were checked against the signature. Make it with :meth:`of`.
     """
 
     settings: BatchSettings
-    """Those it was made from, within what the model's batch dimension allows; forming batches goes by these."""
+    """The settings it was made from, within what the model's batch dimension allows. Batches are formed by these."""
     names: tuple[str, ...]
     """Inputs, in the signature's order."""
     max_rows: int | None
-    """The most rows that the model takes; None: any number."""
+    """The most rows that the model takes; None means any number."""
     max_call_rows: int
     """The most rows of one call."""
-    sizes: tuple[Place, ...]
-    """One place for every symbol beside the batch: calls can be stacked as they are if all these sizes are equal."""
+    sizes: tuple[InputAxis, ...]
+    """One axis for every symbol beside the batch: calls can be stacked as they are if all these sizes are equal."""
     untyped: tuple[str, ...]
     """Inputs without a declared dtype."""
     padded: frozenset[str]
-    """Inputs that are filled up to the longest of a run; empty: none is."""
-    trims: tuple[tuple[str, int, Place], ...]
-    """(output, axis, place): the output is as long in that axis as the filled-up input, and is cut to the length that
-    the call itself had."""
+    """Inputs that are filled up to the longest of a run."""
+    trims: tuple[tuple[str, int, InputAxis], ...]
+    """(output, axis, input axis): the output is as long in that axis as the filled-up input, and is trimmed to the
+    length that the call itself had."""
     too_deep: str = ""
     """An input that would have to be filled up, but has too many dimensions for that."""
 
     @classmethod
     def of(cls, signature: Signature, settings: BatchSettings) -> BatchRule | None:
-        """None: every call of this signature runs alone."""
+        """Returns None if every call of this signature runs alone."""
         batch = _batch_symbol(signature)
         if batch is None or not settings.merges:
             return None
-        sizes = _first_places(signature)
+        sizes = _first_axes(signature)
         fill = settings.pad_variable_length
         padded = frozenset(spec.name for spec in signature.inputs if fill and any(_later(spec)))
         deep = (
@@ -137,20 +137,20 @@ def _later(spec: TensorSpec) -> Iterator[tuple[int, str]]:
             yield axis, dim.symbol
 
 
-def _first_places(signature: Signature) -> dict[str, Place]:
+def _first_axes(signature: Signature) -> dict[str, InputAxis]:
     """Every symbol beside the batch, and the first input that has it; equal symbols have equal sizes in one call."""
-    places: dict[str, Place] = {}
+    axes: dict[str, InputAxis] = {}
     for spec in signature.inputs:
         for axis, symbol in _later(spec):
-            places.setdefault(symbol, (spec.name, axis))
-    return places
+            axes.setdefault(symbol, (spec.name, axis))
+    return axes
 
 
-def _trims(signature: Signature, places: Mapping[str, Place]) -> Iterator[tuple[str, int, Place]]:
+def _trims(signature: Signature, axes: Mapping[str, InputAxis]) -> Iterator[tuple[str, int, InputAxis]]:
     for spec in signature.outputs:
         for axis, symbol in _later(spec):
-            if symbol in places:
-                yield spec.name, axis, places[symbol]
+            if symbol in axes:
+                yield spec.name, axis, axes[symbol]
 
 
 def _max_rows(signature: Signature) -> int | None:

@@ -1,12 +1,8 @@
 """How requests wait and are put together: one set of settings behind TensorFlow Serving's and Triton's.
 
-Sizes are in rows (the first dimension), times in seconds. A settings object is a value; where it comes from, files or
-flags, is other rooms' business.
-
-What configs say, as the settings of a batcher: a model's ``dynamic_batching``, or TensorFlow Serving's file.
-
-Pure functions. Sizes that a config allows and the model does not bear are lowered here, so that the batcher has one
-number to keep to.
+Sizes are in rows (the first dimension), times in seconds. The settings are values, made by pure functions from what
+configs say: a model's ``dynamic_batching``, or TensorFlow Serving's file. Sizes that a config allows and the model does
+not are lowered here, so that the batcher has one number to keep to.
 """
 
 from __future__ import annotations
@@ -37,8 +33,8 @@ class SendWhen(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """Of one priority level. ``default_timeout`` 0: none, and then a call's own does not count either.
-    ``max_queue_size`` counts calls, those that are delayed included; 0: no bound but those of all levels together."""
+    """The policy of one priority level. ``default_timeout`` 0 means none, and then a call's own does not count either.
+    ``max_queue_size`` counts calls, those that are delayed included; with 0 only the bounds of all levels count."""
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     default_timeout: float = 0.0
@@ -48,7 +44,7 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """``max_batch_size`` 0: every call runs alone, exactly as it came; priorities and policies still count."""
+    """With ``max_batch_size`` 0 every call runs alone, exactly as it came; priorities and policies still count."""
 
     max_batch_size: int = 0
     """The most rows of one run."""
@@ -88,17 +84,17 @@ ALONE = BatchSettings()
 DEFAULT_MAX_BATCH = 1000
 """Rows; TensorFlow Serving's default."""
 MAX_SECONDS = 1e9
-"""Longer times, which configs may ask for, are not told from one another; clocks and locks do not bear them."""
+"""Longer times, which configs may ask for, are lowered to this: clocks and locks do not take them."""
 
 
 def settings_of_model(
     settings: ModelSettings, signature_max: int | None, max_queued_calls: int
 ) -> BatchSettings | None:
-    """What the model's config says; None: nothing about batching.
+    """Returns what the model's config says; None if it says nothing about batching.
 
-    ``signature_max``: the most rows that the signature takes; None: any number. With neither that nor a
+    ``signature_max`` is the most rows that the signature takes; None means any number. With neither that nor a
     ``max_batch_size`` in the config, a run has at most ``DEFAULT_MAX_BATCH`` rows. Signatures without a batch dimension
-    are no business of these settings: their calls run alone in any case.
+    are not concerned: their calls run alone in any case.
     """
     batching = settings.dynamic_batching
     if batching is None:
@@ -122,9 +118,8 @@ def settings_of_model(
 
 
 def settings_of_parameters(parameters: BatchingParameters, model_max: int, max_queued_calls: int) -> BatchSettings:
-    """What TensorFlow Serving's file says. ``model_max``: the most rows of one run that the model bears; 0: any number.
-
-    Where that is less than the file's largest batch, it becomes the largest allowed size.
+    """Returns what TensorFlow Serving's file says. ``model_max`` is the most rows of one run that the model takes; 0
+    means any number. Where that is less than the file's largest batch, it becomes the largest allowed size.
     """
     splits = parameters.enable_large_batch_splitting
     largest = _least(parameters.execution_batch_size, model_max)
@@ -144,12 +139,12 @@ def settings_of_parameters(parameters: BatchingParameters, model_max: int, max_q
 
 
 def _least(one: int, other: int) -> int:
-    """The smaller of two bounds of which 0 is none."""
+    """The smaller of two bounds; 0 means no bound."""
     return min(one, other) if one and other else one or other
 
 
 def _preferred(batching: DynamicBatching, largest: int) -> tuple[int, ...]:
-    """A size that the model does not bear means its largest."""
+    """A size that is too large for the model is lowered to its largest."""
     return tuple(dict.fromkeys(min(size, largest) for size in batching.preferred_batch_size))
 
 

@@ -1,6 +1,6 @@
-"""A call with more rows than one run may have: cut into calls of its own rows, and answered as one.
+"""A call with more rows than one run may have: split into calls of its own rows, and answered as one.
 
-cut(call, ...) -> pieces -> Joined(call, pieces) -> its calls are queued like any -> one answer to the call
+split(call, ...) -> splits -> SplitCall(call, splits) -> its calls are queued like any -> one answer to the call
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Split:
 
 
 def split(call: PredictCall, rows: int, room: int, largest: int) -> list[Split]:
-    """Pieces of ``call``, in order: the first has at most ``room`` rows, to fill a batch that waits already (0: there
+    """Splits ``call`` in order. The first split has at most ``room`` rows, to fill a batch that waits already (0: there
     is none), all others at most ``largest`` (at least 1). ``rows`` is the first dimension of every input."""
     first = min(room or largest, largest)
     if rows <= first:
@@ -44,75 +44,63 @@ def split(call: PredictCall, rows: int, room: int, largest: int) -> list[Split]:
     ]
 
 
-def nobody_abandons(calls: Sequence[PredictCall]) -> None:
-    """For owners that let every piece run."""
-
-
 class SplitCall:
-    """One call as several, ``pieces``, which wait and run like any other.
+    """One call as several, one for each split, which wait and run like any other.
 
-    Order: every piece is submitted and answered once, on any thread, at the same time too. Promises: the call is
-    answered exactly once: with the rows of all pieces as soon as the last is answered, or with the failure of the first
-    piece that fails, at once; what other pieces answer is dropped. Before it answers with a failure it hands the pieces
-    that are not answered yet to ``abandon``, which may cancel them and must not raise. Nothing is held after the last
-    piece's answer. Errors of its own: FAILED_PRECONDITION if the answers do not fit together, RESOURCE_EXHAUSTED if
-    there is no memory for them.
+    Order: every one of them is submitted and answered once, on any thread, at the same time too. Promises: the call is
+    answered exactly once: with the rows of all splits as soon as the last is answered, or with the first failure, at
+    once; later answers are dropped. Before it answers with a failure it hands the calls that are not answered yet to
+    ``abandon``, which may cancel them and must not raise. Nothing is held after the last answer. Errors of its own:
+    FAILED_PRECONDITION if the answers do not fit together, RESOURCE_EXHAUSTED if there is no memory for them.
 
-    ``queue_seconds`` of the call is that of the first piece, ``run_seconds`` the sum.
+    ``queue_seconds`` of the call is that of the first split, ``run_seconds`` the sum.
     """
 
-    __slots__ = ("_abandon", "_answers", "_call", "_left", "_lock", "_pieces", "_rows", "_run_seconds")
+    __slots__ = ("_abandon", "_answers", "_call", "_calls", "_lock", "_rows", "_run_seconds")
 
     def __init__(
-        self,
-        call: PredictCall,
-        pieces: Sequence[Split],
-        abandon: Callable[[Sequence[PredictCall]], None] = nobody_abandons,
+        self, call: PredictCall, splits: Sequence[Split], abandon: Callable[[Sequence[PredictCall]], None]
     ) -> None:
-        """``pieces`` as :func:`cut` makes them."""
+        """``splits`` as :func:`split` makes them."""
         self._lock = threading.Lock()  # guards all below
-        self._call: PredictCall | None = call  # None: it is answered
+        self._call: PredictCall | None = call  # None when it is answered
         self._abandon = abandon
-        self._rows = tuple(piece.rows for piece in pieces)
-        self._pieces = {
+        self._rows = tuple(each.rows for each in splits)
+        self._calls = {
             index: PredictCall(
                 call.signature,
-                piece.inputs,
+                each.inputs,
                 call.outputs,
                 call.deadline,
                 partial(self._answered, index),
                 priority=call.priority,
                 timeout=call.timeout,
             )
-            for index, piece in enumerate(pieces)
+            for index, each in enumerate(splits)
         }
         self._answers: dict[int, Mapping[str, Tensor]] = {}
         self._run_seconds = 0.0
 
-    @property
-    def pieces(self) -> tuple[PredictCall, ...]:
-        """The calls to submit, in order. Those that are answered are not among them."""
-        return self.unanswered()
-
     def unanswered(self) -> tuple[PredictCall, ...]:
-        """What there is to cancel when the caller has lost interest. Any thread, also after the answer."""
+        """The calls of the splits, in order, that are not answered: at first all of them, which have to be submitted.
+        Any thread, also after the answer."""
         with self._lock:
-            return tuple(self._pieces.values())
+            return tuple(self._calls.values())
 
     def _answered(self, index: int, result: Answer) -> None:
         with self._lock:
-            piece = self._pieces.pop(index, None)
+            answered = self._calls.pop(index, None)
             call = self._call
-            if piece is None or call is None:
+            if answered is None or call is None:
                 return
             if index == 0:
-                call.queue_seconds = piece.queue_seconds
-            self._run_seconds += piece.run_seconds
+                call.queue_seconds = answered.queue_seconds
+            self._run_seconds += answered.run_seconds
             if isinstance(result, Status):
-                abandoned = tuple(self._pieces.values())
+                abandoned = tuple(self._calls.values())
             else:
                 self._answers[index] = result
-                if self._pieces:
+                if self._calls:
                     return
                 abandoned = ()
             answers = [self._answers[index] for index in sorted(self._answers)]

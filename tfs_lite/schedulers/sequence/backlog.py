@@ -1,4 +1,4 @@
-"""The sequences that wait for a slot, in order of arrival. Bookkeeping only: whoever owns it has lock and clock."""
+"""The sequences that wait for a slot, in order of arrival. Bookkeeping only: its owner has lock and clock."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Backlog(Generic[T]):
         self._entries: OrderedDict[OneSequence[T], None] = OrderedDict()
         self._ends: Deadlines[OneSequence[T]] = Deadlines()
         self.requests = 0
-        """Of all entries."""
+        """How many requests all entries have."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, sequence: OneSequence[T], request: Request[T], timeout: float) -> None:
-        """Behind its sequence's others; a sequence that is not here yet comes last. ``timeout`` 0: none."""
+        """Appends the request to its sequence; a new sequence comes last. ``timeout`` 0 means none."""
         self._entries.setdefault(sequence)
         sequence.waiting.append(request)
         self.requests += 1
@@ -50,12 +50,12 @@ class Backlog(Generic[T]):
 
     @property
     def next_end(self) -> float:
-        """When :meth:`ended` finds something next; inf: never."""
+        """When :meth:`ended` finds something next; inf means never."""
         return self._ends.next
 
     def ended(self, now: float) -> list[OneSequence[T]]:
         """Takes out those whose time is over, in that order."""
-        over = self._ends.ring(now)
+        over = self._ends.pop_due(now)
         for sequence in over:
             self.remove(sequence)
         return over

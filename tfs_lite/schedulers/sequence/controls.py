@@ -1,7 +1,7 @@
-"""What a model is told beside a request's own inputs: where in its sequence the request stands, and whose it is.
+"""What a model is told beside a request's own inputs: where in its sequence the request stands, and its id.
 
 The config names a tensor for each of these facts, ``control_input``; clients neither see nor send them. A batch has one
-row of each for every request, and for every null row, which is nobody's: not ready, no start, no end, the id 0.
+row of each for every request, and for every null row: not ready, no start, no end, the id 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIRE_NAMES = {DataType.STRING: "BYTES"}
 
 @dataclass(frozen=True, slots=True)
 class ControlTensor:
-    """One input of the model. ``false_true``: what stands for no and for yes; empty for the id."""
+    """One input of the model. ``false_true`` are the values for no and for yes; empty for the id."""
 
     name: str
     kind: str
@@ -39,7 +39,7 @@ class ControlTensor:
         return to_numpy(self.data_type)
 
     def value(self, flags: SequenceFlags | None) -> Any:
-        """One element. ``flags`` None: of a null row."""
+        """One element. ``flags`` is None for a null row."""
         if self.kind == CORRID:
             return _id_value(0 if flags is None else flags.id, self.data_type)
         told = flags is not None and {START: flags.start, END: flags.end, READY: True}[self.kind]

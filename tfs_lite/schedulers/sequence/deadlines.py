@@ -1,4 +1,4 @@
-"""Times at which something ends. Bookkeeping only: whoever owns it has the clock."""
+"""Times at which something ends. Bookkeeping only: its owner has the clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 SPARE = 16
-"""So many outdated entries are kept in any case."""
+"""How many outdated entries are kept in any case."""
 
 
 class Deadlines(Generic[K]):
@@ -32,11 +32,11 @@ class Deadlines(Generic[K]):
         return len(self._times)
 
     def get(self, key: K) -> float:
-        """inf: none is set."""
+        """Returns inf if none is set."""
         return self._times.get(key, inf)
 
     def set(self, key: K, time: float) -> None:
-        """Instead of the time that the key has had, if any."""
+        """Replaces the time of the key, if it has one."""
         before = self._times.get(key, inf)
         self._times[key] = time
         if time < before:
@@ -44,13 +44,13 @@ class Deadlines(Generic[K]):
         self._tidy()
 
     def drop(self, key: K) -> None:
-        """Nothing, if there is none."""
+        """Does nothing if there is none."""
         self._times.pop(key, None)
         self._tidy()
 
     @property
     def next(self) -> float:
-        """The first time of all; inf: none is set."""
+        """The first time of all; inf if none is set."""
         heap = self._heap
         while heap:
             time, serial, key = heap[0]
@@ -62,7 +62,7 @@ class Deadlines(Generic[K]):
                 heappush(heap, (right, serial, key))
         return inf
 
-    def ring(self, now: float) -> list[K]:
+    def pop_due(self, now: float) -> list[K]:
         """Takes out the keys whose time has come, in order of time."""
         due: list[K] = []
         while self.next <= now:
@@ -72,7 +72,7 @@ class Deadlines(Generic[K]):
         return due
 
     def _tidy(self) -> None:
-        """Leaves out what is outdated, when that is most of the heap."""
+        """Removes what is outdated, when that is most of the heap."""
         if len(self._heap) > 2 * len(self._times) + SPARE:
             self._heap = [(time, next(self._serial), key) for key, time in self._times.items()]
             heapify(self._heap)

@@ -1,10 +1,9 @@
-"""Triton's Direct: every sequence has a row of an instance's batch, and the lane of that instance runs the batches.
+"""Triton's Direct: every sequence has a row of an instance's batch, and the worker of that instance runs the batches.
 
     idle --a request in a slot--> form (null rows for slots without one) --> run --> answers, states --> form ...
 
-One thread for each instance. A model that keeps state by row sees each of its sequences always in the same row.
-
-Which requests make a Direct batch: a pure decision over the heads of an instance's slots and the time.
+One thread for each instance. A model that keeps state by row sees each of its sequences always in the same row. Which
+requests make a batch is a pure decision over the heads of an instance's slots and the time (:func:`form_direct`).
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from tfs_lite.core.model import BatchReport, Model, OnBatch, WorkerLost
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.execution import Answer
 from tfs_lite.schedulers.batching.worker_threads import WorkerThread
-from tfs_lite.schedulers.sequence.entries import Entry, Taken
 from tfs_lite.schedulers.sequence.request import Request, Slot, T
-from tfs_lite.schedulers.sequence.sequence_manager import SequenceManager
+from tfs_lite.schedulers.sequence.sequence_manager import Entry, SequenceManager, Taken
 from tfs_lite.schedulers.sequence.settings import DirectSettings
 from tfs_lite.schedulers.sequence.states import Values
 from tfs_lite.schedulers.sequence.worker_generation import WorkerGeneration
@@ -32,12 +30,12 @@ from tfs_lite.schedulers.sequence.worker_generation import WorkerGeneration
 logger = logging.getLogger(__name__)
 
 Batch = Sequence[Taken | None]
-"""A row for each slot from the first on; None: a null row. At least one is a request."""
+"""A row for each slot from the first on; None is a null row. At least one is a request."""
 
 
-class DirectLanes:
-    """Order: ``start``; then ``wake`` and ``cancel`` by any thread; ``close`` after the desk's, once. Promises: every
-    request that was taken is answered exactly once.
+class DirectWorkers:
+    """Order: ``start``; then ``wake`` and ``cancel`` on any thread; ``close`` after the manager's, once. Promises:
+    every request that was taken is answered exactly once.
 
     A failing batch fails all requests in it with the failure. It is not tried again in parts, for the state that a
     model keeps cannot be taken back; their sequences go on, with implicit state as it was before the batch.
@@ -45,23 +43,23 @@ class DirectLanes:
 
     def __init__(
         self,
-        desk: SequenceManager,
+        manager: SequenceManager,
         models: Sequence[Model],
         settings: DirectSettings,
         on_batch: OnBatch,
         implicit: bool,
     ) -> None:
-        """Takes the models over. ``implicit``: all state is."""
-        self._desk = desk
-        self._continuity = [WorkerGeneration(model, implicit) for model in models]
+        """Takes the models over. ``implicit`` says that all state is."""
+        self._manager = manager
+        self._generations = [WorkerGeneration(model, implicit) for model in models]
         self._settings = settings
         self._on_batch = on_batch
         self._closing = threading.Event()
-        self._lanes = [
-            WorkerThread(model, f"tfs-model-{desk.name}-{number}", partial(self._serve, number))
+        self._workers = [
+            WorkerThread(model, f"tfs-model-{manager.name}-{number}", partial(self._serve, number))
             for number, model in enumerate(models)
         ]
-        self._timers: dict[int, Timer] = {}  # of lanes that wait for more requests; guarded by the desk's lock
+        self._timers: dict[int, Timer] = {}  # of workers that wait for more requests; guarded by the manager's lock
 
     @property
     def waiting(self) -> int:
@@ -69,105 +67,108 @@ class DirectLanes:
         return 0
 
     def start(self) -> None:
-        for lane in self._lanes:
-            lane.thread.start()
+        for worker in self._workers:
+            worker.thread.start()
 
     def wake(self, slots: Collection[Slot]) -> None:
         instances = {slot.instance for slot in slots}
-        with self._desk.lock:
-            lanes = [self._lanes[instance] for instance in instances if self._rouse(instance)]
-        for lane in lanes:
-            lane.ring()
+        with self._manager.lock:
+            workers = [self._workers[instance] for instance in instances if self._mark_awake(instance)]
+        for worker in workers:
+            worker.wake()
 
     def cancel(self, entry: Entry) -> None:
-        self._desk.cancel(entry)
+        self._manager.cancel(entry)
 
     def close(self) -> None:
         """Lets running batches finish, ends the threads, closes the models."""
         self._closing.set()
-        self.wake([Slot(0, instance) for instance in range(len(self._lanes))])
-        for lane in self._lanes:
-            lane.thread.join()
-        for lane in self._lanes:
-            lane.model.close()
+        self.wake([Slot(0, instance) for instance in range(len(self._workers))])
+        for worker in self._workers:
+            worker.thread.join()
+        for worker in self._workers:
+            worker.model.close()
 
-    def _rouse(self, instance: int) -> bool:
-        """With the lock held. Whether the lane slept; then it is to be rung."""
-        lane = self._lanes[instance]
+    def _mark_awake(self, instance: int) -> bool:
+        """With the lock held. Returns whether the worker slept; then the caller wakes it."""
+        worker = self._workers[instance]
         timer = self._timers.pop(instance, None)
         if timer is not None:
             timer.cancel()
-        slept, lane.idle = lane.idle, False
+        slept, worker.idle = worker.idle, False
         return slept
 
-    def _serve(self, instance: int, lane: WorkerThread) -> None:
-        while (batch := self._next(instance, lane)) is not None:
-            self._run(instance, lane.model, batch)
+    def _serve(self, instance: int, worker: WorkerThread) -> None:
+        while (batch := self._next(instance, worker)) is not None:
+            self._run(instance, worker.model, batch)
             del batch
 
-    def _next(self, instance: int, lane: WorkerThread) -> Batch | None:
-        """The lane's next batch; blocks. None: the lane's work is over."""
+    def _next(self, instance: int, worker: WorkerThread) -> Batch | None:
+        """The worker's next batch; blocks. None when the worker has to end."""
         while True:
-            with self._desk.lock:
-                if self._desk.closed:
+            with self._manager.lock:
+                if self._manager.closed:
                     return None
                 batch, wait_until = self._form(instance)
                 if batch:
                     return batch
-                lane.idle = True
+                worker.idle = True
                 if wait_until < inf:
-                    delay = wait_until - self._desk.clock.monotonic()
-                    self._timers[instance] = self._desk.clock.call_later(delay, partial(self.wake, [Slot(0, instance)]))
-            lane.sleep(inf)
+                    delay = wait_until - self._manager.clock.monotonic()
+                    self._timers[instance] = self._manager.clock.call_later(
+                        delay, partial(self.wake, [Slot(0, instance)])
+                    )
+            worker.sleep(inf)
 
     def _form(self, instance: int) -> tuple[Batch, float]:
-        """With the lock held: the next batch, or until when there is none."""
-        heads = self._desk.sequences.heads(instance)
+        """With the lock held: the next batch, or the time until which there is none."""
+        heads = self._manager.sequences.heads(instance)
         keys = {head.item: self._key(Slot(number, instance), head) for number, head in enumerate(heads) if head}
-        decision = form_direct(heads, keys.__getitem__, self._settings, self._desk.clock.monotonic())
+        decision = form_direct(heads, keys.__getitem__, self._settings, self._manager.clock.monotonic())
         batch = [
-            None if row is None else self._desk.take(Slot(number, instance)) for number, row in enumerate(decision.rows)
+            None if row is None else self._manager.take(Slot(number, instance))
+            for number, row in enumerate(decision.rows)
         ]
         for taken in batch:
             if taken is not None:
-                taken.call.ticket = None  # it runs: nobody can cancel it any more
+                taken.call.ticket = None  # it runs, and cannot be cancelled any more
         return batch, decision.wait_until
 
     def _key(self, slot: Slot, request: Request[Entry]) -> Hashable:
         """Requests with equal keys can share a run. States count: their sizes may change."""
         entry = request.item
-        state = self._desk.state(slot, request)
+        state = self._manager.state(slot, request)
         return entry.plan.key, entry.shapes, tuple([array.shape for array in state.values()])
 
     def _run(self, instance: int, model: Model, batch: Batch) -> None:
         taken = [each for each in batch if each is not None]
-        started = self._desk.clock.monotonic()
+        started = self._manager.clock.monotonic()
         for each in taken:
             each.call.queue_seconds = started - each.request.item.enqueued
-        answers, lost = _attempt(model, batch, self._desk.name, self._continuity[instance])
-        seconds = self._desk.clock.monotonic() - started
+        answers, lost = _attempt(model, batch, self._manager.name, self._generations[instance])
+        seconds = self._manager.clock.monotonic() - started
         ok = any(not isinstance(answer, Status) for answer, _ in answers)
         self._report(taken, len(batch) - len(taken), seconds, ok)
         if lost:
-            self._desk.lose(instance)
+            self._manager.worker_lost(instance)
         for each, (answer, _) in zip(taken, answers, strict=True):
             each.call.run_seconds = seconds
-            self._desk.answer(each.request.item, answer)
-        self._desk.done(zip(taken, [state for _, state in answers], strict=True))
+            self._manager.answer(each.request.item, answer)
+        self._manager.done(zip(taken, [state for _, state in answers], strict=True))
         if lost and model.recover(self._closing):
-            self._continuity[instance].lost()
-            self._desk.recovered(instance)
+            self._generations[instance].lost()
+            self._manager.worker_recovered(instance)
 
     def _report(self, taken: Sequence[Taken], null_rows: int, seconds: float, ok: bool) -> None:
         waits = tuple([each.call.queue_seconds for each in taken])
         try:
-            self._on_batch(BatchReport(self._desk.id, len(taken), null_rows, seconds, waits, ok))
+            self._on_batch(BatchReport(self._manager.id, len(taken), null_rows, seconds, waits, ok))
         except Exception:
-            logger.exception("a run of %s could not be counted", self._desk.name)
+            logger.exception("a run of %s could not be counted", self._manager.name)
 
 
 def _attempt(
-    model: Model, batch: Batch, name: str, continuity: WorkerGeneration
+    model: Model, batch: Batch, name: str, generation: WorkerGeneration
 ) -> tuple[list[tuple[Answer, Values]], bool]:
     """For each request its answer and the state after it, which is the one before where the run failed; and whether the
     model's worker has died."""
@@ -175,10 +176,10 @@ def _attempt(
     plan = taken[0].request.item.plan
     lost = False
     try:
-        continuity.check(name)
+        generation.check(name)
         inputs = plan.assemble(model, [None if each is None else each.row for each in batch])
         results = model.run(plan.key, inputs, plan.outputs([each.call for each in taken]))
-        continuity.check(name)
+        generation.check(name)
         failure = plan.fault(results, len(batch))
     except ServingError as error:
         failure, lost = error.status, isinstance(error, WorkerLost)
@@ -195,7 +196,7 @@ def _attempt(
 
 @dataclass(frozen=True, slots=True)
 class DirectDecision(Generic[T]):
-    """``rows``: what runs now, one row per slot from slot 0 on; None: a null row. Empty: nothing; ask again at
+    """``rows`` run now, one per slot from slot 0 on; None is a null row. If empty, nothing runs; ask again at
     ``wait_until`` (in ``now``'s clock), or earlier when another request has come."""
 
     rows: tuple[Request[T] | None, ...] = ()

@@ -19,22 +19,21 @@ from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.assembly import rows_fault
 from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.execution import Answer
-from tfs_lite.schedulers.batching.job import Job
+from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 from tfs_lite.schedulers.batching.worker_threads import WorkerThread
-from tfs_lite.schedulers.sequence.entries import Entry, Taken
 from tfs_lite.schedulers.sequence.request import Slot
-from tfs_lite.schedulers.sequence.sequence_manager import HOLE, SequenceManager
+from tfs_lite.schedulers.sequence.sequence_manager import PREDECESSOR_DROPPED, Entry, SequenceManager, Taken
 from tfs_lite.schedulers.sequence.worker_generation import WorkerGeneration
 
 NEVER_RAN = (StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED)
-"""With these a batcher answers what has not run."""
+"""The codes with which a batcher answers what has not run."""
 
 
 class OldestBatchers:
-    """Order: ``start``; then ``wake`` and ``cancel`` by any thread; ``close`` after the desk's, once. Promises: every
-    request that was taken is answered exactly once; the next one of its sequence comes to the batcher after that.
+    """Order: ``start``; then ``wake`` and ``cancel`` on any thread; ``close`` after the manager's, once. Promises:
+    every request that was taken is answered exactly once; the next one of its sequence comes to the batcher after that.
 
     A request that leaves the batcher without having run (cancelled, too late, refused) ends its sequence, which would
     have a hole. One that fails does not, and its implicit state is what it was before. A failing batch is tried again
@@ -42,18 +41,23 @@ class OldestBatchers:
     """
 
     def __init__(
-        self, desk: SequenceManager, models: Sequence[Model], settings: BatchSettings, on_batch: OnBatch, implicit: bool
+        self,
+        manager: SequenceManager,
+        models: Sequence[Model],
+        settings: BatchSettings,
+        on_batch: OnBatch,
+        implicit: bool,
     ) -> None:
-        """Takes the models over. ``implicit``: all state is."""
-        self._desk = desk
+        """Takes the models over. ``implicit`` says that all state is."""
+        self._manager = manager
         self._settings = settings
         self._watched = [
-            WatchedModel(model, partial(desk.lose, i), on_batch, implicit, settings.merges, desk.name)
+            WatchedModel(model, partial(manager.worker_lost, i), on_batch, implicit, settings.merges, manager.name)
             for i, model in enumerate(models)
         ]
         self._batchers: list[_Batcher] = []
-        self._due: list[deque[Slot]] = [deque() for _ in models]  # may have a head; guarded by the desk's lock
-        self._handing = [False for _ in models]  # whether a thread hands on; likewise
+        self._due: list[deque[Slot]] = [deque() for _ in models]  # may have a head; guarded by the manager's lock
+        self._submitting = [False for _ in models]  # whether a thread submits; likewise
 
     @property
     def waiting(self) -> int:
@@ -62,18 +66,20 @@ class OldestBatchers:
 
     def start(self) -> None:
         for instance, model in enumerate(self._watched):
-            self._batchers.append(_Batcher(model, self._desk, self._settings, partial(self._desk.recovered, instance)))
+            self._batchers.append(
+                _Batcher(model, self._manager, self._settings, partial(self._manager.worker_recovered, instance))
+            )
 
     def wake(self, slots: Collection[Slot]) -> None:
         instances = dict.fromkeys(slot.instance for slot in slots)
-        with self._desk.lock:
+        with self._manager.lock:
             for slot in slots:
                 self._due[slot.instance].append(slot)
         for instance in instances:
-            self._hand_on(instance)
+            self._submit_next(instance)
 
     def cancel(self, entry: Entry) -> None:
-        if not self._desk.cancel(entry):
+        if not self._manager.cancel(entry):
             self._cancel_inner(entry)
 
     def close(self) -> None:
@@ -82,65 +88,65 @@ class OldestBatchers:
             batcher.close()
 
     def _cancel_inner(self, entry: Entry) -> None:
-        with self._desk.lock:
+        with self._manager.lock:
             inner, slot = entry.inner, entry.slot
         if inner is not None and slot is not None:
             self._batchers[slot.instance].cancel(inner)
 
-    def _hand_on(self, instance: int) -> None:
-        """One thread at a time: a batcher may answer at once, and then there is more to hand on, on the same stack."""
-        with self._desk.lock:
-            if self._handing[instance]:
+    def _submit_next(self, instance: int) -> None:
+        """One thread at a time: a batcher may answer at once, and then there is more to submit, on the same stack."""
+        with self._manager.lock:
+            if self._submitting[instance]:
                 return
-            self._handing[instance] = True
+            self._submitting[instance] = True
         while (taken := self._next(instance)) is not None:
             entry, inner = taken.request.item, self._call(taken)
-            with self._desk.lock:
+            with self._manager.lock:
                 entry.inner = inner
             self._batchers[instance].submit(inner)
-            with self._desk.lock:
+            with self._manager.lock:
                 cancelled = entry.cancelled
             if cancelled:  # perhaps before the batcher knew the call
                 self._batchers[instance].cancel(inner)
 
     def _next(self, instance: int) -> Taken | None:
-        """The next request of the instance. None: there is none for now, and whoever wakes it hands on."""
-        with self._desk.lock:
+        """The next request of the instance; None if there is none until the next ``wake``."""
+        with self._manager.lock:
             due = self._due[instance]
-            if self._desk.closed or self._desk.is_lost(instance):
+            if self._manager.closed or self._manager.is_lost(instance):
                 due.clear()  # when it has recovered, all slots are looked into
             while due:
                 with suppress(LookupError):  # the slot has nothing to run, any more or yet
-                    return self._desk.take(due.popleft())
-            self._handing[instance] = False
+                    return self._manager.take(due.popleft())
+            self._submitting[instance] = False
             return None
 
     def _call(self, taken: Taken) -> PredictCall:
         call, plan = taken.call, taken.request.item.plan
-        handed = self._desk.clock.monotonic()
+        submitted = self._manager.clock.monotonic()
         return PredictCall(
             call.signature,
             plan.own_inputs(taken.row),
             plan.outputs([call]),
             call.deadline,
-            partial(self._answered, taken, handed),
+            partial(self._answered, taken, submitted),
         )
 
-    def _answered(self, taken: Taken, handed: float, answer: Answer) -> None:
-        """On a thread of the batcher, or of whoever hands on or cancels."""
+    def _answered(self, taken: Taken, submitted: float, answer: Answer) -> None:
+        """On a thread of the batcher, or on one that submits or cancels."""
         entry, call, state = taken.request.item, taken.call, taken.state
-        with self._desk.lock:
+        with self._manager.lock:
             inner, entry.inner = entry.inner, None
         assert inner is not None
         call.ticket = None
-        call.queue_seconds = handed - entry.enqueued + inner.queue_seconds
+        call.queue_seconds = submitted - entry.enqueued + inner.queue_seconds
         call.run_seconds = inner.run_seconds
         if not isinstance(answer, Status):
             answer, state = entry.plan.outcome(answer, 0, call.outputs, state)
         elif not inner.admitted or answer.code in NEVER_RAN:
-            self._desk.end(entry, HOLE if answer.code in NEVER_RAN else answer)
-        self._desk.answer(entry, answer)
-        self._desk.done([(taken, state)])
+            self._manager.end(entry, PREDECESSOR_DROPPED if answer.code in NEVER_RAN else answer)
+        self._manager.answer(entry, answer)
+        self._manager.done([(taken, state)])
         self.wake([taken.slot])
 
 
@@ -148,18 +154,18 @@ class _Batcher(BatchingServable):
     """The batcher of one instance. ``recovered`` is called when it takes calls again after its worker was lost."""
 
     def __init__(
-        self, model: WatchedModel, desk: SequenceManager, settings: BatchSettings, recovered: Callable[[], None]
+        self, model: WatchedModel, manager: SequenceManager, settings: BatchSettings, recovered: Callable[[], None]
     ) -> None:
         self._model = model
         self._recovered = recovered
-        super().__init__([model], desk.id, settings, clock=desk.clock, on_batch=model.report)
+        super().__init__([model], manager.id, settings, clock=manager.clock, on_batch=model.report)
 
-    def _run(self, lane: WorkerThread, line: SignatureQueue, jobs: Sequence[Job]) -> None:
+    def _run(self, worker: WorkerThread, queue: SignatureQueue, jobs: Sequence[Job]) -> None:
         self._model.begin()
-        super()._run(lane, line, jobs)
+        super()._run(worker, queue, jobs)
 
-    def _recover(self, lane: WorkerThread) -> None:
-        super()._recover(lane)
+    def _recover(self, worker: WorkerThread) -> None:
+        super()._recover(worker)
         self._recovered()
 
 
@@ -182,7 +188,7 @@ class WatchedModel(Model):
         self._repeatable = repeatable
         self._failure: BaseException | None = None  # of the batch that is being run
         self._reported = False
-        self._continuity = WorkerGeneration(model, repeatable)
+        self._generation = WorkerGeneration(model, repeatable)
 
     def begin(self) -> None:
         """A batch comes, in one run or more."""
@@ -200,9 +206,9 @@ class WatchedModel(Model):
         if self._failure is not None:
             raise self._failure
         try:
-            self._continuity.check(self._name)
+            self._generation.check(self._name)
             results = self._model.run(signature, inputs, outputs)
-            self._continuity.check(self._name)
+            self._generation.check(self._name)
             self._check_rows(inputs, results)
         except WorkerLost:
             self._lost()
@@ -214,7 +220,7 @@ class WatchedModel(Model):
         return results
 
     def report(self, report: BatchReport) -> None:
-        """To be told about every run."""
+        """Counts a run; to be called after each."""
         if self._failure is None or not self._reported:
             self._on_batch(report)
         self._reported = True
@@ -232,14 +238,14 @@ class WatchedModel(Model):
 
     def recover(self, give_up: threading.Event) -> bool:
         recovered = self._model.recover(give_up)
-        self._continuity.lost()
+        self._generation.lost()
         return recovered
 
     def close(self) -> None:
         self._model.close()
 
     def _check_rows(self, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
-        """Here, so that a model with state is not run again for it."""
+        """Checked here, so that a model with state is not run again for it."""
         rows = {array.shape[0] if array.shape else 0 for array in inputs.values()}
         fault = rows_fault(results, max(rows)) if self._batched and rows else None
         if fault is not None:

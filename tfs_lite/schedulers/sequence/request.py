@@ -1,4 +1,7 @@
-"""What the slots and the backlog hold: requests, the sequences that they belong to, and the names of places."""
+"""A request of a sequence: what the slots and the backlog hold of it, and whether it is let in.
+
+The checks on values come in the order that clients of Triton know, who also look at the beginnings of the messages.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,25 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
+from tfs_lite.core.model import SequenceFlags
+from tfs_lite.core.status import Status, StatusCode
+
+MAX_ID_LENGTH = 128
+"""Of an id that is a text, in characters."""
+
+STOPPING = Status(
+    StatusCode.UNAVAILABLE,
+    "Server is stopping, scheduler for model has stopped accepting new inference requests",
+)
+
 T = TypeVar("T", bound=Hashable)
-"""Whatever is queued. It is never looked into; it is told from others by its hash and equality, best by identity."""
+"""What is queued. It is told from others by its hash and equality, best by identity."""
 
 SequenceId: TypeAlias = int | str
 
 
 class Slot(NamedTuple):
-    """A place for one sequence. Places are given away in ascending order: the lowest number first, whatever the
+    """Where one sequence is on an instance. Slots are given away in ascending order: the lowest number first, on any
     instance."""
 
     number: int
@@ -25,20 +39,20 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[T]):
-    """An item and what its sequence says of it."""
+    """An item, and where it stands in its sequence."""
 
     item: T
     id: SequenceId
     start: bool
     end: bool
     arrived: float
-    """When it was admitted, in the clock of whoever admits."""
+    """When it was admitted, in seconds of the owner's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The request waits. ``slot``: where; None: in the backlog. ``restarted``: it is a START although the sequence had
-    not ended; the sequence goes on in its place, and somebody may want to log that."""
+    """The request waits, in ``slot`` or, with None, in the backlog. ``restarted`` says that it is a START although the
+    sequence had not ended; the sequence goes on in its slot."""
 
     slot: Slot | None
     restarted: bool = False
@@ -46,13 +60,47 @@ class Admitted:
 
 @dataclass(slots=True, eq=False)
 class OneSequence(Generic[T]):
-    """From a START to an END, or to whatever ends it else. The same id started again after its END is another one."""
+    """From a START to an END, or to another end. The same id started again after its END is another sequence."""
 
     id: SequenceId
     waiting: deque[Request[T]] = field(default_factory=deque)
     slot: Slot | None = None
-    """None: in the backlog."""
+    """None while it is in the backlog."""
     seen: float = -inf
-    """When a request of it came last."""
+    """When its last request came."""
     expired: bool = False
-    """Nobody has asked for so long that it gives its slot up after what waits."""
+    """No request has come for so long that it gives up its slot after what waits."""
+
+
+def checked(
+    flags: SequenceFlags | None, rows: int, model: str, *, known: bool, stopping: bool
+) -> SequenceFlags | Status:
+    """Returns the flags of a request of a sequence, or why it cannot be let in; the first reason counts.
+
+    ``known`` says that a sequence with this id goes on. INVALID_ARGUMENT for several rows, for a request without an id,
+    and for one of an unknown sequence that does not START it; UNIMPLEMENTED for a text that is too long for an id;
+    UNAVAILABLE for a START while the model is ``stopping``.
+    """
+    if rows > 1:
+        text = f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence batcher"
+        return Status(StatusCode.INVALID_ARGUMENT, text)
+    if flags is None or not flags.id:
+        text = f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
+        return Status(StatusCode.INVALID_ARGUMENT, text)
+    if isinstance(flags.id, str) and len(flags.id) > MAX_ID_LENGTH:
+        text = f"string correlation ID for model '{model}' has {len(flags.id)} characters, more than {MAX_ID_LENGTH}"
+        return Status(StatusCode.UNIMPLEMENTED, text)
+    if stopping and flags.start:
+        return STOPPING
+    return flags if flags.start or known else unknown(flags.id, model)
+
+
+def unknown(id: SequenceId, model: str) -> Status:
+    """No such sequence goes on, and the request does not start it."""
+    text = f"inference request for sequence {id} to model '{model}' must specify the START flag on the first request"
+    return Status(StatusCode.INVALID_ARGUMENT, f"{text} of the sequence")
+
+
+def full(waiting: int, where: str, model: str) -> Status:
+    text = f"Exceeds maximum queue size: {waiting} requests wait in {where} of model '{model}'"
+    return Status(StatusCode.UNAVAILABLE, f"{text}, the most allowed; try again later")

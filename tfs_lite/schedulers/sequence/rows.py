@@ -1,8 +1,9 @@
-"""Requests of several sequences become one run, a row each, and its results become every request's own again.
+"""Requests of several sequences become one run, a row each, and its results are split again.
 
     requests, control tensors, states -> assemble -> Model.run(signature, inputs, outputs) -> answer and state of a row
 
-A row can be nobody's: a null row has the shapes of the others, zeros or empty texts, and control tensors that say so.
+A null row belongs to no request: it has the shapes of the others, zeros or empty texts, and control tensors that say
+so.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class RowPlan:
         cls, key: str, model: str, signature: Signature, settings: ModelSettings, controls: Controls, states: States
     ) -> RowPlan:
         """``signature`` is the model's. INVALID_ARGUMENT if it lacks a tensor that the settings name."""
-        place = f"signature {key} of {model}"
-        controls.check(signature, place)
-        states.check(signature, place)
+        where = f"signature {key} of {model}"
+        controls.check(signature, where)
+        states.check(signature, where)
         added, kept = {*controls.names, *states.inputs}, hidden_outputs(settings)
         visible = replace(
             signature,
@@ -84,7 +85,7 @@ class RowPlan:
         return tuple((name, array.shape, array.dtype.str) for name, array in sorted(inputs.items()))
 
     def outputs(self, calls: Sequence[PredictCall]) -> tuple[str, ...]:
-        """What to ask the model for; empty: all."""
+        """What to ask the model for; empty means all."""
         if any(not call.outputs for call in calls):
             wanted: Sequence[str] = self.visible.output_names
         else:
@@ -92,7 +93,7 @@ class RowPlan:
         return tuple(dict.fromkeys((*wanted, *self.states.outputs))) if wanted else ()
 
     def assemble(self, model: Model, rows: Sequence[Row | None]) -> dict[str, Array]:
-        """The inputs of a run whose requests have equal shapes, at least one of them; None: a null row. In the memory
+        """The inputs of a run whose requests have equal shapes, at least one of them; None is a null row. In the memory
         of ``model.stage``: call ``model.run`` next, on this thread. Raises what ``model.stage`` raises."""
         first = next(row for row in rows if row is not None)
         if not self.batched:
@@ -103,11 +104,11 @@ class RowPlan:
         arrays = _memory(model, self.key, batch | self.controls.shapes(len(rows)))
         for index, row in enumerate(rows):
             for name in shapes:
-                place = arrays[name]
+                array = arrays[name]
                 if row is None:
-                    place[index] = b"" if place.dtype.hasobject else 0
+                    array[index] = b"" if array.dtype.hasobject else 0
                 else:
-                    place[index] = row.state[name] if name in row.state else row.inputs[name][0]
+                    array[index] = row.state[name] if name in row.state else row.inputs[name][0]
         self.controls.write(arrays, [None if row is None else row.flags for row in rows])
         return arrays
 
@@ -158,7 +159,7 @@ class RowPlan:
 
 
 def _memory(model: Model, key: str, shapes: Shapes) -> dict[str, Array]:
-    """The model's own where it has some. Texts are objects of this process: no model has memory for them."""
+    """The model's own memory where it has some. Texts are objects of this process: no model has memory for them."""
     numbers = {name: shape for name, shape in shapes.items() if not shape[1].hasobject}
     staged = cast("Mapping[str, Array]", (model.stage(key, numbers) if numbers else None) or {})
     return {name: staged[name] if name in staged else np.empty(*shape) for name, shape in shapes.items()}

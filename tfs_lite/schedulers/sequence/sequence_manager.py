@@ -1,7 +1,7 @@
-"""The one place where the requests of a servable's sequences are kept, whoever runs them: lock, clock and answers.
+"""Keeps the requests of a servable's sequences, for Direct and for Oldest: lock, clock and answers.
 
-    admit -> (Direct's lanes or Oldest's batchers: take -> run -> answered) -> done
-          -> cancel | sweep | lose | close: answered without having run
+    admit -> (Direct's workers or Oldest's batchers: take -> run -> answered) -> done
+          -> cancel | sweep | worker_lost | close: answered without having run
 
 Decisions are those of :class:`~tfs_lite.schedulers.sequence.slots.Sequences`, made under the lock; what follows from
 them (answers, forgotten ids, who may have work now) happens outside it.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -20,31 +20,63 @@ from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.execution import CANCELLED, Answer, finish
-from tfs_lite.schedulers.sequence.admission import STOPPING
 from tfs_lite.schedulers.sequence.deadlines import Deadlines
-from tfs_lite.schedulers.sequence.entries import Entry, Taken
-from tfs_lite.schedulers.sequence.request import Request, SequenceId, Slot
+from tfs_lite.schedulers.sequence.request import STOPPING, Request, SequenceId, Slot
+from tfs_lite.schedulers.sequence.rows import Row, RowPlan
 from tfs_lite.schedulers.sequence.settings import SequenceSettings
 from tfs_lite.schedulers.sequence.slots import Sequences
 from tfs_lite.schedulers.sequence.states import Memory, Values
 from tfs_lite.schedulers.sequence.worker_generation import LOST
 
 logger = logging.getLogger(__name__)
-MAX_CASUALTIES = 10_000
-"""Sequences whose clients have yet to hear that they are lost."""
-HOLE = Status(StatusCode.CANCELLED, "an earlier request of its sequence was cancelled or came too late")
+MAX_LOST_SEQUENCES = 10_000
+"""Lost sequences that are remembered until their clients have been told."""
+PREDECESSOR_DROPPED = Status(StatusCode.CANCELLED, "an earlier request of its sequence was cancelled or came too late")
 
 OnForgotten = Callable[[ServableId, SequenceId], None]
-"""Told about every sequence that goes on no longer; must be short and must not raise."""
+"""Called for every sequence that has ended; must be short and must not raise."""
 
 
-def nobody_routes(servable_id: ServableId, id: SequenceId) -> None:
-    """For servers that keep no routes."""
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A call while it waits or runs; ``shapes`` as :meth:`RowPlan.shape_key` says. The rest is guarded by the manager's
+    lock.
+
+    ``slot`` is None while it waits; then the slot from which it was taken to run. ``cancelled`` says that it was taken
+    before it was cancelled. ``inner`` is the call that stands for it in a batcher.
+    """
+
+    call: PredictCall
+    plan: RowPlan
+    shapes: Hashable
+    enqueued: float = field(default=0.0)
+    slot: Slot | None = field(default=None)
+    cancelled: bool = field(default=False)
+    inner: PredictCall | None = field(default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A request that was taken to run. ``state`` is that of its sequence before it."""
+
+    slot: Slot
+    request: Request[Entry]
+    state: Values
+
+    @property
+    def call(self) -> PredictCall:
+        return self.request.item.call
+
+    @property
+    def row(self) -> Row:
+        flags = self.call.sequence
+        assert flags is not None  # or it would not have been let in
+        return Row(self.call, flags, self.state)
 
 
 @dataclass(slots=True)
 class _Effects:
-    """What is to be done without the lock. ``ready``: slots that may have a request to run."""
+    """What is to be done without the lock. ``ready`` are slots that may have a request to run."""
 
     dropped: list[tuple[Entry, Status]] = field(default_factory=list)
     forgotten: list[SequenceId] = field(default_factory=list)
@@ -54,7 +86,7 @@ class _Effects:
 class SequenceManager:
     """Any thread. ``wake`` is called, without the lock, with slots that may have a request to run.
 
-    Whoever runs requests may hold ``lock`` around several of the methods that say so, and its own decisions.
+    The runner of the requests may hold ``lock`` around several of the methods that say so, and its own decisions.
     """
 
     def __init__(
@@ -63,13 +95,13 @@ class SequenceManager:
         instances: int,
         servable_id: ServableId,
         clock: Clock,
-        on_forgotten: OnForgotten,
+        on_forgotten: OnForgotten | None,
         wake: Callable[[Collection[Slot]], None],
     ) -> None:
         self.id = servable_id
         self.name = f"{servable_id.name}-{servable_id.version}"
         self.clock = clock
-        self.lock = threading.Lock()  # guards all below, entries' ``inner``, and what its users say
+        self.lock = threading.Lock()  # guards all below, entries' ``inner``, and what its users put under it
         self.sequences: Sequences[Entry] = Sequences(settings, instances, servable_id.name)
         self.closed = False
         self._instances = instances
@@ -78,7 +110,7 @@ class SequenceManager:
         self._memory = Memory()
         self._deadlines: Deadlines[Entry] = Deadlines()  # of calls that wait
         self._lost: set[int] = set()
-        self._casualties: dict[SequenceId, None] = {}  # sequences that ended with a worker, the oldest first
+        self._lost_sequences: dict[SequenceId, None] = {}  # sequences that ended with a worker, the oldest first
         self._timer: Timer | None = None
         self._timer_due = inf
 
@@ -90,21 +122,21 @@ class SequenceManager:
         with self.lock:
             now = entry.enqueued = self.clock.monotonic()
             effects = self._expire(now)
-            refusal = self._hindrance(now, call) or self._admit(entry, rows, now, effects)
+            refusal = self._check_call(now, call) or self._admit(entry, rows, now, effects)
             self._arm()
         self._perform(effects)
         if refusal is not None:
             finish(call, refusal, self.name)
 
     def cancel(self, entry: Entry) -> bool:
-        """The caller has lost interest: if the call waits, it is answered, and all that wait in its sequence, which has
-        ended, are too. False: it was taken already."""
+        """If the call waits, it is answered; its sequence ends, and all calls that wait there are answered too. Returns
+        False if it was taken already."""
         effects = _Effects()
         with self.lock:
             if entry.slot is not None:
                 entry.cancelled = True
                 return False
-            self._end(entry, CANCELLED, HOLE, effects)
+            self._end(entry, CANCELLED, PREDECESSOR_DROPPED, effects)
             self._settle(effects)
         self._perform(effects)
         return True
@@ -121,7 +153,7 @@ class SequenceManager:
             return len(self._memory)
 
     def stop(self) -> None:
-        """No sequence is started any more; those that go on may."""
+        """From now on no sequence is started; those that go on may."""
         with self.lock:
             self.sequences.stop()
 
@@ -137,10 +169,10 @@ class SequenceManager:
             timer.cancel()
         self._perform(effects)
 
-    # What those do who run requests.
+    # What the runners of requests do.
 
     def take(self, slot: Slot) -> Taken:
-        """With the lock held: the slot's next request, which runs from now on. LookupError: there is none."""
+        """With the lock held: the slot's next request, which runs from now on. LookupError if there is none."""
         request = self.sequences.take(slot)
         request.item.slot = slot
         self._deadlines.drop(request.item)
@@ -156,7 +188,7 @@ class SequenceManager:
         finish(entry.call, answer, self.name)
 
     def done(self, taken: Iterable[tuple[Taken, Values]]) -> None:
-        """These were run and answered; the values are the states after them."""
+        """These requests were run and answered; the values are the states after them."""
         with self.lock:
             for each, state in taken:
                 slot, request = each.slot, each.request
@@ -165,35 +197,36 @@ class SequenceManager:
                     self._memory.drop(slot)
                 else:
                     self._memory.keep(slot, request.id, state)
-            self._arm()  # a sequence from the backlog that has come to the slot may expire before all others
+            self._arm()  # a sequence that has come from the backlog may expire before all others
 
     def end(self, entry: Entry, status: Status) -> None:
-        """The call was taken but will never run: its sequence ends, what waits of it is answered with ``status``."""
+        """The call was taken but will never run: its sequence ends, and its waiting calls are answered with
+        ``status``."""
         effects = _Effects()
         with self.lock:
             self._end(entry, status, status, effects)
             self._settle(effects)
         self._perform(effects)
 
-    def lose(self, instance: int) -> None:
-        """The worker of an instance has died, and with it the model's side of the sequences there: they end. Without
-        any instance left nobody waits in vain: the others do, too."""
+    def worker_lost(self, instance: int) -> None:
+        """The worker of an instance has died, and with it what the model knew of the sequences there: they end. When no
+        instance is left, all others end too."""
         status = self.unavailable(LOST)
         with self.lock:
             self._lost.add(instance)
-            items = self.sequences.lose(instance)
+            items = self.sequences.drop_instance(instance)
             if len(self._lost) == self._instances:
                 items += self.sequences.clear()
             effects = _Effects([(item, status) for item in items])
             self._settle(effects)
             for id in effects.forgotten:
-                self._casualties[id] = None
-            while len(self._casualties) > MAX_CASUALTIES:
-                del self._casualties[next(iter(self._casualties))]
+                self._lost_sequences[id] = None
+            while len(self._lost_sequences) > MAX_LOST_SEQUENCES:
+                del self._lost_sequences[next(iter(self._lost_sequences))]
         self._perform(effects)
 
-    def recovered(self, instance: int) -> None:
-        """After ``lose``: it runs again."""
+    def worker_recovered(self, instance: int) -> None:
+        """After ``worker_lost``: it runs again."""
         with self.lock:
             self._lost.discard(instance)
             ready = self._ready([instance])
@@ -208,12 +241,12 @@ class SequenceManager:
 
     # With the lock held.
 
-    def _hindrance(self, now: float, call: PredictCall) -> Status | None:
-        """Why nothing can be let in."""
+    def _check_call(self, now: float, call: PredictCall) -> Status | None:
+        """Returns why the call cannot be let in, whatever its sequence."""
         if self.closed:
             return STOPPING
         if call.deadline is not None and call.deadline <= now:
-            return self._late()
+            return self._deadline_exceeded()
         if len(self._lost) == self._instances:
             return self.unavailable("has lost its worker process, which is being started again; try again later")
         return None
@@ -223,10 +256,10 @@ class SequenceManager:
         admitted = self.sequences.admit(entry, call.sequence, rows, call.timeout, now)
         flags = call.sequence
         if isinstance(admitted, Status):
-            lost = flags is not None and not flags.start and flags.id in self._casualties
+            lost = flags is not None and not flags.start and flags.id in self._lost_sequences
             return self.unavailable(LOST) if lost else admitted
         if flags is not None:
-            self._casualties.pop(flags.id, None)
+            self._lost_sequences.pop(flags.id, None)
         call.ticket, call.admitted = entry, True
         if call.deadline is not None:
             self._deadlines.set(entry, call.deadline)
@@ -236,10 +269,10 @@ class SequenceManager:
         return None
 
     def _expire(self, now: float) -> _Effects:
-        """Ends what has waited too long, with what waits behind it in its sequence."""
+        """Ends what has waited too long, with the calls behind it in its sequence."""
         effects = _Effects(self.sequences.expire(now))
-        for entry in self._deadlines.ring(now):
-            self._end(entry, self._late(), HOLE, effects)
+        for entry in self._deadlines.pop_due(now):
+            self._end(entry, self._deadline_exceeded(), PREDECESSOR_DROPPED, effects)
         self._settle(effects)
         return effects
 
@@ -248,7 +281,7 @@ class SequenceManager:
             effects.dropped.append((item, status if item is entry else others))
 
     def _settle(self, effects: _Effects) -> None:
-        """After sequences may have ended: their states go, and others may have come from the backlog to any slot."""
+        """After sequences may have ended: drops their states; others may have come from the backlog to any slot."""
         for entry, _ in effects.dropped:
             self._deadlines.drop(entry)
         effects.forgotten += self.sequences.forgotten()
@@ -296,13 +329,14 @@ class SequenceManager:
             entry.call.ticket = None
             entry.call.queue_seconds = now - entry.enqueued
             finish(entry.call, status, self.name)
-        for id in effects.forgotten:
-            try:
-                self._on_forgotten(self.id, id)
-            except Exception:  # those that have a slot now must not wait for ever
-                logger.exception("a sequence of %s could not be forgotten", self.name)
+        if self._on_forgotten is not None:
+            for id in effects.forgotten:
+                try:
+                    self._on_forgotten(self.id, id)
+                except Exception:  # those that have a slot now must not wait for ever
+                    logger.exception("a sequence of %s could not be forgotten", self.name)
         if effects.ready:
             self._wake(effects.ready)
 
-    def _late(self) -> Status:
+    def _deadline_exceeded(self) -> Status:
         return Status(StatusCode.DEADLINE_EXCEEDED, f"the deadline passed while the request waited for {self.name}")

@@ -1,6 +1,6 @@
-"""A model that keeps state between the requests of a sequence, as what handles give out: Triton's sequence batcher.
+"""A servable whose model keeps state between the requests of a sequence: Triton's sequence batcher.
 
-    submit -> Desk: a slot, or the backlog -> Direct's lanes or Oldest's batchers -> Model.run -> every call its row
+    submit -> SequenceManager: a slot, or the backlog -> Direct's workers or Oldest's batchers -> Model.run -> answers
 
 All requests of a sequence go to one instance, in their order, one at a time.
 """
@@ -18,12 +18,11 @@ from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
 from tfs_lite.schedulers.batching.execution import finish
 from tfs_lite.schedulers.sequence.controls import Controls
-from tfs_lite.schedulers.sequence.direct import DirectLanes
-from tfs_lite.schedulers.sequence.entries import Entry
+from tfs_lite.schedulers.sequence.direct import DirectWorkers
 from tfs_lite.schedulers.sequence.oldest import OldestBatchers
 from tfs_lite.schedulers.sequence.request import SequenceId, Slot
 from tfs_lite.schedulers.sequence.rows import RowPlan
-from tfs_lite.schedulers.sequence.sequence_manager import OnForgotten, SequenceManager, nobody_routes
+from tfs_lite.schedulers.sequence.sequence_manager import Entry, OnForgotten, SequenceManager
 from tfs_lite.schedulers.sequence.settings import (
     MAX_QUEUED,
     direct_settings_of,
@@ -62,7 +61,7 @@ class SequenceServable(Traits):
         settings: ModelSettings,
         clock: Clock,
         on_batch: OnBatch = nobody_counts,
-        on_forgotten: OnForgotten = nobody_routes,
+        on_forgotten: OnForgotten | None = None,
         *,
         directory: Path | None = None,
         max_queued: int = MAX_QUEUED,
@@ -84,13 +83,13 @@ class SequenceServable(Traits):
         self._signatures = {key: plan.visible for key, plan in self._plans.items()}
         self._controls = controls
         slots = sequence_settings_of(settings, max_queued)
-        self._desk = desk = SequenceManager(slots, len(models), servable_id, clock, on_forgotten, self._wake)
-        self._runner: DirectLanes | OldestBatchers
+        self._manager = manager = SequenceManager(slots, len(models), servable_id, clock, on_forgotten, self._wake)
+        self._runner: DirectWorkers | OldestBatchers
         implicit = bool(states.states)
         if slots.oldest:
-            self._runner = OldestBatchers(desk, models, oldest_settings_of(settings), on_batch, implicit)
+            self._runner = OldestBatchers(manager, models, oldest_settings_of(settings), on_batch, implicit)
         else:
-            self._runner = DirectLanes(desk, models, direct_settings_of(settings), on_batch, implicit)
+            self._runner = DirectWorkers(manager, models, direct_settings_of(settings), on_batch, implicit)
         self._runner.start()
 
     @property
@@ -103,7 +102,7 @@ class SequenceServable(Traits):
 
     @property
     def pending(self) -> int:
-        return self._desk.pending + self._runner.waiting
+        return self._manager.pending + self._runner.waiting
 
     @property
     def pending_rows(self) -> int:
@@ -113,33 +112,33 @@ class SequenceServable(Traits):
     @property
     def live(self) -> int:
         """Sequences that go on: their next request needs no START."""
-        with self._desk.lock:
-            return self._desk.sequences.live
+        with self._manager.lock:
+            return self._manager.sequences.live
 
     @property
     def backlogged(self) -> int:
         """Sequences that wait for a slot."""
-        with self._desk.lock:
-            return self._desk.sequences.backlogged
+        with self._manager.lock:
+            return self._manager.sequences.backlogged
 
     @property
     def kept_states(self) -> int:
         """Sequences whose implicit state is kept."""
-        return self._desk.kept_states
+        return self._manager.kept_states
 
     def knows(self, id: SequenceId) -> bool:
         """Whether this sequence goes on. ``on_forgotten`` may come after the same id has started again; ask."""
-        with self._desk.lock:
-            return self._desk.sequences.knows(id)
+        with self._manager.lock:
+            return self._manager.sequences.knows(id)
 
     def submit(self, call: PredictCall) -> None:
         plan = self._plans[call.signature]
         rows = plan.rows(call.inputs)
-        refusal = self._hindrance(call, rows)
+        refusal = self._check_call(call, rows)
         if refusal is not None:
-            finish(call, refusal, self._desk.name)
+            finish(call, refusal, self._manager.name)
         else:
-            self._desk.admit(Entry(call, plan, plan.shape_key(call.inputs)), rows)
+            self._manager.admit(Entry(call, plan, plan.shape_key(call.inputs)), rows)
 
     def cancel(self, call: PredictCall) -> None:
         """A call that waits ends its sequence, and all that wait in it are answered CANCELLED."""
@@ -149,18 +148,18 @@ class SequenceServable(Traits):
 
     def stop(self) -> None:
         """Refuses every START from now on; sequences go on until they end. For a version that is to go."""
-        self._desk.stop()
+        self._manager.stop()
 
     def close(self) -> None:
         """Answers what waits with UNAVAILABLE, lets running batches finish, ends the threads and closes the models."""
-        self._desk.close()
+        self._manager.close()
         self._runner.close()
 
     def _wake(self, slots: Collection[Slot]) -> None:
         self._runner.wake(slots)
 
-    def _hindrance(self, call: PredictCall, rows: int) -> Status | None:
-        """What the desk does not look at."""
+    def _check_call(self, call: PredictCall, rows: int) -> Status | None:
+        """What the manager does not check."""
         if rows == 0:
             text = f"inference request to model '{self.id.name}' must specify batch-size 1 due to requirements of "
             return Status(StatusCode.INVALID_ARGUMENT, f"{text}sequence batcher, got 0")

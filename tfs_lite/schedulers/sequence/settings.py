@@ -1,6 +1,7 @@
-"""How sequences wait and run. Values; where they come from is other rooms' business. Times are in seconds.
+"""How sequences wait and run: settings of the slots, of Direct and of Oldest, made from a model's
+``sequence_batching``.
 
-What a model's ``sequence_batching`` says, as settings of the slots, of Direct and of Oldest. Pure functions.
+Values and pure functions. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MAX_QUEUED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SequenceSettings:
-    """Of the slots of one servable. Everything that waits is bounded: ``max_queued`` counts all requests that wait, in
+    """The slots of one servable. Everything that waits is bounded: ``max_queued`` counts all requests that wait, in
     slots and in the backlog, ``max_backlog`` those in the backlog alone. What has been taken to run counts nowhere.
     Raises ValueError for sizes below 1 and times that are not positive."""
 
@@ -40,7 +41,7 @@ class DirectSettings:
     """When a Direct batch runs that is not full. The delay counts only if both are set; else it runs at once."""
 
     max_delay: float = 0.0
-    """So long the oldest request may wait for others."""
+    """How long the oldest request may wait for others."""
     minimum_utilization: float = 0.0
     """0 to 1: with requests for this part of the slots, the batch does not wait."""
 

@@ -4,7 +4,7 @@ Bookkeeping only: its owner has lock, clock and threads. Every ``now`` is in sec
 the one before. A request's way:
 
     expire, admit -> heads (a batch is chosen) -> take (it runs) -> done
-                  -> cancel | expire | lose | clear (it is answered without having run)
+                  -> cancel | expire | drop_instance | clear (it is answered without having run)
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Generic
 
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.schedulers.sequence.admission import checked, full
 from tfs_lite.schedulers.sequence.backlog import Backlog
 from tfs_lite.schedulers.sequence.deadlines import Deadlines
-from tfs_lite.schedulers.sequence.request import Admitted, OneSequence, Request, SequenceId, Slot, T
+from tfs_lite.schedulers.sequence.request import Admitted, OneSequence, Request, SequenceId, Slot, T, checked, full
 from tfs_lite.schedulers.sequence.settings import SequenceSettings
 
 BACKLOG_EXPIRED = Status(
@@ -38,7 +37,7 @@ class Sequences(Generic[T]):
     """
 
     def __init__(self, settings: SequenceSettings, instances: int, model: str = "model") -> None:
-        """``model``: its name, for messages. ``instances``: 1 or more."""
+        """``model`` is its name, for messages; ``instances`` is 1 or more."""
         self._settings = settings
         self._model = model
         self._stopping = False
@@ -83,9 +82,9 @@ class Sequences(Generic[T]):
 
     def admit(self, item: T, flags: SequenceFlags | None, rows: int, timeout: float, now: float) -> Admitted | Status:
         """Lets a request in, behind the others of its sequence, or says why not: see
-        :func:`~tfs_lite.schedulers.sequence.admission.checked`; then UNAVAILABLE when too many wait. A refusal changes
+        :func:`~tfs_lite.schedulers.sequence.request.checked`; then UNAVAILABLE when too many wait. A refusal changes
         nothing. ``timeout`` (seconds; 0: none) counts only if the request comes to the backlog. Call ``expire`` with
-        the same ``now`` before. ValueError: the item is inside."""
+        the same ``now`` before. ValueError if the item is inside."""
         known = self._ids.get(flags.id) if flags is not None else None
         found = checked(flags, rows, self._model, known=known is not None, stopping=self._stopping)
         if isinstance(found, Status):
@@ -102,13 +101,13 @@ class Sequences(Generic[T]):
         return Admitted(sequence.slot, restarted=known is not None and found.start)
 
     def heads(self, instance: int) -> tuple[Request[T] | None, ...]:
-        """For each slot of the instance, in order, the request that may run next; None: there is none, or one of the
+        """For each slot of the instance, in order, the request that may run next; None if there is none, or one of the
         slot runs."""
         return tuple([self._head(Slot(number, instance)) for number in range(self._settings.slots_per_instance)])
 
     def take(self, slot: Slot) -> Request[T]:
         """The slot's head, which runs from now on, until ``done``. An END leaves the slot to the next sequence.
-        LookupError: it has no head."""
+        LookupError if it has no head."""
         head, sequence = self._head(slot), self._in[slot]
         if head is None or sequence is None:
             raise LookupError(f"nothing can be taken from {slot}")
@@ -120,7 +119,7 @@ class Sequences(Generic[T]):
         return head
 
     def done(self, slot: Slot) -> None:
-        """What was taken from the slot is answered; its next request may run. LookupError: nothing was."""
+        """What was taken from the slot is answered; its next request may run. LookupError if nothing was."""
         del self._of[self._running.pop(slot)]
         sequence = self._in[slot]
         if sequence is not None and sequence.expired and not sequence.waiting:
@@ -129,7 +128,7 @@ class Sequences(Generic[T]):
     def cancel(self, item: T) -> list[T]:
         """The request is no longer wanted: what waits of its sequence leaves, in order, this request included, and is
         returned for an answer; the id is forgotten, the slot free. If the request runs, it is not returned, its
-        successors are, and ``done`` has to follow. Empty: it is not inside, or nothing waits."""
+        successors are, and ``done`` has to follow. Returns nothing if it is not inside, or nothing waits."""
         sequence = self._of.get(item)
         return [] if sequence is None else self._drop(sequence)
 
@@ -141,17 +140,17 @@ class Sequences(Generic[T]):
             for sequence in self._backlog.ended(now)
             for item in self._drop(sequence, in_backlog=False)
         ]
-        while due := self._idle.ring(now):  # a sequence from the backlog may be overdue when it comes to its slot
+        while due := self._idle.pop_due(now):  # a sequence from the backlog may be overdue when it comes to its slot
             for slot in sorted(slot for sequence in due if (slot := self._expire(sequence)) is not None):
                 self._release(slot)
         return out
 
     @property
     def next_expiry(self) -> float:
-        """Before this time, ``expire`` finds nothing; inf: nothing can expire."""
+        """Before this time, ``expire`` finds nothing; inf if nothing can expire."""
         return min(self._idle.next, self._backlog.next_end)
 
-    def lose(self, instance: int) -> list[T]:
+    def drop_instance(self, instance: int) -> list[T]:
         """The instance has lost its state: its sequences end. What waits of them is returned, by slots and in order;
         what runs still needs its ``done``. The slots are free."""
         kept = [self._in[Slot(number, instance)] for number in range(self._settings.slots_per_instance)]
@@ -167,8 +166,8 @@ class Sequences(Generic[T]):
         return out
 
     def forgotten(self) -> tuple[SequenceId, ...]:
-        """The ids forgotten since the last time somebody asked, without those that have started again since. Ask after
-        every call that may forget: ``admit``, ``cancel``, ``expire``, ``lose``, ``clear``."""
+        """The ids forgotten since the last call of this method, without those that have started again since. Call it
+        after each that may forget: ``admit``, ``cancel``, ``expire``, ``drop_instance``, ``clear``."""
         ids = tuple(self._forgotten)
         self._forgotten.clear()
         return ids
@@ -222,7 +221,8 @@ class Sequences(Generic[T]):
         return None if sequence.waiting or sequence.slot in self._running else sequence.slot
 
     def _drop(self, sequence: OneSequence[T], *, in_backlog: bool = True) -> list[T]:
-        """Ends a sequence; what waits of it. ``in_backlog``: it has not been taken out of there yet."""
+        """Ends a sequence and returns what waits of it. ``in_backlog`` says that it has not been taken out of there
+        yet."""
         items = [request.item for request in sequence.waiting]
         if sequence.slot is None and in_backlog:
             self._backlog.remove(sequence)

@@ -2,10 +2,9 @@
 
     START: the initial state -> input of the model -> what it writes to the output -> input of the next request ...
 
-Every sequence has one array for each ``state`` of the config, without a batch dimension. Clients see neither side of
-it, unless an output is named among the model's regular ones as well.
-
-Where the implicit state of each sequence is kept between two of its requests: with its slot.
+Every sequence has one array for each ``state`` of the config, without a batch dimension, which is kept with its slot
+between two of its requests. Clients see neither side of it, unless an output is named among the model's regular ones as
+well.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tfs_lite.schedulers.sequence.request import SequenceId, Slot
 DIRECTORY = "initial_state"
 """Beside the versions of a model: the files that ``initial_state`` may name."""
 MAX_TEXT_BYTES = 1 << 20
-"""Of one element of an initial state of texts."""
+"""The most bytes of one element of an initial state of texts."""
 
 Values = Mapping[str, Array]
 """By the name of the input: the state of one sequence. Never written to."""
@@ -48,7 +47,7 @@ class State:
     initial: Array
 
     def fault(self, value: Array) -> str:
-        """What is wrong with a value that the model has written; empty: nothing."""
+        """What is wrong with a value that the model has written; empty if nothing is."""
         dims = self.dims
         fits = len(value.shape) == len(dims) and all(
             dim in (-1, size) for dim, size in zip(dims, value.shape, strict=True)
@@ -70,7 +69,7 @@ class States:
 
     @classmethod
     def of(cls, settings: ModelSettings, directory: Path | None) -> States:
-        """``directory``: where the model's versions lie, beside which ``initial_state`` is. INVALID_ARGUMENT for a file
+        """``directory`` has the model's versions and ``initial_state``. INVALID_ARGUMENT for a file
         that is missing or too short."""
         configured = settings.sequence_batching.state if settings.sequence_batching else ()
         return cls(tuple(_state(each, directory) for each in configured), settings.max_batch_size > 0)
@@ -167,9 +166,9 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 class Memory:
-    """Bookkeeping only, not for several threads at once. A slot keeps one state at most. Nobody finds that of another
-    sequence there, for every sequence begins with a START, which asks for none. That of a sequence whose id was started
-    again before its last request ran may be kept until then."""
+    """Bookkeeping only, not for several threads at once. A slot keeps one state at most. No request finds that of
+    another sequence there, because every sequence begins with a START, which asks for none. The state of a sequence
+    whose id was started again before its last request ran may be kept until then."""
 
     def __init__(self) -> None:
         self._kept: dict[Slot, tuple[SequenceId, Values]] = {}
@@ -185,10 +184,10 @@ class Memory:
         self._kept[slot] = id, values
 
     def drop(self, slot: Slot) -> None:
-        """Nothing, if there is none."""
+        """Does nothing if there is none."""
         self._kept.pop(slot, None)
 
     def forget(self, ids: Collection[SequenceId], needed: Callable[[Slot], bool]) -> None:
-        """Drops the states of these sequences, but where a request will ask for one."""
+        """Drops the states of these sequences, unless a request will ask for one."""
         for slot in [slot for slot, (id, _) in self._kept.items() if id in ids and not needed(slot)]:
             del self._kept[slot]

@@ -1,7 +1,7 @@
 """Whether a model is still the one that knows its sequences.
 
-A process that dies while nothing runs is started again without anybody's noticing, and what the model had kept of its
-sequences is gone. Implicit state is kept here, and is not.
+A process that dies while nothing runs is started again unnoticed, and what the model had kept of its sequences is gone.
+Implicit state is kept by the scheduler, and is not lost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ LOST = "has lost its worker process, and with it the sequence; start it again wi
 
 
 class WorkerGeneration:
-    """Of one model, for one thread. ``implicit``: all state is kept by the scheduler, and nothing is ever lost."""
+    """Of one model, for one thread. With ``implicit`` all state is kept by the scheduler, and nothing is ever lost."""
 
     def __init__(self, model: Model, implicit: bool) -> None:
         self._model = model
@@ -20,8 +20,8 @@ class WorkerGeneration:
         self._restarts = 0 if implicit else model.worker.restarts
 
     def check(self, name: str) -> None:
-        """Raises WorkerLost if the model's worker has been started again since the last time; to be asked before a run
-        and after it, because the process may die between."""
+        """Raises WorkerLost if the model's worker has been started again since the last time; to be called before a
+        run and after it, because the process may die between."""
         if self._implicit:
             return
         restarts = self._model.worker.restarts
@@ -30,6 +30,6 @@ class WorkerGeneration:
             raise WorkerLost(f"{name} {LOST}")
 
     def lost(self) -> None:
-        """The loss is known; when the model has recovered, another one counts."""
+        """The loss is known; only a later one counts from now on."""
         if not self._implicit:
             self._restarts = self._model.worker.restarts

@@ -1,4 +1,4 @@
-"""Who asked a batching servable for what, what became of it, and whether that was right.
+"""What was asked of a batching servable, what became of it, and whether that was right.
 
 :class:`BatcherChecker` knows the settings and the history of a servable of
 :mod:`tfs_lite.testing.schedulers.batcher_models`, and raises
@@ -20,7 +20,7 @@ from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.forming import form_batch
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen, TimeoutAction
 from tfs_lite.testing.schedulers.batcher_models import SHIFTS, SPAN, GatedModel, Run, Verdict
-from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, Where
+from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, ThreadState
 
 WIDE = 2e-9
 """Seconds: how far two sums of the same times may differ."""
@@ -44,8 +44,8 @@ class _Call(PredictCall):
 
 
 @dataclass(eq=False)
-class Asked:
-    """One call. ``entered`` and ``left``: the moments, in steps, between which it was submitted."""
+class CheckedCall:
+    """One call. It was submitted between the moments ``entered`` and ``left``, in steps."""
 
     call: _Call
     ids: range
@@ -66,26 +66,26 @@ class Asked:
 
 
 class BatcherChecker:
-    """Used by the director of the stage; answers may come on any actor's thread."""
+    """Used by the test; answers may come on any stepped thread."""
 
-    def __init__(self, stage: InterleavingScheduler, settings: BatchSettings, servable: BatchingServable) -> None:
-        self.stage = stage
+    def __init__(self, scheduler: InterleavingScheduler, settings: BatchSettings, servable: BatchingServable) -> None:
+        self.scheduler = scheduler
         self.settings = settings
         self.servable = servable
         self.models = cast("tuple[GatedModel, ...]", servable.models)
-        self.asked: list[Asked] = []
+        self.requests: list[CheckedCall] = []
         self.moment = 0
         self.closing = False
         self.losses = 0
         self._next_id = 0
         self._seen = 0
-        self._open: list[Asked] = []
+        self._open: list[CheckedCall] = []
 
     # What happens.
 
-    def ask(
+    def make_call(
         self, signature: str, rows: int, width: int, outputs: tuple[str, ...], poisoned: bool, **rest: Any
-    ) -> Asked:
+    ) -> CheckedCall:
         """A new call, not submitted yet."""
         ids = range(self._next_id, self._next_id + rows)
         self._next_id += rows
@@ -94,41 +94,41 @@ class BatcherChecker:
                 model.poisoned.add(ids[-1])
         numbers = np.arange(ids.start, ids.stop)
         inputs = {"id": numbers, "x": numbers[:, None] * float(SPAN) + np.arange(width)}
-        call = _Call(signature, inputs, outputs, on_done=lambda answer: self._answered(asked, answer), **rest)
+        call = _Call(signature, inputs, outputs, on_done=lambda answer: self._answered(request, answer), **rest)
         levels = self.settings.priority_levels
         level = call.priority if 0 < call.priority <= levels else self.settings.default_priority
-        asked = Asked(call, ids, width, level, poisoned and rows > 0, self._tick())
-        self.asked.append(asked)
-        self._open.append(asked)
-        return asked
+        request = CheckedCall(call, ids, width, level, poisoned and rows > 0, self._tick())
+        self.requests.append(request)
+        self._open.append(request)
+        return request
 
-    def submit(self, asked: Asked) -> None:
-        """On the director's or an actor's thread."""
-        asked.closed_before = self.closing
-        self.servable.submit(asked.call)
-        asked.left = self._tick()
+    def submit(self, request: CheckedCall) -> None:
+        """On the test's or a stepped thread."""
+        request.closed_before = self.closing
+        self.servable.submit(request.call)
+        request.left = self._tick()
 
-    def cancel(self, asked: Asked) -> None:
-        asked.cancelled = True
-        self.servable.cancel(asked.call)
+    def cancel(self, request: CheckedCall) -> None:
+        request.cancelled = True
+        self.servable.cancel(request.call)
 
     def close(self) -> None:
         self.closing = True
         self.servable.close()
 
-    def _answered(self, asked: Asked, answer: Answer) -> None:
+    def _answered(self, request: CheckedCall, answer: Answer) -> None:
         self.see_runs()
-        asked.answers.append(answer)
-        asked.answered = self._tick()
-        self._need(len(asked.answers) == 1, f"answered twice: {asked.answers}")
-        self._open.remove(asked)
+        request.answers.append(answer)
+        request.answered = self._tick()
+        self._need(len(request.answers) == 1, f"answered twice: {request.answers}")
+        self._open.remove(request)
         if isinstance(answer, Status):
-            self._check_status(asked, answer)
+            self._check_status(request, answer)
         else:
-            self._check_rows(asked, answer)
-        if self.settings.preserve_ordering and asked.admitted:
-            self._check_order(asked)
-        self.stage.pause_between()
+            self._check_rows(request, answer)
+        if self.settings.preserve_ordering and request.admitted:
+            self._check_order(request)
+        self.scheduler.pause_between()
 
     def _tick(self) -> int:
         self.moment += 1
@@ -136,58 +136,64 @@ class BatcherChecker:
 
     # Answers.
 
-    def _check_rows(self, asked: Asked, answer: Mapping[str, Tensor]) -> None:
-        call = asked.call
+    def _check_rows(self, request: CheckedCall, answer: Mapping[str, Tensor]) -> None:
+        call = request.call
         expected = {"id": call.inputs["id"], "y": cast(Any, call.inputs["x"]) + SHIFTS[call.signature]}
         names = call.outputs or ("y", "id")
         self._need(set(answer) == set(names), f"{set(answer)} instead of {names}")
         for name in names:
             self._need(np.array_equal(cast(Any, answer[name]), expected[name]), f"{name} of other rows, or not all")
-        fine = {number for run in asked.runs if run.verdict is Verdict.FINE for number in run.ids}
-        self._need(not asked.poisoned and fine.issuperset(asked.ids), "answered without a run that went well")
+        fine = {number for run in request.runs if run.verdict is Verdict.FINE for number in run.ids}
+        self._need(not request.poisoned and fine.issuperset(request.ids), "answered without a run that went well")
 
-    def _check_status(self, asked: Asked, status: Status) -> None:
-        call, now = asked.call, self.stage.clock.monotonic()
+    def _check_status(self, request: CheckedCall, status: Status) -> None:
+        call, now = request.call, self.scheduler.clock.monotonic()
         match status.code:
             case StatusCode.CANCELLED:
-                self._need(asked.cancelled, "nobody cancelled it")
+                self._need(request.cancelled, "it was not cancelled")
             case StatusCode.DEADLINE_EXCEEDED:
                 self._need(call.deadline is not None and call.deadline <= now, "its deadline has not passed")
             case StatusCode.INVALID_ARGUMENT:
                 self._need(
-                    not asked.admitted and len(asked.ids) > self._most_rows, f"it is well-formed: {status.message}"
+                    not request.admitted and len(request.ids) > self._most_rows, f"it is well-formed: {status.message}"
                 )
             case StatusCode.INTERNAL:
-                self._need(asked.poisoned and self._alone(asked, Verdict.FINE), "its rows did not fail by themselves")
+                self._need(
+                    request.poisoned and self._alone(request, Verdict.FINE), "its rows did not fail by themselves"
+                )
             case StatusCode.RESOURCE_EXHAUSTED:
-                self._need(self._alone(asked, Verdict.FAILS), "it has not failed by itself")
+                self._need(self._alone(request, Verdict.FAILS), "it has not failed by itself")
             case StatusCode.UNAVAILABLE:
-                self._need(self._unavailable(asked, status.message), f"not so: {status.message}")
+                self._need(self._unavailable(request, status.message), f"not so: {status.message}")
             case _:
-                raise self.stage.violation(f"why {status}?")
+                raise self.scheduler.violation(f"why {status}?")
 
-    def _alone(self, asked: Asked, verdict: Verdict) -> bool:
+    def _alone(self, request: CheckedCall, verdict: Verdict) -> bool:
         """Whether a run with that verdict had rows of this call only. Calls without rows are not seen."""
-        own = set(asked.ids)
-        return not own or any(run.verdict is verdict and own.issuperset(run.ids) for run in asked.runs)
+        own = set(request.ids)
+        return not own or any(run.verdict is verdict and own.issuperset(run.ids) for run in request.runs)
 
-    def _unavailable(self, asked: Asked, text: str) -> bool:
+    def _unavailable(self, request: CheckedCall, text: str) -> bool:
         if "Request timeout expired" in text:
-            policy = self.settings.policy(asked.level)
+            policy = self.settings.policy(request.level)
             return policy.timeout_action is TimeoutAction.REJECT and policy.default_timeout > 0
         if "being unloaded" in text:
             return self.closing
         if "Exceeds maximum queue size" in text or "is full" in text:
-            return not asked.admitted and self._is_full(asked)
+            return not request.admitted and self._is_full(request)
         if "is overloaded" in text:
-            return not asked.admitted and asked.call.deadline is not None
+            return not request.admitted and request.call.deadline is not None
         if "wait for an earlier one" in text:
-            held = len(self._open) >= 2 * self.settings.max_queued_calls + len(self.stage.lanes)
-            return not asked.admitted and self.settings.preserve_ordering and (held or self.stage.stepwise)
+            held = len(self._open) >= 2 * self.settings.max_queued_calls + len(self.scheduler.workers)
+            return not request.admitted and self.settings.preserve_ordering and (held or self.scheduler.stepwise)
         if "worker died" in text:
-            return self.losses > 0 and (not asked.ids or asked.runs != [])
-        away = len(self.stage.lanes) if self.stage.stepwise else 1 + len(self.stage.at(Where.RECOVERING))
-        return "lost its worker" in text and self.losses > 0 and away >= len(self.stage.lanes)
+            return self.losses > 0 and (not request.ids or request.runs != [])
+        away = (
+            len(self.scheduler.workers)
+            if self.scheduler.stepwise
+            else 1 + len(self.scheduler.in_state(ThreadState.RECOVERING))
+        )
+        return "lost its worker" in text and self.losses > 0 and away >= len(self.scheduler.workers)
 
     @property
     def _most_rows(self) -> int:
@@ -196,43 +202,45 @@ class BatcherChecker:
             return settings.max_request_rows or settings.max_batch_size
         return min(settings.max_request_rows or settings.max_batch_size, settings.max_batch_size)
 
-    def _check_order(self, asked: Asked) -> None:
+    def _check_order(self, request: CheckedCall) -> None:
         for earlier in self._open:
-            early = earlier.admitted and 0 <= earlier.left < asked.entered
+            early = earlier.admitted and 0 <= earlier.left < request.entered
             self._need(not early, "it was answered before one that was submitted earlier")
 
     # The queue.
 
-    def waiting(self, signature: str) -> list[Asked]:
+    def waiting(self, signature: str) -> list[CheckedCall]:
         """Calls of which no row has run yet; those without rows may be running."""
         return [
-            asked
-            for asked in self._open
-            if asked.call.signature == signature and asked.admitted and len(self._ran(asked)) < len(asked.ids or "_")
+            request
+            for request in self._open
+            if request.call.signature == signature
+            and request.admitted
+            and len(self._ran(request)) < len(request.ids or "_")
         ]
 
-    def _ran(self, asked: Asked) -> set[int]:
-        return set(asked.ids).intersection(number for run in asked.runs for number in run.ids)
+    def _ran(self, request: CheckedCall) -> set[int]:
+        return set(request.ids).intersection(number for run in request.runs for number in run.ids)
 
-    def _is_full(self, asked: Asked) -> bool:
+    def _is_full(self, request: CheckedCall) -> bool:
         """Whether a call that was just refused may have found no room."""
-        if self.stage.stepwise:
+        if self.scheduler.stepwise:
             return True
         settings, merges = self.settings, self.settings.merges
-        others = self.waiting(asked.call.signature)
-        pieces = sum(self._most_pieces(other) for other in others)
-        rows = sum((len(other.ids) or 1) if merges else 1 for other in [*others, asked])
-        bound = settings.policy(asked.level).max_queue_size
-        same = sum(self._most_pieces(other) for other in others if other.level == asked.level)
+        others = self.waiting(request.call.signature)
+        splits = sum(self._most_splits(other) for other in others)
+        rows = sum((len(other.ids) or 1) if merges else 1 for other in [*others, request])
+        bound = settings.policy(request.level).max_queue_size
+        same = sum(self._most_splits(other) for other in others if other.level == request.level)
         return (
-            pieces >= settings.max_queued_calls
+            splits >= settings.max_queued_calls
             or (settings.max_queued_rows > 0 and rows > settings.max_queued_rows)
             or (bound > 0 and same >= bound)
         )
 
-    def _most_pieces(self, asked: Asked) -> int:
+    def _most_splits(self, request: CheckedCall) -> int:
         most = self.settings.max_batch_size
-        return 1 if not most or len(asked.ids) <= most else len(asked.ids) // most + 2
+        return 1 if not most or len(request.ids) <= most else len(request.ids) // most + 2
 
     # Runs.
 
@@ -245,46 +253,46 @@ class BatcherChecker:
     def _see(self, run: Run) -> None:
         settings = self.settings
         numbers = set(run.ids)
-        inside = [asked for asked in self._open if not numbers.isdisjoint(asked.ids)]
-        for asked in inside:
-            asked.runs.append(run)
-        alone = sum(1 for asked in inside if asked.ids) <= 1
+        inside = [request for request in self._open if not numbers.isdisjoint(request.ids)]
+        for request in inside:
+            request.runs.append(run)
+        alone = sum(1 for request in inside if request.ids) <= 1
         self._need(settings.merges or alone, "calls share a run although none may")
         if settings.merges:
             self._need(len(run.ids) <= settings.max_batch_size, f"a run of {len(run.ids)} rows")
-        for number in numbers.difference(*[asked.ids for asked in inside]):
-            self._need(self._is_left_over(number), "rows that nobody waits for")
-        self._need(all(asked.call.signature == run.signature for asked in inside), "two signatures in one run")
+        for number in numbers.difference(*[request.ids for request in inside]):
+            self._need(self._is_left_over(number), "rows of no open call")
+        self._need(all(request.call.signature == run.signature for request in inside), "two signatures in one run")
         if settings.pad_variable_length:
-            self._need(not inside or run.width >= max(asked.width for asked in inside), "cut")
+            self._need(not inside or run.width >= max(request.width for request in inside), "cut")
         else:
-            self._need(all(asked.width == run.width for asked in inside), "two widths in one run")
+            self._need(all(request.width == run.width for request in inside), "two widths in one run")
         padding = len(run.ids) - len(numbers)
         if settings.allowed_sizes and run.ids:
             self._need(
                 len(run.ids) in settings.allowed_sizes, f"{len(run.ids)} rows, {settings.allowed_sizes} are allowed"
             )
         self._need(len(set(run.ids[len(numbers) :])) <= 1, "padding of several rows")
-        self._need(settings.allowed_sizes != () or not padding, "padding that nobody asked for")
-        if not self.stage.stepwise:
+        self._need(settings.allowed_sizes != () or not padding, "padding that nobody request for")
+        if not self.scheduler.stepwise:
             self._check_turn(inside)
 
     def _is_left_over(self, number: int) -> bool:
-        """Whether the row is of a call that ran in pieces, and was answered when one failed or was cancelled."""
+        """Whether the row is of a call that was split, and was answered when one failed or was cancelled."""
         settings = self.settings
-        (owner,) = [asked for asked in self.asked if number in asked.ids]
+        (owner,) = [request for request in self.requests if number in request.ids]
         return settings.split_large and len(owner.ids) > settings.max_batch_size
 
-    def _check_turn(self, inside: Sequence[Asked]) -> None:
+    def _check_turn(self, inside: Sequence[CheckedCall]) -> None:
         """First come, first served, within a level that is not delayed."""
-        for asked in inside:
-            if len(asked.runs) > 1 or self.settings.policy(asked.level).timeout_action is TimeoutAction.DELAY:
+        for request in inside:
+            if len(request.runs) > 1 or self.settings.policy(request.level).timeout_action is TimeoutAction.DELAY:
                 continue
             for other in self._open:
                 if (
                     other.left >= 0
-                    and other.left < asked.entered
-                    and (other.call.signature, other.level) == (asked.call.signature, asked.level)
+                    and other.left < request.entered
+                    and (other.call.signature, other.level) == (request.call.signature, request.level)
                     and other not in inside
                     and other.admitted
                     and other.ids
@@ -292,64 +300,72 @@ class BatcherChecker:
                 ):
                     self._need(other.runs != [], "a call was overtaken by one of its own level")
 
-    # Whenever everybody stands still.
+    # Whenever no thread can go on.
 
-    def look(self) -> None:
-        """Nobody is ready: what is due is under way, and what waits does so for a reason."""
+    def check_idle(self) -> None:
+        """No thread is ready: what is due is under way, and what waits does so for a reason."""
         self.see_runs()
         if self.closing:
             return
-        now = self.stage.clock.monotonic()
-        asleep = self.stage.at(Where.ASLEEP)
-        for line in self.servable._lines.values():
-            waiting = self.waiting(line.key)
-            certain = [asked for asked in waiting if asked.ids and not self._may_be_held(asked)]
-            late = [asked for asked in certain if asked.call.deadline is not None and asked.call.deadline <= now]
+        now = self.scheduler.clock.monotonic()
+        asleep = self.scheduler.in_state(ThreadState.ASLEEP)
+        for queue in self.servable._queues.values():
+            waiting = self.waiting(queue.key)
+            certain = [request for request in waiting if request.ids and not self._may_be_held(request)]
+            late = [
+                request for request in certain if request.call.deadline is not None and request.call.deadline <= now
+            ]
             self._need(not late, "a call waits although its deadline has passed")
             self._check_bounds(certain)
-            if not asleep or not len(line.queue):
+            if not asleep or not len(queue.jobs):
                 continue
-            patience = line.expectation.patience(line.queue.youngest)
-            expects = line.settings.send is SendWhen.EXPECT
-            if expects and self.stage.at(Where.RECOVERING):
+            delay = queue.delay.current(queue.jobs.youngest)
+            expects = queue.settings.send is SendWhen.EXPECT
+            if expects and self.scheduler.in_state(ThreadState.RECOVERING):
                 continue  # its last run has changed what is expected, and others need not hear of that at once
-            decision = form_batch(line.queue, now, line.settings, *([patience] if expects else []))
-            self._need(not decision.take, f"{decision.take} calls could run, and a lane is idle")
-            wakes = min(lane.wakes for lane in asleep)
+            decision = form_batch(queue.jobs, now, queue.settings, *([delay] if expects else []))
+            self._need(not decision.take, f"{decision.take} calls could run, and a worker is idle")
+            wakes = min(worker.wakes_at for worker in asleep)
             self._need(
                 wakes <= decision.wait_until + WIDE, f"a batch is due at {decision.wait_until}, all sleep to {wakes}"
             )
-        if not (self.stage.at(Where.IN_RUN) or self.stage.at(Where.RECOVERING)):
-            open_calls = sum(asked.left >= 0 and not self._may_be_held(asked) for asked in self._open)
+        if not (self.scheduler.in_state(ThreadState.IN_RUN) or self.scheduler.in_state(ThreadState.RECOVERING)):
+            open_calls = sum(request.left >= 0 and not self._may_be_held(request) for request in self._open)
             self._need(
                 open_calls <= self.servable.pending,
                 f"{open_calls} calls are open, not all of them wait",
             )
 
-    def _may_be_held(self, asked: Asked) -> bool:
+    def _may_be_held(self, request: CheckedCall) -> bool:
         """Whether it may have an answer already, which waits for those of earlier calls."""
-        ends = asked.cancelled or asked.call.deadline is not None or self.settings.policy(asked.level).default_timeout
-        return self.settings.preserve_ordering and bool(ends or asked.runs or not asked.ids)
+        ends = (
+            request.cancelled
+            or request.call.deadline is not None
+            or self.settings.policy(request.level).default_timeout
+        )
+        return self.settings.preserve_ordering and bool(ends or request.runs or not request.ids)
 
-    def _check_bounds(self, waiting: Sequence[Asked]) -> None:
+    def _check_bounds(self, waiting: Sequence[CheckedCall]) -> None:
         settings = self.settings
         self._need(len(waiting) <= settings.max_queued_calls, "more calls wait than may")
         if settings.max_queued_rows:
-            rows = sum(len(asked.ids) - len(self._ran(asked)) for asked in waiting)
+            rows = sum(len(request.ids) - len(self._ran(request)) for request in waiting)
             self._need(not settings.merges or rows <= settings.max_queued_rows, f"{rows} rows wait, more than may")
-        for level in {asked.level for asked in waiting}:
+        for level in {request.level for request in waiting}:
             most = settings.policy(level).max_queue_size
-            self._need(not most or sum(asked.level == level for asked in waiting) <= most, f"too many of level {level}")
+            self._need(
+                not most or sum(request.level == level for request in waiting) <= most, f"too many of level {level}"
+            )
 
     def finish(self) -> None:
         """When everything is over."""
-        unanswered = [asked for asked in self.asked if len(asked.answers) != 1]
+        unanswered = [request for request in self.requests if len(request.answers) != 1]
         self._need(not unanswered, f"{len(unanswered)} calls were never answered")
         self._need(self.servable.pending == 0 == self.servable.pending_rows, "something still waits")
         self._need(all(model.closed == 1 for model in self.models), "a model was not closed, or twice")
-        self._need(not any(lane.thread.is_alive() for lane in self.stage.lanes), "a thread is left")
-        self._need(self.stage.clock.pending == 0, "a timer is left")
+        self._need(not any(worker.thread.is_alive() for worker in self.scheduler.workers), "a thread is left")
+        self._need(self.scheduler.clock.pending == 0, "a timer is left")
 
     def _need(self, fact: bool, otherwise: str) -> None:
         if not fact:
-            raise self.stage.violation(otherwise)
+            raise self.scheduler.violation(otherwise)

@@ -1,6 +1,6 @@
-"""A model for the stage of :mod:`tfs_lite.testing.schedulers.interleaving`: it runs and ends when it is told to.
+"""A model for :mod:`tfs_lite.testing.schedulers.interleaving`: it runs and ends when it is told to.
 
-Every row has a number of its own, ``id``, so that each run and each answer can be held against what was asked.
+Every row has a number of its own, ``id``, so that each run and each answer can be held against what was request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from tfs_lite.core.model import Model, Shapes, WorkerLost
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, SteppedLane, Where, current
+from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, SteppedWorker, ThreadState, current
 
 ROWS, WIDTH = SymbolicDim("rows"), SymbolicDim("width")
 SHIFTS = {"a": 0.25, "b": 0.5}
@@ -57,36 +57,36 @@ class GatedModel(Model):
     platform = "numpy"
     signatures = SIGNATURES
 
-    def __init__(self, stage: InterleavingScheduler, runs: list[Run], concurrency: int = 1) -> None:
+    def __init__(self, scheduler: InterleavingScheduler, runs: list[Run], concurrency: int = 1) -> None:
         self.poisoned: set[int] = set()
         self.runs = runs
-        self.under_way: dict[SteppedLane, Run] = {}
+        self.under_way: dict[SteppedWorker, Run] = {}
         self.closed = 0
-        self._stage = stage
+        self._scheduler = scheduler
         self._concurrency = concurrency
-        self._lent: dict[SteppedLane, dict[str, Any]] = {}
+        self._lent: dict[SteppedWorker, dict[str, Any]] = {}
 
     @property
     def concurrency(self) -> int:
         return self._concurrency
 
     def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor]:
-        lane = cast(SteppedLane, current())
-        self._lent[lane] = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
-        return self._lent[lane].copy()
+        worker = cast(SteppedWorker, current())
+        self._lent[worker] = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
+        return self._lent[worker].copy()
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        lane = cast(SteppedLane, current())
+        worker = cast(SteppedWorker, current())
         arrays = cast("Mapping[str, Any]", inputs)
         if self.closed or len(self.under_way) >= self._concurrency:
-            raise self._stage.violation("a model was run after close, or by too many threads")
+            raise self._scheduler.violation("a model was run after close, or by too many threads")
         run = Run(signature, tuple(arrays["id"].tolist()), arrays["x"].shape[1])
         self.runs.append(run)
-        self.under_way[lane] = run
-        self._stage.pause(Where.IN_RUN)
-        del self.under_way[lane]
+        self.under_way[worker] = run
+        self._scheduler.pause(ThreadState.IN_RUN)
+        del self.under_way[worker]
         results = {"y": arrays["x"] + SHIFTS[signature], "id": arrays["id"].copy()}
-        for array in self._lent.pop(lane, {}).values():
+        for array in self._lent.pop(worker, {}).values():
             array.fill(-1)
         if run.verdict is Verdict.LOST:
             raise WorkerLost("the worker died")
@@ -97,7 +97,7 @@ class GatedModel(Model):
         return {name: results[name] for name in outputs or ("y", "id")}
 
     def recover(self, give_up: threading.Event) -> bool:
-        self._stage.pause(Where.RECOVERING)
+        self._scheduler.pause(ThreadState.RECOVERING)
         return not give_up.is_set()
 
     def close(self) -> None:

@@ -25,14 +25,14 @@ class Mismatch(AssertionError):
 
 @dataclass(eq=False)
 class Item:
-    """A request. ``of``: the number of the sequence that it was let into; ``place``: within that; ``fate``: all that
-    became of it."""
+    """A request. ``of``: the number of the sequence that it was let into; ``index``: within that; ``outcomes``: all
+    that became of it."""
 
     serial: int
     key: int
     of: int = -1
-    place: int = -1
-    fate: list[str] = field(default_factory=list)
+    index: int = -1
+    outcomes: list[str] = field(default_factory=list)
 
 
 class SequenceChecker:
@@ -70,9 +70,9 @@ class SequenceChecker:
         taken = self.real.take(slot)
         _same((taken.item, taken.start, taken.end), self.plain.take(slot), f"taken from {slot}")
         item = taken.item
-        _same(item.place, self._taken.get(item.of, 0), f"order in sequence {item.of}")
+        _same(item.index, self._taken.get(item.of, 0), f"order in sequence {item.of}")
         _same(any(other.of == item.of for other in self._running.values()), False, f"two of {item.of} run")
-        self._taken[item.of] = item.place + 1
+        self._taken[item.of] = item.index + 1
         self._running[slot] = item
         self._ended([item], "taken")
         self.check()
@@ -119,9 +119,9 @@ class SequenceChecker:
         self._ended(found, "expired")
         self.check()
 
-    def lose(self, instance: int) -> None:
-        lost = self.real.lose(instance)
-        _same(lost, self.plain.lose(instance), "lost")
+    def drop_instance(self, instance: int) -> None:
+        lost = self.real.drop_instance(instance)
+        _same(lost, self.plain.drop_instance(instance), "lost")
         self._ended(lost, "lost")
         self.check()
 
@@ -157,7 +157,7 @@ class SequenceChecker:
                 self.wait(max(0.0, self.real.next_expiry - self.now))
         _same((self.real.pending, self.real.live, self.real.running), (0, 0, 0), "nothing is left")
         for item in self.items:
-            _same(len(item.fate), 1 if item.of >= 0 else 0, f"what became of {item}")
+            _same(len(item.outcomes), 1 if item.of >= 0 else 0, f"what became of {item}")
 
     def _let_in(self, item: Item, flags: SequenceFlags, known: bool) -> None:
         self.items.append(item)
@@ -165,13 +165,13 @@ class SequenceChecker:
             self._current[flags.id] = len(self._lengths)
             self._lengths.append(0)
         item.of = self._current[flags.id]
-        item.place = self._lengths[item.of]
+        item.index = self._lengths[item.of]
         self._lengths[item.of] += 1
 
-    def _ended(self, items: list[Item], fate: str) -> None:
+    def _ended(self, items: list[Item], outcomes: str) -> None:
         for item in items:
-            item.fate.append(fate)
-            _same(len(item.fate), 1, f"what became of {item}")
+            item.outcomes.append(outcomes)
+            _same(len(item.outcomes), 1, f"what became of {item}")
 
     def _check_batch(self, heads: tuple[Request[Item] | None, ...], decision: DirectDecision[Item]) -> None:
         """Of one key, as wide as the highest slot with a request; and not before the delay is over, if that counts."""

@@ -191,7 +191,7 @@ class SumByStateModel(SumModel):
         return {"OUTPUT": total, "SUM_OUT": total.copy()}
 
 
-class Asked:
+class SequenceRequest:
     """A call of a sequence, and its one answer."""
 
     def __init__(self, number: object, id: int | str | None, start: bool, end: bool, **more: Any) -> None:

@@ -15,7 +15,7 @@ from tfs_lite.core.model import Model, PredictCall, Shapes
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.protocols.dtypes import TABLE
-from tfs_lite.schedulers.batching.assembly import assemble, hand_out
+from tfs_lite.schedulers.batching.assembly import assemble, split_outputs
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings
 
@@ -94,7 +94,7 @@ def run_all(
     sizes = [rule.rows(call.inputs) for call in calls]
     batch = assemble(rule, model, "s", calls, sizes, settings)
     assert batch.rows == sum(sizes)
-    return hand_out(rule, batch, model.run("s", batch.inputs, batch.outputs), calls, sizes)
+    return split_outputs(rule, batch, model.run("s", batch.inputs, batch.outputs), calls, sizes)
 
 
 def plain(array: np.ndarray) -> tuple[Any, tuple[int, ...], list[Any]]:
@@ -128,17 +128,17 @@ def test_every_call_gets_its_rows_of_the_outputs_it_wants(
     assert all(array is model.got[name] for name, array in model.staged.items())
 
 
-def test_rows_handed_out_are_not_copied() -> None:
+def test_split_outputs_are_not_copied() -> None:
     calls = [adding_call(0, 2), adding_call(10, 1)]
     settings = BatchSettings(max_batch_size=8)
     rule = rule_of(SIGNATURE, settings)
     batch = assemble(rule, Adding(), "s", calls, [2, 1], settings)
     results = Adding().run("s", batch.inputs, batch.outputs)
-    answers = hand_out(rule, batch, results, calls, [2, 1])
+    answers = split_outputs(rule, batch, results, calls, [2, 1])
     assert all(np.shares_memory(answer["y"], results["y"]) for answer in answers)
 
 
-def test_one_call_goes_in_and_comes_out_as_it_is() -> None:
+def test_one_call_goes_in_and_comes_out_as_it_is_with_and_without_a_rule() -> None:
     settings = BatchSettings(max_batch_size=8)
     call, rule, model = adding_call(0, 3, ("ids",)), rule_of(SIGNATURE, settings), Adding(("x",))
     batch = assemble(rule, model, "s", [call], [3], settings)
@@ -146,16 +146,12 @@ def test_one_call_goes_in_and_comes_out_as_it_is() -> None:
     assert batch.inputs is call.inputs
     assert not model.asked
     results = {"whatever": np.float32(1)}
-    assert hand_out(rule, batch, results, [call], [3]) == [results]
-
-
-def test_without_a_rule_the_only_call_is_run_as_it_is() -> None:
+    assert split_outputs(rule, batch, results, [call], [3]) == [results]
     call = call_of({"x": np.float32(3)})
     batch = assemble(None, Adding(), "s", [call], [1], BatchSettings(max_batch_size=8, allowed_sizes=(8,)))
     assert batch.inputs is call.inputs
     assert batch.padding == 0
-    results = {"y": np.float32(4)}
-    assert hand_out(None, batch, results, [call], [1]) == [results]
+    assert split_outputs(None, batch, results, [call], [1]) == [results]
 
 
 def test_padding_is_the_first_row_of_the_last_call_with_rows() -> None:
@@ -175,27 +171,23 @@ def test_one_call_is_padded_too() -> None:
     assert answer["ids"].tolist() == [5, 6, 7]
 
 
-def test_padding_stays_within_what_the_model_takes() -> None:
-    signature = Signature((TensorSpec("x", DataType.FLOAT, (SymbolicDim("s0", 5),)),), ())
-    settings = BatchSettings(max_batch_size=8, allowed_sizes=(2, 8))
-    calls = [call_of({"x": np.ones(2, np.float32)}), call_of({"x": np.ones(1, np.float32)})]
-    batch = assemble(rule_of(signature, settings), Adding(), "s", calls, [2, 1], settings)
-    assert (batch.rows, batch.padding) == (3, 0)
-
-
-def test_more_rows_than_every_allowed_size_are_not_padded() -> None:
-    settings = BatchSettings(max_batch_size=8, allowed_sizes=(2,))
-    calls = [adding_call(0, 2), adding_call(9, 1)]
-    batch = assemble(rule_of(SIGNATURE, settings), Adding(), "s", calls, [2, 1], settings)
-    assert (batch.rows, batch.padding) == (3, 0)
-
-
-@pytest.mark.parametrize(("rows", "padding"), [(1, 1), (2, 0), (3, 2), (5, 0), (6, 2), (8, 0)], ids=str)
-def test_a_run_is_padded_to_the_next_allowed_size(rows: int, padding: int) -> None:
-    settings = BatchSettings(max_batch_size=8, allowed_sizes=(2, 5, 8))
-    calls = [adding_call(0, rows - 1), adding_call(9, 1)]
-    batch = assemble(rule_of(SIGNATURE, settings), Adding(), "s", calls, [rows - 1, 1], settings)
-    assert (batch.rows, batch.padding) == (rows, padding)
+@pytest.mark.parametrize(
+    ("allowed", "maximum", "padding"),
+    [
+        ((2, 5, 8), None, {1: 1, 2: 0, 3: 2, 5: 0, 6: 2, 8: 0}),
+        pytest.param((2,), None, {3: 0}, id="more rows than every allowed size"),
+        pytest.param((2, 8), 5, {3: 0}, id="no more than the model takes"),
+    ],
+)
+def test_a_run_is_padded_to_the_next_allowed_size(
+    allowed: tuple[int, ...], maximum: int | None, padding: dict[int, int]
+) -> None:
+    signature = Signature((TensorSpec("x", DataType.FLOAT, (SymbolicDim("s0", maximum),)),), ())
+    settings = BatchSettings(max_batch_size=8, allowed_sizes=allowed)
+    for rows, added in padding.items():
+        calls = [call_of({"x": np.ones(size, np.float32)}) for size in (rows - 1, 1)]
+        batch = assemble(rule_of(signature, settings), Adding(), "s", calls, [rows - 1, 1], settings)
+        assert (batch.rows, batch.padding) == (rows, added)
 
 
 def test_nothing_but_empty_calls_is_run_without_rows() -> None:
@@ -238,7 +230,7 @@ def test_every_element_type_keeps_its_bits(row: Any, fill: bool) -> None:
     array: Any = batch.inputs["x"]
     assert array.dtype == row.numpy
     assert array.shape == (8, 4 if fill else 2)
-    answers: Any = hand_out(rule, batch, {"x": array.copy()}, calls, [2, 3])
+    answers: Any = split_outputs(rule, batch, {"x": array.copy()}, calls, [2, 3])
     assert bits(answers[0]["x"]) == bits(first)
     assert bits(answers[1]["x"]) == bits(second)
     assert bits(array[5:]) == bits(np.concatenate([second[:1]] * 3))
@@ -325,7 +317,7 @@ def test_calls_without_rows_but_of_one_length_are_stacked() -> None:
     assert [answer["turned"].shape for answer in answers] == [(0, 2, 3)] * 2
 
 
-def test_an_output_that_the_call_does_not_want_is_not_cut() -> None:
+def test_an_output_that_the_call_does_not_want_is_not_trimmed() -> None:
     calls = [filled_call(0, 1, 2, 1), filled_call(1, 1, 3, 1)]
     calls[0].outputs = ("longer",)
     answers = run_all(Turning(), calls, FILLING, FILLED)
@@ -346,7 +338,7 @@ def test_results_that_are_not_one_row_for_each_fail_every_call(result: Any, mark
     settings = BatchSettings(max_batch_size=8, allowed_sizes=(4,))
     calls, rule = [adding_call(0, 2), adding_call(10, 1)], rule_of(SIGNATURE, settings)
     batch = assemble(rule, Adding(), "s", calls, [2, 1], settings)
-    answers = hand_out(rule, batch, {"ids": np.ones(4), "y": result}, calls, [2, 1])
+    answers = split_outputs(rule, batch, {"ids": np.ones(4), "y": result}, calls, [2, 1])
     assert len(answers) == 2
     for answer in answers:
         assert isinstance(answer, Status)

@@ -6,26 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.schedulers.batching.batch_delay import Expectation
-from tfs_lite.schedulers.batching.forming import NO_PATIENCE, BatchDelay
+from tfs_lite.schedulers.batching.batch_delay import NO_DELAY, AdaptiveDelay, BatchDelay
 
 
-def test_nothing_is_expected_before_the_first_run() -> None:
-    assert Expectation().patience(0.0) is NO_PATIENCE
-
-
-def test_without_strain_nobody_waits() -> None:
-    expectation = Expectation()
-    expectation.ended(10.0, 64, strained=True)
-    expectation.ended(11.0, 64, strained=False)
-    assert expectation.patience(11.0) is NO_PATIENCE
-
-
-@pytest.mark.parametrize("inside", [0, 1])
-def test_nobody_waits_for_a_single_row(inside: int) -> None:
-    expectation = Expectation()
-    expectation.ended(10.0, inside, strained=True)
-    assert expectation.patience(10.0) is NO_PATIENCE
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param([], id="before the first run"),
+        pytest.param([(64, True), (64, False)], id="no longer saturated"),
+        pytest.param([(0, True)], id="no row"),
+        pytest.param([(1, True)], id="a single row"),
+    ],
+)
+def test_calls_do_not_wait_where_it_does_not_pay(runs: list[tuple[int, bool]]) -> None:
+    delay = AdaptiveDelay()
+    for inside, saturated in runs:
+        delay.ended(10.0, inside, saturated)
+    assert delay.current(10.0) is NO_DELAY
 
 
 @pytest.mark.parametrize(
@@ -39,15 +36,15 @@ def test_nobody_waits_for_a_single_row(inside: int) -> None:
     ],
 )
 def test_as_many_rows_are_waited_for_as_were_inside(youngest: float, until: float) -> None:
-    expectation = Expectation(longest=1.0, gap=0.25)
-    expectation.ended(10.0, 64, strained=True)
-    assert expectation.patience(youngest) == BatchDelay(64, until)
+    delay = AdaptiveDelay(longest=1.0, gap=0.25)
+    delay.ended(10.0, 64, saturated=True)
+    assert delay.current(youngest) == BatchDelay(64, until)
 
 
 @given(st.floats(0, 1e6), st.integers(0, 10_000), st.booleans(), st.floats(0, 1e6))
-def test_a_wait_is_always_bounded(ended: float, inside: int, strained: bool, youngest: float) -> None:
-    expectation = Expectation()
-    expectation.ended(ended, inside, strained)
-    patience = expectation.patience(youngest)
-    assert patience.until <= ended + 0.010
-    assert patience.rows in (0, inside)
+def test_a_wait_is_always_bounded(ended: float, inside: int, saturated: bool, youngest: float) -> None:
+    delay = AdaptiveDelay()
+    delay.ended(ended, inside, saturated)
+    current = delay.current(youngest)
+    assert current.until <= ended + 0.010
+    assert current.rows in (0, inside)

@@ -1,4 +1,4 @@
-"""Who has time to spare, by numbers alone; and what the system says of real processes."""
+"""When something counts as saturated, by numbers alone; and what the system says of real processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.signature import Signature, Tensor
-from tfs_lite.schedulers.batching.cpu_saturation import STRAINED, WINDOW, CpuSaturation, strain_of
+from tfs_lite.schedulers.batching.cpu_saturation import SATURATED, WINDOW, CpuSaturation, saturation_of
 
 START = 500.0
 PATIENCE = 30.0
@@ -32,83 +32,61 @@ class Watch:
 
 
 class Times:
-    """A strain whose first window begins at ``START``, and what it looks at."""
+    """A measurement whose first window begins at ``START``, and the times that it reads."""
 
     def __init__(self, threads: int = 1, cores: int = 4) -> None:
         self.server, self.models = Watch(), Watch()
-        self.strain = CpuSaturation(threads, cores, self.server, self.models)
-        self.strain.ran(START, 0.0)
+        self.saturation = CpuSaturation(threads, cores, self.server, self.models)
+        self.saturation.ran(START, 0.0)
+
+    def ran(self, windows: float, seconds: float = 0.0) -> bool:
+        """A run of ``seconds`` ends so many windows after ``START``. Returns whether that is saturation."""
+        self.saturation.ran(START + windows * WINDOW, seconds)
+        return self.saturation.saturated
 
 
-SHARES = pytest.mark.parametrize(("busy", "strained"), [(0.0, False), (0.79, False), (0.81, True), (1.5, True)])
+def test_nothing_is_saturated_before_anything_ran() -> None:
+    assert not CpuSaturation(1, 1).saturated
 
 
-def test_nothing_is_strained_before_anything_ran() -> None:
-    assert not CpuSaturation(1, 1).strained
-
-
-@SHARES
-def test_model_whose_thread_is_hardly_ever_idle_is_under_strain(busy: float, strained: bool) -> None:
-    times = Times()
-    step = WINDOW / 10 * 1.01
-    for number in range(1, 11):
-        times.strain.ran(START + number * step, busy * step)
-    assert times.strain.strained is strained
-
-
-@SHARES
-def test_time_in_runs_counts_for_each_thread(busy: float, strained: bool) -> None:
-    times = Times(threads=3)
+@pytest.mark.parametrize(("busy", "saturated"), [(0.0, False), (0.79, False), (0.81, True), (1.5, True)])
+def test_whatever_is_busy_most_of_its_time_is_saturated(busy: float, saturated: bool) -> None:
+    thread = Times()
+    assert [thread.ran(number / 10 * 1.01, busy * WINDOW / 10 * 1.01) for number in range(1, 11)][-1] is saturated
+    threads = Times(threads=3)
     for _ in range(3):
-        times.strain.ran(START + WINDOW / 2, busy * WINDOW)
-    times.strain.ran(START + WINDOW, 0.0)
-    assert times.strain.strained is strained
-
-
-@SHARES
-def test_server_process_has_one_core_of_time(busy: float, strained: bool) -> None:
-    times = Times(cores=64)
-    times.server.seconds += busy * 2 * WINDOW
-    times.strain.ran(START + 2 * WINDOW, 0.0)
-    assert times.strain.strained is strained
-
-
-@SHARES
-def test_server_and_processes_of_models_share_the_cores(busy: float, strained: bool) -> None:
-    times = Times(cores=4)
-    times.server.seconds += 0.4 * WINDOW
-    times.models.seconds += (4 * busy - 0.4) * WINDOW
-    times.strain.ran(START + WINDOW, 0.0)
-    assert times.strain.strained is strained
+        threads.ran(0.5, busy * WINDOW)
+    assert threads.ran(1) is saturated, "time in runs counts for each thread"
+    server = Times(cores=64)
+    server.server.seconds += busy * 2 * WINDOW
+    assert server.ran(2) is saturated, "the server's process has one core of time"
+    cores = Times(cores=4)
+    cores.server.seconds += 0.4 * WINDOW
+    cores.models.seconds += (4 * busy - 0.4) * WINDOW
+    assert cores.ran(1) is saturated, "the server and the processes of models share the cores"
 
 
 def test_runs_within_a_window_change_nothing_and_are_cheap() -> None:
     times = Times()
     before = times.server.looks, times.models.looks
     times.server.seconds += 100
-    for _ in range(100):
-        times.strain.ran(START + WINDOW * 0.99, 1.0)
-    assert not times.strain.strained
+    assert not any(times.ran(0.99, 1.0) for _ in range(100))
     assert (times.server.looks, times.models.looks) == before
 
 
-def test_strain_ends_with_the_first_quiet_window() -> None:
+def test_saturation_ends_with_the_first_quiet_window() -> None:
     times = Times()
     times.server.seconds += WINDOW
-    times.strain.ran(START + WINDOW, WINDOW)
-    assert times.strain.strained
-    times.strain.ran(START + 2 * WINDOW, WINDOW * STRAINED * 0.9)
-    assert not times.strain.strained
+    assert times.ran(1, WINDOW)
+    assert not times.ran(2, WINDOW * SATURATED * 0.9)
 
 
-def test_model_process_that_begins_anew_is_a_moment_of_rest() -> None:
+def test_model_process_that_begins_anew_looks_idle_for_a_moment() -> None:
     times = Times(cores=1)
     times.models.seconds = 0.0
-    times.strain.ran(START + WINDOW, 0.0)
-    assert not times.strain.strained
+    assert not times.ran(1)
     times.models.seconds = WINDOW
-    times.strain.ran(START + 2 * WINDOW, 0.0)
-    assert times.strain.strained
+    assert times.ran(2)
 
 
 class Elsewhere(Model):
@@ -125,7 +103,7 @@ class Elsewhere(Model):
         return WorkerStatus("process", True, self.pid)
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        raise AssertionError("nobody runs it here")
+        raise AssertionError("it is not run here")
 
     def close(self) -> None:
         """Nothing to close."""
@@ -138,11 +116,11 @@ def burn(until: Callable[[], bool]) -> None:
 
 
 def test_time_of_the_real_server_process_counts() -> None:
-    strain = strain_of([Elsewhere(None)], 1)
+    saturation = saturation_of([Elsewhere(None)], 1)
     before = time.process_time()
     burn(lambda: time.process_time() - before > 2 * WINDOW)
-    strain.ran(2 * WINDOW, 0.0)
-    assert strain.strained
+    saturation.ran(2 * WINDOW, 0.0)
+    assert saturation.saturated
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the system does not tell")
@@ -160,18 +138,18 @@ input()
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        strain = strain_of([Elsewhere(process.pid), Elsewhere(None)], 1)
+        saturation = saturation_of([Elsewhere(process.pid), Elsewhere(None)], 1)
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"done\n"
-        strain.ran(WINDOW, 0.0)
+        saturation.ran(WINDOW, 0.0)
         process.stdin.write(b"\n")
-    assert strain.strained
+    assert saturation.saturated
 
 
 def test_process_that_is_gone_counts_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait(PATIENCE)
-    strain = strain_of([Elsewhere(process.pid), Elsewhere(None)], 1)
-    strain.ran(1e9, 0.0)
-    assert not strain.strained
+    saturation = saturation_of([Elsewhere(process.pid), Elsewhere(None)], 1)
+    saturation.ran(1e9, 0.0)
+    assert not saturation.saturated

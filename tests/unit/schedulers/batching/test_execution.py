@@ -1,4 +1,4 @@
-"""One batch through a model: every call is answered once, and only the guilty hear of a failure."""
+"""One batch through a model: every call is answered once, and only those at fault with a failure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Answer = Mapping[str, Tensor] | Status
 
 
 class Doubler(Model):
-    """Takes half a second of its clock; runs with a guilty row raise ``error``."""
+    """Takes half a second of its clock; runs with a row of ``failing`` raise its error."""
 
     platform = "test"
     signatures: ClassVar[Mapping[str, Signature]] = {DEFAULT_SIGNATURE: SIGNATURE}
@@ -38,7 +38,7 @@ class Doubler(Model):
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
         self.runs: list[list[int]] = []
-        self.guilty: Mapping[int, BaseException] = {}
+        self.failing: Mapping[int, BaseException] = {}
         self.result: Callable[[np.ndarray], dict[str, np.ndarray]] = lambda x: {"y": 2 * x}
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
@@ -47,41 +47,41 @@ class Doubler(Model):
         self.runs.append(x.tolist())
         self.clock.advance(RUN_SECONDS)
         for row in x.tolist():
-            if row in self.guilty:
-                raise self.guilty[row]
+            if row in self.failing:
+                raise self.failing[row]
         return dict(self.result(x))
 
     def close(self) -> None:
         """Nothing to close."""
 
 
-class House:
-    """An execution, and in order all that it tells anybody."""
+class ExecutionFixture:
+    """An execution, and in order all that it reports and answers."""
 
     def __init__(self, settings: BatchSettings = MANY) -> None:
         self.clock = VirtualClock()
         self.model = Doubler(self.clock)
-        self.line = SignatureQueue(DEFAULT_SIGNATURE, SIGNATURE, settings, "m-7", BatchRule.of)
+        self.queue = SignatureQueue(DEFAULT_SIGNATURE, SIGNATURE, settings, "m-7", BatchRule.of)
         self.reports: list[BatchReport] = []
         self.ended: list[tuple[float, int, float]] = []
-        self.story: list[str] = []
+        self.events: list[str] = []
         self.answers: dict[int, list[Answer]] = {}
         self.calls: list[PredictCall] = []
         self.execution = Execution(ID, "m-7", self.clock, self.count, self.end)
 
     def count(self, report: BatchReport) -> None:
         self.reports.append(report)
-        self.story.append("report")
+        self.events.append("report")
 
-    def end(self, line: SignatureQueue, now: float, rows: int, seconds: float) -> None:
-        assert line is self.line
+    def end(self, queue: SignatureQueue, now: float, rows: int, seconds: float) -> None:
+        assert queue is self.queue
         self.ended.append((now, rows, seconds))
-        self.story.append("ended")
+        self.events.append("ended")
 
     def call(self, number: int, *rows: int) -> PredictCall:
         def on_done(answer: Answer) -> None:
             self.answers.setdefault(number, []).append(answer)
-            self.story.append(f"answer {number}")
+            self.events.append(f"answer {number}")
 
         made = PredictCall(DEFAULT_SIGNATURE, {"x": np.array(rows, np.int64)}, (), None, on_done)
         made.queue_seconds = number / 8
@@ -90,7 +90,7 @@ class House:
     def run(self, *parts: Sequence[int]) -> None:
         """One call for each part, with these rows."""
         self.calls = [self.call(number, *rows) for number, rows in enumerate(parts)]
-        self.execution.run(self.model, self.line, self.calls, [len(rows) for rows in parts])
+        self.execution.run(self.model, self.queue, self.calls, [len(rows) for rows in parts])
 
     def of(self, number: int) -> Answer:
         (answer,) = self.answers[number]
@@ -104,164 +104,168 @@ class House:
 
 
 @pytest.fixture
-def house() -> House:
-    return House()
+def fixture() -> ExecutionFixture:
+    return ExecutionFixture()
 
 
-def test_every_call_gets_its_own_rows_of_one_run(house: House) -> None:
-    house.run([1, 2], [3], [4, 5, 6])
-    assert house.model.runs == [[1, 2, 3, 4, 5, 6]]
-    assert [house.rows_of(number) for number in range(3)] == [[2, 4], [6], [8, 10, 12]]
+def test_every_call_gets_its_own_rows_of_one_run(fixture: ExecutionFixture) -> None:
+    fixture.run([1, 2], [3], [4, 5, 6])
+    assert fixture.model.runs == [[1, 2, 3, 4, 5, 6]]
+    assert [fixture.rows_of(number) for number in range(3)] == [[2, 4], [6], [8, 10, 12]]
 
 
-def test_run_is_told_before_its_calls_are_answered(house: House) -> None:
-    house.run([1], [2, 3])
-    assert house.story == ["report", "ended", "answer 0", "answer 1"]
-    assert house.reports == [BatchReport(ID, 3, 0, RUN_SECONDS, (0.0, 0.125), True)]
-    assert house.ended == [(RUN_SECONDS, 3, RUN_SECONDS)]
-    assert [call.run_seconds for call in house.calls] == [RUN_SECONDS] * 2
+def test_run_is_told_before_its_calls_are_answered(fixture: ExecutionFixture) -> None:
+    fixture.run([1], [2, 3])
+    assert fixture.events == ["report", "ended", "answer 0", "answer 1"]
+    assert fixture.reports == [BatchReport(ID, 3, 0, RUN_SECONDS, (0.0, 0.125), True)]
+    assert fixture.ended == [(RUN_SECONDS, 3, RUN_SECONDS)]
+    assert [call.run_seconds for call in fixture.calls] == [RUN_SECONDS] * 2
 
 
-def test_padding_is_reported_and_not_handed_out() -> None:
-    house = House(BatchSettings(max_batch_size=8, allowed_sizes=(4, 8)))
-    house.run([1, 2], [3])
-    assert house.model.runs == [[1, 2, 3, 3]]
-    assert [house.rows_of(number) for number in range(2)] == [[2, 4], [6]]
-    assert [(report.rows, report.padding) for report in house.reports] == [(3, 1)]
+def test_padding_is_reported_and_not_answered() -> None:
+    fixture = ExecutionFixture(BatchSettings(max_batch_size=8, allowed_sizes=(4, 8)))
+    fixture.run([1, 2], [3])
+    assert fixture.model.runs == [[1, 2, 3, 3]]
+    assert [fixture.rows_of(number) for number in range(2)] == [[2, 4], [6]]
+    assert [(report.rows, report.padding) for report in fixture.reports] == [(3, 1)]
 
 
 def test_call_alone_gets_what_the_model_returned() -> None:
-    house = House(ALONE)
-    house.model.result = lambda x: {"y": x.sum(), "more": x}
-    house.run([1, 2, 3])
-    answer = house.of(0)
+    fixture = ExecutionFixture(ALONE)
+    fixture.model.result = lambda x: {"y": x.sum(), "more": x}
+    fixture.run([1, 2, 3])
+    answer = fixture.of(0)
     assert not isinstance(answer, Status)
     assert set(answer) == {"y", "more"}
 
 
-def test_failure_of_a_call_alone_is_its_answer(house: House) -> None:
-    house.model.guilty = {1: ServingError(StatusCode.OUT_OF_RANGE, "too far")}
-    house.run([1])
-    assert house.of(0) == Status(StatusCode.OUT_OF_RANGE, "too far")
-    assert [report.ok for report in house.reports] == [False]
-    assert len(house.ended) == 1
-    assert house.calls[0].run_seconds == RUN_SECONDS
+def test_failure_of_a_call_alone_is_its_answer(fixture: ExecutionFixture) -> None:
+    fixture.model.failing = {1: ServingError(StatusCode.OUT_OF_RANGE, "too far")}
+    fixture.run([1])
+    assert fixture.of(0) == Status(StatusCode.OUT_OF_RANGE, "too far")
+    assert [report.ok for report in fixture.reports] == [False]
+    assert len(fixture.ended) == 1
+    assert fixture.calls[0].run_seconds == RUN_SECONDS
 
 
-def test_failing_batch_is_run_in_halves_until_the_guilty_call_is_alone(house: House) -> None:
-    house.model.guilty = {3: ServingError(StatusCode.INVALID_ARGUMENT, "three is not a number")}
-    house.run([1], [2], [3], [4])
-    assert house.model.runs == [[1, 2, 3, 4], [1, 2], [3, 4], [3], [4]]
-    assert house.of(2) == Status(StatusCode.INVALID_ARGUMENT, "three is not a number")
-    assert [house.rows_of(number) for number in (0, 1, 3)] == [[2], [4], [8]]
-    assert [report.ok for report in house.reports] == [False, True, False, False, True]
-    assert [report.rows for report in house.reports] == [4, 2, 2, 1, 1]
-    assert house.calls[0].run_seconds == RUN_SECONDS
+def test_failing_batch_is_run_in_halves_until_the_failing_call_is_alone(fixture: ExecutionFixture) -> None:
+    fixture.model.failing = {3: ServingError(StatusCode.INVALID_ARGUMENT, "three is not a number")}
+    fixture.run([1], [2], [3], [4])
+    assert fixture.model.runs == [[1, 2, 3, 4], [1, 2], [3, 4], [3], [4]]
+    assert fixture.of(2) == Status(StatusCode.INVALID_ARGUMENT, "three is not a number")
+    assert [fixture.rows_of(number) for number in (0, 1, 3)] == [[2], [4], [8]]
+    assert [report.ok for report in fixture.reports] == [False, True, False, False, True]
+    assert [report.rows for report in fixture.reports] == [4, 2, 2, 1, 1]
+    assert fixture.calls[0].run_seconds == RUN_SECONDS
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.sets(st.integers(0, 11)))
-def test_exactly_the_guilty_calls_fail_and_everybody_is_answered_once(sizes: list[int], guilty: set[int]) -> None:
-    house = House()
+def test_exactly_the_failing_calls_fail_and_all_are_answered_once(sizes: list[int], failing: set[int]) -> None:
+    fixture = ExecutionFixture()
     rows = iter(range(100))
     parts = [[next(rows) for _ in range(size)] for size in sizes]
-    bad = {part[0]: number for number, part in enumerate(parts) if part and number in guilty}
-    house.model.guilty = {row: ServingError(StatusCode.INTERNAL, f"{row}") for row in bad}
-    house.run(*parts)
+    bad = {part[0]: number for number, part in enumerate(parts) if part and number in failing}
+    fixture.model.failing = {row: ServingError(StatusCode.INTERNAL, f"{row}") for row in bad}
+    fixture.run(*parts)
     for number, part in enumerate(parts):
         if number in bad.values():
-            assert house.of(number) == Status(StatusCode.INTERNAL, f"{part[0]}")
+            assert fixture.of(number) == Status(StatusCode.INTERNAL, f"{part[0]}")
         else:
-            assert house.rows_of(number) == [2 * row for row in part]
-    assert len(house.model.runs) < 2 * len(parts)
-    assert len(house.reports) == len(house.model.runs)
+            assert fixture.rows_of(number) == [2 * row for row in part]
+    assert len(fixture.model.runs) < 2 * len(parts)
+    assert len(fixture.reports) == len(fixture.model.runs)
 
 
 @pytest.mark.parametrize("error", [KeyError("secret"), SystemExit(3), KeyboardInterrupt()], ids=repr)
-def test_model_that_breaks_its_contract_is_logged_and_tells_no_secret(
-    house: House, error: BaseException, caplog: pytest.LogCaptureFixture
+def test_model_that_breaks_its_contract_is_logged_and_shows_no_secret(
+    fixture: ExecutionFixture, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    house.model.guilty = {1: error}
-    house.run([1], [2])
-    assert house.of(0) == Status(StatusCode.INTERNAL, f"m-7 failed: {type(error).__name__}")
-    assert house.rows_of(1) == [4]
+    fixture.model.failing = {1: error}
+    fixture.run([1], [2])
+    assert fixture.of(0) == Status(StatusCode.INTERNAL, f"m-7 failed: {type(error).__name__}")
+    assert fixture.rows_of(1) == [4]
     assert "m-7 broke its contract: it may only raise ServingError" in caplog.text
 
 
-def test_results_that_cannot_be_told_apart_are_run_one_by_one(house: House) -> None:
-    house.model.result = lambda x: {"y": x.sum(keepdims=True)}
-    house.run([1, 2], [3])
-    assert house.model.runs == [[1, 2, 3], [1, 2], [3]]
-    assert [house.rows_of(number) for number in range(2)] == [[3], [3]]
-    assert [report.ok for report in house.reports] == [False, True, True]
+def test_results_that_cannot_be_told_apart_are_run_one_by_one(fixture: ExecutionFixture) -> None:
+    fixture.model.result = lambda x: {"y": x.sum(keepdims=True)}
+    fixture.run([1, 2], [3])
+    assert fixture.model.runs == [[1, 2, 3], [1, 2], [3]]
+    assert [fixture.rows_of(number) for number in range(2)] == [[3], [3]]
+    assert [report.ok for report in fixture.reports] == [False, True, True]
 
 
-def test_lost_worker_answers_everybody_and_nothing_is_run_again(house: House) -> None:
+def test_lost_worker_answers_every_call_and_nothing_is_run_again(fixture: ExecutionFixture) -> None:
     lost = WorkerLost("the worker of m-7 has died")
-    house.model.guilty = {2: lost}
+    fixture.model.failing = {2: lost}
     with pytest.raises(WorkerLost) as caught:
-        house.run([1], [2], [3])
+        fixture.run([1], [2], [3])
     assert caught.value is lost
-    assert house.model.runs == [[1, 2, 3]]
-    assert [house.of(number) for number in range(3)] == [lost.status] * 3
-    assert [report.ok for report in house.reports] == [False]
+    assert fixture.model.runs == [[1, 2, 3]]
+    assert [fixture.of(number) for number in range(3)] == [lost.status] * 3
+    assert [report.ok for report in fixture.reports] == [False]
 
 
-def test_worker_that_is_lost_among_the_halves_answers_who_is_left(house: House) -> None:
+def test_worker_that_is_lost_among_the_halves_answers_those_that_are_left(fixture: ExecutionFixture) -> None:
     lost = WorkerLost("the worker of m-7 has died")
-    house.model.guilty = {1: ServingError(StatusCode.INTERNAL, "one"), 3: lost}
+    fixture.model.failing = {1: ServingError(StatusCode.INTERNAL, "one"), 3: lost}
     # [1 2 3 4] fails by 1, [1 2] too, [1] fails, [2] is fine, [3 4] loses the worker
     with pytest.raises(WorkerLost):
-        house.run([1], [2], [3], [4])
-    assert house.model.runs == [[1, 2, 3, 4], [1, 2], [1], [2], [3, 4]]
-    assert house.of(0) == Status(StatusCode.INTERNAL, "one")
-    assert house.rows_of(1) == [4]
-    assert [house.of(number) for number in (2, 3)] == [lost.status] * 2
+        fixture.run([1], [2], [3], [4])
+    assert fixture.model.runs == [[1, 2, 3, 4], [1, 2], [1], [2], [3, 4]]
+    assert fixture.of(0) == Status(StatusCode.INTERNAL, "one")
+    assert fixture.rows_of(1) == [4]
+    assert [fixture.of(number) for number in (2, 3)] == [lost.status] * 2
 
 
-def test_worker_that_is_lost_in_the_first_half_spares_the_second(house: House) -> None:
+def test_worker_that_is_lost_in_the_first_half_spares_the_second(fixture: ExecutionFixture) -> None:
     lost = WorkerLost("the worker of m-7 has died")
     failures = iter([ServingError(StatusCode.INTERNAL, "once"), lost])
 
     def fail(x: np.ndarray) -> dict[str, np.ndarray]:
         raise next(failures)
 
-    house.model.result = fail
+    fixture.model.result = fail
     with pytest.raises(WorkerLost):
-        house.run([1], [2], [3], [4], [5])
-    assert house.model.runs == [[1, 2, 3, 4, 5], [1, 2]]
-    assert [house.of(number) for number in range(5)] == [lost.status] * 5
+        fixture.run([1], [2], [3], [4], [5])
+    assert fixture.model.runs == [[1, 2, 3, 4, 5], [1, 2]]
+    assert [fixture.of(number) for number in range(5)] == [lost.status] * 5
 
 
-def test_memory_that_the_model_does_not_give_fails_like_a_run(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_the_model_does_not_give_fails_like_a_run(
+    fixture: ExecutionFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(signature: str, shapes: object) -> None:
         raise ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory to stage in")
 
-    monkeypatch.setattr(house.model, "stage", full, raising=False)
-    house.run([1], [2])
-    assert [house.rows_of(number) for number in range(2)] == [[2], [4]], "a call alone needs none"
-    assert [report.ok for report in house.reports] == [False, True, True]
+    monkeypatch.setattr(fixture.model, "stage", full, raising=False)
+    fixture.run([1], [2])
+    assert [fixture.rows_of(number) for number in range(2)] == [[2], [4]], "a call alone needs none"
+    assert [report.ok for report in fixture.reports] == [False, True, True]
 
 
-def test_counter_that_raises_is_logged_and_nothing_else(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_counter_that_raises_is_logged_and_nothing_else(
+    fixture: ExecutionFixture, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(report: BatchReport) -> None:
         raise RuntimeError("no space left for numbers")
 
-    execution = Execution(ID, "m-7", house.clock, broken, house.end)
-    execution.run(house.model, house.line, [house.call(0, 1)], [1])
-    assert house.rows_of(0) == [2]
+    execution = Execution(ID, "m-7", fixture.clock, broken, fixture.end)
+    execution.run(fixture.model, fixture.queue, [fixture.call(0, 1)], [1])
+    assert fixture.rows_of(0) == [2]
     assert "a run of m-7 could not be counted" in caplog.text
 
 
 def test_caller_that_raises_is_logged_and_the_others_are_answered(
-    house: House, caplog: pytest.LogCaptureFixture
+    fixture: ExecutionFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     def careless(answer: Answer) -> None:
         raise RuntimeError("on_done must not raise")
 
-    first = house.call(0, 1)
+    first = fixture.call(0, 1)
     first.on_done = careless
-    house.execution.run(house.model, house.line, [first, house.call(1, 2)], [1, 1])
-    assert house.rows_of(1) == [4]
+    fixture.execution.run(fixture.model, fixture.queue, [first, fixture.call(1, 2)], [1, 1])
+    assert fixture.rows_of(1) == [4]
     assert "a caller of m-7 broke its contract" in caplog.text
     with caplog.at_level(logging.ERROR):
         finish(first, Status(StatusCode.CANCELLED, "gone"), "m-7")

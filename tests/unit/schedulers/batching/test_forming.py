@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.model import PredictCall
-from tfs_lite.schedulers.batching.forming import NO_PATIENCE, BatchDelay, Decision, form_batch
-from tfs_lite.schedulers.batching.job import Job
-from tfs_lite.schedulers.batching.queue import JobQueue
+from tfs_lite.schedulers.batching.batch_delay import NO_DELAY, BatchDelay
+from tfs_lite.schedulers.batching.forming import Decision, form_batch
+from tfs_lite.schedulers.batching.queue import Job, JobQueue
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings, QueuePolicy, SendWhen, TimeoutAction
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
@@ -136,34 +136,44 @@ def test_jobs_that_are_queued_together(settings: str, queued: list[int], batches
     assert got == [(1.0, rows) for rows in batches]
 
 
-def test_once_late_preferred_sizes_do_not_matter() -> None:
-    assert sent(DELAYED, [(0, job(3)), (0, job(4)), (1, job(1))], held_until=10.5) == [(10.5, [3, 4, 1])]
-    assert sent(DELAYED, [(0, job(3)), (0, job(4)), (1, job(2))], held_until=10.5) == [(10.5, [3, 4]), (10.5, [2])]
+LEVELS = replace(DELAYED, priority_levels=2, default_priority=2)
+URGENT = BatchSettings(max_batch_size=8, preferred=(1, 8), max_delay=10.0, priority_levels=2, default_priority=2)
+HISTORIES = {
+    "once late, preferred sizes do not matter": (
+        (DELAYED, [(0, job(3)), (0, job(4)), (1, job(1))], 10.5),
+        [(10.5, [3, 4, 1])],
+    ),
+    "once late, what does not fit is left": (
+        (DELAYED, [(0, job(3)), (0, job(4)), (1, job(2))], 10.5),
+        [(10.5, [3, 4]), (10.5, [2])],
+    ),
+    "another key sends what is before it at once": (
+        (DELAYED, [(0, job(1, key="16 wide")), (4, job(1, key="8 wide"))]),
+        [(4, [1]), (14, [1])],
+    ),
+    "a preferred size before another key is kept": (
+        (AT_ONCE, [(0, job(4)), (0, job(1)), (0, job(1, key="other"))], 1.0),
+        [(1.0, [4]), (1.0, [1]), (1.0, [1])],
+    ),
+    "what is left of the queue goes on ageing": (
+        (DELAYED, [(0, job(5)), (3, job(3)), (8, job(1))]),
+        [(3, [5]), (13, [3, 1])],
+    ),
+    "a batch mixes levels, and the oldest job of any level counts": (
+        (LEVELS, [(0, job(3, priority=2)), (4, job(1, priority=1))]),
+        [(10, [1, 3])],
+    ),
+    "a more urgent job may make a batch of its own": (
+        (URGENT, [(0, job(3)), (4, job(1, priority=1))]),
+        [(4, [1]), (10, [3])],
+    ),
+}
 
 
-def test_another_key_sends_what_is_before_it_at_once() -> None:
-    arrivals = [(0, job(1, key="16 wide")), (4, job(1, key="8 wide"))]
-    assert sent(DELAYED, arrivals) == [(4, [1]), (14, [1])]
-
-
-def test_a_preferred_size_before_another_key_is_kept() -> None:
-    arrivals = [(0, job(4)), (0, job(1)), (0, job(1, key="other"))]
-    assert sent(AT_ONCE, arrivals, held_until=1.0) == [(1.0, [4]), (1.0, [1]), (1.0, [1])]
-
-
-def test_what_is_left_of_the_queue_goes_on_ageing() -> None:
-    arrivals = [(0, job(5)), (3, job(3)), (8, job(1))]
-    assert sent(DELAYED, arrivals) == [(3, [5]), (13, [3, 1])]
-
-
-def test_a_batch_mixes_levels_and_the_oldest_job_of_any_level_counts() -> None:
-    settings = replace(DELAYED, priority_levels=2, default_priority=2)
-    assert sent(settings, [(0, job(3, priority=2)), (4, job(1, priority=1))]) == [(10, [1, 3])]
-
-
-def test_a_more_urgent_job_may_make_a_batch_of_its_own() -> None:
-    settings = BatchSettings(max_batch_size=8, preferred=(1, 8), max_delay=10.0, priority_levels=2, default_priority=2)
-    assert sent(settings, [(0, job(3)), (4, job(1, priority=1))]) == [(4, [1]), (10, [3])]
+@pytest.mark.parametrize("name", HISTORIES)
+def test_keys_levels_and_late_jobs(name: str) -> None:
+    arguments, batches = HISTORIES[name]
+    assert sent(*arguments) == batches  # type: ignore[arg-type]
 
 
 def test_an_empty_queue_waits_for_any_job() -> None:
@@ -191,35 +201,33 @@ def test_where_jobs_may_come_in_before_others_every_arrival_is_looked_at(setting
 
 
 @pytest.mark.parametrize(
-    ("queued", "patience", "decision"),
+    ("queued", "delay", "decision"),
     [
         ([3], BatchDelay(6, 2.0), Decision(0, 2.0, 6)),
         ([3, 3], BatchDelay(6, 2.0), Decision(2)),
         ([3], BatchDelay(6, 1.0), Decision(1)),
-        ([3], NO_PATIENCE, Decision(1)),
+        ([3], NO_DELAY, Decision(1)),
         ([3], BatchDelay(100, 2.0), Decision(0, 2.0, 8)),
         ([8], BatchDelay(100, 2.0), Decision(1)),
         ([5, 4], BatchDelay(100, 2.0), Decision(1)),
     ],
     ids=str,
 )
-def test_patience_holds_back_only_what_could_still_grow(
-    queued: list[int], patience: BatchDelay, decision: Decision
-) -> None:
-    assert form_batch(jobs(*queued), 1.0, EXPECTING, patience) == decision
+def test_delay_holds_back_only_what_could_still_grow(queued: list[int], delay: BatchDelay, decision: Decision) -> None:
+    assert form_batch(jobs(*queued), 1.0, EXPECTING, delay) == decision
 
 
-def test_patience_neither_waits_past_another_key_nor_past_a_preferred_size() -> None:
-    patience = BatchDelay(8, 2.0)
-    assert form_batch([job(1, key="a"), job(1, key="b")], 1.0, EXPECTING, patience) == Decision(1)
+def test_delay_neither_waits_past_another_key_nor_past_a_preferred_size() -> None:
+    delay = BatchDelay(8, 2.0)
+    assert form_batch([job(1, key="a"), job(1, key="b")], 1.0, EXPECTING, delay) == Decision(1)
     settings = replace(AT_ONCE, send=SendWhen.EXPECT)
-    assert form_batch(jobs(3), 1.0, settings, patience) == Decision(0, 2.0, 4)
-    assert form_batch(jobs(3, 1), 1.0, settings, patience) == Decision(2)
-    assert form_batch(jobs(5), 1.0, settings, patience) == Decision(0, 2.0, 6)
+    assert form_batch(jobs(3), 1.0, settings, delay) == Decision(0, 2.0, 4)
+    assert form_batch(jobs(3, 1), 1.0, settings, delay) == Decision(2)
+    assert form_batch(jobs(5), 1.0, settings, delay) == Decision(0, 2.0, 6)
 
 
 @pytest.mark.parametrize("send", [SendWhen.GREEDY, SendWhen.WAIT])
-def test_only_settings_that_expect_are_patient(send: SendWhen) -> None:
+def test_only_settings_that_expect_are_delayed(send: SendWhen) -> None:
     assert form_batch(jobs(1), 1.0, replace(EXPECTING, send=send), BatchDelay(8, 2.0)) == Decision(1)
 
 

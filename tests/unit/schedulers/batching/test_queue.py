@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.batching.job import Job
-from tfs_lite.schedulers.batching.queue import EMPTY_LEVELS, JobQueue
+from tfs_lite.schedulers.batching.queue import EMPTY_LEVELS, Job, JobQueue
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, TimeoutAction
 
 PLAIN = BatchSettings(max_batch_size=8)
@@ -271,8 +270,8 @@ class Reference:
     delayed: dict[Job, int] = field(default_factory=dict)
 
     def ordered(self) -> list[Job]:
-        places = {each: index for index, each in enumerate(self.jobs)}
-        return sorted(self.jobs, key=lambda each: (each.level, self.delayed.get(each, 0), places[each]))
+        positions = {each: index for index, each in enumerate(self.jobs)}
+        return sorted(self.jobs, key=lambda each: (each.level, self.delayed.get(each, 0), positions[each]))
 
     def sweep(self, now: float) -> list[Job]:
         out, moved = [], []
@@ -360,5 +359,5 @@ def _compare(queue: JobQueue, reference: Reference) -> None:
     assert (len(queue), queue.rows) == (len(ordered), sum(each.rows for each in ordered))
     assert not any(each.gone for each in ordered)
     assert queue.next_expiry <= min((min(each.expires, each.times_out) for each in ordered), default=inf)
-    stored = sum(len(line._jobs) for level in queue._levels for line in level.lines)
+    stored = sum(len(fifo._jobs) for level in queue._levels for fifo in level.fifos)
     assert stored <= 2 * len(ordered)

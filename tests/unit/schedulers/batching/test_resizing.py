@@ -23,10 +23,9 @@ from tfs_lite.schedulers.cached import CachedServable
 from tfs_lite.schedulers.decoupled import DecoupledServable
 from tfs_lite.schedulers.items import ItemRule, ItemServable
 from tfs_lite.schedulers.response_cache import ResponseCache
-from tfs_lite.testing.lifecycle.clock import VirtualClock
-from tfs_lite.testing.schedulers.batcher_checker import Asked, BatcherChecker
-from tfs_lite.testing.schedulers.batcher_models import GatedModel, Run, Verdict
-from tfs_lite.testing.schedulers.interleaving import InterleavingScheduler, SteppedLane, Where, no_threads_left
+from tfs_lite.testing.schedulers.batcher_fixture import BatcherFixture, MakeBatcher
+from tfs_lite.testing.schedulers.batcher_models import Verdict
+from tfs_lite.testing.schedulers.interleaving import no_threads_left
 from tfs_lite.testing.servers.process import wait_until
 
 ID = ServableId("m", 1)
@@ -313,157 +312,84 @@ def test_instance_whose_steps_are_under_way_is_closed_after_them(clock: SystemCl
     servable.close()
 
 
-# On the stage of the batcher's simulation: one thread at a time.
+# Step by step, one thread at a time.
 
 
-class Theatre:
-    def __init__(self, settings: BatchSettings, models: int = 1, threads: int = 1, stepwise: bool = False) -> None:
-        self.stage = InterleavingScheduler(VirtualClock(), stepwise)
-        self.runs: list[Run] = []
-        self.threads = threads
-        self.models = [self.model() for _ in range(models)]
-        self.servable = self.stage.perform(self.models, settings, threads=threads)
-        self.referee = BatcherChecker(self.stage, settings, self.servable)
-
-    def model(self) -> GatedModel:
-        return GatedModel(self.stage, self.runs, self.threads)
-
-    def asked(self, rows: int = 1) -> Asked:
-        return self.referee.ask("a", rows, 2, (), False, deadline=None)
-
-    def join(self, count: int) -> list[GatedModel]:
-        new = [self.model() for _ in range(count)]
-        self.models += new
-        assert self.stage.resize(self.servable, new, [])
-        self.referee.models = tuple(self.models)
-        return new
-
-    def running(self) -> list[SteppedLane]:
-        return self.stage.at(Where.IN_RUN)
-
-    def end_run(self, lane: SteppedLane, verdict: Verdict = Verdict.FINE) -> None:
-        next(model.under_way[lane] for model in self.models if lane in model.under_way).verdict = verdict
-        self.referee.losses += verdict is Verdict.LOST
-        self.stage.step(lane)
-
-    def close(self) -> None:
-        self.stage.enter("closer", self.referee.close)
-        self.stage.settle()
-        while self.running() or self.stage.at(Where.RECOVERING):
-            for lane in self.running():
-                self.end_run(lane)
-            for lane in self.stage.at(Where.RECOVERING):
-                self.stage.step(lane)
-            self.stage.settle()
-        self.referee.finish()
-        self.stage.check()
+def test_batch_that_a_leaving_worker_was_woken_for_is_run_by_another(make_batcher: MakeBatcher) -> None:
+    fixture = make_batcher(BatchSettings(max_batch_size=4), models=2)
+    request = fixture.make_call()
+    fixture.checker.submit(request)  # wakes the worker of the first model, which has not gone on yet
+    fixture.remove_models(fixture.models[0])
+    fixture.scheduler.settle()
+    assert [worker.model for worker in fixture.running()] == fixture.models[1:]
+    fixture.finish()
+    assert len(request.answers) == 1
+    assert [model.closed for model in fixture.models] == [1, 0]
 
 
-def test_batch_that_a_leaving_lane_was_woken_for_is_run_by_another() -> None:
-    with no_threads_left():
-        theatre = Theatre(BatchSettings(max_batch_size=4), models=2)
-        theatre.stage.settle()
-        asked = theatre.asked()
-        theatre.referee.submit(asked)  # rings the lane of the first model, which has not woken yet
-        assert theatre.stage.resize(theatre.servable, [], theatre.models[:1])
-        theatre.stage.settle()
-        (lane,) = theatre.running()
-        assert lane.model is theatre.models[1]
-        theatre.end_run(lane)
-        theatre.stage.settle()
-        assert len(asked.answers) == 1
-        assert [model.closed for model in theatre.models] == [1, 0]
-        theatre.close()
+def test_worker_that_slept_for_a_late_batch_leaves_the_waiting_to_another(make_batcher: MakeBatcher) -> None:
+    fixture = make_batcher(BatchSettings(max_batch_size=8, send=SendWhen.WAIT, max_delay=1.0), models=2)
+    fixture.ask()
+    waiting = next(worker for worker in fixture.scheduler.workers if worker.wakes_at < 1e9 and worker.idle)
+    fixture.remove_models(waiting.model)
+    fixture.scheduler.settle()
+    assert not fixture.running()
+    fixture.advance(1.0)
+    (worker,) = fixture.running()
+    assert worker.model is not waiting.model
 
 
-def test_lane_that_slept_for_a_late_batch_leaves_the_waiting_to_another() -> None:
-    with no_threads_left():
-        theatre = Theatre(BatchSettings(max_batch_size=8, send=SendWhen.WAIT, max_delay=1.0), models=2)
-        theatre.stage.settle()
-        theatre.referee.submit(theatre.asked())
-        theatre.stage.settle()
-        (waiting,) = [lane for lane in theatre.stage.lanes if lane.wakes < 1e9 and lane.idle][:1]
-        assert theatre.stage.resize(theatre.servable, [], [waiting.model])
-        theatre.stage.settle()
-        assert not theatre.running()
-        theatre.stage.clock.advance(1.0)
-        theatre.stage.settle()
-        (lane,) = theatre.running()
-        assert lane.model is not waiting.model
-        theatre.end_run(lane)
-        theatre.stage.settle()
-        theatre.close()
+def test_model_of_several_workers_is_closed_by_the_last_one_inside(make_batcher: MakeBatcher) -> None:
+    fixture = make_batcher(BatchSettings(), threads=2)
+    fixture.ask(), fixture.ask()
+    fixture.add_models(1)
+    fixture.remove_models(fixture.models[0])
+    fixture.scheduler.settle()
+    fixture.finish()
+    assert fixture.models[0].closed == 0
+    fixture.finish()
+    assert [model.closed for model in fixture.models] == [1, 0]
 
 
-def test_model_of_several_lanes_is_closed_by_the_last_one_inside() -> None:
-    with no_threads_left():
-        theatre = Theatre(BatchSettings(), threads=2)
-        theatre.stage.settle()
-        for _ in range(2):
-            theatre.referee.submit(theatre.asked())
-            theatre.stage.settle()
-        theatre.join(1)
-        assert theatre.stage.resize(theatre.servable, [], theatre.models[:1])
-        theatre.stage.settle()
-        first, second = theatre.running()
-        theatre.end_run(first)
-        theatre.stage.settle()
-        assert theatre.models[0].closed == 0
-        theatre.end_run(second)
-        theatre.stage.settle()
-        assert [model.closed for model in theatre.models] == [1, 0]
-        theatre.close()
-
-
-def test_nobody_waits_in_vain_when_the_only_instance_with_a_worker_leaves() -> None:
-    with no_threads_left():
-        theatre = Theatre(BatchSettings(), models=2)
-        theatre.stage.settle()
-        for _ in range(3):
-            theatre.referee.submit(theatre.asked())
-            theatre.stage.settle()
-        lost, leaving = theatre.running()
-        waiting = theatre.referee.asked[-1]
-        theatre.end_run(lost, Verdict.LOST)
-        theatre.stage.settle()
-        assert not waiting.answers
-        theatre.referee.losses += 1
-        refused: list[Any] = []
-        waiting.call.on_done = refused.append
-        assert theatre.stage.resize(theatre.servable, [], [leaving.model])
-        assert [answer.code for answer in refused] == [StatusCode.UNAVAILABLE]
-        assert "has lost its worker process" in refused[0].message
-        waiting.answers.append(refused[0])
-        theatre.end_run(leaving)
-        theatre.stage.settle()
-        theatre.close()
+def test_no_call_is_left_waiting_when_the_only_instance_with_a_worker_leaves(make_batcher: MakeBatcher) -> None:
+    fixture = make_batcher(BatchSettings(), models=2)
+    fixture.ask(), fixture.ask()
+    waiting = fixture.ask()
+    leaving = fixture.running()[1]
+    fixture.finish(Verdict.LOST)
+    assert not waiting.answers
+    fixture.checker.losses += 1
+    refused: list[Any] = []
+    waiting.call.on_done = refused.append
+    fixture.remove_models(leaving.model)
+    assert [answer.code for answer in refused] == [StatusCode.UNAVAILABLE]
+    assert "has lost its worker process" in refused[0].message
+    waiting.answers.append(refused[0])
 
 
 @given(st.data())
 def test_every_call_is_answered_whatever_happens_between_joining_and_leaving(data: st.DataObject) -> None:
     with no_threads_left():
-        theatre = Theatre(
+        fixture = BatcherFixture(
             BatchSettings(max_batch_size=4), models=2, threads=data.draw(st.integers(1, 2)), stepwise=True
         )
-        stage, present = theatre.stage, list(theatre.models)
+        scheduler, present = fixture.scheduler, list(fixture.models)
         for number in range(data.draw(st.integers(1, 25))):
-            moves = ["ask", "grow", "shrink", "step"] + ["end"] * bool(theatre.running())
+            moves = ["ask", "grow", "shrink", "step"] + ["end"] * bool(fixture.running())
             move = data.draw(st.sampled_from(moves))
             if move == "ask":
-                stage.enter(f"caller {number}", partial(theatre.referee.submit, theatre.asked()))
+                scheduler.start(f"caller {number}", partial(fixture.checker.submit, fixture.make_call()))
             elif move == "grow" and len(present) < 4:
-                present += theatre.join(1)
+                present += fixture.add_models(1)
             elif move == "shrink" and len(present) > 1:
-                leaving = present.pop(data.draw(st.integers(0, len(present) - 1)))
-                assert stage.resize(theatre.servable, [], [leaving])
+                fixture.remove_models(present.pop(data.draw(st.integers(0, len(present) - 1))))
             elif move == "end":
-                theatre.end_run(data.draw(st.sampled_from(theatre.running())))
-            elif stage.ready:
-                stage.step(data.draw(st.sampled_from(stage.ready)))
-        stage.settle()
-        while theatre.running():
-            theatre.end_run(theatre.running()[0])
-            stage.settle()
-        assert all(len(asked.answers) == 1 for asked in theatre.referee.asked)
-        assert [model.closed for model in theatre.models] == [model not in present for model in theatre.models]
-        theatre.close()
+                fixture.end_run(data.draw(st.sampled_from(fixture.running())))
+            elif scheduler.ready:
+                scheduler.step(data.draw(st.sampled_from(scheduler.ready)))
+        scheduler.settle()
+        while fixture.running():
+            fixture.finish()
+        assert all(len(request.answers) == 1 for request in fixture.checker.requests)
+        assert [model.closed for model in fixture.models] == [model not in present for model in fixture.models]
+        fixture.close()

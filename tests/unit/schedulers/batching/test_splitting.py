@@ -37,10 +37,18 @@ class Caller:
         return answer
 
 
-def answer(piece: PredictCall, queue_seconds: float = 0.0, run_seconds: float = 0.0) -> None:
-    piece.queue_seconds, piece.run_seconds = queue_seconds, run_seconds
-    inputs: Mapping[str, Any] = piece.inputs
-    piece.on_done({"y": inputs["x"] + 1, "text": inputs["text"]})
+def ignore(calls: Sequence[PredictCall]) -> None:
+    """Lets the other splits run."""
+
+
+def split_call(caller: Caller, room: int, largest: int) -> SplitCall:
+    return SplitCall(caller.call, split(caller.call, len(caller.call.inputs["x"]), room, largest), ignore)
+
+
+def answer(part: PredictCall, queue_seconds: float = 0.0, run_seconds: float = 0.0) -> None:
+    part.queue_seconds, part.run_seconds = queue_seconds, run_seconds
+    inputs: Mapping[str, Any] = part.inputs
+    part.on_done({"y": inputs["x"] + 1, "text": inputs["text"]})
 
 
 @given(
@@ -48,16 +56,16 @@ def answer(piece: PredictCall, queue_seconds: float = 0.0, run_seconds: float = 
         lambda rows: st.tuples(st.just(rows), st.integers(0, 45), st.integers(1, 15), st.randoms(use_true_random=False))
     )
 )
-def test_pieces_answered_in_any_order_are_the_whole_call(found: tuple[int, int, int, Any]) -> None:
+def test_splits_answered_in_any_order_are_the_whole_call(found: tuple[int, int, int, Any]) -> None:
     rows, room, largest, random = found
     caller = Caller(rows)
-    pieces = split(caller.call, rows, room, largest)
-    assert sum(piece.rows for piece in pieces) == rows
-    assert all(piece.rows <= largest for piece in pieces)
-    assert all(piece.rows == largest for piece in pieces[1:-1])
-    assert pieces[0].rows == min(room or largest, largest, rows)
-    calls = list(SplitCall(caller.call, pieces).pieces)
-    assert [len(call.inputs["x"]) for call in calls] == [piece.rows for piece in pieces]
+    splits = split(caller.call, rows, room, largest)
+    assert sum(part.rows for part in splits) == rows
+    assert all(part.rows <= largest for part in splits)
+    assert all(part.rows == largest for part in splits[1:-1])
+    assert splits[0].rows == min(room or largest, largest, rows)
+    calls = list(SplitCall(caller.call, splits, ignore).unanswered())
+    assert [len(call.inputs["x"]) for call in calls] == [part.rows for part in splits]
     random.shuffle(calls)
     for call in calls:
         assert not caller.answers
@@ -67,32 +75,33 @@ def test_pieces_answered_in_any_order_are_the_whole_call(found: tuple[int, int, 
     assert caller.answer["text"].tolist() == [b"%d\x00" % row for row in range(rows)]
 
 
-def test_the_first_piece_fills_the_room_that_is_left() -> None:
-    assert [piece.rows for piece in split(Caller(20).call, 20, 3, 8)] == [3, 8, 8, 1]
+@pytest.mark.parametrize(
+    ("rows", "room", "sizes"),
+    [
+        pytest.param(20, 3, [3, 8, 8, 1], id="the first one fills the room that is left"),
+        pytest.param(20, 0, [8, 8, 4], id="without room each is as large as a run"),
+        pytest.param(5, 6, [5], id="a call that fits is not split"),
+    ],
+)
+def test_call_is_split_into_runs(rows: int, room: int, sizes: list[int]) -> None:
+    caller = Caller(rows)
+    splits = split(caller.call, rows, room, 8)
+    assert [each.rows for each in splits] == sizes
+    assert (splits[0].inputs is caller.call.inputs) is (len(sizes) == 1)
 
 
-def test_without_room_every_piece_is_as_large_as_a_run() -> None:
-    assert [piece.rows for piece in split(Caller(20).call, 20, 0, 8)] == [8, 8, 4]
-
-
-def test_a_call_that_fits_is_not_cut() -> None:
+def test_splits_are_views_and_wait_on_the_terms_of_the_call() -> None:
     caller = Caller(5)
-    (piece,) = split(caller.call, 5, 6, 8)
-    assert piece.inputs is caller.call.inputs
+    whole = split_call(caller, 2, 4)
+    for part in whole.unanswered():
+        assert np.shares_memory(part.inputs["x"], caller.call.inputs["x"])
+        assert (part.signature, part.outputs, part.deadline) == ("s", ("y", "text"), 12.5)
+        assert (part.priority, part.timeout) == (2, 0.5)
 
 
-def test_pieces_are_views_and_wait_on_the_terms_of_the_call() -> None:
-    caller = Caller(5)
-    joined = SplitCall(caller.call, split(caller.call, 5, 2, 4))
-    for piece in joined.pieces:
-        assert np.shares_memory(piece.inputs["x"], caller.call.inputs["x"])
-        assert (piece.signature, piece.outputs, piece.deadline) == ("s", ("y", "text"), 12.5)
-        assert (piece.priority, piece.timeout) == (2, 0.5)
-
-
-def test_the_wait_is_that_of_the_first_piece_and_run_times_add_up() -> None:
+def test_the_wait_is_that_of_the_first_split_and_run_times_add_up() -> None:
     caller = Caller(6)
-    first, second, third = SplitCall(caller.call, split(caller.call, 6, 2, 2)).pieces
+    first, second, third = split_call(caller, 2, 2).unanswered()
     answer(third, 9.0, 0.5)
     answer(first, 1.0, 0.25)
     answer(second, 5.0, 0.125)
@@ -106,53 +115,53 @@ def test_the_first_failure_answers_the_call_and_the_rest_is_abandoned() -> None:
         assert not caller.answers
         abandoned.extend(calls)
 
-    joined = SplitCall(caller.call, split(caller.call, 8, 2, 2), abandon)
-    first, second, third, fourth = joined.pieces
+    whole = SplitCall(caller.call, split(caller.call, 8, 2, 2), abandon)
+    first, second, third, fourth = whole.unanswered()
     answer(second)
     third.on_done(LOST)
     assert caller.answer is LOST
     assert abandoned == [first, fourth]
-    assert joined.unanswered() == (first, fourth)
+    assert whole.unanswered() == (first, fourth)
     first.on_done(CANCELLED)
     answer(fourth)
     assert caller.answer is LOST
-    assert joined.unanswered() == ()
+    assert whole.unanswered() == ()
 
 
-def test_a_failure_of_the_last_piece_abandons_nobody() -> None:
+def test_a_failure_of_the_last_split_abandons_nothing() -> None:
     caller, abandoned = Caller(4), list[Sequence[PredictCall]]()
-    first, second = SplitCall(caller.call, split(caller.call, 4, 2, 2), abandoned.append).pieces
+    first, second = SplitCall(caller.call, split(caller.call, 4, 2, 2), abandoned.append).unanswered()
     answer(first)
     second.on_done(LOST)
     assert caller.answer is LOST
     assert abandoned == []
 
 
-def test_abandoned_pieces_may_be_answered_while_they_are_abandoned() -> None:
+def test_abandoned_splits_may_be_answered_while_they_are_abandoned() -> None:
     caller = Caller(8)
 
     def cancel(calls: Sequence[PredictCall]) -> None:
         for call in calls:
             call.on_done(CANCELLED)
 
-    joined = SplitCall(caller.call, split(caller.call, 8, 2, 2), cancel)
-    joined.pieces[0].on_done(LOST)
+    whole = SplitCall(caller.call, split(caller.call, 8, 2, 2), cancel)
+    whole.unanswered()[0].on_done(LOST)
     assert caller.answer is LOST
-    assert joined.unanswered() == ()
+    assert whole.unanswered() == ()
 
 
-def test_a_caller_that_cancels_has_its_waiting_pieces_cancelled() -> None:
+def test_a_caller_that_cancels_has_its_waiting_splits_cancelled() -> None:
     caller = Caller(6)
-    joined = SplitCall(caller.call, split(caller.call, 6, 2, 2))
-    answer(joined.pieces[0])
-    for piece in joined.unanswered():
-        piece.on_done(CANCELLED)
+    whole = split_call(caller, 2, 2)
+    answer(whole.unanswered()[0])
+    for part in whole.unanswered():
+        part.on_done(CANCELLED)
     assert caller.answer is CANCELLED
 
 
-def test_a_piece_that_is_answered_twice_counts_once() -> None:
+def test_a_split_that_is_answered_twice_counts_once() -> None:
     caller = Caller(4)
-    first, second = SplitCall(caller.call, split(caller.call, 4, 2, 2)).pieces
+    first, second = split_call(caller, 2, 2).unanswered()
     answer(first)
     answer(first)
     assert not caller.answers
@@ -168,38 +177,31 @@ def test_a_piece_that_is_answered_twice_counts_once() -> None:
         ([np.ones((2, 3)), np.ones((1, 3))], "0th dimension does not equal the sum of the 0th dimension sizes"),
         ([np.ones((2, 3)), np.float32(1)], "Batched output tensor has 0 dimensions"),
         ([np.ones((2, 3)), np.ones(2)], "differ in name, shape or type"),
+        ([{"y": np.ones(2), "z": np.ones(2)}, np.ones(2)], "differ in name, shape or type"),
     ],
-    ids=["widths", "rows", "a scalar", "ranks"],
+    ids=["widths", "rows", "a scalar", "ranks", "an output that one lacks"],
 )
 def test_answers_that_do_not_fit_together_fail_the_call(results: list[Any], marker: str) -> None:
     caller = Caller(4)
-    for piece, result in zip(SplitCall(caller.call, split(caller.call, 4, 2, 2)).pieces, results, strict=True):
-        piece.on_done({"y": result})
+    for part, result in zip(split_call(caller, 2, 2).unanswered(), results, strict=True):
+        part.on_done(result if isinstance(result, dict) else {"y": result})
     assert caller.answer.code is StatusCode.FAILED_PRECONDITION
     assert marker in caller.answer.message
 
 
-def test_an_output_that_one_piece_lacks_fails_the_call() -> None:
-    caller = Caller(4)
-    first, second = SplitCall(caller.call, split(caller.call, 4, 2, 2)).pieces
-    first.on_done({"y": np.ones(2), "z": np.ones(2)})
-    second.on_done({"y": np.ones(2)})
-    assert caller.answer.code is StatusCode.FAILED_PRECONDITION
-
-
 @pytest.mark.parametrize("failing", [0, 1, 3], ids=["none fails", "one fails", "three fail"])
-def test_pieces_answered_at_the_same_time_answer_the_call_once(failing: int) -> None:
+def test_splits_answered_at_the_same_time_answer_the_call_once(failing: int) -> None:
     with ThreadPoolExecutor(8) as threads:
         for _ in range(50):
             caller, barrier = Caller(8), threading.Barrier(8)
-            pieces = SplitCall(caller.call, split(caller.call, 8, 1, 1)).pieces
+            splits = split_call(caller, 1, 1).unanswered()
 
-            def finish(index: int, barrier: Any = barrier, pieces: Any = pieces) -> None:
+            def finish(index: int, barrier: Any = barrier, splits: Any = splits) -> None:
                 barrier.wait(10)
                 if index < failing:
-                    pieces[index].on_done(LOST)
+                    splits[index].on_done(LOST)
                 else:
-                    answer(pieces[index], run_seconds=1.0)
+                    answer(splits[index], run_seconds=1.0)
 
             list(threads.map(finish, range(8)))
             if failing:
@@ -209,17 +211,17 @@ def test_pieces_answered_at_the_same_time_answer_the_call_once(failing: int) -> 
                 assert caller.call.run_seconds == 8.0
 
 
-def test_nothing_is_kept_of_a_call_whose_pieces_are_all_answered() -> None:
+def test_nothing_is_kept_of_a_call_whose_splits_are_all_answered() -> None:
     caller = Caller(4)
-    joined = SplitCall(caller.call, split(caller.call, 4, 2, 2))
-    caller.call.ticket = joined
-    first, second = joined.pieces
+    whole = split_call(caller, 2, 2)
+    caller.call.ticket = whole
+    first, second = whole.unanswered()
     kept = weakref.ref(caller.call.inputs["x"])
     gc.disable()
     try:
         answer(first)
         second.on_done(LOST)
-        del joined, first, second, caller
+        del whole, first, second, caller
         assert kept() is None
     finally:
         gc.enable()

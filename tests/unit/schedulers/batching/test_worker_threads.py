@@ -11,13 +11,13 @@ import pytest
 
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import Signature, Tensor
-from tfs_lite.schedulers.batching.worker_threads import WorkerThread, make_lanes
+from tfs_lite.schedulers.batching.worker_threads import WorkerThread, make_workers
 
 PATIENCE = 30
 
 
 class Overlapping(Model):
-    """A model that bears ``concurrency`` threads, and is worth ``lanes`` of them."""
+    """A model that allows ``concurrency`` threads, and asks for ``lanes`` of them."""
 
     platform = "test"
     signatures: ClassVar[Mapping[str, Signature]] = {}
@@ -29,77 +29,77 @@ class Overlapping(Model):
         self.concurrency = concurrency
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        raise AssertionError("nobody runs it here")
+        raise AssertionError("it is not run here")
 
     def close(self) -> None:
         """Nothing to close."""
 
 
-def nothing(lane: WorkerThread) -> None:
-    """Serves nobody."""
+def nothing(worker: WorkerThread) -> None:
+    """Serves nothing."""
 
 
 @pytest.fixture
-def lane() -> WorkerThread:
+def worker() -> WorkerThread:
     return WorkerThread(Overlapping(), "m-1", nothing)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, -inf, 0.001])
-def test_lane_that_nobody_rings_wakes_by_itself(lane: WorkerThread, seconds: float) -> None:
-    assert lane.sleep(seconds) is False
-    assert lane.sleep(seconds) is False
+def test_worker_that_is_not_woken_wakes_by_itself(worker: WorkerThread, seconds: float) -> None:
+    assert worker.sleep(seconds) is False
+    assert worker.sleep(seconds) is False
 
 
-def test_ring_before_the_sleep_is_heard_once(lane: WorkerThread) -> None:
-    lane.ring()
-    assert lane.sleep(inf) is True
-    assert lane.sleep(0.0) is False
+def test_wake_before_the_sleep_counts_once(worker: WorkerThread) -> None:
+    worker.wake()
+    assert worker.sleep(inf) is True
+    assert worker.sleep(0.0) is False
 
 
 @pytest.mark.parametrize("seconds", [inf, PATIENCE, 1e30])
-def test_ring_wakes_a_lane_that_sleeps(lane: WorkerThread, seconds: float) -> None:
+def test_wake_ends_a_sleep(worker: WorkerThread, seconds: float) -> None:
     woken = threading.Event()
 
     def sleep() -> None:
-        if lane.sleep(seconds):
+        if worker.sleep(seconds):
             woken.set()
 
     thread = threading.Thread(target=sleep)
     thread.start()
-    lane.ring()
+    worker.wake()
     thread.join(PATIENCE)
     assert woken.is_set()
 
 
-def test_thread_of_a_lane_serves_that_lane_and_is_not_started_yet() -> None:
+def test_thread_of_a_worker_serves_that_worker_and_is_not_started_yet() -> None:
     served: list[WorkerThread] = []
     model = Overlapping()
-    (lane,) = make_lanes([model], "m-1", 1, served.append)
-    assert (lane.model, lane.idle, lane.thread.name) == (model, False, "tfs-model-m-1")
-    assert lane.thread.daemon
-    assert not lane.thread.is_alive()
-    lane.thread.start()
-    lane.thread.join(PATIENCE)
-    assert served == [lane]
+    (worker,) = make_workers([model], "m-1", 1, served.append)
+    assert (worker.model, worker.idle, worker.thread.name) == (model, False, "tfs-model-m-1")
+    assert worker.thread.daemon
+    assert not worker.thread.is_alive()
+    worker.thread.start()
+    worker.thread.join(PATIENCE)
+    assert served == [worker]
 
 
 @pytest.mark.parametrize(
     ("lanes", "concurrency", "threads", "expected"),
     [
         pytest.param(1, 1, 1, 1, id="one"),
-        pytest.param(1, 1, 8, 1, id="no more than the model bears"),
+        pytest.param(1, 1, 8, 1, id="no more than the model allows"),
         pytest.param(1, 4, 1, 1, id="no more than asked for"),
         pytest.param(1, 4, 3, 3, id="as many as asked for"),
-        pytest.param(1, 4, 8, 4, id="as many as it bears"),
-        pytest.param(2, 2, 1, 2, id="what the model itself is worth"),
-        pytest.param(2, 4, 3, 3, id="more than it is worth"),
+        pytest.param(1, 4, 8, 4, id="as many as it allows"),
+        pytest.param(2, 2, 1, 2, id="as many as the model asks for"),
+        pytest.param(2, 4, 3, 3, id="more than it asks for"),
     ],
 )
-def test_model_has_as_many_threads_as_are_worth_having(
+def test_model_has_as_many_threads_as_it_asks_for_or_allows(
     lanes: int, concurrency: int, threads: int, expected: int
 ) -> None:
     models = [Overlapping(lanes, concurrency) for _ in range(2)]
-    made = make_lanes(models, "m-1", threads, nothing)
-    assert [lane.model for lane in made] == [model for model in models for _ in range(expected)]
-    names = [lane.thread.name for lane in made]
+    made = make_workers(models, "m-1", threads, nothing)
+    assert [worker.model for worker in made] == [model for model in models for _ in range(expected)]
+    names = [worker.thread.name for worker in made]
     assert names == ["tfs-model-m-1", *(f"tfs-model-m-1-{number}" for number in range(1, 2 * expected))]

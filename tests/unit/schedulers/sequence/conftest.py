@@ -14,10 +14,10 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.sequence.servable import SequenceServable
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.schedulers.interleaving import no_threads_left
-from tfs_lite.testing.schedulers.sequence_models import PATIENCE, Asked, SumModel, sum_settings
+from tfs_lite.testing.schedulers.sequence_models import PATIENCE, SequenceRequest, SumModel, sum_settings
 
 
-class House:
+class SequenceServableFixture:
     """A servable of sums, in virtual time unless told otherwise."""
 
     def __init__(
@@ -54,12 +54,12 @@ class House:
 
     def ask(
         self, number: object, id: int | str | None = 1, start: bool = False, end: bool = False, **more: Any
-    ) -> Asked:
+    ) -> SequenceRequest:
         """``number``: of one row."""
         one = number if isinstance(number, list) else [number]
-        asked = Asked([one] if self.batched else one, id, start, end, **more)
-        self.servable.submit(asked.call)
-        return asked
+        request = SequenceRequest([one] if self.batched else one, id, start, end, **more)
+        self.servable.submit(request.call)
+        return request
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """Asks again and again; other threads go on meanwhile."""
@@ -91,14 +91,14 @@ class House:
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., House]]:
-    made: list[House] = []
+def make() -> Iterator[Callable[..., SequenceServableFixture]]:
+    made: list[SequenceServableFixture] = []
 
-    def house(*arguments: Any, **rest: Any) -> House:
-        made.append(House(*arguments, **rest))
+    def new(*arguments: Any, **rest: Any) -> SequenceServableFixture:
+        made.append(SequenceServableFixture(*arguments, **rest))
         return made[-1]
 
     with no_threads_left():
-        yield house
+        yield new
         for each in made:
             each.close()

@@ -6,8 +6,7 @@ import pytest
 
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.sequence.admission import MAX_ID_LENGTH, STOPPING, checked
-from tfs_lite.schedulers.sequence.request import Admitted, Slot
+from tfs_lite.schedulers.sequence.request import MAX_ID_LENGTH, STOPPING, Admitted, Slot, checked
 from tfs_lite.schedulers.sequence.settings import SequenceSettings
 from tfs_lite.schedulers.sequence.slots import Sequences
 

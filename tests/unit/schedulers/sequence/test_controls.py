@@ -98,9 +98,9 @@ def test_parameter_that_is_neither_true_nor_false_is_refused() -> None:
 
 @pytest.mark.parametrize("how", [{}, {"oldest": {"max_candidate_sequences": 4}}], ids=["direct", "oldest"])
 def test_model_can_have_flat_control_tensors(make: Make, how: dict[str, Any]) -> None:
-    house = make(sum_settings(4, **FLAT, **how), SumModel)
-    assert [house.ask(1, 1, start=True).sum, house.ask(1, 1).sum] == [1, 2]
-    assert {name: array.shape for name, array in house.model.runs[1].items()} == {
+    fixture = make(sum_settings(4, **FLAT, **how), SumModel)
+    assert [fixture.ask(1, 1, start=True).sum, fixture.ask(1, 1).sum] == [1, 2]
+    assert {name: array.shape for name, array in fixture.model.runs[1].items()} == {
         "INPUT": (1, 1),
         "START": (1,),
         "READY": (1,),

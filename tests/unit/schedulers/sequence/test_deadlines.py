@@ -16,49 +16,49 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("set"), KEYS, st.integers(0, 20)),
         st.tuples(st.just("drop"), KEYS, st.just(0)),
-        st.tuples(st.just("ring"), st.just(""), st.integers(0, 20)),
+        st.tuples(st.just("pop"), st.just(""), st.integers(0, 20)),
     ),
     max_size=80,
 )
 
 
 @given(STEPS)
-def test_alarms_are_a_dictionary_of_times(steps: list[tuple[str, str, int]]) -> None:
-    alarms: Deadlines[str] = Deadlines()
+def test_deadlines_are_a_dictionary_of_times(steps: list[tuple[str, str, int]]) -> None:
+    deadlines: Deadlines[str] = Deadlines()
     times: dict[str, float] = {}
     for what, key, time in steps:
         if what == "set":
-            alarms.set(key, time)
+            deadlines.set(key, time)
             times[key] = time
         elif what == "drop":
-            alarms.drop(key)
+            deadlines.drop(key)
             times.pop(key, None)
         else:
-            due = alarms.ring(time)
+            due = deadlines.pop_due(time)
             assert sorted(due) == sorted(key for key, end in times.items() if end <= time)
             ends = [times.pop(key) for key in due]
             assert ends == sorted(ends)
-        assert alarms.next == min(times.values(), default=inf)
-        assert len(alarms) == len(times)
+        assert deadlines.next == min(times.values(), default=inf)
+        assert len(deadlines) == len(times)
 
 
-def test_alarms_ring_in_order_of_time() -> None:
-    alarms: Deadlines[str] = Deadlines()
+def test_deadlines_are_due_in_order_of_time() -> None:
+    deadlines: Deadlines[str] = Deadlines()
     for key, time in (("a", 3.0), ("b", 1.0), ("c", 2.0), ("b", 4.0)):
-        alarms.set(key, time)
-    assert alarms.ring(3.5) == ["c", "a"]
-    assert (alarms.ring(3.5), alarms.get("b"), alarms.get("a")) == ([], 4.0, inf)
+        deadlines.set(key, time)
+    assert deadlines.pop_due(3.5) == ["c", "a"]
+    assert (deadlines.pop_due(3.5), deadlines.get("b"), deadlines.get("a")) == ([], 4.0, inf)
 
 
 def test_outdated_entries_do_not_pile_up() -> None:
-    alarms: Deadlines[int] = Deadlines()
+    deadlines: Deadlines[int] = Deadlines()
     for number in range(1000):
-        alarms.set(number, 1e6 - number)
-        alarms.set(0, 1e6 - number)
+        deadlines.set(number, 1e6 - number)
+        deadlines.set(0, 1e6 - number)
         if number:
-            alarms.drop(number)
-        assert len(alarms._heap) <= 2 * len(alarms) + SPARE
-    assert alarms.next == 1e6 - 999
+            deadlines.drop(number)
+        assert len(deadlines._heap) <= 2 * len(deadlines) + SPARE
+    assert deadlines.next == 1e6 - 999
 
 
 @pytest.mark.parametrize(

@@ -49,64 +49,64 @@ class GrowingModel(SumByStateModel):
 @STRATEGIES
 @pytest.mark.parametrize("batch", [4, 0], ids=["batched", "alone"])
 def test_sums_of_sequences_do_not_mix(make: Make, how: dict[str, Any], batch: int) -> None:
-    house = make(settings(batch, **how), SumByStateModel, instances=2)
-    first = [house.ask(number, 1, start=number == 1, end=number == 4) for number in (1, 2, 3, 4)]
-    second = [house.ask(number, 2, start=number == 10, end=number == 40) for number in (10, 20, 40)]
+    fixture = make(settings(batch, **how), SumByStateModel, instances=2)
+    first = [fixture.ask(number, 1, start=number == 1, end=number == 4) for number in (1, 2, 3, 4)]
+    second = [fixture.ask(number, 2, start=number == 10, end=number == 40) for number in (10, 20, 40)]
     assert [each.sum for each in first] == [1, 3, 6, 10]
     assert [each.sum for each in second] == [10, 30, 70]
 
 
 @STRATEGIES
 def test_start_begins_with_the_initial_state_again(make: Make, how: dict[str, Any]) -> None:
-    house = make(settings(**how), SumByStateModel)
-    assert [house.ask(5, 1, start=True).sum, house.ask(5, 1).sum, house.ask(1, 1, start=True).sum] == [5, 10, 1]
+    fixture = make(settings(**how), SumByStateModel)
+    assert [fixture.ask(5, 1, start=True).sum, fixture.ask(5, 1).sum, fixture.ask(1, 1, start=True).sum] == [5, 10, 1]
 
 
 @STRATEGIES
 def test_state_is_neither_an_input_nor_an_output_of_clients(make: Make, how: dict[str, Any]) -> None:
-    house = make(settings(**how), SumByStateModel)
-    signature = house.servable.signatures[DEFAULT_SIGNATURE]
+    fixture = make(settings(**how), SumByStateModel)
+    signature = fixture.servable.signatures[DEFAULT_SIGNATURE]
     assert (signature.input_names, signature.output_names) == (("INPUT",), ("OUTPUT",))
-    assert list(house.ask(1, 1, start=True).answer) == ["OUTPUT"]
+    assert list(fixture.ask(1, 1, start=True).answer) == ["OUTPUT"]
 
 
 @STRATEGIES
 def test_state_output_that_is_a_regular_one_too_is_answered(make: Make, how: dict[str, Any]) -> None:
     plain = settings(**how).model_dump(exclude_unset=True)
     plain["output"] = [*plain["output"], {"name": "SUM_OUT", "data_type": "TYPE_INT32", "dims": [1]}]
-    house = make(ModelSettings.model_validate(plain), SumByStateModel)
-    house.ask(1, 1, start=True).wait()
-    answer = house.ask(2, 1).answer
+    fixture = make(ModelSettings.model_validate(plain), SumByStateModel)
+    fixture.ask(1, 1, start=True).wait()
+    answer = fixture.ask(2, 1).answer
     assert {name: array.tolist() for name, array in answer.items()} == {"OUTPUT": [[3]], "SUM_OUT": [[3]]}
 
 
 @STRATEGIES
 def test_state_can_grow_from_request_to_request(make: Make, how: dict[str, Any]) -> None:
-    house = make(settings(one=state(-1), **how), GrowingModel)
+    fixture = make(settings(one=state(-1), **how), GrowingModel)
     for number in range(1, 5):
-        assert house.ask(number, 1, start=number == 1).sum == number + 1
-    assert house.model.runs[-1]["SUM_IN"].tolist() == [[0, 1, 2, 3]]
+        assert fixture.ask(number, 1, start=number == 1).sum == number + 1
+    assert fixture.model.runs[-1]["SUM_IN"].tolist() == [[0, 1, 2, 3]]
 
 
 def test_sequences_whose_states_differ_in_size_run_apart(make: Make) -> None:
-    house = make(settings(one=state(-1)), GrowingModel)
-    house.ask(1, 1, start=True).wait()
-    house.shut()
-    house.ask(1, 1)
-    house.model.gate.wait_for()
-    asked = [house.ask(1, 1), house.ask(1, 2, start=True), house.ask(1, 3, start=True)]
-    house.open()
-    assert [each.sum for each in asked] == [4, 2, 2]
-    assert house.model.column("READY")[2:] == [[1, 0, 0], [0, 1, 1]]
-    assert house.model.runs[2]["SUM_IN"].tolist() == [[0, 1, 1], [0, 0, 0], [0, 0, 0]]
+    fixture = make(settings(one=state(-1)), GrowingModel)
+    fixture.ask(1, 1, start=True).wait()
+    fixture.shut()
+    fixture.ask(1, 1)
+    fixture.model.gate.wait_for()
+    request = [fixture.ask(1, 1), fixture.ask(1, 2, start=True), fixture.ask(1, 3, start=True)]
+    fixture.open()
+    assert [each.sum for each in request] == [4, 2, 2]
+    assert fixture.model.column("READY")[2:] == [[1, 0, 0], [0, 1, 1]]
+    assert fixture.model.runs[2]["SUM_IN"].tolist() == [[0, 1, 1], [0, 0, 0], [0, 0, 0]]
 
 
 def test_null_row_gets_a_state_to_throw_away(make: Make) -> None:
-    house = make(settings(), SumByStateModel, lends=True)
-    assert [house.ask(id, id, start=True).sum for id in (1, 2)] == [1, 2]
-    assert house.ask(5, 2).sum == 7
-    assert house.model.runs[-1]["SUM_IN"].tolist() == [[0], [2]]
-    assert house.ask(5, 1).sum == 6
+    fixture = make(settings(), SumByStateModel, lends=True)
+    assert [fixture.ask(id, id, start=True).sum for id in (1, 2)] == [1, 2]
+    assert fixture.ask(5, 2).sum == 7
+    assert fixture.model.runs[-1]["SUM_IN"].tolist() == [[0], [2]]
+    assert fixture.ask(5, 1).sum == 6
 
 
 @STRATEGIES
@@ -118,12 +118,12 @@ def test_state_stays_as_it_was_when_a_run_fails_and_when_it_is_not_written(make:
                 del results["SUM_OUT"]
             return results
 
-    house = make(settings(**how), Forgetful)
-    house.model.breaks = {13}
-    assert house.ask(1, 1, start=True).sum == 1
-    assert house.ask(13, 1).code is StatusCode.INTERNAL
-    assert house.ask(7, 1).sum == 8
-    assert house.ask(1, 1).sum == 2
+    fixture = make(settings(**how), Forgetful)
+    fixture.model.breaks = {13}
+    assert fixture.ask(1, 1, start=True).sum == 1
+    assert fixture.ask(13, 1).code is StatusCode.INTERNAL
+    assert fixture.ask(7, 1).sum == 8
+    assert fixture.ask(1, 1).sum == 2
 
 
 @STRATEGIES
@@ -134,36 +134,36 @@ def test_value_that_is_no_such_state_fails_the_request(make: Make, how: dict[str
             wide = 9 in inputs["INPUT"]
             return {**results, "SUM_OUT": np.repeat(results["SUM_OUT"], 2, axis=-1) if wide else results["SUM_OUT"]}
 
-    house = make(settings(**how), Wrong)
-    house.ask(1, 1, start=True).wait()
-    asked = house.ask(9, 1)
-    assert asked.code is StatusCode.INTERNAL
-    assert "wrote int32[2] to the state SUM_OUT, expected int32[1]" in asked.message
-    assert house.ask(1, 1).sum == 2
+    fixture = make(settings(**how), Wrong)
+    fixture.ask(1, 1, start=True).wait()
+    request = fixture.ask(9, 1)
+    assert request.code is StatusCode.INTERNAL
+    assert "wrote int32[2] to the state SUM_OUT, expected int32[1]" in request.message
+    assert fixture.ask(1, 1).sum == 2
 
 
 @STRATEGIES
 def test_states_are_dropped_with_their_sequences(make: Make, how: dict[str, Any]) -> None:
     """By END, by cancelling, by idling."""
-    house = make(settings(**how), SumByStateModel)
-    house.ask(1, 1, start=True, end=True).wait()
-    house.ask(1, 2, start=True).wait()
-    house.shut()
-    running, waiting = house.ask(1, 3, start=True), house.ask(1, 3)
-    house.model.gate.wait_for()
-    house.servable.cancel(waiting.call)
-    house.open()
+    fixture = make(settings(**how), SumByStateModel)
+    fixture.ask(1, 1, start=True, end=True).wait()
+    fixture.ask(1, 2, start=True).wait()
+    fixture.shut()
+    running, waiting = fixture.ask(1, 3, start=True), fixture.ask(1, 3)
+    fixture.model.gate.wait_for()
+    fixture.servable.cancel(waiting.call)
+    fixture.open()
     running.wait()
-    house.clock.advance(5)
-    assert house.forgotten == [1, 3, 2]
-    house.wait_until(lambda: house.servable.kept_states == 0)
+    fixture.clock.advance(5)
+    assert fixture.forgotten == [1, 3, 2]
+    fixture.wait_until(lambda: fixture.servable.kept_states == 0)
 
 
 @STRATEGIES
 def test_state_of_a_sequence_that_goes_on_is_kept(make: Make, how: dict[str, Any]) -> None:
-    house = make(settings(**how), SumByStateModel)
-    house.ask(1, 1, start=True).wait()
-    house.wait_until(lambda: house.servable.kept_states == 1)
+    fixture = make(settings(**how), SumByStateModel)
+    fixture.ask(1, 1, start=True).wait()
+    fixture.wait_until(lambda: fixture.servable.kept_states == 1)
 
 
 # Initial states.
@@ -172,8 +172,12 @@ def test_state_of_a_sequence_that_goes_on_is_kept(make: Make, how: dict[str, Any
 def test_initial_state_comes_from_a_file(make: Make, tmp_path: Path) -> None:
     (tmp_path / "initial_state").mkdir()
     (tmp_path / "initial_state" / "hundred").write_bytes(np.array([100, 7], np.int32).tobytes())
-    house = make(settings(one=state(data_file="hundred")), SumByStateModel, directory=tmp_path)
-    assert [house.ask(1, 1, start=True).sum, house.ask(1, 2, start=True).sum, house.ask(1, 1).sum] == [101, 101, 102]
+    fixture = make(settings(one=state(data_file="hundred")), SumByStateModel, directory=tmp_path)
+    assert [fixture.ask(1, 1, start=True).sum, fixture.ask(1, 2, start=True).sum, fixture.ask(1, 1).sum] == [
+        101,
+        101,
+        102,
+    ]
 
 
 def test_initial_state_of_texts_has_each_behind_its_length(tmp_path: Path) -> None:
@@ -219,7 +223,7 @@ def test_file_that_is_no_initial_state_is_refused(tmp_path: Path, name: str, con
 
 
 def test_state_that_is_kept_here_outlives_the_worker(make: Make) -> None:
-    house = make(sum_settings(2, states=(state(),)), SumByStateModel)
-    assert house.ask(1, 1, start=True).sum == 1
-    house.models[0].start_worker_again()
-    assert house.ask(1, 1).sum == 2
+    fixture = make(sum_settings(2, states=(state(),)), SumByStateModel)
+    assert fixture.ask(1, 1, start=True).sum == 1
+    fixture.models[0].start_worker_again()
+    assert fixture.ask(1, 1).sum == 2

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.schedulers.sequence_models import Asked, SumByIdModel, SumByStateModel, SumModel, sum_settings
+from tfs_lite.testing.schedulers.sequence_models import (
+    SequenceRequest,
+    SumByIdModel,
+    SumByStateModel,
+    SumModel,
+    sum_settings,
+)
 
 Make = Callable[..., Any]
 STATE = ({"input_name": "SUM_IN", "output_name": "SUM_OUT", "data_type": "TYPE_INT32", "dims": [1]},)
@@ -39,68 +45,68 @@ def sums(batch: int = 4, candidates: int = 8, **oldest: object) -> Any:
     return sum_settings(batch, oldest={"max_candidate_sequences": candidates, **oldest})
 
 
-def queue_while_busy(house: Any, order: list[int]) -> list[Asked]:
-    """Requests for sequences in this order, all of which come during a run for sequence 99; 1 is asked for each."""
-    house.shut()
-    first = house.ask(0, 99, start=True)
-    house.model.gate.wait_for()
+def queue_while_busy(fixture: Any, order: list[int]) -> list[SequenceRequest]:
+    """Requests for sequences in this order, all of which come during a run for sequence 99; 1 is request for each."""
+    fixture.shut()
+    first = fixture.ask(0, 99, start=True)
+    fixture.model.gate.wait_for()
     known: set[int] = set()
-    asked = []
+    request = []
     for id in order:
-        asked.append(house.ask(1, id, start=id not in known))
+        request.append(fixture.ask(1, id, start=id not in known))
         known.add(id)
-    house.open()
+    fixture.open()
     assert first.sum == 0
-    return asked
+    return request
 
 
 def test_batches_are_formed_from_the_oldest_requests_and_never_hold_two_of_a_sequence(make: Make) -> None:
-    house = make(sums(), SumByIdModel)
-    asked = queue_while_busy(house, [1, 1, 1, 2, 3, 2, 4, 5, 1, 6])
-    assert [each.sum for each in asked] == [1, 2, 3, 1, 1, 2, 1, 1, 4, 1]
-    rows = house.model.column("CORRID")[1:]
+    fixture = make(sums(), SumByIdModel)
+    request = queue_while_busy(fixture, [1, 1, 1, 2, 3, 2, 4, 5, 1, 6])
+    assert [each.sum for each in request] == [1, 2, 3, 1, 1, 2, 1, 1, 4, 1]
+    rows = fixture.model.column("CORRID")[1:]
     assert rows[:2] == [[1, 2, 3, 4], [5, 6, 1, 2]]
     assert all(len(set(batch)) == len(batch) for batch in rows)
-    assert house.model.column("READY") == [[1] * len(batch) for batch in house.model.column("CORRID")]
-    assert [report.padding for report in house.reports] == [0] * len(rows) + [0]
+    assert fixture.model.column("READY") == [[1] * len(batch) for batch in fixture.model.column("CORRID")]
+    assert [report.padding for report in fixture.reports] == [0] * len(rows) + [0]
 
 
 def test_batch_of_a_preferred_size_leaves_at_once_and_the_rest_after_the_delay(make: Make) -> None:
     """Four sequences of 3, 3, 3 and 2 requests: 4, 4 and 3 rows."""
     settings = sums(preferred_batch_size=[4], max_queue_delay_microseconds=800_000)
-    house = make(settings, SumByIdModel, real_time=True)
-    asked = [house.ask(1, id, start=turn == 0) for id in (1, 2, 3, 4) for turn in range(2 if id == 4 else 3)]
-    assert [each.sum for each in asked] == [1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2]
-    assert [len(run["INPUT"]) for run in house.model.runs] == [4, 4, 3]
-    assert max(house.reports[2].queue_seconds) >= 0.8
+    fixture = make(settings, SumByIdModel, real_time=True)
+    request = [fixture.ask(1, id, start=turn == 0) for id in (1, 2, 3, 4) for turn in range(2 if id == 4 else 3)]
+    assert [each.sum for each in request] == [1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2]
+    assert [len(run["INPUT"]) for run in fixture.model.runs] == [4, 4, 3]
+    assert max(fixture.reports[2].queue_seconds) >= 0.8
 
 
 def test_next_request_of_a_sequence_is_handed_on_after_the_answer_to_the_one_before(make: Make) -> None:
-    house = make(sums(), SumByIdModel)
-    house.shut()
-    first, second = house.ask(1, 1, start=True), house.ask(2, 1)
-    house.model.gate.wait_for()
-    assert house.servable.pending == 1
-    house.model.gate.let()
+    fixture = make(sums(), SumByIdModel)
+    fixture.shut()
+    first, second = fixture.ask(1, 1, start=True), fixture.ask(2, 1)
+    fixture.model.gate.wait_for()
+    assert fixture.servable.pending == 1
+    fixture.model.gate.let()
     assert first.sum == 1
-    house.model.gate.let()
+    fixture.model.gate.let()
     assert second.sum == 3
-    assert house.model.column("CORRID") == [[1], [1]]
+    assert fixture.model.column("CORRID") == [[1], [1]]
 
 
 def test_sequence_from_the_backlog_takes_the_place_of_one_that_has_ended(make: Make) -> None:
-    house = make(sums(candidates=1), SumByIdModel)
-    house.shut()
-    asked = [house.ask(1, 1, start=True), house.ask(2, 1, end=True), house.ask(5, 2, start=True, end=True)]
-    assert house.servable.backlogged == 1
-    house.open()
-    assert [each.sum for each in asked] == [1, 3, 5]
+    fixture = make(sums(candidates=1), SumByIdModel)
+    fixture.shut()
+    request = [fixture.ask(1, 1, start=True), fixture.ask(2, 1, end=True), fixture.ask(5, 2, start=True, end=True)]
+    assert fixture.servable.backlogged == 1
+    fixture.open()
+    assert [each.sum for each in request] == [1, 3, 5]
 
 
 def test_control_tensors_have_a_row_for_each_request(make: Make) -> None:
-    house = make(sums(), SumByIdModel)
-    queue_while_busy(house, [1, 2])[-1].wait()
-    assert {name: array.tolist() for name, array in house.model.runs[1].items()} == {
+    fixture = make(sums(), SumByIdModel)
+    queue_while_busy(fixture, [1, 2])[-1].wait()
+    assert {name: array.tolist() for name, array in fixture.model.runs[1].items()} == {
         "INPUT": [[1], [1]],
         "START": [[1], [1]],
         "READY": [[1], [1]],
@@ -110,46 +116,46 @@ def test_control_tensors_have_a_row_for_each_request(make: Make) -> None:
 
 
 def test_without_a_batch_dimension_requests_run_one_at_a_time(make: Make) -> None:
-    house = make(sums(0, candidates=3), SumByIdModel)
-    asked = queue_while_busy(house, [1, 2, 1])
-    assert [each.sum for each in asked] == [1, 1, 2]
-    assert [run["START"].shape for run in house.model.runs] == [(1,)] * 4
+    fixture = make(sums(0, candidates=3), SumByIdModel)
+    request = queue_while_busy(fixture, [1, 2, 1])
+    assert [each.sum for each in request] == [1, 1, 2]
+    assert [run["START"].shape for run in fixture.model.runs] == [(1,)] * 4
 
 
 def test_order_is_preserved_on_demand(make: Make) -> None:
-    house = make(sums(preserve_ordering=True), SumByIdModel)
-    assert [each.sum for each in queue_while_busy(house, [1, 2, 1, 3])] == [1, 1, 2, 1]
+    fixture = make(sums(preserve_ordering=True), SumByIdModel)
+    assert [each.sum for each in queue_while_busy(fixture, [1, 2, 1, 3])] == [1, 1, 2, 1]
 
 
 # What goes wrong.
 
 
 def test_failing_batch_is_not_run_again_and_its_sequences_go_on(make: Make) -> None:
-    house = make(sums(), SumByIdModel)
-    assert [each.sum for each in queue_while_busy(house, [1, 2, 3])] == [1, 1, 1]
-    house.model.breaks = {13}
-    house.shut()
-    house.ask(0, 99, start=True)
-    house.model.gate.wait_for()
-    failed = [house.ask(1, 1), house.ask(13, 2), house.ask(1, 3)]
-    runs = len(house.model.runs)
-    house.open()
+    fixture = make(sums(), SumByIdModel)
+    assert [each.sum for each in queue_while_busy(fixture, [1, 2, 3])] == [1, 1, 1]
+    fixture.model.breaks = {13}
+    fixture.shut()
+    fixture.ask(0, 99, start=True)
+    fixture.model.gate.wait_for()
+    failed = [fixture.ask(1, 1), fixture.ask(13, 2), fixture.ask(1, 3)]
+    runs = len(fixture.model.runs)
+    fixture.open()
     assert [each.code for each in failed] == [StatusCode.INTERNAL] * 3
-    assert len(house.model.runs) == runs + 1
-    assert [report.ok for report in house.reports] == [True, True, True, False]
-    assert house.ask(1, 2).sum == 2
+    assert len(fixture.model.runs) == runs + 1
+    assert [report.ok for report in fixture.reports] == [True, True, True, False]
+    assert fixture.ask(1, 2).sum == 2
 
 
 def test_with_implicit_state_only_the_request_that_fails_alone_fails(make: Make) -> None:
-    house = make(sum_settings(4, oldest={"max_candidate_sequences": 8}, states=STATE), SumByStateModel)
-    house.model.breaks = {13}
-    house.shut()
-    house.ask(0, 99, start=True)
-    house.model.gate.wait_for()
-    asked = [house.ask(1, 1, start=True), house.ask(13, 2, start=True), house.ask(1, 3, start=True)]
-    house.open()
-    assert (asked[0].sum, asked[1].code, asked[2].sum) == (1, StatusCode.INTERNAL, 1)
-    assert house.ask(1, 1).sum == 2
+    fixture = make(sum_settings(4, oldest={"max_candidate_sequences": 8}, states=STATE), SumByStateModel)
+    fixture.model.breaks = {13}
+    fixture.shut()
+    fixture.ask(0, 99, start=True)
+    fixture.model.gate.wait_for()
+    request = [fixture.ask(1, 1, start=True), fixture.ask(13, 2, start=True), fixture.ask(1, 3, start=True)]
+    fixture.open()
+    assert (request[0].sum, request[1].code, request[2].sum) == (1, StatusCode.INTERNAL, 1)
+    assert fixture.ask(1, 1).sum == 2
 
 
 def test_outputs_that_have_not_a_row_for_each_request_fail_once(make: Make) -> None:
@@ -157,123 +163,123 @@ def test_outputs_that_have_not_a_row_for_each_request_fail_once(make: Make) -> N
         def results(self, inputs: dict[str, Any]) -> dict[str, Any]:
             return {"OUTPUT": np.zeros((1, 1), np.int32)}
 
-    house = make(sums(), Short)
-    asked = queue_while_busy(house, [1, 2])
-    assert [each.code for each in asked] == [StatusCode.FAILED_PRECONDITION] * 2
-    assert len(house.model.runs) == 2
+    fixture = make(sums(), Short)
+    request = queue_while_busy(fixture, [1, 2])
+    assert [each.code for each in request] == [StatusCode.FAILED_PRECONDITION] * 2
+    assert len(fixture.model.runs) == 2
 
 
 def test_sequences_of_a_lost_worker_end_and_the_backlog_waits_for_it(make: Make) -> None:
-    house = make(sums(candidates=1), SumByIdModel, instances=2)
-    lost, _ = house.models
-    assert [house.ask(id, id, start=True).sum for id in (1, 2)] == [1, 2]
+    fixture = make(sums(candidates=1), SumByIdModel, instances=2)
+    lost, _ = fixture.models
+    assert [fixture.ask(id, id, start=True).sum for id in (1, 2)] == [1, 2]
     lost.gate.shut()
     lost.lose_worker()
-    running = house.ask(1, 1)
+    running = fixture.ask(1, 1)
     lost.gate.wait_for()
-    waiting, backlogged = house.ask(1, 1), house.ask(7, 3, start=True)
+    waiting, backlogged = fixture.ask(1, 1), fixture.ask(7, 3, start=True)
     lost.gate.open()
     assert (running.code, waiting.code) == (StatusCode.UNAVAILABLE, StatusCode.UNAVAILABLE)
-    assert (house.ask(1, 2).sum, house.ask(1, 1).code) == (3, StatusCode.UNAVAILABLE)
+    assert (fixture.ask(1, 2).sum, fixture.ask(1, 1).code) == (3, StatusCode.UNAVAILABLE)
     assert not backlogged.done
     lost.recovery.open()
     assert backlogged.sum == 7
-    assert house.forgotten == [1]
+    assert fixture.forgotten == [1]
 
 
 def test_worker_that_was_started_again_while_idle_ends_its_sequences(make: Make) -> None:
-    house = make(sums(candidates=2), SumByIdModel, instances=2)
-    restarted, _ = house.models
-    assert [house.ask(id, id, start=True).sum for id in (1, 2, 3)] == [1, 2, 3]  # 1 and 3 are on the first
+    fixture = make(sums(candidates=2), SumByIdModel, instances=2)
+    restarted, _ = fixture.models
+    assert [fixture.ask(id, id, start=True).sum for id in (1, 2, 3)] == [1, 2, 3]  # 1 and 3 are on the first
     restarted.start_worker_again()
-    assert [house.ask(1, id).code for id in (1, 3)] == [StatusCode.UNAVAILABLE] * 2
-    assert house.ask(1, 2).sum == 3
-    assert house.ask(5, 1, start=True).sum == 5
-    assert house.ask(1, 1).sum == 6
+    assert [fixture.ask(1, id).code for id in (1, 3)] == [StatusCode.UNAVAILABLE] * 2
+    assert fixture.ask(1, 2).sum == 3
+    assert fixture.ask(5, 1, start=True).sum == 5
+    assert fixture.ask(1, 1).sum == 6
 
 
 def test_without_any_worker_nobody_waits_in_vain(make: Make) -> None:
-    house = make(sums(candidates=1), SumByIdModel)
-    house.ask(1, 1, start=True).wait()
-    house.shut()
-    house.model.lose_worker()
-    running, backlogged = house.ask(1, 1), house.ask(1, 2, start=True)
-    house.model.gate.open()
+    fixture = make(sums(candidates=1), SumByIdModel)
+    fixture.ask(1, 1, start=True).wait()
+    fixture.shut()
+    fixture.model.lose_worker()
+    running, backlogged = fixture.ask(1, 1), fixture.ask(1, 2, start=True)
+    fixture.model.gate.open()
     assert (running.code, backlogged.code) == (StatusCode.UNAVAILABLE, StatusCode.UNAVAILABLE)
-    assert house.ask(1, 3, start=True).code is StatusCode.UNAVAILABLE
-    house.model.recovery.open()
-    house.wait_until(lambda: house.ask(4, 3, start=True, end=True).code is StatusCode.OK)
+    assert fixture.ask(1, 3, start=True).code is StatusCode.UNAVAILABLE
+    fixture.model.recovery.open()
+    fixture.wait_until(lambda: fixture.ask(4, 3, start=True, end=True).code is StatusCode.OK)
 
 
 def test_request_cancelled_in_the_batcher_ends_its_sequence(make: Make) -> None:
-    house = make(sums(batch=1), SumByIdModel)
-    house.shut()
-    running = house.ask(1, 1, start=True)
-    house.model.gate.wait_for()
-    handed, behind = house.ask(1, 2, start=True), house.ask(1, 2)
-    house.servable.cancel(handed.call)
+    fixture = make(sums(batch=1), SumByIdModel)
+    fixture.shut()
+    running = fixture.ask(1, 1, start=True)
+    fixture.model.gate.wait_for()
+    handed, behind = fixture.ask(1, 2, start=True), fixture.ask(1, 2)
+    fixture.servable.cancel(handed.call)
     assert (handed.code, behind.code) == (StatusCode.CANCELLED, StatusCode.CANCELLED)
-    assert house.forgotten == [2]
-    house.servable.cancel(running.call)
+    assert fixture.forgotten == [2]
+    fixture.servable.cancel(running.call)
     assert not running.done
-    house.open()
+    fixture.open()
     assert running.sum == 1
-    assert house.ask(1, 2).code is StatusCode.INVALID_ARGUMENT
+    assert fixture.ask(1, 2).code is StatusCode.INVALID_ARGUMENT
 
 
 def test_request_that_is_too_late_in_the_batcher_ends_its_sequence(make: Make) -> None:
-    house = make(sums(batch=1), SumByIdModel)
-    house.shut()
-    house.ask(1, 1, start=True)
-    house.model.gate.wait_for()
-    handed, behind = house.ask(1, 2, start=True, deadline=0.5), house.ask(1, 2)
-    house.clock.advance(0.5)
+    fixture = make(sums(batch=1), SumByIdModel)
+    fixture.shut()
+    fixture.ask(1, 1, start=True)
+    fixture.model.gate.wait_for()
+    handed, behind = fixture.ask(1, 2, start=True, deadline=0.5), fixture.ask(1, 2)
+    fixture.clock.advance(0.5)
     assert (handed.code, behind.code) == (StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED)
 
 
 def test_request_cancelled_on_its_way_to_the_batcher_is_cancelled_there(make: Make) -> None:
-    house = make(sums(batch=1), SumByIdModel)
-    house.shut()
-    house.ask(1, 1, start=True)
-    house.model.gate.wait_for()
-    asked = Asked([[1]], 2, True, False)
-    asked.call.inputs = Hooked(asked.call.inputs, lambda: house.servable.cancel(asked.call))
-    house.servable.submit(asked.call)
-    assert asked.code is StatusCode.CANCELLED
+    fixture = make(sums(batch=1), SumByIdModel)
+    fixture.shut()
+    fixture.ask(1, 1, start=True)
+    fixture.model.gate.wait_for()
+    request = SequenceRequest([[1]], 2, True, False)
+    request.call.inputs = Hooked(request.call.inputs, lambda: fixture.servable.cancel(request.call))
+    fixture.servable.submit(request.call)
+    assert request.code is StatusCode.CANCELLED
 
 
 def test_request_that_the_batcher_refuses_ends_its_sequence(make: Make) -> None:
     """It would be answered too late, by what runs have taken so far."""
-    house = make(sums(batch=1), SumByIdModel)
-    house.shut()
-    slow = house.ask(1, 1, start=True)
-    house.model.gate.wait_for()
-    house.clock.advance(0.75)
-    house.model.gate.let()
+    fixture = make(sums(batch=1), SumByIdModel)
+    fixture.shut()
+    slow = fixture.ask(1, 1, start=True)
+    fixture.model.gate.wait_for()
+    fixture.clock.advance(0.75)
+    fixture.model.gate.let()
     slow.wait()
-    house.ask(1, 1)
-    house.model.gate.wait_for()
-    house.ask(1, 2, start=True)
-    refused, after = house.ask(1, 3, start=True, deadline=1.0), house.ask(1, 3)
+    fixture.ask(1, 1)
+    fixture.model.gate.wait_for()
+    fixture.ask(1, 2, start=True)
+    refused, after = fixture.ask(1, 3, start=True, deadline=1.0), fixture.ask(1, 3)
     assert (refused.code, after.code) == (StatusCode.UNAVAILABLE, StatusCode.INVALID_ARGUMENT)
-    assert house.forgotten == [3]
+    assert fixture.forgotten == [3]
 
 
 def test_closing_answers_what_waits_and_finishes_what_runs(make: Make) -> None:
-    house = make(sums(batch=1), SumByIdModel)
-    house.shut()
-    running = house.ask(1, 1, start=True)
-    house.model.gate.wait_for()
-    waiting = [house.ask(1, 2, start=True), house.ask(1, 2), house.ask(1, 1)]
-    house.close()
+    fixture = make(sums(batch=1), SumByIdModel)
+    fixture.shut()
+    running = fixture.ask(1, 1, start=True)
+    fixture.model.gate.wait_for()
+    waiting = [fixture.ask(1, 2, start=True), fixture.ask(1, 2), fixture.ask(1, 1)]
+    fixture.close()
     assert running.sum == 1
     assert [each.code for each in waiting] == [StatusCode.UNAVAILABLE] * 3
-    assert house.ask(1, 1, start=True).code is StatusCode.UNAVAILABLE
+    assert fixture.ask(1, 1, start=True).code is StatusCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize("error", [ServingError(StatusCode.ABORTED, "not now")], ids=["aborted"])
 def test_failure_of_a_single_request_is_that_of_the_model(make: Make, error: ServingError) -> None:
-    house = make(sums(), SumByIdModel)
-    house.model.failures.append(error)
-    assert house.ask(1, 1, start=True).code is StatusCode.ABORTED
-    assert house.ask(1, 1, start=True).sum == 1
+    fixture = make(sums(), SumByIdModel)
+    fixture.model.failures.append(error)
+    assert fixture.ask(1, 1, start=True).code is StatusCode.ABORTED
+    assert fixture.ask(1, 1, start=True).sum == 1

@@ -16,7 +16,7 @@ EXPIRED = Status(StatusCode.UNAVAILABLE, "timeout of the corresponding sequence 
 FIRST = Slot(0, 0)
 
 
-class House:
+class SlotsFixture:
     """Sequences whose ids are letters; a request is its id and a mark: ``a1``, with ``^`` before a START, ``$`` behind
     an END."""
 
@@ -71,154 +71,154 @@ class House:
 def test_lowest_slot_number_of_all_instances_comes_first(
     slots: int, instances: int, wanted: list[tuple[int, int] | None]
 ) -> None:
-    assert House(slots, instances).admit("^a", "^b", "^c", "^d", "^e") == wanted
+    assert SlotsFixture(slots, instances).admit("^a", "^b", "^c", "^d", "^e") == wanted
 
 
 def test_freed_slots_are_given_away_lowest_first() -> None:
-    house = House(2, 2)
-    house.admit("^a$", "^b", "^c$", "^d$")
-    house.run()
-    assert house.admit("^e", "^f", "^g") == [(0, 0), (1, 0), (1, 1)]
+    fixture = SlotsFixture(2, 2)
+    fixture.admit("^a$", "^b", "^c$", "^d$")
+    fixture.run()
+    assert fixture.admit("^e", "^f", "^g") == [(0, 0), (1, 0), (1, 1)]
 
 
 def test_sequence_keeps_its_slot_and_its_order() -> None:
-    house = House(2)
-    house.admit("^a", "^b", "a1", "a2", "b1$")
-    assert [house.run() for _ in range(3)] == [["^a", "^b"], ["a1", "b1$"], ["a2"]]
-    assert house.admit("a3") == [(0, 0)]
+    fixture = SlotsFixture(2)
+    fixture.admit("^a", "^b", "a1", "a2", "b1$")
+    assert [fixture.run() for _ in range(3)] == [["^a", "^b"], ["a1", "b1$"], ["a2"]]
+    assert fixture.admit("a3") == [(0, 0)]
 
 
 def test_start_of_a_known_sequence_stays_in_its_slot() -> None:
-    house = House(2)
-    house.admit("^a", "a1")
-    assert house.all.admit("^a2", SequenceFlags("a", start=True), 1, 0.0, 0.0) == Admitted(FIRST, restarted=True)
-    assert [house.run() for _ in range(3)] == [["^a"], ["a1"], ["^a2"]]
-    assert house.all.live == 1
+    fixture = SlotsFixture(2)
+    fixture.admit("^a", "a1")
+    assert fixture.all.admit("^a2", SequenceFlags("a", start=True), 1, 0.0, 0.0) == Admitted(FIRST, restarted=True)
+    assert [fixture.run() for _ in range(3)] == [["^a"], ["a1"], ["^a2"]]
+    assert fixture.all.live == 1
 
 
 def test_request_says_what_it_was() -> None:
-    house = House()
-    house.now = 3.0
-    house.admit("^a", "a1$")
-    first = house.all.take(FIRST)
-    house.all.done(FIRST)
-    last = house.all.take(FIRST)
+    fixture = SlotsFixture()
+    fixture.now = 3.0
+    fixture.admit("^a", "a1$")
+    first = fixture.all.take(FIRST)
+    fixture.all.done(FIRST)
+    last = fixture.all.take(FIRST)
     assert (first.item, first.id, first.start, first.end, first.arrived) == ("^a", "a", True, False, 3.0)
     assert (last.start, last.end) == (False, True)
 
 
 def test_request_is_let_in_once() -> None:
-    house = House()
-    house.admit("^a")
+    fixture = SlotsFixture()
+    fixture.admit("^a")
     with pytest.raises(ValueError, match="inside"):
-        house.admit("^a")
-    house.all.take(FIRST)
+        fixture.admit("^a")
+    fixture.all.take(FIRST)
     with pytest.raises(ValueError, match="inside"):
-        house.admit("^a")
-    house.all.done(FIRST)
-    assert house.admit("^a") == [FIRST]
+        fixture.admit("^a")
+    fixture.all.done(FIRST)
+    assert fixture.admit("^a") == [FIRST]
 
 
 # END.
 
 
 def test_end_forgets_the_id_at_admission() -> None:
-    house = House()
-    house.admit("^a", "a1$")
-    assert house.refuses("a2")
-    assert house.all.forgotten() == ("a",)
-    assert house.all.forgotten() == ()
-    assert (house.all.live, house.all.pending) == (0, 2)
+    fixture = SlotsFixture()
+    fixture.admit("^a", "a1$")
+    assert fixture.refuses("a2")
+    assert fixture.all.forgotten() == ("a",)
+    assert fixture.all.forgotten() == ()
+    assert (fixture.all.live, fixture.all.pending) == (0, 2)
 
 
 def test_id_that_starts_again_gets_another_slot() -> None:
-    house = House(2)
-    house.admit("^a", "a1$")
-    assert house.admit("^a2", "a3") == [(1, 0), (1, 0)]
-    assert house.run() == ["^a", "^a2"]
+    fixture = SlotsFixture(2)
+    fixture.admit("^a", "a1$")
+    assert fixture.admit("^a2", "a3") == [(1, 0), (1, 0)]
+    assert fixture.run() == ["^a", "^a2"]
 
 
 def test_id_that_starts_again_waits_as_two_entries() -> None:
-    house = House()
-    house.admit("^z", "^a", "a1$", "^a2", "a3$", "^b", "z$")
-    assert house.all.backlogged == 3
-    assert [house.run()[0] for _ in range(7)] == ["^z", "z$", "^a", "a1$", "^a2", "a3$", "^b"]
+    fixture = SlotsFixture()
+    fixture.admit("^z", "^a", "a1$", "^a2", "a3$", "^b", "z$")
+    assert fixture.all.backlogged == 3
+    assert [fixture.run()[0] for _ in range(7)] == ["^z", "z$", "^a", "a1$", "^a2", "a3$", "^b"]
 
 
 def test_slot_is_free_when_the_end_is_taken_and_runs_on_when_it_is_done() -> None:
-    house = House()
-    house.admit("^a$", "^b")
-    assert house.all.take(FIRST).item == "^a$"
-    assert house.all.backlogged == 0
-    assert house.heads() == "-"
-    assert house.admit("b1") == [FIRST]
-    house.all.done(FIRST)
-    assert house.heads() == "^b"
+    fixture = SlotsFixture()
+    fixture.admit("^a$", "^b")
+    assert fixture.all.take(FIRST).item == "^a$"
+    assert fixture.all.backlogged == 0
+    assert fixture.heads() == "-"
+    assert fixture.admit("b1") == [FIRST]
+    fixture.all.done(FIRST)
+    assert fixture.heads() == "^b"
 
 
 def test_successor_runs_in_the_next_execution() -> None:
-    house = House(2)
-    house.admit("^a$", "^b", "^c", "b1")
-    assert [house.run(), house.run()] == [["^a$", "^b"], ["^c", "b1"]]
+    fixture = SlotsFixture(2)
+    fixture.admit("^a$", "^b", "^c", "b1")
+    assert [fixture.run(), fixture.run()] == [["^a$", "^b"], ["^c", "b1"]]
 
 
 def test_sequence_of_one_request_is_never_known() -> None:
-    house = House()
-    assert house.admit("^a$") == [FIRST]
-    assert house.refuses("a1")
-    assert house.run() == ["^a$"]
-    assert house.admit("^b") == [FIRST]
+    fixture = SlotsFixture()
+    assert fixture.admit("^a$") == [FIRST]
+    assert fixture.refuses("a1")
+    assert fixture.run() == ["^a$"]
+    assert fixture.admit("^b") == [FIRST]
 
 
 # One at a time.
 
 
 def test_only_one_request_of_a_slot_runs() -> None:
-    house = House(2)
-    house.admit("^a", "a1", "^b")
-    house.all.take(FIRST)
-    assert house.heads() == "- ^b"
+    fixture = SlotsFixture(2)
+    fixture.admit("^a", "a1", "^b")
+    fixture.all.take(FIRST)
+    assert fixture.heads() == "- ^b"
     with pytest.raises(LookupError):
-        house.all.take(FIRST)
-    house.all.done(FIRST)
-    assert house.heads() == "a1 ^b"
+        fixture.all.take(FIRST)
+    fixture.all.done(FIRST)
+    assert fixture.heads() == "a1 ^b"
     with pytest.raises(LookupError):
-        house.all.done(FIRST)
+        fixture.all.done(FIRST)
 
 
 def test_counts_follow_the_requests() -> None:
-    house = House()
-    house.admit("^a", "^b", "b1")
-    assert (house.all.live, house.all.pending, house.all.backlogged, house.all.running) == (2, 3, 1, 0)
-    house.all.take(FIRST)
-    assert (house.all.pending, house.all.running) == (2, 1)
-    house.all.done(FIRST)
-    assert (house.all.pending, house.all.running) == (2, 0)
+    fixture = SlotsFixture()
+    fixture.admit("^a", "^b", "b1")
+    assert (fixture.all.live, fixture.all.pending, fixture.all.backlogged, fixture.all.running) == (2, 3, 1, 0)
+    fixture.all.take(FIRST)
+    assert (fixture.all.pending, fixture.all.running) == (2, 1)
+    fixture.all.done(FIRST)
+    assert (fixture.all.pending, fixture.all.running) == (2, 0)
 
 
 # Backlog.
 
 
 def test_backlog_is_in_order_of_sequences_not_of_requests() -> None:
-    house = House()
-    house.admit("^z", "^a", "^b", "a1$", "b1$", "z$")
-    assert [house.run()[0] for _ in range(6)] == ["^z", "z$", "^a", "a1$", "^b", "b1$"]
+    fixture = SlotsFixture()
+    fixture.admit("^z", "^a", "^b", "a1$", "b1$", "z$")
+    assert [fixture.run()[0] for _ in range(6)] == ["^z", "z$", "^a", "a1$", "^b", "b1$"]
 
 
 def test_sequence_from_the_backlog_is_known_in_its_slot() -> None:
-    house = House()
-    assert house.admit("^z", "^a", "a1", "z$") == [FIRST, None, None, FIRST]
-    house.run(), house.run()
-    assert house.admit("a2") == [FIRST]
+    fixture = SlotsFixture()
+    assert fixture.admit("^z", "^a", "a1", "z$") == [FIRST, None, None, FIRST]
+    fixture.run(), fixture.run()
+    assert fixture.admit("a2") == [FIRST]
 
 
 def test_ended_sequence_from_the_backlog_is_not_known() -> None:
-    house = House()
-    house.admit("^z", "^a", "a1$", "z$")
-    house.run(), house.run()
-    assert house.heads() == "^a"
-    assert house.refuses("a2")
-    assert house.all.next_expiry == inf
+    fixture = SlotsFixture()
+    fixture.admit("^z", "^a", "a1$", "z$")
+    fixture.run(), fixture.run()
+    assert fixture.heads() == "^a"
+    assert fixture.refuses("a2")
+    assert fixture.all.next_expiry == inf
 
 
 @pytest.mark.parametrize(
@@ -226,224 +226,224 @@ def test_ended_sequence_from_the_backlog_is_not_known() -> None:
     [((0.0, 0.0), inf), ((0.5, 0.0), 0.5), ((0.5, 0.125), 0.125), ((0.125, 0.5), 0.125), ((0.0, 0.25), 0.25)],
 )
 def test_first_timeout_ends_the_whole_entry(timeouts: tuple[float, float], end: float) -> None:
-    house = House(max_idle=100.0)
-    house.admit("^z")
-    house.admit("^a", timeout=timeouts[0])
-    house.admit("a1", timeout=timeouts[1])
-    house.all.forgotten()
-    assert house.all.next_expiry == min(end, 100.0)
+    fixture = SlotsFixture(max_idle=100.0)
+    fixture.admit("^z")
+    fixture.admit("^a", timeout=timeouts[0])
+    fixture.admit("a1", timeout=timeouts[1])
+    fixture.all.forgotten()
+    assert fixture.all.next_expiry == min(end, 100.0)
     if end < inf:
-        assert house.wait(end - 0.01) == []
-        assert house.wait(0.01) == [("^a", EXPIRED), ("a1", EXPIRED)]
-        assert house.refuses("a2")
-        assert house.all.forgotten() == ("a",)
-        assert house.all.pending == 1
+        assert fixture.wait(end - 0.01) == []
+        assert fixture.wait(0.01) == [("^a", EXPIRED), ("a1", EXPIRED)]
+        assert fixture.refuses("a2")
+        assert fixture.all.forgotten() == ("a",)
+        assert fixture.all.pending == 1
 
 
 def test_timeout_counts_from_the_arrival_of_its_request() -> None:
-    house = House(max_idle=100.0)
-    house.admit("^z", "^a")
-    house.wait(2.0)
-    house.admit("a1", timeout=0.5)
-    assert house.all.next_expiry == 2.5
+    fixture = SlotsFixture(max_idle=100.0)
+    fixture.admit("^z", "^a")
+    fixture.wait(2.0)
+    fixture.admit("a1", timeout=0.5)
+    assert fixture.all.next_expiry == 2.5
 
 
 def test_timeout_does_not_count_in_a_slot() -> None:
-    house = House(max_idle=100.0)
-    house.admit("^a", timeout=0.5)
-    house.admit("^b", timeout=0.5)
-    house.admit("a1$")
-    house.run(), house.run()
-    assert house.wait(50.0) == []
-    assert house.heads() == "^b"
+    fixture = SlotsFixture(max_idle=100.0)
+    fixture.admit("^a", timeout=0.5)
+    fixture.admit("^b", timeout=0.5)
+    fixture.admit("a1$")
+    fixture.run(), fixture.run()
+    assert fixture.wait(50.0) == []
+    assert fixture.heads() == "^b"
 
 
 def test_entry_that_ended_leaves_the_others_in_order() -> None:
-    house = House(max_idle=100.0)
-    house.admit("^z", "^a$")
-    house.admit("^b$", timeout=0.5)
-    house.admit("^c$", "z$")
-    assert house.wait(0.5) == [("^b$", EXPIRED)]
-    assert [house.run()[0] for _ in range(4)] == ["^z", "z$", "^a$", "^c$"]
+    fixture = SlotsFixture(max_idle=100.0)
+    fixture.admit("^z", "^a$")
+    fixture.admit("^b$", timeout=0.5)
+    fixture.admit("^c$", "z$")
+    assert fixture.wait(0.5) == [("^b$", EXPIRED)]
+    assert [fixture.run()[0] for _ in range(4)] == ["^z", "z$", "^a$", "^c$"]
 
 
 # Idle sequences.
 
 
 def test_sequence_without_arrivals_is_forgotten() -> None:
-    house = House(slots=2)
-    house.admit("^a")
-    house.run()
-    house.wait(0.75)
-    assert house.admit("a1") == [FIRST]
-    assert house.all.next_expiry == 1.75
-    house.run()
-    house.wait(0.99)
-    assert house.all.knows("a")
-    house.wait(0.01)
-    assert house.all.forgotten() == ("a",)
-    assert house.refuses("a2")
-    assert house.admit("^b") == [FIRST]
+    fixture = SlotsFixture(slots=2)
+    fixture.admit("^a")
+    fixture.run()
+    fixture.wait(0.75)
+    assert fixture.admit("a1") == [FIRST]
+    assert fixture.all.next_expiry == 1.75
+    fixture.run()
+    fixture.wait(0.99)
+    assert fixture.all.knows("a")
+    fixture.wait(0.01)
+    assert fixture.all.forgotten() == ("a",)
+    assert fixture.refuses("a2")
+    assert fixture.admit("^b") == [FIRST]
 
 
 def test_what_waits_of_an_idle_sequence_still_runs_before_the_slot_is_free() -> None:
-    house = House()
-    house.admit("^a", "a1", "^b")
-    house.run()
-    assert house.wait(1.0) == []
-    assert (house.all.knows("a"), house.heads(), house.all.backlogged) == (False, "a1", 1)
-    house.all.take(FIRST)
-    assert house.all.backlogged == 1
-    house.all.done(FIRST)
-    assert house.heads() == "^b"
+    fixture = SlotsFixture()
+    fixture.admit("^a", "a1", "^b")
+    fixture.run()
+    assert fixture.wait(1.0) == []
+    assert (fixture.all.knows("a"), fixture.heads(), fixture.all.backlogged) == (False, "a1", 1)
+    fixture.all.take(FIRST)
+    assert fixture.all.backlogged == 1
+    fixture.all.done(FIRST)
+    assert fixture.heads() == "^b"
 
 
 def test_slot_of_an_idle_sequence_is_not_free_while_its_request_runs() -> None:
-    house = House(2)
-    house.admit("^a")
-    house.all.take(FIRST)
-    house.wait(1.0)
-    assert house.admit("^b") == [Slot(1, 0)]
-    house.all.done(FIRST)
-    assert house.admit("^c") == [FIRST]
+    fixture = SlotsFixture(2)
+    fixture.admit("^a")
+    fixture.all.take(FIRST)
+    fixture.wait(1.0)
+    assert fixture.admit("^b") == [Slot(1, 0)]
+    fixture.all.done(FIRST)
+    assert fixture.admit("^c") == [FIRST]
 
 
 def test_idle_id_that_starts_again_gets_another_slot() -> None:
-    house = House(2)
-    house.admit("^a", "a1")
-    house.wait(1.0)
-    assert house.admit("^a2") == [Slot(1, 0)]
-    assert house.all.forgotten() == ()  # it goes on again
+    fixture = SlotsFixture(2)
+    fixture.admit("^a", "a1")
+    fixture.wait(1.0)
+    assert fixture.admit("^a2") == [Slot(1, 0)]
+    assert fixture.all.forgotten() == ()  # it goes on again
 
 
 def test_ended_sequence_does_not_expire() -> None:
-    house = House()
-    house.admit("^a", "a1$")
-    assert house.all.next_expiry == inf
-    assert house.wait(100.0) == []
-    assert [house.run(), house.run()] == [["^a"], ["a1$"]]
+    fixture = SlotsFixture()
+    fixture.admit("^a", "a1$")
+    assert fixture.all.next_expiry == inf
+    assert fixture.wait(100.0) == []
+    assert [fixture.run(), fixture.run()] == [["^a"], ["a1$"]]
 
 
 def test_sequence_in_the_backlog_is_never_idle() -> None:
-    house = House()
-    house.admit("^z", "^a")
+    fixture = SlotsFixture()
+    fixture.admit("^z", "^a")
     for number in range(10):
-        house.wait(0.5)
-        house.admit(f"z{number}")
-    assert house.all.knows("a")
+        fixture.wait(0.5)
+        fixture.admit(f"z{number}")
+    assert fixture.all.knows("a")
 
 
 def test_sequence_is_as_idle_in_its_slot_as_it_was_in_the_backlog() -> None:
-    house = House()
-    house.admit("^z", "^a", "a1")
+    fixture = SlotsFixture()
+    fixture.admit("^z", "^a", "a1")
     for number in range(4):
-        house.wait(0.5)
-        house.admit(f"z{number}")
-    house.admit("z$")
-    while house.heads() != "^a":
-        house.run()
-    assert house.all.knows("a")
-    assert house.all.next_expiry == 1.0
-    house.wait(0.0)
-    assert house.refuses("a2")
-    assert [house.run(), house.run(), house.run()] == [["^a"], ["a1"], []]
+        fixture.wait(0.5)
+        fixture.admit(f"z{number}")
+    fixture.admit("z$")
+    while fixture.heads() != "^a":
+        fixture.run()
+    assert fixture.all.knows("a")
+    assert fixture.all.next_expiry == 1.0
+    fixture.wait(0.0)
+    assert fixture.refuses("a2")
+    assert [fixture.run(), fixture.run(), fixture.run()] == [["^a"], ["a1"], []]
 
 
 def test_slots_that_expire_together_are_given_away_lowest_first() -> None:
-    house = House(2)
-    house.admit("^a")
-    house.now = 0.25
-    house.admit("^b", "^c")
-    house.now = 0.5
-    house.admit("a1", "^d")
-    house.run(), house.run()
-    house.wait(1.0)
-    assert house.heads() == "^c ^d"
+    fixture = SlotsFixture(2)
+    fixture.admit("^a")
+    fixture.now = 0.25
+    fixture.admit("^b", "^c")
+    fixture.now = 0.5
+    fixture.admit("a1", "^d")
+    fixture.run(), fixture.run()
+    fixture.wait(1.0)
+    assert fixture.heads() == "^c ^d"
 
 
 # Cancelling, losing, closing.
 
 
 def test_cancelled_request_takes_all_of_its_sequence_with_it() -> None:
-    house = House()
-    house.admit("^a", "a1", "a2", "^b")
-    assert house.all.cancel("a1") == ["^a", "a1", "a2"]
-    assert house.all.forgotten() == ("a",)
-    assert house.refuses("a3")
-    assert house.heads() == "^b"
-    assert house.all.cancel("a1") == []
+    fixture = SlotsFixture()
+    fixture.admit("^a", "a1", "a2", "^b")
+    assert fixture.all.cancel("a1") == ["^a", "a1", "a2"]
+    assert fixture.all.forgotten() == ("a",)
+    assert fixture.refuses("a3")
+    assert fixture.heads() == "^b"
+    assert fixture.all.cancel("a1") == []
 
 
 def test_cancelled_request_in_the_backlog_removes_the_entry() -> None:
-    house = House()
-    house.admit("^z", "^a", "a1", "^b", "z$", timeout=0.5)
-    assert house.all.cancel("a1") == ["^a", "a1"]
-    assert (house.all.pending, house.all.backlogged) == (3, 1)
-    house.run(), house.run()
-    assert house.heads() == "^b"
-    assert house.wait(0.5) == []
+    fixture = SlotsFixture()
+    fixture.admit("^z", "^a", "a1", "^b", "z$", timeout=0.5)
+    assert fixture.all.cancel("a1") == ["^a", "a1"]
+    assert (fixture.all.pending, fixture.all.backlogged) == (3, 1)
+    fixture.run(), fixture.run()
+    assert fixture.heads() == "^b"
+    assert fixture.wait(0.5) == []
 
 
 def test_cancelled_sequence_can_start_again() -> None:
-    house = House()
-    house.admit("^a", "a1")
-    house.all.cancel("^a")
-    assert house.admit("^a2") == [FIRST]
-    assert house.run() == ["^a2"]
+    fixture = SlotsFixture()
+    fixture.admit("^a", "a1")
+    fixture.all.cancel("^a")
+    assert fixture.admit("^a2") == [FIRST]
+    assert fixture.run() == ["^a2"]
 
 
 def test_cancelling_an_ended_sequence_leaves_its_successor_of_the_same_id() -> None:
-    house = House(2)
-    house.admit("^a", "a1$", "^a2")
-    house.all.forgotten()
-    assert house.all.cancel("^a") == ["^a", "a1$"]
-    assert house.all.forgotten() == ()
-    assert house.admit("a3") == [Slot(1, 0)]
+    fixture = SlotsFixture(2)
+    fixture.admit("^a", "a1$", "^a2")
+    fixture.all.forgotten()
+    assert fixture.all.cancel("^a") == ["^a", "a1$"]
+    assert fixture.all.forgotten() == ()
+    assert fixture.admit("a3") == [Slot(1, 0)]
 
 
 def test_cancelled_request_that_runs_takes_only_those_after_it() -> None:
-    house = House()
-    house.admit("^a", "a1", "^b")
-    house.all.take(FIRST)
-    assert house.all.cancel("^a") == ["a1"]
-    assert (house.heads(), house.all.running) == ("-", 1)
-    house.all.done(FIRST)
-    assert house.heads() == "^b"
-    assert house.all.cancel("^a") == []
+    fixture = SlotsFixture()
+    fixture.admit("^a", "a1", "^b")
+    fixture.all.take(FIRST)
+    assert fixture.all.cancel("^a") == ["a1"]
+    assert (fixture.heads(), fixture.all.running) == ("-", 1)
+    fixture.all.done(FIRST)
+    assert fixture.heads() == "^b"
+    assert fixture.all.cancel("^a") == []
 
 
 def test_cancelling_an_end_that_runs_spares_the_next_sequence() -> None:
-    house = House()
-    house.admit("^a$", "^b")
-    house.all.take(FIRST)
-    assert house.all.cancel("^a$") == []
-    house.all.done(FIRST)
-    assert house.heads() == "^b"
-    assert house.all.knows("b")
+    fixture = SlotsFixture()
+    fixture.admit("^a$", "^b")
+    fixture.all.take(FIRST)
+    assert fixture.all.cancel("^a$") == []
+    fixture.all.done(FIRST)
+    assert fixture.heads() == "^b"
+    assert fixture.all.knows("b")
 
 
 def test_lost_instance_ends_its_sequences_alone() -> None:
-    house = House(2, 2)
-    house.admit("^a", "^b", "^c", "^d", "^e", "a1", "c1")
-    assert house.all.lose(0) == ["^a", "a1", "^c", "c1"]
-    assert set(house.all.forgotten()) == {"a", "c"}
-    assert (house.heads(0), house.heads(1)) == ("^e -", "^b ^d")
+    fixture = SlotsFixture(2, 2)
+    fixture.admit("^a", "^b", "^c", "^d", "^e", "a1", "c1")
+    assert fixture.all.drop_instance(0) == ["^a", "a1", "^c", "c1"]
+    assert set(fixture.all.forgotten()) == {"a", "c"}
+    assert (fixture.heads(0), fixture.heads(1)) == ("^e -", "^b ^d")
 
 
 def test_lost_instance_is_done_before_the_next_sequence_runs() -> None:
-    house = House()
-    house.admit("^a", "a1", "^b")
-    house.all.take(FIRST)
-    assert house.all.lose(0) == ["a1"]
-    assert house.heads() == "-"
-    house.all.done(FIRST)
-    assert house.heads() == "^b"
+    fixture = SlotsFixture()
+    fixture.admit("^a", "a1", "^b")
+    fixture.all.take(FIRST)
+    assert fixture.all.drop_instance(0) == ["a1"]
+    assert fixture.heads() == "-"
+    fixture.all.done(FIRST)
+    assert fixture.heads() == "^b"
 
 
 def test_clearing_ends_everything() -> None:
-    house = House(2)
-    house.admit("^a", "^b", "^c", "a1", "^d", "c1")
-    assert sorted(house.all.clear()) == sorted(["^a", "a1", "^b", "^c", "c1", "^d"])
-    assert (house.all.live, house.all.pending, house.all.backlogged) == (0, 0, 0)
-    assert house.all.next_expiry == inf
-    assert house.admit("^e", "^f") == [FIRST, Slot(1, 0)]
+    fixture = SlotsFixture(2)
+    fixture.admit("^a", "^b", "^c", "a1", "^d", "c1")
+    assert sorted(fixture.all.clear()) == sorted(["^a", "a1", "^b", "^c", "c1", "^d"])
+    assert (fixture.all.live, fixture.all.pending, fixture.all.backlogged) == (0, 0, 0)
+    assert fixture.all.next_expiry == inf
+    assert fixture.admit("^e", "^f") == [FIRST, Slot(1, 0)]

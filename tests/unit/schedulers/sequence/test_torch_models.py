@@ -17,7 +17,7 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.sequence.servable import SequenceServable
 from tfs_lite.testing.schedulers.interleaving import no_threads_left
-from tfs_lite.testing.schedulers.sequence_models import Asked, sum_settings
+from tfs_lite.testing.schedulers.sequence_models import SequenceRequest, sum_settings
 
 ROWS = torch.export.Dim("batch", max=4)
 ID = ServableId("sums", 1)
@@ -67,15 +67,15 @@ def serve(tmp_path: Path) -> Any:
     made: list[SequenceServable] = []
     clock = SystemClock()
 
-    def make(settings: ModelSettings) -> Callable[..., Asked]:
+    def make(settings: ModelSettings) -> Callable[..., SequenceRequest]:
         request = OpenRequest(ID, read_version(str(tmp_path)), torch.device("cpu"), False, settings)
         servable = SequenceServable([open_exported(request) for _ in range(2)], ID, settings, clock)
         made.append(servable)
 
-        def ask(number: int, id: int, start: bool = False, end: bool = False) -> Asked:
-            asked = Asked([[number]], id, start, end)
-            servable.submit(asked.call)
-            return asked
+        def ask(number: int, id: int, start: bool = False, end: bool = False) -> SequenceRequest:
+            request = SequenceRequest([[number]], id, start, end)
+            servable.submit(request.call)
+            return request
 
         return ask
 
@@ -86,13 +86,13 @@ def serve(tmp_path: Path) -> Any:
         clock.close()
 
 
-def ask_all(ask: Callable[..., Asked]) -> list[list[int]]:
+def ask_all(ask: Callable[..., SequenceRequest]) -> list[list[int]]:
     """Six sequences of five requests each, side by side."""
-    asked = {id: [] for id in range(1, 7)}  # type: dict[int, list[Asked]]
+    request = {id: [] for id in range(1, 7)}  # type: dict[int, list[SequenceRequest]]
     for turn in range(5):
-        for id, calls in asked.items():
+        for id, calls in request.items():
             calls.append(ask(id * 10**turn, id, start=turn == 0, end=turn == 4))
-    return [[each.sum for each in calls] for calls in asked.values()]
+    return [[each.sum for each in calls] for calls in request.values()]
 
 
 EXPECTED = [[id * int("1" * (turn + 1)) for turn in range(5)] for id in range(1, 7)]

@@ -38,6 +38,7 @@ def test_a_config_that_is_silent_about_batching_means_no_settings() -> None:
 
 def test_an_empty_block_batches_whatever_is_there_and_expects_more() -> None:
     assert of_model() == BatchSettings(max_batch_size=8, max_request_rows=8, send=SendWhen.EXPECT, max_queued_calls=100)
+    assert of_model(default_priority_level=5).default_priority == 0
 
 
 def test_every_setting_of_the_block_counts() -> None:
@@ -71,14 +72,7 @@ def test_the_smaller_bound_of_config_and_signature_counts(config: int, signature
     settings = of_model(config, signature)
     assert (settings.max_batch_size, settings.max_request_rows) == (largest, largest)
     assert settings.merges
-
-
-def test_a_preferred_size_that_the_signature_does_not_take_means_its_largest() -> None:
     assert of_model(8, 4, preferred_batch_size=[2, 6, 8]).preferred == (2, 4)
-
-
-def test_a_default_priority_without_priorities_is_none() -> None:
-    assert of_model(default_priority_level=5).default_priority == 0
 
 
 def test_times_stay_in_the_range_of_clocks() -> None:
@@ -86,17 +80,10 @@ def test_times_stay_in_the_range_of_clocks() -> None:
     assert of_parameters(batch_timeout_micros=INT64_MAX).max_delay == MAX_SECONDS
 
 
-def test_the_defaults_of_the_file() -> None:
+def test_every_setting_of_the_file_counts_and_has_a_default() -> None:
     assert of_parameters() == BatchSettings(
-        max_batch_size=1000,
-        max_request_rows=1000,
-        send=SendWhen.EXPECT,
-        max_queued_rows=10_000,
-        max_queued_calls=100,
+        max_batch_size=1000, max_request_rows=1000, send=SendWhen.EXPECT, max_queued_rows=10_000, max_queued_calls=100
     )
-
-
-def test_every_setting_of_the_file_counts() -> None:
     settings = of_parameters(
         max_batch_size=64,
         batch_timeout_micros=2000,
@@ -119,7 +106,7 @@ def test_every_setting_of_the_file_counts() -> None:
     )
 
 
-def test_a_model_that_bears_less_lowers_the_sizes_of_the_file() -> None:
+def test_a_model_that_takes_less_lowers_the_sizes_of_the_file() -> None:
     settings = of_parameters(20, max_batch_size=64, allowed_batch_sizes=(8, 16, 64), max_enqueued_batches=2)
     assert (settings.max_batch_size, settings.max_request_rows, settings.max_queued_rows) == (20, 20, 40)
     assert settings.allowed_sizes == (8, 16, 20)

@@ -1,17 +1,16 @@
-"""Calls that each run alone: one thread per lane, a bounded queue, and exactly one answer for every call."""
+"""A batching servable with real threads: names, order, races, and exactly one answer for every call."""
 
 from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from tfs_lite.core.model import BatchReport, Model, PredictCall, WorkerLost
+from tfs_lite.core.model import Model, PredictCall, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -123,10 +122,8 @@ def serve() -> Iterator[Serve]:
     """Makes servables, in real time; opens their gates and closes them in the end."""
     made: list[OwnClockServable] = []
 
-    def run(*models: GatedModel, on_batch: Callable[[BatchReport], None] | None = None, **settings: object):
-        rest = {} if on_batch is None else {"on_batch": on_batch}
-        threads = settings.pop("threads", 1)
-        made.append(OwnClockServable(models, ID, BatchSettings(**settings), threads=threads, **rest))  # type: ignore[arg-type]
+    def run(*models: GatedModel, threads: int = 1, **settings: object):
+        made.append(OwnClockServable(models, ID, BatchSettings(**settings), threads=threads))  # type: ignore[arg-type]
         return made[-1]
 
     yield run
@@ -180,19 +177,6 @@ def test_full_queue_refuses_the_next_call_and_answers_those_it_took(model, answe
     assert (servable.pending, servable.pending_rows) == (0, 0)
 
 
-def test_call_past_its_deadline_is_not_started(model, answers, serve):
-    servable = serve(model)
-    servable.submit(answers.call(0))
-    model.wait_entered()
-    servable.submit(answers.call(1, deadline=time.monotonic() - 1))
-    servable.submit(answers.call(2, deadline=time.monotonic() + 1000))
-    assert answers.code_of(1) is StatusCode.DEADLINE_EXCEEDED
-    model.gate.set()
-    assert answers.of(2) == {"x": np.array(2)}
-    servable.close()
-    assert model.seen == [0, 2]
-
-
 def test_deadline_that_passes_in_the_queue_is_answered_then_and_not_when_the_model_is_free(model, answers):
     clock = VirtualClock()
     servable = BatchingServable([model], ID, clock=clock)
@@ -217,8 +201,8 @@ def test_deadline_that_passes_in_the_queue_is_answered_then_and_not_when_the_mod
     assert model.seen == [0, 3]
 
 
-def test_cancelled_call_is_answered_at_once_and_not_started(model, answers, serve):
-    servable = serve(model)
+def test_cancelled_call_is_answered_at_once_not_started_and_makes_room_for_another(model, answers, serve):
+    servable = serve(model, max_queued_calls=1)
     servable.submit(answers.call(0))
     model.wait_entered()
     call = answers.call(1)
@@ -228,9 +212,11 @@ def test_cancelled_call_is_answered_at_once_and_not_started(model, answers, serv
     assert answers.code_of(1) is StatusCode.CANCELLED
     assert answers.threads[1] is threading.current_thread()
     assert servable.pending == 0
+    servable.submit(answers.call(2))
     model.gate.set()
+    assert answers.of(2) == {"x": np.array(2)}
     servable.close()
-    assert model.seen == [0]
+    assert model.seen == [0, 2]
 
 
 def test_cancelling_what_runs_or_is_answered_or_was_never_there_changes_nothing(model, answers, serve):
@@ -249,73 +235,23 @@ def test_cancelling_what_runs_or_is_answered_or_was_never_there_changes_nothing(
     assert answers.results == {0: [{"x": np.array(0)}]}
 
 
-def test_cancelled_call_makes_room_for_another(model, answers, serve):
-    servable = serve(model, max_queued_calls=1)
-    servable.submit(answers.call(0))
-    model.wait_entered()
-    call = answers.call(1)
-    servable.submit(call)
-    servable.cancel(call)
-    servable.submit(answers.call(2))
-    model.gate.set()
-    assert answers.of(2) == {"x": np.array(2)}
-
-
-def test_closing_answers_what_waits_and_lets_the_running_call_finish(model, answers, serve):
-    servable = serve(model)
-    servable.submit(answers.call(0))
-    model.wait_entered()
-    for number in (1, 2):
-        servable.submit(answers.call(number))
-    closing = threading.Thread(target=servable.close)
-    closing.start()
-    assert [answers.code_of(number) for number in (1, 2)] == [StatusCode.UNAVAILABLE] * 2
-    assert "m-1 is being unloaded" in answers.of(1).message
-    assert not model.closed
-    model.gate.set()
-    closing.join(PATIENCE)
-    assert answers.of(0) == {"x": np.array(0)}
-    assert model.closed
-    assert model.seen == [0]
-
-
-def test_call_after_closing_is_refused(model, answers, serve):
-    servable = serve(model)
-    servable.close()
-    servable.submit(answers.call(0))
-    assert answers.code_of(0) is StatusCode.UNAVAILABLE
-
-
-def test_error_of_the_model_is_the_answer_and_the_next_call_runs(model, answers, serve):
-    servable = serve(model)
-    model.gate.set()
-    model.error = ServingError(StatusCode.OUT_OF_RANGE, "too far")
-    servable.submit(answers.call(0))
-    assert answers.of(0) == Status(StatusCode.OUT_OF_RANGE, "too far")
-    model.error = None
-    servable.submit(answers.call(1))
-    assert answers.of(1) == {"x": np.array(1)}
-
-
-@pytest.mark.parametrize("error", [KeyError("secret"), SystemExit(3), KeyboardInterrupt()], ids=repr)
-def test_model_that_breaks_its_contract_does_not_end_the_thread(model, answers, serve, error):
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ServingError(StatusCode.OUT_OF_RANGE, "too far"), Status(StatusCode.OUT_OF_RANGE, "too far")),
+        (KeyError("secret"), Status(StatusCode.INTERNAL, "m-1 failed: KeyError")),
+        (SystemExit(3), Status(StatusCode.INTERNAL, "m-1 failed: SystemExit")),
+        (KeyboardInterrupt(), Status(StatusCode.INTERNAL, "m-1 failed: KeyboardInterrupt")),
+    ],
+    ids=repr,
+)
+def test_error_of_the_model_is_the_answer_and_the_next_call_runs(model, answers, serve, error, status):
     servable = serve(model)
     model.gate.set()
     model.error = error
     servable.submit(answers.call(0))
-    assert answers.of(0) == Status(StatusCode.INTERNAL, f"m-1 failed: {type(error).__name__}")
+    assert answers.of(0) == status
     model.error = None
-    servable.submit(answers.call(1))
-    assert answers.of(1) == {"x": np.array(1)}
-
-
-def test_caller_that_breaks_its_contract_does_not_end_the_thread(model, answers, serve):
-    def careless(result: Mapping[str, Tensor] | Status) -> None:
-        raise RuntimeError("on_done must not raise")
-
-    servable = serve(model)
-    model.gate.set()
-    servable.submit(PredictCall(DEFAULT_SIGNATURE, {"x": np.array(0)}, (), None, careless))
     servable.submit(answers.call(1))
     assert answers.of(1) == {"x": np.array(1)}
 
@@ -358,7 +294,7 @@ def test_calls_of_several_signatures_run_in_order_of_arrival(model, answers, ser
     assert model.seen == list(range(9))
 
 
-def test_equal_models_run_at_once_and_whoever_is_idle_takes_the_next_call(answers, serve):
+def test_equal_models_run_at_once_and_an_idle_one_takes_the_next_call(answers, serve):
     models = [GatedModel(), GatedModel()]
     servable = serve(*models)
     for number in range(3):
@@ -380,7 +316,7 @@ def test_equal_models_run_at_once_and_whoever_is_idle_takes_the_next_call(answer
     assert all(model.closed for model in models)
 
 
-def test_one_model_that_bears_it_is_run_by_several_threads(model, answers, serve):
+def test_one_model_that_allows_it_is_run_by_several_threads(model, answers, serve):
     model.concurrency = 3
     servable = serve(model, threads=3)
     for number in range(5):
@@ -411,43 +347,6 @@ def test_answers_keep_the_order_of_the_calls_where_that_is_asked_for(answers, se
     assert answers.code_of(3) is StatusCode.CANCELLED
 
 
-def test_nothing_of_the_last_call_is_held_while_nothing_is_to_be_done(model, serve):
-    servable = serve(model)
-    model.gate.set()
-    gone = threading.Event()
-
-    def submit() -> weakref.ref[np.ndarray]:
-        array = np.zeros(())
-        servable.submit(PredictCall(DEFAULT_SIGNATURE, {"x": array}, (), None, lambda _: None))
-        return weakref.ref(array, lambda _: gone.set())
-
-    held = submit()
-    assert gone.wait(PATIENCE)
-    assert held() is None
-
-
-def test_every_run_is_reported_with_its_times(model, answers, serve):
-    reports: list[BatchReport] = []
-    servable = serve(model, on_batch=reports.append)
-    calls = [answers.call(number) for number in range(2)]
-    for call in calls:
-        servable.submit(call)
-    model.wait_entered()
-    model.gate.set()
-    answers.wait_for(2)
-    model.error = ServingError(StatusCode.INTERNAL, "no")
-    servable.submit(answers.call(2))
-    answers.wait_for(3)
-    assert [(report.id, report.rows, report.padding, report.ok) for report in reports] == [
-        (ID, 1, 0, True),
-        (ID, 1, 0, True),
-        (ID, 1, 0, False),
-    ]
-    assert [report.queue_seconds for report in reports[:2]] == [(call.queue_seconds,) for call in calls]
-    assert [report.run_seconds for report in reports[:2]] == [call.run_seconds for call in calls]
-    assert calls[1].queue_seconds >= calls[0].run_seconds > 0
-
-
 def test_lost_worker_answers_who_runs_and_who_waits_and_refuses_until_it_is_back(model, answers, serve):
     servable = serve(model)
     servable.submit(answers.call(0))
@@ -468,23 +367,6 @@ def test_lost_worker_answers_who_runs_and_who_waits_and_refuses_until_it_is_back
         if not isinstance(answers.of(number), Status):
             break
     assert model.seen == [0, number]
-
-
-def test_other_models_serve_while_one_is_lost(answers, serve):
-    models = [GatedModel(), GatedModel()]
-    servable = serve(*models)
-    for number in range(2):
-        servable.submit(answers.call(number))
-    for model in models:
-        model.wait_entered()
-    models[0].error = WorkerLost("the worker has died")
-    models[0].gate.set()
-    assert models[0].recovering.wait(PATIENCE)
-    models[1].gate.set()
-    for number in range(2, 10):
-        servable.submit(answers.call(number))
-        assert answers.of(number) == {"x": np.array(number)}
-    assert len(models[0].seen) == 1
 
 
 def test_closing_does_not_wait_for_a_worker_that_does_not_come_back(model, answers, serve):

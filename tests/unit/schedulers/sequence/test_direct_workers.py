@@ -1,0 +1,224 @@
+"""Triton's Direct, run by run: which sequence is in which row, and what the model is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.schedulers.sequence_models import SumModel, sum_settings
+
+Make = Callable[..., Any]
+
+
+def test_sums_of_two_sequences_do_not_mix(make: Make) -> None:
+    fixture = make()
+    assert fixture.ask(1, 7, start=True).sum == 1
+    assert fixture.ask(10, 8, start=True).sum == 10
+    assert fixture.ask(2, 7).sum == 3
+    assert fixture.ask(20, 8, end=True).sum == 30
+    assert fixture.ask(3, 7, end=True).sum == 6
+    assert fixture.forgotten == [8, 7]
+
+
+def test_four_sequences_take_the_lowest_rows_of_both_instances_and_a_fifth_waits_for_one_to_end(make: Make) -> None:
+    fixture = make(sum_settings(2), instances=2)
+    for id in (1, 2, 3, 4):
+        assert fixture.ask(id, id, start=True).sum == id
+    first, second = fixture.models
+    assert (first.column("CORRID"), second.column("CORRID")) == ([[1], [0, 3]], [[2], [0, 4]])
+    fifth = fixture.ask(50, 5, start=True)
+    last = fixture.ask(51, 5, end=True)
+    assert (fixture.servable.pending, fixture.servable.backlogged) == (2, 1)
+    fixture.ask(10, 2, end=True)
+    assert (fifth.sum, last.sum) == (50, 101)
+    assert second.column("CORRID")[2:] == [[2], [5], [5]]
+    assert second.column("START")[2:] == [[0], [1], [0]]
+    assert second.column("END")[2:] == [[1], [0], [1]]
+
+
+def test_model_is_told_start_end_and_who_is_ready_over_time(make: Make) -> None:
+    """Two sequences side by side; the second starts later and the first pauses."""
+    fixture = make(sum_settings(2))
+    fixture.ask(1, 11, start=True).wait()
+    fixture.shut()
+    fixture.ask(2, 11)
+    fixture.model.gate.wait_for()
+    together = [fixture.ask(3, 11), fixture.ask(5, 12, start=True)]
+    fixture.open()
+    for request in together:
+        request.wait()
+    fixture.ask(6, 12).wait()
+    fixture.ask(4, 11, end=True).wait()
+    model = fixture.model
+    assert model.column("READY") == [[1], [1], [1, 1], [0, 1], [1]]
+    assert model.column("START") == [[1], [0], [0, 1], [0, 0], [0]]
+    assert model.column("END") == [[0], [0], [0, 0], [0, 0], [1]]
+    assert model.column("CORRID") == [[11], [11], [11, 12], [0, 12], [11]]
+    assert model.column("INPUT") == [[1], [2], [3, 5], [0, 6], [4]]
+
+
+def test_successor_of_an_ended_sequence_comes_in_the_next_run(make: Make) -> None:
+    fixture = make(sum_settings(1))
+    fixture.shut()
+    request = [fixture.ask(1, 1, start=True), fixture.ask(2, 1, end=True), fixture.ask(3, 2, start=True, end=True)]
+    fixture.open()
+    assert [each.sum for each in request] == [1, 3, 3]
+    assert fixture.model.column("CORRID") == [[1], [1], [2]]
+
+
+def test_request_whose_shape_differs_from_the_lowest_row_waits_and_its_row_is_a_null_row(make: Make) -> None:
+    fixture = make(sum_settings(4, dims=-1))
+    numbers = {1: [1, 1], 2: [2, 2], 3: [3], 4: [4, 4, 4]}
+    fixture.shut()
+    fixture.ask(numbers[1], 1, start=True)
+    fixture.model.gate.wait_for()
+    starts = [fixture.ask(numbers[id], id, start=True) for id in (2, 3, 4)]
+    request = [fixture.ask(numbers[id], id) for _ in range(2) for id in (1, 2, 3, 4)]
+    fixture.open()
+    assert [each.sum for each in starts] == [[2, 2], 3, [4, 4, 4]]
+    assert request[-2].sum == 9
+    assert request[-1].sum == [12, 12, 12]
+    inferences = sum(sum(rows) for rows in fixture.model.column("READY"))
+    assert (inferences, len(fixture.model.runs)) == (12, 9 + 1)
+    assert sum(report.rows for report in fixture.reports) == 12
+
+
+def test_null_rows_are_zeros_and_count_as_padding(make: Make) -> None:
+    fixture = make(lends=True)
+    for id in (1, 2, 3):
+        fixture.ask(id, id, start=True).wait()
+    fixture.ask(9, 3).wait()
+    (*_, last) = fixture.model.runs
+    assert {name: array.tolist() for name, array in last.items()} == {
+        "INPUT": [[0], [0], [9]],
+        "START": [[0], [0], [0]],
+        "READY": [[0], [0], [1]],
+        "END": [[0], [0], [0]],
+        "CORRID": [[0], [0], [3]],
+    }
+    assert [(report.rows, report.padding) for report in fixture.reports] == [(1, 0), (1, 1), (1, 2), (1, 2)]
+
+
+def test_control_tensors_are_columns_that_clients_do_not_see(make: Make) -> None:
+    fixture = make()
+    fixture.ask(1, 1, start=True).wait()
+    assert fixture.model.runs[0]["START"].shape == (1, 1)
+    signature = fixture.servable.signatures["serving_default"]
+    assert (signature.input_names, signature.output_names) == (("INPUT",), ("OUTPUT",))
+
+
+def test_model_without_a_batch_dimension_serves_one_sequence_at_a_time(make: Make) -> None:
+    fixture = make(sum_settings(0))
+    assert fixture.ask(1, 1, start=True).sum == 1
+    other = fixture.ask(5, 2, start=True)
+    assert fixture.ask(2, 1, end=True).sum == 3
+    assert other.sum == 5
+    assert fixture.model.runs[0]["START"].shape == (1,)
+    assert fixture.model.column("CORRID") == [[1], [1], [2]]
+
+
+# Delay and utilization.
+
+
+DELAY = {"max_queue_delay_microseconds": 3_000_000, "minimum_slot_utilization": 0.5}
+
+
+def test_batch_below_the_utilization_waits_for_the_delay(make: Make) -> None:
+    fixture = make(sum_settings(4, direct=DELAY, max_sequence_idle_microseconds=10_000_000))
+    request = fixture.ask(1, 1, start=True)
+    fixture.clock.advance(2.9)
+    assert not request.done
+    fixture.clock.advance(0.2)
+    assert request.sum == 1
+
+
+def test_batch_that_reaches_the_utilization_runs_at_once(make: Make) -> None:
+    fixture = make(sum_settings(4, direct=DELAY))
+    both = [fixture.ask(id, id, start=True) for id in (1, 2)]
+    assert [each.sum for each in both] == [1, 2]
+    assert fixture.model.column("CORRID") == [[1, 2]]
+
+
+# What goes wrong.
+
+
+def test_failing_batch_fails_its_requests_and_their_sequences_go_on(make: Make) -> None:
+    fixture = make()
+    fixture.ask(1, 1, start=True).wait()
+    fixture.ask(1, 2, start=True).wait()
+    fixture.shut()
+    fixture.ask(1, 1)
+    fixture.model.gate.wait_for()
+    failed = [fixture.ask(100, 1), fixture.ask(100, 2)]
+    fixture.model.failures = [ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory for this run")] * 2
+    fixture.open()
+    assert [each.code for each in failed] == [StatusCode.RESOURCE_EXHAUSTED] * 2
+    fixture.model.failures.clear()
+    assert (fixture.ask(1, 1).sum, fixture.ask(1, 2).sum) == (2, 2)
+    assert [report.ok for report in fixture.reports] == [True, True, False, False, True, True]
+
+
+def test_error_that_models_must_not_raise_is_an_internal_error(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    fixture = make()
+    fixture.model.breaks = {13}
+    request = fixture.ask(13, 1, start=True)
+    assert request.code is StatusCode.INTERNAL
+    assert "ValueError" in request.message
+    assert fixture.ask(1, 1, start=True).sum == 1
+
+
+def test_output_with_too_few_rows_fails_the_batch(make: Make) -> None:
+    class Short(SumModel):
+        def results(self, inputs: dict[str, Any]) -> dict[str, Any]:
+            return {"OUTPUT": np.zeros((0, 1), np.int32)}
+
+    assert make(kind=Short).ask(1, 1, start=True).code is StatusCode.FAILED_PRECONDITION
+
+
+def test_sequences_of_a_lost_worker_end_and_others_go_on(make: Make) -> None:
+    fixture = make(sum_settings(1), instances=2)
+    lost, _ = fixture.models
+    assert [fixture.ask(id, id, start=True).sum for id in (1, 2)] == [1, 2]
+    lost.lose_worker()
+    lost.gate.shut()
+    running = fixture.ask(1, 1)
+    lost.gate.wait_for()
+    waiting = fixture.ask(1, 1)
+    lost.gate.open()
+    assert (running.code, waiting.code) == (StatusCode.UNAVAILABLE, StatusCode.UNAVAILABLE)
+    assert fixture.ask(1, 1).code is StatusCode.UNAVAILABLE  # once more, for clients that had nothing on its way
+    assert fixture.forgotten == [1]
+    assert fixture.ask(1, 2).sum == 3
+    again = fixture.ask(5, 1, start=True)
+    lost.recovery.open()
+    assert again.sum == 5
+
+
+def test_worker_that_was_started_again_while_idle_ends_its_sequences(make: Make) -> None:
+    fixture = make(sum_settings(2), instances=2)
+    restarted, _ = fixture.models
+    assert [fixture.ask(id, id, start=True).sum for id in (1, 2, 3)] == [1, 2, 3]  # 1 and 3 are on the first
+    restarted.start_worker_again()
+    told = [fixture.ask(1, id) for id in (1, 3)]
+    assert [one.code for one in told] == [StatusCode.UNAVAILABLE] * 2
+    assert "start it again with sequence_start" in told[0].message
+    assert fixture.ask(1, 2).sum == 3
+    assert fixture.ask(5, 1, start=True).sum == 5
+    assert fixture.ask(1, 1).sum == 6
+
+
+def test_without_any_worker_nobody_waits_in_vain(make: Make) -> None:
+    fixture = make(sum_settings(1))
+    fixture.ask(1, 1, start=True).wait()
+    backlogged = fixture.ask(1, 2, start=True)
+    fixture.model.lose_worker()
+    assert fixture.ask(1, 1).code is StatusCode.UNAVAILABLE
+    assert backlogged.code is StatusCode.UNAVAILABLE
+    refused = fixture.ask(1, 3, start=True)
+    assert (refused.code, refused.call.admitted) == (StatusCode.UNAVAILABLE, False)
+    fixture.model.recovery.open()
+    fixture.wait_until(lambda: fixture.ask(4, 3, start=True, end=True).code is StatusCode.OK)
