@@ -78,9 +78,9 @@ class SequenceBatcher(RuleBasedStateMachine):
         if hasattr(self, "checker") and sys.exc_info()[0] is None:  # what went wrong before is what is told
             self.checker.finish()
             for item in self.checker.items:
-                type(self).taken += item.fate == ["taken"]
-                type(self).expired += item.fate == ["expired"]
-                type(self).cancelled += item.fate == ["cancelled"]
+                type(self).taken += item.outcomes == ["taken"]
+                type(self).expired += item.outcomes == ["expired"]
+                type(self).cancelled += item.outcomes == ["cancelled"]
 
     @rule(
         id=IDS,
@@ -243,7 +243,7 @@ def _runs_two(self: Any, slot: Slot) -> Any:
     return sequence.waiting[0] if sequence is not None and sequence.waiting else None
 
 
-def _never_rings(self: Any, now: float) -> list[Any]:
+def _never_due(self: Any, now: float) -> list[Any]:
     return []
 
 
@@ -260,7 +260,7 @@ BREAKS = {
     "requests are lost with a cancelled one": (Sequences, "_drop", _drops_one),
     "the last sequence of the backlog is served first": (Backlog, "next", _last_first),
     "two requests of a slot run at once": (Sequences, "_head", _runs_two),
-    "nothing expires": (Deadlines, "ring", _never_rings),
+    "nothing expires": (Deadlines, "pop_due", _never_due),
     "the queue has no end": (Sequences, "_full", lambda self, known: None),
     "slots are taken from behind": (slots_module, "heappop", lambda slots: slots.pop()),
     "batches are too narrow": (sequence_checker, "form_direct", _all_slots_wide),
