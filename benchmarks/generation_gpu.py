@@ -57,7 +57,7 @@ def save_network(shape: str, directory: Path, length: int) -> None:
 class Ours:
     """The product's model and engine."""
 
-    def __init__(self, directory: Path, places: int, graphs: bool) -> None:
+    def __init__(self, directory: Path, slots: int, graphs: bool) -> None:
         from tfs_lite.adapters.contract import OpenRequest
         from tfs_lite.adapters.detect import read_version
         from tfs_lite.adapters.language.transformers_model import open_transformers
@@ -69,7 +69,7 @@ class Ours:
         from tfs_lite.serving.servable_factory import engine_settings
 
         settings = ModelSettings(
-            parameters={"max_num_seqs": str(places), "cuda_graphs": str(graphs).lower(), "prefix_reuse": "false"}
+            parameters={"max_num_seqs": str(slots), "cuda_graphs": str(graphs).lower(), "prefix_reuse": "false"}
         )
         servable_id = ServableId("bench", 1)
         request = OpenRequest(servable_id, read_version(str(directory)), torch.device("cuda", 0), False, settings)

@@ -46,7 +46,7 @@ from tfs_lite.testing.servers.v2_http_fixture import HouseControl
 from tfs_lite.transport.table import CallContext
 
 T = TypeVar("T")
-PLACES, LENGTH, QUEUE = 8, 64, 128
+SLOTS, LENGTH, QUEUE = 8, 64, 128
 
 
 class HouseGeneration:
@@ -132,8 +132,8 @@ class HouseGeneration:
         return False
 
     def _add(self, name: str, codec: ByteCodec | None) -> tuple[HashModel, GenerativeServable]:
-        model = HashModel(Limits(PLACES, LENGTH, VOCABULARY, frozenset({END})), codec)
-        settings = EngineSettings(PLACES, LENGTH, PLACES + 32, 32, QUEUE, 1 << 16, PATIENCE)
+        model = HashModel(Limits(SLOTS, LENGTH, VOCABULARY, frozenset({END})), codec)
+        settings = EngineSettings(SLOTS, LENGTH, SLOTS + 32, 32, QUEUE, 1 << 16, PATIENCE)
         clock = SystemClock()
         self._inside.callback(clock.close)
         servable = GenerativeServable(model, ServableId(name, 1), settings, clock=clock)

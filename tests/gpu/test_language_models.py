@@ -35,7 +35,7 @@ VOCABULARY = 512
 LENGTH = 384
 GREEDY = Sampling(temperature=0.0)
 CLOSE = 1e-3
-"""Logits nearer than this may change places in float32."""
+"""Logits nearer than this may change order in float32."""
 SLACK = 8 << 20
 BIG = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4}
 COMMON = {
@@ -125,12 +125,12 @@ def generate(model, asked, count, sampling=GREEDY):
     return [text[len(prompt) :] for text, prompt in zip(texts, asked, strict=True)]
 
 
-def _rows(place, start, text, prompt_length, sampling):
+def _rows(slot, start, text, prompt_length, sampling):
     return Rows(
-        place,
+        slot,
         start,
         text[start:],
-        SamplingRequest(sampling, place, len(text) - prompt_length, list(text), prompt_length),
+        SamplingRequest(sampling, slot, len(text) - prompt_length, list(text), prompt_length),
     )
 
 
@@ -186,7 +186,7 @@ def test_captured_steps_of_every_family_write_what_it_writes_alone(family, poiso
     wanted = [([numbers.randrange(TINY) for _ in range(numbers.randint(1, 25))], 15) for _ in range(9)]
     stream = EngineStream(cuda())
     with stream.current():
-        network = Network(build(family).to(cuda()), cuda(), places=4, length=64, fixed=True)
+        network = Network(build(family).to(cuda()), cuda(), slots=4, length=64, fixed=True)
         assert self_check(network, network._module).ok
         capture_decode(network, ServableId(family, 1))
         assert network.decoding is not None
@@ -208,10 +208,10 @@ def test_half_precision_is_near_the_plain_forward(tmp_path, open_model, graphs):
         with model._network.ordinary() as module:
             plain = module(input_ids=torch.tensor([text], device=cuda()), use_cache=False).logits[0].float()
         single = 20
-        for place in range(3):
-            model.step(Step([Rows(place, 0, text[:-single])]))
+        for slot in range(3):
+            model.step(Step([Rows(slot, 0, text[:-single])]))
         for position in range(len(text) - single, len(text)):
-            step = Step([_rows(place, position, text[: position + 1], 0, GREEDY) for place in (2, 0, 1)])
+            step = Step([_rows(slot, position, text[: position + 1], 0, GREEDY) for slot in (2, 0, 1)])
             found = model._network.logits(step).float()
             spread = plain[position].max() - plain[position].min()
             assert ((found - plain[position]).abs().max() / spread).item() < ALLOWED[torch.bfloat16]
@@ -308,9 +308,9 @@ def test_waits_are_counted():
 def test_a_step_waits_once_for_the_gpu(tmp_path, open_model, graphs, sampling, wanted):
     model = open_model(saved(tmp_path / "1"), cuda_graphs=graphs)
     asked = prompts(4)
-    start = Step([_rows(place, 0, text, len(text), sampling) for place, text in enumerate(asked)])
+    start = Step([_rows(slot, 0, text, len(text), sampling) for slot, text in enumerate(asked)])
     mixed = Step([_rows(0, 1, [*asked[0], 5], 1, sampling), _rows(4, 0, asked[1], len(asked[1]), sampling)])
-    decode = Step([_rows(place, len(text), [*text, 5], len(text), sampling) for place, text in enumerate(asked)])
+    decode = Step([_rows(slot, len(text), [*text, 5], len(text), sampling) for slot, text in enumerate(asked)])
     for step in (start, mixed, decode):
         model.step(step)  # What is done once is done.
         assert waits(functools.partial(model.step, step)) == wanted

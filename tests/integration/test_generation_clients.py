@@ -27,8 +27,8 @@ AT_ONCE = 12
 GROWTH = 60 << 20
 """Bytes by which the process may be larger afterwards."""
 LONG = 800
-WIDE = Size(places=6, length=1024, parameters={"max_queue": "400", "stream_idle_timeout": "600"})
-NARROW = Size(places=1, length=4096, parameters={"max_queue": "2"})
+WIDE = Size(slots=6, length=1024, parameters={"max_queue": "400", "stream_idle_timeout": "600"})
+NARROW = Size(slots=1, length=4096, parameters={"max_queue": "2"})
 DOORS = (*STREAMS, *WHOLE)
 DONE = "tfs_lite_generation_text_seconds_count"
 
@@ -249,7 +249,7 @@ def test_two_language_models_and_another_one_are_served_and_counted_side_by_side
     assert house.page.total(names[1], model="digits") - rows == len(answers)
     assert house.page.values("tfs_lite_generation_running", model="digits") == []
     for model, size in (("wide", WIDE), ("narrow", NARROW)):
-        assert house.page.total("tfs_lite_generation_cache_tokens", model=model) == size.places * size.length
+        assert house.page.total("tfs_lite_generation_cache_tokens", model=model) == size.slots * size.length
     house.page.wait_idle("wide")
     house.page.wait_idle("narrow")
 
@@ -259,14 +259,14 @@ def test_two_language_models_and_another_one_are_served_and_counted_side_by_side
 
 @pytest.fixture
 def ending(tmp_path: Path) -> Iterator[ServerProcess]:
-    publish_language(tmp_path / "models" / "lm", 1, Size(places=12, length=4096))
+    publish_language(tmp_path / "models" / "lm", 1, Size(slots=12, length=4096))
     with serve(tmp_path / "models", "--drain_timeout_seconds=100") as server:
         yield server
     assert not server.leftovers()
 
 
 def test_streams_that_run_are_finished_when_the_server_is_told_to_end(ending):
-    asked = Asked("lm", "the end", LONG)  # with places left for those who knock meanwhile
+    asked = Asked("lm", "the end", LONG)  # with slots left for those who knock meanwhile
     with LanguageClient(ending) as client:
         expected = ask(client, "predict", asked)
     with ConcurrentReaders(ending, [(door, asked) for door in STREAMS + STREAMS]) as audience:

@@ -109,7 +109,7 @@ def _check(model: Saved) -> None:
     assert sum(ends) >= 3, "hardly any text ends by itself"
     assert any(goes_on), "no text goes on where it would end"
     assert any(len(text.tokens) == 1 for text in model.alone)
-    assert any(len(wanted.prompt) + len(text.tokens) == ROOM for wanted, text in _pairs(model)), "no place was full"
+    assert any(len(wanted.prompt) + len(text.tokens) == ROOM for wanted, text in _pairs(model)), "no slot was full"
 
 
 def _pairs(model: Saved) -> list[tuple[Generation, Greedy]]:
@@ -251,7 +251,7 @@ def test_a_seed_gives_one_text_alone_and_in_company(family: str, more: dict[str,
 
 
 @each_of_several
-def test_a_seed_gives_one_text_in_a_place_that_was_used(family: str, more: dict[str, str], model_of) -> None:
+def test_a_seed_gives_one_text_in_a_slot_that_was_used(family: str, more: dict[str, str], model_of) -> None:
     model = model_of(family)
     alone = _seeded_alone(model, more)
     longer = Generation(_tokens(random.Random(22), 300), max_tokens=4, sampling=GREEDY)
@@ -264,7 +264,7 @@ def test_a_seed_gives_one_text_in_a_place_that_was_used(family: str, more: dict[
 
 
 @each_of_several
-def test_a_seed_gives_one_text_after_others_took_its_place(family: str, more: dict[str, str], model_of) -> None:
+def test_a_seed_gives_one_text_after_others_took_its_slot(family: str, more: dict[str, str], model_of) -> None:
     model = model_of(family)
     alone = _seeded_alone(model, more)
     urgent = Generation(_tokens(random.Random(23), 130), max_tokens=5, sampling=GREEDY, priority=-1)

@@ -17,15 +17,15 @@ from tfs_lite.testing.language.language_models import Size, calm_environment, pu
 from tfs_lite.testing.servers.probe import Probe
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
-LARGE = Size(places=8, length=1024, layers=4, heads=4, head_size=128)
-HUGE = Size(places=24, length=1024, layers=4, heads=4, head_size=128)
+LARGE = Size(slots=8, length=1024, layers=4, heads=4, head_size=128)
+HUGE = Size(slots=24, length=1024, layers=4, heads=4, head_size=128)
 ROOM = LARGE.cache_bytes * 3 // 2
 """For one large model, and not for two; the weights are next to nothing."""
 LONG = 700
 ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
 """With several, glibc keeps the free end of each of the others, up to 64 MiB, whatever it is told."""
 OUTPUT = 60
-"""Tokens, so that all places are in use at the same time."""
+"""Tokens, so that all slots are in use at the same time."""
 
 
 class House:
@@ -141,8 +141,8 @@ def test_the_memory_of_weights_and_cache_is_given_back(sparing):
 
 
 def fill(house: House, model: str) -> None:
-    """Writes every place of the cache nearly full. Prompts differ from the first character on."""
-    prompts = [chr(ord("a") + place) * (LARGE.length - OUTPUT) for place in range(LARGE.places)]
-    with ThreadPoolExecutor(LARGE.places) as pool:
+    """Writes every slot of the cache nearly full. Prompts differ from the first character on."""
+    prompts = [chr(ord("a") + slot) * (LARGE.length - OUTPUT) for slot in range(LARGE.slots)]
+    with ThreadPoolExecutor(LARGE.slots) as pool:
         list(pool.map(lambda prompt: house.ask(model, prompt, OUTPUT), prompts))
     house.page.wait_idle(model)

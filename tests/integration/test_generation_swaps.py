@@ -17,7 +17,7 @@ from tfs_lite.testing.language.language_models import Size, calm_environment, pu
 from tfs_lite.testing.servers.probe import Probe
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
-SIZE = Size(places=20, length=1024)
+SIZE = Size(slots=20, length=1024)
 RUNNING = 16
 LONG, SHORT = 600, 12
 PROMPTS = ("Once upon a time", "hello")

@@ -1,4 +1,4 @@
-"""Whatever the order of events: a plan gives every text its rows, and no place ever holds what it should not.
+"""Whatever the order of events: a plan gives every text its rows, and no slot ever holds what it should not.
 
 Time is virtual. A run is its seed; one that fails prints it:
 
@@ -20,11 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tfs_lite.schedulers.generation import planner
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
+from tfs_lite.schedulers.generation.generation_state import GenerationState
+from tfs_lite.schedulers.generation.generation_state import Phase as TextPhase
 from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, ScheduledTokens
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.schedulers.generation.text import GenerationState
-from tfs_lite.schedulers.generation.text import Phase as TextPhase
 from tfs_lite.testing.language.generation_checker import GenerationChecker
 
 MIN_STEPS, BATCHES = 20_000, 8
@@ -42,8 +42,8 @@ QUICK = settings(SETTINGS, phases=[Phase.generate], database=None)
 STEMS = [[stem * 100 + n % 7 for n in range(80)] for stem in range(2)]
 
 ANY_SETTINGS = st.builds(
-    lambda places, extra, chunk, queue, tokens, timeout, policy, reuse: EngineSettings(
-        places, 128, places + extra, chunk, queue, tokens, timeout, policy, reuse
+    lambda slots, extra, chunk, queue, tokens, timeout, policy, reuse: EngineSettings(
+        slots, 128, slots + extra, chunk, queue, tokens, timeout, policy, reuse
     ),
     st.sampled_from([1, 2, 2, 3, 4, 8]),
     st.sampled_from([0, 0, 1, 7, 64]),
@@ -96,12 +96,12 @@ class Engine(RuleBasedStateMachine):
         tokens = self.referee.live[index % len(self.referee.live)].tokens
         self.referee.submit([*tokens[:100], 7], limit, 0, None, True)
 
-    @precondition(lambda self: len(self.referee.roster.running) == self.referee.settings.places)
+    @precondition(lambda self: len(self.referee.scheduler.running) == self.referee.settings.slots)
     @rule(levels=st.sampled_from([1, 4]), length=st.sampled_from([3, 17, 40]))
     def submit_urgent(self, levels: int, length: int) -> None:
         """More so than a text that runs."""
         self._step()
-        most = max(text.priority for text in self.referee.roster.running)
+        most = max(text.priority for text in self.referee.scheduler.running)
         self.referee.submit(STEMS[0][:length], 5, most - levels, None, True)
 
     @rule(count=st.sampled_from([1, 1, 2, 3]), mode=st.sampled_from(["together", "alone"]))
@@ -120,10 +120,10 @@ class Engine(RuleBasedStateMachine):
         self.referee.step(fails, mode)
 
     @precondition(lambda self: self.referee.live)
-    @rule(index=st.integers(0, 7), sound=st.sampled_from([True, True, False]))
-    def cancel(self, index: int, sound: bool) -> None:
+    @rule(index=st.integers(0, 7), valid=st.sampled_from([True, True, False]))
+    def cancel(self, index: int, valid: bool) -> None:
         self._step()
-        self.referee.drop(self.referee.live[index % len(self.referee.live)], sound)
+        self.referee.drop(self.referee.live[index % len(self.referee.live)], valid)
 
     @rule(seconds=st.sampled_from([0.25, 0.25, 0.25, 1.0, 20.0, 70.0]))
     def let_time_pass(self, seconds: float) -> None:
@@ -162,13 +162,13 @@ find, admit = CacheSlots.find, planner._Draft._admit
 
 
 def _reuses_all(self: Any, tokens: Any, kept: Any = ()) -> Any:
-    taking = find(self, tokens, kept)
-    return taking and SlotAssignment(taking.place, taking.count and taking.count + 1, taking.source)
+    assignment = find(self, tokens, kept)
+    return assignment and SlotAssignment(assignment.slot, assignment.count and assignment.count + 1, assignment.source)
 
 
 def _forgets_to_copy(self: Any, tokens: Any, kept: Any = ()) -> Any:
-    taking = find(self, tokens, kept)
-    return taking and SlotAssignment(taking.place, taking.count)
+    assignment = find(self, tokens, kept)
+    return assignment and SlotAssignment(assignment.slot, assignment.count)
 
 
 def _never_gives_way(self: Any, text: GenerationState) -> None:
@@ -185,17 +185,17 @@ def _looks_behind(self: Any, before: Any = None) -> None:
     waiting = self._now.waiting
     if before is None and not self._admitted and len(waiting) > 1:
         self._now = planner.Snapshot(
-            self._now.settings, self._now.running, [waiting[1], waiting[0], *waiting[2:]], self._now.places
+            self._now.settings, self._now.running, [waiting[1], waiting[0], *waiting[2:]], self._now.slots
         )
     admit(self, before)
 
 
 def _ignores_rows(self: Any, text: GenerationState, start: int, least: int) -> None:
-    self._shares.append(ScheduledTokens(text, start, len(text.tokens) - start, text.output < text.limit))
+    self._schedule.append(ScheduledTokens(text, start, len(text.tokens) - start, text.output < text.limit))
 
 
-def _keeps_ended(self: Any, place: int, sound: bool = True) -> None:
-    """A place is never free again once it has been used by a text that ended."""
+def _keeps_ended(self: Any, slot: int, valid: bool = True) -> None:
+    """A slot is never free again once it has been used by a text that ended."""
 
 
 BREAKS = {
@@ -205,7 +205,7 @@ BREAKS = {
     "anybody gives way": (planner._Draft, "_victim", _any_victim),
     "the second one comes first": (planner._Draft, "_admit", _looks_behind),
     "steps have any number of rows": (planner._Draft, "_share", _ignores_rows),
-    "places are lost": (CacheSlots, "release", _keeps_ended),
+    "slots are lost": (CacheSlots, "release", _keeps_ended),
     "nothing is late": (SchedulerState, "late", lambda self, now: []),
     "the queue has no end": (SchedulerState, "refusal", lambda self, lengths: None),
 }
@@ -227,7 +227,7 @@ def run_batches(numbers: Iterable[int]) -> None:
 
 
 def plans_of(limits: list[int], policy: str) -> int:
-    """That it takes to carry out all of these, with prompts of 7 tokens, in 8 places."""
+    """That it takes to carry out all of these, with prompts of 7 tokens, in 8 slots."""
     referee = GenerationChecker(EngineSettings(8, 128, 512, 256, 1000, 10_000, 30.0, policy))
     for number, limit in enumerate(limits):
         referee.submit([number] * 7, limit, 0, None, True)
@@ -261,7 +261,7 @@ def test_long_prompt_is_not_passed_over_by_short_ones_for_ever() -> None:
     referee = GenerationChecker(EngineSettings(1, 128, 4, 4, 1000, 10_000, 1e6))
     for number in range(50):
         referee.submit([number] * (100 if number == 10 else 2), 3, 0, None, True)
-    while referee.live[10].place is None:
+    while referee.live[10].slot is None:
         referee.step()
         assert referee.counts["ended"] <= 10
         if len(referee.live) <= 40:

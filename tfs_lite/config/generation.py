@@ -3,7 +3,7 @@
     max_batch_size: 8
     parameters { key: "max_model_len" value { string_value: "1024" } }
 
-All of it is optional. ``max_batch_size`` of the config is the number of places, unless ``max_num_seqs`` says so.
+All of it is optional. ``max_batch_size`` of the config is the number of slots, unless ``max_num_seqs`` says so.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Settings, nearest
 from tfs_lite.core.status import invalid_argument
 
-CPU_PLACES, GPU_PLACES = 16, 64
+CPU_SLOTS, GPU_SLOTS = 16, 64
 CPU_LENGTH, GPU_LENGTH = 2048, 8192
 CPU_ROWS, GPU_ROWS = 512, 2048
 CPU_CHUNK, GPU_CHUNK = 256, 512
-MAX_PLACES = 4096
-WAITING_PER_PLACE = 4
+MAX_SLOTS = 4096
+WAITING_PER_SLOT = 4
 
 
 def _flag(value: object) -> object:
@@ -36,12 +36,12 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 class GenerationSettings(Settings):
     """None: what suits the device and the model."""
 
-    max_num_seqs: Annotated[int, Field(ge=1, le=MAX_PLACES)] | None = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=MAX_SLOTS)] | None = None
     """Places: texts that run at once."""
     max_model_len: Count | None = None
     """Tokens of one text, prompt and output together; at most what the model was made for."""
     max_batched_tokens: Count | None = None
-    """Rows of one step; not less than places."""
+    """Rows of one step; not less than slots."""
     prefill_chunk: Count | None = None
     """Rows of one prompt in one step."""
     prefill_slowdown: Annotated[float, Field(ge=1.05, le=1000)] = 1.8
@@ -50,9 +50,9 @@ class GenerationSettings(Settings):
     prefix_reuse: Flag = True
     """Whether a prompt that begins as another one did gets that one's cache."""
     max_queue: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Texts that wait; past it they are refused. None: four for each place."""
+    """Texts that wait; past it they are refused. None: four for each slot."""
     max_queued_tokens: Count | None = None
-    """Prompt tokens of those. None: as many as all places hold."""
+    """Prompt tokens of those. None: as many as all slots hold."""
     queue_timeout: Seconds = 30.0
     """Seconds until a text that still waits is refused."""
     policy: Literal["fifo", "longest_first", "shortest_first"] = "fifo"
@@ -70,8 +70,8 @@ class GenerationSettings(Settings):
     stream_idle_timeout: Seconds = 60.0
     """Seconds after which a client of a stream of OpenAI's API that reads nothing is given up."""
 
-    def places(self, on_gpu: bool) -> int:
-        return self.max_num_seqs or (GPU_PLACES if on_gpu else CPU_PLACES)
+    def slots(self, on_gpu: bool) -> int:
+        return self.max_num_seqs or (GPU_SLOTS if on_gpu else CPU_SLOTS)
 
     def length(self, on_gpu: bool, of_model: int | None) -> int:
         """``of_model``: what the model was made for; None: it has no bound."""
@@ -79,16 +79,16 @@ class GenerationSettings(Settings):
         return min(wanted, of_model) if of_model else wanted
 
     def rows(self, on_gpu: bool) -> int:
-        return max(self.max_batched_tokens or (GPU_ROWS if on_gpu else CPU_ROWS), self.places(on_gpu))
+        return max(self.max_batched_tokens or (GPU_ROWS if on_gpu else CPU_ROWS), self.slots(on_gpu))
 
     def chunk(self, on_gpu: bool) -> int:
         return min(self.prefill_chunk or (GPU_CHUNK if on_gpu else CPU_CHUNK), self.rows(on_gpu))
 
-    def queue(self, places: int) -> int:
-        return WAITING_PER_PLACE * places if self.max_queue is None else self.max_queue
+    def queue(self, slots: int) -> int:
+        return WAITING_PER_SLOT * slots if self.max_queue is None else self.max_queue
 
-    def queued_tokens(self, places: int, length: int) -> int:
-        return self.max_queued_tokens or places * length
+    def queued_tokens(self, slots: int, length: int) -> int:
+        return self.max_queued_tokens or slots * length
 
 
 def generation_settings(settings: ModelSettings) -> GenerationSettings:

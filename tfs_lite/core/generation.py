@@ -3,7 +3,7 @@
     front door -> Generation (a prompt and how to go on with it) -> engine -> Piece, Piece, ... -> front door
     engine     -> Step (rows of many texts) -> LanguageModel.step -> Drawn (the next token of each)
 
-A *text* is one prompt with its output. A *row* is one token position that goes through the network in a step. A *place*
+A *text* is one prompt with its output. A *row* is one token position that goes through the network in a step. A *slot*
 holds the keys and values (the cache) of one text. Everything is in tokens, which are numbers below the vocabulary's
 size; the model's :class:`TextCodec` turns texts into tokens and back.
 """
@@ -226,10 +226,10 @@ class TextCodec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a loaded language model can do. ``places``: texts at once. ``length``: tokens of one text, prompt and output
+    """What a loaded language model can do. ``slots``: texts at once. ``length``: tokens of one text, prompt and output
     together. ``eos``: tokens that end a text."""
 
-    places: int
+    slots: int
     length: int
     vocabulary: int
     eos: frozenset[int] = frozenset()
@@ -251,11 +251,11 @@ class SamplingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive rows of the text in ``place``: ``tokens`` at the positions from ``start`` on, which is how many the
-    place holds already. ``draw``: the token after the last row is wanted. ``targets``: the tokens that follow the rows,
+    """Consecutive rows of the text in ``slot``: ``tokens`` at the positions from ``start`` on, which is how many the
+    slot holds already. ``draw``: the token after the last row is wanted. ``targets``: the tokens that follow the rows,
     whose log probabilities are wanted (with as many best ones as ``top``); there may be one less than rows."""
 
-    place: int
+    slot: int
     start: int
     tokens: Sequence[int]
     draw: SamplingRequest | None = None
@@ -265,7 +265,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The first ``count`` positions of a place, to be had in another one before the step."""
+    """The first ``count`` positions of a slot, to be had in another one before the step."""
 
     source: int
     target: int
@@ -295,7 +295,7 @@ class SampledToken:
 
 @runtime_checkable
 class LanguageModel(Model, Protocol):
-    """A decoder with a cache of ``limits.places`` places. ``run`` is not for it: it raises UNIMPLEMENTED.
+    """A decoder with a cache of ``limits.slots`` slots. ``run`` is not for it: it raises UNIMPLEMENTED.
 
     Threads: ``step`` by one thread at a time; the rest by any, also beside it.
     """
@@ -318,8 +318,8 @@ class LanguageModel(Model, Protocol):
         be batched."""
 
     def step(self, step: Step) -> Sequence[SampledToken]:
-        """Writes the rows' keys and values into their places, and returns one :class:`SampledToken` for each of
-        ``step.rows``. May raise anything; then places have whatever they had, or the rows of this step, and it may be
+        """Writes the rows' keys and values into their slots, and returns one :class:`SampledToken` for each of
+        ``step.rows``. May raise anything; then slots have whatever they had, or the rows of this step, and it may be
         called again."""
 
 
@@ -371,9 +371,5 @@ OnText = Callable[[TextReport], None]
 """Both are told on the engine's thread; they must be short and must not raise."""
 
 
-def nobody_counts_steps(report: StepReport) -> None:
-    """For servers without metrics."""
-
-
-def nobody_counts_texts(report: TextReport) -> None:
+def ignore_report(report: StepReport | TextReport) -> None:
     """For servers without metrics."""

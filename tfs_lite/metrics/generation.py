@@ -1,5 +1,5 @@
 """What the metrics page says about language models: how long texts wait for their first token and for each one after,
-how many tokens come out, how full the places are.
+how many tokens come out, how full the slots are.
 
 Meanings are those of vLLM's metrics, so that what is known of its dashboards carries over. Steps and texts are counted
 on the engine's thread; what is a state is read when the page is asked for, also of versions that are being drained.

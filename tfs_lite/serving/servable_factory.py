@@ -28,7 +28,7 @@ from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.server_files import read_batching_parameters
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.generation import LanguageModel, nobody_counts_steps, nobody_counts_texts
+from tfs_lite.core.generation import LanguageModel, ignore_report
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Model, OnBatch, OnCall, Servable, nobody_asks, nobody_counts
 from tfs_lite.core.servable import ServableId
@@ -99,16 +99,16 @@ class BatchingOptions:
 
 
 def engine_settings(settings: GenerationSettings, model: LanguageModel) -> EngineSettings:
-    """For a model that is loaded: its own places and length, and what the config leaves open."""
-    places, length = model.limits.places, model.limits.length
+    """For a model that is loaded: its own slots and length, and what the config leaves open."""
+    slots, length = model.limits.slots, model.limits.length
     on_gpu = not model.shares_compute
     return EngineSettings(
-        places=places,
+        slots=slots,
         length=length,
         rows=settings.rows(on_gpu),
         chunk=settings.chunk(on_gpu),
-        max_queue=settings.queue(places),
-        max_queued_tokens=settings.queued_tokens(places, length),
+        max_queue=settings.queue(slots),
+        max_queued_tokens=settings.queued_tokens(slots, length),
         queue_timeout=settings.queue_timeout,
         policy=settings.policy,
         prefix_reuse=settings.prefix_reuse,
@@ -179,8 +179,8 @@ class ServableFactory:
             request.id,
             engine_settings(wanted, model),
             clock=self._clock,
-            on_step=metrics.on_step if metrics else nobody_counts_steps,
-            on_text=metrics.on_text if metrics else nobody_counts_texts,
+            on_step=metrics.on_step if metrics else ignore_report,
+            on_text=metrics.on_text if metrics else ignore_report,
         )
         made.stream_idle_timeout = wanted.stream_idle_timeout
         if metrics is not None:

@@ -9,8 +9,8 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.status import ServingError, StatusCode
 
 
-def read(places: int = 0, **parameters: str) -> GenerationSettings:
-    return generation_settings(ModelSettings(max_batch_size=places, parameters=parameters))
+def read(slots: int = 0, **parameters: str) -> GenerationSettings:
+    return generation_settings(ModelSettings(max_batch_size=slots, parameters=parameters))
 
 
 def test_texts_become_values() -> None:
@@ -19,10 +19,10 @@ def test_texts_become_values() -> None:
     assert found.policy == "longest_first"
 
 
-def test_places_are_the_largest_batch_unless_the_parameter_says_so() -> None:
-    assert read(4).places(on_gpu=False) == 4
-    assert read(4, max_num_seqs="7").places(on_gpu=False) == 7
-    assert (read().places(False), read().places(True)) == (16, 64)
+def test_slots_are_the_largest_batch_unless_the_parameter_says_so() -> None:
+    assert read(4).slots(on_gpu=False) == 4
+    assert read(4, max_num_seqs="7").slots(on_gpu=False) == 7
+    assert (read().slots(False), read().slots(True)) == (16, 64)
 
 
 def test_context_is_not_longer_than_the_models() -> None:
@@ -33,13 +33,13 @@ def test_context_is_not_longer_than_the_models() -> None:
     assert read().length(False, None) == 2048
 
 
-def test_a_step_has_room_for_every_place() -> None:
+def test_a_step_has_room_for_every_slot() -> None:
     assert read(1000).rows(False) == 1000
     assert read(8).rows(False) == 512
     assert read(8, max_batched_tokens="32").chunk(False) == 32
 
 
-def test_queues_grow_with_the_places() -> None:
+def test_queues_grow_with_the_slots() -> None:
     found = read(3)
     assert (found.queue(3), found.queued_tokens(3, 50)) == (12, 150)
     assert read(3, max_queue="1", max_queued_tokens="9").queue(3) == 1

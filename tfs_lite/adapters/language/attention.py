@@ -17,9 +17,9 @@ from tfs_lite.adapters.language.cache import Cache, LayerShape
 from tfs_lite.adapters.language.layout import Call, Layout
 from tfs_lite.core.status import ServingError, StatusCode
 
-ATTENTION = "tfs_lite_places"
+ATTENTION = "tfs_lite_slots"
 """The name must not remind transformers of its own backends, which it treats by name."""
-KEYWORD = "tfs_lite_passage"
+KEYWORD = "tfs_lite_attention_context"
 
 _HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "output_attentions", "output_router_logits"})
 
@@ -47,7 +47,7 @@ def not_batchable(message: str) -> ServingError:
 
 
 class Serving:
-    """The passage of a step: writes its keys and values, and attends to what the places hold."""
+    """The passage of a step: writes its keys and values, and attends to what the slots hold."""
 
     __slots__ = ("_cache", "_layout", "_positions")
 
@@ -67,7 +67,7 @@ class Serving:
         softcap: float | None,
     ) -> torch.Tensor:
         cache, layout = self._cache, self._layout
-        cache.write(layer, layout.places, self._positions, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        cache.write(layer, layout.slots, self._positions, key[0].transpose(0, 1), value[0].transpose(0, 1))
         keys, values, queries = cache.keys[layer], cache.values[layer], query[0].transpose(0, 1)
         if softcap is None:
             found = [_call(call, queries, keys, values, scaling) for call in layout.calls(window)]
@@ -115,7 +115,7 @@ def _operands(
     grouped = torch.unflatten(queries[part.rows], 1, (keys.shape[1], -1))
     if part.one_text:
         grouped = grouped.permute(1, 2, 0, 3)
-    return grouped, keys[part.places, :, call.columns], values[part.places, :, call.columns]
+    return grouped, keys[part.slots, :, call.columns], values[part.slots, :, call.columns]
 
 
 def _rows(call: Call, out: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """How much memory a language model will take, before it is loaded: weights at the wanted dtype, and the whole cache.
 
-    2 (keys and values) * layers * places * heads * length * head size * bytes of a number
+    2 (keys and values) * layers * slots * heads * length * head size * bytes of a number
 
 Numbers come from ``config.json`` and the headers of the weights; neither torch nor transformers is asked. What a family
 calls its numbers differs; where one is not found the larger guess counts, because this is an upper bound.
@@ -69,11 +69,11 @@ def budget(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> Budget
     weights = size * sum(header.elements for header in headers.values())
     if wanted.packed_weights and not on_gpu and not any("head" in name for name in headers):
         weights += size * (_largest(config, ("vocab_size",)) or 0) * (_largest(config, WIDTH) or 0)
-    places = wanted.places(on_gpu)
+    slots = wanted.slots(on_gpu)
     length = length_of(wanted, on_gpu, config)
     spare = int(on_gpu and wanted.cuda_graphs)  # a position for rows that are idle
-    logits = ROWS_IN_FLOAT * places * (_largest(config, ("vocab_size",)) or 0) * 4
-    cache = places * (length + spare) * size * cache_numbers(config)
+    logits = ROWS_IN_FLOAT * slots * (_largest(config, ("vocab_size",)) or 0) * 4
+    cache = slots * (length + spare) * size * cache_numbers(config)
     return Budget(weights, cache, logits + weights // 20 + FIXED_BYTES)
 
 

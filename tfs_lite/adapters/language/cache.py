@@ -1,8 +1,8 @@
-"""Keys and values of the texts that are being written, one place each, allocated once and written where they lie.
+"""Keys and values of the texts that are being written, one slot each, allocated once and written where they lie.
 
-A place is taken over with whatever its last text has left there. Where one attention call reads several places, it
+A slot is taken over with whatever its last text has left there. Where one attention call reads several slots, it
 reads the shorter ones past their end, under a mask: what lies there must be finite, because a mask does not undo NaN.
-So the cache knows up to where a place may hold something, and clears what is left over when it would be read.
+So the cache knows up to where a slot may hold something, and clears what is left over when it would be read.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class LayerShape:
 
 
 class Cache:
-    """``places`` texts of up to ``length`` positions. One thread.
+    """``slots`` texts of up to ``length`` positions. One thread.
 
-    ``keys`` and ``values``: by layer's number, [places, heads, length, size], with zeros where nothing was written.
+    ``keys`` and ``values``: by layer's number, [slots, heads, length, size], with zeros where nothing was written.
     They never move.
     """
 
     def __init__(
-        self, shapes: dict[int, LayerShape], places: int, length: int, dtype: torch.dtype, device: torch.device
+        self, shapes: dict[int, LayerShape], slots: int, length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.places = places
+        self.slots = slots
         self.length = length
 
         def empty(shape: LayerShape, size: int) -> torch.Tensor:
-            return _zeros((places, shape.heads, length, size), dtype, device)
+            return _zeros((slots, shape.heads, length, size), dtype, device)
 
         self.keys = {layer: empty(shape, shape.key) for layer, shape in shapes.items()}
         self.values = {layer: empty(shape, shape.value) for layer, shape in shapes.items()}
@@ -48,8 +48,8 @@ class Cache:
         self._by_row = {
             layer: (self.keys[layer].permute(0, 2, 1, 3), self.values[layer].permute(0, 2, 1, 3)) for layer in shapes
         }
-        self._used = [0] * places
-        """From this position on a place holds zeros."""
+        self._used = [0] * slots
+        """From this position on a slot holds zeros."""
 
     @property
     def position_bytes(self) -> int:
@@ -67,33 +67,33 @@ class Cache:
             self._note(wanted.target, wanted.count)
 
     def begin(self, ends: Sequence[tuple[int, int]], read_past: Sequence[tuple[int, int, int]]) -> None:
-        """Before the rows of a step are written. ``ends``: of each text, its place and how many positions it will
-        have. ``read_past``: place, end and end of reading of those that are read past their end."""
-        for place, end in ends:
-            self._note(place, end)
-        for place, end, _ in read_past:
-            if self._used[place] > end:
+        """Before the rows of a step are written. ``ends``: of each text, its slot and how many positions it will
+        have. ``read_past``: slot, end and end of reading of those that are read past their end."""
+        for slot, end in ends:
+            self._note(slot, end)
+        for slot, end, _ in read_past:
+            if self._used[slot] > end:
                 for tensor in self._tensors:
-                    tensor[place, :, end : self._used[place]].zero_()
-                self._used[place] = end
+                    tensor[slot, :, end : self._used[slot]].zero_()
+                self._used[slot] = end
 
     def write(
-        self, layer: int, places: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        self, layer: int, slots: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """``keys`` and ``values``: [rows, heads, size], to ``places`` and ``positions``, int64 [rows] each."""
+        """``keys`` and ``values``: [rows, heads, size], to ``slots`` and ``positions``, int64 [rows] each."""
         to_keys, to_values = self._by_row[layer]
-        to_keys.index_put_((places, positions), keys)
-        to_values.index_put_((places, positions), values)
+        to_keys.index_put_((slots, positions), keys)
+        to_values.index_put_((slots, positions), values)
 
     def clear(self, everything: bool = False) -> None:
         """Nothing is left of any text. ``everything``: also of what was written without ``begin``."""
-        for place, used in enumerate([self.length] * self.places if everything else self._used):
+        for slot, used in enumerate([self.length] * self.slots if everything else self._used):
             for tensor in self._tensors if used else ():
-                tensor[place, :, :used].zero_()
-        self._used = [0] * self.places
+                tensor[slot, :, :used].zero_()
+        self._used = [0] * self.slots
 
-    def _note(self, place: int, end: int) -> None:
-        self._used[place] = max(self._used[place], end)
+    def _note(self, slot: int, end: int) -> None:
+        self._used[slot] = max(self._used[slot], end)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -37,7 +37,7 @@ def capture_decode(network: Network, servable_id: ServableId) -> None:
     pool, began = Pool(network.device), time.monotonic()
     gc.collect()  # A capture does not bear that graphs of other versions go meanwhile.
     decoding = FixedDecode(network, pool.drop)
-    shapes = decode_shapes(network.places, network.length)
+    shapes = decode_shapes(network.slots, network.length)
     why = record_and_check(network, decoding, _in_turn(network.device, capture_on(network.device, pool)), shapes)
     if why:
         logger.warning("%s decodes without CUDA graphs: %s", servable_id, why)
@@ -88,12 +88,12 @@ def worst_difference(network: Network, decoding: FixedDecode) -> float:
 
 
 def _rows(shape: Shape, vocabulary: int, numbers: random.Random) -> list[Rows]:
-    """In any order, some of the shape's places; the last place and the last position are among them."""
-    places = [place for place in range(shape.rows - 1) if numbers.random() < 0.7]
-    ends = {place: numbers.randrange(shape.width) for place in places} | {shape.rows - 1: shape.width - 1}
+    """In any order, some of the shape's slots; the last slot and the last position are among them."""
+    slots = [slot for slot in range(shape.rows - 1) if numbers.random() < 0.7]
+    ends = {slot: numbers.randrange(shape.width) for slot in slots} | {shape.rows - 1: shape.width - 1}
     rows = [
-        Rows(place, start, [numbers.randrange(vocabulary)], SamplingRequest(Sampling(), 0, 0, (), 0))
-        for place, start in ends.items()
+        Rows(slot, start, [numbers.randrange(vocabulary)], SamplingRequest(Sampling(), 0, 0, (), 0))
+        for slot, start in ends.items()
     ]
     numbers.shuffle(rows)
     return rows

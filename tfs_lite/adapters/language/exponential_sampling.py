@@ -9,7 +9,7 @@ Which of these ways a row takes depends on the row alone, and its result does no
 
 Noise for the draw of a token, as a function of the seed, the number of the token in its text, and the token's id.
 
-There is no generator with a state, so a text gets the same noise alone, in company, in another place, and after it was
+There is no generator with a state, so a text gets the same noise alone, in company, in another slot, and after it was
 put off and computed again. Seed and number become 64 bits of key on the host; key and id are hashed on the device with
 32-bit integer arithmetic, which wraps around in the same way everywhere, so that a CPU and a GPU have the same bits.
 """
@@ -172,7 +172,7 @@ def _hash(low: torch.Tensor, high: torch.Tensor, ids: torch.Tensor) -> torch.Ten
 
 
 def _fold(bits: torch.Tensor, shift: int) -> torch.Tensor:
-    """In place: the bits, xor themselves shifted right with zeros coming in."""
+    """In slot: the bits, xor themselves shifted right with zeros coming in."""
     shifted = bits >> shift
     shifted &= (1 << (32 - shift)) - 1
     return bits.bitwise_xor_(shifted)

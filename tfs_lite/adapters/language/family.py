@@ -37,7 +37,7 @@ OF_CLASSIFIERS = frozenset({"id2label", "label2id", "num_labels", "_num_labels"}
 
 def load_library() -> Any:
     """transformers, which says nothing on its own: what it has to say goes to the log, errors only. FAILED_PRECONDITION
-    without the extra. Any thread, also the first time: the library puts another module in its own place while it is
+    without the extra. Any thread, also the first time: the library puts another module in its own slot while it is
     imported, so a plain ``import`` that waits for the one of another thread would come back with an empty one."""
     try:
         transformers = importlib.import_module("transformers")

@@ -1,19 +1,19 @@
 """The few shapes that steps which only decode are brought to, so that each can be recorded once.
 
-A shape holds a step with no more places and no longer texts. Rows go by 1, 2, 4, 8 and then by eights, more coarsely
+A shape holds a step with no more slots and no longer texts. Rows go by 1, 2, 4, 8 and then by eights, more coarsely
 where there are many; widths double.
 
 Steps that only decode, as forwards of a few fixed shapes: each is recorded once, and replayed with new numbers.
 
     rows of a step -> the smallest shape that holds them -> its inputs are filled -> replay -> logits
 
-Row ``i`` of such a forward is place ``i``. Texts take the lowest free place, so those that write are among the first,
+Row ``i`` of such a forward is slot ``i``. Texts take the lowest free slot, so those that write are among the first,
 and attention reads the cache where it lies, as in any other step. To gather the caches of the rows first would make
-three passes over memory of one; reading idle places costs less, unless nearly all are idle or nearly all texts are much
+three passes over memory of one; reading idle slots costs less, unless nearly all are idle or nearly all texts are much
 shorter than the longest. Such steps, and those with prompts, are left to the ordinary way.
 
-Row ``i`` that is idle is a token at position 0 which nobody looks at. Its keys go to one position more that every place
-has behind its last: what an idle place holds may still be the beginning of another text.
+Row ``i`` that is idle is a token at position 0 which nobody looks at. Its keys go to one position more that every slot
+has behind its last: what an idle slot holds may still be the beginning of another text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PER_OCTAVE = (8, 4, 2, 1)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The first ``rows`` places, a row each, of which the first ``width`` positions are read."""
+    """The first ``rows`` slots, a row each, of which the first ``width`` positions are read."""
 
     rows: int
     width: int
@@ -51,13 +51,13 @@ class Shape:
         return self.rows * self.width
 
 
-def decode_shapes(places: int, length: int, most: int = MAX_SHAPES) -> list[Shape]:
-    """The largest first, ``Shape(places, length)``; at most so many. All steps fit into one of them."""
+def decode_shapes(slots: int, length: int, most: int = MAX_SHAPES) -> list[Shape]:
+    """The largest first, ``Shape(slots, length)``; at most so many. All steps fit into one of them."""
     found: list[Shape] = []
     first = FIRST_WIDTH
     while True:
         for per_octave in _PER_OCTAVE:
-            found = [Shape(*pair) for pair in product(_row_counts(places, per_octave), _widths(length, first))]
+            found = [Shape(*pair) for pair in product(_row_counts(slots, per_octave), _widths(length, first))]
             if len(found) <= most:
                 return _largest_first(found)
         if first >= length:
@@ -75,13 +75,13 @@ def _largest_first(shapes: Iterable[Shape]) -> list[Shape]:
     return sorted(shapes, key=lambda shape: (shape.positions, shape.rows), reverse=True)
 
 
-def _row_counts(places: int, per_octave: int) -> list[int]:
+def _row_counts(slots: int, per_octave: int) -> list[int]:
     counts, count = [], 1
-    while count < places:
+    while count < slots:
         counts.append(count)
         octave = 1 << (count.bit_length() - 1)
         count += count if count < _LEAST_ROWS else max(_LEAST_ROWS, octave // per_octave)
-    return [*counts, places]
+    return [*counts, slots]
 
 
 def _widths(length: int, first: int) -> list[int]:
@@ -108,7 +108,7 @@ class FixedDecode:
         self._network = network
         self._drop = drop
         self._idle_positions = idle_bytes // network.cache.position_bytes
-        self._places = torch.arange(network.places, device=network.device)
+        self._slots = torch.arange(network.slots, device=network.device)
         self._out: torch.Tensor | None = None
         self._captured: dict[Shape, Captured] = {}
         self._shapes: Sequence[Shape] = ()
@@ -134,8 +134,8 @@ class FixedDecode:
 
     def run(self, rows: Sequence[Rows], shape: Shape) -> torch.Tensor:
         """Of rows with one token each that fit into the shape."""
-        ends = [(entry.place, entry.start + 1) for entry in rows]
-        self._network.cache.begin(ends, [(place, end, shape.width) for place, end in ends if end < shape.width])
+        ends = [(entry.slot, entry.start + 1) for entry in rows]
+        self._network.cache.begin(ends, [(slot, end, shape.width) for slot, end in ends if end < shape.width])
         self.replays += 1
         logits: torch.Tensor = self._captured[shape].run([self._numbers(rows, shape)])
         return logits[: len(rows)]
@@ -152,34 +152,36 @@ class FixedDecode:
         if not rows or any(len(entry.tokens) > 1 or entry.draw is None or entry.targets for entry in rows):
             return None
         ends = [entry.start + 1 for entry in rows]
-        shape = smallest(self._shapes, max(entry.place for entry in rows) + 1, max(ends))
+        shape = smallest(self._shapes, max(entry.slot for entry in rows) + 1, max(ends))
         if shape is None or shape.positions - sum(ends) > self._idle_positions:
             return None
         return shape
 
     def _numbers(self, rows: Sequence[Rows], shape: Shape) -> torch.Tensor:
-        """int64 [4, rows of the shape], on the host: of each place its token, its position, where its keys go; and the
-        places whose logits are wanted, in the order of the step."""
+        """int64 [4, rows of the shape], on the host: of each slot its token, its position, where its keys go; and the
+        slots whose logits are wanted, in the order of the step."""
         ids, positions, order = ([0] * shape.rows for _ in range(3))
-        slots = [self._network.length] * shape.rows
+        write_positions = [self._network.length] * shape.rows
         for index, entry in enumerate(rows):
-            ids[entry.place] = entry.tokens[0]
-            positions[entry.place] = slots[entry.place] = entry.start
-            order[index] = entry.place
-        return on_host([ids, positions, slots, order], torch.long, self._network.device)
+            ids[entry.slot] = entry.tokens[0]
+            positions[entry.slot] = write_positions[entry.slot] = entry.start
+            order[index] = entry.slot
+        return on_host([ids, positions, write_positions, order], torch.long, self._network.device)
 
     def _forward(self, shape: Shape, numbers: torch.Tensor) -> torch.Tensor:
         """The logits come out in memory that all shapes share: each of its own would be held for ever. It is made by
         the first forward, of the largest shape, which is an ordinary one."""
         network = self._network
-        ids, positions, slots, order = numbers.unbind()
-        places = slice(0, shape.rows)
-        part = Part(places, places, (shape.width,) * shape.rows)
-        layout = _FixedLayout(ids[None], positions[None], self._places[places], order, [part], network.dtype)
-        logits = network.forward(layout.ids, layout.positions, order, _FixedServing(network.cache, layout, slots))
+        ids, positions, write_positions, order = numbers.unbind()
+        slots = slice(0, shape.rows)
+        part = Part(slots, slots, (shape.width,) * shape.rows)
+        layout = _FixedLayout(ids[None], positions[None], self._slots[slots], order, [part], network.dtype)
+        logits = network.forward(
+            layout.ids, layout.positions, order, _FixedServing(network.cache, layout, write_positions)
+        )
         if self._out is None:
             self._out = torch.empty_like(logits)
-        return self._out[places].copy_(logits)
+        return self._out[slots].copy_(logits)
 
 
 class _FixedLayout(Layout):
@@ -193,10 +195,10 @@ class _FixedLayout(Layout):
 
 
 class _FixedServing(Serving):
-    """Writes keys to ``slots``, int64 [rows], in place of their positions."""
+    """Writes keys to ``write_positions``, int64 [rows], in place of their positions."""
 
     __slots__ = ()
 
-    def __init__(self, cache: Cache, layout: Layout, slots: torch.Tensor) -> None:
+    def __init__(self, cache: Cache, layout: Layout, write_positions: torch.Tensor) -> None:
         super().__init__(cache, layout)
-        self._positions = slots
+        self._positions = write_positions

@@ -1,4 +1,4 @@
-"""Language models that cannot be batched: every place has an ordinary cache, and texts go through the network singly.
+"""Language models that cannot be batched: every slot has an ordinary cache, and texts go through the network singly.
 
 Some families compute their attention by themselves, and do not let many texts of different lengths share one forward.
 They are served with the plain forward of the library, one text after the other within a step. Results are exactly those
@@ -24,12 +24,12 @@ _LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"}
 
 
 class InterleavedNetwork:
-    """A causal language model with one cache for each of ``places``, of at most ``length`` tokens.
+    """A causal language model with one cache for each of ``slots``, of at most ``length`` tokens.
 
-    One thread at a time. A cache grows with its text and stays when the text has ended, until the place starts anew.
+    One thread at a time. A cache grows with its text and stays when the text has ended, until the slot starts anew.
     """
 
-    def __init__(self, module: PreTrainedModel, device: torch.device | str, places: int, length: int) -> None:
+    def __init__(self, module: PreTrainedModel, device: torch.device | str, slots: int, length: int) -> None:
         """``module`` is on ``device`` already, with an attention of the library. It is put in eval mode, and one token
         goes through it. FAILED_PRECONDITION for a family that does not keep keys and values of every token."""
         _check_family(module)
@@ -40,16 +40,16 @@ class InterleavedNetwork:
         names = inspect.signature(module.forward).parameters
         self._takes_positions = "position_ids" in names
         self._takes_rows = "logits_to_keep" in names
-        self._caches = [DynamicCache() for _ in range(places)]
+        self._caches = [DynamicCache() for _ in range(slots)]
         self._vocabulary, self._token_bytes = self._probe()
 
     def logits(self, step: Step) -> torch.Tensor:
         """``[wanted, vocabulary]`` on the device: in the order of ``step.rows``, of each its first ``len(targets)``
         rows, and the last one if it draws, which is not repeated.
 
-        Copies come first. ``start`` may be less than what a place holds: the rest of it is forgotten. ValueError,
-        before anything is changed, for a place that holds less than ``start`` or less than is to be copied, or would
-        hold more than ``length``. After another error the places of the step hold at least what is before their rows.
+        Copies come first. ``start`` may be less than what a slot holds: the rest of it is forgotten. ValueError,
+        before anything is changed, for a slot that holds less than ``start`` or less than is to be copied, or would
+        hold more than ``length``. After another error the slots of the step hold at least what is before their rows.
         """
         self._check(step)
         with torch.inference_mode():
@@ -59,7 +59,7 @@ class InterleavedNetwork:
             return torch.cat(parts) if parts else self._nothing()
 
     def resident_bytes(self) -> int:
-        """Weights, and the caches when every place is full."""
+        """Weights, and the caches when every slot is full."""
         tensors = {id(tensor): tensor for tensor in (*self._module.parameters(), *self._module.buffers())}
         weights: int = sum(tensor.nbytes for tensor in tensors.values())
         return weights + len(self._caches) * self._length * self._token_bytes
@@ -68,11 +68,11 @@ class InterleavedNetwork:
         """Nothing refers to the caches but the network."""
 
     def _forward(self, rows: Rows) -> torch.Tensor:
-        self._caches[rows.place] = cache = _shortened(self._caches[rows.place], rows.start)
+        self._caches[rows.slot] = cache = _shortened(self._caches[rows.slot], rows.start)
         try:
             return self._run(cache, rows.start, rows.tokens, _wanted(rows))
         except BaseException:
-            self._caches[rows.place] = _shortened(cache, rows.start)
+            self._caches[rows.slot] = _shortened(cache, rows.start)
             raise
 
     def _run(self, cache: DynamicCache, start: int, tokens: Sequence[int], wanted: Sequence[int]) -> torch.Tensor:
@@ -105,9 +105,9 @@ class InterleavedNetwork:
             held[copy.target] = copy.count
         for rows in step.rows:
             end = rows.start + len(rows.tokens)
-            if held[rows.place] < rows.start or end > self._length:
+            if held[rows.slot] < rows.start or end > self._length:
                 raise ValueError(
-                    f"place {rows.place} holds {held[rows.place]} tokens of at most {self._length}, "
+                    f"place {rows.slot} holds {held[rows.slot]} tokens of at most {self._length}, "
                     f"and cannot take those from {rows.start} to {end}"
                 )
 

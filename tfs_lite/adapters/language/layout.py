@@ -1,7 +1,7 @@
 """Where the rows of a step lie in one forward, and which attention calls they make.
 
-A forward takes all rows of a step as one sequence, without padding: first the texts with one row, by place, then those
-with more. Attention reads the cache where it lies: neighbouring places are read by one call, as long as their lengths
+A forward takes all rows of a step as one sequence, without padding: first the texts with one row, by slot, then those
+with more. Attention reads the cache where it lies: neighbouring slots are read by one call, as long as their lengths
 are not so unequal that reading past the shorter ones costs more than another call. Everything that is the same in all
 layers (indices, masks) is made here once per step.
 """
@@ -24,22 +24,22 @@ GPU_CALL_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of the forward that share an attention call: one row each of the neighbouring ``places``, or consecutive
-    rows of one place. ``ends``: of each row, how many positions of its place it sees (its own is the last)."""
+    """Rows of the forward that share an attention call: one row each of the neighbouring ``slots``, or consecutive
+    rows of one slot. ``ends``: of each row, how many positions of its slot it sees (its own is the last)."""
 
     rows: slice
-    places: slice
+    slots: slice
     ends: tuple[int, ...]
 
     @property
     def one_text(self) -> bool:
-        """Whether its rows are consecutive ones of one place."""
-        return bool(len(self.ends) > self.places.stop - self.places.start)
+        """Whether its rows are consecutive ones of one slot."""
+        return bool(len(self.ends) > self.slots.stop - self.slots.start)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A part, and what of the cache it reads: ``columns`` of its places. ``mask``: added to the scores, [texts, 1, 1,
+    """A part, and what of the cache it reads: ``columns`` of its slots. ``mask``: added to the scores, [texts, 1, 1,
     columns] or [1, 1, rows, columns]; None: every row sees every column, or with ``causal``, each up to its own."""
 
     part: Part
@@ -54,27 +54,27 @@ def parts_of(rows: Sequence[Rows], call_cost: float) -> list[Part]:
     before = 0
     for entry in rows:
         count, end = len(entry.tokens), entry.start + len(entry.tokens)
-        place, span = slice(entry.place, entry.place + 1), slice(before, before + count)
+        slot, span = slice(entry.slot, entry.slot + 1), slice(before, before + count)
         last = parts[-1] if parts else None
-        if count == 1 and last is not None and _joins(last, entry.place, end, call_cost):
-            place, span = slice(last.places.start, place.stop), slice(last.rows.start, span.stop)
-            parts[-1] = Part(span, place, (*last.ends, end))
+        if count == 1 and last is not None and _joins(last, entry.slot, end, call_cost):
+            slot, span = slice(last.slots.start, slot.stop), slice(last.rows.start, span.stop)
+            parts[-1] = Part(span, slot, (*last.ends, end))
         else:
-            parts.append(Part(span, place, tuple(range(entry.start + 1, end + 1))))
+            parts.append(Part(span, slot, tuple(range(entry.start + 1, end + 1))))
         before += count
     return parts
 
 
-def _joins(last: Part, place: int, end: int, call_cost: float) -> bool:
-    if last.one_text or place != last.places.stop:
+def _joins(last: Part, slot: int, end: int, call_cost: float) -> bool:
+    if last.one_text or slot != last.slots.stop:
         return False
     count, widest = len(last.ends), max(last.ends)
     return max(widest, end) * (count + 1) - widest * count <= end + call_cost
 
 
 def in_order(rows: Sequence[Rows]) -> list[int]:
-    """The order of a forward: single rows by place, then the others."""
-    return sorted(range(len(rows)), key=lambda index: (len(rows[index].tokens) > 1, rows[index].place))
+    """The order of a forward: single rows by slot, then the others."""
+    return sorted(range(len(rows)), key=lambda index: (len(rows[index].tokens) > 1, rows[index].slot))
 
 
 def wanted_rows(rows: Sequence[Rows], order: Sequence[int]) -> list[int]:
@@ -95,11 +95,11 @@ def wanted_rows(rows: Sequence[Rows], order: Sequence[int]) -> list[int]:
 @dataclass(slots=True, eq=False)
 class Layout:
     """A step as a forward takes it. Tensors are int64, on the network's device: ``ids`` and ``positions`` [1, rows],
-    ``places`` [rows], ``wanted`` [wanted rows] or None: all rows, in the forward's order."""
+    ``slots`` [rows], ``wanted`` [wanted rows] or None: all rows, in the forward's order."""
 
     ids: torch.Tensor
     positions: torch.Tensor
-    places: torch.Tensor
+    slots: torch.Tensor
     wanted: torch.Tensor | None
     parts: Sequence[Part]
     dtype: torch.dtype
@@ -115,9 +115,9 @@ class Layout:
 
     @property
     def masked_widths(self) -> list[tuple[int, int, int]]:
-        """Of every text that is read past its end, where the call reads its neighbours: place, end, end of reading."""
+        """Of every text that is read past its end, where the call reads its neighbours: slot, end, end of reading."""
         return [
-            (part.places.start + index, end, max(part.ends))
+            (part.slots.start + index, end, max(part.ends))
             for part in self.parts
             if not part.one_text
             for index, end in enumerate(part.ends)
@@ -157,10 +157,10 @@ def layout_of(step: Step, device: torch.device, dtype: torch.dtype, call_cost: f
     for entry in rows:
         numbers.extend(range(entry.start, entry.start + len(entry.tokens)))
     for entry in rows:
-        numbers.extend([entry.place] * len(entry.tokens))
+        numbers.extend([entry.slot] * len(entry.tokens))
     wanted = wanted_rows(step.rows, order)
     everything = wanted == list(range(count))
     packed = upload(numbers if everything else numbers + wanted, torch.long, device)
-    ids, positions, places = packed[: 3 * count].view(3, 1, count)
+    ids, positions, slots = packed[: 3 * count].view(3, 1, count)
     picked = None if everything else packed[3 * count :]
-    return Layout(ids, positions, places[0], picked, parts_of(rows, call_cost), dtype)
+    return Layout(ids, positions, slots[0], picked, parts_of(rows, call_cost), dtype)

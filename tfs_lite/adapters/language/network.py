@@ -1,4 +1,4 @@
-"""A transformers model that takes rows of many texts in one forward, and keeps their keys and values in places.
+"""A transformers model that takes rows of many texts in one forward, and keeps their keys and values in slots.
 
 The model is not changed: its attention is exchanged by name, and the forward is told its positions and which logits
 are wanted.
@@ -31,7 +31,7 @@ class Decoding(Protocol):
 
 
 class Network:
-    """The weights of ``module``, which must be on ``device`` already, and a cache of ``places`` texts of up to
+    """The weights of ``module``, which must be on ``device`` already, and a cache of ``slots`` texts of up to
     ``length`` positions in the dtype of its keys.
 
     From now on the module is this network's: it is in eval mode, and its config names another attention, so that
@@ -46,15 +46,15 @@ class Network:
         self,
         module: PreTrainedModel,
         device: torch.device | str,
-        places: int,
+        slots: int,
         length: int,
         *,
         call_cost: float | None = None,
         fixed: bool = False,
     ) -> None:
-        """``call_cost``: of an attention call, in positions of a place that could be read instead; None: a guess from
-        their size. ``fixed``: for a ``decoding`` of fixed shapes every place has one position more."""
-        self.places = places
+        """``call_cost``: of an attention call, in positions of a slot that could be read instead; None: a guess from
+        their size. ``fixed``: for a ``decoding`` of fixed shapes every slot has one position more."""
+        self.slots = slots
         self.length = length
         self.device = torch.device(device)
         self.decoding: Decoding | None = None
@@ -69,7 +69,7 @@ class Network:
             module.set_attn_implementation(self._attention)
             raise
         self.dtype = probing.dtype or module.dtype
-        self.cache = Cache(probing.shapes, places, length + fixed, self.dtype, self.device)
+        self.cache = Cache(probing.shapes, slots, length + fixed, self.dtype, self.device)
         call_bytes = CPU_CALL_BYTES if self.device.type == "cpu" else GPU_CALL_BYTES
         self._call_cost = call_bytes / self.cache.position_bytes if call_cost is None else call_cost
 
@@ -86,7 +86,7 @@ class Network:
         if decoded is not None:
             return decoded
         layout = layout_of(step, self.device, self.dtype, self._call_cost)
-        ends = [(rows.place, rows.start + len(rows.tokens)) for rows in step.rows]
+        ends = [(rows.slot, rows.start + len(rows.tokens)) for rows in step.rows]
         self.cache.begin(ends, layout.masked_widths)
         passage = Serving(self.cache, layout)
         return self.forward(layout.ids, layout.positions, layout.wanted, passage)
@@ -141,15 +141,15 @@ class Network:
         """A GPU could not be used any more after an index out of range."""
         for rows in step.rows:
             end = rows.start + len(rows.tokens)
-            if not (0 <= rows.place < self.places and 0 <= rows.start < end <= self.length):
-                raise ValueError(f"rows {rows.start} to {end} of place {rows.place}: no such place or position")
+            if not (0 <= rows.slot < self.slots and 0 <= rows.start < end <= self.length):
+                raise ValueError(f"rows {rows.start} to {end} of place {rows.slot}: no such place or position")
             if min(rows.tokens) < 0 or max(rows.tokens) >= self.vocabulary:
-                raise ValueError(f"a token of place {rows.place} is not in the vocabulary of {self.vocabulary}")
+                raise ValueError(f"a token of place {rows.slot} is not in the vocabulary of {self.vocabulary}")
             if len(rows.targets) > len(rows.tokens):
-                raise ValueError(f"place {rows.place} has more targets than rows")
+                raise ValueError(f"place {rows.slot} has more targets than rows")
         for copy in step.copies:
-            inside = 0 <= copy.source < self.places and 0 <= copy.target < self.places
+            inside = 0 <= copy.source < self.slots and 0 <= copy.target < self.slots
             if not (inside and 0 <= copy.count <= self.length):
                 raise ValueError(f"{copy}: no such place or position")
-        if len({rows.place for rows in step.rows}) < len(step.rows):
+        if len({rows.slot for rows in step.rows}) < len(step.rows):
             raise ValueError("a step has a place twice")

@@ -1,7 +1,7 @@
 """Whether a model may serve many texts in one forward: by what its class says, and by numbers.
 
 A family that ignores the exchanged attention does not fail: it answers wrongly. So every model is compared with itself
-before it serves: logits of texts that went through the network in pieces, in company, in places that held something
+before it serves: logits of texts that went through the network in pieces, in company, in slots that held something
 else, against those of a plain forward over each whole text.
 """
 
@@ -111,7 +111,7 @@ def self_check(network: Network, module: PreTrainedModel) -> Verdict:
 def _texts(network: Network, module: PreTrainedModel) -> list[list[int]]:
     numbers = random.Random(0)
     size = module.config.get_text_config().vocab_size
-    lengths = [min(length, network.length) for length in TEXT_LENGTHS[: network.places]]
+    lengths = [min(length, network.length) for length in TEXT_LENGTHS[: network.slots]]
     return [[numbers.randrange(size) for _ in range(length)] for length in lengths]
 
 
@@ -126,15 +126,15 @@ def _plain(network: Network, texts: list[list[int]]) -> list[torch.Tensor]:
 @torch.inference_mode()
 def _served(network: Network, texts: list[list[int]]) -> list[torch.Tensor]:
     """Logits of all positions of each text."""
-    for place in range(len(texts)):  # what an earlier text leaves
-        network.logits(Step([_all_wanted(place, 0, texts[0][::-1])]))
+    for slot in range(len(texts)):  # what an earlier text leaves
+        network.logits(Step([_all_wanted(slot, 0, texts[0][::-1])]))
     found: list[list[torch.Tensor]] = [[] for _ in texts]
     for rows in _steps(texts):
         logits = network.logits(Step(rows))
         for entry, part in zip(
             rows, torch.split_with_sizes(logits, [len(entry.tokens) for entry in rows]), strict=True
         ):
-            found[entry.place].append(part)
+            found[entry.slot].append(part)
     return [torch.cat(parts) for parts in found]
 
 
@@ -145,17 +145,17 @@ def _steps(texts: list[list[int]]) -> Iterator[list[Rows]]:
     while done != [len(text) for text in texts]:
         begun += 1
         rows = []
-        for place, text in enumerate(texts[:begun]):
-            start = done[place]
+        for slot, text in enumerate(texts[:begun]):
+            start = done[slot]
             count = max(1, min(CHUNK, len(text) - SINGLE_ROWS - start))
             if start < len(text):
-                rows.append(_all_wanted(place, start, text[start : start + count]))
-                done[place] += count
+                rows.append(_all_wanted(slot, start, text[start : start + count]))
+                done[slot] += count
         yield rows
 
 
-def _all_wanted(place: int, start: int, tokens: list[int]) -> Rows:
-    return Rows(place, start, tokens, SamplingRequest(Sampling(), 0, 0, tokens, len(tokens)), tokens[1:])
+def _all_wanted(slot: int, start: int, tokens: list[int]) -> Rows:
+    return Rows(slot, start, tokens, SamplingRequest(Sampling(), 0, 0, tokens, len(tokens)), tokens[1:])
 
 
 def _compare(plain: torch.Tensor, served: torch.Tensor, allowed: float) -> tuple[float, int]:

@@ -1,6 +1,6 @@
 """Platform ``transformers``: a language model as ``save_pretrained`` writes it, behind an engine that batches texts.
 
-    settings and files are checked -> weights -> a network with places -> compared with itself -> TransformersModel
+    settings and files are checked -> weights -> a network with slots -> compared with itself -> TransformersModel
 
 The version needs no trust: none of its files is code or pickle, or it is refused. transformers is imported when the
 first version is opened. A family that gives other answers in a batch than alone is served one text at a time.
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class StepNetwork(Protocol):
-    """A network with places, however it carries out a step."""
+    """A network with slots, however it carries out a step."""
 
     def logits(self, step: Step) -> torch.Tensor:
         """[wanted, vocabulary], in the order that :func:`~tfs_lite.adapters.language.sampler.draw` takes them."""
@@ -171,24 +171,24 @@ def _open(request: OpenRequest, wanted: GenerationSettings, stream: EngineStream
     codec, end = opened or (None, None)
     dtype: torch.dtype = getattr(torch, dtype_name(wanted, on_gpu))
     graphs = on_gpu and wanted.cuda_graphs
-    places, length = wanted.places(on_gpu), length_of(wanted, on_gpu, config.get_text_config().to_dict())
+    slots, length = wanted.slots(on_gpu), length_of(wanted, on_gpu, config.get_text_config().to_dict())
     module = load_network(request.files, config, dtype, request.device)
     vocabulary = _vocabulary(module)
     sources = [read_optional(request.files, GENERATION_CONFIG), *_eos_of(module), {"eos_token_id": end}]
-    network, why = _packed(module, request, places, length) if wanted.packed_weights else None, ""
+    network, why = _packed(module, request, slots, length) if wanted.packed_weights else None, ""
     if network is None:
         if packed_bytes(module):
             del module
             module = load_network(request.files, config, dtype, request.device)
-        network, why = network_of(module, request.device, places, length, wanted.fallback == "interleaved", graphs)
-    limits = Limits(places, length, vocabulary, _eos(request, sources, vocabulary))
+        network, why = network_of(module, request.device, slots, length, wanted.fallback == "interleaved", graphs)
+    limits = Limits(slots, length, vocabulary, _eos(request, sources, vocabulary))
     logger.info(
         "%s: %s in %s, weights of %d MiB, cache of %d places of %d tokens, %d MiB; %s",
         request.id,
         type(module).__name__,
         dtype,
         needs.weights // MIB,
-        places,
+        slots,
         length,
         needs.cache // MIB,
         f"one text at a time: {why}" if why else "texts share every step",
@@ -198,14 +198,14 @@ def _open(request: OpenRequest, wanted: GenerationSettings, stream: EngineStream
     return TransformersModel(network, codec, limits, request.device, not why, stream)
 
 
-def _packed(module: PreTrainedModel, request: OpenRequest, places: int, length: int) -> StepNetwork | None:
+def _packed(module: PreTrainedModel, request: OpenRequest, slots: int, length: int) -> StepNetwork | None:
     """The network with its weights laid out anew; None if they stay as they are, or if that does not do: not every
     family leaves its weights to its layers."""
     from tfs_lite.adapters.language.self_check import needs_fallback
 
     if needs_fallback(module, length) is not None or not pack(module):
         return None
-    found = _together(module, request.device, places, length)
+    found = _together(module, request.device, slots, length)
     if isinstance(found, str):
         logger.info("%s: weights stay as they are: %s", request.id, found)
         return None
@@ -224,7 +224,7 @@ def _capture(network: StepNetwork, request: OpenRequest) -> None:
 def network_of(
     module: PreTrainedModel,
     device: torch.device,
-    places: int,
+    slots: int,
     length: int,
     may_fall_back: bool,
     fixed: bool = False,
@@ -238,25 +238,25 @@ def network_of(
     why = needs_fallback(module, length)
     if why is None:
         attention = module.config._attn_implementation
-        found = _together(module, device, places, length, fixed)
+        found = _together(module, device, slots, length, fixed)
         if not isinstance(found, str):
             return found, ""
         why = found
         module.set_attn_implementation(attention)
     if not may_fall_back:
         raise failed_precondition(f"texts cannot share steps, and parameters.fallback is refuse: {why}")
-    return InterleavedNetwork(module, device, places, length), why
+    return InterleavedNetwork(module, device, slots, length), why
 
 
 def _together(
-    module: PreTrainedModel, device: torch.device, places: int, length: int, fixed: bool = False
+    module: PreTrainedModel, device: torch.device, slots: int, length: int, fixed: bool = False
 ) -> StepNetwork | str:
     """The network that takes many texts in one forward, or why it cannot be had."""
     from tfs_lite.adapters.language.network import Network
     from tfs_lite.adapters.language.self_check import self_check
 
     try:
-        network = Network(module, device, places, length, fixed=fixed)
+        network = Network(module, device, slots, length, fixed=fixed)
         verdict = self_check(network, module)
     except Exception as error:
         if out_of_memory(error):

@@ -1,9 +1,9 @@
 """One thread on which engines take turns.
 
-    join -> turn, turn, ... (the engines go round) -> nobody has anything to do: asleep until wake -> leave
+    join -> turn, turn, ... (round robin) -> no engine has work: sleep until wake -> leave
 
-Two engines that computed on the CPU at the same time would be many times slower than one after the other, so those of
-a process share a loop. An engine of a GPU has a loop of its own.
+Two engines that compute on the CPU at the same time are many times slower than one after the other, so all CPU engines
+of a process share a loop. An engine of a GPU has a loop of its own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 class TakesTurns(Protocol):
-    """What a loop wants of an engine."""
+    """What a loop needs of an engine."""
 
     def turn(self) -> bool:
-        """Does a bounded piece of work, on the loop's thread. False: there was nothing to do, and there will not be
-        until somebody calls ``wake``. It does not raise."""
+        """Does a bounded piece of work, on the loop's thread. False means that there is nothing to do until the next
+        ``wake``. It must not raise."""
 
 
 class StepLoop:
@@ -31,25 +31,24 @@ class StepLoop:
     def __init__(self, name: str = "tfs-steps") -> None:
         self._name = name
         self._changed = threading.Condition()  # guards the fields below
-        self._engines: deque[TakesTurns] = deque()  # whose turn is next comes first
+        self._engines: deque[TakesTurns] = deque()  # the next one first
         self._current: TakesTurns | None = None
         self._idle = 0  # turns in a row that found nothing to do
         self._wakes = 0
         self._thread: threading.Thread | None = None
 
     def join(self, engine: TakesTurns) -> None:
-        """The engine gets its turns from now on."""
+        """Gives the engine turns from now on."""
         with self._changed:
             self._engines.append(engine)
-            self._rouse()
+            self._notify()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
 
     def leave(self, engine: TakesTurns) -> None:
-        """Returns when the engine is in no turn and gets no more; with the last engine, when the thread is over.
-        Nothing happens for one that is not there. RuntimeError on the loop's own thread, which cannot wait for
-        itself."""
+        """Returns when the engine is in no turn and gets no more; for the last engine, when the thread has ended.
+        Nothing happens for an engine that has not joined. RuntimeError on the loop's own thread."""
         with self._changed:
             thread = self._thread
             if thread is None:
@@ -58,7 +57,7 @@ class StepLoop:
                 raise RuntimeError("an engine cannot leave its loop during a turn")
             if engine in self._engines:
                 self._engines.remove(engine)
-                self._rouse()
+                self._notify()
             self._changed.wait_for(
                 lambda: self._current is not engine and (self._engines or self._thread is not thread)
             )
@@ -67,11 +66,11 @@ class StepLoop:
             thread.join()
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Tells the loop that an engine may have work."""
         with self._changed:
-            self._rouse()
+            self._notify()
 
-    def _rouse(self) -> None:
+    def _notify(self) -> None:
         self._wakes += 1
         self._idle = 0
         self._changed.notify_all()
@@ -87,7 +86,7 @@ class StepLoop:
             self._turned(busy, wakes)
 
     def _next(self) -> tuple[TakesTurns, int] | None:
-        """Whose turn it is; None when no engine is left."""
+        """The engine whose turn it is, and the count of wakes; None when no engine is left."""
         with self._changed:
             while self._engines and self._idle >= len(self._engines):
                 self._changed.wait()
@@ -100,7 +99,7 @@ class StepLoop:
             return self._current, self._wakes
 
     def _turned(self, busy: bool, wakes: int) -> None:
-        """Somebody who called ``wake`` meanwhile may have meant work that this turn no longer saw."""
+        """A ``wake`` during the turn may be about work that the turn did not see."""
         with self._changed:
             leaves = self._current not in self._engines
             self._current = None
@@ -113,5 +112,5 @@ _SHARED = StepLoop()
 
 
 def shared_loop() -> StepLoop:
-    """The one of this process, for all engines that share its processor."""
+    """The loop of all CPU engines of this process."""
     return _SHARED

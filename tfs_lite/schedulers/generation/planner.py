@@ -1,12 +1,12 @@
-"""Who gets which rows of the next step. Pure: it looks at a snapshot and changes nothing.
+"""Decides which texts get which rows of the next step. It reads a snapshot and changes nothing.
 
-In this order: each decoding text gets its row; prompts that have started get their next chunk; texts that wait are let
-in, as long as there are rows and places. Nobody looks behind the first one that waits: else long texts would never
-get in. A text of higher priority overtakes prompts that have started, and takes the place of a running text of lower
-priority if there is no other.
+In this order: each decoding text gets its row; prompts that have started get their next chunk; waiting texts are
+admitted while there are rows and slots. No text is admitted before the first one that waits, else long texts would
+starve. A text of higher priority overtakes prompts that have started, and preempts a running text of lower priority if
+no slot is free.
 
-Urgency is one fixed order of all texts, by priority and arrival together (``rank``). That is what makes an old text of
-low priority get its turn, and what keeps two texts from taking each other's place in turn.
+All texts have one fixed order, by priority and arrival together (``rank``). So an old text of low priority gets its
+turn, and two texts never preempt each other in turn.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from dataclasses import dataclass
 
 from tfs_lite.core.generation import Copy
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
+from tfs_lite.schedulers.generation.generation_state import GenerationState, Phase
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.schedulers.generation.text import GenerationState, Phase
 
 SHORT_ROWS = 64
-"""So many rows of prompts that are read to their end are in any step: they slow texts that decode down once, and not
-for step after step, as a long prompt does."""
+"""Rows of prompts that end in a step, which any step may have: they delay decoding texts once, and not step after step,
+as a long prompt does."""
 LEVEL_SECONDS = 60.0
-"""One level of priority is worth so much waiting, with the policy fifo. With the others priority comes before all."""
+"""Seconds of waiting that one level of priority is worth, with the policy fifo. With the others priority comes
+first."""
 
 Rank = tuple[float, ...]
 """Lower is sooner; no two texts have the same."""
@@ -31,8 +32,8 @@ Rank = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTokens:
-    """Rows of one text in a step: its tokens from ``start`` on. ``draws``: the last row completes its tokens, and the
-    next one is wanted."""
+    """The rows of one text in a step: ``count`` tokens from ``start`` on. ``draws``: the last row is that of its last
+    token, and the next token is wanted."""
 
     text: GenerationState
     start: int
@@ -42,13 +43,12 @@ class ScheduledTokens:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. No ``shares``: there is nothing to do.
+    """One step; nothing is to be done if ``schedule`` is empty. The ``preempted`` texts wait again.
 
-    Copies come before the rows. They read nothing that the step writes, so that copies, or all of the step, may be
-    done again, with any part of the shares, and are still right. ``preempted`` wait again.
+    Copies come before the rows and read nothing that the step writes, so all or some of them can be repeated.
     """
 
-    shares: tuple[ScheduledTokens, ...]
+    schedule: tuple[ScheduledTokens, ...]
     copies: tuple[Copy, ...] = ()
     admitted: tuple[GenerationState, ...] = ()
     preempted: tuple[GenerationState, ...] = ()
@@ -56,22 +56,22 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``waiting`` is in order of rank; ``places`` is only looked at. ``beside``: rows of prompts in a step with
-    decoding texts, but for short ones; None: as many as in any."""
+    """``waiting`` is in order of rank; ``slots`` is only read. ``prefill_rows``: rows of long prompts in a step with
+    decoding texts; None means no such limit."""
 
     settings: EngineSettings
     running: Sequence[GenerationState]
     waiting: Sequence[GenerationState]
-    places: CacheSlots
-    beside: int | None = None
+    slots: CacheSlots
+    prefill_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``preempted`` give up their places first, then those ``admitted`` take theirs, in order. Each of them has a
-    share."""
+    """``preempted`` texts give up their slots first, then ``admitted`` texts get theirs, in order. Each admitted text
+    is in the schedule."""
 
-    shares: Sequence[ScheduledTokens]
+    schedule: Sequence[ScheduledTokens]
     preempted: Sequence[GenerationState] = ()
     admitted: Sequence[tuple[GenerationState, SlotAssignment]] = ()
 
@@ -85,40 +85,40 @@ def ranking(policy: str) -> Callable[[GenerationState], Rank]:
 
 
 def decide(now: Snapshot) -> Decision:
-    shares: list[ScheduledTokens] = []
+    schedule: list[ScheduledTokens] = []
     prompts: list[GenerationState] = []
     decoding = Phase.DECODE
     for text in now.running:
         if text.phase is decoding:
-            shares.append(ScheduledTokens(text, text.done, 1, True))
+            schedule.append(ScheduledTokens(text, text.done, 1, True))
         else:
             prompts.append(text)
     if not prompts and not now.waiting:
-        return Decision(shares)
-    return _Draft(now, shares, _beside(now, len(shares), len(prompts))).complete(prompts)
+        return Decision(schedule)
+    return _Draft(now, schedule, _prefill_rows(now, len(schedule), len(prompts))).complete(prompts)
 
 
-def _beside(now: Snapshot, decoding: int, prompts: int) -> int:
-    """Rows of long prompts in the step. Where more texts want to begin than go on, it is they who would wait."""
-    if not decoding or now.beside is None:
+def _prefill_rows(now: Snapshot, decoding: int, prompts: int) -> int:
+    """Rows of long prompts in the step: more of them where more texts wait to begin than decode."""
+    if not decoding or now.prefill_rows is None:
         return now.settings.rows
-    beginning = prompts + min(len(now.waiting), len(now.places.free))
-    return now.beside * max(beginning, decoding) // decoding
+    beginning = prompts + min(len(now.waiting), len(now.slots.free))
+    return now.prefill_rows * max(beginning, decoding) // decoding
 
 
 class _Draft:
-    """A decision in the making, once the decoding texts have their rows."""
+    """A decision in the making, after the decoding texts have got their rows."""
 
-    def __init__(self, now: Snapshot, shares: list[ScheduledTokens], beside: int) -> None:
+    def __init__(self, now: Snapshot, schedule: list[ScheduledTokens], prefill_rows: int) -> None:
         self._now = now
         self._rank = ranking(now.settings.policy)
-        self._shares = shares
-        self._left = now.settings.rows - len(shares)
-        self._beside = beside
-        self._short = max(beside, SHORT_ROWS)
-        self._places: CacheSlots | None = None
-        self._read: set[int] = set()
-        """Places that the step copies from; they are left as they are in it."""
+        self._schedule = schedule
+        self._rows_left = now.settings.rows - len(schedule)
+        self._prefill_rows = prefill_rows
+        self._short_rows = max(prefill_rows, SHORT_ROWS)
+        self._slots: CacheSlots | None = None
+        self._copied_from: set[int] = set()
+        """Slots that the step copies from; it must not write to them."""
         self._preempted: list[GenerationState] = []
         self._admitted: list[tuple[GenerationState, SlotAssignment]] = []
 
@@ -128,73 +128,73 @@ class _Draft:
         for text in prompts:
             self._admit(before=text)
             if text not in self._preempted:
-                self._share(text, text.done, 0)
+                self._schedule_rows(text, text.done, 0)
         self._admit()
-        return Decision(self._shares, self._preempted, self._admitted)
+        return Decision(self._schedule, self._preempted, self._admitted)
 
-    def _share(self, text: GenerationState, start: int, least: int) -> None:
-        """``least``: rows that it gets however many others have."""
+    def _schedule_rows(self, text: GenerationState, start: int, least: int) -> None:
+        """``least``: rows that the text gets beyond the limit for long prompts."""
         end = len(text.tokens)
-        count = min(end - start, self._now.settings.chunk, self._left)
-        if count < end - start or count > self._short:
-            count = min(count, max(self._beside, least))
+        count = min(end - start, self._now.settings.chunk, self._rows_left)
+        if count < end - start or count > self._short_rows:
+            count = min(count, max(self._prefill_rows, least))
         if count > 0:
             draws = start + count == end and end - text.prompt_length < text.limit
-            self._shares.append(ScheduledTokens(text, start, count, draws))
-            self._left -= count
-            self._beside = max(self._beside - count, 0)
-            self._short = max(self._short - count, 0)
+            self._schedule.append(ScheduledTokens(text, start, count, draws))
+            self._rows_left -= count
+            self._prefill_rows = max(self._prefill_rows - count, 0)
+            self._short_rows = max(self._short_rows - count, 0)
 
     def _admit(self, before: GenerationState | None = None) -> None:
-        """As many as there is room for; only such as may overtake that one."""
+        """Admits as many texts as there is room for; with ``before``, only those that outrank that text."""
         waiting = self._now.waiting
         while len(self._admitted) < len(waiting):
             text = waiting[len(self._admitted)]
             if before is not None and not self._outranks(text, before):
                 return
-            taking = self._room(text)
-            if taking is None:
+            assignment = self._assign_slot(text)
+            if assignment is None:
                 return
-            self._trial().take(taking, text.tokens)
-            if taking.source is not None:
-                self._read.add(taking.source)
-            self._admitted.append((text, taking))
-            self._share(text, taking.count, 1)
+            self._trial().assign(assignment, text.tokens)
+            if assignment.source is not None:
+                self._copied_from.add(assignment.source)
+            self._admitted.append((text, assignment))
+            self._schedule_rows(text, assignment.count, 1)
 
-    def _room(self, text: GenerationState) -> SlotAssignment | None:
-        """A place, which may be that of another text from now on, and a row."""
-        places = self._places or self._now.places
+    def _assign_slot(self, text: GenerationState) -> SlotAssignment | None:
+        """A slot for the text if there is also a row for it; another text may be preempted."""
+        slots = self._slots or self._now.slots
         tokens = text.tokens if text.reusable else None
-        if places.free:
-            return places.find(tokens, self._read) if self._left else None
+        if slots.free:
+            return slots.find(tokens, self._copied_from) if self._rows_left else None
         victim = self._victim(text)
         if victim is None or not self._preempt(victim):
             return None
         return self._trial().find(tokens)
 
     def _victim(self, text: GenerationState) -> GenerationState | None:
-        """The least urgent of those that have to give way."""
+        """The least urgent running text that this text may preempt."""
         lower = [other for other in self._now.running if other.priority > text.priority]
         lower = [other for other in lower if other not in self._preempted and self._outranks(text, other)]
         return max(lower, key=self._rank, default=None)
 
     def _preempt(self, victim: GenerationState) -> bool:
-        """Not if that yields no row, and not while somebody copies from it: then it is for the next step."""
-        assert victim.place is not None
-        share = next((share for share in self._shares if share.text is victim), None)
-        if victim.place in self._read or self._left + (share.count if share else 0) == 0:
+        """False, with nothing done, if that yields no row, or if this step copies from its slot."""
+        assert victim.slot is not None
+        scheduled = next((scheduled for scheduled in self._schedule if scheduled.text is victim), None)
+        if victim.slot in self._copied_from or self._rows_left + (scheduled.count if scheduled else 0) == 0:
             return False
-        if share:
-            self._shares.remove(share)
-            self._left += share.count
+        if scheduled:
+            self._schedule.remove(scheduled)
+            self._rows_left += scheduled.count
         self._preempted.append(victim)
-        self._trial().release(victim.place)
+        self._trial().release(victim.slot)
         return True
 
     def _trial(self) -> CacheSlots:
-        if self._places is None:
-            self._places = self._now.places.copy()
-        return self._places
+        if self._slots is None:
+            self._slots = self._now.slots.copy()
+        return self._slots
 
     def _outranks(self, text: GenerationState, other: GenerationState) -> bool:
         return text.priority < other.priority and self._rank(text) < self._rank(other)

@@ -1,8 +1,8 @@
-"""The texts of one engine: those that wait and those that run, and what the next step does for them.
+"""The waiting and the running texts of one engine, and the plan of its next step.
 
-    add -> plan -> (the step) -> ran -> append for each share that draws -> remove at its end
+    add -> plan -> (the step) -> complete -> append, for each text that draws -> remove, at its end
 
-One thread: the engine's.
+All of it is used by one thread, the engine's.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from itertools import islice
 from tfs_lite.core.generation import Copy, EngineState
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
+from tfs_lite.schedulers.generation.generation_state import GenerationState, Phase, change_phase
 from tfs_lite.schedulers.generation.planner import Plan, Rank, Snapshot, decide, ranking
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.schedulers.generation.text import GenerationState, Phase, move
 
 __all__ = ["Plan", "SchedulerState"]
 
 
-class _Line:
-    """Those that wait, in order of rank."""
+class _WaitingQueue:
+    """The waiting texts, in order of rank."""
 
     __slots__ = ("_rank", "_ranks", "texts", "tokens")
 
@@ -32,7 +32,7 @@ class _Line:
         self._ranks: list[Rank] = []
         self.texts: list[GenerationState] = []
         self.tokens = 0
-        """Of their prompts."""
+        """The tokens of their prompts."""
 
     def add(self, text: GenerationState) -> None:
         rank = self._rank(text)
@@ -48,26 +48,26 @@ class _Line:
             self.tokens -= text.prompt_length
 
 
-class _Alarms:
-    """When texts become late: deadlines, and ends of their patience. Entries outlive their text for a while."""
+class _Timeouts:
+    """The moments at which texts become late: deadlines and queue timeouts. Entries outlive their text for a while."""
 
-    __slots__ = ("_entries", "_patience")
+    __slots__ = ("_entries", "_queue_timeout")
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, queue_timeout: float) -> None:
+        self._queue_timeout = queue_timeout
         self._entries: list[tuple[float, int, GenerationState]] = []
 
-    def set(self, text: GenerationState, texts: int) -> None:
-        """``texts``: how many there are; entries are not many more."""
+    def add(self, text: GenerationState, texts: int) -> None:
+        """``texts``: how many texts there are, which bounds the entries."""
         if len(self._entries) > 4 * texts + 64:
             self._entries = [entry for entry in self._entries if self._status(entry[2], entry[0]) is not None]
             heapq.heapify(self._entries)
-        heapq.heappush(self._entries, (text.arrived + self._patience, text.number, text))
+        heapq.heappush(self._entries, (text.arrived + self._queue_timeout, text.number, text))
         if text.deadline is not None:
             heapq.heappush(self._entries, (text.deadline, text.number, text))
 
-    def ring(self, now: float) -> list[tuple[GenerationState, Status]]:
-        """Those that are late now; they are late next time too, until they have ended."""
+    def due(self, now: float) -> list[tuple[GenerationState, Status]]:
+        """The texts that are late now. They are returned again next time, unless they have ended."""
         late: dict[GenerationState, Status] = {}
         again = []
         while self._entries and self._entries[0][0] <= now:
@@ -85,8 +85,8 @@ class _Alarms:
             return None
         if text.deadline is not None and text.deadline <= now:
             return _past_deadline(text)
-        if text.started is None and text.arrived + self._patience <= now:
-            return _waited(self._patience)
+        if text.started is None and text.arrived + self._queue_timeout <= now:
+            return _waited(self._queue_timeout)
         return None
 
 
@@ -104,127 +104,126 @@ def _waited(seconds: float) -> Status:
 
 
 class SchedulerState:
-    """See the module. Nothing here waits, blocks or calls out."""
+    """No method blocks or calls back."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
-        self._places = CacheSlots(settings.places, settings.prefix_reuse)
-        self._line = _Line(settings.policy)
+        self._slots = CacheSlots(settings.slots, settings.prefix_reuse)
+        self._waiting = _WaitingQueue(settings.policy)
         self._running: list[GenerationState] = []
-        self._alarms = _Alarms(settings.queue_timeout)
+        self._timeouts = _Timeouts(settings.queue_timeout)
 
     @property
     def running(self) -> Sequence[GenerationState]:
-        """With a place, in the order in which they got it."""
+        """The texts with a slot, in the order in which they got it."""
         return self._running
 
     @property
     def waiting(self) -> Sequence[GenerationState]:
-        """The next one first."""
-        return self._line.texts
+        """The waiting texts, the next one first."""
+        return self._waiting.texts
 
     def refusal(self, lengths: Sequence[int]) -> Status | None:
-        """UNAVAILABLE with QUEUE_FULL if so many more texts, with prompts of these lengths, are more than may wait.
-        Those for which there are places are not counted."""
-        free = len(self._places.free)
-        waiting = max(0, len(self._line.texts) + len(lengths) - free)
+        """UNAVAILABLE with QUEUE_FULL if more texts with prompts of these lengths would be more than may wait. Texts
+        for which a slot is free do not count as waiting."""
+        free = len(self._slots.free)
+        waiting = max(0, len(self._waiting.texts) + len(lengths) - free)
         if waiting > self._settings.max_queue:
             return _full(f"{waiting} texts would wait, at most {self._settings.max_queue} may (max_queue)")
-        tokens = self._line.tokens - sum(text.prompt_length for text in islice(self._line.texts, free))
-        tokens += sum(lengths[max(0, free - len(self._line.texts)) :])
+        tokens = self._waiting.tokens - sum(text.prompt_length for text in islice(self._waiting.texts, free))
+        tokens += sum(lengths[max(0, free - len(self._waiting.texts)) :])
         if tokens > self._settings.max_queued_tokens:
             most = self._settings.max_queued_tokens
             return _full(f"texts with {tokens} tokens would wait, at most {most} may (max_queued_tokens)")
         return None
 
     def add(self, text: GenerationState) -> None:
-        """It waits. It was checked that it fits into a place."""
-        self._line.add(text)
-        self._alarms.set(text, len(self._line.texts) + len(self._running))
+        """Adds a waiting text, which must fit into a slot."""
+        self._waiting.add(text)
+        self._timeouts.add(text, len(self._waiting.texts) + len(self._running))
 
-    def remove(self, text: GenerationState, sound: bool = True) -> None:
-        """It has ended, however; its place is free from now on. Again: nothing happens. ``sound`` False: its rows may
-        be wrong, and nobody is to reuse them."""
+    def remove(self, text: GenerationState, valid: bool = True) -> None:
+        """Ends the text and frees its slot; nothing happens if it has ended. ``valid`` False: its rows may be wrong,
+        and are not reused."""
         if text.phase is Phase.ENDED:
             return
-        self._vacate(text, sound)
-        move(text, Phase.ENDED)
+        self._release(text, valid)
+        change_phase(text, Phase.ENDED)
 
     def late(self, now: float) -> list[tuple[GenerationState, Status]]:
-        """Those that have to end: DEADLINE_EXCEEDED, or UNAVAILABLE with QUEUE_TIMEOUT for one that has waited too
-        long for its start. They are not removed."""
-        return self._alarms.ring(now)
+        """The texts that have to end: with DEADLINE_EXCEEDED, or with UNAVAILABLE and QUEUE_TIMEOUT if they have waited
+        too long for their start. They are not removed."""
+        return self._timeouts.due(now)
 
-    def plan(self, now: float, beside: int | None = None) -> Plan:
-        """The next step, with at most ``beside`` rows of prompts if texts decode in it.
+    def plan(self, now: float, prefill_rows: int | None = None) -> Plan:
+        """Plans the next step, with at most ``prefill_rows`` rows of long prompts if texts decode in it.
 
-        Those that it admits or preempts are so from now on, and its copies are told only once; what it computes counts
-        when ``ran`` is called. A text that takes no part in the step after all has to be removed, if the plan admits
-        it."""
-        decision = decide(Snapshot(self._settings, self._running, self._line.texts, self._places, beside))
+        Admissions and preemptions take effect at once; computed rows count after ``complete``. An admitted text that
+        takes no part in the step after all has to be removed, because its copies are in no later plan."""
+        decision = decide(Snapshot(self._settings, self._running, self._waiting.texts, self._slots, prefill_rows))
         if not decision.admitted:
-            return Plan(tuple(decision.shares))
+            return Plan(tuple(decision.schedule))
         for text in decision.preempted:
             self._preempt(text)
-        copies = [copy for text, taking in decision.admitted if (copy := self._admit(text, taking, now))]
+        copies = [copy for text, assignment in decision.admitted if (copy := self._admit(text, assignment, now))]
         admitted = tuple(text for text, _ in decision.admitted)
         for text in decision.preempted:
-            self._line.add(text)
-        return Plan(tuple(decision.shares), tuple(copies), admitted, tuple(decision.preempted))
+            self._waiting.add(text)
+        return Plan(tuple(decision.schedule), tuple(copies), admitted, tuple(decision.preempted))
 
-    def ran(self, plan: Plan) -> None:
-        """The step was carried out, for those of its texts that have not been removed since."""
+    def complete(self, plan: Plan) -> None:
+        """The step has run, for those of its texts that have not been removed since."""
         prefill, ended = Phase.PREFILL, Phase.ENDED
-        for share in plan.shares:
-            text = share.text
+        for scheduled in plan.schedule:
+            text = scheduled.text
             if text.phase is ended:
                 continue
-            assert text.place is not None
-            text.done = share.start + share.count
-            self._places.grew(text.place, text.done)
-            if text.phase is prefill and share.draws and text.output + 1 < text.limit:
-                move(text, Phase.DECODE)
+            assert text.slot is not None
+            text.done = scheduled.start + scheduled.count
+            self._slots.mark_computed(text.slot, text.done)
+            if text.phase is prefill and scheduled.draws and text.output + 1 < text.limit:
+                change_phase(text, Phase.DECODE)
 
     def append(self, text: GenerationState, token: int) -> None:
-        """The token that was drawn for it. RuntimeError if none was wanted."""
-        if text.place is None or text.done != len(text.tokens) or text.output >= text.limit:
+        """Adds the token that was drawn. RuntimeError if none was wanted."""
+        if text.slot is None or text.done != len(text.tokens) or text.output >= text.limit:
             raise RuntimeError(f"text {text.number} wants no token")
         text.tokens.append(token)
 
     def state(self) -> EngineState:
         return EngineState(
             running=len(self._running),
-            waiting=len(self._line.texts),
+            waiting=len(self._waiting.texts),
             reserved=sum(text.prompt_length + text.limit for text in self._running),
             written=sum(text.done for text in self._running),
-            capacity=self._settings.places * self._settings.length,
+            capacity=self._settings.slots * self._settings.length,
         )
 
-    def _admit(self, text: GenerationState, taking: SlotAssignment, now: float) -> Copy | None:
-        self._line.remove(text)
-        self._places.take(taking, text.tokens)
+    def _admit(self, text: GenerationState, assignment: SlotAssignment, now: float) -> Copy | None:
+        self._waiting.remove(text)
+        self._slots.assign(assignment, text.tokens)
         self._running.append(text)
-        text.place, text.done = taking.place, taking.count
+        text.slot, text.done = assignment.slot, assignment.count
         if text.started is None:
             text.started = now
-            text.cached = taking.count
+            text.cached = assignment.count
             text.cached_asked = text.prompt_length if self._settings.prefix_reuse and text.reusable else 0
-        move(text, Phase.PREFILL)
-        return None if taking.source is None else Copy(taking.source, taking.place, taking.count)
+        change_phase(text, Phase.PREFILL)
+        return None if assignment.source is None else Copy(assignment.source, assignment.slot, assignment.count)
 
     def _preempt(self, text: GenerationState) -> None:
-        self._vacate(text, True)
+        self._release(text, True)
         text.done = 0
         text.preemptions += 1
-        move(text, Phase.WAITING)
+        change_phase(text, Phase.WAITING)
 
-    def _vacate(self, text: GenerationState, sound: bool) -> None:
-        if text.place is None:
-            self._line.remove(text)
+    def _release(self, text: GenerationState, valid: bool) -> None:
+        if text.slot is None:
+            self._waiting.remove(text)
             return
         self._running.remove(text)
-        self._places.release(text.place, sound)
-        text.place = None
+        self._slots.release(text.slot, valid)
+        text.slot = None
 
 
 def _full(what: str) -> Status:

@@ -1,4 +1,4 @@
-"""How the texts of one language model share its steps. Where the numbers come from is other rooms' business."""
+"""How the texts of one language model share its steps."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ POLICIES = ("fifo", "longest_first", "shortest_first")
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """A value. ValueError for numbers that make no sense together."""
+    """ValueError for numbers that contradict one another."""
 
-    places: int
+    slots: int
     """Texts that run at once."""
     length: int
     """Tokens of one text, prompt and output together."""
     rows: int
-    """The most rows of one step; not less than places, so that every running text can go on in every step."""
+    """The most rows of one step; at least ``slots``, so that every running text gets a row in every step."""
     chunk: int
     """The most rows of one prompt in one step."""
     max_queue: int
-    """Texts that wait, those aside that could start at once."""
+    """The most texts that wait, not counting those for which a slot is free."""
     max_queued_tokens: int
-    """Prompt tokens of those."""
+    """The most prompt tokens of the texts that wait."""
     queue_timeout: float
     """Seconds that a text may wait for its start."""
     policy: str = "fifo"
-    """Who of those that wait comes next: one of ``POLICIES``."""
+    """Which waiting text comes next: one of ``POLICIES``."""
     prefix_reuse: bool = True
-    """Whether a text begins with the cache of another one that begins alike."""
+    """Whether a text reuses the cache of another text with the same first tokens."""
     slowdown: float = 1.8
-    """How many times as long as without prompts a step may take that reads prompts beside texts that decode."""
+    """How many times as long a step of decoding texts may take when it reads prompts as well."""
 
     def __post_init__(self) -> None:
-        for name in ("places", "length", "chunk"):
+        for name in ("slots", "length", "chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
-        if self.rows < self.places:
-            raise ValueError(f"rows is {self.rows}, less than the {self.places} places")
+        if self.rows < self.slots:
+            raise ValueError(f"rows is {self.rows}, less than the {self.slots} places")
         if self.max_queue < 0 or self.max_queued_tokens < 0 or not self.queue_timeout > 0:
             raise ValueError("max_queue and max_queued_tokens are at least 0, queue_timeout is more")
         if not self.slowdown > 1:

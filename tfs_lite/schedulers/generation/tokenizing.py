@@ -1,4 +1,4 @@
-"""From what a call wants to the tokens of its texts: checks, the tokenizer, and a thread for what takes long.
+"""Checks the texts of a call and tokenizes their prompts; long prompts go to a thread of their own.
 
 PredictCall -> weigh -> light: prepare at once; heavy: [queue] -> prepare on the thread -> Prepared, Prepared, ...
 """
@@ -20,11 +20,11 @@ from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, inval
 from tfs_lite.protocols.generation_tensors import INPUT_IDS, MAX_TEXTS, TEXT_INPUT, texts_of
 
 LIGHT = 4096
-"""Characters that are tokenised at once, on the thread of whoever submits: about a millisecond."""
+"""Characters that are tokenized at once, on the submitting thread, which takes about a millisecond."""
 IDS_FOR_A_CHARACTER = 8
-"""Tokens that are only checked weigh so much less."""
+"""Prompt tokens, which are only checked, that weigh as much as a character."""
 MAX_WEIGHT = 64 * 2**20
-"""Characters that wait for the thread, unless a single call has more."""
+"""Characters that may wait for the thread, unless a single call has more."""
 CHARACTERS_OF_A_TOKEN = 64
 LEAST_CHARACTERS = 2**20
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A text that may enter the engine: its prompt's tokens, and the most output tokens; together they fit the
+    """A text ready for the engine: the tokens of its prompt, and the most output tokens. Together they fit the
     context."""
 
     wanted: Generation
@@ -41,7 +41,7 @@ class Prepared:
 
 
 def weigh(call: PredictCall) -> int:
-    """Characters that :func:`prepare` would tokenise, about. A prompt that several texts share counts once."""
+    """About how many characters :func:`prepare` would tokenize. A prompt that several texts share counts once."""
     if call.texts:
         return sum(_weight(prompt) for prompt in {id(text.prompt): text.prompt for text in call.texts}.values())
     ids, texts = (np.asarray(call.inputs.get(name, ())) for name in (INPUT_IDS, TEXT_INPUT))
@@ -51,10 +51,10 @@ def weigh(call: PredictCall) -> int:
 
 
 def prepare(call: PredictCall, codec: TextCodec | None, limits: Limits) -> list[Prepared]:
-    """All texts of a call, checked and in tokens. Any thread; :func:`weigh` says how long it takes.
+    """All texts of a call, checked and tokenized. Any thread; :func:`weigh` says how long it takes.
 
-    Texts without a priority of their own have the call's. Raises INVALID_ARGUMENT, with the number of the prompt where
-    there are several, and whatever the codec raises."""
+    Texts without a priority of their own get the call's. Raises INVALID_ARGUMENT, with the number of the prompt where
+    there are several, and everything that the codec raises."""
     texts = call.texts or texts_of(call.inputs, call.parameters)
     if len(texts) > MAX_TEXTS:
         raise invalid_argument(f"{len(texts)} texts are wanted, at most {MAX_TEXTS} are allowed in a request")
@@ -78,7 +78,7 @@ def prepare(call: PredictCall, codec: TextCodec | None, limits: Limits) -> list[
 
 def _tokens(prompt: Prompt, codec: TextCodec | None, limits: Limits) -> list[int]:
     if isinstance(prompt, str | ChatPrompt):
-        tokens = _tokenised(prompt, codec, limits)
+        tokens = _encode(prompt, codec, limits)
     else:
         _check_length(len(prompt), limits)
         tokens = list(prompt)
@@ -91,7 +91,7 @@ def _tokens(prompt: Prompt, codec: TextCodec | None, limits: Limits) -> list[int
     return tokens
 
 
-def _tokenised(prompt: str | ChatPrompt, codec: TextCodec | None, limits: Limits) -> list[int]:
+def _encode(prompt: str | ChatPrompt, codec: TextCodec | None, limits: Limits) -> list[int]:
     if codec is None:
         raise invalid_argument("the prompt is a text, and the model has no tokenizer; send tokens")
     characters, most = _weight(prompt), max(LEAST_CHARACTERS, CHARACTERS_OF_A_TOKEN * limits.length)
@@ -146,7 +146,7 @@ def _weight(prompt: Prompt) -> int:
 
 
 def _characters(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Of all texts in the messages, however deep; everything else counts as one."""
+    """The characters of all strings in the messages, at any depth; every other value counts as one."""
     count, open_values = 0, list[Any](messages)
     while open_values:
         value = open_values.pop()
@@ -162,19 +162,20 @@ def _characters(messages: Sequence[Mapping[str, Any]]) -> int:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """Something heavy. ``run`` is called on the thread, or ``drop``, on the thread that closes; neither may raise."""
+    """A call for the tokenizer thread, which calls ``run``; the thread that closes calls ``drop`` instead. Neither may
+    raise."""
 
     weight: int
     run: Callable[[], None]
     drop: Callable[[], None]
 
 
-class Tokenizing:
+class TokenizerThread:
     """One daemon thread and its queue; the thread starts with the first work. Any thread may call the methods."""
 
     def __init__(self, name: str, most: int, thread_name: str, most_weight: int = MAX_WEIGHT) -> None:
-        """``most`` works wait at most, and several of them have no more than ``most_weight`` together. ``name`` is the
-        model's, for messages."""
+        """At most ``most`` works wait, and several of them have no more than ``most_weight`` together. ``name`` is that
+        of the model, for messages."""
         self._name = name
         self._thread_name = f"tfs-tokenize-{thread_name}"
         self._most = most
@@ -187,12 +188,13 @@ class Tokenizing:
 
     @property
     def waiting(self) -> int:
-        """Works; the one that runs is not among them."""
+        """Works that wait, without the one that runs."""
         with self._changed:
             return len(self._queue)
 
     def put(self, work: Work) -> Status | None:
-        """Never blocks. UNAVAILABLE, with QUEUE_FULL or closed: the work is not taken."""
+        """Queues the work; never blocks. If the queue is full or closed, UNAVAILABLE is returned and the work is not
+        taken."""
         with self._changed:
             if self._closed:
                 return Status(StatusCode.UNAVAILABLE, f"{self._name} is being unloaded")
@@ -209,14 +211,14 @@ class Tokenizing:
         return None
 
     def discard(self, work: Work) -> None:
-        """Nobody wants it any more; no matter if it has begun, or never came."""
+        """Removes the work from the queue, if it is there."""
         with self._changed:
             if work in self._queue:
                 self._queue.remove(work)
                 self._weight -= work.weight
 
     def close(self) -> None:
-        """Drops what waits, and returns when the thread has ended. Not on that thread."""
+        """Drops the queue, and returns when the thread has ended. Any other thread may call it."""
         with self._changed:
             self._closed = True
             left, self._queue, self._weight = self._queue, deque(), 0

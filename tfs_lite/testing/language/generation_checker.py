@@ -1,6 +1,6 @@
-"""What the plans of a roster have to be, and what the places then really hold: the reference of its simulation.
+"""What the plans of a roster have to be, and what the slots then really hold: the reference of its simulation.
 
-It keeps every place token by token, carries each plan out on that, in any of the ways in which an engine may, and says
+It keeps every slot token by token, carries each plan out on that, in any of the ways in which an engine may, and says
 with an AssertionError what is not as it should be. Time is virtual.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from tfs_lite.core.status import Reason, StatusCode
+from tfs_lite.schedulers.generation.generation_state import GenerationState, Phase
 from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Plan, ScheduledTokens
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.schedulers.generation.text import GenerationState, Phase
 
 GARBAGE = -1
 
@@ -24,11 +24,11 @@ class GenerationChecker:
 
     def __init__(self, wanted: EngineSettings) -> None:
         self.settings = wanted
-        self.roster = SchedulerState(wanted)
+        self.scheduler = SchedulerState(wanted)
         self.now = 0.0
         self.number = 0
         self.live: list[GenerationState] = []
-        self.contents = [[GARBAGE] * wanted.length for _ in range(wanted.places)]
+        self.contents = [[GARBAGE] * wanted.length for _ in range(wanted.slots)]
         self.took: set[tuple[GenerationState, GenerationState]] = set()
         self.counts = dict.fromkeys(("plans", "ended", "preempted", "copies", "reused", "late", "refused"), 0)
 
@@ -36,9 +36,9 @@ class GenerationChecker:
 
     def submit(self, prompt: list[int], limit: int, priority: int, patience: float | None, reusable: bool) -> None:
         lengths = [text.prompt_length for text in self.order()] + [len(prompt)]
-        over = lengths[self.settings.places - len(self.roster.running) :]
+        over = lengths[self.settings.slots - len(self.scheduler.running) :]
         full = len(over) > self.settings.max_queue or sum(over) > self.settings.max_queued_tokens
-        refusal = self.roster.refusal([len(prompt)])
+        refusal = self.scheduler.refusal([len(prompt)])
         assert (refusal is not None) == full
         if refusal is not None:
             assert (refusal.code, refusal.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
@@ -48,19 +48,19 @@ class GenerationChecker:
         self.number += 1
         text = GenerationState(self.number, prompt, len(prompt), limit, priority, self.now, deadline, reusable)
         self.live.append(text)
-        self.roster.add(text)
+        self.scheduler.add(text)
 
-    def drop(self, text: GenerationState, sound: bool = True) -> None:
-        self.roster.remove(text, sound=sound)
-        self.roster.remove(text)
+    def drop(self, text: GenerationState, valid: bool = True) -> None:
+        self.scheduler.remove(text, valid=valid)
+        self.scheduler.remove(text)
         assert text.phase is Phase.ENDED
-        assert text.place is None
+        assert text.slot is None
         self.live.remove(text)
         self.counts["ended"] += 1
 
     def expire(self) -> None:
-        late = dict(self.roster.late(self.now))
-        assert dict(self.roster.late(self.now)) == late
+        late = dict(self.scheduler.late(self.now))
+        assert dict(self.scheduler.late(self.now)) == late
         for text in list(self.live):
             past = text.deadline is not None and text.deadline <= self.now
             waited = text.started is None and text.arrived + self.settings.queue_timeout <= self.now
@@ -76,62 +76,64 @@ class GenerationChecker:
         """``fails``: which of its texts does. ``mode``: all texts go together; each goes again alone, after all of it
         has been tried; or nothing was done at all, and all texts fail. Whether there was anything to do."""
         self.expire()
-        running, waiting = list(self.roster.running), self.order()
-        were = {text: (text.phase, text.done, text.place) for text in running}
-        plan = self.roster.plan(self.now)
+        running, waiting = list(self.scheduler.running), self.order()
+        were = {text: (text.phase, text.done, text.slot) for text in running}
+        plan = self.scheduler.plan(self.now)
         self.counts["plans"] += 1
         self.check_shares(plan, were)
         self.check_admissions(plan, running, waiting, were)
-        if not plan.shares:
+        if not plan.schedule:
             assert not self.live
             return False
         if mode == "nothing":
             for copy in plan.copies:
                 self.contents[copy.target][:] = [GARBAGE] * self.settings.length
-            for share in plan.shares:
-                self.drop(share.text)
+            for scheduled in plan.schedule:
+                self.drop(scheduled.text)
         else:
-            self.carry_out(plan, plan.shares)
+            self.carry_out(plan, plan.schedule)
             if mode == "alone":
-                for share in plan.shares:
-                    self.carry_out(plan, [share])
+                for scheduled in plan.schedule:
+                    self.carry_out(plan, [scheduled])
             if fails is not None:
-                self.break_one(plan.shares[fails % len(plan.shares)])
-        self.roster.ran(plan)
+                self.break_one(plan.schedule[fails % len(plan.schedule)])
+        self.scheduler.complete(plan)
         self.draw(plan)
         self.check_state()
         return True
 
-    def carry_out(self, plan: Plan, shares: Iterable[ScheduledTokens]) -> None:
+    def carry_out(self, plan: Plan, schedule: Iterable[ScheduledTokens]) -> None:
         for copy in plan.copies:
             assert copy.count >= 16
             assert copy.source != copy.target
             self.contents[copy.target][: copy.count] = self.contents[copy.source][: copy.count]
-        for share in shares:
-            assert share.text.place is not None
-            place, end = self.contents[share.text.place], share.start + share.count
-            assert place[: share.start] == share.text.tokens[: share.start], "the place holds something else"
-            place[share.start : end] = share.text.tokens[share.start : end]
+        for scheduled in schedule:
+            assert scheduled.text.slot is not None
+            slot, end = self.contents[scheduled.text.slot], scheduled.start + scheduled.count
+            assert slot[: scheduled.start] == scheduled.text.tokens[: scheduled.start], "the slot holds something else"
+            slot[scheduled.start : end] = scheduled.text.tokens[scheduled.start : end]
 
-    def break_one(self, share: ScheduledTokens) -> None:
+    def break_one(self, scheduled: ScheduledTokens) -> None:
         """It has written something, and is out."""
-        assert share.text.place is not None
-        self.contents[share.text.place][share.start : share.start + share.count] = [GARBAGE] * share.count
-        self.drop(share.text)
+        assert scheduled.text.slot is not None
+        self.contents[scheduled.text.slot][scheduled.start : scheduled.start + scheduled.count] = [
+            GARBAGE
+        ] * scheduled.count
+        self.drop(scheduled.text)
 
     def draw(self, plan: Plan) -> None:
-        for share in plan.shares:
-            text = share.text
+        for scheduled in plan.schedule:
+            text = scheduled.text
             if text.phase is Phase.ENDED:
                 continue
-            assert text.done == share.start + share.count
-            if share.draws:
-                self.roster.append(text, sum(text.tokens[-5:]) % 11)
-            if text.behind == 0 or (share.draws and text.output == text.limit):
+            assert text.done == scheduled.start + scheduled.count
+            if scheduled.draws:
+                self.scheduler.append(text, sum(text.tokens[-5:]) % 11)
+            if text.behind == 0 or (scheduled.draws and text.output == text.limit):
                 assert text.output == text.limit
                 self.drop(text)
             else:
-                assert (text.phase is Phase.DECODE) == (text.output > 0 and text.behind == 1 and share.draws)
+                assert (text.phase is Phase.DECODE) == (text.output > 0 and text.behind == 1 and scheduled.draws)
 
     # What has to be so.
 
@@ -142,33 +144,33 @@ class GenerationChecker:
         return (text.priority, text.limit * (-1 if self.settings.policy == "longest_first" else 1), text.number)
 
     def order(self) -> list[GenerationState]:
-        waiting = sorted((text for text in self.live if text.place is None), key=self.rank)
-        assert list(self.roster.waiting) == waiting
+        waiting = sorted((text for text in self.live if text.slot is None), key=self.rank)
+        assert list(self.scheduler.waiting) == waiting
         return waiting
 
     def outranks(self, text: GenerationState, other: GenerationState) -> bool:
         return text.priority < other.priority and self.rank(text) < self.rank(other)
 
     def check_shares(self, plan: Plan, were: dict[GenerationState, Any]) -> None:
-        assert sum(share.count for share in plan.shares) <= self.settings.rows
-        assert len({share.text for share in plan.shares}) == len(plan.shares), "a text has two shares"
-        running = self.roster.running
-        places = [text.place for text in running]
-        assert len(set(places)) == len(places), "a place is held twice"
-        assert set(places) <= set(range(self.settings.places))
-        shares = {share.text: share for share in plan.shares}
-        assert set(shares) <= set(running)
-        for text, (phase, done, place) in were.items():
+        assert sum(scheduled.count for scheduled in plan.schedule) <= self.settings.rows
+        assert len({scheduled.text for scheduled in plan.schedule}) == len(plan.schedule), "a text has two shares"
+        running = self.scheduler.running
+        slots = [text.slot for text in running]
+        assert len(set(slots)) == len(slots), "a slot is held twice"
+        assert set(slots) <= set(range(self.settings.slots))
+        schedule = {scheduled.text: scheduled for scheduled in plan.schedule}
+        assert set(schedule) <= set(running)
+        for text, (phase, done, slot) in were.items():
             if text in plan.preempted:
-                assert (text.done, text.place, text.phase) == (0, None, Phase.WAITING)
+                assert (text.done, text.slot, text.phase) == (0, None, Phase.WAITING)
             else:
-                assert text.place == place, "a running text moves"
-                assert text not in shares or shares[text].start == done
-            assert phase is not Phase.DECODE or text in plan.preempted or shares[text].count == 1, "starved"
-        for text, share in shares.items():
-            assert 1 <= share.count <= min(self.settings.chunk, text.behind)
-            complete = share.start + share.count == len(text.tokens)
-            assert share.draws == (complete and text.output < text.limit)
+                assert text.slot == slot, "a running text moves"
+                assert text not in schedule or schedule[text].start == done
+            assert phase is not Phase.DECODE or text in plan.preempted or schedule[text].count == 1, "starved"
+        for text, scheduled in schedule.items():
+            assert 1 <= scheduled.count <= min(self.settings.chunk, text.behind)
+            complete = scheduled.start + scheduled.count == len(text.tokens)
+            assert scheduled.draws == (complete and text.output < text.limit)
 
     def check_admissions(
         self,
@@ -179,19 +181,19 @@ class GenerationChecker:
     ) -> None:
         admitted, preempted = list(plan.admitted), list(plan.preempted)
         assert admitted == waiting[: len(admitted)], "somebody was passed over"
-        free = self.settings.places - len(running)
-        assert len(preempted) == max(0, len(admitted) - free), "a place was free"
+        free = self.settings.slots - len(running)
+        assert len(preempted) == max(0, len(admitted) - free), "a slot was free"
         for number, victim in enumerate(preempted):
             winner = admitted[free + number]
             lower = [text for text in running if self.outranks(winner, text) and text not in preempted[:number]]
             assert victim is max(lower, key=self.rank, default=None), "not the least urgent"
-            assert (victim, winner) not in self.took, "they take each other's place"
+            assert (victim, winner) not in self.took, "they take each other's slot"
             self.took.add((winner, victim))
-        shares = {share.text for share in plan.shares}
-        assert set(admitted) <= shares, "admitted for nothing"
+        schedule = {scheduled.text for scheduled in plan.schedule}
+        assert set(admitted) <= schedule, "admitted for nothing"
         for text in admitted:
             self.check_reuse(plan, text)
-        self.check_head(plan, running, waiting, shares)
+        self.check_head(plan, running, waiting, schedule)
         self.counts["preempted"] += len(preempted)
         self.counts["copies"] += len(plan.copies)
 
@@ -205,35 +207,35 @@ class GenerationChecker:
         self.counts["reused"] += text.done > 0
 
     def check_head(
-        self, plan: Plan, running: list[GenerationState], waiting: list[GenerationState], shares: set[GenerationState]
+        self, plan: Plan, running: list[GenerationState], waiting: list[GenerationState], schedule: set[GenerationState]
     ) -> None:
         """Who is next waits for a reason."""
         rest = waiting[len(plan.admitted) :]
         read = {copy.source for copy in plan.copies}
-        full = sum(share.count for share in plan.shares) == self.settings.rows
-        free = set(range(self.settings.places)) - {text.place for text in self.roster.running}
+        full = sum(scheduled.count for scheduled in plan.schedule) == self.settings.rows
+        free = set(range(self.settings.slots)) - {text.slot for text in self.scheduler.running}
         if not rest or full:
             return
-        assert free <= read, "a place is free"
+        assert free <= read, "a slot is free"
         lower = [text for text in running if text not in plan.preempted and self.outranks(rest[0], text)]
-        assert free or not lower or max(lower, key=self.rank).place in read, "nobody gives way"
+        assert free or not lower or max(lower, key=self.rank).slot in read, "nobody gives way"
 
     def check_state(self) -> None:
-        state = self.roster.state()
-        running = [text for text in self.live if text.place is not None]
+        state = self.scheduler.state()
+        running = [text for text in self.live if text.slot is not None]
         assert (state.running, state.waiting) == (len(running), len(self.live) - len(running))
         assert state.written == sum(text.done for text in running)
-        assert state.written <= state.reserved <= state.capacity == self.settings.places * self.settings.length
+        assert state.written <= state.reserved <= state.capacity == self.settings.slots * self.settings.length
 
     def finish(self) -> None:
-        """Everything ends, in no more steps than there are rows, and then every place is to be had."""
+        """Everything ends, in no more steps than there are rows, and then every slot is to be had."""
         rows = sum(len(text.tokens) + text.limit for text in self.live)
         for _ in range(rows * (1 + self.counts["plans"]) + 1):
             if not self.step():
                 break
         assert not self.live
-        for _ in range(self.settings.places):
+        for _ in range(self.settings.slots):
             self.number += 1
             self.live.append(GenerationState(self.number, [1], 1, 1, 0, self.now, None))
-            self.roster.add(self.live[-1])
-        assert len(self.roster.plan(self.now).admitted) == self.settings.places
+            self.scheduler.add(self.live[-1])
+        assert len(self.scheduler.plan(self.now).admitted) == self.settings.slots

@@ -1,4 +1,4 @@
-"""A language model without a network: the next token is a hash of what its place holds.
+"""A language model without a network: the next token is a hash of what its slot holds.
 
 It is fast and exact, and it depends on every single token of the cache, so a mistake of whoever plans the steps shows
 in the output. It also checks each promise that a step makes, and keeps what it found in ``complaints``.
@@ -61,8 +61,8 @@ class HashModel(LanguageModel):
         self._codec = codec
         self._choose = choose
         self.before = before
-        self.held: list[list[int]] = [[] for _ in range(self._limits.places)]
-        """The tokens that each place was given."""
+        self.held: list[list[int]] = [[] for _ in range(self._limits.slots)]
+        """The tokens that each slot was given."""
         self.complaints: list[str] = []
         self.steps = 0
         self.rows = 0
@@ -111,11 +111,11 @@ class HashModel(LanguageModel):
     def _step(self, step: Step) -> list[SampledToken]:
         _expect(not self.closed, "a step after the end")
         _expect(bool(step.rows), "a step without rows")
-        places = [rows.place for rows in step.rows]
-        _expect(len(set(places)) == len(places), f"places come twice: {places}")
+        slots = [rows.slot for rows in step.rows]
+        _expect(len(set(slots)) == len(slots), f"slots come twice: {slots}")
         for copy in step.copies:
-            self._check_places(copy.source, copy.target)
-            _expect(copy.source != copy.target, f"place {copy.source} is copied onto itself")
+            self._check_slots(copy.source, copy.target)
+            _expect(copy.source != copy.target, f"slot {copy.source} is copied onto itself")
             _expect(0 < copy.count <= len(self.held[copy.source]), f"{copy}: {len(self.held[copy.source])} are there")
             self.held[copy.target] = self.held[copy.source][: copy.count]
         drawn = [self._go_on(rows) for rows in step.rows]
@@ -125,8 +125,8 @@ class HashModel(LanguageModel):
 
     def _go_on(self, rows: Rows) -> SampledToken:
         self._check_rows(rows)
-        held = self.held[rows.place][: rows.start]
-        self.held[rows.place] = held
+        held = self.held[rows.slot][: rows.start]
+        self.held[rows.slot] = held
         targets = [
             TokenLogprob(token, logprob_of(seen := [*held, *rows.tokens[: at + 1]], token), self._top(seen, rows.top))
             for at, token in enumerate(rows.targets)
@@ -146,25 +146,25 @@ class HashModel(LanguageModel):
     def _top(self, tokens: Sequence[int], count: int) -> tuple[tuple[int, float], ...]:
         return tuple((token, logprob_of(tokens, token)) for token in range(count))
 
-    def _check_places(self, *places: int) -> None:
-        for place in places:
-            _expect(0 <= place < self._limits.places, f"there is no place {place}")
+    def _check_slots(self, *slots: int) -> None:
+        for slot in slots:
+            _expect(0 <= slot < self._limits.slots, f"there is no slot {slot}")
 
     def _check_rows(self, rows: Rows) -> None:
-        self._check_places(rows.place)
-        count, there = len(rows.tokens), len(self.held[rows.place])
-        _expect(count > 0, f"place {rows.place} has no rows")
-        _expect(0 <= rows.start <= there, f"place {rows.place} holds {there}, and goes on at {rows.start}")
-        _expect(rows.start + count <= self._limits.length, f"place {rows.place} is too short for {rows.start}+{count}")
+        self._check_slots(rows.slot)
+        count, there = len(rows.tokens), len(self.held[rows.slot])
+        _expect(count > 0, f"slot {rows.slot} has no rows")
+        _expect(0 <= rows.start <= there, f"slot {rows.slot} holds {there}, and goes on at {rows.start}")
+        _expect(rows.start + count <= self._limits.length, f"slot {rows.slot} is too short for {rows.start}+{count}")
         known = all(0 <= token < self._limits.vocabulary for token in rows.tokens)
-        _expect(known, f"place {rows.place} has tokens out of the vocabulary")
+        _expect(known, f"slot {rows.slot} has tokens out of the vocabulary")
         _expect(len(rows.targets) in (0, count - 1, count), f"{len(rows.targets)} targets of {count} rows")
         follow = list(rows.tokens[1 : len(rows.targets) + 1])
-        _expect(list(rows.targets)[: len(follow)] == follow, f"targets of place {rows.place} do not follow its rows")
+        _expect(list(rows.targets)[: len(follow)] == follow, f"targets of slot {rows.slot} do not follow its rows")
 
 
 def _check_draw(draw: SamplingRequest, held: Sequence[int]) -> None:
-    _expect(list(draw.history) == list(held), f"the place holds {held}, and the text is {list(draw.history)}")
+    _expect(list(draw.history) == list(held), f"the slot holds {held}, and the text is {list(draw.history)}")
     _expect(draw.index == len(held) - draw.prompt_length >= 0, f"index {draw.index}, {draw.prompt_length} + output")
 
 

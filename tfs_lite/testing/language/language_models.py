@@ -1,6 +1,6 @@
 """Small random language models in a repository, version by version: directories as ``save_pretrained`` writes them.
 
-    publish_language(repository / "m", 1, Size(places=4, length=512))
+    publish_language(repository / "m", 1, Size(slots=4, length=512))
 
 Versions differ in their weights, so that a text tells which one wrote it. Tokens are bytes, and nothing but the bound
 on tokens ends a text.
@@ -28,10 +28,10 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """``places`` and ``length`` are those of the cache; ``heads`` and ``head_size`` of what it holds for each position
+    """``slots`` and ``length`` are those of the cache; ``heads`` and ``head_size`` of what it holds for each position
     and layer. ``parameters``: more of the config's."""
 
-    places: int = 4
+    slots: int = 4
     length: int = 512
     layers: int = 1
     width: int = 32
@@ -41,12 +41,12 @@ class Size:
 
     @property
     def cache_bytes(self) -> int:
-        return 2 * FLOAT_BYTES * self.layers * self.places * self.length * self.heads * self.head_size
+        return 2 * FLOAT_BYTES * self.layers * self.slots * self.length * self.heads * self.head_size
 
     @property
     def config(self) -> str:
         """As ``config.pbtxt``."""
-        values = {"max_num_seqs": self.places, "max_model_len": self.length, **self.parameters}
+        values = {"max_num_seqs": self.slots, "max_model_len": self.length, **self.parameters}
         return "".join(
             f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n' for name, value in values.items()
         )

@@ -76,7 +76,7 @@ def language(
     *,
     name: str = "lm",
     has_text: bool = True,
-    places: int = 2,
+    slots: int = 2,
     length: int = 64,
     max_queue: int = 8,
 ) -> LanguageServable:
@@ -89,7 +89,7 @@ def language(
         def choose(held: Sequence[int], draw: SamplingRequest) -> int | None:
             return said[draw.index] if draw.index < len(said) else END
 
-    limits = Limits(places, length, VOCABULARY, frozenset({END}))
+    limits = Limits(slots, length, VOCABULARY, frozenset({END}))
     model = HashModel(limits, ByteCodec() if has_text else None, choose=choose, before=steps)
-    settings = EngineSettings(places, length, 32, 32, max_queue, 10_000, 30.0)
+    settings = EngineSettings(slots, length, 32, 32, max_queue, 10_000, 30.0)
     return LanguageServable(model, ServableId(name, 1), settings, steps)

@@ -141,22 +141,22 @@ class OpenAiServed:
         name: str,
         version: int = 1,
         script: str | None = None,
-        places: int = 4,
+        slots: int = 4,
         length: int = 64,
         max_queue: int = 16,
         codec: ByteCodec | None = None,
         text: bool = True,
         choose: Choose | None = None,
     ) -> Gate:
-        """A language model, and its gate. ``text`` False: it has no tokenizer. ``choose`` takes a script's place."""
+        """A language model, and its gate. ``text`` False: it has no tokenizer. ``choose`` takes a script's slot."""
         gate = Gate()
         model = HashModel(
-            Limits(places, length, VOCABULARY, frozenset({END})),
+            Limits(slots, length, VOCABULARY, frozenset({END})),
             (codec or ByteCodec()) if text else None,
             choose=spelling(script) if script is not None else choose,
             before=gate,
         )
-        settings = EngineSettings(places, length, places + 32, 32, max_queue, 1 << 20, PATIENCE)
+        settings = EngineSettings(slots, length, slots + 32, 32, max_queue, 1 << 20, PATIENCE)
         servable = GenerativeServable(model, ServableId(name, version), settings, clock=SystemClock())
         self.servables.setdefault(name, {})[version] = servable
         self.gates.append(gate)

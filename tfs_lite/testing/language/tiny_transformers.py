@@ -106,21 +106,21 @@ def greedy(module: PreTrainedModel, prompt: Sequence[int], count: int) -> Greedy
 class _Text:
     tokens: list[int]
     end: int
-    place: int = -1
+    slot: int = -1
     done: int = 0
 
 
 class Company:
-    """Serves texts together: they come at random, get random places, chunks and steps, take over what other places
-    hold of their beginning, and leave their places dirty, with ``poison`` as NaN."""
+    """Serves texts together: they come at random, get random slots, chunks and steps, take over what other slots
+    hold of their beginning, and leave their slots dirty, with ``poison`` as NaN."""
 
     def __init__(self, network: Network, *, chunk: int = 7, poison: bool = False, seed: int = 0) -> None:
         self._network = network
         self._chunk = chunk
         self._poison = poison
         self._random = random.Random(seed)
-        self._free = set(range(network.places))
-        self._held: dict[int, list[int]] = {place: [] for place in self._free}
+        self._free = set(range(network.slots))
+        self._held: dict[int, list[int]] = {slot: [] for slot in self._free}
         self.copied = 0
         self.mixed = 0
         self.reused = 0
@@ -141,18 +141,18 @@ class Company:
         return [text.tokens[len(prompt) :] for text, (prompt, _) in zip(texts, wanted, strict=True)]
 
     def _admit(self, text: _Text, copies: list[Copy]) -> _Text:
-        text.place = self._random.choice(sorted(self._free))
-        self._free.remove(text.place)
-        self.reused += bool(self._held[text.place])
+        text.slot = self._random.choice(sorted(self._free))
+        self._free.remove(text.slot)
+        self.reused += bool(self._held[text.slot])
         source, count = max(
-            ((place, _common(held, text.tokens)) for place, held in self._held.items()), key=lambda found: found[1]
+            ((slot, _common(held, text.tokens)) for slot, held in self._held.items()), key=lambda found: found[1]
         )
         if count >= 4:
             text.done = count
-            self.copied += source != text.place
-            if source != text.place:
-                copies.append(Copy(source, text.place, count))
-        self._held[text.place] = text.tokens[: text.done]
+            self.copied += source != text.slot
+            if source != text.slot:
+                copies.append(Copy(source, text.slot, count))
+        self._held[text.slot] = text.tokens[: text.done]
         return text
 
     def _step(self, texts: list[_Text], copies: list[Copy]) -> None:
@@ -163,7 +163,7 @@ class Company:
         best = iter(logits.argmax(-1).tolist())
         for text, entry in zip(texts, rows, strict=True):
             text.done += len(entry.tokens)
-            self._held[text.place] = text.tokens[: text.done]
+            self._held[text.slot] = text.tokens[: text.done]
             if entry.draw is not None:
                 text.tokens.append(next(best))
         assert next(best, None) is None, "more rows came back than were asked for"
@@ -172,14 +172,14 @@ class Company:
         behind = len(text.tokens) - text.done
         count = min(behind, self._random.randint(1, self._chunk))
         draw = SamplingRequest(Sampling(temperature=0), 0, 0, text.tokens, 0) if count == behind else None
-        return Rows(text.place, text.done, text.tokens[text.done : text.done + count], draw)
+        return Rows(text.slot, text.done, text.tokens[text.done : text.done + count], draw)
 
     def _leave(self, text: _Text) -> None:
-        self._free.add(text.place)
+        self._free.add(text.slot)
         if self._poison:
             for tensor in (*self._network.cache.keys.values(), *self._network.cache.values.values()):
-                tensor[text.place, :, : text.done] = torch.nan
-            self._held[text.place] = []
+                tensor[text.slot, :, : text.done] = torch.nan
+            self._held[text.slot] = []
 
 
 def _common(held: Sequence[int], tokens: Sequence[int]) -> int:

@@ -11,42 +11,42 @@ import torch
 from tfs_lite.adapters.language.cache import Cache, LayerShape
 from tfs_lite.core.generation import Copy
 
-PLACES, LENGTH = 3, 8
+SLOTS, LENGTH = 3, 8
 SHAPES = {0: LayerShape(2, 4, 4), 1: LayerShape(1, 4, 6)}
 
 
 @pytest.fixture
 def cache() -> Cache:
-    return Cache(SHAPES, PLACES, LENGTH, torch.float32, torch.device("cpu"))
+    return Cache(SHAPES, SLOTS, LENGTH, torch.float32, torch.device("cpu"))
 
 
-def _write(cache: Cache, place: int, start: int, values: list[float]) -> None:
-    cache.begin([(place, start + len(values))], [])
+def _write(cache: Cache, slot: int, start: int, values: list[float]) -> None:
+    cache.begin([(slot, start + len(values))], [])
     for layer, shape in SHAPES.items():
         rows = torch.tensor(values)[:, None, None]
-        places = torch.full((len(values),), place)
+        slots = torch.full((len(values),), slot)
         positions = torch.arange(start, start + len(values))
         keys = rows.expand(-1, shape.heads, shape.key)
-        cache.write(layer, places, positions, keys, -rows.expand(-1, shape.heads, shape.value))
+        cache.write(layer, slots, positions, keys, -rows.expand(-1, shape.heads, shape.value))
 
 
-def _held(cache: Cache, place: int) -> list[float]:
-    """What a place holds, which must be the same in all layers, heads and sizes."""
-    first = cache.keys[0][place, 0, :, 0]
+def _held(cache: Cache, slot: int) -> list[float]:
+    """What a slot holds, which must be the same in all layers, heads and sizes."""
+    first = cache.keys[0][slot, 0, :, 0]
     for layer in SHAPES:
-        torch.testing.assert_close(cache.keys[layer][place], first[None, :, None].expand_as(cache.keys[layer][place]))
-        values = cache.values[layer][place]
+        torch.testing.assert_close(cache.keys[layer][slot], first[None, :, None].expand_as(cache.keys[layer][slot]))
+        values = cache.values[layer][slot]
         torch.testing.assert_close(values, -first[None, :, None].expand_as(values))
     return first.tolist()
 
 
-def test_rows_lie_at_their_places_and_positions(cache: Cache) -> None:
+def test_rows_lie_at_their_slots_and_positions(cache: Cache) -> None:
     _write(cache, 1, 2, [5.0, 6.0])
     assert _held(cache, 1) == [0, 0, 5, 6, 0, 0, 0, 0]
     assert _held(cache, 0) == _held(cache, 2) == [0.0] * LENGTH
 
 
-def test_rows_of_many_places_are_written_at_once(cache: Cache) -> None:
+def test_rows_of_many_slots_are_written_at_once(cache: Cache) -> None:
     rows = torch.tensor([1.0, 2.0, 3.0])[:, None, None]
     for layer, shape in SHAPES.items():
         keys, values = rows.expand(-1, shape.heads, shape.key), -rows.expand(-1, shape.heads, shape.value)
@@ -103,7 +103,7 @@ def test_clear_leaves_nothing_and_moves_nothing(cache: Cache) -> None:
 
 def test_bytes_are_those_of_all_tensors(cache: Cache) -> None:
     per_position = (2 * (4 + 4) + 1 * (4 + 6)) * 4
-    assert cache.resident_bytes() == PLACES * LENGTH * per_position
+    assert cache.resident_bytes() == SLOTS * LENGTH * per_position
     assert cache.position_bytes == 2 * 2 * 4 * 4
 
 

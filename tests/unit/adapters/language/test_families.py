@@ -16,7 +16,7 @@ from tfs_lite.testing.language.tiny_transformers import FAMILIES, VOCABULARY, Co
 LONGEST = 44
 DISTINCT = 20
 CLOSE = 1e-4
-"""Logits nearer than this may change places when fp32 rounds in another order."""
+"""Logits nearer than this may change order when fp32 rounds in another order."""
 
 
 @pytest.fixture(autouse=True)
@@ -57,23 +57,23 @@ def _outputs(family: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_texts_in_company_are_those_written_alone(family: str) -> None:
-    company = Company(Network(build(family), "cpu", places=4, length=64), seed=2)
+    company = Company(Network(build(family), "cpu", slots=4, length=64), seed=2)
     assert company.serve(_wanted()) == _outputs(family)
-    assert company.copied, "no text began with what another place holds"
+    assert company.copied, "no text began with what another slot holds"
     assert company.mixed, "no step had prompts and single rows"
-    assert company.reused > 3, "no place was used twice"
+    assert company.reused > 3, "no slot was used twice"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_broken_text_left_in_a_place_does_not_spoil_the_next(family: str) -> None:
-    company = Company(Network(build(family), "cpu", places=3, length=64), poison=True, seed=4)
+def test_what_a_broken_text_left_in_a_slot_does_not_spoil_the_next(family: str) -> None:
+    company = Company(Network(build(family), "cpu", slots=3, length=64), poison=True, seed=4)
     assert company.serve(_wanted() * 2) == _outputs(family) * 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_single_precision_only_a_tie_may_end_otherwise(family: str) -> None:
     alone = _alone(family, torch.float32)
-    company = Company(Network(build(family, torch.float32), "cpu", places=5, length=64), seed=6)
+    company = Company(Network(build(family, torch.float32), "cpu", slots=5, length=64), seed=6)
     for served, text in zip(company.serve(_wanted()), alone, strict=True):
         other = next((i for i, pair in enumerate(zip(served, text.tokens, strict=True)) if pair[0] != pair[1]), None)
         assert other is None or text.ahead[other] < CLOSE
@@ -83,21 +83,21 @@ def test_in_single_precision_only_a_tie_may_end_otherwise(family: str) -> None:
 def test_the_family_passes_its_self_check(family: str) -> None:
     module = build(family)
     assert needs_fallback(module, 64) is None
-    verdict = self_check(Network(module, "cpu", places=3, length=64), module)
+    verdict = self_check(Network(module, "cpu", slots=3, length=64), module)
     assert verdict.ok, str(verdict)
     assert verdict.difference < 1e-6
     assert verdict.positions == 50
 
 
-@pytest.mark.parametrize("places", [1, 2, 8])
+@pytest.mark.parametrize("slots", [1, 2, 8])
 @pytest.mark.parametrize("chunk", [1, 3, 40])
-def test_neither_places_nor_chunks_change_a_text(places: int, chunk: int) -> None:
-    network = Network(build("llama"), "cpu", places, length=64)
+def test_neither_slots_nor_chunks_change_a_text(slots: int, chunk: int) -> None:
+    network = Network(build("llama"), "cpu", slots, length=64)
     assert Company(network, chunk=chunk, seed=8).serve(_wanted()) == _outputs("llama")
 
 
 @pytest.mark.parametrize("call_cost", [0, 10, 1_000_000])
 @pytest.mark.parametrize("family", ["gpt2", "mistral", "gemma2"])
 def test_how_texts_share_attention_calls_does_not_change_them(family: str, call_cost: float) -> None:
-    network = Network(build(family), "cpu", places=4, length=64, call_cost=call_cost)
+    network = Network(build(family), "cpu", slots=4, length=64, call_cost=call_cost)
     assert Company(network, poison=True, seed=10).serve(_wanted()) == _outputs(family)

@@ -48,8 +48,8 @@ def attached(network: Network, shapes: Sequence[Shape] = SHAPES, **options: int)
     return decoding
 
 
-def fixed_network(family: str = "llama", places: int = 4, dtype: torch.dtype = torch.float64) -> Network:
-    return Network(build(family, dtype), "cpu", places, LENGTH, fixed=True)
+def fixed_network(family: str = "llama", slots: int = 4, dtype: torch.dtype = torch.float64) -> Network:
+    return Network(build(family, dtype), "cpu", slots, LENGTH, fixed=True)
 
 
 def _wanted() -> list[tuple[list[int], int]]:
@@ -66,7 +66,7 @@ def _wanted() -> list[tuple[list[int], int]]:
 @pytest.mark.parametrize("poison", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_texts_decoded_in_fixed_shapes_are_those_written_alone(family: str, poison: bool) -> None:
-    """Among prompts, copies and places that others have left, with NaN in them or without."""
+    """Among prompts, copies and slots that others have left, with NaN in them or without."""
     network = fixed_network(family)
     decoding = attached(network)
     module = build(family)
@@ -80,7 +80,7 @@ def _filled(network: Network) -> list[list[int]]:
     """Four texts of 3, 10, 20 and 31 tokens."""
     numbers = random.Random(1)
     texts = [[numbers.randrange(VOCABULARY) for _ in range(count)] for count in (3, 10, 20, 31)]
-    network.logits(Step([Rows(place, 0, text) for place, text in enumerate(texts)]))
+    network.logits(Step([Rows(slot, 0, text) for slot, text in enumerate(texts)]))
     return texts
 
 
@@ -90,18 +90,18 @@ def _plain(network: Network, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("places", [[0], [1], [3], [0, 1], [1, 0], [3, 0, 2], [0, 1, 2, 3], [2, 3, 1, 0]], ids=str)
-def test_logits_come_in_the_order_of_the_step_whatever_the_places(places: list[int]) -> None:
+@pytest.mark.parametrize("slots", [[0], [1], [3], [0, 1], [1, 0], [3, 0, 2], [0, 1, 2, 3], [2, 3, 1, 0]], ids=str)
+def test_logits_come_in_the_order_of_the_step_whatever_the_slots(slots: list[int]) -> None:
     network = fixed_network()
     decoding = attached(network)
     texts = _filled(network)
-    step = Step([Rows(place, len(texts[place]), [7 + place], DRAW) for place in places])
-    expected = torch.stack([_plain(network, [*texts[place], 7 + place]) for place in places])
+    step = Step([Rows(slot, len(texts[slot]), [7 + slot], DRAW) for slot in slots])
+    expected = torch.stack([_plain(network, [*texts[slot], 7 + slot]) for slot in slots])
     torch.testing.assert_close(network.logits(step), expected)
     assert decoding.replays == 1
 
 
-def test_idle_places_keep_what_they_hold() -> None:
+def test_idle_slots_keep_what_they_hold() -> None:
     network = fixed_network()
     texts = _filled(network)
     decoding = FixedDecode(network, lambda: None)
@@ -113,8 +113,8 @@ def test_idle_places_keep_what_they_hold() -> None:
     network.logits(Step([Rows(2, len(texts[2]), [5], DRAW)]))
     assert decoding.replays == 1
     for old, new in zip(before, tensors, strict=True):
-        for place in (0, 1, 3):
-            assert torch.equal(old[place], new[place, :, :LENGTH])
+        for slot in (0, 1, 3):
+            assert torch.equal(old[slot], new[slot, :, :LENGTH])
         assert torch.equal(old[2, :, :20], new[2, :, :20])
         assert not torch.equal(old[2, :, 20], new[2, :, 20])
 
@@ -129,7 +129,7 @@ def test_copies_come_before_a_step_of_a_fixed_shape() -> None:
     assert decoding.replays == 1
 
 
-def test_a_text_may_fill_its_place_to_the_last_position() -> None:
+def test_a_text_may_fill_its_slot_to_the_last_position() -> None:
     network = fixed_network()
     decoding = attached(network)
     tokens = [(7 * index) % VOCABULARY for index in range(LENGTH)]
@@ -164,19 +164,19 @@ def test_a_step_that_would_read_too_much_for_nothing_is_an_ordinary_one() -> Non
     positions = 40
     decoding = attached(network, idle_bytes=positions * network.cache.position_bytes)
     texts = _filled(network)
-    for place, replays in ((3, 0), (2, 0), (1, 1), (0, 2)):
-        found = network.logits(Step([Rows(place, len(texts[place]), [5], DRAW)]))
-        torch.testing.assert_close(found[0], _plain(network, [*texts[place], 5]))
+    for slot, replays in ((3, 0), (2, 0), (1, 1), (0, 2)):
+        found = network.logits(Step([Rows(slot, len(texts[slot]), [5], DRAW)]))
+        torch.testing.assert_close(found[0], _plain(network, [*texts[slot], 5]))
         assert decoding.replays == replays
 
 
-def test_places_that_no_shape_holds_are_served_all_the_same() -> None:
+def test_slots_that_no_shape_holds_are_served_all_the_same() -> None:
     network = fixed_network()
     decoding = attached(network, [Shape(2, 16)])
     texts = _filled(network)
-    for place, replays in ((2, 0), (3, 0), (0, 1), (1, 2)):
-        found = network.logits(Step([Rows(place, len(texts[place]), [5], DRAW)]))
-        torch.testing.assert_close(found[0], _plain(network, [*texts[place], 5]))
+    for slot, replays in ((2, 0), (3, 0), (0, 1), (1, 2)):
+        found = network.logits(Step([Rows(slot, len(texts[slot]), [5], DRAW)]))
+        torch.testing.assert_close(found[0], _plain(network, [*texts[slot], 5]))
         assert decoding.replays == replays
 
 
@@ -285,7 +285,7 @@ def test_records_go_before_their_memory_and_steps_are_ordinary_ones_then() -> No
     assert network.logits(Step([Rows(0, 0, [5], DRAW)])).shape == (1, VOCABULARY)
 
 
-def test_the_place_for_idle_rows_costs_one_position() -> None:
+def test_the_slot_for_idle_rows_costs_one_position() -> None:
     ordinary, fixed = Network(build("llama"), "cpu", 4, LENGTH), fixed_network()
     more = fixed.cache.resident_bytes() - ordinary.cache.resident_bytes()
     assert more * LENGTH == ordinary.cache.resident_bytes()

@@ -100,20 +100,20 @@ def _plain(module: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
-def _rows(place: int, tokens: list[int], start: int = 0, draws: bool = True) -> Rows:
+def _rows(slot: int, tokens: list[int], start: int = 0, draws: bool = True) -> Rows:
     draw = SamplingRequest(Sampling(temperature=0), 0, 0, tokens, len(tokens)) if draws else None
-    return Rows(place, start, tokens[start:], draw)
+    return Rows(slot, start, tokens[start:], draw)
 
 
 def _best(network: InterleavedNetwork, *rows: Rows, copies: tuple[Copy, ...] = ()) -> list[int]:
     return network.logits(Step(rows, copies)).argmax(-1).tolist()
 
 
-def _continued(network: InterleavedNetwork, place: int, tokens: list[int], count: int) -> list[int]:
-    """``tokens``, of which the place holds all but the last, and ``count`` more."""
+def _continued(network: InterleavedNetwork, slot: int, tokens: list[int], count: int) -> list[int]:
+    """``tokens``, of which the slot holds all but the last, and ``count`` more."""
     tokens = list(tokens)
     for _ in range(count):
-        tokens += _best(network, _rows(place, tokens, len(tokens) - 1))
+        tokens += _best(network, _rows(slot, tokens, len(tokens) - 1))
     return tokens
 
 
@@ -126,22 +126,22 @@ def test_texts_in_company_are_those_of_plain_generation(build: Build) -> None:
     done = [0] * 4
     while any(len(text) < len(prompt) + count for text, prompt in zip(texts, prompts, strict=True)):
         step, drawing = [], []
-        for place, text in enumerate(texts):
-            if len(text) == len(prompts[place]) + count:
+        for slot, text in enumerate(texts):
+            if len(text) == len(prompts[slot]) + count:
                 continue
-            end = min(done[place] + 7, len(text))  # Prompts go in chunks of 7.
-            step.append(_rows(place, text[:end], done[place], end == len(text)))
-            drawing += [place] if end == len(text) else []
-            done[place] = end
-        for place, token in zip(drawing, _best(network, *step), strict=True):
-            texts[place].append(token)
+            end = min(done[slot] + 7, len(text))  # Prompts go in chunks of 7.
+            step.append(_rows(slot, text[:end], done[slot], end == len(text)))
+            drawing += [slot] if end == len(text) else []
+            done[slot] = end
+        for slot, token in zip(drawing, _best(network, *step), strict=True):
+            texts[slot].append(token)
     for text, prompt in zip(texts, prompts, strict=True):
         assert text[len(prompt) :] == _plain(module, prompt, count)
     assert len({token for text in texts for token in text}) > 20
 
 
 @families
-def test_place_is_taken_over_from_a_prefix_of_what_it_held(build: Build) -> None:
+def test_slot_is_taken_over_from_a_prefix_of_what_it_held(build: Build) -> None:
     module = build()
     network = InterleavedNetwork(module, CPU, 1, 40)
     first, second = list(range(3, 23)), [*range(3, 13), 40, 41, 42]
@@ -161,7 +161,7 @@ def test_copied_prefix_goes_on_like_its_own_and_the_source_too(build: Build) -> 
     assert _continued(network, 0, [*other, drawn[1]], 4)[13:] == _plain(module, other, 5)
 
 
-def test_copy_of_a_place_to_itself_keeps_its_prefix() -> None:
+def test_copy_of_a_slot_to_itself_keeps_its_prefix() -> None:
     module = bloom()
     network = InterleavedNetwork(module, CPU, 1, 40)
     tokens = list(range(3, 23))
@@ -208,7 +208,7 @@ def test_step_that_cannot_be_is_refused_before_anything_changes() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 6])
-def test_place_goes_on_after_a_forward_that_failed_half_way(start: int) -> None:
+def test_slot_goes_on_after_a_forward_that_failed_half_way(start: int) -> None:
     module = bloom()
     network = InterleavedNetwork(module, CPU, 1, 40)
     tokens = list(range(3, 13))
@@ -233,7 +233,7 @@ def test_resident_bytes_are_weights_and_full_caches(build: Build) -> None:
     config = module.config
     heads = {"falcon": 1, "mistral": 2}.get(config.model_type, 4)
     weights = {id(tensor): tensor.nbytes for tensor in (*module.parameters(), *module.buffers())}
-    caches = 3 * 10 * 2 * 2 * heads * 8 * 8  # places, tokens, layers, keys and values, heads, dimension, bytes
+    caches = 3 * 10 * 2 * 2 * heads * 8 * 8  # slots, tokens, layers, keys and values, heads, dimension, bytes
     assert network.resident_bytes() == sum(weights.values()) + caches
 
 

@@ -17,7 +17,7 @@ LENGTH = 32
 
 @pytest.fixture
 def network() -> Network:
-    return Network(build("llama"), "cpu", places=4, length=LENGTH)
+    return Network(build("llama"), "cpu", slots=4, length=LENGTH)
 
 
 def _plain(network: Network, tokens: list[int]) -> torch.Tensor:
@@ -26,7 +26,7 @@ def _plain(network: Network, tokens: list[int]) -> torch.Tensor:
     return logits
 
 
-def test_logits_come_in_the_order_of_the_step_whatever_the_places(network: Network) -> None:
+def test_logits_come_in_the_order_of_the_step_whatever_the_slots(network: Network) -> None:
     network.logits(Step([Rows(3, 0, [1, 2, 3]), Rows(0, 0, [4, 5])]))
     step = Step(
         [
@@ -63,7 +63,7 @@ def test_copies_without_rows_are_made_too(network: Network) -> None:
     torch.testing.assert_close(found, _plain(network, [1, 2, 3, 4])[-1:])
 
 
-def test_a_text_may_fill_its_place_to_the_last_position(network: Network) -> None:
+def test_a_text_may_fill_its_slot_to_the_last_position(network: Network) -> None:
     tokens = [(7 * index) % VOCABULARY for index in range(LENGTH)]
     network.logits(Step([Rows(0, 0, tokens[:-1]), Rows(1, 0, [3])]))
     found = network.logits(Step([Rows(0, LENGTH - 1, tokens[-1:], DRAW), Rows(1, 1, [4], DRAW)]))
@@ -155,7 +155,7 @@ def test_what_would_change_the_result_is_never_ignored(keyword: str, value: obje
 
 def test_bytes_are_weights_once_and_cache() -> None:
     module = build("gpt2", torch.float32)
-    network = Network(module, "cpu", places=2, length=16)
+    network = Network(module, "cpu", slots=2, length=16)
     weights = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     cache = 2 * 16 * 2 * 2 * 48 * 4
     assert network.resident_bytes() == weights + cache
@@ -165,7 +165,7 @@ def test_bytes_are_weights_once_and_cache() -> None:
 
 def test_a_network_stops_dropping_out() -> None:
     module = build("gpt2").train()
-    network = Network(module, "cpu", places=2, length=16)
+    network = Network(module, "cpu", slots=2, length=16)
     step = Step([Rows(0, 0, [1, 2, 3], DRAW)])
     assert torch.equal(network.logits(step), network.logits(step))
     assert not module.training

@@ -46,7 +46,7 @@ def _draw(
 
 
 def _step(*draws: SamplingRequest) -> Step:
-    return Step([Rows(place, 0, [1], one) for place, one in enumerate(draws)])
+    return Step([Rows(slot, 0, [1], one) for slot, one in enumerate(draws)])
 
 
 def _logits(rows: int, vocabulary: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
@@ -163,7 +163,7 @@ def _mixed(vocabulary: int) -> tuple[torch.Tensor, list[SamplingRequest]]:
 
 
 @pytest.mark.parametrize("vocabulary", [100, 2000])
-def test_text_draws_the_same_alone_and_in_any_company_and_place(vocabulary: int) -> None:
+def test_text_draws_the_same_alone_and_in_any_company_and_slot(vocabulary: int) -> None:
     logits, draws = _mixed(vocabulary)
     together = _tokens(logits, *draws)
     alone = [_tokens(logits[row : row + 1], one)[0] for row, one in enumerate(draws)]

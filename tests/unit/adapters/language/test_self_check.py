@@ -24,7 +24,7 @@ def test_one_that_claims_it_can_is_caught_by_the_numbers(family: str, monkeypatc
     module = build(family)
     monkeypatch.setattr(type(module), "_supports_attention_backend", True)
     assert needs_fallback(module) is None
-    verdict = self_check(Network(module, "cpu", places=3, length=64), module)
+    verdict = self_check(Network(module, "cpu", slots=3, length=64), module)
     assert not verdict.ok
     assert verdict.difference > 0.1 > verdict.allowed
     assert verdict.other_tokens > 5
@@ -37,7 +37,7 @@ def test_one_that_does_not_pass_on_what_a_step_is_refuses_and_stays_as_it_was() 
     ids = torch.tensor([[1, 2, 3]])
     before = module(input_ids=ids, use_cache=False).logits
     with pytest.raises(ServingError, match="does not get the keywords") as caught:
-        Network(module, "cpu", places=3, length=64)
+        Network(module, "cpu", slots=3, length=64)
     assert caught.value.code is StatusCode.UNIMPLEMENTED
     torch.testing.assert_close(module(input_ids=ids, use_cache=False).logits, before, rtol=0, atol=0)
 
@@ -66,10 +66,10 @@ def test_layers_of_another_kind_need_the_fallback() -> None:
     assert "linear_attention" in (needs_fallback(module) or "")
 
 
-@pytest.mark.parametrize(("places", "length", "positions"), [(1, 64, 24), (2, 64, 41), (3, 10, 29), (4, 64, 50)])
-def test_it_takes_what_room_there_is_and_leaves_none_of_it_used(places: int, length: int, positions: int) -> None:
+@pytest.mark.parametrize(("slots", "length", "positions"), [(1, 64, 24), (2, 64, 41), (3, 10, 29), (4, 64, 50)])
+def test_it_takes_what_room_there_is_and_leaves_none_of_it_used(slots: int, length: int, positions: int) -> None:
     module = build("qwen2")
-    network = Network(module, "cpu", places, length)
+    network = Network(module, "cpu", slots, length)
     verdict = self_check(network, module)
     assert verdict.ok, str(verdict)
     assert verdict.positions == positions
@@ -80,7 +80,7 @@ def test_it_takes_what_room_there_is_and_leaves_none_of_it_used(places: int, len
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_each_precision_has_a_bound_of_its_own(dtype: torch.dtype) -> None:
     module = build("llama", dtype)
-    verdict = self_check(Network(module, "cpu", places=3, length=32), module)
+    verdict = self_check(Network(module, "cpu", slots=3, length=32), module)
     assert verdict.ok, str(verdict)
     assert 0 < verdict.difference < verdict.allowed
 
@@ -94,14 +94,14 @@ def test_a_network_that_mixes_its_texts_up_is_caught() -> None:
             return found.roll(1, 0) if len(step.rows) > 1 else found
 
     module = build("llama")
-    verdict = self_check(Mixed(module, "cpu", places=3, length=64), module)
+    verdict = self_check(Mixed(module, "cpu", slots=3, length=64), module)
     assert not verdict.ok
     assert verdict.other_tokens > 0
 
 
 def test_a_forward_that_raises_is_the_cause_and_not_an_error() -> None:
     module = build("llama")
-    network = Network(module, "cpu", places=2, length=64)
+    network = Network(module, "cpu", slots=2, length=64)
     module.model.layers[1].self_attn.layer_idx = 7
     verdict = self_check(network, module)
     assert not verdict.ok
@@ -112,7 +112,7 @@ def test_logits_that_are_no_numbers_do_not_pass() -> None:
     module = build("gpt2")
     with torch.no_grad():
         module.lm_head.weight[3] = torch.nan
-    verdict = self_check(Network(module, "cpu", places=2, length=64), module)
+    verdict = self_check(Network(module, "cpu", slots=2, length=64), module)
     assert not verdict.ok
     assert not verdict.is_sound
 
@@ -124,7 +124,7 @@ def test_no_exchanged_attention_does_not_pass_however_near_the_numbers() -> None
 
 def test_the_network_serves_after_its_check() -> None:
     module = build("llama")
-    network = Network(module, "cpu", places=2, length=64)
+    network = Network(module, "cpu", slots=2, length=64)
     with network.ordinary() as plain, torch.inference_mode():
         expected = plain(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False).logits[0, -1:]
     assert self_check(network, module).ok

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tfs_lite.adapters.language.fixed_decode import MAX_SHAPES, Shape, decode_shapes, smallest
 
 
-def _rows(places: int, length: int = 128) -> list[int]:
-    return sorted({shape.rows for shape in decode_shapes(places, length)})
+def _rows(slots: int, length: int = 128) -> list[int]:
+    return sorted({shape.rows for shape in decode_shapes(slots, length)})
 
 
 def test_rows_go_by_ones_and_twos_and_then_by_eights() -> None:
@@ -28,7 +28,7 @@ def test_widths_double() -> None:
     assert [shape.width for shape in decode_shapes(1, 50)] == [50]
 
 
-def test_many_places_are_told_apart_more_coarsely() -> None:
+def test_many_slots_are_told_apart_more_coarsely() -> None:
     shapes = decode_shapes(256, 8192)
     assert len(shapes) <= MAX_SHAPES
     assert {shape.width for shape in shapes} == {128, 256, 512, 1024, 2048, 4096, 8192}
@@ -38,12 +38,12 @@ def test_many_places_are_told_apart_more_coarsely() -> None:
 @given(
     st.integers(1, 4096), st.integers(1, 1 << 20), st.sampled_from([1, 2, 7, MAX_SHAPES]), st.floats(0, 1), st.data()
 )
-def test_every_step_fits_into_a_shape(places: int, length: int, most: int, share: float, data: st.DataObject) -> None:
-    shapes = decode_shapes(places, length, most)
-    assert shapes[0] == Shape(places, length)
+def test_every_step_fits_into_a_shape(slots: int, length: int, most: int, share: float, data: st.DataObject) -> None:
+    shapes = decode_shapes(slots, length, most)
+    assert shapes[0] == Shape(slots, length)
     assert len(shapes) <= most
     assert shapes == sorted(shapes, key=lambda shape: shape.positions, reverse=True)
-    rows, width = data.draw(st.integers(1, places)), data.draw(st.integers(1, length))
+    rows, width = data.draw(st.integers(1, slots)), data.draw(st.integers(1, length))
     found = smallest(shapes, rows, width)
     assert found is not None
     assert found.rows >= rows

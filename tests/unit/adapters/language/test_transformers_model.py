@@ -61,12 +61,12 @@ def opened():
         model.close()
 
 
-def rows(place, start, tokens, history):
-    return Rows(place, start, tokens, SamplingRequest(GREEDY, 0, 0, history, len(history)))
+def rows(slot, start, tokens, history):
+    return Rows(slot, start, tokens, SamplingRequest(GREEDY, 0, 0, history, len(history)))
 
 
 def generate(model, prompts, count):
-    """Greedy, all together, a row of each in every step; the places in reverse."""
+    """Greedy, all together, a row of each in every step; the slots in reverse."""
     texts = [list(prompt) for prompt in prompts]
     done = [0] * len(texts)
     for _ in range(count):
@@ -108,7 +108,7 @@ def test_model_is_what_the_engine_expects(tmp_path, opened):
     model = opened(tmp_path, max_model_len="64")
     assert isinstance(model, LanguageModel)
     assert (model.platform, model.shares_compute, model.concurrency) == ("transformers", True, 1)
-    assert (model.limits.places, model.limits.length, model.limits.vocabulary) == (3, 64, 300)
+    assert (model.limits.slots, model.limits.length, model.limits.vocabulary) == (3, 64, 300)
     assert "text_input" in model.signatures["serving_default"].input_names
     with pytest.raises(ServingError) as caught:
         model.run("serving_default", {}, ())

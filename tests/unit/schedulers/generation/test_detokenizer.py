@@ -18,20 +18,22 @@ SMALL = st.text("ab€", max_size=30)
 STOPS = st.lists(st.text("ab€", min_size=1, max_size=5), min_size=1, max_size=4)
 
 
-def words(limit: int = 100, prompt: Sequence[int] = (BEGIN,), codec: ByteCodec | None = CODEC, **wanted) -> Detokenizer:
+def detokenizer(
+    limit: int = 100, prompt: Sequence[int] = (BEGIN,), codec: ByteCodec | None = CODEC, **wanted
+) -> Detokenizer:
     return Detokenizer(Generation(prompt, **wanted), prompt, limit, EOS, codec)
 
 
-def say(found: Detokenizer, tokens: Sequence[int]) -> tuple[str, DetokenizerOutput]:
+def push_all(found: Detokenizer, tokens: Sequence[int]) -> tuple[str, DetokenizerOutput]:
     """All the text up to the end, and what the last token said."""
     text = ""
-    said = DetokenizerOutput()
+    output = DetokenizerOutput()
     for token in tokens:
-        said = found.push(token)
-        text += said.text
-        if said.finish is not None:
+        output = found.push(token)
+        text += output.text
+        if output.finish is not None:
             break
-    return text, said
+    return text, output
 
 
 def first_stop(text: str, stops: Sequence[str]) -> str | None:
@@ -49,16 +51,16 @@ def first_stop(text: str, stops: Sequence[str]) -> str | None:
 def test_pieces_together_are_the_whole_decode_however_it_ends(text: str, lost: int) -> None:
     tokens = list(text.encode())
     tokens = tokens[: len(tokens) - lost]  # the last character may be incomplete
-    by_limit, said = say(words(limit=len(tokens)), tokens)
+    by_limit, output = push_all(detokenizer(limit=len(tokens)), tokens)
     assert by_limit == CODEC.decode(tokens)
-    assert said.finish is (Finish.LENGTH if tokens else None)
-    by_end, said = say(words(), [*tokens, END])
+    assert output.finish is (Finish.LENGTH if tokens else None)
+    by_end, output = push_all(detokenizer(), [*tokens, END])
     assert by_end == CODEC.decode(tokens)
-    assert (said.finish, said.stop) == (Finish.STOP, END)
+    assert (output.finish, output.stop) == (Finish.STOP, END)
 
 
 def test_character_is_held_back_until_its_last_byte() -> None:
-    found = words()
+    found = detokenizer()
     assert [found.push(byte).text for byte in "a€".encode()] == ["a", "", "", "€"]
 
 
@@ -96,79 +98,79 @@ def test_stop_is_found_wherever_the_text_is_cut(text: str, stops: list[str], cut
 def test_text_with_stops_is_that_before_the_first_stop(text: str, stops: list[str], limit: int) -> None:
     tokens = list(text.encode())[:limit]
     whole = CODEC.decode(tokens)
-    got, said = say(words(limit, stop=tuple(stops)), tokens)
+    got, output = push_all(detokenizer(limit, stop=tuple(stops)), tokens)
     stop = first_stop(whole, stops)
     if stop is not None:
-        assert (said.finish, said.stop) == (Finish.STOP, stop)
+        assert (output.finish, output.stop) == (Finish.STOP, stop)
         assert got == whole[: whole.index(stop)]
     elif len(tokens) == limit:
-        assert (said.finish, said.stop) == (Finish.LENGTH, None)
+        assert (output.finish, output.stop) == (Finish.LENGTH, None)
         assert got == whole
     else:
-        assert said.finish is None
+        assert output.finish is None
         assert whole.startswith(got)
 
 
 def test_stop_that_the_last_allowed_token_completes_is_a_stop() -> None:
-    text, said = say(words(limit=3, stop=("bc",)), b"abc")
-    assert (text, said.finish, said.stop) == ("a", Finish.STOP, "bc")
+    text, output = push_all(detokenizer(limit=3, stop=("bc",)), b"abc")
+    assert (text, output.finish, output.stop) == ("a", Finish.STOP, "bc")
 
 
 def test_beginning_of_a_stop_is_let_go_when_the_text_ends() -> None:
-    found = words(limit=3, stop=("bcd",))
+    found = detokenizer(limit=3, stop=("bcd",))
     assert [found.push(byte).text for byte in b"abc"] == ["a", "", "bc"]
 
 
 def test_stop_may_be_part_of_the_text() -> None:
-    text, said = say(words(stop=("bc",), include_stop=True), b"abcd")
-    assert (text, said.stop) == ("abc", "bc")
+    text, output = push_all(detokenizer(stop=("bc",), include_stop=True), b"abcd")
+    assert (text, output.stop) == ("abc", "bc")
 
 
 def test_end_of_text_comes_before_stop_tokens_and_the_limit() -> None:
-    assert words(limit=1, stop_token_ids=(END,)).push(END) == DetokenizerOutput("", Finish.STOP, END)
+    assert detokenizer(limit=1, stop_token_ids=(END,)).push(END) == DetokenizerOutput("", Finish.STOP, END)
 
 
 def test_stop_token_counts_and_has_no_words() -> None:
-    found = words(stop_token_ids=(ord("b"),))
-    assert say(found, b"ab") == ("a", DetokenizerOutput("", Finish.STOP, ord("b")))
+    found = detokenizer(stop_token_ids=(ord("b"),))
+    assert push_all(found, b"ab") == ("a", DetokenizerOutput("", Finish.STOP, ord("b")))
     assert found.count == 2
 
 
 def test_ignored_end_of_text_is_a_token_like_others() -> None:
-    text, said = say(words(limit=3, ignore_eos=True), [97, END, 98])
-    assert (text, said.finish) == ("ab", Finish.LENGTH)
+    text, output = push_all(detokenizer(limit=3, ignore_eos=True), [97, END, 98])
+    assert (text, output.finish) == ("ab", Finish.LENGTH)
 
 
 def test_special_tokens_have_words_if_wanted() -> None:
-    text, _ = say(words(limit=3, ignore_eos=True, skip_special_tokens=False), [97, END, 98])
+    text, _ = push_all(detokenizer(limit=3, ignore_eos=True, skip_special_tokens=False), [97, END, 98])
     assert text == "a</s>b"
 
 
 def test_ends_are_banned_until_there_are_enough_tokens() -> None:
-    found = words(min_tokens=2, stop_token_ids=(7,))
+    found = detokenizer(min_tokens=2, stop_token_ids=(7,))
     assert found.banned == {END, 7}
     found.push(97)
     assert found.banned == {END, 7}
     found.push(97)
     assert found.banned == frozenset()
-    assert words(stop_token_ids=(7,)).banned == frozenset()
+    assert detokenizer(stop_token_ids=(7,)).banned == frozenset()
 
 
 def test_stop_texts_do_not_count_until_there_are_enough_tokens() -> None:
-    text, said = say(words(min_tokens=4, stop=("ab",)), b"ababab")
-    assert (text, said.finish) == ("ab", Finish.STOP)
-    text, said = say(words(min_tokens=3, stop=("ab",)), b"abcab")
-    assert (text, said.finish) == ("abc", Finish.STOP)
+    text, output = push_all(detokenizer(min_tokens=4, stop=("ab",)), b"ababab")
+    assert (text, output.finish) == ("ab", Finish.STOP)
+    text, output = push_all(detokenizer(min_tokens=3, stop=("ab",)), b"abcab")
+    assert (text, output.finish) == ("abc", Finish.STOP)
 
 
 def test_echo_opens_with_the_words_of_the_prompt() -> None:
-    assert words(prompt=CODEC.encode("hé"), echo=True).opening == "hé"
-    assert words(prompt=CODEC.encode("hé")).opening == ""
+    assert detokenizer(prompt=CODEC.encode("hé"), echo=True).prompt_text == "hé"
+    assert detokenizer(prompt=CODEC.encode("hé")).prompt_text == ""
 
 
 def test_without_a_tokenizer_there_are_only_ends() -> None:
-    found = words(limit=2, codec=None, echo=True)
-    assert (found.opening, found.push(5), found.push(6)) == (
+    found = detokenizer(limit=2, codec=None, echo=True)
+    assert (found.prompt_text, found.push(5), found.push(6)) == (
         "",
         DetokenizerOutput(),
         DetokenizerOutput("", Finish.LENGTH),
@@ -183,5 +185,5 @@ def test_hostile_stops_cost_little_per_character() -> None:
 
 @pytest.mark.parametrize("text", ["", "a"])
 def test_limit_ends_even_without_words(text: str) -> None:
-    _, said = say(words(limit=1), list(text.encode()) or [BEGIN])
-    assert said.finish is Finish.LENGTH
+    _, output = push_all(detokenizer(limit=1), list(text.encode()) or [BEGIN])
+    assert output.finish is Finish.LENGTH

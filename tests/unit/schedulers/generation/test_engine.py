@@ -1,4 +1,4 @@
-"""The engine with a model whose every token depends on all that its place holds: texts come out as if each were alone,
+"""The engine with a model whose every token depends on all that its slot holds: texts come out as if each were alone,
 and each has exactly one end, whatever happens."""
 
 from __future__ import annotations
@@ -108,15 +108,15 @@ class Asked:
 class Stage:
     """An engine that the test turns, with all that it tells."""
 
-    def __init__(self, places: int = 2, codec: ByteCodec | None = None, choose=None, before=None, **settings) -> None:
+    def __init__(self, slots: int = 2, codec: ByteCodec | None = None, choose=None, before=None, **settings) -> None:
         self.clock = VirtualClock()
-        self.model = HashModel(Limits(places, LENGTH, VOCABULARY, EOS), codec, choose=choose, before=before)
+        self.model = HashModel(Limits(slots, LENGTH, VOCABULARY, EOS), codec, choose=choose, before=before)
         self.steps: list[StepReport] = []
         self.texts: list[TextReport] = []
         self.engine = Engine(
             self.model,
             ID,
-            settings_of(places, **settings),
+            settings_of(slots, **settings),
             clock=self.clock,
             loop=ByHand(),
             on_step=self.steps.append,
@@ -131,7 +131,7 @@ class Stage:
             self.engine.turn()
 
     def run(self, *asked: Asked) -> None:
-        """Until there is nothing to do; places are empty then, and nobody waits."""
+        """Until there is nothing to do; slots are empty then, and nobody waits."""
         if asked:
             self.submit(*asked)
         for _ in range(100_000):
@@ -142,9 +142,9 @@ class Stage:
         assert self.model.complaints == []
 
 
-def settings_of(places: int, **changes) -> EngineSettings:
+def settings_of(slots: int, **changes) -> EngineSettings:
     values = {"rows": 32, "chunk": 8, "max_queue": 10_000, "max_queued_tokens": 10**6, "queue_timeout": 1e6} | changes
-    return EngineSettings(places=places, length=LENGTH, **values)
+    return EngineSettings(slots=slots, length=LENGTH, **values)
 
 
 def prompt(number: int, length: int = 5) -> list[int]:
@@ -157,9 +157,9 @@ def saying(text: str, then: int = END) -> Callable[[Sequence[int], SamplingReque
     return lambda _, draw: tokens[min(draw.index, len(tokens) - 1)]
 
 
-@pytest.mark.parametrize(("places", "chunk", "reuse"), [(1, 64, False), (3, 4, True), (8, 1, True)])
-def test_each_text_comes_out_as_if_it_were_alone(places: int, chunk: int, reuse: bool) -> None:
-    stage = Stage(places, chunk=chunk, prefix_reuse=reuse)
+@pytest.mark.parametrize(("slots", "chunk", "reuse"), [(1, 64, False), (3, 4, True), (8, 1, True)])
+def test_each_text_comes_out_as_if_it_were_alone(slots: int, chunk: int, reuse: bool) -> None:
+    stage = Stage(slots, chunk=chunk, prefix_reuse=reuse)
     asked = [Asked(prompt(n, 1 + n * 2), 1 + n % 9, seed=n) for n in range(12)]
     asked += [Asked(prompt(n, 20), 8, seed=n, sampling=Sampling(temperature=1)) for n in range(6)]
     stage.run(*asked)
@@ -221,7 +221,7 @@ def test_context_may_be_exactly_full() -> None:
 
 
 @pytest.mark.parametrize(("length", "limit"), [(40, LENGTH - 39), (0, 1), (LENGTH + 1, 0), (1, -1)])
-def test_job_that_fits_no_place_is_not_taken(length: int, limit: int) -> None:
+def test_job_that_fits_no_slot_is_not_taken(length: int, limit: int) -> None:
     stage = Stage()
     with pytest.raises(ValueError, match="do not fit"):
         stage.engine.submit([Asked([1] * length, limit).job])
@@ -287,7 +287,7 @@ def test_prompt_that_was_preempted_is_scored_once() -> None:
     assert [report.preemptions for report in stage.texts] == [0, 1]
 
 
-def test_more_urgent_text_takes_a_place_and_no_token_comes_twice() -> None:
+def test_more_urgent_text_takes_a_slot_and_no_token_comes_twice() -> None:
     stage = Stage(1, codec=CODEC)
     slow = Asked(prompt(1), 20, seed=9, priority=3, sampling=Sampling(temperature=1), ignore_eos=True)
     stage.submit(slow)
@@ -306,24 +306,24 @@ def test_more_urgent_text_takes_a_place_and_no_token_comes_twice() -> None:
     assert stage.texts[-1].preemptions == 1
 
 
-def test_place_of_a_cancelled_text_is_taken_in_the_next_turn() -> None:
+def test_slot_of_a_cancelled_text_is_taken_in_the_next_turn() -> None:
     stage = Stage(2)
     running = [Asked(prompt(n), 30, ignore_eos=True) for n in range(2)]
     waiting = Asked(prompt(3), 3, ignore_eos=True)
     stage.submit(*running, waiting)
     stage.turn(3)
     assert waiting.pieces == []
-    heard = len(running[0].pieces)
+    outputs = len(running[0].pieces)
     stage.engine.cancel([running[0].job])
     stage.turn()
     assert running[0].code is StatusCode.CANCELLED
-    assert len(running[0].pieces) == heard, "nothing more came"
+    assert len(running[0].pieces) == outputs, "nothing more came"
     assert len(waiting.tokens) == 1
     stage.run()
     assert waiting.tokens == waiting.alone(frozenset())
 
 
-def test_place_of_an_ended_text_is_taken_in_the_next_turn() -> None:
+def test_slot_of_an_ended_text_is_taken_in_the_next_turn() -> None:
     stage = Stage(1)
     first, second = Asked(prompt(1), 2, ignore_eos=True), Asked(prompt(2), 2, ignore_eos=True)
     stage.submit(first, second)
@@ -388,7 +388,7 @@ def test_prompt_that_begins_like_another_one_is_not_computed_again() -> None:
     first, second, third = (Asked([*shared, n], 6, ignore_eos=True) for n in (1, 2, 3))
     stage.submit(first)
     stage.turn(2)
-    stage.submit(second)  # copies from a place that is in use
+    stage.submit(second)  # copies from a slot that is in use
     stage.turn(2)
     stage.engine.cancel([first.job])
     stage.run(third)
@@ -472,7 +472,7 @@ def test_step_that_raises_halfway_is_made_again_right() -> None:
     assert raised == [0, 0]
 
 
-def test_place_of_a_failure_is_not_reused() -> None:
+def test_slot_of_a_failure_is_not_reused() -> None:
     broken = [True]
 
     def choose(tokens: Sequence[int], draw: SamplingRequest) -> int | None:
@@ -496,7 +496,7 @@ def test_model_that_forgets_an_answer_fails_like_one_that_raises(caplog: pytest.
             return super().step(step)[: 1 if len(step.rows) > 1 else None]
 
     stage = Stage()
-    stage.engine._attempts._model = Forgetful(stage.model.limits)
+    stage.engine._step_runner._model = Forgetful(stage.model.limits)
     asked = [Asked(prompt(n), 3, ignore_eos=True) for n in range(2)]
     stage.run(*asked)
     assert [one.tokens for one in asked] == [one.alone(frozenset()) for one in asked]
@@ -645,7 +645,7 @@ def threads(name: str = "tfs-test-steps") -> int:
 
 
 def real(model: HashModel, loop: StepLoop, **settings) -> Engine:
-    return Engine(model, ID, settings_of(model.limits.places, **settings), clock=SystemClock(), loop=loop)
+    return Engine(model, ID, settings_of(model.limits.slots, **settings), clock=SystemClock(), loop=loop)
 
 
 def test_many_threads_submit_and_cancel_while_the_engine_closes(loop: StepLoop) -> None:

@@ -18,16 +18,16 @@ class Turns:
     def __init__(self, name: str, log: list[str], work: int = 0, during: Callable[[], None] = lambda: None) -> None:
         self.name = name
         self.log = log
-        self.work = work
+        self.job_state = work
         self.during = during
         self.idle = threading.Semaphore(0)  # one for each turn without work
 
     def turn(self) -> bool:
         self.during()
-        if self.work == 0:
+        if self.job_state == 0:
             self.idle.release()
             return False
-        self.work -= 1
+        self.job_state -= 1
         self.log.append(self.name)
         return True
 
@@ -92,7 +92,7 @@ def test_work_that_comes_with_a_wake_is_done() -> None:
     loop.join(engine)
     for number in range(1, 20):
         engine.wait_idle()
-        engine.work = 1
+        engine.job_state = 1
         loop.wake()
         engine.wait_idle()
         assert len(log) == number

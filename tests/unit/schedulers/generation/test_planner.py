@@ -8,16 +8,16 @@ import pytest
 
 from tfs_lite.core.generation import Copy
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots
+from tfs_lite.schedulers.generation.generation_state import GenerationState, Phase, change_phase
 from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, Snapshot, decide, ranking
 from tfs_lite.schedulers.generation.scheduler_state import Plan, SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.schedulers.generation.text import GenerationState, Phase, move
 
 NUMBERS = iter(range(10**6))
 
 
 def engine(**changes: Any) -> EngineSettings:
-    values: dict[str, Any] = {"places": 4, "length": 1000, "rows": 64, "chunk": 32}
+    values: dict[str, Any] = {"slots": 4, "length": 1000, "rows": 64, "chunk": 32}
     values |= {"max_queue": 100, "max_queued_tokens": 10**6, "queue_timeout": 30.0}
     return EngineSettings(**values | changes)
 
@@ -30,166 +30,166 @@ def text(
     return GenerationState(number, tokens, len(tokens), limit, priority, arrived, None)
 
 
-def roster_of(settings: EngineSettings, *texts: GenerationState) -> SchedulerState:
-    roster = SchedulerState(settings)
+def scheduler_of(settings: EngineSettings, *texts: GenerationState) -> SchedulerState:
+    scheduler = SchedulerState(settings)
     for one in texts:
-        roster.add(one)
-    return roster
+        scheduler.add(one)
+    return scheduler
 
 
-def step(roster: SchedulerState, now: float = 0.0) -> Plan:
-    plan = roster.plan(now)
-    roster.ran(plan)
-    for share in plan.shares:
-        if share.draws:
-            roster.append(share.text, 1)
+def step(scheduler: SchedulerState, now: float = 0.0) -> Plan:
+    plan = scheduler.plan(now)
+    scheduler.complete(plan)
+    for scheduled in plan.schedule:
+        if scheduled.draws:
+            scheduler.append(scheduled.text, 1)
     return plan
 
 
 def rows(plan: Plan) -> list[tuple[GenerationState, int, int, bool]]:
-    return [(share.text, share.start, share.count, share.draws) for share in plan.shares]
+    return [(scheduled.text, scheduled.start, scheduled.count, scheduled.draws) for scheduled in plan.schedule]
 
 
 def test_decoding_comes_before_prompts_and_prompts_before_admissions() -> None:
     first, long, last = text(3), text(100), text(3)
-    roster = roster_of(engine(rows=40), first, long)
-    step(roster)
-    roster.add(last)
-    assert rows(step(roster)) == [(first, 3, 1, True), (long, 32, 32, False), (last, 0, 3, True)]
+    scheduler = scheduler_of(engine(rows=40), first, long)
+    step(scheduler)
+    scheduler.add(last)
+    assert rows(step(scheduler)) == [(first, 3, 1, True), (long, 32, 32, False), (last, 0, 3, True)]
 
 
 def test_long_prompt_goes_in_chunks_and_its_last_row_draws() -> None:
     long = text(70)
-    roster = roster_of(engine(), long)
-    shares = [rows(step(roster))[0][1:] for _ in range(4)]
-    assert shares == [(0, 32, False), (32, 32, False), (64, 6, True), (70, 1, True)]
+    scheduler = scheduler_of(engine(), long)
+    schedule = [rows(step(scheduler))[0][1:] for _ in range(4)]
+    assert schedule == [(0, 32, False), (32, 32, False), (64, 6, True), (70, 1, True)]
 
 
 def test_prompts_share_the_rows_of_a_step_oldest_first() -> None:
     one, two = text(60), text(60)
-    roster = roster_of(engine(rows=40), one, two)
-    assert rows(step(roster)) == [(one, 0, 32, False), (two, 0, 8, False)]
-    assert rows(step(roster)) == [(one, 32, 28, True), (two, 8, 12, False)]
+    scheduler = scheduler_of(engine(rows=40), one, two)
+    assert rows(step(scheduler)) == [(one, 0, 32, False), (two, 0, 8, False)]
+    assert rows(step(scheduler)) == [(one, 32, 28, True), (two, 8, 12, False)]
 
 
 def test_nobody_looks_behind_the_first_that_waits() -> None:
     long, short = text(100), text(1)
-    roster = roster_of(engine(rows=32, places=2), long, short)
-    assert step(roster).admitted == (long,)
-    assert list(roster.waiting) == [short]
+    scheduler = scheduler_of(engine(rows=32, slots=2), long, short)
+    assert step(scheduler).admitted == (long,)
+    assert list(scheduler.waiting) == [short]
 
 
 def test_text_with_limit_0_draws_nothing() -> None:
     scored = text(3, limit=0)
-    assert rows(step(roster_of(engine(), scored))) == [(scored, 0, 3, False)]
+    assert rows(step(scheduler_of(engine(), scored))) == [(scored, 0, 3, False)]
 
 
 def test_text_with_limit_1_never_decodes() -> None:
     short = text(3, limit=1)
-    step(roster_of(engine(), short))
+    step(scheduler_of(engine(), short))
     assert short.phase is Phase.PREFILL
     assert short.output == 1
 
 
-def test_urgent_text_takes_the_place_of_the_least_urgent_one() -> None:
+def test_urgent_text_takes_the_slot_of_the_least_urgent_one() -> None:
     texts = [text(priority=1), text(priority=2), text(priority=2), text(priority=0)]
-    roster = roster_of(engine(), *texts)
-    step(roster)
+    scheduler = scheduler_of(engine(), *texts)
+    step(scheduler)
     urgent = text(priority=1)
-    roster.add(urgent)
-    plan = step(roster)
+    scheduler.add(urgent)
+    plan = step(scheduler)
     assert (plan.preempted, plan.admitted) == ((texts[2],), (urgent,))
-    assert (texts[2].phase, texts[2].done, texts[2].place, texts[2].preemptions) == (Phase.WAITING, 0, None, 1)
+    assert (texts[2].phase, texts[2].done, texts[2].slot, texts[2].preemptions) == (Phase.WAITING, 0, None, 1)
     assert len(texts[2].tokens) == 4
 
 
 def test_equal_priority_does_not_preempt() -> None:
-    roster = roster_of(engine(places=1, policy="longest_first"), text(limit=1))
-    step(roster)
-    roster.add(text(limit=900))
-    assert step(roster).preempted == ()
+    scheduler = scheduler_of(engine(slots=1, policy="longest_first"), text(limit=1))
+    step(scheduler)
+    scheduler.add(text(limit=900))
+    assert step(scheduler).preempted == ()
 
 
 def test_preempted_text_is_computed_again_with_its_output_and_goes_on() -> None:
     low = text(3, priority=1)
-    roster = roster_of(engine(places=1), low)
+    scheduler = scheduler_of(engine(slots=1), low)
     for _ in range(2):
-        step(roster)
+        step(scheduler)
     urgent = text(priority=0, limit=1)
-    roster.add(urgent)
-    step(roster)
-    roster.remove(urgent)
-    assert rows(step(roster)) == [(low, 0, 5, True)]
+    scheduler.add(urgent)
+    step(scheduler)
+    scheduler.remove(urgent)
+    assert rows(step(scheduler)) == [(low, 0, 5, True)]
     assert low.output == 3
     assert low.phase is Phase.DECODE
 
 
 def test_text_that_has_long_been_there_does_not_give_way() -> None:
     old = text(priority=1)
-    roster = roster_of(engine(places=1), old)
-    step(roster)
-    roster.add(text(priority=0, arrived=LEVEL_SECONDS + 1))
-    assert step(roster).preempted == ()
+    scheduler = scheduler_of(engine(slots=1), old)
+    step(scheduler)
+    scheduler.add(text(priority=0, arrived=LEVEL_SECONDS + 1))
+    assert step(scheduler).preempted == ()
 
 
 def test_urgent_text_overtakes_prompts_that_have_started() -> None:
     prompts = [text(200, priority=1), text(200, priority=1)]
-    roster = roster_of(engine(), *prompts)
-    step(roster)
+    scheduler = scheduler_of(engine(), *prompts)
+    step(scheduler)
     urgent = text(3)
-    roster.add(urgent)
-    assert rows(step(roster))[0] == (urgent, 0, 3, True)
+    scheduler.add(urgent)
+    assert rows(step(scheduler))[0] == (urgent, 0, 3, True)
 
 
 def test_victim_is_left_alone_for_a_step_in_which_it_is_copied_from() -> None:
     stem = list(range(40))
     low = text(tokens=list(stem), priority=1, limit=50)
-    roster = roster_of(engine(places=2), low)
+    scheduler = scheduler_of(engine(slots=2), low)
     for _ in range(3):
-        step(roster)
+        step(scheduler)
     urgent = [text(tokens=[*stem, 5 + number]) for number in range(2)]
     for one in urgent:
-        roster.add(one)
-    plan = step(roster)
+        scheduler.add(one)
+    plan = step(scheduler)
     assert (plan.admitted, plan.preempted, plan.copies) == ((urgent[0],), (), (Copy(0, 1, 40),))
-    assert step(roster).preempted == (low,)
+    assert step(scheduler).preempted == (low,)
 
 
-def test_free_place_is_not_taken_in_the_step_in_which_it_is_copied_from() -> None:
+def test_free_slot_is_not_taken_in_the_step_in_which_it_is_copied_from() -> None:
     stem = list(range(40))
-    roster = roster_of(engine(places=2), first := text(tokens=list(stem)))
+    scheduler = scheduler_of(engine(slots=2), first := text(tokens=list(stem)))
     for _ in range(2):
-        step(roster)
-    roster.remove(first)
-    roster.add(text(tokens=[*stem[:20], 1]))
-    roster.add(other := text(30))
-    assert step(roster).copies == (Copy(0, 1, 20),)
-    assert list(roster.waiting) == [other]
-    assert step(roster).admitted == (other,)
+        step(scheduler)
+    scheduler.remove(first)
+    scheduler.add(text(tokens=[*stem[:20], 1]))
+    scheduler.add(other := text(30))
+    assert step(scheduler).copies == (Copy(0, 1, 20),)
+    assert list(scheduler.waiting) == [other]
+    assert step(scheduler).admitted == (other,)
 
 
 def test_text_that_is_to_be_computed_reuses_nothing() -> None:
     stem = list(range(40))
-    roster = roster_of(engine(), text(tokens=list(stem)))
-    step(roster)
+    scheduler = scheduler_of(engine(), text(tokens=list(stem)))
+    step(scheduler)
     scored = text(tokens=list(stem))
     scored.reusable = False
-    roster.add(scored)
-    assert rows(step(roster))[-1] == (scored, 0, 32, False)
+    scheduler.add(scored)
+    assert rows(step(scheduler))[-1] == (scored, 0, 32, False)
     assert (scored.cached, scored.cached_asked) == (0, 0)
 
 
 def test_decision_changes_nothing() -> None:
-    waits, places = text(), CacheSlots(1)
+    waits, slots = text(), CacheSlots(1)
     runs = text(priority=1)
-    places.take(places.find(None) or pytest.fail("no place"), runs.tokens)
-    runs.place = 0
-    move(runs, Phase.PREFILL)
-    decision = decide(Snapshot(engine(places=1), [runs], [waits], places))
+    slots.assign(slots.find(None) or pytest.fail("no free slot"), runs.tokens)
+    runs.slot = 0
+    change_phase(runs, Phase.PREFILL)
+    decision = decide(Snapshot(engine(slots=1), [runs], [waits], slots))
     assert [one for one, _ in decision.admitted] == [waits]
     assert list(decision.preempted) == [runs]
-    assert (waits.place, waits.phase, runs.place, runs.phase) == (None, Phase.WAITING, 0, Phase.PREFILL)
-    assert list(places.free) == []
+    assert (waits.slot, waits.phase, runs.slot, runs.phase) == (None, Phase.WAITING, 0, Phase.PREFILL)
+    assert list(slots.free) == []
 
 
 @pytest.mark.parametrize(
@@ -207,16 +207,16 @@ def test_waiting_makes_up_for_priority() -> None:
 
 def test_phases_come_in_order() -> None:
     ended = text()
-    move(ended, Phase.ENDED)
+    change_phase(ended, Phase.ENDED)
     for one, phase in ((ended, Phase.WAITING), (text(), Phase.DECODE)):
         with pytest.raises(RuntimeError, match="cannot go"):
-            move(one, phase)
+            change_phase(one, phase)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"places": 0},
+        {"slots": 0},
         {"rows": 3},
         {"chunk": 0},
         {"length": 0},
@@ -233,43 +233,43 @@ def test_settings_without_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_prompts_have_fewer_rows_beside_texts_that_decode() -> None:
     settings = EngineSettings(
-        places=4, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
+        slots=4, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
     )
-    roster = SchedulerState(settings)
-    roster.add(GenerationState(0, [1, 2], 2, 50, 0, 0.0, None))
-    roster.ran(plan := roster.plan(0.0, beside=64))
-    assert [share.count for share in plan.shares] == [2], "nobody decodes yet: nothing to mind"
-    roster.append(plan.shares[0].text, 7)
-    roster.add(GenerationState(1, list(range(500)), 500, 50, 0, 0.0, None))
-    assert [share.count for share in roster.plan(0.0, beside=20).shares] == [1, 20]
+    scheduler = SchedulerState(settings)
+    scheduler.add(GenerationState(0, [1, 2], 2, 50, 0, 0.0, None))
+    scheduler.complete(plan := scheduler.plan(0.0, prefill_rows=64))
+    assert [scheduled.count for scheduled in plan.schedule] == [2], "nobody decodes yet: nothing to mind"
+    scheduler.append(plan.schedule[0].text, 7)
+    scheduler.add(GenerationState(1, list(range(500)), 500, 50, 0, 0.0, None))
+    assert [scheduled.count for scheduled in scheduler.plan(0.0, prefill_rows=20).schedule] == [1, 20]
 
 
 def test_short_prompts_are_read_at_once_beside_texts_that_decode() -> None:
     settings = EngineSettings(
-        places=9, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
+        slots=9, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
     )
-    roster = SchedulerState(settings)
+    scheduler = SchedulerState(settings)
     running = [GenerationState(number, [1, 2], 2, 50, 0, 0.0, None) for number in range(4)]
     for text in running:
-        roster.add(text)
-    roster.ran(roster.plan(0.0))
+        scheduler.add(text)
+    scheduler.complete(scheduler.plan(0.0))
     for text in running:
-        roster.append(text, 7)
+        scheduler.append(text, 7)
     for number in range(4, 8):
-        roster.add(GenerationState(number, [number] * 20, 20, 50, 0, 0.0, None))
-    counts = [share.count for share in roster.plan(0.0, beside=16).shares]
+        scheduler.add(GenerationState(number, [number] * 20, 20, 50, 0, 0.0, None))
+    counts = [scheduled.count for scheduled in scheduler.plan(0.0, prefill_rows=16).schedule]
     assert counts == [1, 1, 1, 1, 20, 20, 20, 1], "64 rows to their end; then a newcomer only begins"
 
 
 def test_where_more_texts_begin_than_go_on_prompts_have_more_rows() -> None:
     settings = EngineSettings(
-        places=9, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
+        slots=9, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
     )
-    roster = SchedulerState(settings)
-    roster.add(GenerationState(0, [1, 2], 2, 50, 0, 0.0, None))
-    roster.ran(plan := roster.plan(0.0))
-    roster.append(plan.shares[0].text, 7)
+    scheduler = SchedulerState(settings)
+    scheduler.add(GenerationState(0, [1, 2], 2, 50, 0, 0.0, None))
+    scheduler.complete(plan := scheduler.plan(0.0))
+    scheduler.append(plan.schedule[0].text, 7)
     for number in range(1, 5):
-        roster.add(GenerationState(number, [number] * 500, 500, 50, 0, 0.0, None))
-    counts = [share.count for share in roster.plan(0.0, beside=20).shares]
+        scheduler.add(GenerationState(number, [number] * 500, 500, 50, 0, 0.0, None))
+    counts = [scheduled.count for scheduled in scheduler.plan(0.0, prefill_rows=20).schedule]
     assert counts == [1, 80, 1, 1, 1], "four begin beside one"

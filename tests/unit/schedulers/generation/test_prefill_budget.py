@@ -11,25 +11,25 @@ def seconds(decoding: int, rows: int, per_row: float = 0.0001) -> float:
     return 0.02 + 0.001 * decoding + per_row * rows
 
 
-def learnt(pace: PrefillBudget, per_row: float = 0.0001, steps: int = 30) -> int:
+def learnt(budget: PrefillBudget, per_row: float = 0.0001, steps: int = 30) -> int:
     """The rows after a long prompt was read beside 8 decoding texts."""
     for _ in range(5):
-        pace.took(8, 0, seconds(8, 0))
+        budget.record(8, 0, seconds(8, 0))
     for _ in range(steps):
-        rows = pace.rows or 256
-        pace.took(8, rows, seconds(8, rows, per_row))
-    found = pace.rows
+        rows = budget.rows or 256
+        budget.record(8, rows, seconds(8, rows, per_row))
+    found = budget.rows
     assert found is not None
     return found
 
 
 def test_nothing_is_known_before_the_first_steps() -> None:
-    pace = PrefillBudget(2.0)
-    assert pace.rows is None
-    pace.took(0, 256, 0.5)
-    assert pace.rows is None, "a step without decoding texts slows nobody down"
-    pace.took(8, 0, 0.02)
-    assert pace.rows == FIRST_ROWS
+    budget = PrefillBudget(2.0)
+    assert budget.rows is None
+    budget.record(0, 256, 0.5)
+    assert budget.rows is None, "a step without decoding texts slows nobody down"
+    budget.record(8, 0, 0.02)
+    assert budget.rows == FIRST_ROWS
 
 
 @pytest.mark.parametrize("slowdown", [1.5, 2.0, 4.0])
@@ -47,14 +47,14 @@ def test_rows_that_cost_nothing_are_many() -> None:
 
 
 def test_pace_follows_a_machine_that_becomes_slower() -> None:
-    pace = PrefillBudget(2.0)
-    before = learnt(pace)
-    after = learnt(pace, per_row=0.0003)
+    budget = PrefillBudget(2.0)
+    before = learnt(budget)
+    after = learnt(budget, per_row=0.0003)
     assert after == pytest.approx(before / 3, rel=0.1)
 
 
 def test_a_clock_that_stands_still_teaches_nothing() -> None:
-    pace = PrefillBudget(2.0)
-    pace.took(8, 0, 0.0)
-    pace.took(8, 64, 0.0)
-    assert pace.rows is None
+    budget = PrefillBudget(2.0)
+    budget.record(8, 0, 0.0)
+    budget.record(8, 64, 0.0)
+    assert budget.rows is None

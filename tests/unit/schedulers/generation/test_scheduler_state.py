@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tfs_lite.core.status import Reason, StatusCode
+from tfs_lite.schedulers.generation.generation_state import GenerationState, Phase
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.schedulers.generation.text import GenerationState, Phase
 
 
-def roster(**changes: Any) -> SchedulerState:
-    values: dict[str, Any] = {"places": 2, "length": 100, "rows": 64, "chunk": 32}
+def scheduler(**changes: Any) -> SchedulerState:
+    values: dict[str, Any] = {"slots": 2, "length": 100, "rows": 64, "chunk": 32}
     values |= {"max_queue": 3, "max_queued_tokens": 40, "queue_timeout": 30.0}
     return SchedulerState(EngineSettings(**values | changes))
 
@@ -33,29 +33,29 @@ def add(
 
 def step(of: SchedulerState, now: float = 0.0) -> None:
     plan = of.plan(now)
-    of.ran(plan)
-    for share in plan.shares:
-        if share.draws:
-            of.append(share.text, 1)
+    of.complete(plan)
+    for scheduled in plan.schedule:
+        if scheduled.draws:
+            of.append(scheduled.text, 1)
 
 
 def test_nothing_to_do_is_an_empty_plan() -> None:
-    plan = roster().plan(0.0)
-    assert (plan.shares, plan.copies, plan.admitted, plan.preempted) == ((), (), (), ())
+    plan = scheduler().plan(0.0)
+    assert (plan.schedule, plan.copies, plan.admitted, plan.preempted) == ((), (), (), ())
 
 
 def test_start_is_told() -> None:
-    busy = roster()
+    busy = scheduler()
     text = add(busy, 1)
     plan = busy.plan(7.5)
     assert plan.admitted == (text,)
-    assert (text.started, text.place, text.phase, text.cached_asked) == (7.5, 0, Phase.PREFILL, 4)
+    assert (text.started, text.slot, text.phase, text.cached_asked) == (7.5, 0, Phase.PREFILL, 4)
     assert list(busy.running) == [text]
     assert list(busy.waiting) == []
 
 
-def test_texts_with_a_place_do_not_count_as_waiting() -> None:
-    empty = roster()
+def test_texts_with_a_slot_do_not_count_as_waiting() -> None:
+    empty = scheduler()
     assert empty.refusal([4] * 5) is None
     refused = empty.refusal([4] * 6)
     assert refused is not None
@@ -64,7 +64,7 @@ def test_texts_with_a_place_do_not_count_as_waiting() -> None:
 
 
 def test_tokens_of_waiting_texts_are_bounded() -> None:
-    busy = roster()
+    busy = scheduler()
     for number in range(2):
         add(busy, number)
     step(busy)
@@ -77,19 +77,19 @@ def test_tokens_of_waiting_texts_are_bounded() -> None:
     assert busy.refusal([10]) is None
 
 
-def test_place_of_a_removed_text_is_free_for_the_next_plan() -> None:
-    busy = roster(places=1)
+def test_slot_of_a_removed_text_is_free_for_the_next_plan() -> None:
+    busy = scheduler(slots=1)
     first, second = add(busy, 1), add(busy, 2)
     step(busy)
     assert busy.plan(0.0).admitted == ()
     busy.remove(first)
     busy.remove(first)
-    assert (first.phase, first.place) == (Phase.ENDED, None)
+    assert (first.phase, first.slot) == (Phase.ENDED, None)
     assert busy.plan(0.0).admitted == (second,)
 
 
 def test_waiting_text_can_be_removed() -> None:
-    busy = roster(places=1)
+    busy = scheduler(slots=1)
     texts = [add(busy, number) for number in range(3)]
     busy.remove(texts[1])
     assert list(busy.waiting) == [texts[0], texts[2]]
@@ -97,16 +97,16 @@ def test_waiting_text_can_be_removed() -> None:
 
 
 def test_rows_of_a_text_removed_during_the_step_do_not_count() -> None:
-    busy = roster()
+    busy = scheduler()
     gone, stays = add(busy, 1), add(busy, 2)
     plan = busy.plan(0.0)
     busy.remove(gone)
-    busy.ran(plan)
+    busy.complete(plan)
     assert (gone.done, stays.done) == (0, 4)
 
 
 def test_deadline_passes_for_waiting_and_running_texts() -> None:
-    busy = roster(places=1)
+    busy = scheduler(slots=1)
     runs, waits = add(busy, 1, deadline=5.0), add(busy, 2, deadline=5.0)
     add(busy, 3)
     step(busy)
@@ -122,7 +122,7 @@ def test_deadline_passes_for_waiting_and_running_texts() -> None:
 
 
 def test_text_that_waits_too_long_for_its_start_is_late() -> None:
-    busy = roster(places=1)
+    busy = scheduler(slots=1)
     runs, waits = add(busy, 1), add(busy, 2)
     step(busy)
     (found,) = busy.late(30.0)
@@ -132,7 +132,7 @@ def test_text_that_waits_too_long_for_its_start_is_late() -> None:
 
 
 def test_preempted_text_is_not_late_for_its_start() -> None:
-    busy = roster(places=1)
+    busy = scheduler(slots=1)
     low = GenerationState(1, [1, 2], 2, 10, 5, 0.0, None)
     busy.add(low)
     step(busy)
@@ -142,14 +142,14 @@ def test_preempted_text_is_not_late_for_its_start() -> None:
 
 
 def test_ended_texts_are_not_kept_for_their_times() -> None:
-    busy = roster()
+    busy = scheduler()
     for number in range(1000):
         busy.remove(add(busy, number, deadline=1e9))
-    assert len(busy._alarms._entries) < 100
+    assert len(busy._timeouts._entries) < 100
 
 
 def test_state_counts_tokens() -> None:
-    busy = roster(places=2)
+    busy = scheduler(slots=2)
     for number in range(3):
         add(busy, number)
     step(busy)
@@ -158,7 +158,7 @@ def test_state_counts_tokens() -> None:
 
 
 def test_token_that_nobody_wants_is_an_error() -> None:
-    busy = roster()
+    busy = scheduler()
     text = add(busy, 1)
     with pytest.raises(RuntimeError, match="wants no token"):
         busy.append(text, 1)
@@ -168,20 +168,20 @@ def test_token_that_nobody_wants_is_an_error() -> None:
 
 
 def test_rows_that_failed_are_not_reused() -> None:
-    busy = roster(places=1)
+    busy = scheduler(slots=1)
     failed = add(busy, 1, length=30)
     step(busy)
-    busy.remove(failed, sound=False)
+    busy.remove(failed, valid=False)
     again = add(busy, 2, length=31, token=1)
     busy.plan(0.0)
     assert (again.cached, again.cached_asked) == (0, 31)
 
 
 def test_reuse_is_told() -> None:
-    busy = roster(places=1)
+    busy = scheduler(slots=1)
     first = add(busy, 1, length=30)
     step(busy)
     busy.remove(first)
     again = add(busy, 2, length=31, token=1)
-    assert busy.plan(0.0).shares[0].start == 30
+    assert busy.plan(0.0).schedule[0].start == 30
     assert (again.cached, again.cached_asked, again.done) == (30, 31, 30)

@@ -108,15 +108,15 @@ class SlowCodec(ByteCodec):
 class House:
     """A servable, its model and its clock. Steps wait for ``go``."""
 
-    def __init__(self, codec: bool = True, places: int = 2, max_queue: int = 4, **options: Any) -> None:
+    def __init__(self, codec: bool = True, slots: int = 2, max_queue: int = 4, **options: Any) -> None:
         self.clock = VirtualClock()
         self.codec = SlowCodec()
         self.go, self.inside = threading.Event(), threading.Event()
         self.go.set()
         self.step_seconds = 0.0
-        limits = Limits(places, LENGTH, VOCABULARY, frozenset({END}))
+        limits = Limits(slots, LENGTH, VOCABULARY, frozenset({END}))
         self.model = HashModel(limits, self.codec if codec else None, before=self._before, **options.pop("model", {}))
-        settings = EngineSettings(places, options.pop("length", LENGTH), LENGTH, LENGTH, max_queue, 10 * LENGTH, 30.0)
+        settings = EngineSettings(slots, options.pop("length", LENGTH), LENGTH, LENGTH, max_queue, 10 * LENGTH, 30.0)
         self.servable = GenerativeServable(self.model, ServableId("m", 1), settings, clock=self.clock, **options)
 
     def _before(self, step: Any) -> None:
@@ -466,7 +466,7 @@ def test_timeout_of_a_call_is_a_deadline(house, deadline):
 
 
 def test_call_knows_how_long_it_waited_and_how_long_it_ran(make):
-    house = make(places=1)
+    house = make(slots=1)
     house.step_seconds = 1.0
     running = house.running()
     waiting = house.submit(Generation([1], 3, ignore_eos=True), Generation([2], 2, ignore_eos=True))
@@ -519,7 +519,7 @@ def test_call_after_the_end_and_inside_it_is_answered(make):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_each_of_many_calls_has_one_answer_whoever_cancels_whom(make, seed):
-    house = make(places=3, max_queue=20)
+    house = make(slots=3, max_queue=20)
     dice = random.Random(seed)
     calls: list[Asked] = []
 

@@ -13,7 +13,7 @@ from tfs_lite.core.generation import ChatPrompt, Generation, Limits, Sampling
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.schedulers.generation.tokenizing import LIGHT, Prepared, Tokenizing, Work, prepare, weigh
+from tfs_lite.schedulers.generation.tokenizing import LIGHT, Prepared, TokenizerThread, Work, prepare, weigh
 from tfs_lite.testing.language.byte_codec import BEGIN, END, VOCABULARY, ByteCodec
 
 PATIENCE = 60
@@ -213,7 +213,7 @@ class House:
     """A thread for tokens, whose first work can be held up."""
 
     def __init__(self) -> None:
-        self.tokenizing = Tokenizing("model m version 1", 3, "m-1", 100)
+        self.tokenizing = TokenizerThread("model m version 1", 3, "m-1", 100)
         self.ran: list[str] = []
         self.dropped: list[str] = []
         self.threads: set[str] = set()

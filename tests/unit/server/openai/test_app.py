@@ -286,7 +286,7 @@ def test_requests_are_counted_under_their_models() -> None:
 
 def test_full_queue_is_429_and_says_when_to_come_again() -> None:
     with serving_openai() as served:
-        gate = served.add("m", script="a", places=1, max_queue=0)
+        gate = served.add("m", script="a", slots=1, max_queue=0)
         gate.shut()
         body = {"model": "m", "prompt": "x"}
         with served.raw(COMPLETIONS, body):
@@ -302,10 +302,10 @@ def test_full_queue_is_429_and_says_when_to_come_again() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("where", ["header", "body", "server"])
-def test_time_that_is_up_is_504_and_frees_the_place(where: str, stream: bool) -> None:
+def test_time_that_is_up_is_504_and_frees_the_slot(where: str, stream: bool) -> None:
     settings = OpenAiSettings(timeout=0.2) if where == "server" else None
     with serving_openai(settings=settings) as served:
-        gate = served.add("m", script="a", places=1)
+        gate = served.add("m", script="a", slots=1)
         gate.shut()
         body = {"model": "m", "prompt": "x", "stream": stream, **({"timeout": 0.2} if where == "body" else {})}
         answer = served.post(COMPLETIONS, body, **({"timeout": "0.2"} if where == "header" else {}))
@@ -313,7 +313,7 @@ def test_time_that_is_up_is_504_and_frees_the_place(where: str, stream: bool) ->
         assert answer.headers["x-should-retry"] == "false"
         assert served.count("Completions", "DEADLINE_EXCEEDED") == 1
         gate.open()
-        wait_until(served.is_empty, "the place is free", PATIENCE)
+        wait_until(served.is_empty, "the slot is free", PATIENCE)
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf", ""])
@@ -357,7 +357,7 @@ def test_client_that_goes_cancels_its_text() -> None:
             gate.wait()
         wait_until(lambda: served.count("Completions", "CANCELLED"), "it is counted as cancelled")
         gate.let(2)
-        wait_until(served.is_empty, "the place is free", PATIENCE)
+        wait_until(served.is_empty, "the slot is free", PATIENCE)
         assert served.servables["m"][1].model.steps <= 2
 
 

@@ -83,7 +83,7 @@ def test_openais_client_raises_its_own_errors(client: openai.OpenAI) -> None:
 
 def test_openais_client_sees_full_queues_and_failures_in_streams() -> None:
     with serving_openai() as served:
-        full = served.add("full", script="a", places=1, max_queue=0)
+        full = served.add("full", script="a", slots=1, max_queue=0)
         broken = served.add("m", choose=lambda tokens, draw: ord("a") if draw.index < 3 else None)
         full.shut()
         with (

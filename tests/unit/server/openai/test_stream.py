@@ -198,7 +198,7 @@ def test_client_that_goes_ends_its_texts() -> None:
             next(response.iter_raw())
         wait_until(lambda: served.count("Completions", "CANCELLED"), "it is counted as cancelled")
         gate.let(2)
-        wait_until(served.is_empty, "its places are free", PATIENCE)
+        wait_until(served.is_empty, "its slots are free", PATIENCE)
         assert served.servables["m"][1].model.steps <= 4
 
 
@@ -206,7 +206,7 @@ def test_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixture)
     """The model has long written everything, and the client has not read what the system keeps for it."""
     caplog.set_level("INFO")
     with serving_openai(settings=OpenAiSettings(stream_idle=0.3), patience=2.0) as served:
-        served.add("m", script="a" * 250, length=256, places=16, max_queue=128)
+        served.add("m", script="a" * 250, length=256, slots=16, max_queue=128)
         body = {"model": "m", "messages": HELLO, "n": 64, "max_tokens": 200, "logprobs": True, "top_logprobs": 20}
         with served.raw(CHAT, {**body, "stream": True}, read_bytes=4096) as connection:
             wait_until(lambda: served.count("ChatCompletions", "CANCELLED"), "it is given up", PATIENCE)
@@ -313,7 +313,7 @@ def test_connection_of_a_reader_that_sleeps_is_cut_at_once_where_the_server_know
         assert (reader.bodies, reader.gone.is_set()) == ([], True)
         assert served.count("Completions", "CANCELLED") == 1
         gate.let(2)
-        wait_until(served.is_empty, "its place is free", PATIENCE)
+        wait_until(served.is_empty, "its slot is free", PATIENCE)
 
 
 class Brittle(ByteCodec):

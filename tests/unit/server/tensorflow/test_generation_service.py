@@ -176,7 +176,7 @@ def test_cancel_ends_the_text_and_the_stream_goes_on(stream: Stream, house: V2Fi
     stream.send(asked("hi", max_tokens=2))
     stream.end()
     assert text(stream.rest()) == "gr"
-    wait_until(lambda: model.state().running == 0, "its place is free")
+    wait_until(lambda: model.state().running == 0, "its slot is free")
     assert (count(house, "CANCELLED"), count(house, "OK")) == (1, 1)
 
 
@@ -190,7 +190,7 @@ def test_cancel_that_comes_too_late_is_no_failure(stream: Stream) -> None:
     assert [piece["finish_reason"] for piece in stream.rest()] == [[b"length"]]
 
 
-def test_client_that_goes_frees_its_place(stream: Stream, house: V2Fixture) -> None:
+def test_client_that_goes_frees_its_slot(stream: Stream, house: V2Fixture) -> None:
     model = house.servables["lm", 1]
     model.steps.let(1)
     stream.send(asked("hi"))
@@ -199,7 +199,7 @@ def test_client_that_goes_frees_its_place(stream: Stream, house: V2Fixture) -> N
     stream.calls.cancel()
     wait_until(lambda: count(house, "CANCELLED"), "it is counted as cancelled")
     model.steps.open()
-    wait_until(lambda: model.state().running == 0 and house.handles == 0, "its place is free")
+    wait_until(lambda: model.state().running == 0 and house.handles == 0, "its slot is free")
 
 
 # Failures.
@@ -256,7 +256,7 @@ def test_unknown_model_is_not_found(stream: Stream, house: V2Fixture) -> None:
 
 
 def test_full_queue_is_a_status(stream: Stream, channel: grpc.Channel, house: V2Fixture) -> None:
-    model = house.add("lm", language(WORDS, places=1, max_queue=0))
+    model = house.add("lm", language(WORDS, slots=1, max_queue=0))
     model.steps.let(1)
     stream.send(asked("hi"))
     stream.next()

@@ -163,7 +163,7 @@ def test_stream_takes_one_text(served: V2Served) -> None:
 @pytest.mark.parametrize("path", [GENERATE, STREAM], ids=["generate", "generate_stream"])
 def test_full_queue_is_an_error_with_a_hint(path: str) -> None:
     with serving_v2() as served:
-        model = served.house.add("lm", language(WORDS, places=1, max_queue=0))
+        model = served.house.add("lm", language(WORDS, slots=1, max_queue=0))
         model.steps.shut()
         with hold(served):
             wait_until(lambda: model.steps.held, "the model works")
@@ -183,16 +183,16 @@ def hold(served: V2Served) -> socket.socket:
     return connection
 
 
-def test_client_that_goes_frees_its_place_in_the_model() -> None:
+def test_client_that_goes_frees_its_slot_in_the_model() -> None:
     with serving_v2() as served:
-        model = served.house.add("lm", language(WORDS, places=1))
+        model = served.house.add("lm", language(WORDS, slots=1))
         model.steps.shut()
         with hold(served):
             wait_until(lambda: model.steps.held, "the model works")
             assert model.state().running == 1
         wait_until(lambda: served.house.count("CANCELLED", "lm"), "it is counted as cancelled")
         model.steps.open()
-        wait_until(lambda: model.state().running == 0 and served.house.handles == 0, "its place is free")
+        wait_until(lambda: model.state().running == 0 and served.house.handles == 0, "its slot is free")
         assert served.post(GENERATE, {"text_input": "hi", "max_tokens": 40}).json()["text_output"] == WORDS
 
 
@@ -349,7 +349,7 @@ def test_failures_are_answers_and_the_stream_goes_on(client: V2Client, house: V2
     assert all(map(is_final, answers.values()))
 
 
-def test_stream_that_is_cancelled_frees_its_places(client: V2Client, house: V2Fixture) -> None:
+def test_stream_that_is_cancelled_frees_its_slots(client: V2Client, house: V2Fixture) -> None:
     model = house.servables["lm", 1]
     model.steps.let(1)
     stream = client.stream()
@@ -359,7 +359,7 @@ def test_stream_that_is_cancelled_frees_its_places(client: V2Client, house: V2Fi
     stream.calls.cancel()
     wait_until(lambda: house.count("CANCELLED", "lm"), "it is counted as cancelled")
     model.steps.open()
-    wait_until(lambda: model.state().running == 0 and house.handles == 0, "its place is free")
+    wait_until(lambda: model.state().running == 0 and house.handles == 0, "its slot is free")
 
 
 def test_tokens_may_be_sent_instead_of_texts(client: V2Client, house: V2Fixture) -> None:

@@ -1,7 +1,7 @@
-"""One text inside an engine, from its arrival to its end.
+"""The state of one text inside an engine, from its arrival to its end.
 
-There is no difference in kind between a prompt and output: a text has ``tokens``, and its place holds the cache of the
-first ``done`` of them. Whatever is behind gets rows in the next steps; one row behind is what decoding is.
+Prompt and output are treated alike: a text has ``tokens``, and its slot holds keys and values of the first ``done`` of
+them. The others get rows in the next steps; a text that decodes is one row behind.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Phase(enum.Enum):
-    """Where a text is in its life."""
+    """The phase of a text."""
 
     WAITING = "it has no place: it has not started, or a more urgent one took its place"
     PREFILL = "it has a place, which does not hold all of its tokens yet"
@@ -30,9 +30,9 @@ _NEXT = {
 
 @dataclass(slots=True, eq=False)
 class GenerationState:
-    """Changed by the engine's thread only, and there by the roster. Times are of the clock's ``monotonic``, in seconds.
+    """Changed by the scheduler only, on the engine's thread. Times are those of the clock's ``monotonic``, in seconds.
 
-    ``tokens`` only grows: others keep the list, with a count, for as long as a place holds these tokens.
+    ``tokens`` only grows: cache slots keep the list, with a count, for as long as they hold these tokens.
     """
 
     number: int
@@ -41,40 +41,40 @@ class GenerationState:
     """Prompt, then output."""
     prompt_length: int
     limit: int
-    """The most output tokens. 0: nothing is drawn, the text is over when ``done == len(tokens)``."""
+    """The most output tokens. With 0 nothing is drawn, and the text ends when ``done == len(tokens)``."""
     priority: int
-    """Lower is sooner."""
+    """Lower is more urgent."""
     arrived: float
     deadline: float | None
     reusable: bool = True
-    """False: every row has to be computed, whoever has the same tokens."""
+    """False: every row has to be computed, also where a slot holds the same tokens."""
     done: int = 0
-    """Tokens whose keys and values are in the place."""
-    place: int | None = None
+    """Tokens whose keys and values are in the slot."""
+    slot: int | None = None
     phase: Phase = Phase.WAITING
     cached: int = 0
-    """Tokens of the prompt that had not to be computed at its first start."""
+    """Prompt tokens that were reused at its first start."""
     cached_asked: int = 0
-    """Tokens of the prompt that were looked up then."""
+    """Prompt tokens that were looked up then."""
     preemptions: int = 0
     started: float | None = None
-    """When it got a place for the first time."""
-    work: Any = None
-    """The engine's own."""
+    """When it got a slot for the first time."""
+    job_state: Any = None
+    """The engine's :class:`~tfs_lite.schedulers.generation.job.JobState` of this text."""
 
     @property
     def output(self) -> int:
-        """Count of output tokens."""
+        """The number of output tokens."""
         return len(self.tokens) - self.prompt_length
 
     @property
     def behind(self) -> int:
-        """Count of tokens that have yet to go through the network."""
+        """The number of tokens that have yet to go through the network."""
         return len(self.tokens) - self.done
 
 
-def move(text: GenerationState, phase: Phase) -> None:
-    """The one way from phase to phase. RuntimeError for a step that no text takes."""
+def change_phase(text: GenerationState, phase: Phase) -> None:
+    """RuntimeError for a change that is not allowed."""
     if phase not in _NEXT[text.phase]:
         raise RuntimeError(f"text {text.number} cannot go from {text.phase.name} to {phase.name}")
     text.phase = phase
