@@ -204,7 +204,7 @@ BREAKS = {
     "nobody gives way": (planner._Draft, "_victim", _never_gives_way),
     "anybody gives way": (planner._Draft, "_victim", _any_victim),
     "the second one comes first": (planner._Draft, "_admit", _looks_behind),
-    "steps have any number of rows": (planner._Draft, "_share", _ignores_rows),
+    "steps have any number of rows": (planner._Draft, "_schedule_rows", _ignores_rows),
     "slots are lost": (CacheSlots, "release", _keeps_ended),
     "nothing is late": (SchedulerState, "late", lambda self, now: []),
     "the queue has no end": (SchedulerState, "refusal", lambda self, lengths: None),
