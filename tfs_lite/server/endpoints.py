@@ -71,8 +71,8 @@ class Endpoints:
             core.handle,
             core.request_metrics,
             options.max_message_bytes,
-            core.parts.routes.handle,
-            core.parts.on_call,
+            core.services.routes.handle,
+            core.services.on_call,
         )
         self._inferences = Inferences(
             self._predictor,
@@ -210,7 +210,7 @@ class Endpoints:
 
     def _own_page(self) -> bytes:
         """Triton's names, which the library would change, follow ours."""
-        triton = "".join(f"{line}\n" for line in self._core.parts.book.lines(self._core.queues()))
+        triton = "".join(f"{line}\n" for line in self._core.services.statistics.lines(self._core.queues()))
         return generate_latest(self._core.registry) + triton.encode()
 
     def _upstream_page(self) -> tuple[bytes, str]:

@@ -116,7 +116,7 @@ class ServerLifecycle:
         if self.repository is not None:
             return self._load_explicitly(self.repository)
         result = core.wait_for_first(first_attempt_counts=not options.exit_on_initial_load_failure)
-        core.first_is_over()
+        core.end_first_load()
         if options.ready_requires_all_models and not options.exit_on_initial_load_failure:
             core.wait_for_all()
         if core.stopping:
@@ -129,7 +129,7 @@ class ServerLifecycle:
     def _load_explicitly(self, repository: RepositoryControl) -> ServingError | None:
         core, options = self.core, self.core.options
         failures = repository.load_first(options.load_model)
-        core.first_is_over()
+        core.end_first_load()
         if failures and options.exit_on_initial_load_failure and not core.stopping:
             return next(iter(failures.values()))
         if options.ready_requires_all_models:
@@ -140,7 +140,7 @@ class ServerLifecycle:
 
     def _say_ready(self) -> None:
         self.health.set_ready()
-        self.core.changes.ring()
+        self.core.changes.notify()
         models = self.core.models()
         logger.info("ready: %d of %d models available", sum(model.available for model in models), len(models))
 

@@ -1,4 +1,4 @@
-"""One bell for everything that a waiting reload, a probe or a watcher may want to look at again."""
+"""Tells waiting reloads, probes and watchers that a state has changed, and that they may look at it again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class ChangeNotifier:
-    """``ring`` after a change; whoever waits looks at the state itself. Any thread may call any method, also from a
+    """``notify`` after a change; a waiter looks at the state itself. Any thread may call any method, also from a
     callback of the event bus. Listeners must be short and must not raise."""
 
     def __init__(self) -> None:
@@ -16,16 +16,17 @@ class ChangeNotifier:
         self._listeners: tuple[Callable[[], None], ...] = ()
 
     def listen(self, listener: Callable[[], None]) -> None:
+        """Calls ``listener`` after each change, on the thread of the change."""
         with self._changed:
             self._listeners = (*self._listeners, listener)
 
     @property
     def count(self) -> int:
-        """Take it before looking at the state; then :meth:`wait_beyond` misses no change."""
+        """How many changes there were. Read it before looking at the state; then :meth:`wait_since` misses none."""
         with self._changed:
             return self._count
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         with self._changed:
             self._count += 1
             self._changed.notify_all()
@@ -33,7 +34,7 @@ class ChangeNotifier:
         for listener in listeners:
             listener()
 
-    def wait_beyond(self, count: int, timeout: float | None) -> None:
-        """Returns when there was a ring since ``count`` was taken, or after ``timeout`` seconds."""
+    def wait_since(self, count: int, timeout: float | None) -> None:
+        """Returns when there was a change since ``count`` was read, or after ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._count != count, timeout)

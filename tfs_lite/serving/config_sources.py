@@ -1,15 +1,9 @@
-"""What a server is to serve when it starts: from the source of models that its options name.
+"""Where configs of the server come from: a config file, one base path, or a model repository, as the options say.
 
-What keeps the served set up to date by itself: the config file, or the model repository.
-
-Both end in the change that clients may ask for by a reload, but wait for no model: one that takes long to load must
-not hide the next change. What goes wrong is logged once per cause, and tried again.
-
-Which models a server could load on request, and where they are: looked up anew for each call.
-
-They come from the model repository, from the config file, or are the one model of a base path, as the options say.
-
-Which versions of the models of a repository are wanted: what each model's own config says, read when it changes.
+:func:`read_first_config` reads the one of the start. The watchers keep the served set up to date: they apply a changed
+file or repository as a reload would, but wait for no model, because one that takes long to load must not hold up the
+next change; what goes wrong is logged once per cause and tried again. :class:`ModelLocator` looks up which models could
+be loaded by a call, anew for each call.
 """
 
 from __future__ import annotations
@@ -33,10 +27,12 @@ from tfs_lite.serving.source_chain import served_platforms
 from tfs_lite.sources.disk import Disk, Entry, RealDisk
 from tfs_lite.sources.repository import ModelRepository, models_in
 
+logger = logging.getLogger(__name__)
+
 
 def read_first_config(options: ServerOptions) -> ModelServerConfig:
     """From the config file or the base path. Raises INVALID_ARGUMENT or NOT_FOUND in one line that says where and
-    what. A model repository is looked through by its follower instead."""
+    what. For a model repository, see :class:`RepositoryWatcher`."""
     directory = working_directory(options)
     if options.model_config_file:
         return read_config_file(options.model_config_file, directory)
@@ -48,16 +44,14 @@ def read_first_config(options: ServerOptions) -> ModelServerConfig:
 
 
 def read_config_file(path: str, directory: Path) -> ModelServerConfig:
-    """A config file of this server: every mistake in it, an unsupported platform too, is told with its place."""
+    """A config file of this server. The error of a mistake, an unsupported platform too, names its place."""
     return read_model_server_config(path, directory, served_platforms())
 
 
 def working_directory(options: ServerOptions) -> Path:
-    """What relative base paths in flags and files are below."""
+    """The directory that relative base paths in flags and files are below."""
     return base_directory(options) or Path.cwd()
 
-
-logger = logging.getLogger(__name__)
 
 Apply = Callable[[ModelServerConfig], None]
 _Found = tuple[str, VersionPolicy]
@@ -65,7 +59,7 @@ _Found = tuple[str, VersionPolicy]
 
 
 class ConfigFileWatcher:
-    """Reads the file again and again and applies it when it means something else, or when the last time failed."""
+    """Reads the file at intervals and applies it when its meaning has changed, or when the last attempt failed."""
 
     def __init__(
         self, path: str, working_directory: Path, interval: float, applied: ModelServerConfig, apply: Apply
@@ -74,7 +68,7 @@ class ConfigFileWatcher:
         self._working_directory = working_directory
         self._applied: ModelServerConfig | None = applied
         self._apply = apply
-        self._complaint = ""
+        self._logged_error = ""
         self._thread = PeriodicThread("tfs-config-file", self.poll, interval)
 
     def start(self) -> None:
@@ -84,30 +78,30 @@ class ConfigFileWatcher:
         self._thread.stop()
 
     def poll(self) -> None:
-        """Looks once. Never raises for what is in the file."""
+        """Reads the file once. Never raises for what is in it."""
         try:
             config = read_config_file(self._path, self._working_directory)
             if config != self._applied:
                 self._applied = None
                 self._apply(config)
                 self._applied = config
-            self._complaint = ""
+            self._logged_error = ""
         except ServingError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
+            if str(error) != self._logged_error:
+                self._logged_error = str(error)
                 logger.error("config file refused, nothing changed; it is tried again: %s", str(error))
 
 
 class RepositoryWatcher:
-    """Serves every model of a directory, also those that appear later, in the versions that its config asks for.
-    ``first_look`` -> ``start`` -> ``close``."""
+    """Serves every model of a directory, also those that appear later, in the versions that the model's config asks
+    for. ``first_look`` -> ``start`` -> ``close``."""
 
     def __init__(
         self, options: ServerOptions, clock: Clock, check: Callable[[ModelServerConfig], None], apply: Apply
     ) -> None:
         self._check = check
         self._apply = apply
-        self._following = threading.Event()
+        self._started = threading.Event()
         self._policies = RepositoryPolicies()
         self._found: dict[str, _Found] = {}
         self._skipped: dict[str, str] = {}
@@ -124,14 +118,14 @@ class RepositoryWatcher:
         )
 
     def first_look(self) -> ModelServerConfig:
-        """What is there now. FAILED_PRECONDITION if there is no such directory."""
+        """The config of the models that are there now. FAILED_PRECONDITION if there is no such directory."""
         if not os.path.isdir(self._path):
             raise failed_precondition("the model repository is no directory (--model_repository)")
         self._repository.poll()
         return self._config(self._found)
 
     def start(self) -> None:
-        self._following.set()
+        self._started.set()
         self._repository.start()
 
     def close(self) -> None:
@@ -140,7 +134,7 @@ class RepositoryWatcher:
     def _on_change(self, models: Mapping[str, str]) -> None:
         policies = self._policies.read(models)
         before, self._found = self._found, {name: (path, policies[name]) for name, path in models.items()}
-        if not self._following.is_set() or self._found == before:
+        if not self._started.is_set() or self._found == before:
             return
         try:
             self._apply(self._config(self._found))
@@ -172,7 +166,7 @@ def _config(models: Mapping[str, _Found]) -> ModelServerConfig:
 
 
 class ModelLocator:
-    """Any thread may call any method; each reads files."""
+    """Finds the models that could be loaded. Any thread may call any method; each reads files."""
 
     def __init__(self, options: ServerOptions, disk: Disk | None = None) -> None:
         self._options = options
@@ -192,11 +186,11 @@ class ModelLocator:
             raise failed_precondition("the model repository is no directory (--model_repository)")
 
     def find(self, name: str) -> ModelConfig | None:
-        """None for a model that is not there. ServingError if the place where models are said cannot be read."""
+        """None for a model that is not there. ServingError if the config file or the repository cannot be read."""
         if not self._root:
             return next((model for model in read_first_config(self._options).models if model.name == name), None)
         listing = {name: self._list(os.path.join(self._root, name))}
-        return one_entry(name, os.path.join(self._root, name)) if models_in(listing, ()) else None
+        return model_config(name, os.path.join(self._root, name)) if models_in(listing, ()) else None
 
     def names(self) -> list[str]:
         """Every model that could be loaded; none where they cannot be read."""
@@ -216,8 +210,8 @@ class ModelLocator:
             return []
 
 
-def one_entry(name: str, base_path: str) -> ModelConfig:
-    """INVALID_ARGUMENT for a name that a client could not say."""
+def model_config(name: str, base_path: str) -> ModelConfig:
+    """The config of one model. INVALID_ARGUMENT for a name that a request could not contain."""
     data = {"model_config_list": {"config": [{"name": name, "base_path": base_path}]}}
     return build(ModelServerConfig, Document(data)).models[0]
 
@@ -227,7 +221,8 @@ _LATEST = VersionPolicy()
 
 
 class RepositoryPolicies:
-    """Remembers what it read for as long as the files do not change. One thread."""
+    """Which versions of each model in a repository are wanted, as the model's own config says. Remembers what it read
+    for as long as the files do not change. One thread."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[_Stamp, VersionPolicy]] = {}
@@ -253,7 +248,7 @@ class RepositoryPolicies:
 
 
 def _stamp(base: str) -> _Stamp:
-    """Another one whenever a config beside the versions was changed."""
+    """Differs whenever a config beside the versions was changed."""
     found = []
     for name in config_files(base):
         try:

@@ -1,13 +1,11 @@
-"""What is known about every model, put together from those who know a part of it.
+"""What is known about every model, put together from four places.
 
     manager's events   which state each version is in
     the source         which versions are wanted, which still wait and why, why a model has nothing to offer
     the load journal   why the last attempt failed, while the next one is still to come
     the config         which models are served at all
 
-:func:`visible_versions` is the rule by which these become one list; the class only remembers the parts.
-
-What is known about a model, as clients may see it. Values only; ``view`` makes them.
+:func:`visible_versions` is the rule by which these become the list that clients see.
 """
 
 from __future__ import annotations
@@ -21,11 +19,10 @@ from tfs_lite.core.servable import ServableData, ServableId, VersionState, Versi
 from tfs_lite.core.source import AspiredVersionsCallback
 from tfs_lite.core.state import ManagerState, TimedState
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.serving.load_journal import LoadAttempt
+from tfs_lite.managers.state_monitor import ServableStateMonitor
+from tfs_lite.serving.change_notifier import ChangeNotifier
+from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.sources.source_config import SourceReport
-
-States = Callable[[str], Mapping[int, TimedState]]
-"""The last event of each version of a model."""
 
 _WIRE = {
     ManagerState.START: VersionState.START,
@@ -34,8 +31,6 @@ _WIRE = {
     ManagerState.UNLOADING: VersionState.UNLOADING,
     ManagerState.END: VersionState.END,
 }
-
-
 _ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
 
 
@@ -61,41 +56,43 @@ def visible_versions(
 class ModelStates:
     """Any thread may call any method; none of them waits for anything but this object's short lock."""
 
-    def __init__(
-        self,
-        states: States,
-        last_attempt: Callable[[ServableId], LoadAttempt | None],
-        on_change: Callable[[], None],
-    ) -> None:
-        self._states = states
-        self._last_attempt = last_attempt
-        self._on_change = on_change
+    def __init__(self, monitor: ServableStateMonitor, journal: LoadJournal, changes: ChangeNotifier) -> None:
+        self._monitor = monitor
+        self._journal = journal
+        self._changes = changes
         self._lock = threading.Lock()  # guards the fields below
         self._configured: tuple[str, ...] = ()
         self._aspired: dict[str, tuple[ServableId, ...]] = {}
         self._source: dict[str, SourceReport] = {}
+
+    # What is served.
 
     @property
     def configured(self) -> tuple[str, ...]:
         """The served models, in the order of the config."""
         return self._configured
 
+    def is_configured(self, name: str) -> bool:
+        return name in self._configured
+
     def configure(self, names: Iterable[str]) -> None:
-        """These models are served now. What the source said about others is forgotten."""
+        """These models are served now. What was known from the source about other models is forgotten."""
         with self._lock:
             self._configured = tuple(names)
             for kept in (self._source, self._aspired):
                 for name in [name for name in kept if name not in self._configured]:
                     del kept[name]
-        self._on_change()
+        self._changes.notify()
+
+    # What the source says.
 
     def on_source_report(self, report: SourceReport) -> None:
         with self._lock:
             self._source[report.name] = report
-        self._on_change()
+        self._changes.notify()
 
     def observe(self, callback: AspiredVersionsCallback[Any]) -> AspiredVersionsCallback[Any]:
-        """A callback that notes which versions are wanted and passes the list on."""
+        """A callback that notes which versions are wanted and passes each list on."""
 
         def note(name: str, versions: Sequence[ServableData[Any]]) -> None:
             wanted = tuple(item.id for item in versions)
@@ -104,9 +101,11 @@ class ModelStates:
                 self._aspired[name] = wanted
             callback(name, versions)
             if changed:
-                self._on_change()
+                self._changes.notify()
 
         return note
+
+    # What is known.
 
     def aspired(self, name: str) -> tuple[ServableId, ...]:
         with self._lock:
@@ -116,18 +115,24 @@ class ModelStates:
         with self._lock:
             return self._source.get(name)
 
-    def states(self, name: str) -> Mapping[int, TimedState]:
-        return self._states(name)
+    def version_states(self, name: str) -> Mapping[int, TimedState]:
+        """The last event of each version."""
+        return self._monitor.get_version_states(name)
+
+    def is_available(self, servable_id: ServableId) -> bool:
+        state = self._monitor.get_state(servable_id)
+        return state is not None and state.state is ManagerState.AVAILABLE
 
     def last_attempt(self, servable_id: ServableId) -> LoadAttempt | None:
-        return self._last_attempt(servable_id)
+        """The last attempt to load the version; None before the first."""
+        return self._journal.last(servable_id)
 
     def report(self, name: str) -> ModelReport:
         source = self.source_report(name)
         versions = visible_versions(
-            self._states(name),
+            self.version_states(name),
             source.waiting if source else {},
-            lambda version: self._last_attempt(ServableId(name, version)),
+            lambda version: self.last_attempt(ServableId(name, version)),
         )
         return ModelReport(name, versions, source.problem if source else OK)
 
@@ -138,7 +143,7 @@ class ModelStates:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """One model: its versions, the highest first, and why it has nothing to offer if that is so."""
+    """What clients may know of one model: its versions, the highest first, and why it has none to offer."""
 
     name: str
     versions: tuple[VersionStatus, ...] = ()

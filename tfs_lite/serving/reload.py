@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from tfs_lite.config.diff import ConfigDiff, ModelChange, check_platforms, diff
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.labels import VersionLabels, check_labels
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.config_checks import (
@@ -42,31 +42,30 @@ class AppliedButIncomplete(ServingError):
 
 
 class Reloader:
-    """One config at a time: a second caller of ``apply`` waits for the first, but not for ever; ``follow`` waits for
-    nobody's models. Never call it on the event loop."""
+    """Applies one config at a time. A second caller of ``apply`` waits for the first, for a limited time; ``follow``
+    waits for no models. Both block, so never call them on the event loop."""
 
     def __init__(
         self,
         options: ServerOptions,
-        topology: SourceChain,
+        *,
+        sources: SourceChain,
+        manager: AspiredVersionsManager,
         labels: VersionLabels,
-        view: ModelStates,
+        states: ModelStates,
         waiter: ModelWaiter,
         logs: RequestLogs,
         clock: Clock,
-        is_available: Callable[[ServableId], bool],
-        actual_platforms: Callable[[], Mapping[str, str]],
         on_applied: Callable[[ConfigDiff], None],
     ) -> None:
         self._options = options
-        self._topology = topology
+        self._sources = sources
+        self._manager = manager
         self._labels = labels
-        self._view = view
+        self._states = states
         self._waiter = waiter
         self._logs = logs
         self._clock = clock
-        self._is_available = is_available
-        self._actual_platforms = actual_platforms
         self._on_applied = on_applied
         self._applying = threading.Lock()  # held by one caller of apply at a time, its wait included
         self._committing = threading.Lock()  # guards _config; held while a config is carried out, never in a wait
@@ -101,14 +100,14 @@ class Reloader:
         return change.summary
 
     def follow(self, config: ModelServerConfig) -> None:
-        """Like :meth:`apply`, but nothing is waited for: a new model that takes long must not hold up the next change.
-        How the models fare, their states tell."""
+        """Like :meth:`apply`, but returns without waiting for the models: one that takes long to load must not hold up
+        the next change. Their states tell what becomes of them."""
         with self._committing:
             self._require_started()
             self._commit(config)
 
     def apply_first(self, config: ModelServerConfig) -> None:
-        """The config of the start: nothing is waited for, and labels apply when their versions are available."""
+        """Applies the config of the start without waiting. Labels apply when their versions are available."""
         with self._committing:
             self._commit(config)
 
@@ -119,7 +118,7 @@ class Reloader:
             raise ServingError(StatusCode.UNAVAILABLE, "the server is starting; try again in a moment")
 
     def _commit(self, config: ModelServerConfig) -> _Change:
-        """Carries the config out. The models that are to be waited for are the new ones."""
+        """Carries the config out. The models to wait for are the new ones."""
         old, difference = self._config, diff(self._config, config)
         if old is not None and not (difference.added or difference.removed or difference.changed):
             return _Change((), _summary(difference))
@@ -128,8 +127,8 @@ class Reloader:
         self._logs.configure(logged_models(config))
         self._config = config
         self._labels.replace(version_labels(config))
-        self._view.configure(model.name for model in config.models)
-        self._topology.reconfigure(config)
+        self._states.configure(model.name for model in config.models)
+        self._sources.reconfigure(config)
         self._on_applied(difference)
         summary = _summary(difference)
         logger.info("config applied: %s", summary)
@@ -137,19 +136,27 @@ class Reloader:
 
     def _check_against(self, config: ModelServerConfig, difference: ConfigDiff) -> None:
         check_platforms(difference)
-        check_actual_platforms(difference, self._actual_platforms())
+        check_actual_platforms(difference, self._loaded_platforms())
         check_labels(
             version_labels(config),
             self._labels.table,
-            self._is_available,
+            self._states.is_available,
             allow_unavailable=self._options.allow_version_labels_for_unavailable_models,
             first_config=self._config is None,
         )
 
+    def _loaded_platforms(self) -> Mapping[str, str]:
+        """By model."""
+        found = {}
+        for servable_id, handle in self._manager.get_available_servable_handles().items():
+            with handle:
+                found[servable_id.name] = handle.servable.platform
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What a config brought: the models that are to be waited for, and all of it in words."""
+    """What a config changed: the models to wait for, and a summary in words."""
 
     awaited: tuple[str, ...]
     summary: str
@@ -164,7 +171,7 @@ def _summary(difference: ConfigDiff) -> str:
 
 
 def _described(change: ModelChange) -> str:
-    """``m: base_path and version_labels``, and what an operator had better know at once."""
+    """``m: base_path and version_labels``, with a warning for a base path that does not exist."""
     gone = "base_path" in change.fields and not os.path.isdir(change.new.base_path)
     warning = ", which does not exist: it keeps the versions that it has" if gone else ""
     return f"{change.new.name}: {' and '.join(change.fields)}{warning}"

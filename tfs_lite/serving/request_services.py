@@ -1,8 +1,8 @@
-"""What servables and requests need of the server beside the lifecycle: statistics of calls, traces, the response cache,
-and the routes of sequences.
+"""What servables and requests need in addition to the lifecycle: statistics of calls, traces, the response cache, and
+the routes of sequences.
 
-The core makes it before the first model, tells it what becomes of versions and models, and closes it before the
-manager: routes hold handles.
+The core makes it before the first model, passes the manager's events on to it, and closes it before the manager,
+because routes hold handles.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tfs_lite.core.status import ServingError, Status
 from tfs_lite.metrics.batches import BatchMetrics
 from tfs_lite.metrics.generation import GenerationMetrics
 from tfs_lite.schedulers.response_cache import ResponseCache
+from tfs_lite.serving.load_journal import LoadJournal
+from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.response_cache_config import CacheCollector, cache_bytes
 from tfs_lite.serving.sequences.metrics import SequenceCollector
@@ -40,29 +42,28 @@ class RequestServices:
         options: ServerOptions,
         clock: Clock,
         registry: CollectorRegistry,
+        states: ModelStates,
+        journal: LoadJournal,
         lookup: Callable[[ModelRef], ServableHandle],
-        is_served: Callable[[str], bool],
-        load_seconds: Callable[[ServableId], float | None],
     ) -> None:
-        """``is_served``: whether there is a model of that name in the config. ``load_seconds``: how long the version's
-        load took."""
+        """``lookup``: the handle to a version, as :meth:`ServerCore.handle` gives it."""
         self._lookup = lookup
-        self._load_seconds = load_seconds
-        self.settings = V2Settings(is_served)
+        self._journal = journal
+        self.settings = V2Settings(states.is_configured)
         size = cache_bytes(options.cache_config)
         self._cache = cache = ResponseCache(size) if size else None
-        self.book = InferenceStatistics(cache_counts=cache.counts if cache is not None else dict)
+        self.statistics = InferenceStatistics(cache_counts=cache.counts if cache is not None else dict)
         self.routes = SequenceRoutes(lookup, clock, options.sequence_drain_seconds)
         self.generation = GenerationMetrics(registry)
         registry.register(SequenceCollector(self.routes))
         if cache is not None:
             registry.register(CacheCollector(cache))
 
-    def around(self, counts: BatchMetrics) -> ServableEnvironment:
-        """For the maker of servables. Runs are counted under our names and in V2's statistics."""
+    def environment(self, metrics: BatchMetrics) -> ServableEnvironment:
+        """For the servable factory. Runs are counted by ``metrics`` and in V2's statistics."""
         return ServableEnvironment(
-            on_batch=self._both(counts.on_batch),
-            on_run=self._both(counts.on_run),
+            on_batch=self._both(metrics.on_batch),
+            on_run=self._both(metrics.on_run),
             on_call=self.on_call,
             on_forgotten=self.routes.forgotten,
             resolve=lambda name, version: self._lookup(ModelRef(name, version)),
@@ -72,20 +73,20 @@ class RequestServices:
         )
 
     def on_call(self, servable_id: ServableId, call: PredictCall, result: Mapping[str, Tensor] | Status) -> None:
-        """A call has ended, whoever made it."""
-        self.book.on_call(servable_id, call, result)
+        """A call has ended: a request, or a step of an ensemble."""
+        self.statistics.on_call(servable_id, call, result)
         self.settings.on_call(servable_id, call, result)
 
     def on_event(self, event: ServableState) -> None:
         """Of the manager, on its publisher's thread, under the bus."""
         if event.state is ManagerState.AVAILABLE:
             ensemble, generates = self._kind_of(event.id)
-            self.book.opened(event.id, ensemble, self._load_seconds(event.id), generates)
+            self.statistics.opened(event.id, ensemble, self._load_seconds(event.id), generates)
         elif event.state is ManagerState.UNLOADING:
             self.routes.version_leaving(event.id)
         elif event.state is ManagerState.END:
             self.routes.version_gone(event.id)
-            self.book.closed(event.id)
+            self.statistics.closed(event.id)
             self.generation.version_gone(event.id)
 
     def model_gone(self, name: str) -> None:
@@ -97,10 +98,14 @@ class RequestServices:
         self.routes.close()
         self.settings.close()
 
+    def _load_seconds(self, servable_id: ServableId) -> float | None:
+        attempt = self._journal.last(servable_id)
+        return attempt.seconds if attempt is not None else None
+
     def _both(self, count: OnBatch) -> OnBatch:
         def on_batch(report: BatchReport) -> None:
             count(report)
-            self.book.on_batch(report)
+            self.statistics.on_batch(report)
 
         return on_batch
 

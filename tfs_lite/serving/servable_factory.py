@@ -1,10 +1,8 @@
 """How models run on this server: by which scheduler, and by which settings.
 
-Of one whose requests may be batched, the model's own config comes first (``dynamic_batching``), then what
-``--enable_batching`` and its parameters say; else every request runs alone. All of it ends in one batcher with one kind
-of settings.
-
-With which config each version that is in memory was loaded: what the files say now may be something else.
+For a model whose requests may be batched, its own config (``dynamic_batching``) comes first, then ``--enable_batching``
+and its parameters; without either, every request runs alone. :class:`ServingSettings` remembers with which config each
+version in memory was loaded, because the files may say something else by now.
 """
 
 from __future__ import annotations
@@ -51,14 +49,14 @@ from tfs_lite.schedulers.sequence.servable import SequenceServable
 from tfs_lite.serving.options import ServerOptions
 
 ITEM_THREADS = 2
-"""For the steps of each version with item steps."""
+"""Threads for the item steps of each version that has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchingOptions:
-    """What the options say about batching. ``parameters`` None: nothing, except what a model's config asks for.
+    """What the options say about batching. ``parameters`` None means that only a model's own config asks for it.
 
-    ``threads``: how many batches of one version may run at once, where the model bears it.
+    ``threads``: how many batches of one version may run at once, where the model supports it.
     """
 
     parameters: BatchingParameters | None
@@ -99,7 +97,7 @@ class BatchingOptions:
 
 
 def engine_settings(settings: GenerationSettings, model: LanguageModel) -> EngineSettings:
-    """For a model that is loaded: its own slots and length, and what the config leaves open."""
+    """For a model that is loaded: its own cache slots and length, and defaults for what the config leaves open."""
     slots, length = model.limits.slots, model.limits.length
     on_gpu = not model.shares_compute
     return EngineSettings(
@@ -116,24 +114,26 @@ def engine_settings(settings: GenerationSettings, model: LanguageModel) -> Engin
     )
 
 
-def nothing_else_is_served(name: str, version: int | None) -> ServableHandle:
-    """For servers of one model."""
+def no_other_models(name: str, version: int | None) -> ServableHandle:
+    """The lookup of a server without other models."""
     raise not_found(f"Request for unknown model: '{name}' is not found")
 
 
 @dataclass(frozen=True, slots=True)
 class ServableEnvironment:
-    """What servables ask of the server around them, and tell it. ``on_batch`` is told about the runs of versions that
-    are batched, ``on_run`` about those of others; ``on_call`` about the steps of ensembles, which nobody else sees,
-    ``on_forgotten`` about sequences that have ended, ``generation`` about language models. ``cache`` None: there is
-    none."""
+    """What servables ask of the server, and tell it.
+
+    ``on_batch`` is called after the runs of versions that are batched, ``on_run`` after those of others, ``on_call``
+    after the steps of ensembles, ``on_forgotten`` when a sequence has ended. ``generation`` counts for language models.
+    ``cache`` None means that no responses are cached.
+    """
 
     on_batch: OnBatch = nobody_counts
     on_run: OnBatch = nobody_counts
     on_call: OnCall = nobody_asks
     on_forgotten: OnForgotten | None = None
     generation: GenerationMetrics | None = None
-    resolve: Resolve = nothing_else_is_served
+    resolve: Resolve = no_other_models
     resolve_sequence: ResolveSequence | None = None
     cache: ResponseCache | None = None
 
@@ -141,25 +141,25 @@ class ServableEnvironment:
 class ServableFactory:
     """The servable factory of adapters: equal models of one version -> what requests are sent to. Any thread."""
 
-    def __init__(self, plan: BatchingOptions, clock: Clock, around: ServableEnvironment | None = None) -> None:
-        self._plan = plan
+    def __init__(self, options: BatchingOptions, clock: Clock, environment: ServableEnvironment | None = None) -> None:
+        self._batching_options = options
         self._clock = clock
-        self._around = around or ServableEnvironment()
+        self._environment = environment or ServableEnvironment()
 
     def __call__(self, models: Sequence[Model], request: OpenRequest) -> Servable:
         """Takes the models over. Raises ServingError, with the models left to the caller."""
-        settings, around = request.settings, self._around
+        settings, environment = request.settings, self._environment
         made: Servable
         if models and isinstance(models[0], LanguageModel):
             return self._generative(models, request)
         if settings.ensemble_scheduling is not None:
-            most = self._plan.max_queued_calls
+            most = self._batching_options.max_queued_calls
             made = EnsembleServable(
                 request.id,
                 settings,
-                around.resolve,
-                around.on_call,
-                resolve_sequence=around.resolve_sequence,
+                environment.resolve,
+                environment.on_call,
+                resolve_sequence=environment.resolve_sequence,
                 max_requests=most,
             )
         else:
@@ -173,7 +173,7 @@ class ServableFactory:
             raise invalid_argument(
                 "instance_group: a language model has one instance; max_batch_size says how many texts run"
             )
-        metrics, wanted = self._around.generation, generation_settings(request.settings)
+        metrics, wanted = self._environment.generation, generation_settings(request.settings)
         made = GenerativeServable(
             model,
             request.id,
@@ -205,10 +205,10 @@ class ServableFactory:
             request.id,
             request.settings,
             self._clock,
-            self._around.on_batch,
-            self._around.on_forgotten,
+            self._environment.on_batch,
+            self._environment.on_forgotten,
             directory=Path(request.files.directory).parent,
-            max_queued=self._plan.max_queued_calls,
+            max_queued=self._batching_options.max_queued_calls,
         )
 
     def _decoupled(self, models: Sequence[Model], request: OpenRequest) -> DecoupledServable:
@@ -217,34 +217,33 @@ class ServableFactory:
                 "model_transaction_policy.decoupled: such a model runs in a thread of the server; say worker: "
                 '"thread" in its instance_group'
             )
-        most = self._plan.max_queued_calls
-        on_run = self._around.on_run
+        most, on_run = self._batching_options.max_queued_calls, self._environment.on_run
         return DecoupledServable(models, request.id, clock=self._clock, max_queued_calls=most, on_batch=on_run)
 
     def _batching(self, models: Sequence[Model], request: OpenRequest) -> BatchingServable | ItemServable:
         items = models[0].has_item_steps
-        settings = self._plan.settings(request, list(models[0].signatures.values()))
+        settings = self._batching_options.settings(request, list(models[0].signatures.values()))
         inner = BatchingServable(
             models,
             request.id,
             settings,
             clock=self._clock,
-            on_batch=self._around.on_batch if settings.merges else self._around.on_run,
-            threads=self._plan.threads,
+            on_batch=self._environment.on_batch if settings.merges else self._environment.on_run,
+            threads=self._batching_options.threads,
             rule_of=ItemRule.of if items else BatchRule.of,
         )
         if not items:
             return inner
         name = f"{request.id.name}-{request.id.version}"
         threads = 1 if settings.preserve_ordering else ITEM_THREADS
-        return ItemServable(inner, models, name, threads=threads, max_waiting=self._plan.max_queued_calls)
+        return ItemServable(inner, models, name, threads=threads, max_waiting=self._batching_options.max_queued_calls)
 
     def _cached(self, made: Servable, request: OpenRequest) -> Servable:
-        wish, cache = request.settings.response_cache, self._around.cache
-        if cache is None or wish is None or not wish.enable:
+        wanted, cache = request.settings.response_cache, self._environment.cache
+        if cache is None or wanted is None or not wanted.enable:
             return made
         batching = request.settings.dynamic_batching
-        ordered = self._plan.max_queued_calls if batching is not None and batching.preserve_ordering else 0
+        ordered = self._batching_options.max_queued_calls if batching is not None and batching.preserve_ordering else 0
         return CachedServable(made, cache, request.id, ordered=ordered)
 
 
@@ -267,7 +266,7 @@ def _parameters(options: ServerOptions) -> BatchingParameters | None:
 
 
 def _most_rows(signatures: Collection[Signature]) -> int | None:
-    """What the batch dimensions of all signatures allow; None: any number."""
+    """What the batch dimensions of all signatures allow; None means any number."""
     firsts = [spec.shape[0] for signature in signatures for spec in signature.inputs if spec.shape]
     return min((dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum), default=None)
 
@@ -280,11 +279,11 @@ def worker_states(servable_id: ServableId, servable: Servable) -> Iterator[Worke
 
 
 class ServingSettings:
-    """A servable factory around another one that takes notes. Any thread."""
+    """A servable factory that calls another one and remembers the settings of what it made. Any thread."""
 
     def __init__(self, make: MakeServable) -> None:
         self._make = make
-        self._lock = threading.Lock()  # guards the notes
+        self._lock = threading.Lock()  # guards _settings
         self._settings: weakref.WeakKeyDictionary[Servable, ModelSettings] = weakref.WeakKeyDictionary()
 
     def __call__(self, models: Sequence[OpenedModel], request: OpenRequest) -> Servable:
@@ -294,7 +293,7 @@ class ServingSettings:
         return servable
 
     def changed(self, servable: Servable, settings: ModelSettings) -> None:
-        """It is what these settings ask for now."""
+        """The servable was resized: these are its settings now."""
         with self._lock:
             self._settings[servable] = settings
 

@@ -1,13 +1,13 @@
-"""The server without its doors: which models are served, in which state they are, and a handle to each.
+"""The serving core: which models are served, in which state they are, and a handle to each.
 
-Any number of transports may stand in front of it. It has no event loop and needs none; every method may be called
-from any thread, and only :meth:`ServerCore.reload` and the waits block.
+Any number of APIs may stand in front of it. It has no event loop and needs none; every method may be called from any
+thread, and only :meth:`ServerCore.reload`, :meth:`ServerCore.resize` and the waits block.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -21,7 +21,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Servable
-from tfs_lite.core.servable import ModelRef, ServableData, ServableId, ServableRequest, StoragePath, VersionStatus
+from tfs_lite.core.servable import ModelRef, ServableId, ServableRequest, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import Reason, ServingError, failed_precondition, invalid_argument, not_found
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
@@ -50,62 +50,57 @@ logger = logging.getLogger(__name__)
 
 
 class ServerCore:
-    """``start`` -> ``load_first`` -> lookups, queries and ``reload`` from any thread -> ``close``."""
+    """``start`` -> ``load_first`` -> lookups, queries and ``reload`` from any thread -> ``close``.
+
+    ``changes`` tells of every change of a state, ``states`` what is known about each model, ``sources`` offers versions
+    in the control mode explicit, ``services`` has what requests need beside the models.
+    """
 
     def __init__(self, options: ServerOptions, registry: CollectorRegistry | None = None) -> None:
         self.options = options
         self.registry = registry or CollectorRegistry()
-        self.changes = ChangeNotifier()
         self.clock = SystemClock()
-        self._machine = DeviceResources.measure(
-            options.total_model_memory_limit_bytes, options.per_process_gpu_memory_fraction
-        )
+        # What is known: the manager's events, the attempts to load, the state of each model.
+        self.changes = ChangeNotifier()
         self._bus: EventBus[ServableState] = EventBus(self.clock)
         self._monitor = ServableStateMonitor(self._bus)
         self._journal = LoadJournal(self._on_attempt)
-        self.view = ModelStates(self._monitor.get_version_states, self._journal.last, self.changes.ring)
-        self.request_metrics = RequestMetrics(self.registry, lambda name: name in self.view.configured)
+        self.states = ModelStates(self._monitor, self._journal, self.changes)
+        # What is counted and logged.
+        self.request_metrics = RequestMetrics(self.registry, self.states.is_configured)
         self.batch_metrics = BatchMetrics(self.registry, self.request_metrics.upstream)
         self.request_logs = RequestLogs(self.clock, self.request_metrics.upstream.on_logged)
         self._metrics = LifecycleMetrics(self.registry)
         self._gone = GoneModels()
-        self._monitor.subscribe(self._on_event)
-        self.parts = RequestServices(
-            options,
-            self.clock,
-            self.registry,
-            self.handle,
-            lambda name: name in self.view.configured,
-            self._load_seconds,
+        self.services = RequestServices(options, self.clock, self.registry, self.states, self._journal, self.handle)
+        # What loads, serves and unloads.
+        self._resources = DeviceResources.measure(
+            options.total_model_memory_limit_bytes, options.per_process_gpu_memory_fraction
         )
         self._opener = ModelOpener(options.worker, options.per_process_gpu_memory_fraction)
         self._manager = self._make_manager()
-        self._labels = VersionLabels()
         self.model_configs = ModelConfigs()
-        maker = ServableFactory(BatchingOptions.read(options), self.clock, self.parts.around(self.batch_metrics))
-        self._serving_settings = ServingSettings(maker)
-        self._waiter = ModelWaiter(self.view, self.changes, self.clock)
-        self._topology = SourceChain(
-            options,
-            self._manager,
-            self.view,
-            self._journal,
-            adapter_settings(options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs),
-            self.clock,
+        self._serving_settings = ServingSettings(
+            ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
         )
+        settings = adapter_settings(options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs)
+        self.sources = SourceChain(options, self._manager, self.states, self._journal, settings, self.clock)
+        # What applies configs.
+        self._labels = VersionLabels()
+        self._waiter = ModelWaiter(self.states, self.changes, self.clock)
         self._reloader = Reloader(
             options,
-            self._topology,
-            self._labels,
-            self.view,
-            self._waiter,
-            self.request_logs,
-            self.clock,
-            self._is_available,
-            self._actual_platforms,
-            self._on_models_changed,
+            sources=self.sources,
+            manager=self._manager,
+            labels=self._labels,
+            states=self.states,
+            waiter=self._waiter,
+            logs=self.request_logs,
+            clock=self.clock,
+            on_applied=self._on_models_changed,
         )
-        self.registry.register(StateCollector(self.models, lambda: self._machine.use(self._journal), self.queues))
+        self._monitor.subscribe(self._on_event)
+        self.registry.register(StateCollector(self.models, lambda: self._resources.use(self._journal), self.queues))
         self.registry.register(BatchStateCollector(self._queued_rows, self._workers))
 
     def _make_manager(self) -> AspiredVersionsManager:
@@ -116,7 +111,7 @@ class ServerCore:
                 load_executor=PoolExecutor("tfs-load", options.num_load_threads),
                 unload_executor=PoolExecutor("tfs-unload", options.num_unload_threads),
                 event_bus=self._bus,
-                resource_tracker=self._machine.tracker,
+                resource_tracker=self._resources.tracker,
                 max_num_load_retries=options.max_num_load_retries,
                 load_retry_interval=options.load_retry_interval_micros / 1e6,
                 should_retry_model_load=may_be_retried,
@@ -124,46 +119,46 @@ class ServerCore:
             )
         )
 
-    # Its life.
+    # From start to close.
 
     def start(self) -> None:
         """Begins to follow the disk, with nothing to serve yet."""
         self._manager.start()
-        self._topology.start()
+        self.sources.start()
 
     def load_first(self, config: ModelServerConfig) -> None:
-        """Applies the config of the start and returns at once; :meth:`wait_for_first` says how it went. Until
-        :meth:`first_is_over` more threads load than later."""
+        """Applies the config of the start and returns at once; :meth:`wait_for_first` waits for its models. Until
+        :meth:`end_first_load` more threads load than afterwards."""
         self._manager.set_num_load_threads(max(self.options.num_initial_load_threads, self.options.num_load_threads))
         self._reloader.apply_first(config)
 
     def wait_for_first(self, *, first_attempt_counts: bool) -> WaitResult:
-        """The answers of every model known at the start; or what they are when the server is closed meanwhile."""
-        names = self.view.configured if self.options.looks_at_disk else ()
+        """The outcome of every model known at the start; as it stands when the server is closed meanwhile."""
+        names = self.states.configured if self.options.looks_at_disk else ()
         return self._waiter.wait(names, None, since=0.0, first_attempt_counts=first_attempt_counts)
 
-    def first_is_over(self) -> None:
+    def end_first_load(self) -> None:
+        """From now on as many threads load as the options say."""
         self._manager.set_num_load_threads(self.options.num_load_threads)
 
     def wait_for_all(self) -> None:
         """Returns when every model of the config is available, or on :meth:`stop_waiting`."""
-        while not self.stopping:
-            count = self.changes.count
-            if all(report.available for report in self.models()):
-                return
-            self.changes.wait_beyond(count, None)
+        self._wait_until(lambda: all(report.available for report in self.models()))
 
     def wait_for_available(self, names: Iterable[str]) -> None:
         """Returns when each of these models has a version that is available, or on :meth:`stop_waiting`."""
         wanted = list(names)
+        self._wait_until(lambda: all(self.available_versions(name) for name in wanted))
+
+    def _wait_until(self, holds: Callable[[], bool]) -> None:
         while not self.stopping:
             count = self.changes.count
-            if all(self.available_versions(name) for name in wanted):
+            if holds():
                 return
-            self.changes.wait_beyond(count, None)
+            self.changes.wait_since(count, None)
 
     def stop_waiting(self) -> None:
-        """Ends every wait, that of a reload too, and takes no more configs."""
+        """Ends every wait, that of a reload too, and accepts no more configs."""
         self._waiter.close()
 
     @property
@@ -171,10 +166,10 @@ class ServerCore:
         return self._waiter.closed
 
     def close(self, drain_timeout: float) -> None:
-        """Takes no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads."""
+        """Accepts no more configs or versions, waits up to ``drain_timeout`` seconds for live handles, unloads."""
         self.stop_waiting()
-        self._topology.close()
-        self.parts.close()
+        self.sources.close()
+        self.services.close()
         self._manager.close(drain_timeout)
         self._opener.close()
         self._monitor.close()
@@ -197,7 +192,7 @@ class ServerCore:
         return self._counted(self._reloader.apply, config)
 
     def follow(self, config: ModelServerConfig) -> None:
-        """See :meth:`Reloader.follow`."""
+        """Applies the config of a watched file or repository; see :meth:`Reloader.follow`."""
         self._counted(self._reloader.follow, config)
 
     def _counted(self, apply: Callable[[ModelServerConfig], T], config: ModelServerConfig) -> T:
@@ -211,65 +206,7 @@ class ServerCore:
         self._metrics.on_reload(ok=True)
         return result
 
-    # Versions that come by calls, in the control mode explicit.
-
-    def offer(self, name: str, versions: Sequence[ServableData[StoragePath]]) -> None:
-        """These versions of a model of the config are wanted from now on, and no others. Returns at once."""
-        self._topology.offer(name, versions)
-
-    def preload(self, item: ServableData[StoragePath], platform: str | None) -> None:
-        """Loads the version on this thread, beside what is served, for the moment when it is offered. Raises the
-        loader's error. What is not offered has to be dropped by :meth:`drop_preloads`."""
-        self._topology.preload(item, platform)
-
-    def drop_preloads(self, name: str) -> None:
-        self._topology.drop_preloads(name)
-
-    def resize(self, servable_id: ServableId, settings: ModelSettings) -> ModelSettings | None:
-        """Brings a version that answers to these settings without loading it anew. The settings it had before; None if
-        that is not possible, and nothing has changed. The error of its loader."""
-        with self.handle(ModelRef(servable_id.name, servable_id.version)) as handle:
-            servable, loader = handle.servable, self._journal.loader(servable_id)
-            if loader is None or loader.servable is not servable:
-                return None
-            before = self._serving_settings.of(servable)
-            if not loader.resize(settings):
-                return None
-            self._serving_settings.changed(servable, settings)
-            return before
-
-    def available_versions(self, name: str) -> set[int]:
-        """Those that answer requests now."""
-        return {item.version for item in self._manager.list_available_servable_ids() if item.name == name}
-
-    def available_ids(self) -> list[ServableId]:
-        """Every version that answers requests now, in order."""
-        return self._manager.list_available_servable_ids()
-
-    def live_versions(self, name: str) -> set[int]:
-        """Those that have begun and not ended: being loaded, serving, or on their way out."""
-        states = self._monitor.get_version_states(name)
-        return {version for version, timed in states.items() if timed.state.state is not ManagerState.END}
-
-    def is_idle(self, name: str) -> bool:
-        """Whether no version of the model is in memory."""
-        return not self.live_versions(name)
-
-    def last_attempts(self, name: str) -> dict[int, LoadAttempt]:
-        """Of the versions that have not ended."""
-        found = ((v, self._journal.last(ServableId(name, v))) for v in self._monitor.get_version_states(name))
-        return {version: attempt for version, attempt in found if attempt is not None}
-
-    # Requests.
-
-    def settings_of(self, servable: Servable) -> ModelSettings:
-        """The config with which a version was loaded."""
-        return self._serving_settings.of(servable)
-
-    def heard_of(self) -> list[ModelReport]:
-        """Every model of the config and every one that ever had a version, by name."""
-        names = {*self.view.configured, *self._monitor.get_all_servable_states()}
-        return [self.view.report(name) for name in sorted(names)]
+    # Lookups.
 
     def handle(self, ref: ModelRef) -> ServableHandle:
         """The version that answers: by number, by label, or the latest one available."""
@@ -279,7 +216,7 @@ class ServerCore:
 
     def status(self, ref: ModelRef) -> list[VersionStatus]:
         """Every version of the model, the highest first, or the one asked for. NOT_FOUND if there is none."""
-        version, report = self._version(ref), self.view.report(ref.name)
+        version, report = self._version(ref), self.states.report(ref.name)
         if version is not None:
             found = [item for item in report.versions if item.version == version]
             if not found:
@@ -290,15 +227,42 @@ class ServerCore:
             raise not_found(f"Could not find any versions of model {ref.name}{problem and ': '}{problem}")
         return list(report.versions)
 
+    def _version(self, ref: ModelRef) -> int | None:
+        return ref.version if ref.label is None else self._labels.resolve(ref.name, ref.label)
+
+    def settings_of(self, servable: Servable) -> ModelSettings:
+        """The model config with which a version was loaded."""
+        return self._serving_settings.of(servable)
+
+    def resize(self, servable_id: ServableId, settings: ModelSettings) -> ModelSettings | None:
+        """Brings a version that answers to the number of instances in ``settings`` without loading it anew. Returns the
+        settings it had before; None if that is not possible, and nothing has changed. Raises the loader's error."""
+        with self.handle(ModelRef(servable_id.name, servable_id.version)) as handle:
+            servable, loader = handle.servable, self._journal.loader(servable_id)
+            if loader is None or loader.servable is not servable:
+                return None
+            before = self._serving_settings.of(servable)
+            if not loader.resize(settings):
+                return None
+            self._serving_settings.changed(servable, settings)
+            return before
+
+    # Queries about models.
+
     def models(self) -> list[ModelReport]:
         """Every model of the config, in its order."""
-        return self.view.reports()
+        return self.states.reports()
+
+    def known_models(self) -> list[ModelReport]:
+        """Every model of the config and every one that ever had a version, by name."""
+        names = {*self.states.configured, *self._monitor.get_all_servable_states()}
+        return [self.states.report(name) for name in sorted(names)]
 
     def availability(self) -> list[tuple[str, list[int], float]]:
-        """Of every model that was ever heard of: its name, the versions that answer requests now, and since when, in
-        seconds since 1970, one of them does (0: none)."""
+        """Of every known model: its name, the versions that answer requests now, and since when one of them does, in
+        seconds since 1970 (0: none does)."""
         found = []
-        for report in self.heard_of():
+        for report in self.known_models():
             states = self._monitor.get_version_states(report.name).items()
             since = {version: at.time for version, at in states if at.state.state is ManagerState.AVAILABLE}
             found.append((report.name, sorted(since), min(since.values(), default=0.0)))
@@ -306,10 +270,27 @@ class ServerCore:
 
     def is_model_available(self, name: str) -> bool | None:
         """None for a model that is not in the config."""
-        return self.view.report(name).available if name in self.view.configured else None
+        return self.states.report(name).available if self.states.is_configured(name) else None
 
-    def _version(self, ref: ModelRef) -> int | None:
-        return ref.version if ref.label is None else self._labels.resolve(ref.name, ref.label)
+    def available_ids(self) -> list[ServableId]:
+        """Every version that answers requests now, in order."""
+        return self._manager.list_available_servable_ids()
+
+    def available_versions(self, name: str) -> set[int]:
+        """The versions of the model that answer requests now."""
+        return {item.version for item in self.available_ids() if item.name == name}
+
+    def live_versions(self, name: str) -> set[int]:
+        """The versions that have begun and not ended: being loaded, serving, or on their way out."""
+        states = self._monitor.get_version_states(name)
+        return {version for version, timed in states.items() if timed.state.state is not ManagerState.END}
+
+    def last_attempts(self, name: str) -> dict[int, LoadAttempt]:
+        """The last attempt to load each version that has not ended."""
+        found = ((v, self._journal.last(ServableId(name, v))) for v in self._monitor.get_version_states(name))
+        return {version: attempt for version, attempt in found if attempt is not None}
+
+    # Numbers.
 
     def counter_value(self, name: str) -> float:
         """The first cell of a counter, under TensorFlow Serving's name or ours; 0 if there is no such counter."""
@@ -322,52 +303,38 @@ class ServerCore:
                     return sample.value
         return 0.0
 
-    # What the parts ask and tell.
-
-    def _is_available(self, servable_id: ServableId) -> bool:
-        state = self._monitor.get_state(servable_id)
-        return state is not None and state.state is ManagerState.AVAILABLE
-
-    def _actual_platforms(self) -> Mapping[str, str]:
-        found = {}
-        for servable_id, handle in self._manager.get_available_servable_handles().items():
-            with handle:
-                found[servable_id.name] = handle.servable.platform
-        return found
-
-    def _load_seconds(self, servable_id: ServableId) -> float | None:
-        attempt = self._journal.last(servable_id)
-        return attempt.seconds if attempt is not None else None
-
-    def queues(self) -> Iterable[tuple[ServableId, int]]:
+    def queues(self) -> Iterator[tuple[ServableId, int]]:
         """How many calls wait for each version that is available."""
-        for servable_id, handle in self._manager.get_available_servable_handles().items():
-            with handle:
-                yield servable_id, handle.servable.pending
+        return ((servable_id, servable.pending) for servable_id, servable in self._servables())
 
-    def _queued_rows(self) -> Iterable[tuple[ServableId, int]]:
-        for servable_id, handle in self._manager.get_available_servable_handles().items():
-            with handle:
-                yield servable_id, handle.servable.pending_rows
+    def _queued_rows(self) -> Iterator[tuple[ServableId, int]]:
+        return ((servable_id, servable.pending_rows) for servable_id, servable in self._servables())
 
-    def _workers(self) -> Iterable[WorkerState]:
+    def _workers(self) -> Iterator[WorkerState]:
+        for servable_id, servable in self._servables():
+            yield from worker_states(servable_id, servable)
+
+    def _servables(self) -> Iterator[tuple[ServableId, Servable]]:
+        """Every version that is available, each while a handle holds it."""
         for servable_id, handle in self._manager.get_available_servable_handles().items():
             with handle:
-                yield from worker_states(servable_id, handle.servable)
+                yield servable_id, handle.servable
+
+    # What happens.
 
     def _on_models_changed(self, difference: ConfigDiff) -> None:
         for name in self._gone.update([m.name for m in difference.added], [m.name for m in difference.removed]):
             self._metrics.model_gone(name)
             self.request_metrics.model_gone(name)
             self.batch_metrics.model_gone(name)
-            self.parts.model_gone(name)
+            self.services.model_gone(name)
 
     def _on_attempt(self, attempt: LoadAttempt) -> None:
         if attempt.status.reason is not Reason.WAITS_FOR_MODELS:
             self._metrics.on_attempt(attempt)
         if attempt.status.ok:
             logger.info("%s loaded in %.2f s", attempt.id, attempt.seconds)
-        self.changes.ring()
+        self.changes.notify()
 
     def _on_warm_up(self, report: WarmupReport) -> None:
         upstream = self.request_metrics.upstream
@@ -377,9 +344,9 @@ class ServerCore:
         """After each event of the manager, on its publisher's thread, under the bus."""
         event = timed.state
         self._metrics.on_event(event)
-        self.parts.on_event(event)
+        self.services.on_event(event)
         if event.state is ManagerState.END:
             self._journal.forget(event.id)
             self.request_metrics.version_gone(event.id)
             self.batch_metrics.version_gone(event.id)
-        self.changes.ring()
+        self.changes.notify()

@@ -45,7 +45,9 @@ class VersionInspector:
     called on the executor's thread when hashing has ended and another look will find a verdict.
     """
 
-    def __init__(self, disk: Disk, clock: Clock, executor: Executor, on_progress: Callable[[], None]) -> None:
+    def __init__(
+        self, disk: Disk, clock: Clock, executor: Executor, on_progress: Callable[[], None] = lambda: None
+    ) -> None:
         self._disk = disk
         self._clock = clock
         self._executor = executor

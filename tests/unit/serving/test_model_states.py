@@ -1,13 +1,19 @@
+"""What clients see of each model, put together from its parts."""
+
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pytest
 
+from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.servable import ServableData, ServableId, VersionState, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.serving.load_journal import LoadAttempt
+from tfs_lite.managers.state_monitor import ServableStateMonitor
+from tfs_lite.serving.change_notifier import ChangeNotifier
+from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.model_states import ModelStates, visible_versions
 from tfs_lite.sources.source_config import SourceReport
+from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 BROKEN = Status(StatusCode.INVALID_ARGUMENT, "broken")
 MISSING = Status(StatusCode.NOT_FOUND, "base path does not exist")
@@ -55,38 +61,48 @@ def test_version_between_two_attempts_shows_the_last_error() -> None:
     assert found.status == OK
 
 
-def make(known: Mapping[int, TimedState], rings: list[None]) -> ModelStates:
-    return ModelStates(lambda name: known, lambda _: None, lambda: rings.append(None))
+class Fixture:
+    """Model states, and how often they changed."""
+
+    def __init__(self) -> None:
+        self.bus: EventBus[ServableState] = EventBus(VirtualClock())
+        self.changes = ChangeNotifier()
+        self.states = ModelStates(ServableStateMonitor(self.bus), LoadJournal(lambda attempt: None), self.changes)
 
 
-def test_report_puts_the_parts_together_and_each_part_rings() -> None:
-    rings: list[None] = []
-    view = make(states(v1=ManagerState.AVAILABLE), rings)
-    view.configure(["m"])
-    view.on_source_report(SourceReport("m", MISSING, {2: "no files yet"}))
-    report = view.report("m")
+@pytest.fixture
+def fixture() -> Fixture:
+    return Fixture()
+
+
+def test_report_puts_the_parts_together_and_each_part_notifies(fixture: Fixture) -> None:
+    model_states = fixture.states
+    fixture.bus.publish(ServableState(ServableId("m", 1), ManagerState.AVAILABLE))
+    model_states.configure(["m"])
+    model_states.on_source_report(SourceReport("m", MISSING, {2: "no files yet"}))
+    report = model_states.report("m")
     assert [version.version for version in report.versions] == [2, 1]
     assert report.available
     assert report.problem == MISSING
-    assert len(rings) == 2
+    assert fixture.changes.count == 2
 
 
-def test_observer_notes_the_wanted_versions_and_passes_the_list_on() -> None:
+def test_observer_notes_the_wanted_versions_and_passes_the_list_on(fixture: Fixture) -> None:
     passed: list[object] = []
-    view = make({}, [])
-    view.configure(["m"])
+    model_states = fixture.states
+    model_states.configure(["m"])
     items = [ServableData.ok(ServableId("m", 3), "path"), ServableData.error(ServableId("m", 2), BROKEN)]
-    view.observe(lambda name, versions: passed.append((name, versions)))("m", items)
-    assert view.aspired("m") == (ServableId("m", 3), ServableId("m", 2))
+    model_states.observe(lambda name, versions: passed.append((name, versions)))("m", items)
+    assert model_states.aspired("m") == (ServableId("m", 3), ServableId("m", 2))
     assert passed == [("m", items)]
 
 
-def test_what_is_no_longer_configured_is_forgotten() -> None:
-    view = make({}, [])
-    view.configure(["m", "n"])
-    view.on_source_report(SourceReport("m", MISSING))
-    view.observe(lambda name, versions: None)("m", [ServableData.ok(ServableId("m", 3), "path")])
-    view.configure(["n"])
-    assert view.source_report("m") is None
-    assert view.aspired("m") == ()
-    assert [report.name for report in view.reports()] == ["n"]
+def test_what_is_no_longer_configured_is_forgotten(fixture: Fixture) -> None:
+    model_states = fixture.states
+    model_states.configure(["m", "n"])
+    model_states.on_source_report(SourceReport("m", MISSING))
+    model_states.observe(lambda name, versions: None)("m", [ServableData.ok(ServableId("m", 3), "path")])
+    model_states.configure(["n"])
+    assert model_states.source_report("m") is None
+    assert model_states.aspired("m") == ()
+    assert [report.name for report in model_states.reports()] == ["n"]

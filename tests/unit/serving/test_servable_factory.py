@@ -213,8 +213,8 @@ class House:
     def __init__(self, **options: Any) -> None:
         self.batches: list[BatchReport] = []
         self.runs: list[BatchReport] = []
-        around = ServableEnvironment(on_batch=self.batches.append, on_run=self.runs.append)
-        self.make = ServableFactory(plan(**options), VirtualClock(), around)
+        environment = ServableEnvironment(on_batch=self.batches.append, on_run=self.runs.append)
+        self.make = ServableFactory(plan(**options), VirtualClock(), environment)
 
 
 @pytest.mark.parametrize("enable", [False, True], ids=["alone", "batched"])

@@ -38,7 +38,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def state(core: ServerCore, version: int) -> VersionState | None:
-    return {item.version: item.state for item in core.view.report("m").versions}.get(version)
+    return {item.version: item.state for item in core.states.report("m").versions}.get(version)
 
 
 def test_handle_gives_the_version_asked_for_and_holds_it(start: Start, publish: Publish) -> None:
@@ -81,7 +81,7 @@ def test_version_that_does_not_fit_ends_with_the_reason(start: Start, publish: P
 def test_server_that_never_looks_at_the_disk_has_nothing_to_wait_for(start: Start, publish: Publish) -> None:
     publish("m", 1)
     core = start(entry("m"), file_system_poll_wait_seconds=-1)
-    assert core.wait_for_first(first_attempt_counts=True).verdicts == {}
+    assert core.wait_for_first(first_attempt_counts=True).outcomes == {}
     core.reload(parse_model_server_config('model_config_list { config { name: "n" base_path: "/n" } }', "next"))
     assert [report.name for report in core.models()] == ["n"]
 

@@ -41,15 +41,15 @@ class V2Api:
             ModelLocator(options),
             repository,
             self._loads,
-            core.parts.book,
-            core.parts.settings,
+            core.services.statistics,
+            core.services.settings,
             self._memory,
         )
         self._inference = V2Inference(
             predictor,
             core.request_metrics,
             self._memory,
-            lambda name: [found.version for found in core.view.report(name).versions],
+            lambda name: [found.version for found in core.states.report(name).versions],
         )
 
     def methods(self) -> list[Method]:

@@ -138,7 +138,7 @@ class V2ServerControl:
     # The repository.
 
     def index(self, ready: bool) -> list[IndexEntry]:
-        return index_entries(self._core.heard_of(), () if ready else self._catalogue.names(), ready)
+        return index_entries(self._core.known_models(), () if ready else self._catalogue.names(), ready)
 
     async def load(self, name: str, parameters: Mapping[str, RepositoryValue]) -> None:
         """UNAVAILABLE where models are not loaded by calls; see :meth:`RepositoryControl.load`."""
@@ -202,7 +202,7 @@ class V2ServerControl:
         raise lookup_error(name, version, self._known_versions(name))
 
     def _known_versions(self, name: str) -> set[int]:
-        return {item.version for item in self._core.view.report(name).versions}
+        return {item.version for item in self._core.states.report(name).versions}
 
     def _steps_ready(self, name: str, version: int | None) -> bool:
         waiting: list[tuple[str, int | None]] = [(name, version)]

@@ -7,9 +7,8 @@ A load call looks at the model on disk and brings the server to what it finds th
     is wanted
 
 If anything fails before the end, what was offered before is offered again, so the old versions go on serving, and the
-caller gets the error. The disk is looked at during a call and never in between.
-
-Whether a version that is to be loaded by call is all there: if it has a manifest, its files must be those listed.
+caller gets the error. The disk is looked at during a call and never in between. A version with a manifest is loaded
+only if its files are those that the manifest lists.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode, invalid_argument
-from tfs_lite.serving.config_sources import ModelLocator, one_entry
+from tfs_lite.serving.config_sources import ModelLocator, model_config
 from tfs_lite.serving.model_configs import (
     ConfigOverride,
     base_settings,
@@ -88,9 +87,9 @@ class RepositoryControl:
     """``load_first`` -> ``load`` and ``unload`` -> ``close``, from any thread but the event loop. One call at a time:
     the others wait for it."""
 
-    def __init__(self, core: ServerCore, catalogue: ModelLocator) -> None:
+    def __init__(self, core: ServerCore, locator: ModelLocator) -> None:
         self._core = core
-        self._catalogue = catalogue
+        self._locator = locator
         self._disk = RealDisk()
         self._check = ManifestCheck(self._disk, core.clock)
         self._wait = LoadWait(core)
@@ -102,14 +101,14 @@ class RepositoryControl:
 
     def check(self) -> None:
         """Raises ServingError if the place that models come from is not there."""
-        self._catalogue.check()
+        self._locator.check()
 
     # Calls.
 
     def load_first(self, names: Iterable[str]) -> dict[str, ServingError]:
         """Loads the models of the start, ``*`` for all; one that fails does not stop the others. The failures."""
         failures, wanted = {}, list(names)
-        for name in self._catalogue.names() if wanted == [EVERY_MODEL] else wanted:
+        for name in self._locator.names() if wanted == [EVERY_MODEL] else wanted:
             try:
                 self.load(name, {})
             except ServingError as error:
@@ -178,13 +177,13 @@ class RepositoryControl:
         """The model as it is now, and its versions. INTERNAL if it is not there or cannot be read."""
         name = request.name
         try:
-            config = one_entry(name, upload) if upload else self._catalogue.find(name)
+            config = model_config(name, upload) if upload else self._locator.find(name)
             if config is None:
                 raise poll_failure(name, "")
             settings = override.settings if override is not None else base_settings(config.base_path, name)
         except ServingError as error:
             raise error if error.code is StatusCode.INTERNAL else poll_failure(name, str(error)) from None
-        if self._catalogue.is_repository or upload:
+        if self._locator.is_repository or upload:
             config = config.model_copy(update={"model_version_policy": wanted_by(settings)})
         return LoadedModel(config, settings, explicit=False), find_versions(config, settings, self._disk)
 
@@ -222,7 +221,7 @@ class RepositoryControl:
             self._roll_back(name, old)
             raise
         finally:
-            self._core.drop_preloads(name)
+            self._core.sources.drop_preloads(name)
         self._loaded[name] = model
 
     def _require_whole(self, name: str, versions: Iterable[FoundVersion]) -> None:
@@ -274,7 +273,7 @@ class RepositoryControl:
         try:
             self._configure(None if old is None else old.config, name)
             if old is not None:
-                self._core.offer(name, [offer.item for offer in old.offered.values()])
+                self._core.sources.offer(name, [offer.item for offer in old.offered.values()])
         except ServingError as error:  # the server stops
             logger.info("model %s stays as it is: %s", name, str(error))
 
@@ -309,7 +308,7 @@ class RepositoryControl:
         """Files of a model that was given up, once none of its versions is in memory."""
         kept = []
         for name, upload in self._retired:
-            if self._core.is_idle(name) or self._is_newer(name, upload):
+            if not self._core.live_versions(name) or self._is_newer(name, upload):
                 self._uploads.remove(upload)
             else:
                 kept.append((name, upload))
@@ -321,16 +320,12 @@ class RepositoryControl:
         return model is not None and self._core.live_versions(name) == set(model.offered) and model.upload != upload
 
 
-def nobody_waits() -> None:
-    """Digests are made on the caller's thread."""
-
-
 class ManifestCheck:
     """One thread at a time; ``close`` once at the end."""
 
     def __init__(self, disk: Disk, clock: Clock) -> None:
         self._executor = PoolExecutor("tfs-load-digests", 0)
-        self._inspector = VersionInspector(disk, clock, self._executor, nobody_waits)
+        self._inspector = VersionInspector(disk, clock, self._executor)
 
     def problem(self, path: str) -> Status:
         """OK for a version that is whole, and for one without a manifest: its load will tell. Reads all its files."""

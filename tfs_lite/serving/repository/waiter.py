@@ -19,7 +19,7 @@ class LoadWait:
     def preload(self, item: ServableData[StoragePath], platform: str | None) -> None:
         """Loads it on this thread, beside what is served. INVALID_ARGUMENT if that fails."""
         try:
-            self._core.preload(item, platform)
+            self._core.sources.preload(item, platform)
         except ServingError as error:
             raise load_failure(item.id.name, {item.id.version: error.status}) from None
 
@@ -32,7 +32,7 @@ class LoadWait:
             f"load failed for model '{name}': its old versions are in use",
         )
         past = self._past(name)
-        core.offer(name, [offer.item for offer in offered.values()])
+        core.sources.offer(name, [offer.item for offer in offered.values()])
 
         def over() -> bool:
             now = self._past(name)
@@ -45,7 +45,7 @@ class LoadWait:
 
     def withdraw(self, name: str, staying: Mapping[int, OfferedVersion], *, gone: Collection[int]) -> None:
         """Wants only what is ``staying``; returns when none of ``gone`` answers requests any more."""
-        self._core.offer(name, [offer.item for offer in staying.values()])
+        self._core.sources.offer(name, [offer.item for offer in staying.values()])
         self._until(
             lambda: not self._core.available_versions(name) & set(gone),
             f"load failed for model '{name}': its old versions are still available",
@@ -63,7 +63,7 @@ class LoadWait:
             raise ServingError(StatusCode.INTERNAL, message) from None
 
     def _past(self, name: str) -> Past:
-        return Past(self._core.view.states(name), self._core.last_attempts(name))
+        return Past(self._core.states.version_states(name), self._core.last_attempts(name))
 
     def _until(self, over: Callable[[], bool], late: str) -> None:
         core = self._core
@@ -77,4 +77,4 @@ class LoadWait:
             left = ends - core.clock.monotonic()
             if left <= 0:
                 raise ServingError(StatusCode.DEADLINE_EXCEEDED, late)
-            core.changes.wait_beyond(count, left)
+            core.changes.wait_since(count, left)

@@ -53,7 +53,7 @@ class RepositoryFixture:
         self.control = RepositoryControl(self.core, ModelLocator(self.options))
         self.core.start()
         self.core.load_first(NO_MODELS)
-        self.core.first_is_over()
+        self.core.end_first_load()
 
     def write(self, model: str, version: int, plus: float, source: str = SOURCE) -> Path:
         """A version whose answers are ``x + plus``; written over what was there."""
@@ -100,7 +100,7 @@ class RepositoryFixture:
             return id(handle.servable)
 
     def index(self, ready: bool = False) -> list[IndexEntry]:
-        return index_entries(self.core.heard_of(), ModelLocator(self.options).names(), ready)
+        return index_entries(self.core.known_models(), ModelLocator(self.options).names(), ready)
 
     def failure(self, model: str, **parameters: RepositoryValue) -> ServingError:
         """The error of a load that must fail."""
