@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import h11
 import numpy as np
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from tfs_lite.config.model_server import ModelServerConfig, from_proto
 from tfs_lite.core.handle import ServableHandle
@@ -37,17 +37,21 @@ from tfs_lite.core.status import OK, Status, StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message
 from tfs_lite.server.grpc.health_service import HealthService
+from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http_app import HttpApp
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
+from tfs_lite.server.metrics_pages import MetricsPages
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import ChangeSignal, Health
 from tfs_lite.server.tensorflow.model_service import ModelService
 from tfs_lite.server.tensorflow.prediction_service import PredictionService
 from tfs_lite.server.tensorflow.rest_models import ModelPages
-from tfs_lite.server.tensorflow.rest_service import RestService, RestSettings
+from tfs_lite.server.tensorflow.rest_service import RestService
+from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.serving.config_checks import check_models
 from tfs_lite.serving.model_states import ModelReport
+from tfs_lite.serving.options import ServerOptions
 from tfs_lite.transport.table import CallContext
 
 T = TypeVar("T")
@@ -217,30 +221,27 @@ class House:
         self._registry = CollectorRegistry()
         self._metrics = RequestMetrics(self._registry, lambda name: name == MODEL)
         self._slow = BackgroundRunner("REST", 1, 8)
-        predictor = Predictor(self._lookup, self._metrics, MAX_BYTES)
+        predictor, settings = Predictor(self._lookup, self._metrics, MAX_BYTES), PredictSettings(MAX_BYTES)
+        core: Any = _Core(self._metrics, self._lookup)
         inferences = Inferences(predictor, max_bytes=MAX_BYTES)
         self._health = Health(lambda name: True if name == MODEL else None)
         self._health.set_ready()
         self._predictions = lambda: PredictionService(
-            predictor, inferences, self._lookup, self._metrics, MAX_BYTES, log=MakeLog()
+            predictor, inferences, self._lookup, self._metrics, settings, MakeLog()
         )
         services = (
             self._predictions(),
-            ModelService(self._status, self._reload, self._slow, self._metrics, lambda name: 0.0),
+            ModelService(core, self._slow),
             HealthService(self._health, ChangeSignal(self.loop)),
         )
-        settings = RestSettings(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2)
-        self.rest = RestService(predictor, inferences, self._metrics, self._slow, settings, MakeLog())
-        self._app = HttpApp(
-            ModelPages(self._lookup, self._status, self._models, self._metrics),
-            self.rest,
-            self._health,
-            self._metrics,
-            lambda: (generate_latest(self._registry), CONTENT_TYPE_LATEST),
-            self._slow,
-            self._slow,
-            enable_cors=True,
+        self._resources = resources = HttpResources(
+            HttpLimits(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2), self._slow
         )
+        self.bodies = resources.bodies
+        rest = RestService(predictor, inferences, self._metrics, resources, settings, MakeLog())
+        self._pages = MetricsPages(self._registry, self._metrics.upstream, None)
+        pages = ModelPages(core)
+        self._app = HttpApp(rest, pages, self._health, self._metrics, resources, self._pages, enable_cors=True)
         self._handlers = {row.name: row.handler for service in services for row in service.methods()}
 
     def grpc(self, method: str, data: bytes) -> bytes:
@@ -263,6 +264,7 @@ class House:
 
     def close(self) -> None:
         self._slow.close()
+        self._pages.close()
         self.loop.close()
 
     def _run(self, work: Awaitable[T]) -> T:
@@ -277,17 +279,28 @@ class House:
     def _release(self) -> None:
         self.handles -= 1
 
-    def _status(self, ref: ModelRef) -> list[VersionStatus]:
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """What services ask of a ServerCore."""
+
+    request_metrics: RequestMetrics
+    handle: Callable[[ModelRef], ServableHandle]
+    options: ServerOptions = ServerOptions(model_config_list_root_dir=ROOT)  # noqa: RUF009 - frozen
+
+    def status(self, ref: ModelRef) -> list[VersionStatus]:
         if ref.name != MODEL:
             raise not_found(f"Could not find any versions of model {ref.name}")
         return [VersionStatus(VERSION, VersionState.AVAILABLE, OK)]
 
-    def _models(self) -> list[ModelReport]:
+    def models(self) -> list[ModelReport]:
         available = VersionStatus(VERSION, VersionState.AVAILABLE, OK)
         return [ModelReport(MODEL, (available,)), ModelReport("n", (), Status(StatusCode.NOT_FOUND, "no directory"))]
 
-    def _reload(self, message: Message) -> str:
-        config = from_proto(message, Path(ROOT))
+    def counter_value(self, name: str) -> float:
+        return 0.0
+
+    def reload(self, config: ModelServerConfig) -> str:
         check_models(config, PLATFORMS, (ROOT,))
         if _meaning(from_proto(config.to_proto(), Path(ROOT))) != _meaning(config):
             raise RuntimeError("a config changes on its way")

@@ -27,16 +27,14 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.server.http.bodies import BodyReader
-from tfs_lite.server.http.calls import Calls
-from tfs_lite.server.http.heap_trimmer import HeapTrimmer
+from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.openai.app import OpenAiApp
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.tensorflow.generation_service import PredictStreamedService
 from tfs_lite.server.tensorflow.prediction_service import PredictionService
+from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.server.v2.http_app import V2HttpApp
-from tfs_lite.server.v2.http_events import EventRoom
 from tfs_lite.server.v2.shared_memory import SharedRegions
 from tfs_lite.testing.language.byte_codec import END, VOCABULARY, ByteCodec
 from tfs_lite.testing.language.hash_model import HashModel
@@ -71,17 +69,15 @@ class HouseGeneration:
         self.house.add_simple()
         slow = BackgroundRunner("generation", 1, 8)
         self._inside.callback(slow.close)
-        self.bodies, calls, heap = BodyReader(MAX_BODY_BYTES), Calls(PATIENCE / 2), HeapTrimmer(slow)
+        self.http = HttpResources(HttpLimits(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2), slow)
         house = self.house
-        self._openai = OpenAiApp(
-            *(house.predictor, house.lookup, self._listing, house.metrics),
-            *(self.bodies, calls, slow, heap, MAX_BODY_BYTES),
-        )
+        self._openai = OpenAiApp(house.predictor, house.lookup, self._listing, house.metrics, self.http)
         control = HouseControl(house, regions)
-        self._v2 = V2HttpApp(house.infer, control, self.bodies, calls, slow, heap, MAX_BODY_BYTES, EventRoom())
+        self._v2 = V2HttpApp(house.infer, control, self.http)
         inferences = Inferences(house.predictor, max_bytes=MAX_BYTES)
-        self._predict = PredictionService(house.predictor, inferences, house.lookup, house.metrics, MAX_BYTES)
-        self._streamed = PredictStreamedService(house.predictor, house.metrics, MAX_BYTES)
+        settings = PredictSettings(MAX_BYTES)
+        self._predict = PredictionService(house.predictor, inferences, house.lookup, house.metrics, settings)
+        self._streamed = PredictStreamedService(house.predictor, house.metrics, settings)
 
     def openai(self, path: str, body: bytes) -> Reply:
         return self._http(self._openai_answer, path, body)
@@ -109,7 +105,7 @@ class HouseGeneration:
         found, self._unseen = self._unseen, []
         if self.house.handles:
             found.append(f"{self.house.handles} handles are not given back")
-        if self.bodies.numbers.held_bytes:
+        if self.http.bodies.numbers.held_bytes:
             found.append("the room of a body is not given back")
         for name, (model, servable) in self.models.items():
             if not self._is_idle(servable):

@@ -32,9 +32,7 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, Symb
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.v2.tensors import name_of
-from tfs_lite.server.http.bodies import BodyReader
-from tfs_lite.server.http.calls import Calls
-from tfs_lite.server.http.heap_trimmer import HeapTrimmer
+from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.v2.control import RegionStatus
 from tfs_lite.server.v2.grpc_service import V2GrpcService
@@ -255,11 +253,9 @@ class HouseV2:
         self._inside.callback(self.control.close)
         slow = BackgroundRunner("V2", 1, 8)
         self._inside.callback(slow.close)
-        self.bodies, self.room = BodyReader(MAX_BODY_BYTES), EventRoom()
-        self._app = V2HttpApp(
-            *(self.house.infer, self.control, self.bodies, Calls(PATIENCE / 2), slow),
-            *(HeapTrimmer(slow), MAX_BODY_BYTES, self.room),
-        )
+        self.http_resources = HttpResources(HttpLimits(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2), slow)
+        self.room = EventRoom()
+        self._app = V2HttpApp(self.house.infer, self.control, self.http_resources, self.room)
         rows = V2GrpcService(self.house.infer, self.control).methods()
         self._handlers: dict[str, Any] = {row.name: row.handler for row in rows}
         self._memory = -1

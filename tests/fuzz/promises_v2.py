@@ -41,7 +41,7 @@ def check_left() -> None:
     """Nothing of a request stays, and nothing happened that nobody was told of."""
     house = house_v2()
     require(house.house.handles == 0, f"{house.house.handles} handles are not given back")
-    require(house.bodies.numbers.held_bytes == 0, "the room of a body is not given back")
+    require(house.http_resources.bodies.numbers.held_bytes == 0, "the room of a body is not given back")
     require(house.room.held == 0, "the room of answers is not given back")
     require(not house.checks.left(), f"files of a load call are left: {house.checks.left()}")
     unseen = house.take_unseen()

@@ -306,7 +306,7 @@ def _http(data: bytes) -> None:
         short = reply.status < 400 or len(reply.body) <= MAX_WORDS + 8 * len(data)
         require(short, "an error is much longer than its request")
         _check_handles()
-        require(house().rest.bodies.numbers.held_bytes == 0, "the room of a body is not given back")
+        require(house().bodies.numbers.held_bytes == 0, "the room of a body is not given back")
 
 
 def _request(head: str, body: bytes) -> bytes:

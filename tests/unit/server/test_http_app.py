@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import httpx
 import orjson
 import ormsgpack
 import pytest
 
 from tfs_lite.core.status import ServingError
 from tfs_lite.server.http.server import HttpServer
-from tfs_lite.testing.servers.rest_client import ROW, error, serving_rest
-from tfs_lite.testing.servers.rest_fixture import RestFixture
+from tfs_lite.testing.servers.rest_fixture import ROW, RestFixture, error
 
 CORS = {"access-control-allow-origin", "access-control-allow-methods", "access-control-allow-headers"}
 
-Open = Callable[..., tuple[RestFixture, httpx.Client]]
-
-
-@pytest.fixture
-def open_house() -> Iterator[Open]:
-    with contextlib.ExitStack() as stack:
-
-        def begin(**options: Any) -> tuple[RestFixture, httpx.Client]:
-            served = stack.enter_context(serving_rest(**options))
-            return served.house, served.client
-
-        yield begin
-
-
-@pytest.fixture
-def house_and_client(open_house: Open) -> tuple[RestFixture, httpx.Client]:
-    return open_house()
-
-
-@pytest.fixture
-def house(house_and_client: tuple[RestFixture, httpx.Client]) -> RestFixture:
-    return house_and_client[0]
-
-
-@pytest.fixture
-def client(house_and_client: tuple[RestFixture, httpx.Client]) -> httpx.Client:
-    return house_and_client[1]
-
+Serve = Callable[..., RestFixture]
 
 MALFORMED = "Malformed request: {method} {path}"
 NO_STATUS = "Could not find any versions of model {path}"
@@ -89,18 +59,11 @@ REFUSED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[httpx.Client]:
-    """One house for the tests that only ask."""
-    with serving_rest() as served:
-        yield served.client
-
-
 @pytest.mark.parametrize(("method", "path", "status", "words"), REFUSED)
 def test_request_that_nobody_answers_is_refused_in_json(
-    shared: httpx.Client, method: str, path: str, status: int, words: str
+    shared: RestFixture, method: str, path: str, status: int, words: str
 ) -> None:
-    answer = shared.request(method, path, json=ROW if method == "POST" else None)
+    answer = shared.client.request(method, path, json=ROW if method == "POST" else None)
     assert answer.status_code == status
     assert words.format(method=method, path=path) in error(answer)
 
@@ -126,8 +89,8 @@ ANSWERED = [
 
 
 @pytest.mark.parametrize(("method", "path"), ANSWERED)
-def test_request_of_the_grammar_is_answered_in_json(shared: httpx.Client, method: str, path: str) -> None:
-    answer = shared.request(method, path, json=ROW if method == "POST" else None)
+def test_request_of_the_grammar_is_answered_in_json(shared: RestFixture, method: str, path: str) -> None:
+    answer = shared.client.request(method, path, json=ROW if method == "POST" else None)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
 
 
@@ -135,29 +98,29 @@ def test_request_of_the_grammar_is_answered_in_json(shared: httpx.Client, method
     ("path", "status"),
     [("/v1/models/m", 400), ("/v1/models", 400), ("/livez", 200), ("/openapi.json", 200), ("/nothing", 404)],
 )
-def test_head_has_the_status_and_no_body(shared: httpx.Client, path: str, status: int) -> None:
-    answer = shared.head(path)
+def test_head_has_the_status_and_no_body(shared: RestFixture, path: str, status: int) -> None:
+    answer = shared.client.head(path)
     assert (answer.status_code, answer.content) == (status, b"")
 
 
 @pytest.mark.parametrize("path", ["/v1/models/m:predict", "/v1/models", "/v1/anything"])
 @pytest.mark.parametrize(("origin", "status"), [("http://a.example", 200), ("", 400), ("null", 400)])
-def test_options_have_neither_body_nor_type(shared: httpx.Client, path: str, origin: str, status: int) -> None:
-    answer = shared.options(path, headers={"origin": origin} if origin else {})
+def test_options_have_neither_body_nor_type(shared: RestFixture, path: str, origin: str, status: int) -> None:
+    answer = shared.client.options(path, headers={"origin": origin} if origin else {})
     assert (answer.status_code, answer.content) == (status, b"")
     assert "content-type" not in answer.headers
     assert not CORS & set(answer.headers)
 
 
-def test_cors_headers_are_on_every_rest_answer_and_on_no_other_page(open_house: Open) -> None:
-    _, client = open_house(app={"enable_cors": True})
+def test_cors_headers_are_on_every_rest_answer_and_on_no_other_page(serve: Serve) -> None:
+    server = serve(enable_cors=True)
     answers = [
-        client.get("/v1/models"),
-        client.get("/v1/models/nobody"),
-        client.put("/v1/models/m"),
-        client.post("/v1/models/m:predict", json=ROW),
-        client.options("/v1/models/m", headers={"origin": "https://a.example"}),
-        client.options("/v1/models/m"),
+        server.client.get("/v1/models"),
+        server.client.get("/v1/models/nobody"),
+        server.client.put("/v1/models/m"),
+        server.client.post("/v1/models/m:predict", json=ROW),
+        server.client.options("/v1/models/m", headers={"origin": "https://a.example"}),
+        server.client.options("/v1/models/m"),
     ]
     assert [answer.status_code for answer in answers] == [200, 404, 400, 200, 200, 400]
     for answer in answers:
@@ -165,11 +128,11 @@ def test_cors_headers_are_on_every_rest_answer_and_on_no_other_page(open_house: 
         assert answer.headers["access-control-allow-methods"] == "POST, GET"
         assert answer.headers["access-control-allow-headers"] == "Content-Type"
     for path in ("/metrics", "/livez", "/nothing"):
-        assert not CORS & set(client.get(path).headers)
+        assert not CORS & set(server.client.get(path).headers)
 
 
-def test_status_is_upstreams_json(shared: httpx.Client) -> None:
-    answer = shared.get("/v1/models/m")
+def test_status_is_upstreams_json(shared: RestFixture) -> None:
+    answer = shared.client.get("/v1/models/m")
     assert answer.json() == {
         "model_version_status": [
             {
@@ -182,21 +145,21 @@ def test_status_is_upstreams_json(shared: httpx.Client) -> None:
     }
 
 
-def test_status_of_one_version_leaves_out_the_others(shared: httpx.Client) -> None:
-    (status,) = shared.get("/v1/models/m/versions/7").json()["model_version_status"]
+def test_status_of_one_version_leaves_out_the_others(shared: RestFixture) -> None:
+    (status,) = shared.client.get("/v1/models/m/versions/7").json()["model_version_status"]
     assert status["version"] == "7"
 
 
-def test_list_names_every_model_and_why_one_has_nothing(shared: httpx.Client) -> None:
-    first, second = shared.get("/v1/models").json()["models"]
+def test_list_names_every_model_and_why_one_has_nothing(shared: RestFixture) -> None:
+    first, second = shared.client.get("/v1/models").json()["models"]
     assert first["name"] == "m"
-    assert first["model_version_status"] == shared.get("/v1/models/m").json()["model_version_status"]
+    assert first["model_version_status"] == shared.client.get("/v1/models/m").json()["model_version_status"]
     assert "reason" not in first
     assert second == {"name": "n", "model_version_status": [], "reason": "its base path does not exist"}
 
 
-def test_metadata_is_upstreams_json_and_gives_its_handle_back(client: httpx.Client, house: RestFixture) -> None:
-    body = client.get("/v1/models/m/metadata").json()
+def test_metadata_is_upstreams_json_and_gives_its_handle_back(server: RestFixture) -> None:
+    body = server.client.get("/v1/models/m/metadata").json()
     assert body["model_spec"] == {"name": "m", "signature_name": "", "version": "7"}
     signature = body["metadata"]["signature_def"]["signature_def"]["serving_default"]
     assert signature["method_name"] == "tensorflow/serving/predict"
@@ -206,30 +169,28 @@ def test_metadata_is_upstreams_json_and_gives_its_handle_back(client: httpx.Clie
         "dtype": "DT_FLOAT",
         "tensor_shape": {"dim": [{"size": "-1", "name": ""}, {"size": "3", "name": ""}], "unknown_rank": False},
     }
-    assert house.handles == 0
+    assert server.handles == 0
 
 
-def test_requests_are_counted_by_method_malformed_ones_without_a_name(client: httpx.Client, house: RestFixture) -> None:
+def test_requests_are_counted_by_method_malformed_ones_without_a_name(server: RestFixture) -> None:
     for path in ("/v1/models", "/v1/models/m", "/v1/models/m/metadata", "/v1/nothing"):
-        client.get(path)
-    client.post("/v1/models/m:predict", json=ROW)
-    assert house.count("OK", "ListModels", "", "") == 1
-    assert house.count("OK", "GetModelStatus", "m", "") == 1
-    assert house.count("OK", "GetModelMetadata") == 1
-    assert house.count("INVALID_ARGUMENT", "", "", "") == 1
-    assert house.count("OK", "Predict") == 1
+        server.client.get(path)
+    server.client.post("/v1/models/m:predict", json=ROW)
+    assert server.count("OK", "ListModels", "", "") == 1
+    assert server.count("OK", "GetModelStatus", "m", "") == 1
+    assert server.count("OK", "GetModelMetadata") == 1
+    assert server.count("INVALID_ARGUMENT", "", "", "") == 1
+    assert server.count("OK", "Predict") == 1
 
 
-def test_unexpected_error_is_500_without_details(
-    client: httpx.Client, house: RestFixture, caplog: pytest.LogCaptureFixture
-) -> None:
-    answer = client.get("/v1/models/crash")
+def test_unexpected_error_is_500_without_details(server: RestFixture, caplog: pytest.LogCaptureFixture) -> None:
+    answer = server.client.get("/v1/models/crash")
     assert (answer.status_code, error(answer)) == (500, "internal error")
     assert "the secret is in" in caplog.text
 
 
-def test_answer_that_asks_to_try_again_says_when(shared: httpx.Client) -> None:
-    answer = shared.post("/v1/models/m:predict", json={"signature_name": "broken", "instances": [1.0]})
+def test_answer_that_asks_to_try_again_says_when(shared: RestFixture) -> None:
+    answer = shared.client.post("/v1/models/m:predict", json={"signature_name": "broken", "instances": [1.0]})
     assert (answer.status_code, error(answer)) == (503, "the queue is full")
     assert answer.headers["retry-after"] == "1"
 
@@ -238,23 +199,23 @@ def test_answer_that_asks_to_try_again_says_when(shared: httpx.Client) -> None:
     "headers",
     [{"content-type": "application/msgpack"}, {"content-type": "application/x-msgpack; v=1", "accept": "*/*"}],
 )
-def test_msgpack_is_answered_in_msgpack_errors_too(shared: httpx.Client, headers: dict[str, str]) -> None:
+def test_msgpack_is_answered_in_msgpack_errors_too(shared: RestFixture, headers: dict[str, str]) -> None:
     for body, status, expected in (
         (ROW, 200, {"predictions": [[8.0, 9.0, 10.0]]}),
         ({"signature_name": "broken", "instances": [1.0]}, 503, {"error": "the queue is full"}),
     ):
-        answer = shared.post("/v1/models/m:predict", content=ormsgpack.packb(body), headers=headers)
+        answer = shared.client.post("/v1/models/m:predict", content=ormsgpack.packb(body), headers=headers)
         assert (answer.status_code, answer.headers["content-type"]) == (status, "application/msgpack")
         assert ormsgpack.unpackb(answer.content) == expected
 
 
-def test_form_of_the_answer_is_what_the_client_accepts_by_name(shared: httpx.Client) -> None:
-    wants_msgpack = shared.post("/v1/models/m:predict", json=ROW, headers={"accept": "text/html, application/msgpack"})
+def test_form_of_the_answer_is_what_the_client_accepts_by_name(shared: RestFixture) -> None:
+    wants_msgpack = shared.post(ROW, accept="text/html, application/msgpack")
     assert ormsgpack.unpackb(wants_msgpack.content) == {"predictions": [[8.0, 9.0, 10.0]]}
     headers = {"content-type": "application/msgpack", "accept": "application/json"}
-    wants_json = shared.post("/v1/models/m:predict", content=ormsgpack.packb(ROW), headers=headers)
+    wants_json = shared.client.post("/v1/models/m:predict", content=ormsgpack.packb(ROW), headers=headers)
     assert wants_json.json() == {"predictions": [[8.0, 9.0, 10.0]]}
-    assert "Malformed" in error(shared.get("/v1/models/m:explain", headers={"accept": "application/msgpack"}))
+    assert "Malformed" in error(shared.client.get("/v1/models/m:explain", headers={"accept": "application/msgpack"}))
 
 
 @pytest.mark.parametrize(
@@ -262,10 +223,12 @@ def test_form_of_the_answer_is_what_the_client_accepts_by_name(shared: httpx.Cli
     [(1000, "gzip", True), (10_000, "deflate, gzip;q=0.1", True), (1000, "identity", False), (1, "gzip", False)],
 )
 def test_large_answers_are_packed_for_clients_that_unpack(
-    shared: httpx.Client, rows: int, accepted: str, packed: bool
+    shared: RestFixture, rows: int, accepted: str, packed: bool
 ) -> None:
     body = {"instances": [[1.0, 2.0, 3.0]] * rows}
-    with shared.stream("POST", "/v1/models/m:predict", json=body, headers={"accept-encoding": accepted}) as answer:
+    with shared.client.stream(
+        "POST", "/v1/models/m:predict", json=body, headers={"accept-encoding": accepted}
+    ) as answer:
         data = b"".join(answer.iter_raw())
     assert answer.headers.get("content-encoding") == ("gzip" if packed else None)
     assert int(answer.headers["content-length"]) == len(data)
@@ -273,48 +236,55 @@ def test_large_answers_are_packed_for_clients_that_unpack(
     assert len(orjson.loads(gzip.decompress(data) if packed else data)["predictions"]) == rows
 
 
-def test_probes_follow_the_health(client: httpx.Client, house: RestFixture) -> None:
-    assert client.get("/livez").status_code == client.get("/startupz").status_code == 200
-    assert (client.get("/readyz").status_code, client.get("/readyz").text) == (503, "models are being loaded\n")
-    house.health.set_ready()
-    assert client.get("/readyz").status_code == 200
-    house.health.set_draining()
-    assert (client.get("/readyz").status_code, client.get("/readyz").text) == (503, "draining\n")
-    assert client.get("/livez").status_code == 200
+def test_probes_follow_the_health(server: RestFixture) -> None:
+    def page(path: str) -> tuple[int, str]:
+        answer = server.client.get(path)
+        return answer.status_code, answer.text
+
+    assert page("/livez") == page("/startupz") == (200, "ok\n")
+    assert page("/readyz") == (503, "models are being loaded\n")
+    server.health.set_ready()
+    assert page("/readyz") == (200, "ok\n")
+    server.health.set_draining()
+    assert page("/readyz") == (503, "draining\n")
+    assert page("/livez") == (200, "ok\n")
 
 
-def test_metrics_are_prometheus_text(client: httpx.Client) -> None:
-    client.get("/v1/models/m")
-    answer = client.get("/metrics")
+def test_metrics_are_prometheus_text(server: RestFixture) -> None:
+    server.client.get("/v1/models/m")
+    answer = server.client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     assert 'tfs_lite_requests_total{code="OK",method="GetModelStatus",model="m",version=""} 1.0' in answer.text
 
 
-def test_upstreams_page_is_nowhere_when_it_is_turned_off(client: httpx.Client) -> None:
-    assert client.get("/monitoring/prometheus/metrics").status_code == 404
+def test_upstreams_page_is_nowhere_when_it_is_turned_off(server: RestFixture) -> None:
+    assert server.client.get("/monitoring/prometheus/metrics").status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/monitoring/prometheus/metrics", "/v1/metrics", "/metrics"])
-def test_upstreams_page_is_where_it_is_told_to_be(open_house: Open, path: str) -> None:
-    page = {"upstream_metrics_path": path, "upstream_page": lambda: (b":tensorflow:x{} 1\n", "text/plain")}
-    _, client = open_house(app={**page, "enable_cors": True})
+def test_upstreams_page_is_where_it_is_told_to_be(serve: Serve, path: str) -> None:
+    server = serve(metrics_path=path, enable_cors=True)
+    server.request_metrics.upstream.on_logged("m", "OK")
+    page = ':tensorflow:serving:request_log_count{model_name="m",status_code="OK"} 1\n'
     for method in ("GET", "POST"):
-        answer = client.request(method, path)
-        assert (answer.status_code, answer.text) == (200, ":tensorflow:x{} 1\n")
+        answer = server.client.request(method, path)
+        assert answer.status_code == 200
+        assert page in answer.text
+        assert ("tfs_lite_" in answer.text) is (path == "/metrics"), "our names follow where the page replaces ours"
         assert answer.headers["content-type"].startswith("text/plain")
         assert not CORS & set(answer.headers)
-    refused = client.get(f"{path}?x=1")
+    refused = server.client.get(f"{path}?x=1")
     assert (refused.status_code, error(refused)) == (400, f"Unexpected path: {path}?x=1")
 
 
-def test_port_in_use_names_port_and_flag(loop_thread: Any, house: RestFixture) -> None:
+def test_port_in_use_names_port_and_flag(loop_thread: Any, server: RestFixture) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ServingError, match=rf"port {port} of 127.0.0.1 is already in use \(--rest_api_port\)"):
-            loop_thread.run(HttpServer(house.app).start("127.0.0.1", port))
+            loop_thread.run(HttpServer(server.app).start("127.0.0.1", port))
 
 
-def test_stop_before_start_does_nothing(loop_thread: Any, house: RestFixture) -> None:
-    loop_thread.run(HttpServer(house.app).stop(1))
+def test_stop_before_start_does_nothing(loop_thread: Any, server: RestFixture) -> None:
+    loop_thread.run(HttpServer(server.app).stop(1))

@@ -62,7 +62,7 @@ def make_grpc_server(
     )
 
 
-def settled(name: str, arguments: Arguments) -> tuple[tuple[str, int | str], ...]:
+def effective_arguments(name: str, arguments: Arguments) -> tuple[tuple[str, int | str], ...]:
     """The arguments that the server takes. INVALID_ARGUMENT names one that it cannot use; those without effect are left
     out and logged."""
     if name != NATIVE:

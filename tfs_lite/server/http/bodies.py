@@ -1,9 +1,8 @@
-"""Request bodies: read with bounds on size, time and the memory of all of them together, and unpacked if need be.
+"""Request bodies: read with bounds on size, time and the memory of all of them together, and decompressed.
 
-A body is held in a few large blocks from its arrival until it is parsed. Its bytes count against the room that all
-bodies share, packed and unpacked alike; a body that finds no room is refused, and the client may try again.
-
-What the metrics page says about request bodies over HTTP.
+A body is held in a few large blocks from its arrival until it is parsed. Its bytes, compressed and decompressed alike,
+count against a budget that all bodies share. A body that exceeds it is refused, and the client may try again. The
+metrics page shows the budget and the refusals.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -21,36 +20,29 @@ from starlette.requests import Request
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.http.compression import is_gzip, unpack
-from tfs_lite.server.http.replies import HttpError
+from tfs_lite.server.http.replies import ClientDisconnected, HttpError
 
 BLOCK = 1 << 20
-"""Bytes that are put together as they arrive, so that small pieces cost no more than large ones."""
-BODIES_IN_ROOM = 4
-"""As many of the largest bodies have room at once."""
+"""Bytes that are gathered as they arrive, so that many small chunks cost no more than a large one."""
+BODIES_IN_BUDGET = 4
+"""The default budget, in bodies of the largest size."""
 BODY_SECONDS = 60.0
-
-
-class ClientDisconnected(HttpError):
-    """The client closed the connection before it had its answer: CANCELLED, and nobody reads it."""
-
-    def __init__(self) -> None:
-        super().__init__(StatusCode.CANCELLED, "the client has gone", 499)
 
 
 @dataclass(frozen=True, slots=True)
 class BodyNumbers:
-    """Request bodies in memory now, and how many were refused since the start: because one alone was too large, because
-    others took the room, because it did not arrive in time."""
+    """Bytes of request bodies in memory, and the bodies refused since the start: ``too_large`` alone, ``no_room``
+    beside the others, or ``too_slow`` to arrive."""
 
     held_bytes: int
     most_held_bytes: int
-    room_bytes: int
+    budget_bytes: int
     too_large: int
     no_room: int
     too_slow: int
 
 
-class Room:
+class BodyBudget:
     """Counts bytes against a bound, and refusals. Any thread."""
 
     def __init__(self, limit: int) -> None:
@@ -67,8 +59,8 @@ class Room:
         with self._lock:
             return BodyNumbers(self._held, self._most, self._limit, self._too_large, self._no_room, self._too_slow)
 
-    def take(self, size: int) -> None:
-        """UNAVAILABLE, with nothing taken, when there is too little left."""
+    def acquire(self, size: int) -> None:
+        """Takes ``size`` bytes. UNAVAILABLE, with nothing taken, when too few are left."""
         with self._lock:
             held = self._held + size
             if held <= self._limit:
@@ -80,7 +72,7 @@ class Room:
             f"request bodies take {held - size} of the {self._limit} bytes that there are for all of them together",
         )
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         with self._lock:
             self._held -= size
 
@@ -94,26 +86,31 @@ class Room:
 
 
 class Body:
-    """The body of one request. Leave its ``with`` block as soon as it is parsed: that gives its room back, whatever
-    another thread is still doing with it."""
+    """The body of one request. Leaving its ``with`` block returns its bytes to the budget, even while another thread
+    still works on it."""
 
-    def __init__(self, room: Room, max_bytes: int, packed: bool) -> None:
-        self._room = room
+    def __init__(self, budget: BodyBudget, max_bytes: int, gzipped: bool) -> None:
+        self._budget = budget
         self._max_bytes = max_bytes
-        self.packed = packed
-        self.size = 0
-        """Bytes as they came."""
-        self.unpacked_size = 0
-        """Bytes that became of them, if they were packed."""
+        self.gzipped = gzipped
+        self.received = 0
+        """Bytes as they arrived."""
+        self.decompressed = 0
+        """Bytes after decompression; 0 if the body is not compressed."""
         self._blocks: deque[bytes | bytearray] = deque()
         self._lock = threading.Lock()  # guards the two below
         self._held = 0
         self._closed = False
 
+    @property
+    def size(self) -> int:
+        """The larger of both."""
+        return max(self.received, self.decompressed)
+
     def append(self, data: bytes) -> None:
-        """As they come. HttpError 413 past the bound, UNAVAILABLE without room."""
-        self.size += len(data)
-        self.check(self.size)
+        """Adds bytes as they arrive. HttpError 413 past the bound, UNAVAILABLE past the budget."""
+        self.received += len(data)
+        self.check(self.received)
         self._hold(len(data))
         last = self._blocks[-1] if self._blocks else None
         if isinstance(last, bytearray) and len(last) < BLOCK:
@@ -124,19 +121,19 @@ class Body:
             self._blocks.append(data)
 
     def take(self) -> bytes:
-        """All bytes, unpacked; the body forgets them. Any thread, once; slow for large ones. INVALID_ARGUMENT for gzip
-        that is none, else as ``append``."""
-        blocks = unpack(self._popped(), self._grow) if self.packed else self._popped()
+        """Returns all bytes, decompressed, and forgets them. Any thread, once; slow for large bodies. INVALID_ARGUMENT
+        for damaged gzip, else the errors of ``append``."""
+        blocks = unpack(self._popped(), self._grow) if self.gzipped else self._popped()
         return b"".join(blocks)
 
     def check(self, size: int) -> None:
         """HttpError 413 if a body of that size is too large."""
         if size > self._max_bytes:
-            self._room.count_too_large()
+            self._budget.count_too_large()
             raise HttpError(
                 StatusCode.RESOURCE_EXHAUSTED,
                 f"the request body is larger than {self._max_bytes} bytes, which is the most that is taken"
-                + (" (after unpacking)" if self.unpacked_size else ""),
+                + (" (after unpacking)" if self.decompressed else ""),
                 413,
                 {"Connection": "close"},  # or the rest of it would have to be read
             )
@@ -144,26 +141,26 @@ class Body:
     def close(self) -> None:
         with self._lock:
             held, self._held, self._closed = self._held, 0, True
-        self._room.give(held)
+        self._budget.release(held)
         self._blocks.clear()
 
     def _grow(self, size: int) -> None:
-        self.unpacked_size += size
-        self.check(self.unpacked_size)
+        self.decompressed += size
+        self.check(self.decompressed)
         self._hold(size)
 
     def _hold(self, size: int) -> None:
         with self._lock:
             if self._closed:
                 raise ClientDisconnected
-            self._room.take(size)
+            self._budget.acquire(size)
             self._held += size
 
     def _popped(self) -> Iterator[bytes | bytearray]:
         while True:
             try:
                 block = self._blocks.popleft()
-            except IndexError:  # also when it is closed meanwhile
+            except IndexError:  # also when the body was closed in the meantime
                 return
             yield block
 
@@ -177,45 +174,44 @@ class Body:
 
 
 class BodyReader:
-    """Reads the bodies of all requests. Sizes are in bytes, and hold before and after unpacking; ``seconds`` is how
-    long one may take to arrive. On the event loop; ``numbers`` on any thread."""
+    """Reads the bodies of all requests. ``max_bytes`` bounds one body, before and after decompression; ``budget_bytes``
+    bounds all of them together (None: four of the largest). ``seconds`` is how long one body may take to arrive. On the
+    event loop; ``numbers`` on any thread."""
 
-    def __init__(self, max_bytes: int, room_bytes: int | None = None, seconds: float = BODY_SECONDS) -> None:
-        self._max_bytes = max_bytes
-        self._room = Room(BODIES_IN_ROOM * max_bytes if room_bytes is None else room_bytes)
+    def __init__(self, max_bytes: int, budget_bytes: int | None = None, seconds: float = BODY_SECONDS) -> None:
+        self.max_bytes = max_bytes
+        self._budget = BodyBudget(BODIES_IN_BUDGET * max_bytes if budget_bytes is None else budget_bytes)
         self._seconds = seconds
 
     @property
     def numbers(self) -> BodyNumbers:
-        return self._room.numbers
+        return self._budget.numbers
 
-    def hold(self, size: int) -> None:
-        """Takes room for a body that is there and not packed. HttpError 413, UNAVAILABLE as in ``read``."""
-        if size > self._max_bytes:
-            Body(self._room, self._max_bytes, packed=False).check(size)
-        self._room.take(size)
+    def acquire(self, size: int) -> None:
+        """Takes budget for bytes that are in memory already. HttpError 413 or UNAVAILABLE as in ``read``."""
+        if size > self.max_bytes:
+            Body(self._budget, self.max_bytes, gzipped=False).check(size)
+        self._budget.acquire(size)
 
-    def give(self, size: int) -> None:
-        """Gives it back."""
-        self._room.give(size)
+    def release(self, size: int) -> None:
+        self._budget.release(size)
 
     async def read(self, request: Request) -> Body:
         """The whole body, to be closed by the caller. HttpError: 415 for an unknown Content-Encoding, 413 for a body
-        that is too large (before anything is read, if it says so), 408 for one that takes too long. UNAVAILABLE without
-        room, ClientGone when it breaks off."""
+        that is too large (before anything is read, if Content-Length tells), 408 for one that takes too long.
+        UNAVAILABLE past the budget, ClientDisconnected when the client breaks off."""
         headers = request.headers
-        body = Body(self._room, self._max_bytes, is_gzip(headers.get("content-encoding", "")))
+        body = Body(self._budget, self.max_bytes, is_gzip(headers.get("content-encoding", "")))
         body.check(int(headers.get("content-length", 0)))
         try:
             async with asyncio.timeout(self._seconds):
                 await _collect(request, body)
         except TimeoutError:
-            self._room.count_too_slow()
-            size = body.size
+            self._budget.count_too_slow()
             body.close()
             raise HttpError(
                 StatusCode.DEADLINE_EXCEEDED,
-                f"the request body did not arrive within {self._seconds:g} s: {size} bytes came",
+                f"the request body did not arrive within {self._seconds:g} s: {body.received} bytes came",
                 408,
                 {"Connection": "close"},
             ) from None
@@ -240,16 +236,16 @@ async def _collect(request: Request, body: Body) -> None:
 class BodyCollector(Collector):
     """Reads the numbers once per page, on the thread that makes the page."""
 
-    def __init__(self, numbers: Callable[[], BodyNumbers]) -> None:
-        self._numbers = numbers
+    def __init__(self, bodies: BodyReader) -> None:
+        self._bodies = bodies
 
     def describe(self) -> Iterable[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        now = self._numbers()
+        now = self._bodies.numbers
         yield GaugeMetricFamily("tfs_lite_http_body_bytes", "Request bodies in memory.", now.held_bytes)
-        yield GaugeMetricFamily("tfs_lite_http_body_room_bytes", "What they may take together.", now.room_bytes)
+        yield GaugeMetricFamily("tfs_lite_http_body_room_bytes", "What they may take together.", now.budget_bytes)
         refused = CounterMetricFamily("tfs_lite_http_bodies_refused", "Request bodies refused.", labels=("reason",))
         for reason, count in (("too_large", now.too_large), ("no_room", now.no_room), ("too_slow", now.too_slow)):
             refused.add_metric((reason,), count)

@@ -1,7 +1,7 @@
-"""Predictions over HTTP that are inside: each ends by its answer, its deadline, the client's going or the server's end.
+"""Predictions over HTTP in flight. Each ends by its answer, its deadline, a disconnect or the server's end.
 
-A call runs in the task of its request. Whoever ends it from outside leaves an error and cancels the task; the error
-takes the place of the cancellation, so that it is told and counted like any other.
+A call runs in the task of its request. To end it from outside, an error is left with the call and the task is
+cancelled; the error then replaces the cancellation, so that it is answered and counted like any other.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from typing import Any, cast
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import RequestRecord
-from tfs_lite.server.http.bodies import ClientDisconnected
+from tfs_lite.server.http.replies import ClientDisconnected
 from tfs_lite.transport.deadlines import Deadlines
 
 Receive = Callable[[], Awaitable[Any]]
 
 
-class Call:
-    """One prediction, as a ``with`` block of its task. ``deadline`` is in seconds of ``time.monotonic``, the loop's
-    clock."""
+class HttpCall:
+    """One prediction, as a ``with`` block of its task. ``deadline`` is in seconds of ``time.monotonic``."""
 
     __slots__ = ("_calls", "_reason", "_record", "_task", "_watch", "deadline")
 
-    def __init__(self, calls: Calls, deadline: float | None, record: RequestRecord | None = None) -> None:
-        """``record`` tells what it means when the deadline passes."""
+    def __init__(self, calls: HttpCalls, deadline: float | None, record: RequestRecord | None = None) -> None:
+        """``record`` tells which reason a missed deadline has."""
         self._calls = calls
         self._record = record
         self.deadline = deadline
@@ -36,33 +35,33 @@ class Call:
         self._watch: asyncio.Task[None] | None = None
 
     def end(self, reason: ServingError) -> None:
-        """Cancels what runs in the block, which raises ``reason``. The first reason counts."""
+        """Cancels the block, which then raises ``reason``. Only the first reason counts."""
         if self._reason is None:
             self._reason = reason
             self._task.cancel()
 
-    def leave(self) -> None:
-        """Ends it because the client has gone."""
+    def disconnect(self) -> None:
+        """Ends the call because the client has disconnected."""
         self.end(ClientDisconnected())
 
     def expire(self) -> None:
-        """Ends it because its deadline has passed."""
+        """Ends the call because its deadline has passed."""
         late = self._record.late if self._record is not None else None
         message = "the deadline passed before the request was answered"
         self.end(ServingError(StatusCode.DEADLINE_EXCEEDED, message, late))
 
     def watch(self, receive: Receive) -> None:
-        """From now on the client's going ends the call. Its request has been read, so nothing else can come."""
-        self._watch = asyncio.get_running_loop().create_task(self._until_gone(receive))
+        """From now on a disconnect ends the call. The request must have been read, so that nothing else arrives."""
+        self._watch = asyncio.get_running_loop().create_task(self._until_disconnect(receive))
 
-    async def _until_gone(self, receive: Receive) -> None:
+    async def _until_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.leave()
+        self.disconnect()
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> HttpCall:
         self._task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._calls.enter(self)
+        self._calls.add(self)
         return self
 
     def __exit__(
@@ -70,55 +69,55 @@ class Call:
     ) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        self._calls.leave(self)
+        self._calls.remove(self)
         if self._reason is not None and kind is asyncio.CancelledError and self._task.uncancel() == 0:
             raise self._reason
 
 
-class Calls:
-    """All predictions that are inside. On the event loop."""
+class HttpCalls:
+    """All predictions in flight. On the event loop."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
-        self._deadlines: Deadlines[Call] | None = None
-        self._inside: set[Call] = set()
+        self._deadlines: Deadlines[HttpCall] | None = None
+        self._in_flight: set[HttpCall] = set()
         self._draining = False
         self._idle: asyncio.Event | None = None
-        """Of whoever waits until nobody is inside."""
+        """Set when the last call has ended; made by ``drain``."""
 
-    def call(self, record: RequestRecord | None = None) -> Call:
-        """For a request whose head has just arrived: its time runs from now."""
-        return Call(self, None if self._timeout is None else time.monotonic() + self._timeout, record)
+    def call(self, record: RequestRecord | None = None) -> HttpCall:
+        """A call for a request whose head has just arrived: its time runs from now."""
+        return HttpCall(self, None if self._timeout is None else time.monotonic() + self._timeout, record)
 
-    def enter(self, call: Call) -> None:
-        """UNAVAILABLE when no more are let in."""
+    def add(self, call: HttpCall) -> None:
+        """UNAVAILABLE while the server drains."""
         if self._draining:
             raise _stopping()
-        self._inside.add(call)
+        self._in_flight.add(call)
         if call.deadline is not None:
             if self._deadlines is None:
-                self._deadlines = Deadlines(asyncio.get_running_loop(), Call.expire)
+                self._deadlines = Deadlines(asyncio.get_running_loop(), HttpCall.expire)
             self._deadlines.add(call, call.deadline)
 
-    def leave(self, call: Call) -> None:
-        self._inside.discard(call)
+    def remove(self, call: HttpCall) -> None:
+        self._in_flight.discard(call)
         if self._deadlines is not None:
             self._deadlines.discard(call)
-        if self._idle is not None and not self._inside:
+        if self._idle is not None and not self._in_flight:
             self._idle.set()
 
     async def drain(self, grace: float) -> None:
-        """Lets no more in; returns when those inside are answered. After ``grace`` seconds they are, with UNAVAILABLE.
-        A second call with a shorter grace makes the first one return sooner."""
+        """Refuses new calls and returns when those in flight are answered; after ``grace`` seconds they are answered
+        UNAVAILABLE. A second call with a shorter grace makes the first one return sooner."""
         self._draining = True
-        if not self._inside:
+        if not self._in_flight:
             return
         self._idle = self._idle or asyncio.Event()
         try:
             async with asyncio.timeout(grace):
                 await self._idle.wait()
         except TimeoutError:
-            for call in list(self._inside):
+            for call in list(self._in_flight):
                 call.end(_stopping())
             await self._idle.wait()
 

@@ -1,6 +1,6 @@
-"""gzip both ways: request bodies are unpacked piece by piece, so that a bound holds; answers are packed quickly.
+"""gzip both ways: request bodies are decompressed in chunks, so that a bound holds; answers are compressed quickly.
 
-Everything here may take long for large bodies and runs on any thread; zlib lets the others run meanwhile.
+All functions are slow for large bodies and run on any thread; zlib releases the interpreter lock.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Callable, Iterable, Iterator
 from tfs_lite.core.status import StatusCode, invalid_argument
 from tfs_lite.server.http.replies import HttpError
 
-PIECE_IN = 1 << 16
-"""Bytes given to zlib at once. It copies what it has not used yet, so this is small."""
-PIECE_OUT = 1 << 20
+CHUNK_IN = 1 << 16
+"""Bytes given to zlib at once; small, because zlib copies what it has not used yet."""
+CHUNK_OUT = 1 << 20
 MAX_MEMBERS = 10_000
-"""A gzip body may be several put together; each costs something even when it holds nothing."""
+"""A gzip body may consist of several members, and each has a cost even when it is empty."""
 SMALLEST_ANSWER = 1024
-"""Shorter answers are not worth packing."""
+"""Bytes. Shorter answers are not worth compressing."""
 LEVEL = 1
 _GZIP = 31  # zlib's window bits for the gzip format
 _NAMES = ("gzip", "x-gzip")
 
 
 def is_gzip(content_encoding: str) -> bool:
-    """Whether a body with that header is packed; False for none and for identity. HttpError 415 for others."""
+    """Whether a body with that header is gzip; False for none and for identity. HttpError 415 for others."""
     applied = [name for name in _tokens(content_encoding) if name and name != "identity"]
     if not applied:
         return False
@@ -40,25 +40,25 @@ def is_gzip(content_encoding: str) -> bool:
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether the client takes gzip, by the header's most particular word about it."""
-    wishes: dict[str, bool] = {}
+    """Whether the client accepts gzip, by the most specific item of the header."""
+    weights: dict[str, float] = {}
     for item in accept_encoding.lower().split(","):
         name, _, parameter = item.partition(";")
-        wishes[name.strip()] = _weight(parameter) > 0
+        weights[name.strip()] = _weight(parameter)
     for name in (*_NAMES, "*"):
-        if name in wishes:
-            return wishes[name]
+        if name in weights:
+            return weights[name] > 0
     return False
 
 
 def unpack(blocks: Iterable[bytes | bytearray], on_bytes: Callable[[int], None]) -> list[bytes]:
-    """What is in the blocks, in pieces of at most ``PIECE_OUT`` bytes. ``on_bytes`` hears of each piece's size before
-    the next is made, and raises to stop it. INVALID_ARGUMENT for what is not gzip, is damaged or ends too early."""
-    pieces = []
-    for piece in _members(blocks):
-        on_bytes(len(piece))
-        pieces.append(piece)
-    return pieces
+    """Decompresses the blocks to chunks of at most ``CHUNK_OUT`` bytes. ``on_bytes`` is told the size of each chunk
+    before the next is made, and raises to stop. INVALID_ARGUMENT for gzip that is damaged or ends too early."""
+    chunks = []
+    for chunk in _members(blocks):
+        on_bytes(len(chunk))
+        chunks.append(chunk)
+    return chunks
 
 
 def pack(data: bytes) -> bytes:
@@ -76,19 +76,19 @@ def _members(blocks: Iterable[bytes | bytearray]) -> Iterator[bytes]:
                 member, members = zlib.decompressobj(_GZIP), members + 1
                 if members > MAX_MEMBERS:
                     raise invalid_argument(f"the gzip body consists of more than {MAX_MEMBERS} members")
-            piece = _piece(member, rest)
-            if piece:
-                yield piece
+            chunk = _decompress(member, rest)
+            if chunk:
+                yield chunk
             rest = member.unused_data if member.eof else member.unconsumed_tail
-            if not rest and len(piece) < PIECE_OUT:  # otherwise zlib may hold more
+            if not rest and len(chunk) < CHUNK_OUT:  # otherwise zlib may hold more
                 break
     if begun and not member.eof:
         raise invalid_argument("the gzip body ends too early")
 
 
-def _piece(member: zlib._Decompress, data: bytes | memoryview) -> bytes:
+def _decompress(member: zlib._Decompress, data: bytes | memoryview) -> bytes:
     try:
-        return member.decompress(data, PIECE_OUT)
+        return member.decompress(data, CHUNK_OUT)
     except zlib.error as error:
         raise invalid_argument(f"the body is not valid gzip, as its Content-Encoding says it is: {error}") from None
 
@@ -96,8 +96,8 @@ def _piece(member: zlib._Decompress, data: bytes | memoryview) -> bytes:
 def _slices(blocks: Iterable[bytes | bytearray]) -> Iterator[bytes | memoryview]:
     for block in blocks:
         view = memoryview(block)
-        for start in range(0, len(view), PIECE_IN):
-            yield view[start : start + PIECE_IN]
+        for start in range(0, len(view), CHUNK_IN):
+            yield view[start : start + CHUNK_IN]
 
 
 def _tokens(header: str) -> list[str]:
@@ -105,7 +105,7 @@ def _tokens(header: str) -> list[str]:
 
 
 def _weight(parameter: str) -> float:
-    """The q of an item; 1 when there is none that makes sense."""
+    """The q of an item; 1 when it is missing or malformed."""
     name, _, value = parameter.partition("=")
     try:
         return float(value) if name.strip() == "q" else 1.0

@@ -1,7 +1,7 @@
-"""What the head of an HTTP request must be like, beyond what the parser sees to. Pure.
+"""Checks of the head of an HTTP request beyond those of the parser. Pure.
 
-The parser refuses bad characters, lengths that are none or come twice, and a length beside chunks. What is left are
-heads that a proxy before us may have read otherwise.
+The parser refuses bad characters, malformed or repeated lengths, and a length beside chunks. These checks refuse heads
+that a proxy in front of the server may have read differently.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a head, and of whatever else is no body: trailers, for one."""
+"""Of a head, and of other bytes outside a body, such as trailers."""
 MAX_HEADERS = 256
 
 Header = tuple[bytes, bytes]
 
 
 class BadHead(Exception):
-    """The request is not to be trusted: nobody answers it, and its connection is closed."""
+    """The request cannot be trusted: it is answered 400 and its connection is closed."""
 
 
 def check_head(version: str, headers: Sequence[Header], fields: Mapping[bytes, bytes]) -> None:
@@ -33,7 +33,7 @@ def check_head(version: str, headers: Sequence[Header], fields: Mapping[bytes, b
 
 
 def without_upgrade(method: bytes, target: bytes, headers: Sequence[Header]) -> bytes:
-    """The same head without the wish for another protocol. BadHead for CONNECT, which is nothing else."""
+    """The same head without ``Upgrade``. BadHead for CONNECT."""
     if method == b"CONNECT":
         raise BadHead("CONNECT")
     lines = [name + b": " + value for name, value in headers if name != b"upgrade"]

@@ -1,7 +1,7 @@
-"""Memory of large bodies goes back to the system.
+"""Returns the memory of large bodies to the system.
 
 A body of many megabytes leaves free pages all over the heap, which the C library keeps for later. In a container they
-count as used. So a moment after a large body the library is asked to return what is free.
+count as used, so the library is asked to return them a moment after a large body.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
 LARGE_BYTES = 4 << 20
 DELAY = 1.0
-"""Seconds: until then the request is answered, or another large one has come."""
+"""Seconds. By then the request is usually answered."""
 
 
 class HeapTrimmer:
-    """On the event loop; trimming itself runs on ``background``. ``close`` ends it."""
+    """On the event loop; trimming itself runs on ``background``."""
 
     def __init__(
         self, background: BackgroundRunner, trim: Callable[[], None] = trim_heap, delay: float = DELAY
@@ -31,7 +31,7 @@ class HeapTrimmer:
         self._task: asyncio.Task[None] | None = None
 
     def note(self, size: int) -> None:
-        """A body of ``size`` bytes was in memory."""
+        """Tells that a body of ``size`` bytes was in memory."""
         if size >= LARGE_BYTES and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._delay, self._begin)
 
@@ -47,4 +47,4 @@ class HeapTrimmer:
         try:
             await self._background.run(self._trim)
         except ServingError:
-            self.note(LARGE_BYTES)  # too much is waiting: later
+            self.note(LARGE_BYTES)  # the threads are busy: later

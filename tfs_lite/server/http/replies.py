@@ -1,9 +1,7 @@
-"""Answers over HTTP: JSON or msgpack, and errors in the form that the answer would have had.
+"""Answers over HTTP in JSON or msgpack, errors in the format of the answer, and TensorFlow Serving's CORS headers.
 
-Every error is an object with the one key ``error``. Its status follows from the canonical code, unless HTTP has a
-better word for it (:class:`HttpError`).
-
-Cross-origin requests: the fixed headers of TensorFlow Serving, and its answer to the question before a request.
+Every error is an object with the one key ``error``. Its status follows from the canonical code, unless HTTP has a more
+exact one (:class:`HttpError`).
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _HTTP_OF_REASON: Mapping[Reason | None, int] = {Reason.INVALID_ITEM: 422, Reason
 
 
 class HttpError(ServingError):
-    """A failure for which HTTP has a status of its own, and headers that go with it."""
+    """A failure with an HTTP status of its own, and the headers that go with it."""
 
     def __init__(
         self, code: StatusCode, message: str, http: int = 400, headers: Mapping[str, str] | None = None
@@ -35,9 +33,16 @@ class HttpError(ServingError):
         self.headers = dict(headers or {})
 
 
+class ClientDisconnected(HttpError):
+    """The client closed the connection before it had its answer: CANCELLED, an answer that is not sent."""
+
+    def __init__(self) -> None:
+        super().__init__(StatusCode.CANCELLED, "the client has gone", 499)
+
+
 @dataclass(frozen=True, slots=True)
 class BodyFormat:
-    """How trees become bytes and bytes trees. ``loads`` raises INVALID_ARGUMENT. ``binary``: strings stay bytes."""
+    """Translates between trees and bytes. ``loads`` raises INVALID_ARGUMENT. ``binary``: strings stay bytes."""
 
     media_type: str
     loads: Callable[[bytes], Any]
@@ -51,13 +56,13 @@ _MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack", "application/v
 
 
 def body_format(headers: Mapping[str, str]) -> BodyFormat:
-    """The form of a request's body: JSON unless its type says msgpack."""
+    """The format of a request's body: JSON unless its Content-Type is msgpack."""
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     return MSGPACK if media_type in _MSGPACK_TYPES else JSON
 
 
-def answer_form(headers: Mapping[str, str]) -> BodyFormat:
-    """The form of the answer: what the client accepts by name, else the form of its body."""
+def answer_format(headers: Mapping[str, str]) -> BodyFormat:
+    """The format of the answer: the first that Accept names, else the format of the body."""
     for item in headers.get("accept", "").lower().split(","):
         media_type = item.partition(";")[0].strip()
         if media_type in _MSGPACK_TYPES:
@@ -72,30 +77,30 @@ def json_reply(tree: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(tree, option=orjson.OPT_INDENT_2), status, media_type=JSON.media_type)
 
 
-def error_reply(error: ServingError, form: BodyFormat = JSON) -> Response:
+def error_reply(error: ServingError, format: BodyFormat = JSON) -> Response:
     if isinstance(error, HttpError):
         status, headers = error.http, error.headers
     else:
         status, headers = _HTTP_OF_REASON.get(error.status.reason, http_status(error.code)), {}
     if status == 503:
         headers = {**headers, "Retry-After": RETRY_SECONDS}
-    return Response(_error_body(str(error), form), status, headers, media_type=form.media_type)
+    return Response(_error_body(str(error), format), status, headers, media_type=format.media_type)
 
 
-def _error_body(message: str, form: BodyFormat) -> bytes:
+def _error_body(message: str, format: BodyFormat) -> bytes:
     printable = message.encode("utf-8", "replace").decode()  # names from requests may hold anything
     tree = {"error": printable}
-    return form.dumps(tree) if form.binary else orjson.dumps(tree)
+    return format.dumps(tree) if format.binary else orjson.dumps(tree)
 
 
-HEADERS = {
+CORS_HEADERS = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "POST, GET",
     "Access-Control-Allow-Headers": "Content-Type",
 }
-"""On every REST answer when cross-origin requests are allowed."""
+"""Headers of every REST answer when cross-origin requests are allowed."""
 
 
 def preflight_status(origin: str | None) -> int:
-    """The HTTP status of an OPTIONS request, allowed or not: a browser looks at the headers beside it."""
+    """The HTTP status of an OPTIONS request; browsers go by the headers."""
     return 200 if origin and ("http://" in origin or "https://" in origin) else 400

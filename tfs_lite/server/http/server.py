@@ -1,8 +1,8 @@
 """Serves an ASGI application with uvicorn, on a socket of ours and on the loop of the gRPC server.
 
-Nobody can keep the probes from being answered by holding connections: one without the whole head of a request is closed
-after a while, one whose client has stopped reading its answer is cut, and where there are too many, the one that has
-waited longest makes room for a new one. How long a body and its answer may take is the application's affair.
+Held connections cannot keep the probes from being answered: a connection without the whole head of a request is closed
+after a while, one whose client has stopped reading its answer is aborted, and beyond the bound on connections the
+longest idle one is evicted. The application decides how long a body and its answer may take.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tfs_lite.server.runtime.sockets import listen
 from tfs_lite.transport.server import connections_allowed
 
 MAX_CONNECTIONS = 10_000
-"""Or half of the files that the process may open. Each connection has one request inside at most."""
+"""Or half of the files that the process may open. A connection has at most one request in flight."""
 BACKLOG = 256
-"""Also how many connections are accepted at once, before the bound is looked at."""
+"""Also the connections that are accepted at once, before the bound is checked."""
 REQUEST_TIMEOUT = 10.0
 """Seconds for the head of a request, from the start of the connection or the end of the request before; also for the
-rest of a body that nobody wanted, and for a client to read some more of its answer."""
-LOOKS = 10
-"""So often in that time the server looks at its connections, all at once: cheaper than a timer for each."""
-_TICK = 0.01
+rest of a refused body, and for a client to read more of its answer."""
+CHECKS = 10
+"""Timeouts of all connections are checked this often in that time, which is cheaper than a timer for each."""
+_POLL_SECONDS = 0.01
 
 
 class HttpServer:
@@ -39,7 +39,7 @@ class HttpServer:
         class BoundedConnection(Connection):
             timeout = request_timeout
             limit = connections
-            whole_app = app if hasattr(app, "answer_whole") else None
+            short_path_app = app if hasattr(app, "answer_buffered") else None
 
         config = uvicorn.Config(
             app,
@@ -55,8 +55,8 @@ class HttpServer:
         )
         self._server = uvicorn.Server(config)
         self._task: asyncio.Task[None] | None = None
-        self._pause = request_timeout / LOOKS
-        self._next_look: asyncio.TimerHandle | None = None
+        self._interval = request_timeout / CHECKS
+        self._next_check: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> int:
         """The port. FAILED_PRECONDITION, naming port and flag, if it cannot be had."""
@@ -66,12 +66,13 @@ class HttpServer:
         while not self._server.started:
             if self._task.done():
                 raise ServingError(StatusCode.INTERNAL, "the HTTP server did not start") from self._task.exception()
-            await asyncio.sleep(_TICK)
-        self._look()
+            await asyncio.sleep(_POLL_SECONDS)
+        self._check_timeouts()
         return bound
 
     async def stop(self, grace: float) -> None:
-        """Takes no more connections; returns when requests inside are answered, or dropped after ``grace`` seconds."""
+        """Accepts no more connections; returns when the requests in flight are answered, or dropped after ``grace``
+        seconds."""
         if self._task is None:
             return
         self._server.should_exit = True
@@ -79,12 +80,12 @@ class HttpServer:
         if not done:
             self._server.force_exit = True
             await asyncio.wait([self._task], timeout=1.0)
-        if self._next_look is not None:
-            self._next_look.cancel()
+        if self._next_check is not None:
+            self._next_check.cancel()
 
-    def _look(self) -> None:
+    def _check_timeouts(self) -> None:
         now = time.monotonic()
         for connection in list(self._server.server_state.connections):
             if isinstance(connection, Connection):
-                connection.look(now)
-        self._next_look = asyncio.get_running_loop().call_later(self._pause, self._look)
+                connection.check_timeouts(now)
+        self._next_check = asyncio.get_running_loop().call_later(self._interval, self._check_timeouts)

@@ -1,7 +1,7 @@
-"""Small requests whose body came together with their head, and answers to them as the bytes of the wire.
+"""The short path of small requests whose body arrives together with their head, which most predictions do.
 
-Most predictions are such. There is nothing to wait for and nothing to stream, so they are answered without what ASGI
-has for that; an application that can do so says which requests it takes.
+Such a request needs no waiting and no streaming, so it is answered without ASGI, with the bytes of the wire. The
+application says which requests it answers this way.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.server.http.head_checks import Header
-from tfs_lite.server.http.replies import BodyFormat, answer_form, body_format
+from tfs_lite.server.http.replies import BodyFormat, answer_format, body_format
 
-MAX_WHOLE_BYTES = 16 * 1024
-"""Of the body. Larger ones seldom come in one piece."""
-KNOWN_WISHES, WISH_LENGTH = 64, 128
-"""So many pairs of Content-Type and Accept are known at once, if those have no more bytes."""
+MAX_BUFFERED_BYTES = 16 * 1024
+"""Of the body. Larger ones seldom arrive at once."""
+CACHED_FORMATS, MAX_CACHED_LENGTH = 64, 128
+"""Pairs of Content-Type and Accept that are cached, and the most bytes of such a pair."""
 _CLOSE = b"connection: close\r\n"
 
 
 class BufferedRequest:
-    """A POST. On the event loop. Each header is there once, its name in lower case. Whoever answers sets ``on_gone``,
-    to hear that the client has gone; nobody reads the answer then."""
+    """A POST. On the event loop. Each header occurs once, its name in lower case. The application sets
+    ``on_disconnect`` to be told when the client disconnects."""
 
-    __slots__ = ("body", "fields", "gone", "keep_alive", "on_gone", "ref", "target")
+    __slots__ = ("body", "disconnected", "fields", "keep_alive", "on_disconnect", "ref", "target")
 
     def __init__(self, target: str, fields: Mapping[bytes, bytes], ref: ModelRef) -> None:
         self.target = target
@@ -36,43 +36,44 @@ class BufferedRequest:
         self.ref = ref
         self.body = b""
         self.keep_alive = True
-        self.gone = False
-        self.on_gone: Callable[[], None] | None = None
+        self.disconnected = False
+        self.on_disconnect: Callable[[], None] | None = None
 
     @property
     def headers(self) -> dict[str, str]:
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self.fields.items()}
 
     @property
-    def forms(self) -> tuple[BodyFormat, BodyFormat]:
-        """Of the body, of the answer."""
+    def formats(self) -> tuple[BodyFormat, BodyFormat]:
+        """The formats of the body and of the answer."""
         sent, wanted = self.fields.get(b"content-type", b""), self.fields.get(b"accept", b"")
-        return _forms(sent, wanted) if len(sent) + len(wanted) <= WISH_LENGTH else _read_forms(sent, wanted)
+        cached = len(sent) + len(wanted) <= MAX_CACHED_LENGTH
+        return _cached_formats(sent, wanted) if cached else _read_formats(sent, wanted)
 
-    def leave(self) -> None:
-        """The client has gone."""
-        self.gone = True
-        if self.on_gone is not None:
-            self.on_gone()
+    def disconnect(self) -> None:
+        """The client has disconnected; its answer is not sent."""
+        self.disconnected = True
+        if self.on_disconnect is not None:
+            self.on_disconnect()
 
 
 class Answer(NamedTuple):
-    """``head``: the lines of its headers, each with its end."""
+    """``head``: the lines of its headers, each with its line end."""
 
     status: int
     head: bytes
     body: bytes
 
     def render(self, defaults: Sequence[Header], keep_alive: bool) -> bytes:
-        """The bytes of the wire. ``defaults`` are headers of every answer."""
+        """The bytes of the wire. ``defaults``: the headers of every answer."""
         lines = [name + b": " + value + b"\r\n" for name, value in defaults]
         return b"".join(
             (STATUS_LINE[self.status], *lines, self.head, b"\r\n" if keep_alive else _CLOSE + b"\r\n", self.body)
         )
 
 
-def success(body: bytes, form: BodyFormat) -> Answer:
-    return Answer(200, b"content-length: %d\r\ncontent-type: %s\r\n" % (len(body), form.media_type.encode()), body)
+def success(body: bytes, format: BodyFormat) -> Answer:
+    return Answer(200, b"content-length: %d\r\ncontent-type: %s\r\n" % (len(body), format.media_type.encode()), body)
 
 
 def answer_of(response: Response) -> Answer:
@@ -80,31 +81,33 @@ def answer_of(response: Response) -> Answer:
     return Answer(response.status_code, head, bytes(response.body))
 
 
-class WholeApp(Protocol):
-    """An ASGI application with a short way."""
+class ShortPathApp(Protocol):
+    """An ASGI application with a short path."""
 
-    def takes_whole(self, target: str) -> ModelRef | None:
-        """The model that a POST to this target asks; None: the request has to take the long way."""
+    def short_path_model(self, target: str) -> ModelRef | None:
+        """The model of a POST to this target; None if the request cannot take the short path."""
 
-    async def answer_whole(self, request: BufferedRequest) -> Answer:
-        """The answer that the long way gives. Raises nothing but CancelledError."""
+    async def answer_buffered(self, request: BufferedRequest) -> Answer:
+        """The same answer as over ASGI. Raises only CancelledError."""
 
 
-def read_whole(app: WholeApp, method: bytes, target: bytes, fields: Mapping[bytes, bytes]) -> BufferedRequest | None:
-    """A request that may take the short way once its body is there. ``fields`` has all of its headers."""
+def buffered_request(
+    app: ShortPathApp, method: bytes, target: bytes, fields: Mapping[bytes, bytes]
+) -> BufferedRequest | None:
+    """The request, if it can take the short path once its body is complete. ``fields`` has all of its headers."""
     size = fields.get(b"content-length")
-    if size is None or method != b"POST" or int(size) > MAX_WHOLE_BYTES:
+    if size is None or method != b"POST" or int(size) > MAX_BUFFERED_BYTES:
         return None
     if b"content-encoding" in fields or b"expect" in fields:
         return None
     text = target.decode("latin-1")
-    ref = app.takes_whole(text)
+    ref = app.short_path_model(text)
     return None if ref is None else BufferedRequest(text, fields, ref)
 
 
-def _read_forms(sent: bytes, wanted: bytes) -> tuple[BodyFormat, BodyFormat]:
+def _read_formats(sent: bytes, wanted: bytes) -> tuple[BodyFormat, BodyFormat]:
     headers = {"content-type": sent.decode("latin-1"), "accept": wanted.decode("latin-1")}
-    return body_format(headers), answer_form(headers)
+    return body_format(headers), answer_format(headers)
 
 
-_forms = lru_cache(KNOWN_WISHES)(_read_forms)
+_cached_formats = lru_cache(CACHED_FORMATS)(_read_formats)

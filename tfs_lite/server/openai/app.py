@@ -31,16 +31,14 @@ from tfs_lite.protocols.openai.answers import AnswerHead, Printer, merged, print
 from tfs_lite.protocols.openai.fields import MAX_TIMEOUT, FieldError
 from tfs_lite.protocols.openai.request import OpenAiRequest, read_chat, read_completion
 from tfs_lite.protocols.runs import Run
-from tfs_lite.server.http.bodies import BodyReader
-from tfs_lite.server.http.calls import Call, Calls
-from tfs_lite.server.http.heap_trimmer import HeapTrimmer
+from tfs_lite.server.http.calls import HttpCall
+from tfs_lite.server.http.encoded_bodies import EncodedBodies
 from tfs_lite.server.http.replies import JSON, HttpError
-from tfs_lite.server.http.v2_bodies import V2Bodies
+from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.inference.predictor import CallOptions, Lookup, OnPiece, PendingRequest, Predictor
 from tfs_lite.server.openai.errors import openai_error
 from tfs_lite.server.openai.models import Listing, OpenAiModels
 from tfs_lite.server.openai.stream import Pieces, PieceStream
-from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +83,7 @@ class _OpenAiCall:
 
     __slots__ = ("_arrived", "_servable", "call", "codec", "record", "ref", "sent")
 
-    def __init__(self, record: RequestRecord, call: Call, arrived: float) -> None:
+    def __init__(self, record: RequestRecord, call: HttpCall, arrived: float) -> None:
         self.record = record
         self.call = call
         self._arrived = arrived
@@ -119,9 +117,8 @@ class _OpenAiCall:
 
 
 class OpenAiApp:
-    """On the event loop. ``bodies``, ``calls``, ``slow`` and ``heap`` are those of all of HTTP: bounds, the end of the
-    server. ``max_body_bytes`` is the bound of ``bodies`` on one; of ``calls`` the time limit does not count here.
-    ``now`` tells the seconds since 1970."""
+    """On the event loop. The time limit of ``http.calls`` does not apply here. ``now`` gives the seconds since
+    1970."""
 
     def __init__(
         self,
@@ -129,19 +126,15 @@ class OpenAiApp:
         lookup: Lookup,
         models: Listing,
         metrics: RequestMetrics,
-        bodies: BodyReader,
-        calls: Calls,
-        slow: BackgroundRunner,
-        heap: HeapTrimmer,
-        max_body_bytes: int,
+        http: HttpResources,
         settings: OpenAiSettings | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._predictor = predictor
         self._models = OpenAiModels(lookup, models)
         self._metrics = metrics
-        self._bodies = V2Bodies(bodies, slow, heap, max_body_bytes)
-        self._calls = calls
+        self._bodies = EncodedBodies(http)
+        self._http = http
         self._settings = settings or OpenAiSettings()
         self._now = now
 
@@ -184,7 +177,7 @@ class OpenAiApp:
             arrived = time.monotonic()
             bound = _smaller(_header_timeout(request), self._settings.timeout)
             deadline = None if bound is None else arrived + bound
-            call = inside.enter_context(Call(self._calls, deadline, record))
+            call = inside.enter_context(HttpCall(self._http.calls, deadline, record))
             asking = _OpenAiCall(record, call, arrived)
             asking.sent = await self._bodies.read(request, call, verb.read)
             asking.ref = self._models.ref(asking.sent.model)
@@ -206,7 +199,7 @@ class OpenAiApp:
         inference = await self._begin(asking, add).answer()
         printer = self._printer(asking, verb, inference.id)
         pieces = [merged(each) for each in found]
-        body = await self._bodies.run(printed_size(pieces) > COMFORTABLE_BYTES, lambda: printer.whole(pieces))
+        body = await self._http.run(printed_size(pieces) > COMFORTABLE_BYTES, lambda: printer.whole(pieces))
         return Response(body, headers={VERSION_HEADER: str(inference.id.version)}, media_type=JSON.media_type)
 
     async def _stream(self, asking: _OpenAiCall, verb: _Verb, inside: ExitStack) -> Response:
@@ -222,7 +215,7 @@ class OpenAiApp:
 
         async def write(taken: Sequence[Piece]) -> list[bytes]:
             large = printed_size(taken) > COMFORTABLE_BYTES
-            return await self._bodies.run(large, lambda: [chunk for piece in taken for chunk in printer.chunks(piece)])
+            return await self._http.run(large, lambda: [chunk for piece in taken for chunk in printer.chunks(piece)])
 
         def last() -> list[bytes]:
             return [printer.usage_chunk(pieces.usages)] if sent.include_usage else []

@@ -21,7 +21,7 @@ from tfs_lite.core.generation import Piece, Usage
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.openai.answers import merged
-from tfs_lite.server.http.connection import ABORT, PATIENCE
+from tfs_lite.server.http.connection import ABORT, WRITE_TIMEOUT
 from tfs_lite.server.http.events import EVENT_TYPE, event
 from tfs_lite.server.http.replies import HttpError
 from tfs_lite.server.inference.predictor import Inference, PendingRequest
@@ -139,9 +139,9 @@ class PieceStream(Response):
         self._idle = idle
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        patience: Callable[[float], None] | None = (scope.get("extensions") or {}).get(PATIENCE)
-        if patience is not None:
-            patience(self._idle)
+        set_write_timeout: Callable[[float], None] | None = (scope.get("extensions") or {}).get(WRITE_TIMEOUT)
+        if set_write_timeout is not None:
+            set_write_timeout(self._idle)
         try:
             await self._send_events(scope, send)
             await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})

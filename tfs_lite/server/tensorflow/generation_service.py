@@ -1,10 +1,10 @@
-"""``tfs_lite.GenerationService``: texts of language models, piece by piece, in the messages of TensorFlow Serving.
+"""``tfs_lite.GenerationService``: texts of language models, streamed in the messages of TensorFlow Serving.
 
     PredictRequest -> Predictor -> PredictResponse (a piece), PredictResponse, ... -> the next PredictRequest
 
-TensorFlow Serving's messages know of streams, its PredictionService has no method for them; this is one. Each message
-starts a text, one at a time: while a text runs, one more message is read. If that is the start of another text, it
-waits; a CANCEL ends the text that runs.
+TensorFlow Serving's messages have fields for streams, but its PredictionService has no method for them; this is one.
+Each request starts a text, and texts run one at a time. While a text runs, one more request is read: a CANCEL ends the
+text, any other waits for its turn.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tfs_lite.protocols.tensorflow.predict_answers import AnswerWriter
 from tfs_lite.protocols.tensorflow.serving import parse, read_model_spec
 from tfs_lite.protocols.v2.checks import check_one_text
 from tfs_lite.server.inference.predictor import CallOptions, PendingRequest, Predictor
+from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.transport.table import CallContext, Method, bidi_stream
 
 if TYPE_CHECKING:
@@ -40,60 +41,50 @@ if TYPE_CHECKING:
 SERVICE = "/tfs_lite.GenerationService"
 METHOD = "PredictStreamed"
 CANCELLED = b"cancelled"
-"""The ``finish_reason`` of a text that its client has ended."""
+"""The ``finish_reason`` of a text that its client has cancelled."""
 _STARTS, _CANCELS = 0, 3
 """``PredictStreamedOptions.RequestState``: NONE and CANCEL."""
 
 
 class PredictStreamedService:
-    """On the event loop only. ``max_bytes``, ``as_tensor_content`` and ``check_method_names`` are those of
-    :class:`~tfs_lite.server.tensorflow.prediction_service.PredictionService`."""
+    """On the event loop."""
 
-    def __init__(
-        self,
-        predictor: Predictor,
-        metrics: RequestMetrics,
-        max_bytes: int,
-        *,
-        as_tensor_content: bool = False,
-        check_method_names: bool = False,
-    ) -> None:
+    def __init__(self, predictor: Predictor, metrics: RequestMetrics, settings: PredictSettings) -> None:
         self._predictor = predictor
         self._metrics = metrics
-        self._max_bytes = max_bytes
-        self._check_method_names = check_method_names
-        self._answers = AnswerWriter(as_tensor_content)
+        self._settings = settings
+        self._answers = AnswerWriter(settings.as_tensor_content)
 
     def methods(self) -> list[Method]:
         return [bidi_stream(f"{SERVICE}/{METHOD}", self.predict_streamed)]
 
     async def predict_streamed(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
-        """Every piece of every text. The first failure ends the stream with its status; the end of the call ends the
-        text. A CANCEL that comes when no text runs has come too late, and is no failure."""
-        words = _Words(requests)
+        """Every piece of every text. The first failure ends the stream with its status; the end of the call cancels
+        the text. A CANCEL while no text runs is late, not an error."""
+        reader = _RequestReader(requests)
         try:
-            while (request := await words.next()) is not None:
+            while (request := await reader.next()) is not None:
                 if _cancels(request):
                     continue
-                text = cast("AsyncGenerator[bytes, None]", self._text(request, words, context.deadline))
+                text = cast("AsyncGenerator[bytes, None]", self._text(request, reader, context.deadline))
                 async with aclosing(text) as answers:
                     async for answer in answers:
                         yield answer
         finally:
-            await words.close()
+            await reader.close()
 
-    async def _text(self, request: Message, words: _Words, deadline: float | None) -> AsyncIterator[bytes]:
-        """One text, counted under the code that it ended with."""
+    async def _text(self, request: Message, reader: _RequestReader, deadline: float | None) -> AsyncIterator[bytes]:
+        """One text, counted under its final code."""
         record, begun_at = RequestRecord(METHOD, request.model_spec.name, GRPC), perf_counter()
-        code = StatusCode.CANCELLED  # unless it gets to an end
-        text = _Text(words.changed)
+        code = StatusCode.CANCELLED  # unless the text ends by itself
+        text = _Text(reader.changed)
         try:
             text.begin(self._begin(request, record, deadline, text))
-            while not (text.over or (words.cancels and not text.complete)):
+            while not (text.finished or (reader.cancels and not text.complete)):
                 await text.wait()
-                while text.pieces and (text.complete or not words.cancels):
+                while text.pieces and (text.complete or not reader.cancels):
                     yield self._write(text, text.pieces.popleft())
-            if words.cancels and not text.complete:
+            if reader.cancels and not text.complete:
                 yield self._write(text, {FINISH_REASON: _text_array(CANCELLED)})
             else:
                 await text.end()
@@ -109,7 +100,7 @@ class PredictStreamedService:
             self._metrics.observe(record, code, perf_counter() - begun_at)
 
     def _begin(self, request: Message, record: RequestRecord, deadline: float | None, text: _Text) -> PendingRequest:
-        model = read_model_spec(request)
+        model, settings = read_model_spec(request), self._settings
         _check_state(request)
 
         def plan(servable: Servable) -> Sequence[Run]:
@@ -117,7 +108,7 @@ class PredictStreamedService:
                 message = f"model '{model.name}' is no language model: it has no pieces to stream; call Predict"
                 raise ServingError(StatusCode.UNIMPLEMENTED, message)
             signatures = servable.signatures
-            run = run_of_predict(signatures, request, self._check_method_names, self._max_bytes)
+            run = run_of_predict(signatures, request, settings.check_method_names, settings.max_bytes)
             check_one_text(run.inputs, model.name)
             assert record.version is not None
             text.id, text.signature, text.wanted = ServableId(model.name, record.version), run.signature, run.outputs
@@ -127,7 +118,7 @@ class PredictStreamedService:
         return self._predictor.begin(model, plan, record, deadline, CallOptions(on_piece=text.add))
 
     def _write(self, text: _Text, outputs: Mapping[str, Array]) -> bytes:
-        """The outputs that are wanted, of those that there are."""
+        """The answer with those of the requested outputs that exist."""
         names = text.wanted or tuple(outputs)
         found = {name: outputs[name] for name in names if name in outputs}
         assert text.id is not None
@@ -135,8 +126,8 @@ class PredictStreamedService:
 
 
 class _Text:
-    """A text that runs, and its pieces on their way to the client, of which there are no more than it has tokens.
-    ``complete``: the last of them has come. ``begin`` -> ``wait`` until it is ``over`` -> ``end``; ``close``."""
+    """A running text and its pieces that wait for the client, at most one for each token. ``complete``: the last piece
+    has arrived. ``begin`` -> ``wait`` until ``finished`` -> ``end``; ``close`` at any time."""
 
     def __init__(self, changed: asyncio.Event) -> None:
         self.id: ServableId | None = None
@@ -150,8 +141,8 @@ class _Text:
         self._end: asyncio.Task[object] | None = None
 
     @property
-    def over(self) -> bool:
-        """Nothing more comes, and everything is taken."""
+    def finished(self) -> bool:
+        """Whether every piece was taken and no more can arrive."""
         return not self.pieces and self._end is not None and self._end.done()
 
     def begin(self, started: PendingRequest) -> None:
@@ -165,55 +156,54 @@ class _Text:
         self._changed.set()
 
     async def wait(self) -> None:
-        """Until something has happened since the last time."""
+        """Waits for a change since the last call."""
         await self._changed.wait()
         self._changed.clear()
 
     async def end(self) -> None:
-        """Raises what the failure is."""
+        """Raises the failure of the text, if it failed."""
         assert self._end is not None
         await self._end
 
     async def close(self) -> None:
-        """Nobody wants any more of it."""
         if self._started is not None:
             self._started.cancel()
         await _drop(self._end)
 
 
-class _Words:
-    """The client's messages, of which one at most is read ahead. ``changed`` is set when that has come."""
+class _RequestReader:
+    """Reads the client's requests, at most one ahead. ``changed`` is set when that one has arrived."""
 
     def __init__(self, requests: AsyncIterator[bytes]) -> None:
         self._requests = aiter(requests)
-        self._coming: asyncio.Task[Message | None] | None = None
+        self._next: asyncio.Task[Message | None] | None = None
         self.changed = asyncio.Event()
 
     @property
     def cancels(self) -> bool:
-        """Whether the next message is there and is a CANCEL. What is wrong with one is told when its turn comes."""
-        coming = self._begin()
-        if not coming.done() or coming.cancelled() or coming.exception() is not None:
+        """Whether the next request has arrived and is a CANCEL. ``next`` raises the error of a malformed one."""
+        pending = self._begin()
+        if not pending.done() or pending.cancelled() or pending.exception() is not None:
             return False
-        request = coming.result()
+        request = pending.result()
         return request is not None and _cancels(request)
 
     async def next(self) -> Message | None:
-        """None: the client has said its last word. INVALID_ARGUMENT for bytes that are no request."""
-        coming = self._begin()
-        request = await coming
+        """The next request; None after the client's half-close. INVALID_ARGUMENT for malformed bytes."""
+        pending = self._begin()
+        request = await pending
         if request is not None:
-            self._coming = None
+            self._next = None
         return request
 
     async def close(self) -> None:
-        await _drop(self._coming)
+        await _drop(self._next)
 
     def _begin(self) -> asyncio.Task[Message | None]:
-        if self._coming is None:
-            self._coming = asyncio.create_task(self._read())
-            self._coming.add_done_callback(lambda coming: self.changed.set())
-        return self._coming
+        if self._next is None:
+            self._next = asyncio.create_task(self._read())
+            self._next.add_done_callback(lambda task: self.changed.set())
+        return self._next
 
     async def _read(self) -> Message | None:
         data = await anext(self._requests, None)
@@ -221,7 +211,7 @@ class _Words:
 
 
 async def _drop(task: asyncio.Task[Any] | None) -> None:
-    """Ends it, whatever it makes of that."""
+    """Cancels the task, waits for its end and ignores its failure."""
     if task is None:
         return
     task.cancel()
@@ -235,7 +225,7 @@ def _cancels(request: Message) -> bool:
 
 
 def _check_state(request: Message) -> None:
-    """INVALID_ARGUMENT for what these streams do not have."""
+    """INVALID_ARGUMENT for options that these streams do not support."""
     options = request.predict_streamed_options
     if options.request_state != _STARTS or options.split_dimensions:
         raise invalid_argument(

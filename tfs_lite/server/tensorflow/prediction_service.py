@@ -1,7 +1,7 @@
-"""``tensorflow.serving.PredictionService``: messages on the outside, the Predictor on the inside.
+"""``tensorflow.serving.PredictionService``: translates messages for the Predictor.
 
-Every call is counted from the moment its message is read until its answer is written. What was answered is offered to
-the request log; the log cannot change an answer.
+A call is counted from the moment its message is read until its answer is written. Answers are offered to the request
+log, which cannot change them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tfs_lite.request_log.sampler import NO_LOG, RequestLog
 from tfs_lite.server.inference.classify_regress import Infer, Inferences
 from tfs_lite.server.inference.predict_reader import PredictReader
 from tfs_lite.server.inference.predictor import Lookup, Predictor
+from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.transport.table import CallContext, Method, unary
 
 SERVICE = "/tensorflow.serving.PredictionService"
@@ -38,7 +39,7 @@ SIGNATURE_DEF = "signature_def"
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """What Classify and Regress differ in, besides the work itself."""
+    """The differences of Classify and Regress."""
 
     name: str
     request: Any
@@ -50,9 +51,7 @@ REGRESS = _Method("Regress", RegressionRequest, prediction_log.Method.REGRESS)
 
 
 class PredictionService:
-    """``max_bytes`` bounds what a tensor may be filled up to when a client sends fewer values than elements.
-    ``as_tensor_content``: answers of Predict carry raw bytes instead of typed fields. ``check_method_names``: Predict
-    runs only signatures whose method name is known; ``inferences`` has a check of its own."""
+    """On the event loop. ``lookup`` finds the version for GetModelMetadata."""
 
     def __init__(
         self,
@@ -60,18 +59,15 @@ class PredictionService:
         inferences: Inferences,
         lookup: Lookup,
         metrics: RequestMetrics,
-        max_bytes: int,
-        *,
-        as_tensor_content: bool = False,
-        check_method_names: bool = False,
+        settings: PredictSettings,
         log: RequestLog = NO_LOG,
     ) -> None:
         self._predictor = predictor
         self._inferences = inferences
         self._lookup = lookup
         self._metrics = metrics
-        self._reader = PredictReader(check_method_names, max_bytes)
-        self._answers = AnswerWriter(as_tensor_content)
+        self._reader = PredictReader(settings.check_method_names, settings.max_bytes)
+        self._answers = AnswerWriter(settings.as_tensor_content)
         self._log = log
 
     def methods(self) -> list[Method]:
@@ -84,10 +80,10 @@ class PredictionService:
         ]
 
     async def predict(self, data: bytes, context: CallContext) -> bytes:
-        asked = self._reader.read(data)
-        with self._metrics.record("Predict", asked.name) as record:
-            inference = await self._predictor.infer(asked.model(), asked.plan, record, context.deadline)
-            asked.answered()
+        parsed = self._reader.read(data)
+        with self._metrics.record("Predict", parsed.name) as record:
+            inference = await self._predictor.infer(parsed.model(), parsed.plan, record, context.deadline)
+            parsed.answered()
             signature = inference.run.signature
             answer = self._answers.write(inference.id, signature, inference.output)
         self._log.offer(inference.id, signature, len(data) + len(answer), partial(_predict_log, data, answer))

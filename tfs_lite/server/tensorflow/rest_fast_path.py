@@ -1,7 +1,6 @@
-"""The plainest of predictions, in few steps: rows of floats for the only input, rows of float32 from the only output.
+"""A fast path for simple predictions: rows of floats for the only input, rows of float32 from the only output. Pure.
 
-They are told by looking, and mean exactly what the general way makes of them; whatever is not quite so plain gets None
-here, and goes that way. Pure.
+Its results are exactly those of the general path, which handles everything for which these functions return None.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 def read_plain(body: PredictBody, signature: Signature) -> dict[str, Array] | None:
-    """The only input, of a dtype and shape that fit the signature. None unless ``body`` has rows of as many floats as
-    that declares."""
+    """The only input as a float32 array [rows, width]. None unless the signature declares such an input and ``body``
+    has rows of as many floats."""
     if len(signature.inputs) != 1 or not body.rows:
         return None
     spec, rows = signature.inputs[0], body.value

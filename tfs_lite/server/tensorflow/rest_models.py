@@ -1,48 +1,39 @@
-"""What REST tells about models: the list of them, the states of their versions, their signatures."""
+"""The REST pages about models: their list, the states of their versions, their signatures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
 from google.protobuf.json_format import MessageToDict
 from starlette.responses import Response
 
-from tfs_lite.core.servable import ModelRef, VersionStatus
-from tfs_lite.metrics.requests import REST, RequestMetrics
+from tfs_lite.core.servable import ModelRef
+from tfs_lite.metrics.requests import REST
 from tfs_lite.protocols.tensorflow.serving import model_status, signature_def_map, status_json
 from tfs_lite.server.http.replies import JSON, json_reply
-from tfs_lite.server.inference.predictor import Lookup
 from tfs_lite.serving.model_states import ModelReport
+from tfs_lite.serving.server_core import ServerCore
 
 
 class ModelPages:
-    """Runs on the event loop, and so do the functions passed in: they are short. Raises ServingError."""
+    """On the event loop. Raises ServingError."""
 
-    def __init__(
-        self,
-        lookup: Lookup,
-        status: Callable[[ModelRef], list[VersionStatus]],
-        models: Callable[[], Sequence[ModelReport]],
-        metrics: RequestMetrics,
-    ) -> None:
-        self._lookup = lookup
-        self._status = status
-        self._models = models
-        self._metrics = metrics
+    def __init__(self, core: ServerCore) -> None:
+        self._core = core
+        self._metrics = core.request_metrics
 
     def list(self) -> Response:
-        """Every model with its versions, and the reason of those that have nothing to offer."""
+        """Every model with its versions, and why a model without any has none."""
         with self._metrics.record("ListModels", "", REST):
-            return json_reply({"models": [_report(report) for report in self._models()]})
+            return json_reply({"models": [_report(report) for report in self._core.models()]})
 
     def status(self, ref: ModelRef) -> Response:
         with self._metrics.record("GetModelStatus", ref.name, REST):
-            return Response(status_json(model_status(self._status(ref))), media_type=JSON.media_type)
+            return Response(status_json(model_status(self._core.status(ref))), media_type=JSON.media_type)
 
     def metadata(self, ref: ModelRef) -> Response:
-        with self._metrics.record("GetModelMetadata", ref.name, REST) as record, self._lookup(ref) as handle:
+        with self._metrics.record("GetModelMetadata", ref.name, REST) as record, self._core.handle(ref) as handle:
             record.version = handle.id.version
             signatures = MessageToDict(
                 signature_def_map(handle.servable.signatures),
@@ -54,7 +45,6 @@ class ModelPages:
 
 
 def _report(report: ModelReport) -> dict[str, Any]:
-    """A model in the list: the same statuses as its own page, and the reason when it has nothing to offer."""
     statuses = orjson.loads(status_json(model_status(report.versions)))
     body = {"name": report.name, "model_version_status": statuses["model_version_status"]}
     if not report.problem.ok:

@@ -1,7 +1,7 @@
 """TensorFlow Serving's REST paths: ``/v1/models/NAME[/versions/N|/labels/L][:VERB | /metadata]``. Pure.
 
-Stricter than a router: a trailing slash or a query after a verb is malformed, while a query after a name is part of the
-name. The list of models, ``/v1/models``, is ours.
+A trailing slash, or a query after a verb, is malformed; a query after a name is part of the name. The list of models,
+``/v1/models``, is an addition of ours.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tfs_lite.core.servable import MAX_VERSION, ModelRef
 from tfs_lite.core.status import ServingError, invalid_argument
 
 ROOT = "/v1/"
-KNOWN_TARGETS, KNOWN_LENGTH = 256, 256
-"""So many predictions are told by their targets at once, if those have no more characters."""
+CACHED_TARGETS, MAX_CACHED_LENGTH = 256, 256
+"""Targets of predictions that are cached, and the most characters of such a target."""
 _LIST = re.compile(r"/v1/models", re.IGNORECASE)
 _MODEL = r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
 _GET = re.compile(_MODEL + r"(?P<metadata>/metadata)?", re.IGNORECASE)
@@ -24,7 +24,7 @@ _POST = re.compile(_MODEL + r":(?P<verb>(?-i:predict|classify|regress))", re.IGN
 
 
 class Action(enum.Enum):
-    """What a path asks for; the values of the POST ones are their verbs."""
+    """What a path asks for. The value of a POST action is its verb."""
 
     LIST = "list"
     STATUS = "status"
@@ -39,8 +39,8 @@ def is_rest(path: str) -> bool:
 
 
 def parse_path(method: str, path: str) -> tuple[Action, ModelRef]:
-    """``path`` still percent-encoded, its query included. The list has no model: an empty name. INVALID_ARGUMENT
-    ``Malformed request`` for whatever is not in the grammar."""
+    """``path`` is still percent-encoded, with its query. The model of the list has an empty name. INVALID_ARGUMENT
+    ``Malformed request`` for paths outside the grammar."""
     if method == "GET" and _LIST.fullmatch(path):
         return Action.LIST, ModelRef("")
     pattern = {"GET": _GET, "POST": _POST}.get(method)
@@ -55,12 +55,12 @@ def parse_path(method: str, path: str) -> tuple[Action, ModelRef]:
 
 
 def prediction_of(target: str) -> ModelRef | None:
-    """The model, if a POST to this is a prediction; None for everything else, also for what is malformed."""
-    return _known(target) if len(target) <= KNOWN_LENGTH else None
+    """The model, if a POST to this target is a prediction; else, or if it is malformed, None."""
+    return _cached_prediction(target) if len(target) <= MAX_CACHED_LENGTH else None
 
 
-@lru_cache(KNOWN_TARGETS)
-def _known(target: str) -> ModelRef | None:
+@lru_cache(CACHED_TARGETS)
+def _cached_prediction(target: str) -> ModelRef | None:
     try:
         action, ref = parse_path("POST", target)
     except ServingError:

@@ -1,12 +1,8 @@
-"""TensorFlow Serving's REST API: predictions, and what is known about models.
+"""Predictions over TensorFlow Serving's REST API.
 
-A request is answered on the event loop, except for what takes long: parsing, decoding and printing of large bodies go
-to a few threads. Its deadline counts from the arrival of its head; when it passes, or the client goes, the call is
-dropped wherever it is.
-
-What the request log keeps of a prediction over REST: the messages that gRPC would have carried.
-
-Called on the log's own thread, for the few requests that are logged.
+A request is answered on the event loop; parsing, decoding and printing of large bodies run on a few threads. Its
+deadline counts from the arrival of its head. A missed deadline or a disconnect cancels the call at any step. The
+request log keeps the messages that gRPC would have carried.
 """
 
 from __future__ import annotations
@@ -46,35 +42,19 @@ from tfs_lite.protocols.tensorflow.prediction_log import Method, make_log
 from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.request_log.sampler import NO_LOG, RequestLog
-from tfs_lite.server.http.bodies import BODY_SECONDS, BodyReader, ClientDisconnected
-from tfs_lite.server.http.calls import Call, Calls
-from tfs_lite.server.http.heap_trimmer import HeapTrimmer
-from tfs_lite.server.http.replies import JSON, BodyFormat, HttpError, answer_form, body_format
+from tfs_lite.server.http.calls import HttpCall
+from tfs_lite.server.http.replies import JSON, BodyFormat, HttpError, answer_format, body_format
+from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.http.short_path import BufferedRequest
 from tfs_lite.server.inference.classify_regress import Infer, Inferences
 from tfs_lite.server.inference.predictor import Inference, Plan, Predictor
-from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.tensorflow.rest_fast_path import print_plain, read_plain
+from tfs_lite.server.tensorflow.settings import PredictSettings
 
 T = TypeVar("T")
 
 NUMBER_BYTES = 16
-"""About as many bytes as a number has when it is printed."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestSettings:
-    """``max_body_bytes`` holds before and after unpacking; ``room_bytes`` is for all bodies together (None: four
-    of the largest). ``timeout_seconds`` is for a whole prediction (None: no bound), ``body_seconds`` for its body.
-
-    ``check_method_names``: Predict refuses signatures of a method that is none of TensorFlow Serving's.
-    """
-
-    max_body_bytes: int = 100 << 20
-    room_bytes: int | None = None
-    timeout_seconds: float | None = 30.0
-    body_seconds: float = BODY_SECONDS
-    check_method_names: bool = False
+"""The approximate size of a printed number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +72,8 @@ _REGRESS = _Verb("Regress", Method.REGRESS, regression_tree)
 
 @dataclass(frozen=True, slots=True)
 class _Sent(Generic[T]):
-    """A body that was read: how many bytes it has, unpacked, and whether work on it belongs to the threads. What it was
-    parsed to is popped when it is used, and is gone then."""
+    """A body that was read: its size in bytes and whether work on it belongs on a thread. ``parsed`` holds one value,
+    which its user pops so that its memory is freed."""
 
     parsed: list[T]
     size: int
@@ -101,52 +81,45 @@ class _Sent(Generic[T]):
 
 
 class RestService:
-    """Used on the event loop only. ``slow`` runs the work on large bodies; ``log`` is offered every success.
-
-    ``bodies.numbers`` tells about request bodies; ``calls.drain`` lets no more predictions in; ``heap.close`` ends it.
-    """
+    """On the event loop. ``log`` is offered every success."""
 
     def __init__(
         self,
         predictor: Predictor,
         inferences: Inferences,
         metrics: RequestMetrics,
-        slow: BackgroundRunner,
-        settings: RestSettings | None = None,
+        http: HttpResources,
+        settings: PredictSettings,
         log: RequestLog = NO_LOG,
     ) -> None:
-        settings = settings or RestSettings()
         self._predictor = predictor
         self._inferences = inferences
         self._metrics = metrics
-        self._slow = slow
+        self._http = http
         self._log = log
         self._check_method_names = settings.check_method_names
-        self.bodies = BodyReader(settings.max_body_bytes, settings.room_bytes, settings.body_seconds)
-        self.calls = Calls(settings.timeout_seconds)
-        self.heap = HeapTrimmer(slow)
 
     async def predict(self, request: Request, ref: ModelRef) -> Response:
-        """Raises ServingError; CancelledError when the server gives up."""
-        form = answer_form(request.headers)
-        with self._metrics.record("Predict", ref.name, REST) as record, self.calls.call(record) as call:
+        """Raises ServingError."""
+        format = answer_format(request.headers)
+        with self._metrics.record("Predict", ref.name, REST) as record, self._http.calls.call(record) as call:
             sent = await self._read(request, call, body_format(request.headers), read_predict_body)
             rows = sent.parsed[0].rows
-            inference, data = await self._predict(ref, self._plan(sent), record, call.deadline, rows, form)
+            inference, data = await self._predict(ref, self._plan(sent), record, call.deadline, rows, format)
         self._offer(ref, inference, sent.size + len(data))
-        return Response(data, media_type=form.media_type)
+        return Response(data, media_type=format.media_type)
 
-    async def predict_whole(self, request: BufferedRequest) -> bytes:
-        """As ``predict``, for a small body that is there. The answer is in the form that the request asks for."""
+    async def predict_buffered(self, request: BufferedRequest) -> bytes:
+        """As ``predict``, for a request of the short path. The answer has the format that the request asks for."""
         ref, size = request.ref, len(request.body)
-        sent_form, form = request.forms
-        with self._metrics.record("Predict", ref.name, REST) as record, self.calls.call(record) as call:
-            request.on_gone = call.leave
-            self.bodies.hold(size)
+        sent_format, format = request.formats
+        with self._metrics.record("Predict", ref.name, REST) as record, self._http.calls.call(record) as call:
+            request.on_disconnect = call.disconnect
+            self._http.bodies.acquire(size)
             try:
-                body = read_predict_body(sent_form.loads(request.body))
+                body = read_predict_body(sent_format.loads(request.body))
             finally:
-                self.bodies.give(size)
+                self._http.bodies.release(size)
 
             def plan(signatures: Mapping[str, Signature]) -> Sequence[Run]:
                 key, signature = self._find(body, signatures)
@@ -155,21 +128,23 @@ class RestService:
                     return [Run(key, plain, fits=signature)]
                 return [Run(key, tensors_of(body, signature))]
 
-            inference, data = await self._predict(ref, plan, record, call.deadline, body.rows, form)
+            inference, data = await self._predict(ref, plan, record, call.deadline, body.rows, format)
         self._offer(ref, inference, size + len(data))
         return data
 
     async def _predict(
-        self, ref: ModelRef, plan: Plan, record: RequestRecord, deadline: float | None, rows: bool, form: BodyFormat
+        self, ref: ModelRef, plan: Plan, record: RequestRecord, deadline: float | None, rows: bool, format: BodyFormat
     ) -> tuple[Inference, bytes]:
         inference = await self._predictor.infer(ref, plan, record, deadline)
         outputs = inference.output
-        plain = print_plain(outputs, rows) if form is JSON else None
+        plain = print_plain(outputs, rows) if format is JSON else None
         if plain is not None:
             return inference, plain
-        if not _are_large(outputs):
-            return inference, form.dumps(predict_tree(outputs, rows, binary=form.binary))
-        return inference, await self._apart(lambda: form.dumps(predict_tree(outputs, rows, binary=form.binary)))
+
+        def write() -> bytes:
+            return format.dumps(predict_tree(outputs, rows, binary=format.binary))
+
+        return inference, await self._http.run(_are_large(outputs), write)
 
     def _offer(self, ref: ModelRef, inference: Inference, size: int) -> None:
         self._log.offer(inference.id, inference.run.signature, size, partial(predict_log, ref, inference))
@@ -183,31 +158,33 @@ class RestService:
         return await self._infer(request, ref, _REGRESS, self._inferences.regress)
 
     async def _infer(self, request: Request, ref: ModelRef, verb: _Verb, infer: Infer) -> Response:
-        with self._metrics.record(verb.name, ref.name, REST) as record, self.calls.call(record) as call:
+        with self._metrics.record(verb.name, ref.name, REST) as record, self._http.calls.call(record) as call:
             sent = await self._read(request, call, _json_only(request.headers, verb), read_examples_body)
             body = sent.parsed.pop()
             model = replace(ref, signature=body.signature_name)
             response = await infer(model, body.input, record, call.deadline)
             large = response.ByteSize() > COMFORTABLE_BYTES
-            data = await self._run(large, lambda: JSON.dumps(verb.tree(response.result)))
+            data = await self._http.run(large, lambda: JSON.dumps(verb.tree(response.result)))
         servable_id = ServableId(response.model_spec.name, response.model_spec.version.value)
         make = partial(example_log, verb.log, model, body.input, response)
         self._log.offer(servable_id, response.model_spec.signature_name, sent.size + len(data), make)
         return Response(data, media_type=JSON.media_type)
 
-    async def _read(self, request: Request, call: Call, form: BodyFormat, parse: Callable[[Json], T]) -> _Sent[T]:
-        """The bytes of the body are gone when this returns."""
-        with await self.bodies.read(request) as body:
+    async def _read(self, request: Request, call: HttpCall, format: BodyFormat, parse: Callable[[Json], T]) -> _Sent[T]:
+        """Parses the body and frees its bytes."""
+        with await self._http.bodies.read(request) as body:
             call.watch(request.receive)
-            large = body.packed or body.size > COMFORTABLE_BYTES
-            self.heap.note(max(body.size, body.unpacked_size))
-            parsed = await self._run(large, lambda: parse(form.loads(body.take())))
-        return _Sent([parsed], max(body.size, body.unpacked_size), large)
+            large = body.gzipped or body.size > COMFORTABLE_BYTES
+            try:
+                parsed = await self._http.run(large, lambda: parse(format.loads(body.take())))
+            finally:
+                self._http.heap.note(body.size)
+        return _Sent([parsed], body.size, large)
 
     def _plan(self, sent: _Sent[PredictBody]) -> Plan:
         async def plan(signatures: Mapping[str, Signature]) -> Sequence[Run]:
             key, signature = self._find(sent.parsed[0], signatures)
-            return [Run(key, await self._run(sent.large, lambda: tensors_of(sent.parsed.pop(), signature)))]
+            return [Run(key, await self._http.run(sent.large, lambda: tensors_of(sent.parsed.pop(), signature)))]
 
         return plan
 
@@ -218,35 +195,17 @@ class RestService:
             check_predict_method(signature)
         return key or DEFAULT_SIGNATURE, signature
 
-    async def _run(self, large: bool, work: Callable[[], T]) -> T:
-        """On the loop if that takes no time."""
-        return await self._apart(work) if large else work()
-
-    async def _apart(self, work: Callable[[], T]) -> T:
-        """On a thread. Work that nobody waits for any more is not begun."""
-        wanted = True
-
-        def if_wanted() -> T:
-            if not wanted:
-                raise ClientDisconnected
-            return work()
-
-        try:
-            return await self._slow.run(if_wanted)
-        finally:
-            wanted = False
-
 
 def _json_only(headers: Mapping[str, str], verb: _Verb) -> BodyFormat:
-    form = body_format(headers)
-    if form is not JSON:
+    format = body_format(headers)
+    if format is not JSON:
         raise HttpError(
             StatusCode.INVALID_ARGUMENT,
-            f"{verb.name} takes {JSON.media_type} only; {form.media_type} is for Predict",
+            f"{verb.name} takes {JSON.media_type} only; {format.media_type} is for Predict",
             415,
             {"Accept": JSON.media_type},
         )
-    return form
+    return format
 
 
 def _are_large(outputs: Mapping[str, Array]) -> bool:
@@ -260,7 +219,7 @@ def _are_large(outputs: Mapping[str, Array]) -> bool:
 
 
 def predict_log(ref: ModelRef, inference: Inference) -> Message:
-    """A PredictionLog. ``ref`` is what the client asked for; the answer names what it got."""
+    """A PredictionLog, made on the log's thread. ``ref`` is what the client asked for; the answer names what it got."""
     signature = inference.run.signature
     request = PredictRequest(model_spec=model_spec(replace(ref, signature=signature)))
     for name, array in inference.run.inputs.items():
@@ -273,6 +232,6 @@ def predict_log(ref: ModelRef, inference: Inference) -> Message:
 
 
 def example_log(method: Method, ref: ModelRef, input: Message, response: Message) -> Message:
-    """A PredictionLog of a Classify or Regress request. ``input`` is an Input, ``response`` the method's answer."""
+    """The same for Classify or Regress. ``input`` is an Input, ``response`` the method's answer."""
     kind = ClassificationRequest if method is Method.CLASSIFY else RegressionRequest
     return make_log(method, kind(model_spec=model_spec(ref), input=input), response)

@@ -7,11 +7,11 @@ HTTP app ------/                \\-> V2ServerControl -> core, repository, statis
 
 from __future__ import annotations
 
+from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.server.runtime.sockets import is_loopback
-from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.server.v2.http_app import V2HttpApp
 from tfs_lite.server.v2.inference import V2Inference
@@ -32,7 +32,6 @@ class V2Api:
     ) -> None:
         """Clients share memory with a server that only its own machine can reach."""
         options = core.options
-        self._max_body_bytes = options.max_message_bytes
         self._memory = SharedRegions(enabled=is_loopback(options.host), max_bytes=options.max_message_bytes)
         self._loads = BackgroundRunner("repository call", 1, MAX_PENDING_CALLS)
         self._control = V2ServerControl(
@@ -55,9 +54,8 @@ class V2Api:
     def methods(self) -> list[Method]:
         return V2GrpcService(self._inference, self._control).methods()
 
-    def app(self, rest: RestService, slow: BackgroundRunner) -> V2HttpApp:
-        """Bodies, deadlines and the end of the server are those of REST."""
-        return V2HttpApp(self._inference, self._control, rest.bodies, rest.calls, slow, rest.heap, self._max_body_bytes)
+    def app(self, http: HttpResources) -> V2HttpApp:
+        return V2HttpApp(self._inference, self._control, http)
 
     def close_loads(self) -> None:
         """Waits for the call that is being carried out."""

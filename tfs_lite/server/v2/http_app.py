@@ -8,11 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.server.http.bodies import BodyReader
-from tfs_lite.server.http.calls import Calls
-from tfs_lite.server.http.heap_trimmer import HeapTrimmer
-from tfs_lite.server.http.v2_bodies import V2Bodies
-from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.http.encoded_bodies import EncodedBodies
+from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.v2.control import V2Control
 from tfs_lite.server.v2.http_events import EventRoom
 from tfs_lite.server.v2.http_infer import V2HttpInfer
@@ -28,22 +25,17 @@ _PACKED = (Action.INFER, Action.GENERATE)
 
 
 class V2HttpApp:
-    """On the event loop. ``bodies``, ``calls``, ``slow`` and ``heap`` are those of all of HTTP: bounds, deadlines, the
-    end of the server. ``max_body_bytes`` is the bound of ``bodies`` on one."""
+    """On the event loop."""
 
     def __init__(
         self,
         inference: V2Inference,
         control: V2Control,
-        bodies: BodyReader,
-        calls: Calls,
-        slow: BackgroundRunner,
-        heap: HeapTrimmer,
-        max_body_bytes: int,
+        http: HttpResources,
         room: EventRoom | None = None,
     ) -> None:
-        self._bodies = V2Bodies(bodies, slow, heap, max_body_bytes)
-        self._infer = V2HttpInfer(inference, control, self._bodies, calls, room)
+        self._bodies = EncodedBodies(http)
+        self._infer = V2HttpInfer(inference, control, http, self._bodies, room)
         self._routes = V2HttpRoutes(control, self._bodies)
 
     async def answer(self, request: Request, path: str, query: str) -> Response:

@@ -24,9 +24,9 @@ from tfs_lite.protocols.v2.generate import ONE_ANSWER, read_generate, write_gene
 from tfs_lite.protocols.v2.json_answer import printed_size, write_answer
 from tfs_lite.protocols.v2.json_request import read_infer
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest
-from tfs_lite.server.http.calls import Calls
+from tfs_lite.server.http.encoded_bodies import EncodedBodies
 from tfs_lite.server.http.replies import JSON
-from tfs_lite.server.http.v2_bodies import V2Bodies
+from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.v2.control import V2Control
 from tfs_lite.server.v2.http_events import Answers, EventRoom, EventStream, failed_stream
 from tfs_lite.server.v2.http_paths import Target
@@ -41,24 +41,24 @@ class V2HttpInfer:
         self,
         inference: V2Inference,
         control: V2Control,
-        bodies: V2Bodies,
-        calls: Calls,
+        http: HttpResources,
+        bodies: EncodedBodies,
         room: EventRoom | None = None,
     ) -> None:
         """``room`` is for answers that wait for clients."""
         self._inference = inference
         self._control = control
         self._bodies = bodies
-        self._calls = calls
+        self._http = http
         self._room = room or EventRoom()
 
     async def infer(self, request: Request, model: str, target: Target) -> Response:
-        with self._inference.metrics.record(METHOD, model, REST) as record, self._calls.call(record) as call:
+        with self._inference.metrics.record(METHOD, model, REST) as record, self._http.calls.call(record) as call:
             sent = await self._bodies.read(request, call, self._reader(request, model, target))
             answer = await self._inference.begin(sent, record, call.deadline).answer()
             binary = sent.binary_outputs
             large = printed_size(answer, binary) > COMFORTABLE_BYTES
-            written = await self._bodies.run(large, lambda: write_answer(answer, binary))
+            written = await self._http.run(large, lambda: write_answer(answer, binary))
         return v2_success(written)
 
     async def generate(self, request: Request, model: str, target: Target) -> Response:
@@ -97,7 +97,7 @@ class V2HttpInfer:
     ) -> Answers:
         """A request of ``generate`` up to its place in the queue. Leaving ``inside`` ends it."""
         record = inside.enter_context(self._inference.metrics.record(METHOD, model, REST))
-        call = inside.enter_context(self._calls.call(record))
+        call = inside.enter_context(self._http.calls.call(record))
         declared = self._declared(model, target)
         version = target.version
         sent = await self._bodies.read(request, call, lambda body: read_generate(model, version, body, declared))
@@ -109,7 +109,7 @@ class V2HttpInfer:
 
     async def _print(self, answer: InferAnswer) -> bytes:
         large = printed_size(answer, False) > COMFORTABLE_BYTES
-        return await self._bodies.run(large, lambda: write_generate(answer))
+        return await self._http.run(large, lambda: write_generate(answer))
 
     def _reader(self, request: Request, model: str, target: Target) -> Callable[[bytes], InferRequest]:
         version, header = target.version, request.headers.get(LENGTH_HEADER)

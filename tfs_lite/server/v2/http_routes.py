@@ -23,8 +23,8 @@ from tfs_lite.protocols.v2.json_values import (
     read_size,
     read_text,
 )
+from tfs_lite.server.http.encoded_bodies import EncodedBodies
 from tfs_lite.server.http.replies import HttpError, json_reply
-from tfs_lite.server.http.v2_bodies import V2Bodies
 from tfs_lite.server.v2.control import CudaRegionStatus, RegionStatus, V2Control
 from tfs_lite.server.v2.http_paths import Action, Target
 from tfs_lite.serving.repository.requests import RepositoryValue
@@ -39,7 +39,7 @@ _READY_ERROR = "Invalid value for 'ready': expected a boolean"
 class V2HttpRoutes:
     """On the event loop. Raises ServingError."""
 
-    def __init__(self, control: V2Control, bodies: V2Bodies) -> None:
+    def __init__(self, control: V2Control, bodies: EncodedBodies) -> None:
         self._control = control
         self._bodies = bodies
         self._reads: dict[Action, Callable[[Target], Any]] = {

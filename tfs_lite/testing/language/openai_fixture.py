@@ -28,9 +28,7 @@ from tfs_lite.core.status import invalid_argument, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
-from tfs_lite.server.http.bodies import BodyReader
-from tfs_lite.server.http.calls import Calls
-from tfs_lite.server.http.heap_trimmer import HeapTrimmer
+from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.openai.app import OpenAiApp, OpenAiSettings
@@ -110,19 +108,13 @@ class OpenAiServed:
         self.metrics = RequestMetrics(self.registry, self.servables.__contains__)
         self.loop = LoopThread("tfs-openai-house")
         self.slow = BackgroundRunner("OpenAI", 2, 8)
-        self.bodies = BodyReader(max_body_bytes)
-        self.calls = Calls(PATIENCE)
-        self.heap = HeapTrimmer(self.slow)
+        self.http = HttpResources(HttpLimits(max_body_bytes, timeout_seconds=PATIENCE), self.slow)
         self.app = OpenAiApp(
             Predictor(self.lookup, self.metrics),
             self.lookup,
             self.models,
             self.metrics,
-            self.bodies,
-            self.calls,
-            self.slow,
-            self.heap,
-            max_body_bytes,
+            self.http,
             settings,
             now=lambda: CREATED,
         )
@@ -214,7 +206,7 @@ class OpenAiServed:
             if isinstance(servable, GenerativeServable)
         ]
         idle = all(state.running == 0 and state.waiting == 0 for state in states)
-        return idle and self.handles == 0 and self.bodies.numbers.held_bytes == 0
+        return idle and self.handles == 0 and self.http.bodies.numbers.held_bytes == 0
 
     def close(self) -> None:
         for gate in self.gates:
@@ -224,7 +216,7 @@ class OpenAiServed:
         for versions in self.servables.values():
             for servable in versions.values():
                 servable.close()
-        self.loop.loop.call_soon_threadsafe(self.heap.close)
+        self.loop.loop.call_soon_threadsafe(self.http.close)
         self.loop.close()
         self.slow.close()
 

@@ -1,21 +1,23 @@
 """The HTTP side of a server in front of one fake model: real sockets, predictor and codecs; no disk, no torch.
 
-    house = RestHouse(timeout_seconds=5)
-    port = loop.run(house.start())
-    ...
-    loop.run(house.stop())
+    with serving_rest(timeout_seconds=5) as server:
+        assert server.post({"instances": [[1.0, 2.0, 3.0]]}).status_code == 200
 
-The model is called ``m``, version 7. Its answers are simple sums; with its gate closed they wait.
+The model is called ``m``, version 7. Its answers are simple sums; while its gate is closed they wait. Needs httpx.
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import httpx
 import numpy as np
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+import orjson
+from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Model, PredictCall
@@ -24,19 +26,26 @@ from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message
+from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.http_app import HttpApp
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
-from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.metrics_pages import MetricsPages
+from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.server.tensorflow.rest_models import ModelPages
-from tfs_lite.server.tensorflow.rest_service import RestService, RestSettings
+from tfs_lite.server.tensorflow.rest_service import RestService
+from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.serving.model_states import ModelReport
+from tfs_lite.testing.servers.process import wait_until
 
 AVAILABLE = VersionStatus(7, VersionState.AVAILABLE, OK)
 FAILED = VersionStatus(8, VersionState.END, Status(StatusCode.DATA_LOSS, "model.pt2 is truncated"))
-PATIENCE = 30.0
+TIMEOUT = 30.0
+PREDICT = "/v1/models/m:predict"
+ROW = {"instances": [[1.0, 2.0, 3.0]]}
+ANSWER = {"predictions": [[8.0, 9.0, 10.0]]}
 
 _BATCH = SymbolicDim("batch")
 
@@ -144,47 +153,65 @@ class ListLog:
 
 
 class RestFixture:
-    """``settings`` are those of :class:`RestSettings`, ``app`` what :class:`HttpApp` takes beyond the parts here.
-    ``start`` and ``stop`` on the event loop; ``slow`` and ``pages`` end with ``close``, on another thread."""
+    """A started server, its port and a client of it. ``limits`` are those of :class:`HttpLimits`. One thread, except
+    ``post``. ``handle``, ``status``, ``models`` and ``request_metrics`` stand for those of a core."""
 
-    def __init__(self, slow: BackgroundRunner | None = None, app: Mapping[str, Any] | None = None, **settings: Any):
+    def __init__(
+        self,
+        background: BackgroundRunner | None = None,
+        *,
+        servable: Any = None,
+        metrics_path: str | None = None,
+        enable_cors: bool = False,
+        check_method_names: bool = False,
+        **limits: Any,
+    ) -> None:
         self.registry = CollectorRegistry()
-        self.metrics = RequestMetrics(self.registry, lambda name: name == "m")
+        self.request_metrics = metrics = RequestMetrics(self.registry, lambda name: name == "m")
         self.health = Health(lambda name: None)
-        self.servable = GatedServable()
+        self.servable = servable or GatedServable()
         self.handles = 0
         self._lock = threading.Lock()  # guards handles
         self.log = ListLog()
-        self.pages = BackgroundRunner("page", 1, 4)
-        self.slow = slow or BackgroundRunner("REST", 2, 8)
-        predictor = Predictor(self.lookup, self.metrics)
-        self.rest = RestService(
-            predictor, Inferences(predictor), self.metrics, self.slow, RestSettings(**settings), self.log
-        )
-        self.app = HttpApp(
-            ModelPages(self.lookup, self.status, self.models, self.metrics),
-            self.rest,
-            self.health,
-            self.metrics,
-            lambda: (generate_latest(self.registry), CONTENT_TYPE_LATEST),
-            self.pages,
-            self.slow,
-            **(app or {}),
-        )
+        self.background = background or BackgroundRunner("REST", 2, 8)
+        self.http = HttpResources(HttpLimits(**limits), self.background)
+        self._pages = MetricsPages(self.registry, metrics.upstream, metrics_path)
+        core: Any = self
+        predictor = Predictor(self.handle, metrics)
+        settings = PredictSettings(check_method_names=check_method_names)
+        rest = RestService(predictor, Inferences(predictor), metrics, self.http, settings, self.log)
+        pages = ModelPages(core)
+        self.app = HttpApp(rest, pages, self.health, metrics, self.http, self._pages, enable_cors=enable_cors)
         self._server = HttpServer(self.app)
+        self.loop = LoopThread("tfs-rest-fixture")
+        self.port = self.loop.run(self._server.start("127.0.0.1", 0))
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT)
 
-    async def start(self) -> int:
-        """The port, on loopback."""
-        return await self._server.start("127.0.0.1", 0)
+    def post(self, body: Any, path: str = PREDICT, **headers: str) -> httpx.Response:
+        """Sends bytes as they are, anything else as JSON. Underscores in names of headers are hyphens."""
+        content = body if isinstance(body, bytes) else orjson.dumps(body)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.client.post(path, content=content, headers=named)
 
-    async def stop(self) -> None:
-        await self._server.stop(PATIENCE)
+    def raw(self, *sent: bytes) -> socket.socket:
+        """A connection on which these bytes were sent."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT)
+        for piece in sent:
+            connection.sendall(piece)
+        return connection
+
+    def is_empty(self) -> bool:
+        """Whether no trace of a request is left."""
+        return self.handles == 0 and self.http.bodies.numbers.held_bytes == 0
 
     def close(self) -> None:
-        self.pages.close()
-        self.slow.close()
+        self.client.close()
+        self.loop.run(self._server.stop(TIMEOUT))
+        self._pages.close()
+        self.background.close()
+        self.loop.close()
 
-    def lookup(self, ref: ModelRef) -> ServableHandle:
+    def handle(self, ref: ModelRef) -> ServableHandle:
         if ref.name != "m" or ref.version not in (None, 7):
             which = f"Specific({ref.name}, {ref.version})" if ref.version is not None else f"Latest({ref.name})"
             raise not_found(f"Servable not found for request: {which}")
@@ -211,3 +238,29 @@ class RestFixture:
     def _release(self) -> None:
         with self._lock:
             self.handles -= 1
+
+
+@contextlib.contextmanager
+def serving_rest(**options: Any) -> Iterator[RestFixture]:
+    """``options`` are those of :class:`RestFixture`. When the block ends, checks that no request has left a trace."""
+    server = RestFixture(**options)
+    try:
+        yield server
+        if isinstance(server.servable, GatedServable):
+            server.servable.open()
+        wait_until(server.is_empty, "no trace of a request is left", TIMEOUT)
+    finally:
+        server.close()
+
+
+def error(response: httpx.Response) -> str:
+    """The message of an error in JSON."""
+    if response.headers["content-type"] != "application/json" or list(response.json()) != ["error"]:
+        raise AssertionError(f"not an error: {response.headers} {response.text:.200}")
+    text: str = response.json()["error"]
+    return text
+
+
+def head(*lines: str, path: str = PREDICT) -> bytes:
+    """The head of a POST request."""
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", *lines, "", ""]).encode()

@@ -24,9 +24,7 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from tfs_lite.core.status import not_found
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.v2.tensors import name_of
-from tfs_lite.server.http.bodies import BodyReader
-from tfs_lite.server.http.calls import Calls
-from tfs_lite.server.http.heap_trimmer import HeapTrimmer
+from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
 from tfs_lite.server.v2.control import EXTENSIONS, IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
@@ -133,13 +131,9 @@ class V2Served:
         self.control = HouseControl(self.house, regions)
         self.loop = LoopThread("tfs-v2-house")
         self.slow = BackgroundRunner("V2", 2, 8)
-        self.bodies = BodyReader(max_body_bytes)
-        self.calls = Calls(timeout_seconds)
-        self.heap = HeapTrimmer(self.slow)
+        self.http = HttpResources(HttpLimits(max_body_bytes, timeout_seconds=timeout_seconds), self.slow)
         self.room = room or EventRoom()
-        self.app = V2HttpApp(
-            self.house.infer, self.control, self.bodies, self.calls, self.slow, self.heap, max_body_bytes, self.room
-        )
+        self.app = V2HttpApp(self.house.infer, self.control, self.http, self.room)
         self._regions = regions
         self._server = HttpServer(self, patience)
         self.port = self.loop.run(self._server.start("127.0.0.1", 0))
@@ -158,13 +152,13 @@ class V2Served:
 
     def is_empty(self) -> bool:
         """Whether no trace of a request is left."""
-        return self.house.handles == 0 and self.bodies.numbers.held_bytes == 0 and self.room.held == 0
+        return self.house.handles == 0 and self.http.bodies.numbers.held_bytes == 0 and self.room.held == 0
 
     def close(self) -> None:
         self.client.close()
         self.loop.run(self._server.stop(PATIENCE))
         self.house.close()
-        self.loop.loop.call_soon_threadsafe(self.heap.close)
+        self.loop.loop.call_soon_threadsafe(self.http.close)
         self.loop.close()
         self.slow.close()
         self.control.close()

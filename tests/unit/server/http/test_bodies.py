@@ -102,7 +102,7 @@ def test_client_that_goes_in_mid_body_leaves_nothing() -> None:
 
 
 def test_bodies_share_their_room() -> None:
-    reader = BodyReader(10, room_bytes=15)
+    reader = BodyReader(10, budget_bytes=15)
     with read(reader, bytes(10)):
         with pytest.raises(ServingError, match="request bodies take 14 of the 15 bytes") as caught:
             read(reader, bytes(4), bytes(4))
@@ -110,11 +110,11 @@ def test_bodies_share_their_room() -> None:
         assert (reader.numbers.held_bytes, reader.numbers.no_room) == (10, 1)
         with read(reader, bytes(5)):
             assert reader.numbers.held_bytes == 15
-    assert (reader.numbers.held_bytes, reader.numbers.most_held_bytes, reader.numbers.room_bytes) == (0, 15, 15)
+    assert (reader.numbers.held_bytes, reader.numbers.most_held_bytes, reader.numbers.budget_bytes) == (0, 15, 15)
 
 
 def test_room_is_four_of_the_largest_bodies_by_default() -> None:
-    assert BodyReader(10).numbers.room_bytes == 40
+    assert BodyReader(10).numbers.budget_bytes == 40
 
 
 def packed(content: bytes, reader: BodyReader) -> Body:
@@ -124,9 +124,9 @@ def packed(content: bytes, reader: BodyReader) -> Body:
 def test_packed_body_is_unpacked_and_counts_both_ways() -> None:
     reader = BodyReader(1000)
     with packed(bytes(1000), reader) as body:
-        assert body.packed
+        assert body.gzipped
         assert body.take() == bytes(1000)
-        assert reader.numbers.held_bytes == body.size + 1000
+        assert reader.numbers.held_bytes == body.received + 1000
     assert reader.numbers.held_bytes == 0
 
 
@@ -140,7 +140,7 @@ def test_body_that_unpacks_past_the_bound_is_refused() -> None:
 
 
 def test_body_that_unpacks_past_the_room_is_refused() -> None:
-    reader = BodyReader(8 * BLOCK, room_bytes=2 * BLOCK)
+    reader = BodyReader(8 * BLOCK, budget_bytes=2 * BLOCK)
     with packed(bytes(4 * BLOCK), reader) as body, pytest.raises(ServingError) as caught:
         body.take()
     assert caught.value.code is StatusCode.UNAVAILABLE

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.server.http.calls import Calls
+from tfs_lite.server.http.calls import HttpCalls
 
 
 def code_of(main: Callable[[], Awaitable[Any]]) -> StatusCode:
@@ -25,7 +25,7 @@ async def forever() -> None:
 
 def test_call_without_a_deadline_ends_by_itself() -> None:
     async def main() -> str:
-        with Calls(None).call() as call:
+        with HttpCalls(None).call() as call:
             assert call.deadline is None
             await asyncio.sleep(0)
         return "done"
@@ -35,7 +35,7 @@ def test_call_without_a_deadline_ends_by_itself() -> None:
 
 def test_deadline_ends_what_runs() -> None:
     async def main() -> None:
-        with Calls(0.01).call():
+        with HttpCalls(0.01).call():
             await forever()
 
     assert code_of(main) is StatusCode.DEADLINE_EXCEEDED
@@ -48,7 +48,7 @@ def test_clients_going_ends_what_runs() -> None:
         return {"type": next(messages)}
 
     async def main() -> None:
-        with Calls(None).call() as call:
+        with HttpCalls(None).call() as call:
             call.watch(receive)
             await forever()
 
@@ -57,7 +57,7 @@ def test_clients_going_ends_what_runs() -> None:
 
 def test_nothing_is_left_of_a_call_that_was_answered() -> None:
     async def main() -> None:
-        gone, calls = asyncio.Event(), Calls(30)
+        gone, calls = asyncio.Event(), HttpCalls(30)
 
         async def receive() -> dict[str, str]:
             await gone.wait()
@@ -77,7 +77,7 @@ def test_nothing_is_left_of_a_call_that_was_answered() -> None:
 
 def test_error_of_the_work_itself_is_kept() -> None:
     async def main() -> None:
-        with Calls(30).call():
+        with HttpCalls(30).call():
             raise ServingError(StatusCode.NOT_FOUND, "no")
 
     assert code_of(main) is StatusCode.NOT_FOUND
@@ -86,7 +86,7 @@ def test_error_of_the_work_itself_is_kept() -> None:
 def test_cancelling_the_task_is_no_error_of_the_call() -> None:
     async def main() -> None:
         async def work() -> None:
-            with Calls(30).call():
+            with HttpCalls(30).call():
                 await forever()
 
         task = asyncio.ensure_future(work())
@@ -100,7 +100,7 @@ def test_cancelling_the_task_is_no_error_of_the_call() -> None:
 
 def test_task_goes_on_after_a_call_that_was_ended() -> None:
     async def main() -> str:
-        with pytest.raises(ServingError), Calls(0.01).call():
+        with pytest.raises(ServingError), HttpCalls(0.01).call():
             await forever()
         await asyncio.sleep(0)
         task = asyncio.current_task()
@@ -113,7 +113,7 @@ def test_task_goes_on_after_a_call_that_was_ended() -> None:
 
 def test_drain_waits_for_what_is_inside_and_lets_nothing_more_in() -> None:
     async def main() -> list[str]:
-        calls, gate, order = Calls(None), asyncio.Event(), []
+        calls, gate, order = HttpCalls(None), asyncio.Event(), []
 
         async def work() -> None:
             with calls.call():
@@ -139,7 +139,7 @@ def test_drain_waits_for_what_is_inside_and_lets_nothing_more_in() -> None:
 
 def test_what_is_inside_when_the_grace_is_over_is_ended_and_a_shorter_grace_wins() -> None:
     async def main() -> None:
-        calls = Calls(None)
+        calls = HttpCalls(None)
 
         async def work() -> None:
             with calls.call():

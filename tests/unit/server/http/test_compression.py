@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.http import compression as http_gzip
-from tfs_lite.server.http.compression import PIECE_OUT, accepts_gzip, is_gzip, pack, unpack
+from tfs_lite.server.http.compression import CHUNK_OUT, accepts_gzip, is_gzip, pack, unpack
 from tfs_lite.server.http.replies import HttpError
 
 
@@ -44,14 +44,14 @@ def test_what_we_pack_anybody_unpacks(content: bytes) -> None:
 
 
 def test_large_body_comes_in_bounded_pieces() -> None:
-    content = bytes(5 * PIECE_OUT + 17)
+    content = bytes(5 * CHUNK_OUT + 17)
     pieces = unpack([gzip.compress(content)], lambda size: None)
-    assert max(map(len, pieces)) <= PIECE_OUT
+    assert max(map(len, pieces)) <= CHUNK_OUT
     assert b"".join(pieces) == content
 
 
 def test_bomb_stops_at_the_first_piece_that_is_too_much() -> None:
-    bomb = gzip.compress(bytes(64 * PIECE_OUT))
+    bomb = gzip.compress(bytes(64 * CHUNK_OUT))
     seen = []
 
     def at_most_two(size: int) -> None:
@@ -61,7 +61,7 @@ def test_bomb_stops_at_the_first_piece_that_is_too_much() -> None:
 
     with pytest.raises(ServingError, match="enough"):
         unpack([bomb], at_most_two)
-    assert sum(seen) <= 3 * PIECE_OUT
+    assert sum(seen) <= 3 * CHUNK_OUT
 
 
 def test_many_empty_members_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

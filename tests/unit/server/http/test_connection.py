@@ -9,12 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
-from tfs_lite.server.http.connection import MAX_WAITING_BYTES, Connection
+from tfs_lite.server.http.connection import MAX_UNPARSED_BYTES, Connection
 from tfs_lite.server.http.head_checks import MAX_HEAD_BYTES, MAX_HEADERS
-from tfs_lite.server.http.lingering_close import MAX_THROWN_AWAY
+from tfs_lite.server.http.lingering_close import MAX_DISCARDED
 from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.rest_client import ANSWER, ROW, Served, head, serving_rest
-from tfs_lite.testing.servers.rest_fixture import PATIENCE
+from tfs_lite.testing.servers.rest_fixture import ANSWER, ROW, TIMEOUT, RestFixture, head
 
 BODY = orjson.dumps(ROW)
 BROKEN = b'{"error":"Invalid HTTP request received."}'
@@ -22,26 +21,13 @@ CLOSE = "Connection: close"
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n%s\r\n"
 
 
-@pytest.fixture(scope="module")
-def module_house() -> Iterator[Served]:
-    with serving_rest() as served:
-        yield served
-
-
 @pytest.fixture
-def served(module_house: Served) -> Iterator[Served]:
-    yield module_house
-    module_house.house.servable.open()
-    assert module_house.is_empty()
-
-
-@pytest.fixture
-def ask(served: Served) -> Iterator[Callable[..., bytes]]:
+def ask(shared: RestFixture) -> Iterator[Callable[..., bytes]]:
     """Sends pieces; what comes back until the server closes."""
     with contextlib.ExitStack() as stack:
 
         def send(*pieces: bytes) -> bytes:
-            connection = stack.enter_context(served.raw(*pieces))
+            connection = stack.enter_context(shared.raw(*pieces))
             with contextlib.suppress(ConnectionResetError):
                 return b"".join(iter(lambda: connection.recv(65536), b""))
             return b""
@@ -77,16 +63,16 @@ def test_short_and_long_ways_take_turns(ask: Any) -> None:
     assert answer.count(orjson.dumps(ANSWER)) == 5
 
 
-def test_requests_that_wait_for_one_inside_are_few(served: Served) -> None:
-    servable = served.house.servable
+def test_requests_that_wait_for_one_inside_are_few(shared: RestFixture) -> None:
+    servable = shared.servable
     servable.shut()
-    with served.raw(predict() + (GET % b"") * 50_000) as connection:
-        assert servable.arrived.acquire(timeout=PATIENCE)
-        (inside,) = [item for item in served.house._server._server.server_state.connections if item.busy]
-        wait_until(lambda: inside.flow.read_paused, "no more is read", PATIENCE)
+    with shared.raw(predict() + (GET % b"") * 50_000) as connection:
+        assert servable.arrived.acquire(timeout=TIMEOUT)
+        (inside,) = [item for item in shared._server._server.server_state.connections if item.busy]
+        wait_until(lambda: inside.flow.read_paused, "no more is read", TIMEOUT)
         assert isinstance(inside, Connection)
         assert len(inside.pipeline) < 200
-        assert len(inside._rest) < MAX_WAITING_BYTES + (1 << 18)
+        assert len(inside._unparsed) < MAX_UNPARSED_BYTES + (1 << 18)
         servable.open()
         received = b""
         while received.count(b"ok\n") < 50_000:
@@ -188,8 +174,8 @@ def test_client_of_the_old_version_is_answered_and_the_connection_closed(ask: An
     assert answer.endswith(orjson.dumps(ANSWER))
 
 
-def test_answer_to_a_client_that_stays_does_not_close(served: Served) -> None:
-    with served.raw() as connection:
+def test_answer_to_a_client_that_stays_does_not_close(shared: RestFixture) -> None:
+    with shared.raw() as connection:
         for _ in range(3):
             connection.sendall(predict())
             received = b""
@@ -215,19 +201,19 @@ def _without_date(answer: bytes) -> tuple[bytes, set[bytes], bytes]:
     return status, {line for line in lines if not line.startswith(b"date:")}, body
 
 
-def test_client_that_goes_with_requests_in_line_leaves_nothing(served: Served) -> None:
-    servable = served.house.servable
+def test_client_that_goes_with_requests_in_line_leaves_nothing(shared: RestFixture) -> None:
+    servable = shared.servable
     servable.shut()
-    before = served.house.count("CANCELLED", "Predict")
-    with served.raw(predict() + GET % b"" + predict()):
-        assert servable.arrived.acquire(timeout=PATIENCE)
-    wait_until(lambda: served.house.count("CANCELLED", "Predict") == before + 1, "it is counted", PATIENCE)
+    before = shared.count("CANCELLED", "Predict")
+    with shared.raw(predict() + GET % b"" + predict()):
+        assert servable.arrived.acquire(timeout=TIMEOUT)
+    wait_until(lambda: shared.count("CANCELLED", "Predict") == before + 1, "it is counted", TIMEOUT)
 
 
-def test_client_that_goes_on_sending_what_was_refused_is_cut_off(served: Served) -> None:
-    with served.raw(head("Content-Length: 9999999999")) as connection:
+def test_client_that_goes_on_sending_what_was_refused_is_cut_off(shared: RestFixture) -> None:
+    with shared.raw(head("Content-Length: 9999999999")) as connection:
         answer = connection.recv(65536)
         assert answer.startswith(b"HTTP/1.1 413 ")
         assert b"\r\nconnection: close\r\n" in answer.lower()
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            connection.sendall(bytes(4 * MAX_THROWN_AWAY))
+            connection.sendall(bytes(4 * MAX_DISCARDED))

@@ -344,7 +344,7 @@ def test_what_nobody_expected_is_an_internal_error_and_is_logged(caplog: pytest.
 def test_server_that_stops_lets_nobody_in() -> None:
     with serving_openai() as served:
         served.add("m", script="a")
-        served.loop.run(served.calls.drain(0.0))
+        served.loop.run(served.http.calls.drain(0.0))
         answer = served.post(CHAT, {"model": "m", "messages": HELLO})
         assert (answer.status_code, error(answer)["message"]) == (503, "the server is being stopped")
 

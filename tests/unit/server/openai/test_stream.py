@@ -184,7 +184,7 @@ def test_server_that_stops_ends_a_stream_with_an_event() -> None:
         with served.client.stream("POST", COMPLETIONS, json=ASKED) as response:
             received = response.iter_raw()
             data = next(received)
-            served.loop.run(served.calls.drain(0.0))
+            served.loop.run(served.http.calls.drain(0.0))
             data += b"".join(received)
         assert events(data)[-1]["error"]["message"] == "the server is being stopped"
 

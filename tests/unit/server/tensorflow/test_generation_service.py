@@ -19,6 +19,7 @@ from tfs_lite.server.grpc.factory import GrpcTransport, make_grpc_server
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.tensorflow.generation_service import METHOD, SERVICE, PredictStreamedService
 from tfs_lite.server.tensorflow.prediction_service import PredictionService
+from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.testing.grpc.grpc_choice import chosen
 from tfs_lite.testing.language.language_servables import BROKEN, language
 from tfs_lite.testing.servers.process import wait_until
@@ -40,8 +41,9 @@ def house() -> Iterator[V2Fixture]:
 @pytest.fixture
 def channel(loop_thread: Any, house: V2Fixture) -> Iterator[grpc.Channel]:
     async def start() -> tuple[GrpcTransport, int | None]:
-        streamed = PredictStreamedService(house.predictor, house.metrics, 1 << 20)
-        plain = PredictionService(house.predictor, Inferences(house.predictor), house.lookup, house.metrics, 1 << 20)
+        predictor, settings = house.predictor, PredictSettings(1 << 20)
+        streamed = PredictStreamedService(predictor, house.metrics, settings)
+        plain = PredictionService(predictor, Inferences(predictor), house.lookup, house.metrics, settings)
         server = make_grpc_server(chosen(), [*streamed.methods(), *plain.methods()], -1)
         return server, await server.start("127.0.0.1", 0, "")
 

@@ -29,6 +29,7 @@ from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.tensorflow.prediction_service import SERVICE, PredictionService
+from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.testing.servers.examples import rows
 from tfs_lite.transport.table import CallContext
 
@@ -83,8 +84,8 @@ class House:
         metrics = RequestMetrics(self.registry, lambda name: name == "m")
         predictor = Predictor(self.lookup, metrics)
         inferences = Inferences(predictor, flags.get("check_method_names", False))
-        limit = flags.pop("max_bytes", 1000)
-        self.service = PredictionService(predictor, inferences, self.lookup, metrics, limit, log=self.log, **flags)
+        settings = PredictSettings(**{"max_bytes": 1000, **flags})
+        self.service = PredictionService(predictor, inferences, self.lookup, metrics, settings, self.log)
         self.handlers: dict[str, Any] = {method.name: method.handler for method in self.service.methods()}
 
     def lookup(self, ref: ModelRef) -> ServableHandle:

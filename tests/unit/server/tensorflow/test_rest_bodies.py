@@ -7,7 +7,7 @@ import contextlib
 import gzip
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -17,38 +17,12 @@ import pytest
 
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.rest_client import ANSWER, PREDICT, ROW, Served, error, head, serving_rest
-from tfs_lite.testing.servers.rest_fixture import PATIENCE
+from tfs_lite.testing.servers.rest_fixture import ANSWER, PREDICT, ROW, TIMEOUT, RestFixture, error, head
 
 T = TypeVar("T")
 MIB = 1 << 20
 
-Serve = Callable[..., Served]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    with contextlib.ExitStack() as stack:
-        yield lambda **options: stack.enter_context(serving_rest(**options))
-
-
-@pytest.fixture
-def served(serve: Serve) -> Served:
-    return serve()
-
-
-@pytest.fixture(scope="module")
-def module_house() -> Iterator[Served]:
-    with serving_rest() as served:
-        yield served
-
-
-@pytest.fixture
-def shared(module_house: Served) -> Iterator[Served]:
-    """One house for the tests that only ask."""
-    module_house.house.log.offers.clear()
-    yield module_house
-    assert module_house.is_empty()
+Serve = Callable[..., RestFixture]
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -58,12 +32,12 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("rows", [1, 20_000])
-def test_packed_bodies_are_taken(shared: Served, rows: int) -> None:
+def test_packed_bodies_are_taken(shared: RestFixture, rows: int) -> None:
     body = orjson.dumps({"instances": [[1.0, 2.0, 3.0]] * rows})
     packed = gzip.compress(body)
     answer = shared.post(packed, content_encoding="gzip")
     assert answer.json()["predictions"] == ANSWER["predictions"] * rows
-    ((*_, size, _),) = shared.house.log.offers
+    ((*_, size, _),) = shared.log.offers
     assert size == max(len(body), len(packed)) + len(answer.content)
 
 
@@ -81,14 +55,23 @@ def test_packed_bodies_are_taken(shared: Served, rows: int) -> None:
 def test_packed_body_that_is_no_good_is_refused(
     serve: Serve, body: bytes, encoding: str, status: int, words: str
 ) -> None:
-    served = serve(max_body_bytes=100_000)
-    answer = served.post(body, content_encoding=encoding)
+    server = serve(max_body_bytes=100_000)
+    answer = server.post(body, content_encoding=encoding)
     assert answer.status_code == status
     assert words in error(answer)
-    assert served.is_empty()
+    assert server.is_empty()
 
 
-def test_body_in_chunks_is_one_body(shared: Served) -> None:
+def test_packed_body_is_large_to_the_heap_once_it_is_unpacked(
+    shared: RestFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, sizes = orjson.dumps({"instances": [[1.0, 2.0, 3.0]] * 20_000}), list[int]()
+    monkeypatch.setattr(shared.http.heap, "note", sizes.append)
+    assert shared.post(gzip.compress(body), content_encoding="gzip").status_code == 200
+    assert sizes == [len(body)]
+
+
+def test_body_in_chunks_is_one_body(shared: RestFixture) -> None:
     body = orjson.dumps({"instances": [[1.0, 2.0, 3.0]] * 10_000})
     pieces = (body[start : start + 10_007] for start in range(0, len(body), 10_007))
     answer = shared.client.post(PREDICT, content=pieces)
@@ -97,24 +80,24 @@ def test_body_in_chunks_is_one_body(shared: Served) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_body_past_the_bound_is_refused(serve: Serve, chunked: bool) -> None:
-    served = serve(max_body_bytes=100_000)
+    server = serve(max_body_bytes=100_000)
     content: Any = (bytes(10_000) for _ in range(20)) if chunked else bytes(200_000)
-    answer = served.client.post(PREDICT, content=content)
+    answer = server.client.post(PREDICT, content=content)
     assert answer.status_code == 413
     assert "larger than 100000 bytes" in error(answer)
-    assert served.house.count("RESOURCE_EXHAUSTED", "Predict", "m", "") == 1
-    assert served.is_empty()
-    assert served.post(ROW).status_code == 200, "the connection can be used again"
+    assert server.count("RESOURCE_EXHAUSTED", "Predict", "m", "") == 1
+    assert server.is_empty()
+    assert server.post(ROW).status_code == 200, "the connection can be used again"
 
 
 def test_body_that_says_that_it_is_too_large_is_not_waited_for(serve: Serve) -> None:
-    served = serve(max_body_bytes=100_000)
-    with served.raw(head("Content-Length: 100001", "Expect: 100-continue")) as connection:
+    server = serve(max_body_bytes=100_000)
+    with server.raw(head("Content-Length: 100001", "Expect: 100-continue")) as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 413")
-    assert served.house.rest.bodies.numbers.most_held_bytes == 0
+    assert server.http.bodies.numbers.most_held_bytes == 0
 
 
-def test_client_that_waits_for_leave_to_send_gets_it(shared: Served) -> None:
+def test_client_that_waits_for_leave_to_send_gets_it(shared: RestFixture) -> None:
     body = orjson.dumps(ROW)
     with shared.raw(head(f"Content-Length: {len(body)}", "Expect: 100-continue", "Connection: close")) as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 100")
@@ -122,7 +105,7 @@ def test_client_that_waits_for_leave_to_send_gets_it(shared: Served) -> None:
         assert read_all(connection).endswith(orjson.dumps(ANSWER))
 
 
-def test_body_longer_than_it_said_is_another_request(shared: Served) -> None:
+def test_body_longer_than_it_said_is_another_request(shared: RestFixture) -> None:
     body = orjson.dumps(ROW)
     with shared.raw(head(f"Content-Length: {len(body)}"), body + b"more\r\n\r\n") as connection:
         answer = read_all(connection)
@@ -131,51 +114,51 @@ def test_body_longer_than_it_said_is_another_request(shared: Served) -> None:
 
 
 @pytest.mark.parametrize("lines", ["Content-Length: 100", "Transfer-Encoding: chunked"])
-def test_client_that_goes_in_mid_body_leaves_nothing(served: Served, lines: str) -> None:
-    with served.raw(head(lines), b"5\r\nabcde"):
-        wait_until(lambda: not served.is_empty(), "the body has begun", PATIENCE)
-    wait_until(lambda: served.house.count("CANCELLED", "Predict", "m", "") == 1, "it is counted", PATIENCE)
-    assert served.is_empty()
+def test_client_that_goes_in_mid_body_leaves_nothing(server: RestFixture, lines: str) -> None:
+    with server.raw(head(lines), b"5\r\nabcde"):
+        wait_until(lambda: not server.is_empty(), "the body has begun", TIMEOUT)
+    wait_until(lambda: server.count("CANCELLED", "Predict", "m", "") == 1, "it is counted", TIMEOUT)
+    assert server.is_empty()
 
 
 def test_body_that_stops_coming_is_refused(serve: Serve) -> None:
-    served = serve(body_seconds=0.05)
-    with served.raw(head("Content-Length: 100"), b"abcde") as connection:
+    server = serve(body_seconds=0.05)
+    with server.raw(head("Content-Length: 100"), b"abcde") as connection:
         answer = read_all(connection)
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"did not arrive within 0.05 s: 5 bytes came" in answer
-    assert served.house.rest.bodies.numbers.too_slow == 1
-    assert served.is_empty()
+    assert server.http.bodies.numbers.too_slow == 1
+    assert server.is_empty()
 
 
 def test_body_that_finds_no_room_is_refused_and_may_come_again(serve: Serve) -> None:
-    served = serve(max_body_bytes=100_000, room_bytes=100_000)
-    with served.raw(head("Content-Length: 90000"), bytes(80_000)):
-        wait_until(lambda: served.house.rest.bodies.numbers.held_bytes == 80_000, "the room is taken", PATIENCE)
-        answer = served.post(bytes(30_000))
+    server = serve(max_body_bytes=100_000, budget_bytes=100_000)
+    with server.raw(head("Content-Length: 90000"), bytes(80_000)):
+        wait_until(lambda: server.http.bodies.numbers.held_bytes == 80_000, "the room is taken", TIMEOUT)
+        answer = server.post(bytes(30_000))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert "of the 100000 bytes" in error(answer)
-    wait_until(served.is_empty, "the room is free", PATIENCE)
-    assert served.post(ROW).status_code == 200
+    wait_until(server.is_empty, "the room is free", TIMEOUT)
+    assert server.post(ROW).status_code == 200
 
 
 def test_deadline_ends_a_prediction_in_the_model(serve: Serve) -> None:
-    served = serve(timeout_seconds=0.05)
-    served.house.servable.shut()
-    answer = served.post(ROW)
+    server = serve(timeout_seconds=0.05)
+    server.servable.shut()
+    answer = server.post(ROW)
     assert (answer.status_code, error(answer)) == (504, error(answer))
     assert "deadline" in error(answer)
-    assert served.house.count("DEADLINE_EXCEEDED", "Predict") == 1
-    assert served.house.servable.cancelled.acquire(timeout=PATIENCE)
-    assert served.house.servable.waiting == []
-    wait_until(served.is_empty, "its handle is back", PATIENCE)
+    assert server.count("DEADLINE_EXCEEDED", "Predict") == 1
+    assert server.servable.cancelled.acquire(timeout=TIMEOUT)
+    assert server.servable.waiting == []
+    wait_until(server.is_empty, "its handle is back", TIMEOUT)
 
 
 def test_deadline_counts_while_the_body_arrives(serve: Serve) -> None:
-    served = serve(timeout_seconds=0.05)
-    with served.raw(head("Content-Length: 100"), b"abcde") as connection:
+    server = serve(timeout_seconds=0.05)
+    with server.raw(head("Content-Length: 100"), b"abcde") as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 504")
-    assert served.is_empty()
+    assert server.is_empty()
 
 
 class Gated(BackgroundRunner):
@@ -189,7 +172,7 @@ class Gated(BackgroundRunner):
     async def run(self, work: Callable[[], T]) -> T:
         def gated() -> T:
             self.begun.release()
-            self.gate.wait(PATIENCE)
+            self.gate.wait(TIMEOUT)
             return work()
 
         return await super().run(gated)
@@ -200,21 +183,21 @@ LARGE = orjson.dumps({"instances": [[1.0, 2.0, 3.0]] * 10_000})
 
 def test_deadline_counts_while_a_body_waits_to_be_parsed(serve: Serve) -> None:
     slow = Gated()
-    served = serve(slow=slow, timeout_seconds=0.05)
-    answer = served.post(LARGE)
+    server = serve(background=slow, timeout_seconds=0.05)
+    answer = server.post(LARGE)
     assert answer.status_code == 504
-    assert served.is_empty()
+    assert server.is_empty()
     slow.gate.set()
 
 
 def test_more_large_bodies_than_may_wait_are_refused(serve: Serve) -> None:
     slow = Gated()
-    served = serve(slow=slow)
+    server = serve(background=slow)
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(served.post, LARGE) for _ in range(2)]
-        wait_until(lambda: slow._pending == 2, "two bodies wait", PATIENCE)
-        answer = served.post(LARGE)
-        assert (answer.status_code, served.post(ROW).status_code) == (429, 200)
+        waiting = [pool.submit(server.post, LARGE) for _ in range(2)]
+        wait_until(lambda: slow._pending == 2, "two bodies wait", TIMEOUT)
+        answer = server.post(LARGE)
+        assert (answer.status_code, server.post(ROW).status_code) == (429, 200)
         assert "REST requests are pending" in error(answer)
         slow.gate.set()
         assert [answer.result().status_code for answer in waiting] == [200, 200]
@@ -222,59 +205,59 @@ def test_more_large_bodies_than_may_wait_are_refused(serve: Serve) -> None:
 
 def test_large_body_does_not_hold_the_loop(serve: Serve) -> None:
     slow = Gated()
-    served, events = serve(slow=slow), []
+    server, events = serve(background=slow), []
     body = b'{"instances": [' + b"[1.25, 2.5, 3.75]," * (30 * MIB // 18) + b"[1.0, 2.0, 3.0]]}"
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(served.post, body)
+        answer = pool.submit(server.post, body)
         answer.add_done_callback(lambda future: events.append("predicted"))
-        assert slow.begun.acquire(timeout=PATIENCE)
-        assert httpx.get(f"http://127.0.0.1:{served.port}/livez").status_code == 200
+        assert slow.begun.acquire(timeout=TIMEOUT)
+        assert httpx.get(f"http://127.0.0.1:{server.port}/livez").status_code == 200
         events.append("alive")
         slow.gate.set()
         assert answer.result().content.count(b"[") == 30 * MIB // 18 + 2
     assert events == ["alive", "predicted"]
-    assert served.is_empty()
+    assert server.is_empty()
 
 
-def test_client_that_goes_cancels_its_prediction(served: Served) -> None:
-    servable = served.house.servable
+def test_client_that_goes_cancels_its_prediction(server: RestFixture) -> None:
+    servable = server.servable
     servable.shut()
     body = orjson.dumps(ROW)
-    with served.raw(head(f"Content-Length: {len(body)}"), body):
-        assert servable.arrived.acquire(timeout=PATIENCE)
+    with server.raw(head(f"Content-Length: {len(body)}"), body):
+        assert servable.arrived.acquire(timeout=TIMEOUT)
         assert len(servable.waiting) == 1
-    assert servable.cancelled.acquire(timeout=PATIENCE)
+    assert servable.cancelled.acquire(timeout=TIMEOUT)
     assert servable.answered == 0
-    wait_until(served.is_empty, "its handle is back", PATIENCE)
-    assert served.house.count("CANCELLED", "Predict") == 1
-    assert not served.house.log.offers
+    wait_until(server.is_empty, "its handle is back", TIMEOUT)
+    assert server.count("CANCELLED", "Predict") == 1
+    assert not server.log.offers
 
 
 def test_client_that_goes_while_its_body_waits_is_not_parsed_for(serve: Serve) -> None:
     slow = Gated()
-    served = serve(slow=slow)
-    with served.raw(head(f"Content-Length: {len(LARGE)}"), LARGE):
-        assert slow.begun.acquire(timeout=PATIENCE)
-    wait_until(lambda: served.house.count("CANCELLED", "Predict", "m", "") == 1, "it is counted", PATIENCE)
-    assert served.is_empty()
+    server = serve(background=slow)
+    with server.raw(head(f"Content-Length: {len(LARGE)}"), LARGE):
+        assert slow.begun.acquire(timeout=TIMEOUT)
+    wait_until(lambda: server.count("CANCELLED", "Predict", "m", "") == 1, "it is counted", TIMEOUT)
+    assert server.is_empty()
     slow.gate.set()
-    wait_until(lambda: slow._pending == 0, "the thread is free", PATIENCE)
-    assert served.house.servable.answered == 0
+    wait_until(lambda: slow._pending == 0, "the thread is free", TIMEOUT)
+    assert server.servable.answered == 0
 
 
 def test_drain_answers_what_is_inside_and_refuses_what_comes(serve: Serve) -> None:
-    served = serve()
-    served.house.servable.shut()
+    server = serve()
+    server.servable.shut()
     with ThreadPoolExecutor(1) as pool:
-        inside = pool.submit(served.post, ROW)
-        assert served.house.servable.arrived.acquire(timeout=PATIENCE)
-        drained = asyncio.run_coroutine_threadsafe(served.house.rest.calls.drain(PATIENCE), served.loop.loop)
+        inside = pool.submit(server.post, ROW)
+        assert server.servable.arrived.acquire(timeout=TIMEOUT)
+        drained = asyncio.run_coroutine_threadsafe(server.http.calls.drain(TIMEOUT), server.loop.loop)
 
         def refused() -> bool:
-            return httpx.post(f"http://127.0.0.1:{served.port}{PREDICT}", json=ROW).status_code == 503
+            return httpx.post(f"http://127.0.0.1:{server.port}{PREDICT}", json=ROW).status_code == 503
 
-        wait_until(refused, "no more are let in", PATIENCE)
+        wait_until(refused, "no more are let in", TIMEOUT)
         assert not drained.done()
-        served.house.servable.open()
+        server.servable.open()
         assert inside.result().json() == ANSWER
-        drained.result(PATIENCE)
+        drained.result(TIMEOUT)

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx
 import pytest
 
 from tfs_lite.testing.language.language_servables import language
-from tfs_lite.testing.servers.rest_fixture import PATIENCE, RestFixture
+from tfs_lite.testing.servers.rest_fixture import PREDICT, serving_rest
 
 WORDS = "grüße an dich"
 
 
 @pytest.fixture
-def client(loop_thread: Any) -> Iterator[httpx.Client]:
-    house = RestFixture()
-    model: Any = language(WORDS, name="m")
-    house.servable = model
-    port = loop_thread.run(house.start())
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1/models", timeout=PATIENCE) as client:
-        yield client
-    loop_thread.run(house.stop())
-    house.close()
-    model.close()
-    assert house.handles == 0
+def client() -> Iterator[httpx.Client]:
+    with closing(language(WORDS, name="m")) as model, serving_rest(servable=model) as server:
+        yield server.client
 
 
 def predict(client: httpx.Client, body: Any) -> tuple[int, Any]:
-    answer = client.post("/m:predict", json=body)
+    answer = client.post(PREDICT, json=body)
     return answer.status_code, answer.json()
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,29 +13,9 @@ import pytest
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.protocols.tensorflow.tensor_proto import decode
-from tfs_lite.testing.servers.rest_client import ANSWER, ROW, Served, error, serving_rest
+from tfs_lite.testing.servers.rest_fixture import ANSWER, ROW, RestFixture, error
 
-Serve = Callable[..., Served]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    with contextlib.ExitStack() as stack:
-        yield lambda **options: stack.enter_context(serving_rest(**options))
-
-
-@pytest.fixture(scope="module")
-def module_house() -> Iterator[Served]:
-    with serving_rest() as served:
-        yield served
-
-
-@pytest.fixture
-def shared(module_house: Served) -> Iterator[Served]:
-    """One house for the tests that only ask."""
-    module_house.house.log.offers.clear()
-    yield module_house
-    assert module_house.is_empty()
+Serve = Callable[..., RestFixture]
 
 
 CALLS = [
@@ -73,11 +52,11 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("verb", "body", "expected"), CALLS)
-def test_each_verb_answers(shared: Served, verb: str, body: dict[str, Any], expected: dict[str, Any]) -> None:
-    before = shared.house.count("OK", verb.capitalize())
+def test_each_verb_answers(shared: RestFixture, verb: str, body: dict[str, Any], expected: dict[str, Any]) -> None:
+    before = shared.count("OK", verb.capitalize())
     answer = shared.post(body, f"/v1/models/m:{verb}")
     assert (answer.status_code, answer.json()) == (200, expected)
-    assert shared.house.count("OK", verb.capitalize()) == before + 1
+    assert shared.count("OK", verb.capitalize()) == before + 1
 
 
 REFUSED = [
@@ -96,23 +75,23 @@ REFUSED = [
 
 @pytest.mark.parametrize(("verb", "body", "status", "words"), REFUSED)
 def test_request_that_cannot_be_answered_is_refused(
-    shared: Served, verb: str, body: bytes, status: int, words: str
+    shared: RestFixture, verb: str, body: bytes, status: int, words: str
 ) -> None:
     answer = shared.post(body, f"/v1/models/m:{verb}")
     assert answer.status_code == status
     assert words in error(answer)
-    assert not shared.house.log.offers
+    assert not shared.log.offers
 
 
-def test_body_is_looked_at_before_the_model(shared: Served) -> None:
+def test_body_is_looked_at_before_the_model(shared: RestFixture) -> None:
     assert shared.post(b"{", "/v1/models/nobody:predict").status_code == 400
     answer = shared.post(b"{}", "/v1/models/nobody:predict")
     assert (answer.status_code, error(answer)) == (404, "Servable not found for request: Latest(nobody)")
-    assert shared.house.count("NOT_FOUND", "Predict", "unknown", "") == 1
+    assert shared.count("NOT_FOUND", "Predict", "unknown", "") == 1
 
 
 @pytest.mark.parametrize("verb", ["classify", "regress"])
-def test_msgpack_is_for_predict_only(shared: Served, verb: str) -> None:
+def test_msgpack_is_for_predict_only(shared: RestFixture, verb: str) -> None:
     answer = shared.post(ormsgpack.packb({}), f"/v1/models/m:{verb}", content_type="application/msgpack")
     assert answer.status_code == 415
     assert "application/msgpack is for Predict" in error(answer)
@@ -120,22 +99,22 @@ def test_msgpack_is_for_predict_only(shared: Served, verb: str) -> None:
 
 @pytest.mark.parametrize(("checked", "status"), [(False, 200), (True, 400)])
 def test_method_of_a_signature_is_checked_where_that_is_wanted(serve: Serve, checked: bool, status: int) -> None:
-    served = serve(check_method_names=checked)
-    assert served.post(ROW).status_code == 200
-    answer = served.post({"signature_name": "strange", "inputs": [1.0]})
+    server = serve(check_method_names=checked)
+    assert server.post(ROW).status_code == 200
+    answer = server.post({"signature_name": "strange", "inputs": [1.0]})
     assert answer.status_code == status
     assert checked is ("Expected prediction signature method_name" in answer.text)
 
 
-def test_strings_in_msgpack_are_bytes(shared: Served) -> None:
+def test_strings_in_msgpack_are_bytes(shared: RestFixture) -> None:
     body = ormsgpack.packb({"signature_name": "text", "inputs": ["hi", b"\xff"]})
     answer = ormsgpack.unpackb(shared.post(body, content_type="application/msgpack").content)
     assert answer == {"outputs": {"text": [b"hi", b"\xff"], "as_bytes": [b"hi", b"\xff"]}}
 
 
-def test_success_is_offered_to_the_log_as_grpc_would_have_it(shared: Served) -> None:
+def test_success_is_offered_to_the_log_as_grpc_would_have_it(shared: RestFixture) -> None:
     sent = shared.post(ROW, "/v1/models/m/versions/7:predict")
-    ((servable_id, signature, size, log),) = shared.house.log.offers
+    ((servable_id, signature, size, log),) = shared.log.offers
     assert (servable_id, signature) == (ServableId("m", 7), "serving_default")
     assert size == len(orjson.dumps(ROW)) + len(sent.content)
     request, response = log.predict_log.request, log.predict_log.response
@@ -147,9 +126,9 @@ def test_success_is_offered_to_the_log_as_grpc_would_have_it(shared: Served) -> 
 
 
 @pytest.mark.parametrize(("verb", "field"), [("classify", "classify_log"), ("regress", "regress_log")])
-def test_examples_are_logged_too(shared: Served, verb: str, field: str) -> None:
+def test_examples_are_logged_too(shared: RestFixture, verb: str, field: str) -> None:
     shared.post({"signature_name": verb, "examples": [{"x": 1.0}]}, f"/v1/models/m:{verb}")
-    ((servable_id, signature, _, log),) = shared.house.log.offers
+    ((servable_id, signature, _, log),) = shared.log.offers
     assert (servable_id, signature, log.WhichOneof("log_type")) == (ServableId("m", 7), verb, field)
     request, response = getattr(log, field).request, getattr(log, field).response
     assert request.model_spec.signature_name == verb

@@ -291,7 +291,7 @@ def test_server_that_drains_lets_nobody_in_and_finishes_what_is_inside() -> None
         thread = threading.Thread(target=lambda: answers.append(served.post(SIMPLE, json_body())))
         thread.start()
         wait_until(lambda: servable.model.runs, "one is inside")
-        drained = threading.Thread(target=lambda: served.loop.run(served.calls.drain(PATIENCE)))
+        drained = threading.Thread(target=lambda: served.loop.run(served.http.calls.drain(PATIENCE)))
         drained.start()
         with httpx.Client(base_url=served.client.base_url, timeout=PATIENCE) as other:
             wait_until(lambda: other.post(SIMPLE, json=json_body()).status_code == 503, "nobody is let in")

@@ -1,7 +1,7 @@
-"""Bodies of the KServe V2 protocol over HTTP: gzip and deflate both ways, and work on large ones away from the loop.
+"""Request and answer bodies with a Content-Encoding of gzip or deflate, for the V2 protocol and OpenAI's API.
 
-Requests are read by the :class:`BodyReader` that all of HTTP shares; it knows gzip. What deflate (zlib's format) adds
-is here, within the same bounds. Answers are packed with the first of the encodings that the client names and we have.
+Requests are read by the :class:`BodyReader` of all APIs, which knows gzip; this file adds deflate (zlib's format)
+within the same bounds. Answers are compressed with the first known encoding that the client names.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from starlette.responses import Response
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
-from tfs_lite.server.http.bodies import BodyReader, ClientDisconnected
-from tfs_lite.server.http.calls import Call
-from tfs_lite.server.http.compression import LEVEL, PIECE_IN, PIECE_OUT, SMALLEST_ANSWER
-from tfs_lite.server.http.heap_trimmer import HeapTrimmer
-from tfs_lite.server.http.replies import HttpError
-from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.http.bodies import BodyReader
+from tfs_lite.server.http.calls import HttpCall
+from tfs_lite.server.http.compression import CHUNK_IN, CHUNK_OUT, LEVEL, SMALLEST_ANSWER
+from tfs_lite.server.http.replies import ClientDisconnected, HttpError
+from tfs_lite.server.http.resources import HttpResources
 
 T = TypeVar("T")
 
@@ -35,52 +34,33 @@ _PACKERS: dict[str, Callable[[bytes], bytes]] = {
 _ENCODING = b"content-encoding"
 
 
-class V2Bodies:
-    """On the event loop. ``max_bytes`` is the bound of ``bodies`` on one body, packed and unpacked; ``slow`` runs what
-    takes long."""
+class EncodedBodies:
+    """On the event loop."""
 
-    def __init__(self, bodies: BodyReader, slow: BackgroundRunner, heap: HeapTrimmer, max_bytes: int) -> None:
-        self._bodies = bodies
-        self._slow = slow
-        self._heap = heap
-        self._max_bytes = max_bytes
+    def __init__(self, http: HttpResources) -> None:
+        self._http = http
 
-    async def read(self, request: Request, call: Call | None, parse: Callable[[bytes], T]) -> T:
-        """What ``parse`` makes of the whole body, unpacked; on a thread if it is large. From then on the client's going
-        ends ``call``. HttpError 501 for an encoding that is not known; the others are those of BodyReader."""
+    async def read(self, request: Request, call: HttpCall | None, parse: Callable[[bytes], T]) -> T:
+        """Parses the whole body, decompressed; on a thread if it is large. Once the body is there, a disconnect ends
+        ``call``. HttpError 501 for an unknown encoding, and the errors of BodyReader."""
+        http = self._http
         deflated = _is_deflated(request.headers.get("content-encoding", ""))
         plain = _without_encoding(request) if deflated else request
-        with await self._bodies.read(plain) as body, _Growth(self._bodies, self._max_bytes) as growth:
+        with await http.bodies.read(plain) as body, _Inflated(http.bodies) as inflated:
             if call is not None:
                 call.watch(request.receive)
 
             def work() -> T:
-                return parse(_inflate(body.take(), growth.grow) if deflated else body.take())
+                return parse(_inflate(body.take(), inflated.grow) if deflated else body.take())
 
             try:
-                return await self.run(body.packed or deflated or body.size > COMFORTABLE_BYTES, work)
+                return await http.run(body.gzipped or deflated or body.size > COMFORTABLE_BYTES, work)
             finally:
-                self._heap.note(max(body.size, body.unpacked_size, growth.size))
-
-    async def run(self, large: bool, work: Callable[[], T]) -> T:
-        """On the loop if that takes no time, else on a thread. Work that nobody waits for any more is not begun."""
-        if not large:
-            return work()
-        wanted = True
-
-        def if_wanted() -> T:
-            if not wanted:
-                raise ClientDisconnected
-            return work()
-
-        try:
-            return await self._slow.run(if_wanted)
-        finally:
-            wanted = False
+                http.heap.note(max(body.size, inflated.size))
 
     async def pack(self, response: Response, accept_encoding: str) -> None:
-        """Packs an answer that is worth it in the way that the client likes best; leaves it as it is when the threads
-        are busy."""
+        """Compresses an answer that is worth it with the encoding that the client prefers; leaves it as it is when all
+        threads are busy."""
         data = bytes(response.body)
         if len(data) <= SMALLEST_ANSWER:
             return
@@ -89,7 +69,7 @@ class V2Bodies:
         if encoding is None:
             return
         try:
-            packed = await self.run(len(data) > COMFORTABLE_BYTES, lambda: _PACKERS[encoding](data))
+            packed = await self._http.run(len(data) > COMFORTABLE_BYTES, lambda: _PACKERS[encoding](data))
         except ServingError:
             return
         response.body = packed
@@ -97,33 +77,32 @@ class V2Bodies:
         response.headers["Content-Length"] = str(len(packed))
 
 
-class _Growth:
-    """The room that the unpacked bytes of one body take, given back at the end of its ``with`` block. ``grow`` may be
-    called on any thread, also after that."""
+class _Inflated:
+    """The budget that the inflated bytes of one body take, released at the end of its ``with`` block. ``grow`` may be
+    called on any thread, even after the block."""
 
-    def __init__(self, bodies: BodyReader, max_bytes: int) -> None:
+    def __init__(self, bodies: BodyReader) -> None:
         self._bodies = bodies
-        self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards the two below
         self.size = 0
         self._closed = False
 
     def grow(self, size: int) -> None:
-        """HttpError 413 past the bound, UNAVAILABLE without room, ClientGone when nobody waits any more."""
+        """HttpError 413 past the bound, UNAVAILABLE past the budget, ClientDisconnected after the block."""
         with self._lock:
             if self._closed:
                 raise ClientDisconnected
-            if self.size + size > self._max_bytes:
+            if self.size + size > self._bodies.max_bytes:
                 raise HttpError(
                     StatusCode.RESOURCE_EXHAUSTED,
-                    f"the request body is larger than {self._max_bytes} bytes, which is the most that is taken "
+                    f"the request body is larger than {self._bodies.max_bytes} bytes, which is the most that is taken "
                     "(after unpacking)",
                     413,
                 )
-            self._bodies.hold(size)
+            self._bodies.acquire(size)
             self.size += size
 
-    def __enter__(self) -> _Growth:
+    def __enter__(self) -> _Inflated:
         return self
 
     def __exit__(
@@ -131,32 +110,32 @@ class _Growth:
     ) -> None:
         with self._lock:
             self._closed = True
-        self._bodies.give(self.size)
+        self._bodies.release(self.size)
 
 
 def _inflate(data: bytes, on_bytes: Callable[[int], None]) -> bytes:
-    """``on_bytes`` hears of each piece's size before the next is made, and raises to stop it."""
-    stream, pieces = zlib.decompressobj(), []
+    """``on_bytes`` is told the size of each chunk before the next is made, and raises to stop."""
+    stream, chunks = zlib.decompressobj(), []
     view = memoryview(data)
     try:
-        for start in range(0, len(view), PIECE_IN):
-            rest: bytes | memoryview = view[start : start + PIECE_IN]
+        for start in range(0, len(view), CHUNK_IN):
+            rest: bytes | memoryview = view[start : start + CHUNK_IN]
             while True:
-                piece = stream.decompress(rest, PIECE_OUT)
-                on_bytes(len(piece))
-                pieces.append(piece)
+                chunk = stream.decompress(rest, CHUNK_OUT)
+                on_bytes(len(chunk))
+                chunks.append(chunk)
                 rest = stream.unconsumed_tail
-                if not rest and len(piece) < PIECE_OUT:  # otherwise zlib may hold more
+                if not rest and len(chunk) < CHUNK_OUT:  # otherwise zlib may hold more
                     break
     except zlib.error as error:
         raise invalid_argument(f"the body is not valid deflate, as its Content-Encoding says it is: {error}") from None
     if view and not stream.eof:
         raise invalid_argument("the deflate body ends too early")
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 def _is_deflated(content_encoding: str) -> bool:
-    """False for the encodings that BodyReader knows. HttpError 501 for those that nobody does."""
+    """False for the encodings that BodyReader knows. HttpError 501 for unknown ones."""
     names = [name.strip() for name in content_encoding.lower().split(",")]
     applied = [name for name in names if name and name != "identity"]
     if applied and (len(applied) > 1 or applied[0] not in _PACKERS):
@@ -175,7 +154,7 @@ def _without_encoding(request: Request) -> Request:
 
 
 def _wanted_encoding(accept_encoding: str) -> str | None:
-    """The first that is known; None where the client prefers the answer as it is."""
+    """The first known encoding; None where the client prefers the plain answer."""
     for item in accept_encoding.lower().split(","):
         name, _, parameter = item.partition(";")
         name = name.strip()
