@@ -1,4 +1,4 @@
-"""A servable whose answers are kept and given again: see :mod:`tfs_lite.schedulers.response_cache`.
+"""A servable whose answers are kept and given again; see :mod:`tfs_lite.schedulers.response_cache`.
 
     submit -> hit: answered at once
            -> miss: the inner servable -> inserted if it succeeds -> answered
@@ -42,8 +42,8 @@ class CachedServable:
         ordered: int = 0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A call that the inner servable does not see is marked ``cached`` before its caller is told. ``ordered``,
-        for Triton's ``preserve_ordering``: how many answers may wait for earlier ones; 0: hits overtake."""
+        """A call that the inner servable does not see is marked ``cached`` before its caller is told. ``ordered``
+        is how many answers may wait for earlier ones (Triton's ``preserve_ordering``); with 0 hits overtake."""
         self.inner = inner
         self.id = servable_id
         self.max_batch_size: int = getattr(inner, "max_batch_size", 0)
@@ -94,7 +94,7 @@ class CachedServable:
         seconds = self._monotonic() - started
         if outputs is None:
             self._cache.count(self.id, misses=1, seconds=seconds)
-            self._watch(call, key, versions)
+            self._insert_when_done(call, key, versions)
             self.inner.submit(call)
             return
         self._cache.count(self.id, hits=1, seconds=seconds)
@@ -106,7 +106,7 @@ class CachedServable:
         self.inner.cancel(call)
 
     def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
-        """As the inner servable; what is kept stays."""
+        """As the inner servable; kept answers stay."""
         return resize(self.inner, add, remove)
 
     def close(self) -> None:
@@ -121,8 +121,8 @@ class CachedServable:
         except ServingError:
             return ()  # a model is missing, and the call will fail
 
-    def _watch(self, call: PredictCall, key: bytes, versions: Sequence[ServableId]) -> None:
-        """The answer is inserted before the caller hears of it: an equal call that follows it is a hit."""
+    def _insert_when_done(self, call: PredictCall, key: bytes, versions: Sequence[ServableId]) -> None:
+        """The answer is inserted before the caller gets it: an equal call that follows it is a hit."""
         in_parts: list[bool] = []
         on_part = call.on_part
         if on_part is not None:
@@ -142,7 +142,7 @@ class CachedServable:
         on_done: OnDone,
         result: Result,
     ) -> None:
-        """An answer that came while versions changed is anybody's, and not kept."""
+        """Keeps the answer, unless versions have changed meanwhile: then it is not known which of them gave it."""
         if not isinstance(result, Status) and not in_parts:
             try:
                 if self._versions() == versions:

@@ -20,12 +20,12 @@ from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.execution import CANCELLED, finish
 
 MAX_TIMED_PARTS = 1000
-"""Answers of one call whose times are noted."""
+"""The most answers of one call whose times are noted."""
 logger = logging.getLogger(__name__)
 
 
 class _Instance:
-    """A model and its thread. ``ending``: its work is over after the call that it runs."""
+    """A model and its thread. ``ending`` is set when the thread has to end after its call."""
 
     def __init__(self, model: Model, name: str, serve: Callable[[_Instance], None]) -> None:
         self.model = model
@@ -59,18 +59,18 @@ class DecoupledServable(Traits):
         self._signatures = models[0].signatures
         self._name = f"{servable_id.name}-{servable_id.version}"
         self._clock = clock
-        self._most = max_queued_calls
+        self._max_queued_calls = max_queued_calls
         self._on_batch = on_batch
         self._changed = threading.Condition()  # guards all below
         self._queue: deque[tuple[PredictCall, float]] = deque()
-        self._dropped: set[int] = set()  # of calls that run, by identity
+        self._cancelled: set[int] = set()  # calls that run, by identity
         self._running: set[int] = set()
         self._closed = False
-        self._made = 0  # instances there have ever been
+        self._made = 0  # how many instances there have ever been
         self._instances: list[_Instance] = []
         self._leaving: list[_Instance] = []
         with self._changed:
-            self._join(models)
+            self._add(models)
 
     @property
     def models(self) -> Sequence[Model]:
@@ -100,8 +100,10 @@ class DecoupledServable(Traits):
             with self._changed:
                 if self._closed:
                     refusal = self._unavailable("is being unloaded")
-                elif len(self._queue) >= self._most:
-                    refusal = self._unavailable(f"has {self._most} calls waiting, the most allowed; try again later")
+                elif len(self._queue) >= self._max_queued_calls:
+                    refusal = self._unavailable(
+                        f"has {self._max_queued_calls} calls waiting, the most allowed; try again later"
+                    )
                 else:
                     call.admitted = True
                     self._queue.append((call, self._clock.monotonic()))
@@ -116,7 +118,7 @@ class DecoupledServable(Traits):
             if waiting is not None:
                 self._queue.remove(waiting)
             elif id(call) in self._running:
-                self._dropped.add(id(call))
+                self._cancelled.add(id(call))
         if waiting is not None:
             finish(call, CANCELLED, self._name)
 
@@ -129,7 +131,7 @@ class DecoupledServable(Traits):
                 return False
             self._instances = staying
             self._leaving = [each for each in self._leaving if each.thread.is_alive()] + leaving
-            self._join(add)
+            self._add(add)
             for each in leaving:
                 each.ending.set()
             self._changed.notify_all()
@@ -149,7 +151,7 @@ class DecoupledServable(Traits):
         for each in self._instances:
             each.model.close()
 
-    def _join(self, models: Sequence[Model]) -> None:
+    def _add(self, models: Sequence[Model]) -> None:
         """With the lock held, so that ``close`` finds no thread that was not started."""
         for model in models:
             instance = _Instance(model, f"tfs-parts-{self._name}-{self._made}", self._serve)
@@ -179,7 +181,7 @@ class DecoupledServable(Traits):
                 status, lost = self._run(model, call)
             with self._changed:
                 self._running.discard(id(call))
-                self._dropped.discard(id(call))
+                self._cancelled.discard(id(call))
             finish(call, status or {}, self._name)
             del call, entry
             if lost and not model.recover(instance.ending):
@@ -187,7 +189,7 @@ class DecoupledServable(Traits):
         self._leave(instance)
 
     def _next(self, instance: _Instance) -> tuple[PredictCall, float] | None:
-        """A call, and when it came; blocks. None: the instance's work is over."""
+        """A call, and when it came; blocks. None when the instance has to end."""
         with self._changed:
             while not (self._queue or instance.ending.is_set()):
                 self._changed.wait()
@@ -198,7 +200,7 @@ class DecoupledServable(Traits):
             return call, queued
 
     def _leave(self, instance: _Instance) -> None:
-        """It may have been woken for a call, which another one has to take then."""
+        """The instance ends. It may have been woken for a call, which another one has to take then."""
         with self._changed:
             closes = instance in self._leaving
             self._changed.notify()
@@ -209,7 +211,7 @@ class DecoupledServable(Traits):
                 logger.exception("closing an instance of %s failed", self._name)
 
     def _run(self, model: Model, call: PredictCall) -> tuple[Status | None, bool]:
-        """How it ended (None: well), and whether the model has lost its worker."""
+        """Returns how it failed (None if it did not), and whether the model has lost its worker."""
         started = self._clock.monotonic()
         status, lost = self._pass_on(model, call)
         call.run_seconds = self._clock.monotonic() - started
@@ -228,7 +230,7 @@ class DecoupledServable(Traits):
             for outputs in model.parts(call.signature, call.inputs, call.outputs):
                 if len(seconds) < MAX_TIMED_PARTS:
                     seconds.append(self._clock.monotonic() - asked)
-                ended = self._ended(call)
+                ended = self._reason_to_stop(call)
                 if ended is not None:
                     return ended, False
                 call.on_part(outputs)
@@ -242,10 +244,10 @@ class DecoupledServable(Traits):
             return Status(StatusCode.INTERNAL, f"{self._name} failed: {type(error).__name__}"), False
         return None, False
 
-    def _ended(self, call: PredictCall) -> Status | None:
-        """Why nobody wants the next answer."""
+    def _reason_to_stop(self, call: PredictCall) -> Status | None:
+        """Why the next answer is not wanted; None if it is."""
         with self._changed:
-            if id(call) in self._dropped:
+            if id(call) in self._cancelled:
                 return CANCELLED
         return self._late(call)
 

@@ -36,12 +36,13 @@ Result = Mapping[str, Tensor] | Status
 class ItemRule(BatchRule):
     """Which results of ``preprocess`` may share a run: those that agree in names, dtypes and the shape of a row.
 
-    Nobody declares them, so ``names`` is empty, nothing is filled up, and rows are the first dimension of any input.
+    They are not declared, so ``names`` is empty, nothing is filled up, and rows are the first dimension of any input.
     """
 
     @classmethod
     def of(cls, signature: Signature, settings: BatchSettings) -> ItemRule | None:
-        """``signature`` is what clients see: its batch bounds the rows of a run. None: every call runs alone."""
+        """``signature`` is what clients see: its batch bounds the rows of a run. Returns None if every call runs
+        alone."""
         firsts = [spec.shape[0] for spec in signature.inputs if spec.shape]
         bounds = [dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum is not None]
         batch = SymbolicDim("batch", min(bounds, default=None))
@@ -67,8 +68,8 @@ class _Stage(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
-    """A call on its way. All but ``call`` and ``model`` is guarded by the servable's lock."""
+class _PendingCall:
+    """A call that is not answered yet. All but ``call`` and ``model`` is guarded by the servable's lock."""
 
     call: PredictCall
     model: Model
@@ -109,13 +110,13 @@ class ItemServable(Traits):
         self._name = name
         self._max_waiting = max_waiting
         self._monotonic = monotonic
-        self._changed = threading.Condition()  # guards the fields below, and every flight
-        self._waiting: OrderedDict[_Flight, None] = OrderedDict()
-        self._ran: OrderedDict[_Flight, None] = OrderedDict()
-        self._turns = deque(models)  # for new calls; the first is the next one
+        self._changed = threading.Condition()  # guards the fields below, and every pending call
+        self._waiting: OrderedDict[_PendingCall, None] = OrderedDict()
+        self._ran: OrderedDict[_PendingCall, None] = OrderedDict()
+        self._rotation = deque(models)  # for new calls; the first is the next one
         self._resizing = threading.Lock()  # held while the inner servable is resized, which is for one thread at a time
         self._leaving: list[Model] = []
-        self._inside = Counter[int]()  # calls that are not answered, by the identity of their models
+        self._open_calls = Counter[int]()  # calls that are not answered, by the identity of their models
         self._closed = False
         self._threads = [
             threading.Thread(target=self._work, name=f"tfs-items-{name}-{index}", daemon=True)
@@ -157,40 +158,40 @@ class ItemServable(Traits):
     def submit(self, call: PredictCall) -> None:
         refusal = self._late(call) or self._enqueue(call)
         if refusal is not None:
-            self._tell(call, refusal)
+            self._answer(call, refusal)
 
     def cancel(self, call: PredictCall) -> None:
-        flight = call.ticket
-        if not isinstance(flight, _Flight):
+        pending = call.ticket
+        if not isinstance(pending, _PendingCall):
             return
         with self._changed:
-            flight.cancelled = True
-            waited = flight in self._waiting or flight in self._ran
-            self._waiting.pop(flight, None)
-            self._ran.pop(flight, None)
-            inner = flight.inner if flight.stage is _Stage.INSIDE else None
+            pending.cancelled = True
+            waited = pending in self._waiting or pending in self._ran
+            self._waiting.pop(pending, None)
+            self._ran.pop(pending, None)
+            inner = pending.inner if pending.stage is _Stage.INSIDE else None
         if waited:
-            self._finish(flight, CANCELLED)
+            self._finish(pending, CANCELLED)
         elif inner is not None:
             self.inner.cancel(inner)
 
     def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
         """A model leaves the inner servable when the last call that has begun with it is answered."""
-        staying = [model for model in self._turns if all(model is not one for one in remove)]
+        staying = [model for model in self._rotation if all(model is not one for one in remove)]
         with self._resizing:
             if not (staying or add) or not resize(self.inner, add):
                 return False
         with self._changed:
-            self._turns = deque((*staying, *add))
+            self._rotation = deque((*staying, *add))
             self._leaving += remove
-        self._dismiss()
+        self._remove_leaving()
         return True
 
-    def _dismiss(self) -> None:
-        """Those that leave, and have no call."""
+    def _remove_leaving(self) -> None:
+        """Removes the models that leave and have no call."""
         with self._changed:
-            free = [model for model in self._leaving if id(model) not in self._inside]
-            self._leaving = [model for model in self._leaving if id(model) in self._inside]
+            free = [model for model in self._leaving if id(model) not in self._open_calls]
+            self._leaving = [model for model in self._leaving if id(model) in self._open_calls]
         if free:
             with self._resizing:
                 resize(self.inner, (), free)
@@ -202,8 +203,8 @@ class ItemServable(Traits):
             waiting = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
-        for flight in waiting:
-            self._finish(flight, self._unavailable("is being unloaded"))
+        for pending in waiting:
+            self._finish(pending, self._unavailable("is being unloaded"))
         for thread in self._threads:
             thread.join()
         self.inner.close()
@@ -214,113 +215,113 @@ class ItemServable(Traits):
                 return self._unavailable("is being unloaded")
             if len(self._waiting) >= self._max_waiting:
                 return self._unavailable(f"has {self._max_waiting} requests waiting, the most allowed; try again later")
-            flight = _Flight(call, self._turns[0])
-            self._turns.rotate(-1)
-            self._inside[id(flight.model)] += 1
-            call.ticket = flight
-            self._waiting[flight] = None
+            pending = _PendingCall(call, self._rotation[0])
+            self._rotation.rotate(-1)
+            self._open_calls[id(pending.model)] += 1
+            call.ticket = pending
+            self._waiting[pending] = None
             self._changed.notify()
         return None
 
     # What its threads do.
 
     def _work(self) -> None:
-        while (flight := self._next()) is not None:
-            step = self._prepare if flight.stage is _Stage.PREPARED else self._complete
+        while (pending := self._next()) is not None:
+            step = self._prepare if pending.stage is _Stage.PREPARED else self._complete
             try:
-                step(flight)
+                step(pending)
             except ServingError as error:
-                invalid = error.code is StatusCode.INVALID_ARGUMENT and flight.stage is _Stage.PREPARED
-                self._finish(flight, replace(error.status, reason=Reason.INVALID_ITEM) if invalid else error.status)
+                invalid = error.code is StatusCode.INVALID_ARGUMENT and pending.stage is _Stage.PREPARED
+                self._finish(pending, replace(error.status, reason=Reason.INVALID_ITEM) if invalid else error.status)
             except BaseException as error:
                 logger.exception("a step of %s broke its contract: it may only raise ServingError", self._name)
-                self._finish(flight, Status(StatusCode.INTERNAL, f"{self._name} failed: {type(error).__name__}"))
-            del flight, step
+                self._finish(pending, Status(StatusCode.INTERNAL, f"{self._name} failed: {type(error).__name__}"))
+            del pending, step
 
-    def _next(self) -> _Flight | None:
-        """Blocks. None: closed, and all that ran is taken."""
+    def _next(self) -> _PendingCall | None:
+        """Blocks. Returns None when closed, and all that ran is taken."""
         with self._changed:
             while not (self._ran or self._waiting or self._closed):
                 self._changed.wait()
             if self._ran:
-                flight, _ = self._ran.popitem(last=False)
-                flight.stage = _Stage.FINISHED
-                return flight
+                pending, _ = self._ran.popitem(last=False)
+                pending.stage = _Stage.FINISHED
+                return pending
             if self._waiting:
-                flight, _ = self._waiting.popitem(last=False)
-                flight.stage = _Stage.PREPARED
-                return flight
+                pending, _ = self._waiting.popitem(last=False)
+                pending.stage = _Stage.PREPARED
+                return pending
             return None
 
-    def _prepare(self, flight: _Flight) -> None:
-        call = flight.call
+    def _prepare(self, pending: _PendingCall) -> None:
+        call = pending.call
         late = self._late(call)
         if late is not None:
-            self._finish(flight, late)
+            self._finish(pending, late)
             return
-        inputs = flight.model.preprocess(call.signature, call.inputs, call.deadline)
+        inputs = pending.model.preprocess(call.signature, call.inputs, call.deadline)
         inner = PredictCall(
             DEFAULT_SIGNATURE,
             inputs,
             (),
             call.deadline,
-            partial(self._inner_done, flight),
+            partial(self._inner_done, pending),
             priority=call.priority,
             timeout=call.timeout,
         )
-        refusal = self._enter(flight, inner)
+        refusal = self._mark_inside(pending, inner)
         if refusal is not None:
-            self._finish(flight, refusal)
+            self._finish(pending, refusal)
             return
         self.inner.submit(inner)
         with self._changed:
-            cancelled = flight.cancelled
+            cancelled = pending.cancelled
         if cancelled:  # perhaps before the inner servable knew the call
             self.inner.cancel(inner)
 
-    def _enter(self, flight: _Flight, inner: PredictCall) -> Status | None:
+    def _mark_inside(self, pending: _PendingCall, inner: PredictCall) -> Status | None:
         with self._changed:
-            if flight.cancelled:
+            if pending.cancelled:
                 return CANCELLED
             if self._closed:
                 return self._unavailable("is being unloaded")
-            flight.stage, flight.inner = _Stage.INSIDE, inner
+            pending.stage, pending.inner = _Stage.INSIDE, inner
         return None
 
-    def _inner_done(self, flight: _Flight, result: Result) -> None:
+    def _inner_done(self, pending: _PendingCall, result: Result) -> None:
         """On the inner servable's thread."""
         refusal = result if isinstance(result, Status) else None
         with self._changed:
-            if flight.inner is not None:
-                flight.call.queue_seconds = flight.inner.queue_seconds
-                flight.call.run_seconds = flight.inner.run_seconds
-            flight.stage, flight.inner = _Stage.RAN, None
+            if pending.inner is not None:
+                pending.call.queue_seconds = pending.inner.queue_seconds
+                pending.call.run_seconds = pending.inner.run_seconds
+            pending.stage, pending.inner = _Stage.RAN, None
             if not isinstance(result, Status):
-                if flight.cancelled:
+                if pending.cancelled:
                     refusal = CANCELLED
                 elif self._closed:
                     refusal = self._unavailable("is being unloaded")
                 else:
-                    flight.outputs = result
-                    self._ran[flight] = None
+                    pending.outputs = result
+                    self._ran[pending] = None
                     self._changed.notify()
         if refusal is not None:
-            self._finish(flight, refusal)
+            self._finish(pending, refusal)
 
-    def _complete(self, flight: _Flight) -> None:
-        call = flight.call
+    def _complete(self, pending: _PendingCall) -> None:
+        call = pending.call
         late = self._late(call)
         if late is not None:
-            self._finish(flight, late)
+            self._finish(pending, late)
             return
-        outputs = flight.model.postprocess(call.signature, flight.outputs, call.deadline)
+        outputs = pending.model.postprocess(call.signature, pending.outputs, call.deadline)
         missing = [name for name in call.outputs if name not in outputs]
         if missing:
             found = ", ".join(sorted(outputs))
             text = f"{self._name} did not return output {missing[0]}; it returned: {found}"
-            self._finish(flight, Status(StatusCode.INTERNAL, text))
+            self._finish(pending, Status(StatusCode.INTERNAL, text))
             return
-        self._finish(flight, {name: outputs[name] for name in call.outputs} if call.outputs else outputs)
+        self._finish(pending, {name: outputs[name] for name in call.outputs} if call.outputs else outputs)
 
     # Answers.
 
@@ -329,25 +330,25 @@ class ItemServable(Traits):
             return None
         return Status(StatusCode.DEADLINE_EXCEEDED, f"the deadline passed while the request waited for {self._name}")
 
-    def _finish(self, flight: _Flight, result: Result) -> None:
+    def _finish(self, pending: _PendingCall, result: Result) -> None:
         with self._changed:
-            answered, flight.answered, flight.outputs = flight.answered, True, {}
-            flight.call.ticket = None
+            answered, pending.answered, pending.outputs = pending.answered, True, {}
+            pending.call.ticket = None
             if not answered:
-                self._leave(flight.model)
+                self._call_ended(pending.model)
             leaving = bool(self._leaving)
         if not answered:
-            self._tell(flight.call, result)
+            self._answer(pending.call, result)
         if leaving:
-            self._dismiss()
+            self._remove_leaving()
 
-    def _leave(self, model: Model) -> None:
-        """With the lock held. A call of it is answered."""
-        self._inside[id(model)] -= 1
-        if not self._inside[id(model)]:
-            del self._inside[id(model)]
+    def _call_ended(self, model: Model) -> None:
+        """With the lock held. A call of the model is answered."""
+        self._open_calls[id(model)] -= 1
+        if not self._open_calls[id(model)]:
+            del self._open_calls[id(model)]
 
-    def _tell(self, call: PredictCall, result: Result) -> None:
+    def _answer(self, call: PredictCall, result: Result) -> None:
         if isinstance(result, Status) and result.code is StatusCode.DEADLINE_EXCEEDED:
             result = replace(result, reason=Reason.JOB_EXPIRED)
         try:

@@ -3,8 +3,8 @@
     key of the request (model, version, signature, inputs, outputs)  ->  lookup  ->  hit: the answer
                                                                              `->  miss: run, then insert
 
-One cache for all models of a server. It is full when its bytes are; then the answers that were not asked for the
-longest go. An entry is found by a digest of everything that the answer depends on; inputs are not kept.
+One cache for all models of a server, bounded in bytes: least recently used answers are evicted first. An entry is found
+by a digest of everything that the answer depends on; inputs are not kept.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tfs_lite.core.signature import Tensor
 
 DIGEST_BYTES = 32
 ENTRY_BYTES = 512
-"""What an entry costs beside its arrays, about."""
+"""About what an entry costs in addition to its arrays."""
 ARRAY_BYTES = 256
 TEXT_BYTES = 48
-"""What each element of an array of texts costs beside its bytes."""
+"""What each element of an array of texts costs in addition to its bytes."""
 
 _NUMBER = struct.Struct("<q")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CacheCounts:
-    """Of one version. ``hit_seconds``: the time of lookups that found something; ``miss_seconds``: of those that did
-    not, and of inserting. ``too_large``: answers that have no room even in an empty cache."""
+    """Counts of one version. ``hit_seconds`` is the time of lookups that found something, ``miss_seconds`` that of
+    lookups that did not and of inserting. ``too_large`` counts answers that have no room even in an empty cache."""
 
     hits: int = 0
     misses: int = 0
@@ -51,7 +51,7 @@ class CacheCounts:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Of the whole cache, now; ``evictions`` since the start."""
+    """The use of the whole cache now; ``evictions`` since the start."""
 
     max_bytes: int
     bytes: int
@@ -86,10 +86,10 @@ class ResponseCache:
     """Any thread may call any method. ``open`` before the first call of a version, ``forget`` after its last."""
 
     def __init__(self, max_bytes: int) -> None:
-        """``max_bytes``: of all answers together, with what it costs to keep them."""
+        """``max_bytes`` is for all answers together, with what it costs to keep them."""
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards the fields below
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the one that was not asked for the longest first
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the least recently used first
         self._keys: dict[ServableId, set[bytes]] = {}
         self._counts: dict[ServableId, CacheCounts] = {}
         self._open: Counter[ServableId] = Counter()  # a version may be loaded again beside itself, to take its place
@@ -149,8 +149,7 @@ class ResponseCache:
     def count(
         self, servable_id: ServableId, hits: int = 0, misses: int = 0, seconds: float = 0.0, too_large: int = 0
     ) -> None:
-        """Adds up what a version's calls have met with. ``seconds`` are those of a hit where there is one. A version
-        that is not open is not counted."""
+        """Adds to the counts of a version, unless it is not open. ``seconds`` are those of a hit where there is one."""
         with self._lock:
             old = self._counts.get(servable_id)
             if old is None:
@@ -164,7 +163,7 @@ class ResponseCache:
             )
 
     def counts(self) -> Mapping[ServableId, CacheCounts]:
-        """Of every version that uses the cache."""
+        """The counts of every version that uses the cache."""
         with self._lock:
             return dict(self._counts)
 
@@ -185,7 +184,7 @@ class ResponseCache:
 
 
 def _add_texts(digest: Any, texts: Iterable[str]) -> None:
-    """So that no two lists of texts are the same bytes."""
+    """Adds texts so that no two lists of texts are the same bytes."""
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
         digest.update(_NUMBER.pack(len(data)))
@@ -215,7 +214,7 @@ def _array_bytes(tensor: Tensor) -> int:
 
 
 def _copy(tensor: Tensor) -> Array:
-    """Rows of a batch would keep the whole batch, and their owner may write to them."""
+    """A copy: rows of a batch would keep the whole batch, and their owner may write to them."""
     array = np.array(cast(Array, tensor), order="C")
     array.flags.writeable = False
     return array

@@ -46,10 +46,10 @@ def nothing_is_opened(platform: Platform, request: OpenRequest) -> Sequence[Open
     raise AssertionError("an ensemble has no model to open")
 
 
-def loader_of(directory: Path, town: EnsembleFixture, platform: str = "") -> ArtifactLoader:
+def loader_of(directory: Path, fixture: EnsembleFixture, platform: str = "") -> ArtifactLoader:
     def factory(models: Sequence[OpenedModel], request: OpenRequest) -> Servable:
         assert models == []
-        return EnsembleServable(request.id, request.settings, town.resolve)
+        return EnsembleServable(request.id, request.settings, fixture.resolve)
 
     settings = AdapterSettings(
         factory,
@@ -62,9 +62,9 @@ def loader_of(directory: Path, town: EnsembleFixture, platform: str = "") -> Art
 
 @pytest.mark.parametrize("platform", ["", "ensemble"], ids=["by its config", "by the server's config"])
 def test_empty_version_is_loaded_and_answers(version: Path, platform: str) -> None:
-    town = EnsembleFixture()
-    town.serve("a", adder(1))
-    loader = loader_of(version, town, platform)
+    fixture = EnsembleFixture()
+    fixture.serve("a", adder(1))
+    loader = loader_of(version, fixture, platform)
     assert loader.estimate_resources() == main_ram(memory.bytes_to_reserve(0))
     loader.load(ID)
     assert loader.estimate_resources() == main_ram(0)
@@ -74,38 +74,38 @@ def test_empty_version_is_loaded_and_answers(version: Path, platform: str) -> No
     assert ask(servable, {"IN": [1, 2]})[1].outputs["OUT"].tolist() == [2, 3]
     loader.unload()
     assert loader.servable is None
-    town.close()
+    fixture.close()
 
 
 def test_version_whose_models_are_missing_waits_and_is_loaded_later(version: Path) -> None:
-    town = EnsembleFixture()
-    loader = loader_of(version, town)
+    fixture = EnsembleFixture()
+    loader = loader_of(version, fixture)
     with pytest.raises(ServingError) as caught:
         loader.load(ID)
     status = caught.value.status
     assert (status.code, status.reason) == (StatusCode.UNAVAILABLE, Reason.WAITS_FOR_MODELS)
     assert status.message == ("model e version 1: it contains models that are not available: waits for model a")
-    town.serve("a", adder(1))
+    fixture.serve("a", adder(1))
     loader.load(ID)
     loader.unload()
-    town.close()
+    fixture.close()
 
 
 def test_ensemble_that_does_not_fit_fails_for_good(version: Path) -> None:
-    town = EnsembleFixture()
-    town.serve("a", adder(1, dims=(3,)))
+    fixture = EnsembleFixture()
+    fixture.serve("a", adder(1, dims=(3,)))
     with pytest.raises(ServingError, match="inconsistent shape") as caught:
-        loader_of(version, town).load(ID)
+        loader_of(version, fixture).load(ID)
     assert (caught.value.code, caught.value.status.reason) == (StatusCode.INVALID_ARGUMENT, None)
-    town.close()
+    fixture.close()
 
 
 def test_warm_up_asks_the_ensemble(version: Path) -> None:
-    town, asked = EnsembleFixture(), []
-    town.serve("a", adder(1))
+    fixture, asked = EnsembleFixture(), []
+    fixture.serve("a", adder(1))
 
     def factory(models: Sequence[OpenedModel], request: OpenRequest) -> Servable:
-        return EnsembleServable(request.id, request.settings, town.resolve)
+        return EnsembleServable(request.id, request.settings, fixture.resolve)
 
     settings = AdapterSettings(
         factory,
@@ -118,7 +118,7 @@ def test_warm_up_asks_the_ensemble(version: Path) -> None:
     loader.load(ID)
     assert asked == [[2, 3]]
     loader.unload()
-    town.close()
+    fixture.close()
 
 
 def test_platform_without_the_pipeline_is_refused(tmp_path: Path) -> None:

@@ -11,59 +11,59 @@ from collections.abc import Iterator, Mapping, Sequence
 from tfs_lite.core.signature import DataType, TensorSpec, format_shape
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.schedulers.ensemble.shapes import consistent
-from tfs_lite.schedulers.ensemble.types import Face, Graph, Step
+from tfs_lite.schedulers.ensemble.types import Graph, Interface, Step
 
 
-def check_steps(graph: Graph, faces: Sequence[Face]) -> None:
-    """``faces`` are those of the steps' models, in the order of the steps. INVALID_ARGUMENT names the step, its model
-    and the tensor of the first problem."""
-    for problem in _problems(graph, faces):
+def check_steps(graph: Graph, interfaces: Sequence[Interface]) -> None:
+    """``interfaces`` are those of the steps' models, in the order of the steps. INVALID_ARGUMENT names the step, its
+    model and the tensor of the first problem."""
+    for problem in _problems(graph, interfaces):
         raise invalid_argument(problem)
 
 
-def _problems(graph: Graph, faces: Sequence[Face]) -> Iterator[str]:
-    for step, face in zip(graph.steps, faces, strict=True):
-        yield from _names(step, face)
-        if face.batched and face.max_rows is not None and face.max_rows < graph.max_batch_size:
+def _problems(graph: Graph, interfaces: Sequence[Interface]) -> Iterator[str]:
+    for step, model in zip(graph.steps, interfaces, strict=True):
+        yield from _names(step, model)
+        if model.batched and model.max_rows is not None and model.max_rows < graph.max_batch_size:
             yield (
-                f"{step} takes at most {face.max_rows} rows, fewer than the max_batch_size {graph.max_batch_size} of "
+                f"{step} takes at most {model.max_rows} rows, fewer than the max_batch_size {graph.max_batch_size} of "
                 "the ensemble"
             )
-    for step, face in zip(graph.steps, faces, strict=True):
+    for step, model in zip(graph.steps, interfaces, strict=True):
         for name, tensor in step.inputs.items():
-            maker, made, whose = _maker(graph, faces, tensor)
-            yield from _edge(tensor, maker, made, whose, face, face.inputs[name], f'input "{name}" of {step}')
-    for name, spec in graph.face.outputs.items():
-        maker, made, whose = _maker(graph, faces, name)
-        yield from _edge(name, maker, made, whose, graph.face, spec, f'the ensemble\'s output "{name}"')
+            maker, made, whose = _maker(graph, interfaces, tensor)
+            yield from _edge(tensor, maker, made, whose, model, model.inputs[name], f'input "{name}" of {step}')
+    for name, spec in graph.interface.outputs.items():
+        maker, made, whose = _maker(graph, interfaces, name)
+        yield from _edge(name, maker, made, whose, graph.interface, spec, f'the ensemble\'s output "{name}"')
 
 
-def _names(step: Step, face: Face) -> Iterator[str]:
+def _names(step: Step, model: Interface) -> Iterator[str]:
     for name, tensor in step.inputs.items():
-        if name not in face.inputs:
-            yield f'{step}: ensemble tensor "{tensor}" is mapping to non-existing input "{name}"{_known(face.inputs)}'
+        if name not in model.inputs:
+            yield f'{step}: ensemble tensor "{tensor}" is mapping to non-existing input "{name}"{_known(model.inputs)}'
     for name, tensor in step.outputs.items():
-        if name not in face.outputs:
+        if name not in model.outputs:
             what = f'ensemble tensor "{tensor}" is mapped from non-existing output "{name}"'
-            yield f"{step}: {what}{_known(face.outputs)}"
-    for name in face.inputs:
-        if name not in step.inputs and name not in face.optional:
+            yield f"{step}: {what}{_known(model.outputs)}"
+    for name in model.inputs:
+        if name not in step.inputs and name not in model.optional:
             yield f'{step}: input "{name}" is not mapped to any ensemble tensors'
 
 
-def _maker(graph: Graph, faces: Sequence[Face], tensor: str) -> tuple[Face, TensorSpec, str]:
-    """Who makes a tensor, how it is declared there, and what that is called in messages."""
+def _maker(graph: Graph, interfaces: Sequence[Interface], tensor: str) -> tuple[Interface, TensorSpec, str]:
+    """The interface that makes a tensor, its declaration there, and a name for it in messages."""
     made = graph.makers.get(tensor)
     if made is not None:
         step, name = made
-        return faces[step.index], faces[step.index].outputs[name], f'output "{name}" of {step}'
-    if tensor not in graph.face.inputs:
+        return interfaces[step.index], interfaces[step.index].outputs[name], f'output "{name}" of {step}'
+    if tensor not in graph.interface.inputs:
         raise invalid_argument(f'ensemble tensor "{tensor}" is not written: no step gives it, nor does a request')
-    return graph.face, graph.face.inputs[tensor], f'the ensemble\'s input "{tensor}"'
+    return graph.interface, graph.interface.inputs[tensor], f'the ensemble\'s input "{tensor}"'
 
 
 def _edge(
-    tensor: str, maker: Face, made: TensorSpec, whose: str, user: Face, used: TensorSpec, by: str
+    tensor: str, maker: Interface, made: TensorSpec, whose: str, user: Interface, used: TensorSpec, by: str
 ) -> Iterator[str]:
     if DataType.INVALID not in (made.dtype, used.dtype) and made.dtype is not used.dtype:
         yield (

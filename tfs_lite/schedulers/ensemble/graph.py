@@ -1,4 +1,4 @@
-"""Which steps does a request need, and which of them can run now? Pure; who calls brings the lock.
+"""Which steps does a request need, and which of them can run now? Pure; the caller locks.
 
 plan_for(graph, wanted outputs)  ->  Progress(plan).begin()  ->  done(step) for each, in any order
 """
@@ -13,8 +13,9 @@ from tfs_lite.schedulers.ensemble.types import Graph, Step
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the wanted outputs take. ``steps`` are in the order of the config. ``asked``: step -> the outputs that its
-    model is asked for. ``after``: step -> the steps whose tensors it needs; ``before``: the other way round."""
+    """What is needed for the wanted outputs. ``steps`` are in the order of the config. ``asked`` maps a step to the
+    outputs that its model is asked for, ``after`` to the steps whose tensors it needs, ``before`` to those that need
+    its own."""
 
     outputs: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -24,7 +25,7 @@ class Plan:
 
 
 def plan_for(graph: Graph, wanted: tuple[str, ...]) -> Plan:
-    """``wanted`` are outputs of the ensemble; none: all of them."""
+    """``wanted`` are outputs of the ensemble; empty means all of them."""
     outputs = wanted or graph.signature.output_names
     needed: set[int] = set()
     used = set(outputs)
@@ -66,7 +67,7 @@ class Progress:
         self._left = len(plan.steps)
         self.in_flight: set[int] = set()
         self.over = False
-        """A step has failed, or nobody wants the rest: no step is given out any more."""
+        """A step has failed, or the rest is not wanted: no step is given out any more."""
 
     @property
     def complete(self) -> bool:
@@ -99,7 +100,7 @@ class Progress:
         self.over = True
 
     def end(self) -> None:
-        """Nobody wants the rest."""
+        """The rest is not wanted."""
         self.over = True
 
     def _give_out(self, ready: list[int]) -> list[int]:

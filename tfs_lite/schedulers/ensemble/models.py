@@ -13,17 +13,17 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
 from tfs_lite.schedulers.ensemble.checks import check_steps
 from tfs_lite.schedulers.ensemble.run import pin
-from tfs_lite.schedulers.ensemble.types import Face, Graph, Step, face_of
+from tfs_lite.schedulers.ensemble.types import Graph, Interface, Step, interface_of
 
 Resolve = Callable[[str, int | None], ServableHandle]
-"""A model's name and version (None: the newest) -> a handle; NOT_FOUND if it is not available."""
+"""Returns a handle for a model's name and version (None means the newest); NOT_FOUND if it is not available."""
 Wanted = tuple[str, int | None]
-"""A model and its version; None: the newest."""
+"""A model and its version; None means the newest."""
 
 
 def check_models(graph: Graph, resolve: Resolve) -> None:
-    """Raises unless the models of all steps are available, and fit. The newest version of each is looked at, whichever
-    a step names."""
+    """Raises unless the models of all steps are available, and fit. The newest version of each is checked, whichever a
+    step names."""
     with ExitStack() as handles:
         newest: dict[str, ServableHandle] = {}
         missing: list[Wanted] = []
@@ -41,20 +41,20 @@ def check_models(graph: Graph, resolve: Resolve) -> None:
             raise invalid_argument(f"ensemble {graph.name} contains itself: the steps of ensembles must make no cycle")
         if missing:
             raise _waits_for(graph, missing)
-        check_steps(graph, [_face_to_check(newest[step.model]) for step in graph.steps])
+        check_steps(graph, [_interface_to_check(newest[step.model]) for step in graph.steps])
 
 
-def _face_to_check(handle: ServableHandle) -> Face:
+def _interface_to_check(handle: ServableHandle) -> Interface:
     if getattr(handle.servable, "decoupled", False):
         raise ServingError(
             StatusCode.UNIMPLEMENTED,
             f"model {handle.id.name} gives several answers to a request; ensembles of such models are not served yet",
         )
-    return pin(handle, face_of).face
+    return pin(handle, interface_of).interface
 
 
 def _waits_for(graph: Graph, missing: Sequence[Wanted]) -> ServingError:
-    """Names what the steps name."""
+    """The error names what the steps name."""
     named = [item for item in missing if item in map(wanted_by, graph.steps)]
     what = ", ".join(map(model_text, named or missing))
     message = f"it contains models that are not available: waits for {what}"
@@ -67,7 +67,7 @@ def wanted_by(step: Step) -> Wanted:
 
 
 def missing_of(wanted: Iterable[Wanted], resolve: Resolve) -> tuple[Wanted, ...]:
-    """Those that are not available now, each once."""
+    """The models that are not available now, each once."""
     missing = []
     for item in dict.fromkeys(wanted):
         try:
@@ -113,7 +113,7 @@ def model_text(wanted: Wanted) -> str:
 
 
 def versions_of(wanted: Iterable[Wanted], resolve: Resolve) -> tuple[ServableId, ...]:
-    """The version of each that a call would get now; behind an ensemble's, those of its own models."""
+    """The version of each model that a call would get now; after that of an ensemble come those of its own models."""
     found: list[ServableId] = []
     for item in wanted:
         with resolve(*item) as handle:

@@ -3,9 +3,9 @@
     begin -> [steps that can run] -> their models' own schedulers -> on_done, on any thread
           -> [steps that can run now] -> ... -> the answer, once
 
-Every step is a call of its own, queued at its model like a client's. Whoever ends one (a thread of that model, or this
-very thread when it refuses at once) queues what can run next; while somebody is at that, others leave it to them, so
-that the stack does not grow with the steps.
+Every step is a call of its own, queued at its model like a client's. The thread that ends one (a thread of that model,
+or this very thread when the model refuses at once) queues what can run next; one thread at a time does that, so that
+the stack does not grow with the steps.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.schedulers.batching.execution import CANCELLED, finish
 from tfs_lite.schedulers.batching.rules import Array
 from tfs_lite.schedulers.ensemble.graph import Plan, Progress
-from tfs_lite.schedulers.ensemble.shapes import passed_on
-from tfs_lite.schedulers.ensemble.types import Face, Graph, Step
+from tfs_lite.schedulers.ensemble.shapes import adapt_batch_dimension
+from tfs_lite.schedulers.ensemble.types import Graph, Interface, Step
 
 Result = Mapping[str, Tensor] | Status
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class StepCall(PredictCall):
-    """A call that an ensemble makes. ``depth``: how many ensembles it is inside of."""
+    """A call that an ensemble makes. ``depth`` is how many ensembles it is inside of."""
 
     depth: int = field(default=1)
 
@@ -47,14 +47,14 @@ class Pin:
     handle: ServableHandle
     servable: Servable
     signature: Signature
-    face: Face
+    interface: Interface
 
 
-def pin(handle: ServableHandle, face_of: Callable[[Signature], Face]) -> Pin:
+def pin(handle: ServableHandle, interface_of: Callable[[Signature], Interface]) -> Pin:
     """FAILED_PRECONDITION for a model that has no signature of the usual name."""
     servable: Servable = handle.servable
     signature = find_signature(servable.signatures, DEFAULT_SIGNATURE)
-    return Pin(handle, servable, signature, face_of(signature))
+    return Pin(handle, servable, signature, interface_of(signature))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class EnsembleRun:
         on_end: Callable[[], None],
         now: Callable[[], float],
     ) -> None:
-        """``pins`` are those of the steps of ``plan``; whoever passes them releases them in ``on_end``."""
+        """``pins`` are those of the steps of ``plan``; the caller releases them in ``on_end``."""
         self._graph = graph
         self._plan = plan
         self._call = call
@@ -115,8 +115,8 @@ class EnsembleRun:
         self._tensors: dict[str, Tensor] = dict(call.inputs)
         self._progress = Progress(plan)
         self._ready: deque[int] = deque()
-        self._inside: dict[int, StepCall | None] = {}  # steps that have begun and not ended; None: not queued yet
-        self._queueing = False  # a thread is at it
+        self._inside: dict[int, StepCall | None] = {}  # steps that have begun and not ended; None if not queued yet
+        self._queueing = False  # a thread queues steps
         self._answered = False
         self._released = False
 
@@ -143,7 +143,7 @@ class EnsembleRun:
             self._submit(step, self._pins[step.index])
 
     def _next(self) -> Step | None:
-        """None: there is nothing to queue, and nobody is at it any more."""
+        """None if there is nothing to queue; then this thread queues no more."""
         with self._lock:
             if not self._ready:
                 self._queueing = False
@@ -168,12 +168,12 @@ class EnsembleRun:
         with self._lock:
             unwanted = self._answered and step.index in self._inside
         if unwanted:
-            pin.servable.cancel(call)  # whoever gave the answer came too early to reach it
+            pin.servable.cancel(call)  # the answer came before it could be cancelled
 
     def _step_call(self, step: Step, pin: Pin) -> StepCall:
         """Raises ServingError if the tensors do not fit the model."""
         outer, asked = self._call, self._plan.asked[step.index]
-        sent = self._inputs(step, pin.face)
+        sent = self._inputs(step, pin.interface)
         check_input_names(pin.signature, sent)
         inputs = call_inputs(pin.signature, Run(DEFAULT_SIGNATURE, sent, asked))
         return StepCall(
@@ -189,18 +189,20 @@ class EnsembleRun:
             depth=self._depth,
         )
 
-    def _inputs(self, step: Step, face: Face) -> dict[str, Array]:
-        """Those that there are, in the shapes that the model takes."""
+    def _inputs(self, step: Step, interface: Interface) -> dict[str, Array]:
+        """The inputs that there are, in the shapes that the model takes."""
         with self._lock:
             sent = {name: self._tensors[tensor] for name, tensor in step.inputs.items() if tensor in self._tensors}
         for name, value in sent.items():
-            if name in face.inputs:
-                sent[name] = passed_on(value, self._is_batched(step.inputs[name]), face, face.inputs[name])
+            if name in interface.inputs:
+                sent[name] = adapt_batch_dimension(
+                    value, self._is_batched(step.inputs[name]), interface, interface.inputs[name]
+                )
         return cast("dict[str, Array]", sent)
 
     def _is_batched(self, tensor: str) -> bool:
         made = self._graph.makers.get(tensor)
-        return self._graph.face.batched if made is None else self._pins[made[0].index].face.batched
+        return self._graph.interface.batched if made is None else self._pins[made[0].index].interface.batched
 
     # Steps that have ended.
 
@@ -208,7 +210,7 @@ class EnsembleRun:
         """A step's ``on_done``: any thread."""
         with self._lock:
             call = self._inside[step.index]
-            assert call is not None  # it is written down before it is queued
+            assert call is not None  # it was noted before it was queued
             if not self._answered:
                 self._add_times(call)
         try:
@@ -230,7 +232,7 @@ class EnsembleRun:
             del self._inside[step.index]
             if isinstance(result, Status):
                 self._progress.failed(step.index)
-                effects = self._conclude(self._told(result))
+                effects = self._conclude(self._in_ensemble(result))
             else:
                 made = {tensor: result[name] for name, tensor in step.outputs.items() if name in result}
                 self._tensors.update(made)
@@ -252,7 +254,7 @@ class EnsembleRun:
                 self._ready.clear()
                 unwanted = [(index, call) for index, call in self._inside.items() if call is not None]
             elif self._progress.complete or self._progress.stuck:
-                answer = self._outputs() or self._told(_DEADLOCK)
+                answer = self._outputs() or self._in_ensemble(_DEADLOCK)
             self._answered = answer is not None
         release = self._answered and not (self._inside or self._released)
         self._released = self._released or release
@@ -268,15 +270,15 @@ class EnsembleRun:
             self._pins[index].servable.cancel(call)
 
     def _outputs(self) -> dict[str, Tensor]:
-        """Those of the wanted outputs that there are."""
-        face, found = self._graph.face, self._tensors
+        """The wanted outputs that there are."""
+        interface, found = self._graph.interface, self._tensors
         return {
-            name: passed_on(found[name], self._is_batched(name), face, face.outputs[name])
+            name: adapt_batch_dimension(found[name], self._is_batched(name), interface, interface.outputs[name])
             for name in self._plan.outputs
             if name in found
         }
 
-    def _told(self, status: Status) -> Status:
+    def _in_ensemble(self, status: Status) -> Status:
         return in_ensemble(self._graph.name, status)
 
 

@@ -1,4 +1,4 @@
-"""An ensemble as a servable: it looks like a model, has none, and asks those of its steps.
+"""An ensemble as a servable: it looks like a model, and runs those of its steps.
 
 submit -> pin the versions of the steps that are needed -> EnsembleRun -> the models' own servables -> the answer
 """
@@ -28,7 +28,7 @@ from tfs_lite.schedulers.ensemble.models import (
     wanted_by,
 )
 from tfs_lite.schedulers.ensemble.run import EnsembleRun, Pin, depth_of, in_ensemble, pin
-from tfs_lite.schedulers.ensemble.types import Face, face_of, graph_of
+from tfs_lite.schedulers.ensemble.types import Interface, graph_of, interface_of
 
 __all__ = ["EnsembleServable", "Resolve", "ResolveSequence"]
 
@@ -70,8 +70,8 @@ class EnsembleServable:
         """Looks at the models of all steps. UNAVAILABLE, with ``WAITS_FOR_MODELS``, if one of them is not available;
         INVALID_ARGUMENT if the ensemble does not fit them or contains itself; UNIMPLEMENTED for a model that gives
         several answers. ``on_call`` is told about each call of a step. ``resolve_sequence`` is asked for the models of
-        requests of a sequence; None: they are like others. ``max_requests`` bounds the calls inside, unless the config
-        does."""
+        requests of a sequence; with None they are like others. ``max_requests`` bounds the calls inside, unless the
+        config does."""
         self.id = servable_id
         self.models: tuple[Model, ...] = ()
         self._graph = graph_of(servable_id.name, model_settings)
@@ -81,9 +81,9 @@ class EnsembleServable:
         self._on_call = on_call
         self._now = now
         scheduling = model_settings.ensemble_scheduling
-        self._most = (scheduling.max_inflight_requests if scheduling else 0) or max_requests
+        self._max_requests = (scheduling.max_inflight_requests if scheduling else 0) or max_requests
         self._wanted = {step.index: wanted_by(step) for step in self._graph.steps}
-        self._faces: dict[Wanted, tuple[Signature, Face]] = {}  # by the last version seen; a write is atomic
+        self._interfaces: dict[Wanted, tuple[Signature, Interface]] = {}  # by the last version seen; a write is atomic
         self._plans: dict[tuple[str, ...], Plan] = {}  # like it
         self._lock = threading.Lock()  # guards the two below
         self._inside = 0
@@ -96,24 +96,24 @@ class EnsembleServable:
 
     @property
     def max_batch_size(self) -> int:
-        """0: its tensors have no batch dimension."""
+        """0 means that its tensors have no batch dimension."""
         return self._graph.max_batch_size
 
     @property
     def composing(self) -> tuple[Wanted, ...]:
-        """The models of its steps, each once, by name and version (None: the newest)."""
+        """The models of its steps, each once, by name and version (None means the newest)."""
         return tuple(dict.fromkeys(self._wanted.values()))
 
     @property
     def origins(self) -> Mapping[str, tuple[Wanted, str]]:
-        """Output -> the model that gives it, and that model's name for it."""
+        """For each output the model that gives it, and that model's name for it."""
         makers = self._graph.makers
         made = {name: makers[name] for name in self._graph.signature.output_names if name in makers}
         return {name: (wanted_by(step), output) for name, (step, output) in made.items()}
 
     @property
     def labels(self) -> Mapping[str, Sequence[str]]:
-        """Of the classes, by output: those of the models that give the outputs, as far as they are available."""
+        """Labels of the classes, by output: those of the models that give the outputs, as far as they are available."""
         found: dict[str, Sequence[str]] = {}
         for name, (wanted, output) in self.origins.items():
             try:
@@ -126,7 +126,7 @@ class EnsembleServable:
         return found
 
     def missing(self) -> tuple[Wanted, ...]:
-        """Those of :attr:`composing` that are not available now; requests fail as long as there are any."""
+        """The models of :attr:`composing` that are not available now; requests fail as long as there are any."""
         return missing_of(self.composing, self._resolve)
 
     def versions(self) -> tuple[ServableId, ...]:
@@ -144,7 +144,7 @@ class EnsembleServable:
         return self.pending
 
     def submit(self, call: PredictCall) -> None:
-        refusal = self._hindrance(call) or self._enter()
+        refusal = self._check_call(call) or self._acquire()
         if refusal is not None:
             finish(call, refusal, self._graph.name)
             return
@@ -176,11 +176,11 @@ class EnsembleServable:
             ticket.cancel()
 
     def close(self) -> None:
-        """There is nothing to end: the models belong to others."""
+        """Refuses later calls. The models belong to others."""
         with self._lock:
             self._closed = True
 
-    def _hindrance(self, call: PredictCall) -> Status | None:
+    def _check_call(self, call: PredictCall) -> Status | None:
         name = self._graph.name
         if call.deadline is not None and call.deadline <= self._now():
             return Status(StatusCode.DEADLINE_EXCEEDED, f"the deadline passed before the request reached {name}")
@@ -188,12 +188,14 @@ class EnsembleServable:
             return Status(StatusCode.INVALID_ARGUMENT, f"more than {MAX_DEPTH} ensembles are inside one another")
         return None
 
-    def _enter(self) -> Status | None:
+    def _acquire(self) -> Status | None:
         with self._lock:
             if self._closed:
                 return Status(StatusCode.UNAVAILABLE, f"ensemble {self._graph.name} is being unloaded")
-            if self._inside >= self._most:
-                reason = f"ensemble {self._graph.name} has {self._most} requests inside, its most; try again later"
+            if self._inside >= self._max_requests:
+                reason = (
+                    f"ensemble {self._graph.name} has {self._max_requests} requests inside, its most; try again later"
+                )
                 return Status(StatusCode.UNAVAILABLE, reason)
             self._inside += 1
             return None
@@ -215,7 +217,7 @@ class EnsembleServable:
             wanted = self._wanted[step.index]
             if wanted not in handles:
                 handles[wanted] = self._find(wanted, sequence)
-            pins[step.index] = pin(handles[wanted], partial(self._face, wanted))
+            pins[step.index] = pin(handles[wanted], partial(self._interface, wanted))
         return pins
 
     def _find(self, wanted: Wanted, sequence: SequenceFlags | None) -> ServableHandle:
@@ -230,8 +232,8 @@ class EnsembleServable:
             status = in_ensemble(self._graph.name, status)
             raise ServingError(status.code, status.message, status.reason) from None
 
-    def _face(self, wanted: Wanted, signature: Signature) -> Face:
-        known = self._faces.get(wanted)
+    def _interface(self, wanted: Wanted, signature: Signature) -> Interface:
+        known = self._interfaces.get(wanted)
         if known is None or known[0] is not signature:
-            known = self._faces[wanted] = (signature, face_of(signature))
+            known = self._interfaces[wanted] = (signature, interface_of(signature))
         return known[1]

@@ -10,10 +10,10 @@ from typing import cast
 
 from tfs_lite.core.signature import Dim, Tensor, TensorSpec
 from tfs_lite.schedulers.batching.rules import Array
-from tfs_lite.schedulers.ensemble.types import Face
+from tfs_lite.schedulers.ensemble.types import Interface
 
 
-def passed_on(tensor: Tensor, batched: bool, to: Face, spec: TensorSpec) -> Tensor:
+def adapt_batch_dimension(tensor: Tensor, batched: bool, to: Interface, spec: TensorSpec) -> Tensor:
     """What ``to`` gets as its input (or an ensemble as its output) ``spec``, of a tensor whose maker is ``batched`` or
     not: the tensor, or a view of it with one dimension of size 1 more or less."""
     if batched == to.batched:
@@ -28,7 +28,7 @@ def passed_on(tensor: Tensor, batched: bool, to: Face, spec: TensorSpec) -> Tens
     return array.reshape(array.shape[1:]) if not fits and tensor.shape[:1] == (1,) else tensor
 
 
-def consistent(maker: Face, made: TensorSpec, user: Face, used: TensorSpec) -> bool:
+def consistent(maker: Interface, made: TensorSpec, user: Interface, used: TensorSpec) -> bool:
     """Whether some tensor can pass: their shapes agree without the batch dimensions, or with them."""
     if made.shape is None or used.shape is None:
         return True

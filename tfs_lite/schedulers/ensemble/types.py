@@ -1,7 +1,7 @@
 """What an ensemble is made of: values without behaviour, made once when it is loaded.
 
 A *tensor* here is one of the ensemble's own: a name that inputs of the ensemble, outputs of steps and inputs of steps
-share. A *face* is what a model shows to those around it.
+share. An *interface* is what a model shows to its neighbours.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tfs_lite.core.status import invalid_argument
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
-    """A model as its neighbours see it. ``batched``: the first dimension of every input and output is one batch.
-    ``max_rows``: of that; None: any number. ``optional``: inputs that may be left out."""
+class Interface:
+    """A model as its neighbours see it. ``batched`` says that the first dimension of every input and output is one
+    batch, of at most ``max_rows`` (None means any number). ``optional`` are inputs that may be left out."""
 
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
@@ -26,18 +26,18 @@ class Face:
     optional: frozenset[str] = frozenset()
 
     def one(self, spec: TensorSpec) -> tuple[Dim, ...] | None:
-        """The shape of one tensor, without the batch; None if it is not declared."""
+        """The shape of one tensor without the batch; None if it is not declared."""
         return spec.shape[1:] if self.batched and spec.shape is not None else spec.shape
 
 
-def face_of(signature: Signature) -> Face:
-    """Batched is a model whose inputs and outputs all begin with the same symbol."""
+def interface_of(signature: Signature) -> Interface:
+    """A model is batched if all its inputs and outputs begin with the same symbol."""
     specs = (*signature.inputs, *signature.outputs)
     symbols = {spec.batch for spec in specs}
     batched = bool(signature.inputs) and len(symbols) == 1 and None not in symbols
     firsts = [spec.shape[0] for spec in signature.inputs if batched and spec.shape]
     most = [dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum is not None]
-    return Face(
+    return Interface(
         {spec.name: spec for spec in signature.inputs},
         {spec.name: spec for spec in signature.outputs},
         batched,
@@ -48,8 +48,8 @@ def face_of(signature: Signature) -> Face:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One model of an ensemble. ``version`` None: the newest. ``inputs`` and ``outputs``: the model's name for each ->
-    the tensor."""
+    """One model of an ensemble. ``version`` None means the newest. ``inputs`` and ``outputs`` map the model's names to
+    tensors."""
 
     index: int
     model: str
@@ -63,12 +63,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A whole ensemble. ``makers``: tensor -> the step that makes it and that model's name for it; a tensor that is not
-    there is an input of the ensemble."""
+    """A whole ensemble. ``makers`` maps a tensor to the step that makes it and that model's name for it; all other
+    tensors are inputs of the ensemble."""
 
     name: str
     signature: Signature
-    face: Face
+    interface: Interface
     max_batch_size: int
     steps: tuple[Step, ...]
     makers: Mapping[str, tuple[Step, str]]
@@ -90,4 +90,4 @@ def graph_of(name: str, settings: ModelSettings) -> Graph:
         for index, step in enumerate(settings.ensemble_scheduling.step)
     )
     makers = {tensor: (step, output) for step in steps for output, tensor in step.outputs.items()}
-    return Graph(name, signature, face_of(signature), settings.max_batch_size, steps, makers)
+    return Graph(name, signature, interface_of(signature), settings.max_batch_size, steps, makers)

@@ -1,1 +1,2 @@
-"""Which version a live sequence belongs to, across swaps."""
+"""Which version the requests of a live sequence go to, across swaps: ``tables``, ``routes`` with lock and clock,
+``metrics``."""

@@ -20,13 +20,13 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.serving.sequences.tables import HandleShare, Leaving, Route, SequenceId, Tables
+from tfs_lite.serving.sequences.tables import HandleShare, Route, SequenceId, Tables, Withdrawal
 
 MAX_ROUTES = 65_536
 MAX_REMEMBERED = 10_000
-"""Sequences whose clients have yet to hear that the version is gone."""
+"""How many lost sequences are remembered, to tell their clients that the version is gone."""
 SHOWN_ID = 128
-"""Characters of a correlation id in a message."""
+"""The most characters of a correlation id in a message."""
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +108,8 @@ class SequenceRoutes:
 
     def _may_stay(self, servable_id: ServableId) -> bool:
         """Called with the lock held."""
-        leaving = self._tables.leaving.get(servable_id)
-        return not self._closed and (leaving is None or not leaving.over)
+        withdrawal = self._tables.withdrawn.get(servable_id)
+        return not self._closed and (withdrawal is None or not withdrawal.over)
 
     def _loss(self, name: str, id: SequenceId, version: int) -> ServingError:
         """NOT_FOUND if the model is served no more."""
@@ -157,33 +157,33 @@ class SequenceRoutes:
 
     def version_leaving(self, servable_id: ServableId) -> None:
         """The version is withdrawn: its sequences may go on for ``drain_seconds``. Short; calls only the clock."""
-        leaving = Leaving()
+        withdrawal = Withdrawal()
         with self._lock:
-            if self._closed or servable_id in self._tables.leaving:
+            if self._closed or servable_id in self._tables.withdrawn:
                 return
-            self._tables.leaving[servable_id] = leaving
-        self._clock.call_later(self._drain_seconds, lambda: self._time_is_over(servable_id, leaving))
+            self._tables.withdrawn[servable_id] = withdrawal
+        self._clock.call_later(self._drain_seconds, lambda: self._drain_ended(servable_id, withdrawal))
 
     def version_gone(self, servable_id: ServableId) -> None:
         """The version was unloaded, or never loaded; it may come again."""
         with self._lock:
-            self._tables.leaving.pop(servable_id, None)
+            self._tables.withdrawn.pop(servable_id, None)
 
     def model_gone(self, name: str) -> None:
-        """The model is served no more: its clients need not hear about sequences, nor its metrics be shown."""
+        """The model is served no more: its lost sequences and its metrics are forgotten."""
         with self._lock:
             self._tables.dropped.pop(name, None)
             for key in [key for key in self._tables.lost if key[0] == name]:
                 del self._tables.lost[key]
 
-    def _time_is_over(self, servable_id: ServableId, leaving: Leaving) -> None:
+    def _drain_ended(self, servable_id: ServableId, withdrawal: Withdrawal) -> None:
         with self._lock:
-            if self._closed or self._tables.leaving.get(servable_id) is not leaving:
+            if self._closed or self._tables.withdrawn.get(servable_id) is not withdrawal:
                 return
-            leaving.over = True
+            withdrawal.over = True
             routes = list(self._tables.routes.get(servable_id, {}).values())
             for route in routes:
-                self._tables.lose(route, self._max_remembered)
+                self._tables.mark_lost(route, self._max_remembered)
         if routes:
             text = "%s is unloaded although %d of its sequences have not ended: %g s are over"
             logger.warning(text, servable_id, len(routes), self._drain_seconds)
@@ -215,6 +215,6 @@ class SequenceRoutes:
 
     @property
     def remembered(self) -> int:
-        """Sequences whose clients have yet to hear of it."""
+        """Dropped sequences whose clients have not been told yet."""
         with self._lock:
             return len(self._tables.lost)

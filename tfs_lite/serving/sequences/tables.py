@@ -1,11 +1,7 @@
-"""The tables of sequences and their versions. Pure: whoever owns them has the lock, the clock and the handles.
+"""The tables of sequences and their versions. Pure: their owner has the lock, the clock and the handles.
 
-Every address in ``began`` leads to a route: both are made and removed together.
-
-One handle, shared: further handles to the same version, also after it has been withdrawn.
-
-A withdrawn version gives out no new handles, but whoever holds one keeps it loaded. So an owner that must go on sending
-requests to it keeps one handle, and gives every request a share.
+Every address in ``began`` leads to a route: both are made and removed together. A withdrawn version gives out no new
+handles, but is kept loaded by each one that is held. So a route keeps one handle, and gives every request a share.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from tfs_lite.core.servable import ModelRef, ServableId
 
 SequenceId: TypeAlias = int | str
 Address: TypeAlias = int | str | None
-"""How a START names its version: by number, by label, not at all."""
+"""How a START names its version: by number, by label, or (None) not at all."""
 
 
 class SequenceKeeper(Protocol):
@@ -33,7 +29,7 @@ class SequenceKeeper(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """A live sequence. ``starting``: its STARTs that are not answered yet; ``starts``: all of them."""
+    """A live sequence. ``starts`` counts its STARTs, ``starting`` those that are not answered yet."""
 
     id: ServableId
     sequence: SequenceId
@@ -45,21 +41,22 @@ class Route:
 
 
 @dataclass(slots=True, eq=False)
-class Leaving:
-    """A version that is withdrawn. ``over``: its sequences have had their time."""
+class Withdrawal:
+    """A version that is withdrawn. ``over`` is set when its sequences have had their time."""
 
     over: bool = False
 
 
 @dataclass(slots=True)
 class Tables:
-    """``routes``: by version and id. ``began``: where the sequences of a model and id began, by how the START named the
-    version, the last one at the end. ``lost``: versions that went before their sequences ended, the oldest first."""
+    """``routes`` are by version and id. ``began`` has the versions where the sequences of a model and id began, by how
+    the START named the version, the last one at the end. ``lost`` has versions that went before their sequences ended,
+    the oldest first."""
 
     routes: dict[ServableId, dict[SequenceId, Route]] = field(default_factory=dict)
     began: dict[tuple[str, SequenceId], dict[Address, ServableId]] = field(default_factory=dict)
     lost: OrderedDict[tuple[str, SequenceId], int] = field(default_factory=OrderedDict)
-    leaving: dict[ServableId, Leaving] = field(default_factory=dict)
+    withdrawn: dict[ServableId, Withdrawal] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     count: int = 0
 
@@ -108,7 +105,7 @@ class Tables:
         else:
             del self.began[key]
 
-    def lose(self, route: Route, most: int) -> None:
+    def mark_lost(self, route: Route, most: int) -> None:
         """The version goes before the sequence has ended."""
         self.remove(route)
         name = route.id.name
@@ -120,8 +117,8 @@ class Tables:
 
 
 class HandleShare:
-    """``take`` any number of times, ``release`` once, by the owner. Any thread. The handle is released when the owner
-    and all shares are gone, on the thread of the last of them."""
+    """One handle, shared: ``take`` any number of times, ``release`` once, by the owner. Any thread. The handle is
+    released when the owner and all shares are gone, on the thread of the last of them."""
 
     __slots__ = ("_handle", "_lock", "_users")
 

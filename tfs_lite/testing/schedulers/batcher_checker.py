@@ -273,7 +273,7 @@ class BatcherChecker:
                 len(run.ids) in settings.allowed_sizes, f"{len(run.ids)} rows, {settings.allowed_sizes} are allowed"
             )
         self._need(len(set(run.ids[len(numbers) :])) <= 1, "padding of several rows")
-        self._need(settings.allowed_sizes != () or not padding, "padding that nobody request for")
+        self._need(settings.allowed_sizes != () or not padding, "padding that was not asked for")
         if not self.scheduler.stepwise:
             self._check_turn(inside)
 

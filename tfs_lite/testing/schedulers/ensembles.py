@@ -210,12 +210,14 @@ def single(model: str, version: int = -1, **rest: object) -> dict[str, Any]:
     return settings_of([tensor("IN")], [tensor("OUT")], [step(model, {"x": "IN"}, {"y": "OUT"}, version)], **rest)
 
 
-def diamond(town: EnsembleFixture, left: Calculator | None = None, right: Calculator | None = None) -> EnsembleServable:
+def diamond(
+    fixture: EnsembleFixture, left: Calculator | None = None, right: Calculator | None = None
+) -> EnsembleServable:
     """``DIAMOND`` over three models: ``first`` adds 1, ``left`` 10 and ``right`` 100 unless others are given."""
-    town.serve("first", adder(1))
-    town.serve("left", left or adder(10))
-    town.serve("right", right or adder(100))
-    return town.ensemble("e", DIAMOND)
+    fixture.serve("first", adder(1))
+    fixture.serve("left", left or adder(10))
+    fixture.serve("right", right or adder(100))
+    return fixture.ensemble("e", DIAMOND)
 
 
 def failing(error: Exception, gate: threading.Event | None = None) -> Calculator:

@@ -1,4 +1,4 @@
-"""A town of models for every test; in the end no handle is left and everything is closed."""
+"""A fixture of models for every test; in the end no handle is left and everything is closed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfs_lite.testing.schedulers.ensembles import EnsembleFixture
 
 
 @pytest.fixture
-def town() -> Iterator[EnsembleFixture]:
+def fixture() -> Iterator[EnsembleFixture]:
     found = EnsembleFixture()
     yield found
     found.close()

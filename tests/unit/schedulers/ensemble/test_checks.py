@@ -11,7 +11,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.signature import DataType, Signature
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.schedulers.ensemble.checks import check_steps
-from tfs_lite.schedulers.ensemble.types import face_of, graph_of
+from tfs_lite.schedulers.ensemble.types import graph_of, interface_of
 from tfs_lite.testing.schedulers.ensembles import settings_of, signature, spec, step, tensor
 
 PLAIN = signature({"x": (2,)}, {"y": (2,)})
@@ -30,7 +30,7 @@ def chain(maps: tuple[str, str] = ("x", "y"), **settings: object) -> dict:
 
 
 def check(settings: dict, *signatures: Signature) -> None:
-    check_steps(graph_of("e", ModelSettings.model_validate(settings)), [face_of(found) for found in signatures])
+    check_steps(graph_of("e", ModelSettings.model_validate(settings)), [interface_of(found) for found in signatures])
 
 
 @pytest.mark.parametrize(

@@ -19,70 +19,70 @@ from tfs_lite.testing.schedulers.ensembles import (
 )
 
 
-def test_failure_of_a_step_keeps_its_code_and_names_the_ensemble(town: EnsembleFixture) -> None:
-    town.serve("a", failing(ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory", Reason.INVALID_ITEM)))
-    e = town.ensemble("e", single("a"))
+def test_failure_of_a_step_keeps_its_code_and_names_the_ensemble(fixture: EnsembleFixture) -> None:
+    fixture.serve("a", failing(ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory", Reason.INVALID_ITEM)))
+    e = fixture.ensemble("e", single("a"))
     status = ask(e, {"IN": [0, 0]})[1].status
     assert status == Status(StatusCode.RESOURCE_EXHAUSTED, "in ensemble 'e', no memory", Reason.INVALID_ITEM)
-    ((servable_id, _, result),) = town.calls
+    ((servable_id, _, result),) = fixture.calls
     assert (servable_id, result) == (
         ServableId("a", 1),
         Status(StatusCode.RESOURCE_EXHAUSTED, "no memory", Reason.INVALID_ITEM),
     )
 
 
-def test_failure_is_answered_at_once_and_what_runs_is_dropped(town: EnsembleFixture) -> None:
+def test_failure_is_answered_at_once_and_what_runs_is_dropped(fixture: EnsembleFixture) -> None:
     slow, breaks = threading.Event(), threading.Event()
     left = adder(10, gate=slow)
-    e = diamond(town, left, failing(ServingError(StatusCode.INTERNAL, "broken"), breaks))
+    e = diamond(fixture, left, failing(ServingError(StatusCode.INTERNAL, "broken"), breaks))
     _, answer = ask(e, {"IN": [0, 0]})
     left.wait_entered()
     breaks.set()
     assert answer.status.message == "in ensemble 'e', broken"
     assert e.pending == 1
     slow.set()
-    town.wait_for_no_handles()
+    fixture.wait_for_no_handles()
     assert len(answer.results) == 1
     assert e.pending == 0
 
 
-def test_failure_takes_back_the_steps_that_wait(town: EnsembleFixture) -> None:
+def test_failure_takes_back_the_steps_that_wait(fixture: EnsembleFixture) -> None:
     busy, gate = threading.Event(), threading.Event()
     left = adder(10, gate=busy)
-    blocked = town.serve("left", left)
-    town.serve("first", adder(1))
+    blocked = fixture.serve("left", left)
+    fixture.serve("first", adder(1))
     right = failing(ServingError(StatusCode.INTERNAL, "broken"), gate)
-    town.serve("right", right)
-    e = town.ensemble("e", DIAMOND)
+    fixture.serve("right", right)
+    e = fixture.ensemble("e", DIAMOND)
     _, other = ask(blocked, {"x": [0, 0]})
     left.wait_entered()
     _, answer = ask(e, {"IN": [0, 0]})
     right.wait_entered()
     gate.set()
     assert answer.status.code is StatusCode.INTERNAL
-    town.wait_for_no_handles()
+    fixture.wait_for_no_handles()
     busy.set()
     assert other.outputs
     assert len(left.seen) == 1
-    codes = {servable_id.name: result.code for servable_id, _, result in town.calls if isinstance(result, Status)}
+    codes = {servable_id.name: result.code for servable_id, _, result in fixture.calls if isinstance(result, Status)}
     assert codes == {"left": StatusCode.CANCELLED, "right": StatusCode.INTERNAL}
 
 
-def test_no_step_begins_after_a_failure(town: EnsembleFixture) -> None:
-    town.serve("a", failing(ServingError(StatusCode.INTERNAL, "broken")))
+def test_no_step_begins_after_a_failure(fixture: EnsembleFixture) -> None:
+    fixture.serve("a", failing(ServingError(StatusCode.INTERNAL, "broken")))
     last = adder(1)
-    town.serve("b", last)
-    e = town.ensemble("e", CHAIN)
+    fixture.serve("b", last)
+    e = fixture.ensemble("e", CHAIN)
     assert ask(e, {"IN": [0, 0]})[1].status.code is StatusCode.INTERNAL
-    town.wait_for_no_handles()
+    fixture.wait_for_no_handles()
     assert last.seen == []
 
 
-def test_full_queue_of_a_model_is_the_failure(town: EnsembleFixture) -> None:
+def test_full_queue_of_a_model_is_the_failure(fixture: EnsembleFixture) -> None:
     gate = threading.Event()
     model = adder(1, gate=gate)
-    blocked = town.serve("a", model, max_queued_calls=1)
-    e = town.ensemble("e", single("a"))
+    blocked = fixture.serve("a", model, max_queued_calls=1)
+    e = fixture.ensemble("e", single("a"))
     _, running = ask(blocked, {"x": [0, 0]})
     model.wait_entered()
     _, waiting = ask(blocked, {"x": [0, 0]})
@@ -94,17 +94,17 @@ def test_full_queue_of_a_model_is_the_failure(town: EnsembleFixture) -> None:
     assert waiting.outputs
 
 
-def test_cancelled_call_is_answered_at_once_and_its_steps_leave_the_queue(town: EnsembleFixture) -> None:
+def test_cancelled_call_is_answered_at_once_and_its_steps_leave_the_queue(fixture: EnsembleFixture) -> None:
     gate = threading.Event()
     model = adder(1, gate=gate)
-    blocked = town.serve("a", model)
-    e = town.ensemble("e", single("a"))
+    blocked = fixture.serve("a", model)
+    e = fixture.ensemble("e", single("a"))
     _, running = ask(blocked, {"x": [0, 0]})
     model.wait_entered()
     call, answer = ask(e, {"IN": [0, 0]})
     e.cancel(call)
     assert answer.status.code is StatusCode.CANCELLED
-    town.wait_for_no_handles()
+    fixture.wait_for_no_handles()
     assert e.pending == 0
     e.cancel(call)
     gate.set()
@@ -113,36 +113,36 @@ def test_cancelled_call_is_answered_at_once_and_its_steps_leave_the_queue(town: 
     assert len(answer.results) == 1
 
 
-def test_cancelled_call_whose_step_runs_begins_no_other(town: EnsembleFixture) -> None:
+def test_cancelled_call_whose_step_runs_begins_no_other(fixture: EnsembleFixture) -> None:
     gate = threading.Event()
     model, last = adder(1, gate=gate), adder(1)
-    town.serve("a", model)
-    town.serve("b", last)
-    e = town.ensemble("e", CHAIN)
+    fixture.serve("a", model)
+    fixture.serve("b", last)
+    e = fixture.ensemble("e", CHAIN)
     call, answer = ask(e, {"IN": [0, 0]})
     model.wait_entered()
     e.cancel(call)
     assert answer.status.code is StatusCode.CANCELLED
     gate.set()
-    town.wait_for_no_handles()
+    fixture.wait_for_no_handles()
     assert last.seen == []
     assert len(answer.results) == 1
 
 
-def test_expired_deadline_is_refused_on_arrival(town: EnsembleFixture) -> None:
-    town.serve("a", adder(1))
-    e = town.ensemble("e", single("a"))
+def test_expired_deadline_is_refused_on_arrival(fixture: EnsembleFixture) -> None:
+    fixture.serve("a", adder(1))
+    e = fixture.ensemble("e", single("a"))
     call, answer = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() - 1)
     assert answer.status == Status(StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the request reached e")
     assert not call.admitted
-    assert town.calls == []
+    assert fixture.calls == []
 
 
-def test_deadline_that_passes_in_a_queue_is_the_failure(town: EnsembleFixture) -> None:
+def test_deadline_that_passes_in_a_queue_is_the_failure(fixture: EnsembleFixture) -> None:
     gate = threading.Event()
     model = adder(1, gate=gate)
-    blocked = town.serve("a", model)
-    e = town.ensemble("e", single("a"))
+    blocked = fixture.serve("a", model)
+    e = fixture.ensemble("e", single("a"))
     _, running = ask(blocked, {"x": [0, 0]})
     model.wait_entered()
     status = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() + 0.05)[1].status
@@ -152,10 +152,10 @@ def test_deadline_that_passes_in_a_queue_is_the_failure(town: EnsembleFixture) -
     assert running.outputs
 
 
-def test_no_more_requests_than_the_config_allows_are_inside(town: EnsembleFixture) -> None:
+def test_no_more_requests_than_the_config_allows_are_inside(fixture: EnsembleFixture) -> None:
     gate = threading.Event()
-    town.serve("a", adder(1, gate=gate))
-    e = town.ensemble("e", single("a", max_inflight_requests=2))
+    fixture.serve("a", adder(1, gate=gate))
+    e = fixture.ensemble("e", single("a", max_inflight_requests=2))
     inside = [ask(e, {"IN": [0, 0]})[1] for _ in range(2)]
     assert (e.pending, e.pending_rows) == (2, 2)
     call, refused = ask(e, {"IN": [0, 0]})
@@ -167,18 +167,18 @@ def test_no_more_requests_than_the_config_allows_are_inside(town: EnsembleFixtur
     assert ask(e, {"IN": [0, 0]})[1].outputs
 
 
-def test_bound_of_the_server_counts_without_one_in_the_config(town: EnsembleFixture) -> None:
+def test_bound_of_the_server_counts_without_one_in_the_config(fixture: EnsembleFixture) -> None:
     gate = threading.Event()
-    town.serve("a", adder(1, gate=gate))
-    e = town.ensemble("e", single("a"), max_requests=1)
+    fixture.serve("a", adder(1, gate=gate))
+    e = fixture.ensemble("e", single("a"), max_requests=1)
     _, inside = ask(e, {"IN": [0, 0]})
     assert ask(e, {"IN": [0, 0]})[1].status.code is StatusCode.UNAVAILABLE
     gate.set()
     assert inside.outputs
 
 
-def test_closed_ensemble_takes_no_request(town: EnsembleFixture) -> None:
-    town.serve("a", adder(1))
-    e = town.ensemble("e", single("a"))
+def test_closed_ensemble_takes_no_request(fixture: EnsembleFixture) -> None:
+    fixture.serve("a", adder(1))
+    e = fixture.ensemble("e", single("a"))
     e.close()
     assert ask(e, {"IN": [0, 0]})[1].status == Status(StatusCode.UNAVAILABLE, "ensemble e is being unloaded")

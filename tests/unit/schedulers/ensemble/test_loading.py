@@ -15,51 +15,51 @@ from tfs_lite.testing.schedulers.ensembles import (
 )
 
 
-def test_ensemble_waits_for_the_models_of_its_steps(town: EnsembleFixture) -> None:
-    town.serve("a", adder(1))
+def test_ensemble_waits_for_the_models_of_its_steps(fixture: EnsembleFixture) -> None:
+    fixture.serve("a", adder(1))
     with pytest.raises(ServingError) as caught:
-        town.ensemble("e", CHAIN)
+        fixture.ensemble("e", CHAIN)
     status = caught.value.status
     assert (status.code, status.reason) == (StatusCode.UNAVAILABLE, Reason.WAITS_FOR_MODELS)
     assert status.message == "it contains models that are not available: waits for model b"
-    town.serve("b", adder(1))
-    assert ask(town.ensemble("e", CHAIN), {"IN": [0, 0]})[1].outputs
+    fixture.serve("b", adder(1))
+    assert ask(fixture.ensemble("e", CHAIN), {"IN": [0, 0]})[1].outputs
 
 
-def test_ensemble_waits_for_a_version_that_a_step_names(town: EnsembleFixture) -> None:
-    town.serve("a", adder(1))
+def test_ensemble_waits_for_a_version_that_a_step_names(fixture: EnsembleFixture) -> None:
+    fixture.serve("a", adder(1))
     with pytest.raises(ServingError, match=r"waits for model a version 3$") as caught:
-        town.ensemble("e", single("a", version=3))
+        fixture.ensemble("e", single("a", version=3))
     assert caught.value.status.reason is Reason.WAITS_FOR_MODELS
 
 
-def test_newest_version_is_checked_whichever_a_step_names(town: EnsembleFixture) -> None:
-    town.serve("a", adder(1))
-    town.serve("a", adder(1, dims=(3,)), version=2)
+def test_newest_version_is_checked_whichever_a_step_names(fixture: EnsembleFixture) -> None:
+    fixture.serve("a", adder(1))
+    fixture.serve("a", adder(1, dims=(3,)), version=2)
     with pytest.raises(ServingError, match="inconsistent shape") as caught:
-        town.ensemble("e", single("a", version=1))
+        fixture.ensemble("e", single("a", version=1))
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert caught.value.status.reason is None
 
 
-def test_model_with_several_answers_is_refused(town: EnsembleFixture) -> None:
-    servable = town.serve("a", adder(1))
+def test_model_with_several_answers_is_refused(fixture: EnsembleFixture) -> None:
+    servable = fixture.serve("a", adder(1))
     servable.decoupled = True  # type: ignore[attr-defined]
     with pytest.raises(ServingError, match="model a gives several answers") as caught:
-        town.ensemble("e", single("a"))
+        fixture.ensemble("e", single("a"))
     assert caught.value.code is StatusCode.UNIMPLEMENTED
 
 
-def test_handles_of_the_check_are_released_whatever_it_finds(town: EnsembleFixture) -> None:
-    town.serve("a", adder(1, dims=(3,)))
+def test_handles_of_the_check_are_released_whatever_it_finds(fixture: EnsembleFixture) -> None:
+    fixture.serve("a", adder(1, dims=(3,)))
     with pytest.raises(ServingError):
-        town.ensemble("e", single("a"))
-    town.wait_for_no_handles()
+        fixture.ensemble("e", single("a"))
+    fixture.wait_for_no_handles()
 
 
-def test_ensemble_looks_like_a_model(town: EnsembleFixture) -> None:
-    town.serve("a", adder(1, batch=8), max_batch_size=8)
-    e = town.ensemble("e", single("a", max_batch_size=8))
+def test_ensemble_looks_like_a_model(fixture: EnsembleFixture) -> None:
+    fixture.serve("a", adder(1, batch=8), max_batch_size=8)
+    e = fixture.ensemble("e", single("a", max_batch_size=8))
     found = e.signatures[DEFAULT_SIGNATURE]
     assert [(one.name, one.dtype, one.batch) for one in (*found.inputs, *found.outputs)] == [
         ("IN", DataType.FLOAT, "batch"),

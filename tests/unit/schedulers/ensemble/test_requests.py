@@ -22,20 +22,20 @@ from tfs_lite.testing.schedulers.ensembles import (
 )
 
 
-def test_metadata_reaches_every_step(town: EnsembleFixture) -> None:
-    e = diamond(town)
+def test_metadata_reaches_every_step(fixture: EnsembleFixture) -> None:
+    e = diamond(fixture)
     flags, deadline = SequenceFlags(7, start=True), time.monotonic() + PATIENCE
     _, answer = ask(e, {"IN": [1, 2]}, deadline=deadline, priority=3, timeout=PATIENCE, sequence=flags)
     assert answer.outputs
-    for _, call, _ in town.calls:
+    for _, call, _ in fixture.calls:
         assert (call.sequence, call.priority, call.timeout, call.deadline) == (flags, 3, PATIENCE, deadline)
 
 
-def test_times_are_the_sums_of_the_steps(town: EnsembleFixture) -> None:
-    e = diamond(town)
+def test_times_are_the_sums_of_the_steps(fixture: EnsembleFixture) -> None:
+    e = diamond(fixture)
     call, answer = ask(e, {"IN": [1, 2]})
     assert answer.outputs
-    inner = [step_call for _, step_call, _ in town.calls]
+    inner = [step_call for _, step_call, _ in fixture.calls]
     assert len(inner) == 3
     assert call.admitted
     assert all(step_call.admitted for step_call in inner)
@@ -46,48 +46,48 @@ def test_times_are_the_sums_of_the_steps(town: EnsembleFixture) -> None:
     assert call.run_seconds > 0
 
 
-def test_request_keeps_the_versions_that_it_began_with(town: EnsembleFixture) -> None:
+def test_request_keeps_the_versions_that_it_began_with(fixture: EnsembleFixture) -> None:
     gate = threading.Event()
     first = adder(1, gate=gate)
-    town.serve("a", first)
-    town.serve("b", adder(10))
-    e = town.ensemble("e", CHAIN)
+    fixture.serve("a", first)
+    fixture.serve("b", adder(10))
+    e = fixture.ensemble("e", CHAIN)
     _, old = ask(e, {"IN": [0, 0]})
     first.wait_entered()
-    town.serve("b", adder(20), version=2)
+    fixture.serve("b", adder(20), version=2)
     gate.set()
     assert old.outputs["OUT"].tolist() == [11, 11]
     assert ask(e, {"IN": [0, 0]})[1].outputs["OUT"].tolist() == [21, 21]
-    assert [servable_id for servable_id, _, _ in town.calls if servable_id.name == "b"] == [
+    assert [servable_id for servable_id, _, _ in fixture.calls if servable_id.name == "b"] == [
         ServableId("b", 1),
         ServableId("b", 2),
     ]
 
 
-def test_step_with_a_version_stays_with_it(town: EnsembleFixture) -> None:
-    town.serve("a", adder(1))
-    town.serve("a", adder(2), version=2)
-    e = town.ensemble("e", single("a", version=1))
+def test_step_with_a_version_stays_with_it(fixture: EnsembleFixture) -> None:
+    fixture.serve("a", adder(1))
+    fixture.serve("a", adder(2), version=2)
+    e = fixture.ensemble("e", single("a", version=1))
     assert ask(e, {"IN": [0, 0]})[1].outputs["OUT"].tolist() == [1, 1]
 
 
-def test_version_in_use_is_not_unloaded_and_is_let_go_after_the_answer(town: EnsembleFixture) -> None:
+def test_version_in_use_is_not_unloaded_and_is_let_go_after_the_answer(fixture: EnsembleFixture) -> None:
     gate, drained = threading.Event(), threading.Event()
     model = adder(1, gate=gate)
-    town.serve("a", model)
-    e = town.ensemble("e", single("a"))
+    fixture.serve("a", model)
+    e = fixture.ensemble("e", single("a"))
     _, answer = ask(e, {"IN": [0, 0]})
     model.wait_entered()
-    town.map.withdraw(ServableId("a", 1), drained.set)
+    fixture.map.withdraw(ServableId("a", 1), drained.set)
     assert not drained.is_set()
     gate.set()
     assert answer.outputs
     assert drained.is_set()
 
 
-def test_only_models_of_needed_steps_are_taken(town: EnsembleFixture) -> None:
-    e = diamond(town)
-    town.map.withdraw(ServableId("right", 1), lambda: None)
+def test_only_models_of_needed_steps_are_taken(fixture: EnsembleFixture) -> None:
+    e = diamond(fixture)
+    fixture.map.withdraw(ServableId("right", 1), lambda: None)
     assert set(ask(e, {"IN": [0, 0]}, ("LEFT",))[1].outputs) == {"LEFT"}
     call, answer = ask(e, {"IN": [0, 0]})
     assert answer.status == Status(StatusCode.UNAVAILABLE, "in ensemble 'e', model right is not available")
@@ -96,44 +96,44 @@ def test_only_models_of_needed_steps_are_taken(town: EnsembleFixture) -> None:
     assert e.pending == 0
 
 
-def test_model_that_has_changed_its_inputs_fails_the_request(town: EnsembleFixture) -> None:
-    town.serve("a", adder(1))
-    e = town.ensemble("e", single("a"))
-    town.serve("a", adder(1, dims=(3,)), version=2)
+def test_model_that_has_changed_its_inputs_fails_the_request(fixture: EnsembleFixture) -> None:
+    fixture.serve("a", adder(1))
+    e = fixture.ensemble("e", single("a"))
+    fixture.serve("a", adder(1, dims=(3,)), version=2)
     status = ask(e, {"IN": [0, 0]})[1].status
     assert status.code is StatusCode.INVALID_ARGUMENT
     assert "input x has size 2 in dimension 0, expected 3" in status.message
 
 
-def test_requests_of_a_sequence_may_be_sent_to_the_version_it_began_on(town: EnsembleFixture) -> None:
-    town.serve("a", adder(1))
+def test_requests_of_a_sequence_may_be_sent_to_the_version_it_began_on(fixture: EnsembleFixture) -> None:
+    fixture.serve("a", adder(1))
     asked = []
 
     def stay(name: str, version: int | None, flags: SequenceFlags) -> ServableHandle:
         asked.append((name, version, flags.id))
-        return town.resolve(name, 1)
+        return fixture.resolve(name, 1)
 
-    e = town.ensemble("e", single("a"), resolve_sequence=stay)
-    town.serve("a", adder(2), version=2)
+    e = fixture.ensemble("e", single("a"), resolve_sequence=stay)
+    fixture.serve("a", adder(2), version=2)
     assert ask(e, {"IN": [0, 0]}, sequence=SequenceFlags("s"))[1].outputs["OUT"].tolist() == [1, 1]
     assert ask(e, {"IN": [0, 0]})[1].outputs["OUT"].tolist() == [2, 2]
     assert asked == [("a", None, "s")]
 
 
-def test_sequence_that_has_lost_its_version_is_told_so(town: EnsembleFixture) -> None:
+def test_sequence_that_has_lost_its_version_is_told_so(fixture: EnsembleFixture) -> None:
     def lost(name: str, version: int | None, flags: SequenceFlags) -> ServableHandle:
         raise ServingError(StatusCode.UNAVAILABLE, "the version is gone")
 
-    town.serve("a", adder(1))
-    e = town.ensemble("e", single("a"), resolve_sequence=lost)
+    fixture.serve("a", adder(1))
+    e = fixture.ensemble("e", single("a"), resolve_sequence=lost)
     status = ask(e, {"IN": [0, 0]}, sequence=SequenceFlags(5))[1].status
     assert status == Status(StatusCode.UNAVAILABLE, "in ensemble 'e', the version is gone")
 
 
-def test_labels_are_those_of_the_models_that_give_the_outputs(town: EnsembleFixture) -> None:
-    e = diamond(town)
+def test_labels_are_those_of_the_models_that_give_the_outputs(fixture: EnsembleFixture) -> None:
+    e = diamond(fixture)
     assert e.labels == {}
-    town.servables[1].labels = {"y": ["cat", "dog"], "z": ["other"]}
+    fixture.servables[1].labels = {"y": ["cat", "dog"], "z": ["other"]}
     assert e.labels == {"LEFT": ["cat", "dog"]}
-    town.map.withdraw(ServableId("left", 1), lambda: None)
+    fixture.map.withdraw(ServableId("left", 1), lambda: None)
     assert e.labels == {}

@@ -31,28 +31,28 @@ from tfs_lite.testing.schedulers.ensembles import (
 )
 
 
-def test_tensors_go_from_step_to_step(town: EnsembleFixture) -> None:
-    e = diamond(town)
+def test_tensors_go_from_step_to_step(fixture: EnsembleFixture) -> None:
+    e = diamond(fixture)
     _, answer = ask(e, {"IN": [1, 2]})
     assert {name: value.tolist() for name, value in answer.outputs.items()} == {"LEFT": [12, 13], "RIGHT": [102, 103]}
-    assert sorted(town.counted()) == ["first", "left", "right"]
+    assert sorted(fixture.counted()) == ["first", "left", "right"]
 
 
-def test_outputs_come_in_the_order_in_which_they_were_asked_for(town: EnsembleFixture) -> None:
-    e = diamond(town)
+def test_outputs_come_in_the_order_in_which_they_were_asked_for(fixture: EnsembleFixture) -> None:
+    e = diamond(fixture)
     assert list(ask(e, {"IN": [1, 2]}, ("RIGHT", "LEFT"))[1].outputs) == ["RIGHT", "LEFT"]
 
 
-def test_step_that_nobody_needs_does_not_run(town: EnsembleFixture) -> None:
-    e = diamond(town)
+def test_step_that_nobody_needs_does_not_run(fixture: EnsembleFixture) -> None:
+    e = diamond(fixture)
     assert list(ask(e, {"IN": [1, 2]}, ("LEFT",))[1].outputs) == ["LEFT"]
-    assert sorted(town.counted()) == ["first", "left"]
+    assert sorted(fixture.counted()) == ["first", "left"]
 
 
-def test_steps_that_are_ready_run_at_the_same_time(town: EnsembleFixture) -> None:
+def test_steps_that_are_ready_run_at_the_same_time(fixture: EnsembleFixture) -> None:
     gate = threading.Event()
     left, right = adder(10, gate=gate), adder(100, gate=gate)
-    e = diamond(town, left, right)
+    e = diamond(fixture, left, right)
     _, answer = ask(e, {"IN": [1, 2]})
     left.wait_entered()
     right.wait_entered()
@@ -61,33 +61,33 @@ def test_steps_that_are_ready_run_at_the_same_time(town: EnsembleFixture) -> Non
     assert set(answer.outputs) == {"LEFT", "RIGHT"}
 
 
-def test_tensors_are_handed_on_without_copies(town: EnsembleFixture) -> None:
+def test_tensors_are_handed_on_without_copies(fixture: EnsembleFixture) -> None:
     given, made = np.ones(2, np.float32), np.zeros(2, np.float32)
     first = Calculator(signature({"x": (2,)}, {"y": (2,)}), lambda inputs: {"y": made})
     last = adder(1)
-    town.serve("a", first)
-    town.serve("b", last)
-    e = town.ensemble("e", CHAIN)
+    fixture.serve("a", first)
+    fixture.serve("b", last)
+    e = fixture.ensemble("e", CHAIN)
     assert ask(e, {"IN": given})[1].outputs["OUT"].tolist() == [1, 1]
     assert np.shares_memory(first.seen[0]["x"], given)
     assert np.shares_memory(last.seen[0]["x"], made)
 
 
-def test_models_are_asked_for_mapped_outputs_only(town: EnsembleFixture) -> None:
+def test_models_are_asked_for_mapped_outputs_only(fixture: EnsembleFixture) -> None:
     model = Calculator(
         signature({"x": (2,)}, {"y": (2,), "z": (2,)}), lambda inputs: {"y": inputs["x"], "z": inputs["x"]}
     )
-    town.serve("a", model)
-    e = town.ensemble("e", single("a"))
+    fixture.serve("a", model)
+    e = fixture.ensemble("e", single("a"))
     assert set(ask(e, {"IN": [1, 2]})[1].outputs) == {"OUT"}
     assert model.asked == [("y",)]
 
 
-def test_requests_of_an_ensemble_share_the_batches_of_its_models(town: EnsembleFixture) -> None:
+def test_requests_of_an_ensemble_share_the_batches_of_its_models(fixture: EnsembleFixture) -> None:
     gate = threading.Event()
     model = adder(1, batch=8, gate=gate)
-    town.serve("a", model, max_batch_size=8)
-    e = town.ensemble("e", single("a", max_batch_size=8))
+    fixture.serve("a", model, max_batch_size=8)
+    e = fixture.ensemble("e", single("a", max_batch_size=8))
     _, first = ask(e, {"IN": [[0, 0]]})
     model.wait_entered()
     rest = [ask(e, {"IN": [[number, number]]})[1] for number in (1, 2, 3)]
@@ -96,10 +96,10 @@ def test_requests_of_an_ensemble_share_the_batches_of_its_models(town: EnsembleF
     assert [seen["x"].shape for seen in model.seen] == [(1, 2), (3, 2)]
 
 
-def test_batched_ensemble_gives_its_rows_to_a_model_without_batch_one_at_a_time(town: EnsembleFixture) -> None:
+def test_batched_ensemble_gives_its_rows_to_a_model_without_batch_one_at_a_time(fixture: EnsembleFixture) -> None:
     model = adder(1)
-    town.serve("a", model)
-    e = town.ensemble("e", single("a", max_batch_size=4))
+    fixture.serve("a", model)
+    e = fixture.ensemble("e", single("a", max_batch_size=4))
     assert ask(e, {"IN": [[1, 2]]})[1].outputs["OUT"].tolist() == [[2, 3]]
     assert model.seen[0]["x"].shape == (2,)
     status = ask(e, {"IN": [[1, 2], [3, 4]]})[1].status
@@ -107,20 +107,20 @@ def test_batched_ensemble_gives_its_rows_to_a_model_without_batch_one_at_a_time(
     assert status.message.startswith("in ensemble 'e', input x has rank 2, expected 1")
 
 
-def test_ensemble_without_batch_gets_its_tensor_back_without_one(town: EnsembleFixture) -> None:
+def test_ensemble_without_batch_gets_its_tensor_back_without_one(fixture: EnsembleFixture) -> None:
     model = adder(1, batch=4)
-    town.serve("a", model, max_batch_size=4)
-    e = town.ensemble("e", single("a"))
+    fixture.serve("a", model, max_batch_size=4)
+    e = fixture.ensemble("e", single("a"))
     assert ask(e, {"IN": [1, 2]})[1].outputs["OUT"].tolist() == [2, 3]
     assert model.seen[0]["x"].shape == (1, 2)
 
 
-def test_default_of_an_input_that_is_not_mapped_is_filled_in(town: EnsembleFixture) -> None:
+def test_default_of_an_input_that_is_not_mapped_is_filled_in(fixture: EnsembleFixture) -> None:
     found = Signature(
         (spec("x", (2,)), spec("w", (2,))), (spec("y", (2,)),), defaults={"w": np.array([5, 6], np.float32)}
     )
-    town.serve("a", Calculator(found, lambda inputs: {"y": inputs["x"] + inputs["w"]}))
-    e = town.ensemble("e", single("a"))
+    fixture.serve("a", Calculator(found, lambda inputs: {"y": inputs["x"] + inputs["w"]}))
+    e = fixture.ensemble("e", single("a"))
     assert ask(e, {"IN": [1, 2]})[1].outputs["OUT"].tolist() == [6, 8]
 
 
@@ -146,21 +146,21 @@ class Shortcut:
         pass
 
 
-def test_stack_does_not_grow_with_steps_that_end_at_once(town: EnsembleFixture) -> None:
+def test_stack_does_not_grow_with_steps_that_end_at_once(fixture: EnsembleFixture) -> None:
     count = 200
     servable = Shortcut(signature({"x": (2,)}, {"y": (2,)}), lambda inputs: {"y": inputs["x"] + 1})
-    town.add(ServableId("a", 1), servable)
+    fixture.add(ServableId("a", 1), servable)
     steps = [step("a", {"x": f"t{number}"}, {"y": f"t{number + 1}"}) for number in range(count)]
-    e = town.ensemble("e", settings_of([tensor("t0")], [tensor(f"t{count}")], steps))
+    e = fixture.ensemble("e", settings_of([tensor("t0")], [tensor(f"t{count}")], steps))
     assert ask(e, {"t0": [0, 0]})[1].outputs[f"t{count}"].tolist() == [count, count]
     assert len(servable.depths) == count
     assert len(set(servable.depths)) == 1
 
 
-def test_missing_output_of_a_step_is_left_out(town: EnsembleFixture) -> None:
+def test_missing_output_of_a_step_is_left_out(fixture: EnsembleFixture) -> None:
     found = signature({"x": (2,)}, {"y": (2,), "z": (2,)})
-    town.add(ServableId("a", 1), Shortcut(found, lambda inputs: {"y": inputs["x"]}))
-    e = town.ensemble(
+    fixture.add(ServableId("a", 1), Shortcut(found, lambda inputs: {"y": inputs["x"]}))
+    e = fixture.ensemble(
         "e",
         settings_of([tensor("IN")], [tensor("Y"), tensor("Z")], [step("a", {"x": "IN"}, {"y": "Y", "z": "Z"})]),
     )
@@ -170,40 +170,40 @@ def test_missing_output_of_a_step_is_left_out(town: EnsembleFixture) -> None:
     assert status.message.startswith("in ensemble 'e', unexpected deadlock")
 
 
-def test_step_runs_without_a_missing_input_and_is_refused_if_it_needs_it(town: EnsembleFixture) -> None:
+def test_step_runs_without_a_missing_input_and_is_refused_if_it_needs_it(fixture: EnsembleFixture) -> None:
     first = signature({"x": (2,)}, {"y": (2,), "z": (2,)})
-    town.add(ServableId("a", 1), Shortcut(first, lambda inputs: {"y": inputs["x"]}))
+    fixture.add(ServableId("a", 1), Shortcut(first, lambda inputs: {"y": inputs["x"]}))
     second = Signature(
         (spec("x", (2,)), spec("w", (2,))), (spec("y", (2,)),), defaults={"w": np.array([5, 5], np.float32)}
     )
-    town.serve("b", Calculator(second, lambda inputs: {"y": inputs["x"] + inputs["w"]}))
+    fixture.serve("b", Calculator(second, lambda inputs: {"y": inputs["x"] + inputs["w"]}))
     steps = [step("a", {"x": "IN"}, {"y": "t", "z": "u"})]
     good = [*steps, step("b", {"x": "t", "w": "u"}, {"y": "OUT"})]
     bad = [*steps, step("b", {"x": "u", "w": "t"}, {"y": "OUT"})]
-    e = town.ensemble("e", settings_of([tensor("IN")], [tensor("OUT")], good))
+    e = fixture.ensemble("e", settings_of([tensor("IN")], [tensor("OUT")], good))
     assert ask(e, {"IN": [1, 2]})[1].outputs["OUT"].tolist() == [6, 7]
-    f = town.ensemble("f", settings_of([tensor("IN")], [tensor("OUT")], bad))
+    f = fixture.ensemble("f", settings_of([tensor("IN")], [tensor("OUT")], bad))
     status = ask(f, {"IN": [1, 2]})[1].status
     assert status.code is StatusCode.INVALID_ARGUMENT
     assert status.message.startswith("in ensemble 'f', Signature input alias: x not found")
 
 
-def test_remembered_plans_are_bounded(town: EnsembleFixture) -> None:
+def test_remembered_plans_are_bounded(fixture: EnsembleFixture) -> None:
     outputs = [tensor(f"o{number}") for number in range(7)]
-    town.serve("a", adder(1))
+    fixture.serve("a", adder(1))
     steps = [step("a", {"x": "IN"}, {"y": f"o{number}"}) for number in range(7)]
-    e = town.ensemble("e", settings_of([tensor("IN")], outputs, steps))
+    e = fixture.ensemble("e", settings_of([tensor("IN")], outputs, steps))
     for choice in range(1, 2**7):
         wanted = tuple(f"o{number}" for number in range(7) if choice & 1 << number)
         assert tuple(ask(e, {"IN": [0, 0]}, wanted)[1].outputs) == wanted
     assert len(e._plans) == MAX_PLANS
 
 
-def test_many_requests_from_many_threads_are_each_answered_once(town: EnsembleFixture) -> None:
-    town.serve("first", adder(1, batch=8), max_batch_size=8)
-    town.serve("left", adder(10, batch=8), max_batch_size=8)
-    town.serve("right", adder(100, batch=8), max_batch_size=8)
-    e = town.ensemble("e", DIAMOND | {"max_batch_size": 8})
+def test_many_requests_from_many_threads_are_each_answered_once(fixture: EnsembleFixture) -> None:
+    fixture.serve("first", adder(1, batch=8), max_batch_size=8)
+    fixture.serve("left", adder(10, batch=8), max_batch_size=8)
+    fixture.serve("right", adder(100, batch=8), max_batch_size=8)
+    e = fixture.ensemble("e", DIAMOND | {"max_batch_size": 8})
     answers: dict[int, Answer] = {}
     cancelled = set(range(0, 200, 7))
 
@@ -224,6 +224,6 @@ def test_many_requests_from_many_threads_are_each_answered_once(town: EnsembleFi
             assert (number in cancelled, result.code) == (True, StatusCode.CANCELLED)
         else:
             assert (result["LEFT"][0, 0], result["RIGHT"][0, 0]) == (number + 11, number + 101)
-    town.wait_for_no_handles()
+    fixture.wait_for_no_handles()
     assert e.pending == 0
     assert all(len(answer.results) == 1 for answer in answers.values())

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
-from tfs_lite.schedulers.ensemble.shapes import agree, consistent, passed_on
-from tfs_lite.schedulers.ensemble.types import Face, face_of
+from tfs_lite.schedulers.ensemble.shapes import adapt_batch_dimension, agree, consistent
+from tfs_lite.schedulers.ensemble.types import Interface, interface_of
 from tfs_lite.testing.schedulers.ensembles import signature
 
 
-def face(dims: Sequence[int], batch: int) -> Face:
-    return face_of(signature({"x": dims}, {"y": dims}, batch))
+def interface(dims: Sequence[int], batch: int) -> Interface:
+    return interface_of(signature({"x": dims}, {"y": dims}, batch))
 
 
 @pytest.mark.parametrize(
@@ -36,34 +36,34 @@ def test_tensor_gains_or_loses_a_dimension(
     made_by_batched: bool, user_batch: int, dims: tuple[int, ...], shape: tuple[int, ...], becomes: tuple[int, ...]
 ) -> None:
     array = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
-    user = face(dims, user_batch)
-    got = passed_on(array, made_by_batched, user, user.inputs["x"])
+    user = interface(dims, user_batch)
+    got = adapt_batch_dimension(array, made_by_batched, user, user.inputs["x"])
     assert got.shape == becomes
     assert np.shares_memory(got, array)
 
 
 def test_tensor_for_an_undeclared_shape_stays_as_it_is() -> None:
-    user = Face({"x": TensorSpec("x")}, {})
+    user = Interface({"x": TensorSpec("x")}, {})
     array = np.zeros((1, 3), np.float32)
-    assert passed_on(array, True, user, user.inputs["x"]) is array
+    assert adapt_batch_dimension(array, True, user, user.inputs["x"]) is array
 
 
 @pytest.mark.parametrize(
     ("maker", "user", "fits"),
     [
-        pytest.param(face((3,), 8), face((3,), 0), True, id="equal without the batch"),
-        pytest.param(face((3,), 8), face((-1, 3), 0), True, id="equal with the batch"),
-        pytest.param(face((3,), 8), face((4, 3), 0), True, id="a batch of any size may be this one"),
-        pytest.param(face((3,), 0), face((3,), 4), True, id="one row"),
-        pytest.param(face((7, 3), 0), face((3,), 4), True, id="its first dimension is the batch"),
-        pytest.param(face((3,), 8), face((4,), 8), False, id="other size"),
-        pytest.param(face((3,), 8), face((3, 3), 8), False, id="other rank"),
-        pytest.param(face((-1,), 8), face((4,), 8), True, id="any size"),
-        pytest.param(face((3, 3), 0), face((2,), 0), False, id="nothing fits"),
-        pytest.param(Face({}, {"y": TensorSpec("y")}), face((2,), 0), True, id="undeclared"),
+        pytest.param(interface((3,), 8), interface((3,), 0), True, id="equal without the batch"),
+        pytest.param(interface((3,), 8), interface((-1, 3), 0), True, id="equal with the batch"),
+        pytest.param(interface((3,), 8), interface((4, 3), 0), True, id="a batch of any size may be this one"),
+        pytest.param(interface((3,), 0), interface((3,), 4), True, id="one row"),
+        pytest.param(interface((7, 3), 0), interface((3,), 4), True, id="its first dimension is the batch"),
+        pytest.param(interface((3,), 8), interface((4,), 8), False, id="other size"),
+        pytest.param(interface((3,), 8), interface((3, 3), 8), False, id="other rank"),
+        pytest.param(interface((-1,), 8), interface((4,), 8), True, id="any size"),
+        pytest.param(interface((3, 3), 0), interface((2,), 0), False, id="nothing fits"),
+        pytest.param(Interface({}, {"y": TensorSpec("y")}), interface((2,), 0), True, id="undeclared"),
     ],
 )
-def test_consistent_shapes_agree_with_or_without_the_batch(maker: Face, user: Face, fits: bool) -> None:
+def test_consistent_shapes_agree_with_or_without_the_batch(maker: Interface, user: Interface, fits: bool) -> None:
     assert consistent(maker, maker.outputs["y"], user, user.inputs["x"]) is fits
 
 
@@ -99,4 +99,4 @@ def test_shapes_of_different_rank_do_not_agree() -> None:
 def test_a_model_is_batched_when_every_tensor_begins_with_the_batch(
     found: Signature, batched: bool, rows: int | None
 ) -> None:
-    assert (face_of(found).batched, face_of(found).max_rows) == (batched, rows)
+    assert (interface_of(found).batched, interface_of(found).max_rows) == (batched, rows)

@@ -46,7 +46,7 @@ def sums(batch: int = 4, candidates: int = 8, **oldest: object) -> Any:
 
 
 def queue_while_busy(fixture: Any, order: list[int]) -> list[SequenceRequest]:
-    """Requests for sequences in this order, all of which come during a run for sequence 99; 1 is request for each."""
+    """Requests for sequences in this order, all of which come during a run for sequence 99; each asks for 1."""
     fixture.shut()
     first = fixture.ask(0, 99, start=True)
     fixture.model.gate.wait_for()
