@@ -1,1 +1,1 @@
-"""Where a model runs that is not to run in the server: in a process of its own."""
+"""Models in processes of their own: forked by a fork server, fed through shared memory, started again when they die."""

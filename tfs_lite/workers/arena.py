@@ -1,9 +1,9 @@
 """Memory that two processes share, and tensors in it.
 
 One side writes, the other reads. The memory is a file without a name that may grow but never shrink (it is sealed), so
-that no process can take away what another has mapped. A tensor lies at a multiple of 64 bytes; texts lie as their
-lengths (int64, one each) and behind them their bytes. Where a tensor lies is told in a message and checked here before
-anything is read, because the other process may say whatever it likes.
+that no process can take away what another has mapped. A tensor starts at a multiple of 64 bytes; texts are stored as
+their lengths (int64, one each) followed by their bytes. The location of a tensor comes in a message and is checked here
+before anything is read, because the other process is not trusted.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor lies. ``offset`` and ``nbytes`` are in bytes."""
+class TensorLocation:
+    """Where a tensor lies in an arena. ``offset`` and ``nbytes`` are in bytes."""
 
     name: str
     dtype: DataType
@@ -50,18 +50,18 @@ class Place:
 
     @property
     def plain(self) -> tuple[str, int, tuple[int, ...], int, int]:
-        """As it goes into a message."""
+        """The location as it is sent in a message."""
         return self.name, self.dtype.value, self.shape, self.offset, self.nbytes
 
 
 class Arena:
-    """One shared memory. ``what`` names what it carries in messages for clients; ``limit`` is in bytes.
+    """One shared memory. ``what`` names its contents in error messages for clients; ``limit`` is in bytes.
 
-    Threads: one at a time. Views and mappings outlive :meth:`close` as long as somebody holds them.
+    Threads: one at a time. Views and mappings outlive :meth:`close` while there are references to them.
     """
 
     def __init__(self, descriptor: int, limit: int, what: str) -> None:
-        """Takes the descriptor over."""
+        """Owns the descriptor from now on."""
         self.descriptor = descriptor
         self._limit = limit
         self._what = what
@@ -86,7 +86,7 @@ class Arena:
             os.close(descriptor)
 
     def grow(self, nbytes: int) -> None:
-        """The writer's: makes room for so many bytes. RESOURCE_EXHAUSTED beyond the limit, or if there is no memory."""
+        """For the writer: makes room for ``nbytes``. RESOURCE_EXHAUSTED beyond the limit, or if there is no memory."""
         if nbytes <= self._size:
             return
         if nbytes > self._limit:
@@ -104,8 +104,8 @@ class Arena:
                 f"{self._what} take {nbytes} bytes, which the system refuses ({os.strerror(error.errno or 0)})",
             ) from None
 
-    def follow(self, nbytes: int) -> None:
-        """The reader's: sees to it that so many bytes can be read. Garbage if they are not there."""
+    def map(self, nbytes: int) -> None:
+        """For the reader: maps at least ``nbytes``. ProtocolError if the memory is smaller."""
         if nbytes <= self._size:
             return
         size = min(os.fstat(self.descriptor).st_size, self._limit)
@@ -113,64 +113,64 @@ class Arena:
             raise ProtocolError(f"a tensor that ends at byte {nbytes} of {size}")
         self._map(size)
 
-    def view(self, place: Place) -> Array:
-        """The memory itself, writable. The place was checked; it holds no texts."""
-        if place.nbytes == 0:
-            return np.empty(place.shape, to_numpy(place.dtype))
+    def view(self, location: TensorLocation) -> Array:
+        """The memory itself, writable. The location has to be checked, and holds no texts."""
+        if location.nbytes == 0:
+            return np.empty(location.shape, to_numpy(location.dtype))
         assert self._memory is not None
-        return np.ndarray(place.shape, to_numpy(place.dtype), self._memory, place.offset)
+        return np.ndarray(location.shape, to_numpy(location.dtype), self._memory, location.offset)
 
-    def put(self, tensors: Mapping[str, Tensor], start: int = 0) -> list[Place]:
+    def write(self, tensors: Mapping[str, Tensor], start: int = 0) -> list[TensorLocation]:
         """Copies the tensors in, from byte ``start``. RESOURCE_EXHAUSTED as :meth:`grow`; INVALID_ARGUMENT for an array
         of a type that no tensor has."""
         pieces = [(name, _flat(tensor)) for name, tensor in tensors.items()]
-        places = lay_out(((name, piece.dtype, piece.shape, piece.nbytes) for name, piece in pieces), start)
-        self.grow(end_of(places))
-        for place, (_, piece) in zip(places, pieces, strict=True):
-            self._write(place, piece)
-        return places
+        locations = lay_out(((name, piece.dtype, piece.shape, piece.nbytes) for name, piece in pieces), start)
+        self.grow(end_of(locations))
+        for location, (_, piece) in zip(locations, pieces, strict=True):
+            self._write(location, piece)
+        return locations
 
-    def get(self, place: Place) -> Array:
-        """A copy. Garbage if the place does not lie in the memory, or holds no such tensor."""
-        self.follow(place.offset + place.nbytes)
-        if place.dtype is DataType.STRING:
-            return self._texts(place)
+    def read(self, location: TensorLocation) -> Array:
+        """A copy. ProtocolError if the location does not lie in the memory, or holds no such tensor."""
+        self.map(location.offset + location.nbytes)
+        if location.dtype is DataType.STRING:
+            return self._texts(location)
         try:
-            view = self.view(place)
+            view = self.view(location)
         except (ValueError, MemoryError):
-            raise ProtocolError(f"a tensor of shape {place.shape}") from None
-        return np.asarray(view.view(np.uint8) != 0) if place.dtype is DataType.BOOL else view.copy()
+            raise ProtocolError(f"a tensor of shape {location.shape}") from None
+        return np.asarray(view.view(np.uint8) != 0) if location.dtype is DataType.BOOL else view.copy()
 
-    def look(self, place: Place) -> Array:
-        """The memory itself where that is possible, which it is not for texts. Garbage as :meth:`get`."""
-        if place.dtype is DataType.STRING:
-            return self.get(place)
-        self.follow(place.offset + place.nbytes)
-        return self.view(place)
+    def read_in_place(self, location: TensorLocation) -> Array:
+        """The memory itself, or a copy for texts. Errors as those of :meth:`read`."""
+        if location.dtype is DataType.STRING:
+            return self.read(location)
+        self.map(location.offset + location.nbytes)
+        return self.view(location)
 
     def _map(self, size: int) -> None:
         self._memory = mmap.mmap(self.descriptor, size)
         self._size = size
 
-    def _write(self, place: Place, piece: _Flat) -> None:
-        if not place.nbytes:
+    def _write(self, location: TensorLocation, piece: _Flat) -> None:
+        if not location.nbytes:
             return
         if piece.texts is None:
-            np.copyto(self.view(place), piece.array)
+            np.copyto(self.view(location), piece.array)
             return
         assert self._memory is not None
-        body = place.offset + piece.array.nbytes
-        self._memory[place.offset : body] = piece.array.tobytes()
-        self._memory[body : place.offset + place.nbytes] = piece.texts
+        body = location.offset + piece.array.nbytes
+        self._memory[location.offset : body] = piece.array.tobytes()
+        self._memory[body : location.offset + location.nbytes] = piece.texts
 
-    def _texts(self, place: Place) -> Array:
-        count = math.prod(place.shape)
-        found = _empty_texts(place.shape)
+    def _texts(self, location: TensorLocation) -> Array:
+        count = math.prod(location.shape)
+        found = _empty_texts(location.shape)
         if not count:
             return found
         assert self._memory is not None
-        lengths = np.ndarray(count, np.int64, self._memory, place.offset).tolist()
-        texts = self._memory[place.offset + 8 * count : place.offset + place.nbytes]
+        lengths = np.ndarray(count, np.int64, self._memory, location.offset).tolist()
+        texts = self._memory[location.offset + 8 * count : location.offset + location.nbytes]
         if min(lengths) < 0 or sum(lengths) != len(texts):
             raise ProtocolError("texts whose lengths are not those of their bytes")
         flat, end = found.reshape(-1), 0
@@ -181,7 +181,7 @@ class Arena:
 
 
 def _anonymous_file() -> int:
-    """Never executable, which some systems insist on and older ones cannot be told."""
+    """Not executable, as some systems insist; older ones do not know the flag."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         return os.memfd_create("tfs-lite", flags | _NOT_EXECUTABLE)
@@ -191,18 +191,18 @@ def _anonymous_file() -> int:
     return os.memfd_create("tfs-lite", flags)
 
 
-def lay_out(tensors: Iterable[tuple[str, DataType, tuple[int, ...], int]], start: int = 0) -> list[Place]:
-    """(name, dtype, shape, bytes) one behind the other, aligned."""
-    places = []
+def lay_out(tensors: Iterable[tuple[str, DataType, tuple[int, ...], int]], start: int = 0) -> list[TensorLocation]:
+    """Locations for the tensors (name, dtype, shape, bytes), one after the other, aligned."""
+    locations = []
     for name, dtype, shape, nbytes in tensors:
         start = -(-start // ALIGNMENT) * ALIGNMENT
-        places.append(Place(name, dtype, shape, start, nbytes))
+        locations.append(TensorLocation(name, dtype, shape, start, nbytes))
         start += nbytes
-    return places
+    return locations
 
 
-def lay_out_shapes(shapes: Shapes) -> list[Place]:
-    """Where arrays of these shapes and numpy dtypes would lie; texts are left out."""
+def lay_out_shapes(shapes: Shapes) -> list[TensorLocation]:
+    """Locations for arrays of these shapes and numpy dtypes; texts are left out."""
     wanted = [(name, from_numpy(np.dtype(dtype)), tuple(shape)) for name, (shape, dtype) in shapes.items()]
     return lay_out(
         (name, dtype, shape, math.prod(shape) * to_numpy(dtype).itemsize)
@@ -211,22 +211,22 @@ def lay_out_shapes(shapes: Shapes) -> list[Place]:
     )
 
 
-def end_of(places: list[Place]) -> int:
-    return max((place.offset + place.nbytes for place in places), default=0)
+def end_of(locations: list[TensorLocation]) -> int:
+    return max((location.offset + location.nbytes for location in locations), default=0)
 
 
-def read_places(raw: object) -> list[Place]:
-    """The places of a message. Garbage unless each is one: names that differ, a known dtype, a shape that fits the
-    bytes. Whether it lies within the memory is for :meth:`Arena.get`."""
+def read_locations(raw: object) -> list[TensorLocation]:
+    """The locations in a message. ProtocolError unless names differ, dtypes are known and shapes fit the bytes.
+    :meth:`Arena.read` checks whether they lie within the memory."""
     if not isinstance(raw, list):
         raise ProtocolError("no list of tensors")
-    places = [_read_place(item) for item in raw]
-    if len({place.name for place in places}) != len(places):
+    locations = [_read_location(item) for item in raw]
+    if len({location.name for location in locations}) != len(locations):
         raise ProtocolError("two tensors of one name")
-    return places
+    return locations
 
 
-def _read_place(raw: object) -> Place:
+def _read_location(raw: object) -> TensorLocation:
     if not isinstance(raw, list) or len(raw) != 5:
         raise ProtocolError("no tensor")
     name, number, shape, offset, nbytes = raw
@@ -239,11 +239,11 @@ def _read_place(raw: object) -> Place:
     least = 8 * count if dtype is DataType.STRING else count * to_numpy(dtype).itemsize
     if offset % ALIGNMENT or nbytes < least or (nbytes > least and (dtype is not DataType.STRING or not count)):
         raise ProtocolError(f"tensor {name:.100} of {nbytes} bytes at byte {offset}, expected {least} bytes")
-    return Place(name, dtype, tuple(shape), offset, nbytes)
+    return TensorLocation(name, dtype, tuple(shape), offset, nbytes)
 
 
 def read_dtype(raw: object) -> DataType:
-    """An element type by its number. Garbage if there is none."""
+    """The element type with this number. ProtocolError if there is none."""
     found = _DTYPES.get(raw) if type(raw) is int else None
     if found is None:
         raise ProtocolError("an element type that there is not")
@@ -252,7 +252,7 @@ def read_dtype(raw: object) -> DataType:
 
 @dataclass(frozen=True, slots=True)
 class _Flat:
-    """What is to be written: ``array``, or for texts their lengths and behind them ``texts``."""
+    """What to write for a tensor: ``array``; for texts ``array`` holds their lengths, and ``texts`` follows."""
 
     dtype: DataType
     shape: tuple[int, ...]

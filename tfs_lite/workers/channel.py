@@ -1,7 +1,7 @@
-"""Messages over a stream socket between two processes: a length, then msgpack. No pickle: neither end can run anything.
+"""Messages over a stream socket between two processes: a length, then msgpack, and no pickle, which could run code.
 
-One side asks, the other answers, so there is never more than one message under way. What arrives is plain data (lists,
-texts, numbers, bytes) that its reader has to check: nothing here believes more than the length, and that is bounded.
+One side calls, the other answers, so there is never more than one message in flight. A message is plain data (lists,
+texts, numbers, bytes) that its reader has to check: only the length is checked here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _LENGTH = struct.Struct("<I")
 
 
 class ProtocolError(Exception):
-    """What came cannot be a message, or not the one that was due. The other end is not to be used again."""
+    """What was received is no message, or not the expected one. The other end must not be used again."""
 
 
 class ConnectionClosed(Exception):
-    """The other end has closed. ``unread``: it did so before it had read the last message sent to it."""
+    """The other end has closed. ``unread`` means that it had not read the last message sent to it."""
 
     def __init__(self, unread: bool = False) -> None:
         super().__init__("the connection is closed")
@@ -37,18 +37,18 @@ class ConnectionClosed(Exception):
 
 
 class Channel:
-    """One end of a connection; takes the socket over. Used by one thread at a time, but ``hang_up`` by any at any time:
-    it lets whoever waits find the connection closed."""
+    """One end of a connection; it owns the socket. One thread at a time, but any may call ``shut_down``: a thread that
+    waits in ``receive`` then finds the connection closed."""
 
     def __init__(self, sock: socket.socket, stall_seconds: float = STALL_SECONDS) -> None:
         self._sock = sock
         self._stall = stall_seconds
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
-        self._closing = threading.Lock()  # guards the life of the descriptor against hang_up
+        self._closing = threading.Lock()  # guards the descriptor: shut_down must not use one that was closed
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Raises Gone; ValueError if the message is longer than can be sent, TypeError if it is no plain data."""
+        """Raises ConnectionClosed; ValueError if the message is too long, TypeError if it is no plain data."""
         body = ormsgpack.packb(message)
         if len(body) > MAX_MESSAGE:
             raise ValueError(f"a message of {len(body)} bytes; at most {MAX_MESSAGE} can be sent")
@@ -61,7 +61,7 @@ class Channel:
             raise ConnectionClosed(unread=True) from None
 
     def receive(self) -> object:
-        """Waits for the next message, as long as it takes. Raises Gone, Garbage."""
+        """Waits for the next message without a time limit. Raises ConnectionClosed, ProtocolError."""
         try:
             got = self._sock.recv_into(self._buffer)
         except OSError as error:
@@ -69,7 +69,7 @@ class Channel:
         return self._whole(self._buffer, got)
 
     def receive_with_descriptors(self) -> tuple[object, list[int]]:
-        """As :meth:`receive`, with the file descriptors that came along; they are the caller's to close."""
+        """As :meth:`receive`, with the file descriptors of the message, which the caller has to close."""
         try:
             piece, found, _, _ = socket.recv_fds(self._sock, _BUFFER, MAX_DESCRIPTORS)
         except OSError as error:
@@ -84,8 +84,8 @@ class Channel:
                 os.close(descriptor)
             raise
 
-    def hang_up(self) -> None:
-        """Ends the conversation for both ends; the descriptor stays until :meth:`close`."""
+    def shut_down(self) -> None:
+        """Ends the connection for both ends; the descriptor stays open until :meth:`close`."""
         with self._closing:
             try:
                 self._sock.shutdown(socket.SHUT_RDWR)
@@ -106,7 +106,7 @@ class Channel:
         return self._rest(bytearray(self._view[:got]))
 
     def _rest(self, frame: bytearray) -> object:
-        """The message that begins with ``frame``, whose rest is still to come."""
+        """Receives the rest of the message that begins with ``frame``."""
         latest = time.monotonic() + self._stall
         try:
             while len(frame) < _LENGTH.size or len(frame) < _end_of(frame):

@@ -1,8 +1,7 @@
-"""The far end: a process that opens one model and answers the server's questions about it, until it is told to end.
+"""The process of a model: it opens one model and answers the server's requests to it, until the server ends it.
 
-The process was forked by the nursery a moment ago. Its main thread opens the model and runs it; threads of their own
-answer ``preprocess`` and ``postprocess`` beside that. It ends without ceremony (``os._exit``): exit handlers that were
-registered before the fork are not its own.
+The fork server has just forked it. Its main thread opens the model and runs it; other threads answer ``preprocess`` and
+``postprocess``. It ends by ``os._exit``, because exit handlers registered before the fork belong to the fork server.
 """
 
 from __future__ import annotations
@@ -22,13 +21,22 @@ import numpy as np
 
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.workers.arena import Arena, read_places
+from tfs_lite.workers.arena import Arena, read_locations
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
-from tfs_lite.workers.priorities import in_background, step_beside
-from tfs_lite.workers.wire import CLOSE, LANES, OPEN, POSTPROCESS, PREPROCESS, RUN, describe_model, plain_failure
+from tfs_lite.workers.priorities import in_background, lower_priority
+from tfs_lite.workers.wire import (
+    CLOSE,
+    ITEM_CHANNELS,
+    OPEN,
+    POSTPROCESS,
+    PREPROCESS,
+    RUN,
+    describe_model,
+    plain_failure,
+)
 
 CLOSED, LOST, BROKEN = 0, 0, 1
-"""Exit codes: told to end; the server is gone; it does not understand the server."""
+"""Exit codes: the server asked for the end; the server has gone; the process does not understand the server."""
 logger = logging.getLogger(__name__)
 
 Opened = Any
@@ -36,11 +44,11 @@ Opened = Any
 
 
 def main(sock: socket.socket) -> NoReturn:
-    """The whole life of the process."""
+    """Serves until the server ends the connection; then ends the process."""
     code = BROKEN
-    step_beside()
+    lower_priority()
     try:
-        code = _live(Channel(sock))
+        code = _serve(Channel(sock))
     except ConnectionClosed:
         code = LOST
     except BaseException:
@@ -54,13 +62,13 @@ def main(sock: socket.socket) -> NoReturn:
         os._exit(code)
 
 
-def _live(channel: Channel) -> int:
+def _serve(channel: Channel) -> int:
     message, descriptors = channel.receive_with_descriptors()
     what, request = cast(tuple[str, dict[str, Any]], message)
     if what != OPEN:
         raise ProtocolError(what)
     label, limit = request["label"], request["limit"]
-    _introduce(label, request["log_level"])
+    _set_up_process(label, request["log_level"])
     inputs, outputs = Arena(descriptors[0], limit, ""), Arena(descriptors[1], limit, f"{label}: the outputs of a run")
     try:
         with in_background():
@@ -71,14 +79,14 @@ def _live(channel: Channel) -> int:
         return CLOSED
     channel.send((int(StatusCode.OK), description))
     if model.has_item_steps:
-        _open_lanes(channel, model, label, limit)
-    FarLane(channel, inputs, outputs, model, label, keep=False).serve()
+        _open_item_channels(channel, model, label, limit)
+    RequestHandler(channel, inputs, outputs, model, label, keep=False).serve()
     _close(model, label)
     return CLOSED
 
 
-def _introduce(label: str, log_level: int) -> None:
-    """Who this process is: for logs, for the process list, and for the generators of random numbers."""
+def _set_up_process(label: str, log_level: int) -> None:
+    """Names the process in logs and in the process list, and seeds its random numbers."""
     faulthandler.enable()
     shown = label.replace("%", "%%")
     logging.basicConfig(
@@ -97,7 +105,7 @@ def _introduce(label: str, log_level: int) -> None:
 
 
 def _open(function: str, arguments: str, label: str) -> Opened:
-    """Calls ``module:function`` with the arguments. ServingError whatever goes wrong."""
+    """Calls ``module:function`` with the arguments. Every failure is a ServingError."""
     try:
         module, _, name = function.partition(":")
         opener: Callable[[str], Opened] = getattr(importlib.import_module(module), name)
@@ -110,14 +118,14 @@ def _open(function: str, arguments: str, label: str) -> Opened:
     raise failure
 
 
-def _open_lanes(channel: Channel, model: Opened, label: str, limit: int) -> None:
+def _open_item_channels(channel: Channel, model: Opened, label: str, limit: int) -> None:
     message, descriptors = channel.receive_with_descriptors()
     what, count = cast(tuple[str, int], message)
-    if what != LANES or len(descriptors) != 3 * count:
+    if what != ITEM_CHANNELS or len(descriptors) != 3 * count:
         raise ProtocolError(what)
     for index in range(count):
         sock, inputs, outputs = descriptors[3 * index : 3 * index + 3]
-        lane = FarLane(
+        handler = RequestHandler(
             Channel(socket.socket(fileno=sock)),
             Arena(inputs, limit, ""),
             Arena(outputs, limit, f"{label}: the results of a request"),
@@ -125,7 +133,7 @@ def _open_lanes(channel: Channel, model: Opened, label: str, limit: int) -> None
             label,
             keep=True,
         )
-        threading.Thread(target=lane.serve_beside, name=f"tfs-items-{index}", daemon=True).start()
+        threading.Thread(target=handler.serve_until_closed, name=f"tfs-items-{index}", daemon=True).start()
 
 
 def _close(model: Opened, label: str) -> None:
@@ -136,10 +144,10 @@ def _close(model: Opened, label: str) -> None:
         logger.exception("closing %s failed", label)
 
 
-class FarLane:
-    """Answers the questions of one connection, on one thread.
+class RequestHandler:
+    """Answers the requests of one connection, on one thread.
 
-    ``keep``: the model may keep the arrays it gets, which are then copies; else they are windows onto the memory, valid
+    With ``keep`` the model may keep its inputs, which are copies; otherwise they are views of the shared memory, valid
     until the answer.
     """
 
@@ -151,21 +159,21 @@ class FarLane:
         self._outputs = outputs
         self._model = model
         self._label = label
-        self._read = inputs.get if keep else inputs.look
+        self._read = inputs.read if keep else inputs.read_in_place
 
     def serve(self) -> None:
-        """Until the server says that it is enough. Raises Gone when the server is."""
+        """Returns when the server asks for the end. Raises ConnectionClosed when the server has gone."""
         while True:
             number, what, signature, wanted, raw, seconds = cast(list[Any], self._channel.receive())
             if what == CLOSE:
                 return
-            inputs = {place.name: self._read(place) for place in read_places(raw)}
+            inputs = {location.name: self._read(location) for location in read_locations(raw)}
             answer = self._answer(what, signature, inputs, tuple(wanted), seconds)
             del inputs
             self._channel.send((number, *answer))
 
-    def serve_beside(self) -> None:
-        """The same on a thread of its own, which ends with the connection."""
+    def serve_until_closed(self) -> None:
+        """Returns when the connection ends. For a thread of its own."""
         try:
             self.serve()
         except ConnectionClosed:
@@ -176,7 +184,7 @@ class FarLane:
     ) -> tuple[int, object]:
         try:
             results = self._call(what, signature, inputs, wanted, seconds)
-            return int(StatusCode.OK), [place.plain for place in self._outputs.put(results)]
+            return int(StatusCode.OK), [location.plain for location in self._outputs.write(results)]
         except ServingError as error:
             return plain_failure(error.code, error.status.message)
         except BaseException as error:

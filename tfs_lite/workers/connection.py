@@ -1,4 +1,4 @@
-"""One life of a model's process, seen from the server: from its start to the last trace of it."""
+"""The server's connection to one process of a model: starting it, opening the model in it, ending it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import StatusCode
 from tfs_lite.workers.arena import DEFAULT_LIMIT, Arena, Array
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
-from tfs_lite.workers.child_channel import ChildChannel, LanePool
+from tfs_lite.workers.child_channel import ChannelPool, ChildChannel
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.supervisor import Supervisor, Worker
-from tfs_lite.workers.wire import LANES, OPEN, Description, read_description, read_failure
+from tfs_lite.workers.wire import ITEM_CHANNELS, OPEN, Description, read_description, read_failure
 
 GRACE_SECONDS = 2.0
 """How long a process may take to end once it has closed its connection."""
 KILL_SECONDS = 10.0
-"""How long the kernel may take to end a process that was killed."""
+"""How long the kernel may take to end a killed process."""
 logger = logging.getLogger(__name__)
 
 
@@ -30,8 +30,8 @@ class RemoteModel:
     """What to open in a process of its own, and how.
 
     ``label`` names it in messages, e.g. ``model m version 1``. ``function``, as ``module:function``, is called in the
-    process with ``arguments`` (JSON) and returns the model. ``memory_limit`` is in bytes and counts for the inputs and
-    for the outputs of one run; ``close_seconds`` is what the model gets to end by itself. ``item_lanes``: how many
+    process with ``arguments`` (JSON) and returns the model. ``memory_limit``, in bytes, bounds the inputs and the
+    outputs of one run each; ``close_seconds`` is how long the model may take to close. ``item_channels`` is how many
     requests may be in ``preprocess`` and ``postprocess`` at once.
     """
 
@@ -40,14 +40,19 @@ class RemoteModel:
     arguments: str
     memory_limit: int = DEFAULT_LIMIT
     close_seconds: float = 10.0
-    item_lanes: int = 2
+    item_channels: int = 2
 
 
 class Connection:
-    """A process with an open model. Threads: ``main`` and ``items`` as they say, the rest by any."""
+    """A process with an open model. Threads: ``main`` and ``items`` as their classes say; the rest by any thread."""
 
     def __init__(
-        self, remote: RemoteModel, worker: Worker, main: ChildChannel, items: LanePool | None, description: Description
+        self,
+        remote: RemoteModel,
+        worker: Worker,
+        main: ChildChannel,
+        items: ChannelPool | None,
+        description: Description,
     ) -> None:
         self.remote = remote
         self.worker = worker
@@ -59,77 +64,77 @@ class Connection:
 
     @property
     def verdict(self) -> str:
-        """Why the process has ended, as far as is known already."""
+        """Why the process has ended, as far as that is known already."""
         return self._verdict or self.worker.cause
 
-    def ask_beside(
+    def call_step(
         self, what: str, signature: str, tensors: Mapping[str, Tensor], deadline: float | None
     ) -> dict[str, Array]:
-        """A step of one request. Raises as :meth:`LanePool.ask`; Gone from a process that has no such steps."""
+        """Runs a step of a request. Raises as :meth:`ChannelPool.call`; ConnectionClosed if the model has no steps."""
         if self.items is None:
             raise ConnectionClosed
-        return self.items.ask(what, signature, tensors, deadline)
+        return self.items.call(what, signature, tensors, deadline)
 
-    def hang_up(self) -> None:
-        """Whoever waits for an answer finds the connection closed."""
-        self.main.hang_up()
+    def shut_down(self) -> None:
+        """Threads that wait for an answer find the connection closed."""
+        self.main.shut_down()
         if self.items is not None:
-            self.items.hang_up()
+            self.items.shut_down()
 
-    def condemn(self, garbage: ProtocolError) -> None:
-        """The process has sent what it must not send: kills it."""
+    def kill_for(self, garbage: ProtocolError) -> None:
+        """Kills the process because it has broken the protocol."""
         logger.error("the process of %s sent %s; it is killed", self.remote.label, garbage)
         self._verdict = self._verdict or "it sent garbage"
         self.worker.kill()
 
     def cause(self) -> str:
-        """Why the process has ended. Waits for its end, and brings it about if it does not come by itself."""
+        """Why the process has ended. Waits for its end, and kills it after :data:`GRACE_SECONDS`."""
         if not self.worker.ended.wait(GRACE_SECONDS):
             self._verdict = self._verdict or "it closed its connection"
             _kill(self.worker, self.remote.label)
         return self.verdict
 
-    def clear_away(self) -> None:
-        """Frees the connection. The process has ended."""
-        self.hang_up()
+    def free(self) -> None:
+        """Frees the connection of a process that has ended."""
+        self.shut_down()
         self.main.close()
         if self.items is not None:
             self.items.close()
 
     def close(self) -> None:
-        """Lets the model end by itself, but not for long."""
-        patience = self.remote.close_seconds
+        """Gives the model ``close_seconds`` to close, then kills its process."""
+        seconds = self.remote.close_seconds
         try:
-            self.main.say_goodbye(patience)
-            if not self.worker.ended.wait(patience):
-                logger.warning("%s did not close within %g seconds: its process is killed", self.remote.label, patience)
+            self.main.request_close(seconds)
+            if not self.worker.ended.wait(seconds):
+                logger.warning("%s did not close within %g seconds: its process is killed", self.remote.label, seconds)
         except ConnectionClosed:
             pass
         _kill(self.worker, self.remote.label)
-        self.clear_away()
+        self.free()
 
 
 def connect(
-    supervisor: Supervisor, remote: RemoteModel, inputs: Staging, outputs: Arena, seen: Callable[[Worker], None]
+    supervisor: Supervisor, remote: RemoteModel, inputs: Staging, outputs: Arena, on_start: Callable[[Worker], None]
 ) -> Connection:
-    """Starts a process and opens the model in it, however long that takes. ``inputs`` and ``outputs`` stay the
-    caller's. ``seen`` gets the process as soon as there is one; killing it ends the wait.
+    """Starts a process and opens the model in it, without a time limit. The caller keeps ``inputs`` and ``outputs``.
+    ``on_start`` gets the process as soon as there is one; killing it ends the wait.
 
-    Raises what the opening raised; WorkerLost if the process did not survive it. Then nothing is left of it.
+    Raises what the opening raised; WorkerLost if the process died meanwhile. A failure leaves nothing behind.
     """
-    near, far = socket.socketpair()
-    channel = Channel(near)
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
     try:
-        with far:
-            worker = supervisor.spawn(remote.label, far)
+        with theirs:
+            worker = supervisor.spawn(remote.label, theirs)
     except BaseException:
         channel.close()
         raise
-    worker.on_end(channel.hang_up)
-    seen(worker)
+    worker.on_end(channel.shut_down)
+    on_start(worker)
     try:
         description = _open(channel, remote, inputs, outputs)
-        items = _open_lanes(channel, remote) if description.has_item_steps else None
+        items = _open_item_channels(channel, remote) if description.has_item_steps else None
     except BaseException as error:
         failure = _failure(error, worker, remote)
         _kill(worker, remote.label)
@@ -156,34 +161,34 @@ def _open(channel: Channel, remote: RemoteModel, inputs: Staging, outputs: Arena
     raise read_failure(answer[0], answer[1])
 
 
-def _open_lanes(channel: Channel, remote: RemoteModel) -> LanePool:
-    """Lines for the steps of single requests, each with memory of its own."""
-    lanes: list[ChildChannel] = []
-    theirs: list[socket.socket] = []
+def _open_item_channels(channel: Channel, remote: RemoteModel) -> ChannelPool:
+    """Connections for the steps of single requests, each with memory of its own."""
+    channels: list[ChildChannel] = []
+    child_ends: list[socket.socket] = []
     try:
         descriptors: list[int] = []
-        for _ in range(remote.item_lanes):
-            near, far = socket.socketpair()
-            theirs.append(far)
-            lanes.append(_lane(near, remote))
-            descriptors += [far.fileno(), lanes[-1].inputs.arena.descriptor, lanes[-1].outputs.descriptor]
-        channel.send((LANES, remote.item_lanes), descriptors)
+        for _ in range(remote.item_channels):
+            ours, theirs = socket.socketpair()
+            child_ends.append(theirs)
+            channels.append(_item_channel(ours, remote))
+            descriptors += [theirs.fileno(), channels[-1].inputs.arena.descriptor, channels[-1].outputs.descriptor]
+        channel.send((ITEM_CHANNELS, remote.item_channels), descriptors)
     except BaseException:
-        LanePool(lanes).close()
+        ChannelPool(channels).close()
         raise
     finally:
-        for far in theirs:
-            far.close()
-    return LanePool(lanes)
+        for end in child_ends:
+            end.close()
+    return ChannelPool(channels)
 
 
-def _lane(near: socket.socket, remote: RemoteModel) -> ChildChannel:
+def _item_channel(ours: socket.socket, remote: RemoteModel) -> ChildChannel:
     inputs = Staging(Arena.create(remote.memory_limit, f"{remote.label}: the tensors of a request"))
-    return ChildChannel(Channel(near), inputs, Arena.create(remote.memory_limit, ""))
+    return ChildChannel(Channel(ours), inputs, Arena.create(remote.memory_limit, ""))
 
 
 def _failure(error: BaseException, worker: Worker, remote: RemoteModel) -> BaseException:
-    """Why the model could not be opened."""
+    """The error that says why the model could not be opened."""
     if isinstance(error, ProtocolError):
         logger.error("the process of %s sent %s; it is killed", remote.label, error)
         return WorkerLost(f"{remote.label}: its process sent garbage while the model was opened")
@@ -195,7 +200,7 @@ def _failure(error: BaseException, worker: Worker, remote: RemoteModel) -> BaseE
 
 
 def _kill(worker: Worker, label: str) -> None:
-    """Kills the process if it lives, and waits until it does not."""
+    """Kills the process unless it has ended, and waits for its end."""
     worker.kill()
     if not worker.ended.wait(KILL_SECONDS):
         logger.error("the process of %s (%s) was killed and has not ended", label, worker.pid)

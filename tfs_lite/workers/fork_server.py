@@ -1,15 +1,15 @@
 """The process that all processes of models are forked from: ``python -m tfs_lite.workers.fork_server FD OPTIONS``.
 
-Importing torch costs seconds of CPU. This process has done it once; a copy of it is a new process in milliseconds, and
-shares the memory of what was imported. It has one thread, runs nothing of any model and never touches a GPU, because
-none of that survives a fork. It is told what to do over FD, a socket of its server, one msgpack message each:
+Importing torch costs seconds of CPU. This process has done it once; forking it makes a new process in milliseconds that
+shares the memory of what was imported. It has one thread, runs no code of models and never touches a GPU, because
+neither survives a fork. Its requests come over FD, a socket of the server, one msgpack message each:
 
     ["fork", number] + a socket for the child       answer: ["forked", number, pid] or ["failed", number, reason]
     ["kill", number]                                 no answer
-    (when a child has ended, whatever for)           ["ended", number, wait status]
+    (when a child has ended, for any reason)         ["ended", number, wait status]
 
-When the server's end closes, for whatever reason, it kills its children and ends; when it is killed itself, the kernel
-kills them. A child is killed with the processes that it has started itself (its process group).
+When the server's end closes, for any reason, this process kills its children and ends; when it is killed itself, the
+kernel kills them. A child is killed with the processes that it has started itself (its process group).
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import ormsgpack
 
-from tfs_lite.workers.child import main as live
+from tfs_lite.workers.child import main as child_main
 
 MAX_REQUEST = 1 << 12
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""A terminal sends them to all processes of a group; when a model ends is the server's decision."""
+"""A terminal sends them to all processes of a group, but the server decides when a model ends."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -56,25 +57,24 @@ def main(arguments: Sequence[str]) -> None:
 
 
 class ForkServer:
-    """The children that live, and the server that asks for them."""
+    """Forks and kills children for the server, and reports their ends."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server
         self._server.set_inheritable(False)
         self._pids: dict[int, int] = {}
-        self._bell, bell = socket.socketpair()
-        for end in (self._bell, bell):
+        self._wakeup, self._wakeup_writer = socket.socketpair()
+        for end in (self._wakeup, self._wakeup_writer):
             end.setblocking(False)
-        self._ringer = bell
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._pid = os.getpid()
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Until the server is gone."""
+        """Returns when the server has closed its end."""
         try:
-            while self._wait_and_obey():
+            while self._wait_and_handle():
                 pass
         except OSError:
             pass
@@ -83,14 +83,14 @@ class ForkServer:
         for pid in self._pids.values():
             os.waitpid(pid, 0)
 
-    def _wait_and_obey(self) -> bool:
-        ready, _, _ = select.select([self._server, self._bell], [], [])
-        if self._bell in ready:
-            self._bell.recv(MAX_REQUEST)
+    def _wait_and_handle(self) -> bool:
+        ready, _, _ = select.select([self._server, self._wakeup], [], [])
+        if self._wakeup in ready:
+            self._wakeup.recv(MAX_REQUEST)
             self._reap()
-        return self._server not in ready or self._obey()
+        return self._server not in ready or self._handle_request()
 
-    def _obey(self) -> bool:
+    def _handle_request(self) -> bool:
         request, descriptors, _, _ = socket.recv_fds(self._server, MAX_REQUEST, 1)
         if not request:
             return False
@@ -106,7 +106,7 @@ class ForkServer:
             pid = os.fork()
         except OSError as error:
             os.close(descriptor)
-            self._tell("failed", number, os.strerror(error.errno or 0))
+            self._send("failed", number, os.strerror(error.errno or 0))
             return
         if pid == 0:
             os.set_inheritable(descriptor, False)
@@ -115,9 +115,9 @@ class ForkServer:
         try:
             os.setpgid(pid, pid)
         except OSError:
-            pass  # it has done so itself, and may be gone
+            pass  # the child has done so itself, and may have ended
         self._pids[number] = pid
-        self._tell("forked", number, pid)
+        self._send("forked", number, pid)
 
     def _become_child(self, descriptor: int) -> None:
         """Never returns."""
@@ -128,34 +128,30 @@ class ForkServer:
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for end in (self._server, self._bell, self._ringer):
+            for end in (self._server, self._wakeup, self._wakeup_writer):
                 end.close()
-            live(socket.socket(fileno=descriptor))
+            child_main(socket.socket(fileno=descriptor))
         finally:
             os._exit(1)
 
     def _reap(self) -> None:
-        """Those that have ended: their processes are killed while their number cannot be another's yet."""
+        """Kills the process groups of the children that have ended, before their process ids can be used again."""
         for number, pid in list(self._pids.items()):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 _kill(pid)
                 _, status = os.waitpid(pid, 0)
                 del self._pids[number]
-                self._tell("ended", number, status)
+                self._send("ended", number, status)
 
-    def _tell(self, *message: Any) -> None:
+    def _send(self, *message: Any) -> None:
         self._server.send(ormsgpack.packb(message))
 
 
 def _kill(pid: int) -> None:
-    """A child that was not reaped yet, and the group it leads, if it has got so far as to have one."""
+    """Kills a child that was not reaped yet, and the process group that it leads, if it has one already."""
     for kill in (os.killpg, os.kill):
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        except PermissionError:
-            pass
 
 
 if __name__ == "__main__":

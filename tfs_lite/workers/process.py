@@ -2,9 +2,8 @@
 
     batching servable -> ProcessModel (here) -> shared memory, a socket -> child process -> OpenedModel
 
-A process that ends without being told to is started again, by a thread that lives as long as that takes: at once, then
-with growing pauses. Whoever was being answered gets WorkerLost; whoever comes while the first new start is under way
-waits for it.
+A process that dies is started again by a thread that exists as long as that takes: at once, then with growing delays.
+Requests that were in the process get WorkerLost; requests that arrive during the first restart wait for it.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.supervisor import Backoff, Supervisor, Worker
 from tfs_lite.workers.wire import POSTPROCESS, PREPROCESS, RUN
 
-PATIENCE = 1.0
-"""A request does not wait for a process that is to be started later than in so many seconds."""
-GLANCE = 0.05
-"""Seconds from one look at ``give_up`` to the next."""
+MAX_RESTART_WAIT = 1.0
+"""Requests wait for a process that is started again within so many seconds."""
+POLL_SECONDS = 0.05
+"""How often ``give_up`` is checked."""
 logger = logging.getLogger(__name__)
 
 
 class ProcessModel(Model):
-    """The near end of a model in a child process. Opens it when constructed: raises what the opening raises.
+    """A model in a child process. The constructor opens it, and raises what the opening raises.
 
-    Threads: as :class:`~tfs_lite.core.model.Model`. The process is believed nothing: one that sends what it must not
-    send is killed. ``restarts`` counts how often the model was opened again after its process had ended.
+    Threads: as :class:`~tfs_lite.core.model.Model`. The process is not trusted: it is killed if it breaks the protocol.
+    ``restarts`` counts how often the model was opened again after its process had ended.
     """
 
     def __init__(self, supervisor: Supervisor, remote: RemoteModel, backoff: Backoff | None = None) -> None:
@@ -76,18 +75,18 @@ class ProcessModel(Model):
         return self._description.has_item_steps
 
     def resident_bytes(self) -> int | None:
-        """Bytes of the model's tensors, as its process said when it was first opened; None if nobody can tell."""
+        """Bytes of the model's tensors, as its process said when it was first opened; None if unknown."""
         return self._description.resident_bytes
 
     @property
     def alive(self) -> bool:
-        """Whether a process is there that can be asked."""
+        """Whether there is a process that can be called."""
         with self._changed:
             return self._connection is not None
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None while there is none."""
+        """The process id; None while there is no process."""
         with self._changed:
             return self._connection.worker.pid if self._connection else None
 
@@ -101,16 +100,15 @@ class ProcessModel(Model):
         return WorkerStatus("process", self.alive, self.pid, self.restarts)
 
     def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor]:
-        """Shared memory. RESOURCE_EXHAUSTED if it would be more than is allowed."""
+        """Shared memory. RESOURCE_EXHAUSTED beyond the memory limit."""
         return self._inputs.stage(shapes)
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        """As every model. A process that had ended before it saw the request is started again, and the request is run
-        by its successor."""
+        """As every model. When the process had ended before it read the request, the next process runs it."""
         declared = find_signature(self.signatures, signature)
         wanted = outputs or (() if self.has_item_steps else declared.output_names)
         try:
-            return self._ask(lambda connection: connection.main.ask(RUN, signature, inputs, wanted))
+            return self._call(lambda connection: connection.main.call(RUN, signature, inputs, wanted))
         finally:
             self._inputs.forget()
 
@@ -125,11 +123,11 @@ class ProcessModel(Model):
             while not (give_up.is_set() or self._closing.is_set()):
                 if self._connection is not None:
                     return True
-                self._changed.wait(GLANCE)
+                self._changed.wait(POLL_SECONDS)
         return False
 
     def close(self) -> None:
-        """Ends the process: politely, and after ``close_seconds`` by force. Nothing of it is left."""
+        """Asks the process to end, and kills it after ``close_seconds``. Frees everything."""
         with self._changed:
             self._closing.set()
             connection, self._connection = self._connection, None
@@ -148,33 +146,33 @@ class ProcessModel(Model):
     ) -> dict[str, Tensor]:
         if not self.has_item_steps:
             return dict(tensors)
-        return self._ask(lambda connection: connection.ask_beside(what, signature, tensors, deadline), deadline)
+        return self._call(lambda connection: connection.call_step(what, signature, tensors, deadline), deadline)
 
-    def _ask(
-        self, ask: Callable[[Connection], Mapping[str, Tensor]], deadline: float | None = None
+    def _call(
+        self, call: Callable[[Connection], Mapping[str, Tensor]], deadline: float | None = None
     ) -> dict[str, Tensor]:
-        """Asks the process; if it had ended before it was asked, its successor, once."""
+        """Calls the process; calls the next one, once, if the process had ended before it read the request."""
         second_chance = True
         while True:
-            connection = self._living(deadline)
+            connection = self._wait_for_connection(deadline)
             unread = False
             try:
-                return dict(ask(connection))
+                return dict(call(connection))
             except ConnectionClosed as gone:
                 unread = gone.unread
-            except ProtocolError as garbage:
-                connection.condemn(garbage)
-            failure = self._lost(connection)
+            except ProtocolError as error:
+                connection.kill_for(error)
+            failure = self._worker_lost(connection)
             if not (unread and second_chance):
                 raise failure
             second_chance = False
 
-    def _living(self, deadline: float | None) -> Connection:
-        """The connection; while there is none, that of the next process, unless it failed to start or is not to be
-        expected soon: WorkerLost."""
+    def _wait_for_connection(self, deadline: float | None) -> Connection:
+        """The connection; waits for the next process while there is none. WorkerLost if that has failed to start, or
+        will not be started soon."""
         with self._changed:
             while self._connection is None:
-                if self._closing.is_set() or self._failed_starts or self._delay > PATIENCE:
+                if self._closing.is_set() or self._failed_starts or self._delay > MAX_RESTART_WAIT:
                     raise WorkerLost(self._message(self._cause))
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
@@ -183,10 +181,10 @@ class ProcessModel(Model):
                 self._changed.wait(left)
             return self._connection
 
-    def _lost(self, connection: Connection) -> WorkerLost:
-        """The process of this connection has ended, or is about to."""
+    def _worker_lost(self, connection: Connection) -> WorkerLost:
+        """Starts the process again; the error says why it has ended."""
         cause = connection.cause()
-        self._mourn(connection)
+        self._start_again(connection)
         return WorkerLost(self._message(cause))
 
     def _message(self, cause: str) -> str:
@@ -196,12 +194,12 @@ class ProcessModel(Model):
         return f"{self._label}: its process ended{because}; it is being started again, try again later"
 
     def _on_end(self, connection: Connection) -> None:
-        """The supervisor's thread: the process has ended, whether or not somebody waits for it."""
-        connection.hang_up()
-        self._mourn(connection)
+        """The supervisor's thread calls this when the process has ended."""
+        connection.shut_down()
+        self._start_again(connection)
 
-    def _mourn(self, connection: Connection) -> None:
-        """Has the process started again, unless that is under way, or not wanted. Any thread, any number of times."""
+    def _start_again(self, connection: Connection) -> None:
+        """Starts the thread that restarts the process, unless it runs or the model is closed. Any thread."""
         with self._changed:
             if self._connection is not connection or self._closing.is_set():
                 return
@@ -215,9 +213,9 @@ class ProcessModel(Model):
             self._restarter.start()
 
     def _restart(self, old: Connection, delay: float) -> None:
-        """The thread: until the model can run again, or is closed."""
+        """The thread: runs until the model can run again, or is closed."""
         cause = old.cause()
-        old.clear_away()
+        old.free()
         logger.error("%s: its process ended (%s); it is started again in %.1f s", self._label, cause, delay)
         while not self._closing.wait(delay):
             try:
@@ -225,25 +223,25 @@ class ProcessModel(Model):
             except Exception as error:
                 delay = self._start_failed(error)
             else:
-                self._return_to_work(connection)
+                self._resume(connection)
                 return
 
     def _connect(self) -> Connection:
         try:
-            return connect(self._supervisor, self._remote, self._inputs, self._outputs, self._see)
+            return connect(self._supervisor, self._remote, self._inputs, self._outputs, self._set_opening)
         finally:
-            self._see(None)
+            self._set_opening(None)
 
     def _reconnect(self) -> Connection:
-        """A process with the same model. FAILED_PRECONDITION if it has become another one meanwhile."""
+        """A new process with the same model. FAILED_PRECONDITION if the model's signatures have changed."""
         connection = self._connect()
         if connection.description.signatures == self.signatures:
             return connection
         connection.close()
         raise failed_precondition(f"{self._label}: its files were changed, it has other signatures than before")
 
-    def _see(self, worker: Worker | None) -> None:
-        """Which process is being waited for while it opens the model."""
+    def _set_opening(self, worker: Worker | None) -> None:
+        """Remembers the process that is opening the model, so that :meth:`close` can kill it."""
         with self._changed:
             self._opening = worker
             unwanted = self._closing.is_set()
@@ -260,7 +258,7 @@ class ProcessModel(Model):
             logger.error("%s cannot be started again (%s); next attempt in %.1f s", self._label, error, delay)
         return delay
 
-    def _return_to_work(self, connection: Connection) -> None:
+    def _resume(self, connection: Connection) -> None:
         with self._changed:
             unwanted = self._closing.is_set()
             if not unwanted:
@@ -283,7 +281,7 @@ def open_in_process(
 ) -> ProcessModel:
     """Opens a model in a process of its own, by calling ``function`` (``module:function``) there with ``arguments``.
 
-    ``label`` names it for people, e.g. ``model m version 1``. Any thread; several may be opened at once. Raises what
-    the function raises, as a ServingError of the same code and message; WorkerLost if the process did not survive it.
+    ``label`` names the model in messages, e.g. ``model m version 1``. Any thread; several may be opened at once. Raises
+    what the function raises, as a ServingError of the same code and message; WorkerLost if the process died meanwhile.
     """
     return ProcessModel(supervisor, RemoteModel(label, function, arguments, memory_limit))

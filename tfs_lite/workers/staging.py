@@ -10,41 +10,41 @@ import numpy as np
 from tfs_lite.core.model import Shapes
 from tfs_lite.core.signature import Tensor
 from tfs_lite.protocols.dtypes import from_numpy, to_numpy
-from tfs_lite.workers.arena import Arena, Array, Place, end_of, lay_out_shapes
+from tfs_lite.workers.arena import Arena, Array, TensorLocation, end_of, lay_out_shapes
 
 
 class Staging:
-    """Owns the memory that inputs go into. One thread at a time: ``stage`` if it likes, ``place``, ``forget``."""
+    """Owns the memory that inputs are written to. One thread at a time: ``stage`` if wanted, ``locate``, ``forget``."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self._views: dict[str, tuple[Place, Array]] = {}
+        self._views: dict[str, tuple[TensorLocation, Array]] = {}
 
     def stage(self, shapes: Shapes) -> dict[str, Tensor]:
-        """Arrays of these shapes, to be filled before ``place``. RESOURCE_EXHAUSTED beyond the limit."""
-        places = lay_out_shapes(shapes)
-        self.arena.grow(end_of(places))
-        self._views = {place.name: (place, self.arena.view(place)) for place in places}
+        """Arrays of these shapes, to be filled before ``locate``. RESOURCE_EXHAUSTED beyond the limit."""
+        locations = lay_out_shapes(shapes)
+        self.arena.grow(end_of(locations))
+        self._views = {location.name: (location, self.arena.view(location)) for location in locations}
         return {name: view for name, (_, view) in self._views.items()}
 
-    def place(self, inputs: Mapping[str, Tensor]) -> list[Place]:
+    def locate(self, inputs: Mapping[str, Tensor]) -> list[TensorLocation]:
         """Where the inputs lie now. Those that are staged arrays, or rows of one, stay where they are; the others are
-        copied behind them. May be repeated for the same inputs. Errors as :meth:`Arena.put`."""
+        copied behind them. May be repeated for the same inputs. Errors as :meth:`Arena.write`."""
         views = self._views
-        placed: list[Place] = []
+        placed: list[TensorLocation] = []
         others: dict[str, Tensor] = {}
         for name, tensor in inputs.items():
-            found = _in_place(name, tensor, views)
+            found = _staged_location(name, tensor, views)
             if found is None:
                 others[name] = tensor
             else:
                 placed.append(found)
         if others:
-            placed += self.arena.put(others, end_of([place for place, _ in views.values()]))
+            placed += self.arena.write(others, end_of([location for location, _ in views.values()]))
         return placed
 
     def forget(self) -> None:
-        """What was staged is over."""
+        """Ends what was staged: later tensors are copied."""
         self._views = {}
 
     def close(self) -> None:
@@ -52,18 +52,20 @@ class Staging:
         self.arena.close()
 
 
-def _in_place(name: str, tensor: Tensor, views: Mapping[str, tuple[Place, Array]]) -> Place | None:
-    """The tensor's place if it lies in the memory staged under its name."""
+def _staged_location(
+    name: str, tensor: Tensor, views: Mapping[str, tuple[TensorLocation, Array]]
+) -> TensorLocation | None:
+    """The tensor's location if it lies in the memory staged under its name."""
     staged = views.get(name)
     if staged is None or not isinstance(tensor, np.ndarray):
         return None
-    place, view = staged
+    location, view = staged
     if tensor is view:
-        return place
+        return location
     if tensor.dtype != view.dtype or not tensor.flags.c_contiguous or not tensor.size:
         return None
     offset = tensor.__array_interface__["data"][0] - view.__array_interface__["data"][0]
     if offset or tensor.nbytes > view.nbytes:
         return None
     dtype = from_numpy(tensor.dtype)
-    return replace(place, shape=tensor.shape, nbytes=tensor.size * to_numpy(dtype).itemsize)
+    return replace(location, shape=tensor.shape, nbytes=tensor.size * to_numpy(dtype).itemsize)

@@ -1,14 +1,13 @@
-"""The server's side of the nursery: it is started when first needed and again if it dies, and starts processes.
+"""The server's side of the fork server, which is started when it is first needed, and again if it dies.
 
     supervisor = Supervisor(["package.module"])     # what children will need, imported once
     worker = supervisor.spawn(label, sock)          # a process that talks over the other end of sock
     worker.kill(); worker.ended.wait(...)
     supervisor.close()                              # nothing is left
 
-A process is only ever killed by the nursery, its parent, under a number of ours: never by a process id that may have
-become another's.
-
-How long to wait before a process that has died is started again.
+Only the fork server, their parent, kills processes, under a number that the supervisor has given them: a process id
+might have become another process's meanwhile. :class:`Backoff` says how long to wait before a process that has died is
+started again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.workers.fork_server import IGNORED, MAX_REQUEST
 
 END_SECONDS = 10.0
-NURSERY_DIED = "the process that starts models ended"
+FORK_SERVER_DIED = "the process that starts models ended"
 logger = logging.getLogger(__name__)
 
 
@@ -49,13 +48,13 @@ class Worker:
         self._calls: list[Callable[[], None]] = []
 
     def kill(self) -> None:
-        """Kills the process and those it has started, soon; ``ended`` is set when that is done. May be repeated."""
+        """Has the process and those it has started killed; ``ended`` is set when that is done. May be repeated."""
         if not self.ended.is_set():
             self._kill()
 
     def on_end(self, call: Callable[[], None]) -> None:
-        """Calls it once when the process has ended, on the supervisor's thread; at once if it has. It must be short and
-        must not raise."""
+        """Calls ``call`` once when the process has ended, on the supervisor's thread; at once if it has ended. The call
+        must be short and must not raise."""
         with self._lock:
             if not self.ended.is_set():
                 self._calls.append(call)
@@ -63,12 +62,12 @@ class Worker:
         call()
 
     def report_start(self, pid: int) -> None:
-        """The supervisor's: the process is there."""
+        """For the supervisor: the process has started."""
         self.pid = pid
         self.started.set()
 
     def report_end(self, cause: str) -> None:
-        """The supervisor's: the process is gone."""
+        """For the supervisor: the process has ended."""
         with self._lock:
             if self.ended.is_set():
                 return
@@ -84,42 +83,42 @@ class Worker:
 
 
 class Supervisor:
-    """Starts processes, in a nursery that has imported the modules ``preload``. Threads: any may call anything."""
+    """Starts processes by a fork server that has imported the modules ``preload``. Threads: any may call anything."""
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         self._preload = tuple(preload)
-        self._lock = threading.Lock()  # guards the fields below; held while the nursery is started, which is short
-        self._nursery: _NurseryProcess | None = None
+        self._lock = threading.Lock()  # guards the fields below; held while the fork server is started, which is short
+        self._fork_server: _ForkServerProcess | None = None
         self._closed = False
 
     @property
     def pid(self) -> int | None:
-        """The nursery's process id; None while there is none."""
+        """The fork server's process id; None while there is none."""
         with self._lock:
-            return self._nursery.pid if self._nursery else None
+            return self._fork_server.pid if self._fork_server else None
 
     def spawn(self, label: str, sock: socket.socket) -> Worker:
-        """Starts a process that talks over ``sock``; the caller closes its own copy. Returns before it runs: a failure
-        shows as its end. UNAVAILABLE once closed; RESOURCE_EXHAUSTED if no nursery can be started."""
+        """Starts a process that talks over ``sock``; the caller closes its own copy. Returns before the process runs: a
+        failure shows as its end. UNAVAILABLE once closed; RESOURCE_EXHAUSTED if no fork server can be started."""
         with self._lock:
             if self._closed:
                 raise ServingError(StatusCode.UNAVAILABLE, f"{label} cannot be started: the server is shutting down")
-            if self._nursery is None or self._nursery.gone.is_set():
-                self._nursery = self._start(label)
-            nursery = self._nursery
-        return nursery.spawn(sock)
+            if self._fork_server is None or self._fork_server.gone.is_set():
+                self._fork_server = self._start(label)
+            fork_server = self._fork_server
+        return fork_server.spawn(sock)
 
     def close(self) -> None:
-        """Ends the nursery and with it all processes. May be called again."""
+        """Ends the fork server and with it all processes. May be called again."""
         with self._lock:
             self._closed = True
-            nursery, self._nursery = self._nursery, None
-        if nursery is not None:
-            nursery.close()
+            fork_server, self._fork_server = self._fork_server, None
+        if fork_server is not None:
+            fork_server.close()
 
-    def _start(self, label: str) -> _NurseryProcess:
+    def _start(self, label: str) -> _ForkServerProcess:
         try:
-            return _NurseryProcess(self._preload)
+            return _ForkServerProcess(self._preload)
         except OSError as error:
             raise ServingError(
                 StatusCode.RESOURCE_EXHAUSTED,
@@ -127,8 +126,8 @@ class Supervisor:
             ) from None
 
 
-class _NurseryProcess:
-    """One life of the nursery, and the thread that hears what it says."""
+class _ForkServerProcess:
+    """One process of the fork server, and the thread that receives its messages."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -141,11 +140,11 @@ class _NurseryProcess:
         self.pid = self._process.pid
         self.gone = threading.Event()
         self._ending = False
-        self._sending = threading.Lock()  # guards the life of _sock, and what is sent
+        self._sending = threading.Lock()  # guards closing _sock, and what is sent
         self._lock = threading.Lock()  # guards _workers and _number
         self._workers: dict[int, Worker] = {}
         self._number = 0
-        self._thread = threading.Thread(target=self._listen, name="tfs-nursery", daemon=True)
+        self._thread = threading.Thread(target=self._receive_messages, name="tfs-fork-server", daemon=True)
         self._thread.start()
 
     def spawn(self, sock: socket.socket) -> Worker:
@@ -157,11 +156,11 @@ class _NurseryProcess:
                 self._workers[number] = worker
         self._send("fork", number, [sock.fileno()])
         if self.gone.is_set():
-            worker.report_end(NURSERY_DIED)
+            worker.report_end(FORK_SERVER_DIED)
         return worker
 
     def close(self) -> None:
-        """Before its first child it need not finish what it imports."""
+        """A fork server without children need not finish its imports: it is killed."""
         self._ending = True
         with self._lock:
             childless = not any(worker.started.is_set() for worker in self._workers.values())
@@ -173,7 +172,7 @@ class _NurseryProcess:
         self._thread.join()
 
     def _send(self, what: str, number: int, descriptors: Sequence[int] = ()) -> None:
-        """To a nursery that is gone: nothing, and its children are gone as well."""
+        """Sends nothing once the fork server has ended: its children have ended as well."""
         with self._sending:
             if self.gone.is_set():
                 return
@@ -182,16 +181,16 @@ class _NurseryProcess:
             except OSError:
                 pass
 
-    def _listen(self) -> None:
-        """The thread: until the nursery's end closes."""
+    def _receive_messages(self) -> None:
+        """The thread: runs until the fork server closes its end."""
         try:
             while message := self._sock.recv(MAX_REQUEST):
-                self._hear(*ormsgpack.unpackb(message))
+                self._handle(*ormsgpack.unpackb(message))
         except OSError:
             pass
-        self._bury()
+        self._clean_up()
 
-    def _hear(self, what: str, number: int, detail: object) -> None:
+    def _handle(self, what: str, number: int, detail: object) -> None:
         with self._lock:
             worker = self._workers[number] if what == "forked" else self._workers.pop(number)
         if what == "forked":
@@ -201,9 +200,9 @@ class _NurseryProcess:
         else:
             worker.report_end(f"it could not be started: {detail}")
 
-    def _bury(self) -> None:
+    def _clean_up(self) -> None:
         if not self._ending:
-            logger.error("%s; it is started again when it is needed", NURSERY_DIED)
+            logger.error("%s; it is started again when it is needed", FORK_SERVER_DIED)
             self._process.kill()
         try:
             self._process.wait(END_SECONDS)
@@ -216,11 +215,11 @@ class _NurseryProcess:
         with self._lock:
             workers, self._workers = self._workers, {}
         for worker in workers.values():
-            worker.report_end(NURSERY_DIED)
+            worker.report_end(FORK_SERVER_DIED)
 
 
 def _launch(descriptor: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Signals that the nursery will ignore are held back until it does."""
+    """Blocks the signals that the fork server is going to ignore, until it does."""
     options = json.dumps({"preload": list(preload), "path": sys.path})
     command = [sys.executable, "-m", "tfs_lite.workers.fork_server", str(descriptor), options]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
@@ -231,7 +230,7 @@ def _launch(descriptor: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _cause(status: int) -> str:
-    """A wait status in words."""
+    """The wait status as text."""
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)}"
     return f"exit code {os.WEXITSTATUS(status)}"
@@ -239,8 +238,8 @@ def _cause(status: int) -> str:
 
 @dataclass(slots=True)
 class Backoff:
-    """Doubles from ``first`` to ``most`` seconds; a process that has run for ``well`` seconds makes up for all before.
-    No lock: its owner has one."""
+    """Delays that double from ``first`` to ``most`` seconds; after a process that has run for ``well`` seconds they
+    begin again. Not thread-safe: its owner has a lock."""
 
     first: float = 0.1
     most: float = 30.0
@@ -248,7 +247,7 @@ class Backoff:
     failures: int = 0
 
     def next(self, ran_for: float) -> float:
-        """Seconds to wait now that a process has died which had run for ``ran_for`` seconds (0: it never did)."""
+        """Seconds to wait after the death of a process that had run for ``ran_for`` seconds (0: it never ran)."""
         if ran_for >= self.well:
             self.failures = 0
         delay = min(self.first * 2.0 ** min(self.failures, 64), self.most)

@@ -1,12 +1,12 @@
-"""What the two ends of a model in a process of its own say to each other, apart from tensors.
+"""The messages between the server and the process of a model, apart from tensors.
 
-    near -> child   [OPEN, {...}] + inputs, outputs (memory)     answer: [0, description] or [code, message]
-    near -> child   [LANES, n] + n times (socket, inputs, outputs), if the model has item steps; no answer
-    near -> child   [number, RUN, signature, outputs, places, seconds]    answer: [number, 0, places]
-                                                                          or [number, code, message]
-    near -> child   [number, CLOSE, "", [], [], None]            the process ends
+    server -> child   [OPEN, {...}] + inputs, outputs (memory)     answer: [0, description] or [code, message]
+    server -> child   [ITEM_CHANNELS, n] + n times (socket, inputs, outputs), if the model has item steps; no answer
+    server -> child   [number, RUN, signature, outputs, locations, seconds]    answer: [number, 0, locations]
+                                                                               or [number, code, message]
+    server -> child   [number, CLOSE, "", [], [], None]            the process ends
 
-The child believes the near end, which is the server. The near end believes nothing: what it gets is checked here.
+The child trusts the server. The server does not trust the child: what it receives is checked here.
 """
 
 from __future__ import annotations
@@ -24,14 +24,21 @@ from tfs_lite.protocols.dtypes import from_numpy, to_numpy
 from tfs_lite.workers.arena import Array, read_dtype
 from tfs_lite.workers.channel import ProtocolError
 
-OPEN, LANES, RUN, PREPROCESS, POSTPROCESS, CLOSE = "open", "lanes", "run", "preprocess", "postprocess", "close"
+OPEN, ITEM_CHANNELS, RUN, PREPROCESS, POSTPROCESS, CLOSE = (
+    "open",
+    "item_channels",
+    "run",
+    "preprocess",
+    "postprocess",
+    "close",
+)
 MAX_TEXT = 8192
-"""Characters of a failure's message; a child cuts longer ones."""
+"""Characters of a failure's message; the child cuts longer ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a child tells about the model that it has opened."""
+    """What the child says about the model that it has opened."""
 
     platform: str
     signatures: Mapping[str, Signature]
@@ -40,7 +47,7 @@ class Description:
 
 
 def describe_model(model: Model, resident_bytes: int | None) -> dict[str, object]:
-    """As it goes into a message."""
+    """The model's description as it is sent in a message."""
     return {
         "platform": model.platform,
         "signatures": {key: _plain_signature(signature) for key, signature in model.signatures.items()},
@@ -50,7 +57,7 @@ def describe_model(model: Model, resident_bytes: int | None) -> dict[str, object
 
 
 def read_description(raw: object) -> Description:
-    """Garbage unless it is one."""
+    """Reads what :func:`describe_model` made. ProtocolError if it is something else."""
     try:
         fields = cast(dict[str, Any], raw)
         resident = fields["resident_bytes"]
@@ -65,12 +72,12 @@ def read_description(raw: object) -> Description:
 
 
 def plain_failure(code: StatusCode, message: str) -> tuple[int, str]:
-    """A failure as it goes into a message: texts that are too long are cut, and what is no text is replaced."""
+    """A failure as it is sent in a message: long texts are cut, and what cannot be encoded is replaced."""
     return int(code), message[:MAX_TEXT].encode(errors="replace").decode()
 
 
 def read_failure(code: object, message: object) -> ServingError:
-    """Garbage unless it is a code, other than OK, and a message."""
+    """The failure. ProtocolError unless it is a code other than OK, and a message."""
     known = type(code) is int and code != StatusCode.OK and code in StatusCode._value2member_map_
     if not known or not isinstance(message, str) or len(message) > MAX_TEXT:
         raise ProtocolError("no status of a failure")

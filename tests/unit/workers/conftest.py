@@ -1,4 +1,4 @@
-"""One nursery for the tests of processes, and models in children of it."""
+"""One fork server for the tests of processes, and models in children of it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def far_models() -> Iterator[str]:
-    """The module ``far_models`` can be imported, here and in processes."""
+def child_models() -> Iterator[str]:
+    """The module ``child_models`` can be imported, here and in processes."""
     sys.path.insert(0, str(Path(__file__).parent))
-    yield "far_models"
+    yield "child_models"
     sys.path.remove(str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
-def supervisor(far_models: str) -> Iterator[Supervisor]:
+def supervisor(child_models: str) -> Iterator[Supervisor]:
     from tfs_lite.workers.supervisor import Supervisor
 
-    found = Supervisor([far_models])
+    found = Supervisor([child_models])
     yield found
     found.close()
 
 
 @pytest.fixture
-def open_far(supervisor: Supervisor, far_models: str) -> Iterator[Callable[..., ProcessModel]]:
-    """Opens models of ``far_models``: the function's name, its options, settings of the near end."""
+def open_child(supervisor: Supervisor, child_models: str) -> Iterator[Callable[..., ProcessModel]]:
+    """Opens models of ``child_models``: the function's name, its options, settings of the connection."""
     from tfs_lite.workers.connection import RemoteModel
     from tfs_lite.workers.process import ProcessModel
     from tfs_lite.workers.supervisor import Backoff
@@ -45,7 +45,7 @@ def open_far(supervisor: Supervisor, far_models: str) -> Iterator[Callable[..., 
         function: str = "make", options: object = None, backoff: Backoff | None = None, **settings: Any
     ) -> ProcessModel:
         arguments = options if isinstance(options, str) else json.dumps(options or {})
-        remote = RemoteModel("model m version 1", f"{far_models}:{function}", arguments, **settings)
+        remote = RemoteModel("model m version 1", f"{child_models}:{function}", arguments, **settings)
         opened.append(ProcessModel(supervisor, remote, backoff))
         return opened[-1]
 

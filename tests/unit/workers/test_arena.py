@@ -8,7 +8,7 @@ import pytest
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import TABLE
-from tfs_lite.workers.arena import ALIGNMENT, Arena, Place, end_of, lay_out_shapes, read_places
+from tfs_lite.workers.arena import ALIGNMENT, Arena, TensorLocation, end_of, lay_out_shapes, read_locations
 from tfs_lite.workers.channel import ProtocolError
 
 LIMIT = 1 << 20
@@ -28,10 +28,10 @@ def arenas():
 def through(arenas, **tensors):
     """What the reader gets, via the message."""
     writer, reader = arenas
-    plain = [list(place.plain) for place in writer.put(tensors)]
-    for place in plain:
-        place[2] = list(place[2])
-    return {place.name: reader.get(place) for place in read_places(plain)}
+    plain = [list(location.plain) for location in writer.write(tensors)]
+    for location in plain:
+        location[2] = list(location[2])
+    return {location.name: reader.read(location) for location in read_locations(plain)}
 
 
 def texts(*values, shape=None):
@@ -75,58 +75,60 @@ def test_arrays_of_any_layout_arrive_as_their_values(arenas):
 
 def test_what_is_got_is_a_copy_and_what_is_looked_at_is_not(arenas):
     writer, reader = arenas
-    (place,) = writer.put({"x": np.zeros(4, np.float32)})
-    copy, window = reader.get(place), reader.look(place)
-    writer.put({"x": np.ones(4, np.float32)})
+    (location,) = writer.write({"x": np.zeros(4, np.float32)})
+    copy, window = reader.read(location), reader.read_in_place(location)
+    writer.write({"x": np.ones(4, np.float32)})
     assert copy.tolist() == [0] * 4
     assert window.tolist() == [1] * 4
 
 
 def test_tensors_are_aligned_and_do_not_overlap(arenas):
     writer, _ = arenas
-    places = writer.put({"a": np.zeros(3, np.uint8), "t": texts(b"abc"), "b": np.zeros(100), "c": np.zeros((), bool)})
-    assert all(place.offset % ALIGNMENT == 0 for place in places)
-    for before, after in itertools.pairwise(places):
+    locations = writer.write(
+        {"a": np.zeros(3, np.uint8), "t": texts(b"abc"), "b": np.zeros(100), "c": np.zeros((), bool)}
+    )
+    assert all(location.offset % ALIGNMENT == 0 for location in locations)
+    for before, after in itertools.pairwise(locations):
         assert before.offset + before.nbytes <= after.offset
 
 
 def test_memory_grows_with_what_is_put_into_it_and_older_views_stay_good(arenas):
     writer, reader = arenas
-    (place,) = writer.put({"x": np.arange(10)})
-    window = reader.look(place)
+    (location,) = writer.write({"x": np.arange(10)})
+    window = reader.read_in_place(location)
     big = np.random.default_rng(1).random(LIMIT // 16)
     np.testing.assert_array_equal(through(arenas, x=np.zeros(10), big=big)["big"], big)
-    writer.view(place)[:] = 5
+    writer.view(location)[:] = 5
     assert window.tolist() == [5] * 10
 
 
 def test_more_than_the_limit_is_refused_and_less_goes_on(arenas):
     writer, _ = arenas
     with pytest.raises(ServingError, match=f"the inputs of a run take {LIMIT + 8} bytes, at most {LIMIT}") as caught:
-        writer.put({"x": np.zeros(LIMIT // 8 + 1)})
+        writer.write({"x": np.zeros(LIMIT // 8 + 1)})
     assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
     assert through(arenas, x=np.ones(LIMIT // 8))["x"].sum() == LIMIT // 8
 
 
 def test_array_of_no_element_type_is_refused(arenas):
     with pytest.raises(ServingError) as caught:
-        arenas[0].put({"x": np.array(["2020-01-01"], "datetime64[D]")})
+        arenas[0].write({"x": np.array(["2020-01-01"], "datetime64[D]")})
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
 def test_memory_cannot_be_taken_away(arenas):
     writer, reader = arenas
-    (place,) = writer.put({"x": np.arange(10)})
+    (location,) = writer.write({"x": np.arange(10)})
     with pytest.raises(PermissionError):
         os.ftruncate(reader.descriptor, 0)
-    assert reader.get(place).tolist() == list(range(10))
+    assert reader.read(location).tolist() == list(range(10))
 
 
 def test_nothing_is_left_after_the_last_view(arenas):
     before = set(os.listdir("/proc/self/fd"))
     arena = Arena.create(LIMIT, "")
-    (place,) = arena.put({"x": np.arange(10)})
-    view = arena.view(place)
+    (location,) = arena.write({"x": np.arange(10)})
+    view = arena.view(location)
     arena.close()
     assert view.tolist() == list(range(10))
     del view
@@ -142,16 +144,16 @@ def changed(**changes):
     return [changes.get(name, value) for name, value in zip(names, GOOD, strict=True)]
 
 
-def test_place_of_a_message_is_read():
-    assert read_places([GOOD]) == [Place("x", DataType.FLOAT, (2, 3), 64, 24)]
-    assert read_places([]) == []
+def test_location_in_a_message_is_read():
+    assert read_locations([GOOD]) == [TensorLocation("x", DataType.FLOAT, (2, 3), 64, 24)]
+    assert read_locations([]) == []
 
 
 @pytest.mark.parametrize(
     "raw",
     [
         None,
-        "places",
+        "locations",
         [None],
         [[]],
         [GOOD[:4]],
@@ -183,9 +185,9 @@ def test_place_of_a_message_is_read():
     ],
     ids=str,
 )
-def test_place_that_is_none_is_garbage(raw):
+def test_invalid_location_is_a_protocol_error(raw):
     with pytest.raises(ProtocolError):
-        read_places(raw)
+        read_locations(raw)
 
 
 @pytest.mark.parametrize(
@@ -203,22 +205,22 @@ def test_tensor_outside_the_memory_is_garbage(arenas, dtype, shape, offset, nbyt
     writer, reader = arenas
     writer.grow(1)
     with pytest.raises(ProtocolError):
-        reader.get(Place("x", dtype, shape, offset, nbytes))
+        reader.read(TensorLocation("x", dtype, shape, offset, nbytes))
 
 
 @pytest.mark.parametrize("lengths", [(-1, 4), (4, 4), (0, 0), (2**62, 2**62), (1 << 40, 3 - (1 << 40))], ids=str)
 def test_texts_with_wrong_lengths_are_garbage(arenas, lengths):
     writer, reader = arenas
-    (place,) = writer.put({"t": texts(b"a", b"bc")})
-    writer.view(Place("", DataType.INT64, (2,), place.offset, 16))[:] = lengths
+    (location,) = writer.write({"t": texts(b"a", b"bc")})
+    writer.view(TensorLocation("", DataType.INT64, (2,), location.offset, 16))[:] = lengths
     with pytest.raises(ProtocolError, match="lengths"):
-        reader.get(place)
+        reader.read(location)
 
 
 def test_bool_is_true_or_false_whatever_was_written(arenas):
     writer, reader = arenas
-    (place,) = writer.put({"b": np.array([0, 1, 2, 255], np.uint8)})
-    got = reader.get(Place("b", DataType.BOOL, (4,), place.offset, 4))
+    (location,) = writer.write({"b": np.array([0, 1, 2, 255], np.uint8)})
+    got = reader.read(TensorLocation("b", DataType.BOOL, (4,), location.offset, 4))
     assert got.dtype == bool
     assert got.view(np.uint8).tolist() == [0, 1, 1, 1]
 
@@ -227,15 +229,15 @@ def test_file_that_grows_beyond_the_limit_is_not_followed(arenas):
     writer, reader = arenas
     os.ftruncate(writer.descriptor, 1 << 40)
     with pytest.raises(ProtocolError):
-        reader.get(Place("x", DataType.UINT8, (LIMIT + 1,), 0, LIMIT + 1))
-    assert reader.get(Place("x", DataType.UINT8, (4,), LIMIT - 64, 4)).tolist() == [0] * 4
+        reader.read(TensorLocation("x", DataType.UINT8, (LIMIT + 1,), 0, LIMIT + 1))
+    assert reader.read(TensorLocation("x", DataType.UINT8, (4,), LIMIT - 64, 4)).tolist() == [0] * 4
 
 
 def test_shapes_are_laid_out_without_texts():
-    places = lay_out_shapes({"x": ((2, 3), np.float32), "t": ((5,), object), "n": ((), np.dtype(">i8"))})
-    assert [(place.name, place.shape, place.offset, place.nbytes) for place in places] == [
+    locations = lay_out_shapes({"x": ((2, 3), np.float32), "t": ((5,), object), "n": ((), np.dtype(">i8"))})
+    assert [(location.name, location.shape, location.offset, location.nbytes) for location in locations] == [
         ("x", (2, 3), 0, 24),
         ("n", (), 64, 8),
     ]
-    assert end_of(places) == 72
+    assert end_of(locations) == 72
     assert end_of([]) == 0

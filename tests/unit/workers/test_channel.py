@@ -14,19 +14,19 @@ MESSAGE = [1, "run", [["x", 1, [2, 3], 64, 24]], None]
 @pytest.fixture
 def ends():
     """A channel, and the bare socket at its other end."""
-    near, far = socket.socketpair()
-    channel = Channel(near, STALL)
-    with far:
-        yield channel, far
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours, STALL)
+    with theirs:
+        yield channel, theirs
         channel.close()
 
 
 @pytest.fixture
 def pair():
-    near, far = (Channel(end) for end in socket.socketpair())
-    yield near, far
-    near.close()
-    far.close()
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    yield ours, theirs
+    ours.close()
+    theirs.close()
 
 
 def frame(body):
@@ -35,35 +35,35 @@ def frame(body):
 
 @pytest.mark.parametrize("message", [None, 0, "text", b"\0\1", MESSAGE, {"a": [1.5, -(2**63), 2**64 - 1]}])
 def test_message_arrives_as_it_was_sent(pair, message):
-    near, far = pair
-    near.send(message)
-    assert far.receive() == message
+    ours, theirs = pair
+    ours.send(message)
+    assert theirs.receive() == message
 
 
 def test_long_message_arrives_whole(pair):
-    near, far = pair
+    ours, theirs = pair
     message = ["x" * 1_000_000, b"y" * 3_000_000]
-    sender = threading.Thread(target=near.send, args=(message,))
+    sender = threading.Thread(target=ours.send, args=(message,))
     sender.start()
-    assert far.receive() == message
+    assert theirs.receive() == message
     sender.join()
 
 
 def test_message_that_is_too_long_is_not_sent(pair):
-    near, far = pair
+    ours, theirs = pair
     with pytest.raises(ValueError, match="at most"):
-        near.send(b"x" * MAX_MESSAGE)
-    near.send("next")
-    assert far.receive() == "next"
+        ours.send(b"x" * MAX_MESSAGE)
+    ours.send("next")
+    assert theirs.receive() == "next"
 
 
 def test_message_in_pieces_is_put_together(ends):
-    channel, far = ends
+    channel, theirs = ends
     whole = frame(b"\x93\x01\x02\x03")
 
     def write():
         for byte in whole:
-            far.sendall(bytes([byte]))
+            theirs.sendall(bytes([byte]))
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -99,33 +99,33 @@ def test_message_in_pieces_is_put_together(ends):
     ],
 )
 def test_garbage_is_found_out(ends, written):
-    channel, far = ends
-    far.sendall(written)
+    channel, theirs = ends
+    theirs.sendall(written)
     with pytest.raises(ProtocolError):
         channel.receive()
 
 
 def test_message_too_long_for_the_buffer_that_stops_is_garbage(ends):
-    channel, far = ends
-    far.sendall(struct.pack("<I", 200_000) + b"x" * 100_000)
+    channel, theirs = ends
+    theirs.sendall(struct.pack("<I", 200_000) + b"x" * 100_000)
     with pytest.raises(ProtocolError, match="and then nothing"):
         channel.receive()
 
 
 @pytest.mark.parametrize("written", [b"", b"\x05", frame(b"\x93\x01")[:-1]])
 def test_end_of_the_connection_is_noticed(ends, written):
-    channel, far = ends
-    far.sendall(written)
-    far.close()
+    channel, theirs = ends
+    theirs.sendall(written)
+    theirs.close()
     with pytest.raises(ConnectionClosed) as gone:
         channel.receive()
     assert not gone.value.unread
 
 
 def test_it_is_known_whether_the_last_message_was_read(ends):
-    channel, far = ends
+    channel, theirs = ends
     channel.send("never read")
-    far.close()
+    theirs.close()
     with pytest.raises(ConnectionClosed) as gone:
         channel.receive()
     assert gone.value.unread
@@ -145,17 +145,17 @@ def test_hanging_up_wakes_whoever_waits(ends):
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    channel.hang_up()
+    channel.shut_down()
     waiting.join()
     assert woken == [True]
-    channel.hang_up()
+    channel.shut_down()
 
 
 def test_file_descriptors_travel_along(pair, tmp_path):
-    near, far = pair
+    ours, theirs = pair
     with open(tmp_path / "file", "w+") as file:
-        near.send("a file", [file.fileno()])
-        message, (descriptor,) = far.receive_with_descriptors()
+        ours.send("a file", [file.fileno()])
+        message, (descriptor,) = theirs.receive_with_descriptors()
         assert message == "a file"
         assert os.path.sameopenfile(descriptor, file.fileno())
         assert not os.get_inheritable(descriptor)
@@ -163,9 +163,9 @@ def test_file_descriptors_travel_along(pair, tmp_path):
 
 
 def test_file_descriptors_of_a_bad_message_are_closed(ends, tmp_path):
-    channel, far = ends
+    channel, theirs = ends
     reader, writer = os.pipe()
-    socket.send_fds(far, [frame(b"\xc1")], [writer])
+    socket.send_fds(theirs, [frame(b"\xc1")], [writer])
     os.close(writer)
     with pytest.raises(ProtocolError):
         channel.receive_with_descriptors()

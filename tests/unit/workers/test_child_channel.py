@@ -1,4 +1,4 @@
-"""The near end against a far end that says whatever the test says: nothing may be believed, nothing may hang."""
+"""The server's end against a child that sends what the test says: every answer is checked, and nothing may hang."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import pytest
 
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.workers.arena import Arena, read_places
+from tfs_lite.workers.arena import Arena, read_locations
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
-from tfs_lite.workers.child_channel import ChildChannel, LanePool
+from tfs_lite.workers.child_channel import ChannelPool, ChildChannel
 from tfs_lite.workers.staging import Staging
 
 LIMIT = 1 << 20
 
 
-class FarEnd:
-    """The other end of a lane: its socket and its view of both memories."""
+class ChildEnd:
+    """The child's end of a channel: its socket and its view of both memories."""
 
     def __init__(self) -> None:
-        near, self.sock = socket.socketpair()
+        ours, self.sock = socket.socketpair()
         self.inputs, self.outputs = Arena.create(LIMIT, "inputs"), Arena.create(LIMIT, "outputs")
-        near_inputs = Staging(Arena(os.dup(self.inputs.descriptor), LIMIT, "the inputs"))
-        near_outputs = Arena(os.dup(self.outputs.descriptor), LIMIT, "the outputs")
-        self.lane = ChildChannel(Channel(near, stall_seconds=0.05), near_inputs, near_outputs)
+        our_inputs = Staging(Arena(os.dup(self.inputs.descriptor), LIMIT, "the inputs"))
+        our_outputs = Arena(os.dup(self.outputs.descriptor), LIMIT, "the outputs")
+        self.server = ChildChannel(Channel(ours, stall_seconds=0.05), our_inputs, our_outputs)
         self.channel = Channel(self.sock)
 
     def answer(self, make) -> threading.Thread:
@@ -49,79 +49,79 @@ class FarEnd:
         return thread
 
     def put(self, **tensors):
-        return [place.plain for place in self.outputs.put(tensors)]
+        return [location.plain for location in self.outputs.write(tensors)]
 
     def close(self) -> None:
-        self.lane.close()
-        self.lane.inputs.close()
-        self.lane.outputs.close()
+        self.server.close()
+        self.server.inputs.close()
+        self.server.outputs.close()
         self.channel.close()
         self.inputs.close()
         self.outputs.close()
 
 
 @pytest.fixture
-def far():
-    found = FarEnd()
+def child():
+    found = ChildEnd()
     yield found
     found.close()
 
 
-def test_question_and_answer(far):
+def test_question_and_answer(child):
     seen = []
 
     def work():
-        number, what, signature, wanted, places, seconds = far.channel.receive()
-        inputs = {place.name: far.inputs.get(place).tolist() for place in read_places(places)}
+        number, what, signature, wanted, locations, seconds = child.channel.receive()
+        inputs = {location.name: child.inputs.read(location).tolist() for location in read_locations(locations)}
         seen.append((what, signature, wanted, inputs, seconds))
-        far.channel.send((number, 0, far.put(y=np.array([3.5]), n=np.array([b"text"], dtype=object))))
+        child.channel.send((number, 0, child.put(y=np.array([3.5]), n=np.array([b"text"], dtype=object))))
 
     thread = threading.Thread(target=work)
     thread.start()
-    answer = far.lane.ask("run", "s", {"x": np.arange(3)}, ("n", "y"))
+    answer = child.server.call("run", "s", {"x": np.arange(3)}, ("n", "y"))
     thread.join()
     assert seen == [("run", "s", ["n", "y"], {"x": [0, 1, 2]}, None)]
     assert {name: value.tolist() for name, value in answer.items()} == {"n": [b"text"], "y": [3.5]}
     assert list(answer) == ["n", "y"]
 
 
-def test_answer_is_the_callers_own(far):
-    thread = far.answer(lambda number: (number, 0, far.put(y=np.zeros(4))))
-    answer = far.lane.ask("run", "", {}, ("y",))
+def test_answer_is_the_callers_own(child):
+    thread = child.answer(lambda number: (number, 0, child.put(y=np.zeros(4))))
+    answer = child.server.call("run", "", {}, ("y",))
     thread.join()
-    far.put(y=np.ones(4))
+    child.put(y=np.ones(4))
     assert answer["y"].tolist() == [0] * 4
     assert answer["y"].flags.owndata
     assert answer["y"].flags.writeable
 
 
-def test_deadline_travels_as_the_seconds_that_are_left(far):
+def test_deadline_travels_as_the_seconds_that_are_left(child):
     seen = []
 
     def work():
-        number, *_, seconds = far.channel.receive()
+        number, *_, seconds = child.channel.receive()
         seen.append(seconds)
-        far.channel.send((number, 0, []))
+        child.channel.send((number, 0, []))
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert far.lane.ask("preprocess", "", {}, (), time.monotonic() + 100) == {}
+    assert child.server.call("preprocess", "", {}, (), time.monotonic() + 100) == {}
     thread.join()
     assert 90 < seen[0] <= 100
 
 
-def test_failure_of_the_model_is_raised_and_the_lane_goes_on(far):
-    thread = far.answer(lambda number: (number, int(StatusCode.INVALID_ARGUMENT), "no such word"))
+def test_failure_of_the_model_is_raised_and_the_channel_goes_on(child):
+    thread = child.answer(lambda number: (number, int(StatusCode.INVALID_ARGUMENT), "no such word"))
     with pytest.raises(ServingError, match="no such word") as caught:
-        far.lane.ask("run", "", {}, ())
+        child.server.call("run", "", {}, ())
     thread.join()
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    thread = far.answer(lambda number: (number, 0, []))
-    assert far.lane.ask("run", "", {}, ()) == {}
+    thread = child.answer(lambda number: (number, 0, []))
+    assert child.server.call("run", "", {}, ()) == {}
     thread.join()
 
 
-def place(name="y", dtype=DataType.FLOAT, shape=(4,), offset=0, nbytes=16):
+def location(name="y", dtype=DataType.FLOAT, shape=(4,), offset=0, nbytes=16):
     return [name, int(dtype), list(shape), offset, nbytes]
 
 
@@ -133,128 +133,128 @@ GARBAGE = {
     "no list": lambda number: "hello",
     "empty list": lambda number: [],
     "too many": lambda number: [number, 0, [], 1],
-    "number of another question": lambda number: [number + 1, 0, [place()]],
-    "number as a text": lambda number: [str(number), 0, [place()]],
+    "number of another question": lambda number: [number + 1, 0, [location()]],
+    "number as a text": lambda number: [str(number), 0, [location()]],
     "two answers": lambda number: (
-        2 * (lambda body: struct.pack("<I", len(body)) + body)(ormsgpack.packb([number, 0, [place()]]))
+        2 * (lambda body: struct.pack("<I", len(body)) + body)(ormsgpack.packb([number, 0, [location()]]))
     ),
     "unknown code": lambda number: [number, 99, "no"],
     "failure without a message": lambda number: [number, 13, None],
     "endless message": lambda number: [number, 13, "x" * 100_000],
-    "no places": lambda number: [number, 0, None],
-    "no place": lambda number: [number, 0, [1]],
+    "no locations": lambda number: [number, 0, None],
+    "no location": lambda number: [number, 0, [1]],
     "too few outputs": lambda number: [number, 0, []],
-    "another output": lambda number: [number, 0, [place("z")]],
-    "one output too many": lambda number: [number, 0, [place(), place("z", offset=64)]],
-    "an output twice": lambda number: [number, 0, [place(), place()]],
-    "unknown dtype": lambda number: [number, 0, [place(dtype=77)]],
-    "negative size": lambda number: [number, 0, [place(shape=(-4,))]],
-    "shape of other bytes": lambda number: [number, 0, [place(shape=(5,))]],
-    "behind the memory": lambda number: [number, 0, [place(offset=1 << 16)]],
-    "far behind the memory": lambda number: [number, 0, [place(offset=1 << 60)]],
-    "before the memory": lambda number: [number, 0, [place(offset=-64)]],
-    "more than the limit": lambda number: [number, 0, [place(shape=(1 << 30,), nbytes=1 << 32)]],
-    "texts that are none": lambda number: [number, 0, [place(dtype=DataType.STRING, shape=(2,), nbytes=16)]],
+    "another output": lambda number: [number, 0, [location("z")]],
+    "one output too many": lambda number: [number, 0, [location(), location("z", offset=64)]],
+    "an output twice": lambda number: [number, 0, [location(), location()]],
+    "unknown dtype": lambda number: [number, 0, [location(dtype=77)]],
+    "negative size": lambda number: [number, 0, [location(shape=(-4,))]],
+    "shape of other bytes": lambda number: [number, 0, [location(shape=(5,))]],
+    "behind the memory": lambda number: [number, 0, [location(offset=1 << 16)]],
+    "far behind the memory": lambda number: [number, 0, [location(offset=1 << 60)]],
+    "before the memory": lambda number: [number, 0, [location(offset=-64)]],
+    "more than the limit": lambda number: [number, 0, [location(shape=(1 << 30,), nbytes=1 << 32)]],
+    "texts that are none": lambda number: [number, 0, [location(dtype=DataType.STRING, shape=(2,), nbytes=16)]],
 }
 
 
 @pytest.mark.parametrize("make", GARBAGE.values(), ids=GARBAGE)
-def test_garbage_is_not_believed(far, make):
-    far.put(y=np.full(4, -1, np.int32))
-    thread = far.answer(make)
+def test_invalid_answer_is_a_protocol_error(child, make):
+    child.put(y=np.full(4, -1, np.int32))
+    thread = child.answer(make)
     with pytest.raises(ProtocolError):
-        far.lane.ask("run", "", {}, ("y",))
+        child.server.call("run", "", {}, ("y",))
     thread.join()
 
 
-def test_silence_ends_when_somebody_hangs_up(far):
-    asked = far.answer(lambda number: None)
+def test_waiting_for_an_answer_ends_when_the_channel_is_shut_down(child):
+    called = child.answer(lambda number: None)
     outcomes = []
 
-    def ask():
+    def call():
         with pytest.raises(ConnectionClosed):
-            far.lane.ask("run", "", {}, ("y",))
+            child.server.call("run", "", {}, ("y",))
         outcomes.append("gone")
 
-    asker = threading.Thread(target=ask)
+    asker = threading.Thread(target=call)
     asker.start()
-    asked.join()
+    called.join()
     with pytest.raises(ConnectionClosed):
-        far.lane.say_goodbye(0.05)
-    far.lane.close()
+        child.server.request_close(0.05)
+    child.server.close()
     asker.join()
     assert outcomes == ["gone"]
     with pytest.raises(ConnectionClosed) as gone:
-        far.lane.ask("run", "", {}, ("y",))
+        child.server.call("run", "", {}, ("y",))
     assert gone.value.unread
 
 
-def test_closed_connection_is_noticed(far):
-    thread = far.answer(lambda number: far.sock.shutdown(socket.SHUT_RDWR))
+def test_closed_connection_is_noticed(child):
+    thread = child.answer(lambda number: child.sock.shutdown(socket.SHUT_RDWR))
     with pytest.raises(ConnectionClosed) as gone:
-        far.lane.ask("run", "", {}, ("y",))
+        child.server.call("run", "", {}, ("y",))
     thread.join()
     assert not gone.value.unread
 
 
-def test_inputs_that_are_too_large_are_refused_before_they_are_sent(far):
+def test_inputs_that_are_too_large_are_refused_before_they_are_sent(child):
     with pytest.raises(ServingError, match="the inputs take") as caught:
-        far.lane.ask("run", "", {"x": np.zeros(LIMIT)}, ())
+        child.server.call("run", "", {"x": np.zeros(LIMIT)}, ())
     assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
-    thread = far.answer(lambda number: (number, 0, []))
-    assert far.lane.ask("run", "", {"x": np.zeros(4)}, ()) == {}
+    thread = child.answer(lambda number: (number, 0, []))
+    assert child.server.call("run", "", {"x": np.zeros(4)}, ()) == {}
     thread.join()
 
 
 @pytest.fixture
-def crowd():
-    ends = [FarEnd(), FarEnd()]
-    pool = LanePool([end.lane for end in ends])
+def pool_of_two():
+    ends = [ChildEnd(), ChildEnd()]
+    pool = ChannelPool([end.server for end in ends])
     yield ends, pool
     pool.close()
     for end in ends:
         end.close()
 
 
-def test_pool_has_as_many_questions_under_way_as_it_has_lanes(crowd):
-    ends, pool = crowd
+def test_pool_runs_as_many_calls_at_once_as_it_has_channels(pool_of_two):
+    ends, pool = pool_of_two
     both = threading.Barrier(2, timeout=30)
 
     def make(number):
         both.wait()
         return (number, 0, [])
 
-    far = [end.answer(make) for end in ends]
+    children = [end.answer(make) for end in ends]
     answers = []
-    askers = [threading.Thread(target=lambda: answers.append(pool.ask("preprocess", "", {}, None))) for _ in ends]
+    askers = [threading.Thread(target=lambda: answers.append(pool.call("preprocess", "", {}, None))) for _ in ends]
     for thread in askers:
         thread.start()
-    for thread in (*far, *askers):
+    for thread in (*children, *askers):
         thread.join()
     assert answers == [{}, {}]
 
 
-def test_busy_pool_lets_nobody_wait_beyond_the_deadline(crowd):
-    ends, pool = crowd
+def test_no_call_waits_for_a_busy_pool_beyond_its_deadline(pool_of_two):
+    ends, pool = pool_of_two
     seen = [end.answer(lambda number: None) for end in ends]
     outcomes = []
 
-    def ask():
+    def call():
         with pytest.raises(ConnectionClosed):
-            pool.ask("preprocess", "", {}, None)
+            pool.call("preprocess", "", {}, None)
         outcomes.append("gone")
 
-    askers = [threading.Thread(target=ask) for _ in ends]
+    askers = [threading.Thread(target=call) for _ in ends]
     for thread in askers:
         thread.start()
     for thread in seen:
         thread.join()
     with pytest.raises(ServingError) as caught:
-        pool.ask("preprocess", "", {}, time.monotonic() + 0.02)
+        pool.call("preprocess", "", {}, time.monotonic() + 0.02)
     assert caught.value.code is StatusCode.DEADLINE_EXCEEDED
-    pool.hang_up()
+    pool.shut_down()
     for thread in askers:
         thread.join()
     assert outcomes == ["gone"] * 2
     with pytest.raises(ConnectionClosed):
-        pool.ask("preprocess", "", {}, None)
+        pool.call("preprocess", "", {}, None)

@@ -17,8 +17,8 @@ from tfs_lite.testing.servers.process import wait_until
 ROW = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def test_item_steps_run_in_the_process_and_may_keep_what_they_get(open_far):
-    model = open_far("make_items")
+def test_item_steps_run_in_the_process_and_may_keep_what_they_get(open_child):
+    model = open_child("make_items")
     assert model.has_item_steps
     ready = model.preprocess("", {"x": ROW}, None)
     np.testing.assert_array_equal(ready["x"], ROW * 2)
@@ -29,8 +29,8 @@ def test_item_steps_run_in_the_process_and_may_keep_what_they_get(open_far):
     assert final["kept"].tolist() == [ROW.sum(), ROW.sum() * 10]
 
 
-def test_item_steps_go_on_beside_a_run_and_beside_each_other(open_far, tmp_path):
-    model = open_far("make_items", {"gate": str(tmp_path)})
+def test_item_steps_go_on_beside_a_run_and_beside_each_other(open_child, tmp_path):
+    model = open_child("make_items", {"gate": str(tmp_path)})
     with ThreadPoolExecutor(3) as pool:
         run = pool.submit(model.run, "gate", {"x": ROW}, ())
         steps = [
@@ -42,15 +42,15 @@ def test_item_steps_go_on_beside_a_run_and_beside_each_other(open_far, tmp_path)
         np.testing.assert_array_equal(run.result(60)["y"], ROW)
 
 
-def test_item_steps_get_the_time_that_is_left(open_far):
-    model = open_far("make_items")
+def test_item_steps_get_the_time_that_is_left(open_child):
+    model = open_child("make_items")
     assert model.preprocess("deadline", {}, None)["left"].tolist() == [-1.0]
     (left,) = model.preprocess("deadline", {}, time.monotonic() + 100)["left"]
     assert 50 < left < 101
 
 
-def test_item_step_that_fails_says_why_and_one_that_kills_is_survived(open_far):
-    model = open_far("make_items")
+def test_item_step_that_fails_says_why_and_one_that_kills_is_survived(open_child):
+    model = open_child("make_items")
     with pytest.raises(ServingError, match="x is not to my liking") as error:
         model.preprocess("refuse", {"x": ROW}, None)
     assert error.value.code is StatusCode.INVALID_ARGUMENT
@@ -62,9 +62,9 @@ def test_item_step_that_fails_says_why_and_one_that_kills_is_survived(open_far):
     assert model.run("", {"x": ROW}, ("pid",))["pid"].tolist() == [model.pid]
 
 
-def test_item_step_waits_for_a_new_process_no_longer_than_its_deadline(open_far, tmp_path):
+def test_item_step_waits_for_a_new_process_no_longer_than_its_deadline(open_child, tmp_path):
     (tmp_path / "open").touch()
-    model = open_far("make_items_and_wait", str(tmp_path))
+    model = open_child("make_items_and_wait", str(tmp_path))
     (tmp_path / "open").unlink()
     os.kill(model.pid, signal.SIGKILL)
     wait_until(lambda: not model.alive, "the death is noticed")
@@ -73,7 +73,7 @@ def test_item_step_waits_for_a_new_process_no_longer_than_its_deadline(open_far,
     assert error.value.code is StatusCode.DEADLINE_EXCEEDED
 
 
-def test_model_without_item_steps_leaves_items_alone(open_far):
-    model = open_far()
+def test_model_without_item_steps_leaves_items_alone(open_child):
+    model = open_child()
     assert model.preprocess("", {"x": ROW}, None) == {"x": ROW}
     assert model.postprocess("", {"y": ROW}, None) == {"y": ROW}

@@ -48,7 +48,7 @@ def test_load_that_takes_long_goes_on_as_any_other_process():
 
     os.sched_setscheduler = notice
     try:
-        with in_background(patience=0.01):
+        with in_background(seconds=0.01):
             assert raised.wait(60)
             assert os.sched_getscheduler(0) == os.SCHED_OTHER
     finally:
@@ -56,7 +56,7 @@ def test_load_that_takes_long_goes_on_as_any_other_process():
     assert policies[0] == os.SCHED_IDLE
 
 
-def test_process_of_a_model_loads_in_the_background_and_runs_in_the_foreground(open_far):
-    model = open_far("make_where_it_loads")
+def test_process_of_a_model_loads_in_the_background_and_runs_in_the_foreground(open_child):
+    model = open_child("make_where_it_loads")
     answer = model.run("where", {"x": np.zeros(1)}, ("y",))["y"]
     assert answer.tolist() == [os.SCHED_IDLE, os.SCHED_OTHER]

@@ -34,9 +34,14 @@ def where(model) -> int:
     return int(model.run("", {"x": ROW}, ("pid",))["pid"][0])
 
 
-def test_model_shows_and_answers_what_the_far_one_does(open_far):
-    model = open_far()
-    assert (model.platform, model.resident_bytes(), model.has_item_steps, model.concurrency) == ("far", 1234, False, 1)
+def test_model_shows_and_answers_what_the_one_in_the_process_does(open_child):
+    model = open_child()
+    assert (model.platform, model.resident_bytes(), model.has_item_steps, model.concurrency) == (
+        "child",
+        1234,
+        False,
+        1,
+    )
     assert {"leave", DEFAULT_SIGNATURE} <= set(model.signatures)
     assert (model.alive, model.restarts) == (True, 0)
     answer = model.run("", {"x": ROW}, ())
@@ -45,19 +50,19 @@ def test_model_shows_and_answers_what_the_far_one_does(open_far):
     assert list(model.run("", {"x": ROW}, ("pid", "y"))) == ["pid", "y"]
 
 
-def test_process_of_a_model_steps_back_behind_the_server(open_far):
-    model = open_far()
+def test_process_of_a_model_steps_back_behind_the_server(open_child):
+    model = open_child()
     assert psutil.Process(where(model)).nice() == max(NICENESS, os.nice(0))
 
 
-def test_opening_by_one_function(supervisor, far_models):
-    model = open_in_process(supervisor, "model m version 1", f"{far_models}:make", "{}")
+def test_opening_by_one_function(supervisor, child_models):
+    model = open_in_process(supervisor, "model m version 1", f"{child_models}:make", "{}")
     assert where(model) == model.pid
     model.close()
 
 
-def test_every_size_and_type_goes_through(open_far):
-    model = open_far()
+def test_every_size_and_type_goes_through(open_child):
+    model = open_child()
     texts = np.array([b"a", "ü".encode(), b""], dtype=object)
     for value in (texts, np.zeros((0, 4)), np.float64(3.0), np.arange(1_000_000), np.array([True, False]), ROW.T):
         got = model.run("", {"x": np.asarray(value)}, ("y",))["y"]
@@ -65,16 +70,16 @@ def test_every_size_and_type_goes_through(open_far):
         assert got.tolist() == np.asarray(value).tolist()
 
 
-def test_results_are_the_callers_own(open_far):
-    model = open_far()
+def test_results_are_the_callers_own(open_child):
+    model = open_child()
     first = model.run("", {"x": ROW}, ("y",))["y"]
     model.run("", {"x": ROW + 1}, ("y",))
     np.testing.assert_array_equal(first, ROW)
     first += 1
 
 
-def test_staged_inputs_are_read_in_place(open_far):
-    model = open_far()
+def test_staged_inputs_are_read_in_place(open_child):
+    model = open_child()
     for rows in (3, 50_000):
         staged = model.stage("", {"x": ((rows, 3), np.dtype(np.float32)), "t": ((rows,), np.dtype(object))})
         assert list(staged) == ["x"]
@@ -84,8 +89,8 @@ def test_staged_inputs_are_read_in_place(open_far):
         assert not np.shares_memory(got, staged["x"])
 
 
-def test_memory_of_a_run_is_bounded_both_ways(open_far):
-    model = open_far(memory_limit=1 << 20)
+def test_memory_of_a_run_is_bounded_both_ways(open_child):
+    model = open_child(memory_limit=1 << 20)
     with pytest.raises(
         ServingError, match=r"model m version 1: the inputs of a run take 2097152 bytes, at most"
     ) as error:
@@ -99,16 +104,16 @@ def test_memory_of_a_run_is_bounded_both_ways(open_far):
     assert where(model) == model.pid
 
 
-def test_large_results_come_whole(open_far):
-    model = open_far()
+def test_large_results_come_whole(open_child):
+    model = open_child()
     for size in (1_000, 10_000_000, 7):
         got = model.run("large", {"x": np.array([size])}, ("y",))["y"]
         assert got.shape == (size,)
         assert set(np.unique(got)) == {7}
 
 
-def test_failures_of_the_model_keep_code_and_message(open_far):
-    model = open_far()
+def test_failures_of_the_model_keep_code_and_message(open_child):
+    model = open_child()
     with pytest.raises(ServingError, match="x is not to my liking") as error:
         model.run("refuse", {"x": ROW}, ())
     assert error.value.code is StatusCode.INVALID_ARGUMENT
@@ -118,9 +123,9 @@ def test_failures_of_the_model_keep_code_and_message(open_far):
     assert where(model) == model.pid
 
 
-def test_log_of_the_process_goes_to_standard_error(far_models, capfd):
+def test_log_of_the_process_goes_to_standard_error(child_models, capfd):
     supervisor = Supervisor()
-    model = open_in_process(supervisor, "model m version 1", f"{far_models}:make", "{}")
+    model = open_in_process(supervisor, "model m version 1", f"{child_models}:make", "{}")
     with pytest.raises(ServingError):
         model.run("fail", {"x": ROW}, ())
     model.close()
@@ -130,20 +135,20 @@ def test_log_of_the_process_goes_to_standard_error(far_models, capfd):
     assert "ValueError: what is this" in log
 
 
-def test_unknown_signature_is_refused_here(open_far):
+def test_unknown_signature_is_refused_here(open_child):
     with pytest.raises(ServingError) as error:
-        open_far().run("no_such", {"x": ROW}, ())
+        open_child().run("no_such", {"x": ROW}, ())
     assert error.value.code is StatusCode.FAILED_PRECONDITION
 
 
-def test_child_has_one_thread_and_can_use_its_libraries_threads(open_far):
-    model = open_far()
+def test_child_has_one_thread_and_can_use_its_libraries_threads(open_child):
+    model = open_child()
     assert int(model.run("count_threads", {"x": ROW}, ("y",))["y"]) == 1
     assert model.run("multiply", {"x": ROW}, ("y",))["y"][0] == pytest.approx(400.0**2)
 
 
-def test_children_draw_different_random_numbers(open_far):
-    draws = [tuple(open_far().run("draw", {"x": ROW}, ("y",))["y"]) for _ in range(2)]
+def test_children_draw_different_random_numbers(open_child):
+    draws = [tuple(open_child().run("draw", {"x": ROW}, ("y",))["y"]) for _ in range(2)]
     assert draws[0] != draws[1]
 
 
@@ -157,12 +162,12 @@ def test_children_draw_different_random_numbers(open_far):
         ("babble", StatusCode.UNAVAILABLE, "its process sent garbage while the model was opened"),
     ],
 )
-def test_opening_that_fails_says_why_and_leaves_nothing(supervisor, open_far, function, code, message):
-    open_far().close()
+def test_opening_that_fails_says_why_and_leaves_nothing(supervisor, open_child, function, code, message):
+    open_child().close()
     gc.collect()
     files, threads = set(os.listdir("/proc/self/fd")), threading.active_count()
     with pytest.raises(ServingError) as error:
-        open_far(function, "because")
+        open_child(function, "because")
     assert error.value.code is code
     assert message in str(error.value)
     assert psutil.Process(supervisor.pid).children() == []
@@ -180,8 +185,8 @@ def test_opening_that_fails_says_why_and_leaves_nothing(supervisor, open_far, fu
         ("close_sockets", "it closed its connection"),
     ],
 )
-def test_process_that_ends_in_a_run_fails_that_run_and_is_started_again(open_far, caplog, what, cause):
-    model = open_far()
+def test_process_that_ends_in_a_run_fails_that_run_and_is_started_again(open_child, caplog, what, cause):
+    model = open_child()
     first = model.pid
     with pytest.raises(WorkerLost) as error:
         model.run(what, {"x": ROW}, ())
@@ -195,8 +200,8 @@ def test_process_that_ends_in_a_run_fails_that_run_and_is_started_again(open_far
     assert f"its process ended ({cause})" in caplog.text
 
 
-def test_process_that_is_killed_while_it_runs_fails_that_run(open_far, tmp_path):
-    model = open_far(options={"gate": str(tmp_path)})
+def test_process_that_is_killed_while_it_runs_fails_that_run(open_child, tmp_path):
+    model = open_child(options={"gate": str(tmp_path)})
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(model.run, "gate", {"x": ROW}, ())
         wait_until((tmp_path / "entered").exists, "the run has begun")
@@ -207,8 +212,8 @@ def test_process_that_is_killed_while_it_runs_fails_that_run(open_far, tmp_path)
     assert where(model) == model.pid
 
 
-def test_process_that_dies_while_idle_is_started_again_by_itself(open_far):
-    model = open_far()
+def test_process_that_dies_while_idle_is_started_again_by_itself(open_child):
+    model = open_child()
     first = model.pid
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: model.restarts == 1, "it is back")
@@ -216,8 +221,8 @@ def test_process_that_dies_while_idle_is_started_again_by_itself(open_far):
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_request_that_meets_a_dead_process_is_run_by_the_next(open_far, staged):
-    model = open_far(backoff=Backoff(well=0.0))
+def test_request_that_meets_a_dead_process_is_run_by_the_next(open_child, staged):
+    model = open_child(backoff=Backoff(well=0.0))
     for round_ in range(5):
         inputs = {"x": ROW}
         if staged:
@@ -228,10 +233,10 @@ def test_request_that_meets_a_dead_process_is_run_by_the_next(open_far, staged):
         assert model.restarts == round_ + 1
 
 
-def test_request_is_not_run_by_a_third_process(open_far, tmp_path):
+def test_request_is_not_run_by_a_third_process(open_child, tmp_path):
     how = tmp_path / "how"
     how.write_text("ok")
-    model = open_far("make_from_file", str(how))
+    model = open_child("make_from_file", str(how))
     how.write_text("leave")
     os.kill(model.pid, signal.SIGKILL)
     with pytest.raises(WorkerLost, match="try again later"):
@@ -243,10 +248,10 @@ def test_request_is_not_run_by_a_third_process(open_far, tmp_path):
     assert where(model) == model.pid
 
 
-def test_failed_starts_are_logged_one_by_one_and_go_on(open_far, tmp_path, caplog):
+def test_failed_starts_are_logged_one_by_one_and_go_on(open_child, tmp_path, caplog):
     how = tmp_path / "how"
     how.write_text("ok")
-    model = open_far("make_from_file", str(how), backoff=Backoff(first=0.01))
+    model = open_child("make_from_file", str(how), backoff=Backoff(first=0.01))
     how.write_text("refuse")
     os.kill(model.pid, signal.SIGKILL)
     wait_until(lambda: caplog.text.count("cannot be started again") >= 3, "some attempts have failed")
@@ -258,10 +263,10 @@ def test_failed_starts_are_logged_one_by_one_and_go_on(open_far, tmp_path, caplo
     assert model.restarts == 1
 
 
-def test_version_that_has_become_another_does_not_come_back(open_far, tmp_path, caplog):
+def test_version_that_has_become_another_does_not_come_back(open_child, tmp_path, caplog):
     how = tmp_path / "how"
     how.write_text("ok")
-    model = open_far("make_from_file", str(how), backoff=Backoff(first=0.01))
+    model = open_child("make_from_file", str(how), backoff=Backoff(first=0.01))
     how.write_text("other")
     os.kill(model.pid, signal.SIGKILL)
     wait_until(lambda: "its files were changed" in caplog.text, "the change is noticed")
@@ -270,8 +275,8 @@ def test_version_that_has_become_another_does_not_come_back(open_far, tmp_path, 
     assert model.recover(NEVER)
 
 
-def test_recovering_is_given_up_at_once(open_far):
-    model = open_far(backoff=slow_backoff())
+def test_recovering_is_given_up_at_once(open_child):
+    model = open_child(backoff=slow_backoff())
     with pytest.raises(WorkerLost):
         model.run("leave", {"x": ROW}, ())
     give_up = threading.Event()
@@ -287,11 +292,11 @@ def test_recovering_is_given_up_at_once(open_far):
     assert model.recover(NEVER) is False
 
 
-def test_close_ends_the_process_and_what_it_has_started_and_gives_everything_back(supervisor, open_far, tmp_path):
-    open_far().close()
+def test_close_ends_the_process_and_what_it_has_started_and_gives_everything_back(supervisor, open_child, tmp_path):
+    open_child().close()
     gc.collect()
     files, threads = set(os.listdir("/proc/self/fd")), threading.active_count()
-    model = open_far(options={"mark": str(tmp_path / "closed")})
+    model = open_child(options={"mark": str(tmp_path / "closed")})
     model.run("take_memory", {"x": np.array([100_000_000])}, ())
     grandchild = int(model.run("have_a_child", {"x": ROW}, ("y",))["y"][0])
     model.run("", {"x": np.zeros(1_000_000)}, ())
@@ -310,15 +315,15 @@ def test_close_ends_the_process_and_what_it_has_started_and_gives_everything_bac
     assert model.pid is None
 
 
-def test_model_that_hangs_in_close_is_killed(supervisor, open_far, caplog):
-    model = open_far(options={"hang_in_close": True}, close_seconds=0.2)
+def test_model_that_hangs_in_close_is_killed(supervisor, open_child, caplog):
+    model = open_child(options={"hang_in_close": True}, close_seconds=0.2)
     model.close()
     assert psutil.Process(supervisor.pid).children() == []
     assert "did not close within 0.2 seconds" in caplog.text
 
 
-def test_close_ends_a_run_that_hangs(supervisor, open_far, tmp_path):
-    model = open_far(options={"entered": str(tmp_path / "entered")}, close_seconds=0.1)
+def test_close_ends_a_run_that_hangs(supervisor, open_child, tmp_path):
+    model = open_child(options={"entered": str(tmp_path / "entered")}, close_seconds=0.1)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(model.run, "hang", {"x": ROW}, ())
         wait_until((tmp_path / "entered").exists, "the run has begun")
@@ -328,17 +333,17 @@ def test_close_ends_a_run_that_hangs(supervisor, open_far, tmp_path):
     assert psutil.Process(supervisor.pid).children() == []
 
 
-def test_close_ends_a_restart_that_waits(open_far):
-    model = open_far(backoff=slow_backoff())
+def test_close_ends_a_restart_that_waits(open_child):
+    model = open_child(backoff=slow_backoff())
     os.kill(model.pid, signal.SIGKILL)
     wait_until(lambda: not model.alive, "the death is noticed")
     model.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "tfs-restart"]
 
 
-def test_close_ends_a_restart_that_is_under_way(supervisor, open_far, tmp_path):
+def test_close_ends_a_restart_that_is_under_way(supervisor, open_child, tmp_path):
     (tmp_path / "open").touch()
-    model = open_far("make_and_wait", str(tmp_path))
+    model = open_child("make_and_wait", str(tmp_path))
     (tmp_path / "open").unlink()
     (tmp_path / "opening").unlink()
     os.kill(model.pid, signal.SIGKILL)
@@ -347,7 +352,7 @@ def test_close_ends_a_restart_that_is_under_way(supervisor, open_far, tmp_path):
     assert psutil.Process(supervisor.pid).children() == []
 
 
-def test_several_are_opened_at_once(supervisor, open_far, tmp_path):
+def test_several_are_opened_at_once(supervisor, open_child, tmp_path):
     """None of them gets through alone: the file is there when all have begun."""
 
     def release():
@@ -355,13 +360,13 @@ def test_several_are_opened_at_once(supervisor, open_far, tmp_path):
         (tmp_path / "open").touch()
 
     with ThreadPoolExecutor(5) as pool:
-        models = [pool.submit(open_far, "make_and_wait", str(tmp_path)) for _ in range(4)]
+        models = [pool.submit(open_child, "make_and_wait", str(tmp_path)) for _ in range(4)]
         pool.submit(release).result()
         assert len({where(model.result(60)) for model in models}) == 4
 
 
-def test_death_of_the_nursery_is_survived(supervisor, open_far):
-    models = [open_far() for _ in range(2)]
+def test_death_of_the_fork_server_is_survived(supervisor, open_child):
+    models = [open_child() for _ in range(2)]
     os.kill(supervisor.pid, signal.SIGKILL)
     wait_until(lambda: all(model.restarts == 1 for model in models), "both are back")
     assert len({where(model) for model in models}) == 2

@@ -1,4 +1,4 @@
-"""The nursery and its children, as real processes."""
+"""The fork server and its children, as real processes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ import socket, sys, threading
 from tfs_lite.workers.supervisor import Supervisor
 
 supervisor = Supervisor()
-near, far = socket.socketpair()
-worker = supervisor.spawn("model m version 1", far)
-far.close()
+ours, theirs = socket.socketpair()
+worker = supervisor.spawn("model m version 1", theirs)
+theirs.close()
 worker.started.wait()
 print(supervisor.pid, worker.pid, flush=True)
 threading.Event().wait()
@@ -36,9 +36,9 @@ class Child:
     """A process that waits at its socket for what it is to open."""
 
     def __init__(self, supervisor: Supervisor) -> None:
-        self.near, far = socket.socketpair()
-        with far:
-            self.worker = supervisor.spawn("model m version 1", far)
+        self.sock, theirs = socket.socketpair()
+        with theirs:
+            self.worker = supervisor.spawn("model m version 1", theirs)
         assert self.worker.started.wait(PATIENCE)
 
     @property
@@ -48,7 +48,7 @@ class Child:
 
     def end(self) -> str:
         """By closing the connection; why it ended."""
-        self.near.close()
+        self.sock.close()
         return self.cause()
 
     def cause(self) -> str:
@@ -67,14 +67,14 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_child_is_forked_from_the_nursery_and_has_one_thread(supervisor, child):
+def test_child_is_forked_by_the_fork_server_and_has_one_thread(supervisor, child):
     assert os.getpgid(child.pid) == child.pid
     assert psutil.Process(child.pid).ppid() == supervisor.pid
     assert psutil.Process(supervisor.pid).num_threads() == 1
     assert os.getsid(child.pid) == os.getsid(0)
 
 
-def test_child_whose_server_hangs_up_ends(child):
+def test_child_whose_server_closes_the_connection_ends(child):
     assert child.end() == "exit code 0"
     assert not psutil.pid_exists(child.pid)
 
@@ -85,26 +85,26 @@ def test_child_is_killed_on_request_and_the_others_live(supervisor, child):
     assert other.cause() == "signal 9"
     assert not psutil.pid_exists(other.pid)
     other.worker.kill()
-    other.near.close()
+    other.sock.close()
     assert not child.worker.ended.is_set()
 
 
-def test_end_is_told_to_who_asked_before_and_after(child):
-    told = []
-    child.worker.on_end(lambda: told.append("before"))
+def test_callbacks_get_the_end_of_a_process_before_and_after_it(child):
+    ended = []
+    child.worker.on_end(lambda: ended.append("before"))
     child.worker.kill()
     child.cause()
-    wait_until(lambda: told, "the end is told")
-    child.worker.on_end(lambda: told.append("after"))
-    assert told == ["before", "after"]
+    wait_until(lambda: ended, "the end is ended")
+    child.worker.on_end(lambda: ended.append("after"))
+    assert ended == ["before", "after"]
 
 
-def test_who_is_told_of_an_end_and_fails_does_no_harm(supervisor, child, caplog):
-    told = []
+def test_failing_callback_does_no_harm(supervisor, child, caplog):
+    ended = []
     child.worker.on_end(lambda: 1 / 0)
-    child.worker.on_end(lambda: told.append(1))
+    child.worker.on_end(lambda: ended.append(1))
     child.worker.kill()
-    wait_until(lambda: told, "the end is told")
+    wait_until(lambda: ended, "the end is ended")
     assert "ZeroDivisionError" in caplog.text
     assert Child(supervisor).end() == "exit code 0"
 
@@ -117,7 +117,7 @@ def test_signals_meant_for_the_server_are_ignored(supervisor, child, number):
     assert not child.worker.ended.is_set()
 
 
-def test_nursery_that_dies_takes_its_children_along_and_is_started_again(far_models):
+def test_fork_server_that_dies_takes_its_children_along_and_is_started_again(child_models):
     supervisor = Supervisor()
     first = Child(supervisor)
     pid = supervisor.pid
@@ -127,7 +127,7 @@ def test_nursery_that_dies_takes_its_children_along_and_is_started_again(far_mod
     second = Child(supervisor)
     assert supervisor.pid not in (None, pid)
     second.end()
-    first.near.close()
+    first.sock.close()
     supervisor.close()
 
 
@@ -139,13 +139,13 @@ def test_closed_supervisor_leaves_nothing_and_starts_nothing():
     supervisor.close()
     assert {child.cause() for child in children} == {"the process that starts models ended"}
     assert not any(psutil.pid_exists(number) for number in (pid, *(child.pid for child in children)))
-    near, far = socket.socketpair()
-    with near, far, pytest.raises(ServingError) as caught:
-        supervisor.spawn("model m version 1", far)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(ServingError) as caught:
+        supervisor.spawn("model m version 1", theirs)
     assert caught.value.code is StatusCode.UNAVAILABLE
     supervisor.close()
     for child in children:
-        child.near.close()
+        child.sock.close()
     assert threading.active_count() == threads
     assert set(os.listdir("/proc/self/fd")) == files
 
@@ -157,14 +157,14 @@ def test_supervisor_that_was_never_needed_starts_no_process():
     assert supervisor.pid is None
 
 
-def test_nursery_that_still_imports_does_not_hold_up_the_end(tmp_path):
+def test_fork_server_that_still_imports_does_not_hold_up_the_end(tmp_path):
     (tmp_path / "slow_import.py").write_text("import threading\nthreading.Event().wait(120)\n")
     sys.path.insert(0, str(tmp_path))
     try:
         supervisor = Supervisor(["slow_import"])
-        near, far = socket.socketpair()
-        with near, far:
-            worker = supervisor.spawn("model m version 1", far)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            worker = supervisor.spawn("model m version 1", theirs)
             supervisor.close()
             assert worker.cause == "the process that starts models ended"
     finally:

@@ -51,7 +51,7 @@ def test_description_arrives_as_it_was():
     np.testing.assert_array_equal(defaults["x"], OWN.defaults["x"])
 
 
-def test_size_that_nobody_can_tell_arrives():
+def test_unknown_size_arrives():
     assert read_description(sent(describe_model(Described(), None))).resident_bytes is None
 
 

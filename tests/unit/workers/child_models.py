@@ -33,10 +33,10 @@ def wait_for(path: Path) -> None:
         time.sleep(0.005)
 
 
-class FarModel(Model):
+class ChildModel(Model):
     """``y`` is ``x``; ``pid`` is where it runs. ``signature`` of a run picks what else happens."""
 
-    platform = "far"
+    platform = "child"
     signatures: Mapping[str, Signature] = MappingProxyType({})
     has_item_steps = False
 
@@ -107,7 +107,7 @@ class FarModel(Model):
         return {"y": np.random.random(4)}
 
     def have_a_child(self, inputs):
-        """A process that would outlive this one by far."""
+        """A process that would outlive this one."""
         return {"y": np.array([subprocess.Popen(["sleep", "120"]).pid])}
 
     def take_memory(self, inputs):
@@ -132,7 +132,7 @@ class FarModel(Model):
         self.hang(inputs)
 
 
-class ItemModel(FarModel):
+class ItemModel(ChildModel):
     """Items are doubled before and halved after the run."""
 
     has_item_steps = True
@@ -151,41 +151,41 @@ class ItemModel(FarModel):
         return {"y": outputs["y"] / 2, "kept": np.array([kept["x"].sum() for kept in self.kept])}
 
     def meet(self, inputs):
-        """Returns when somebody else is here as well."""
-        place = Path(str(self.options["gate"]))
-        (place / f"{int(inputs['x'][0])}").touch()
-        wait_for(place / f"{int(inputs['x'][1])}")
+        """Returns when another call is here as well."""
+        location = Path(str(self.options["gate"]))
+        (location / f"{int(inputs['x'][0])}").touch()
+        wait_for(location / f"{int(inputs['x'][1])}")
 
 
-def make_where_it_loads(arguments: str) -> FarModel:
-    return FarModel(policy=os.sched_getscheduler(0))
+def make_where_it_loads(arguments: str) -> ChildModel:
+    return ChildModel(policy=os.sched_getscheduler(0))
 
 
-def make(arguments: str) -> FarModel:
-    return FarModel(**json.loads(arguments))
+def make(arguments: str) -> ChildModel:
+    return ChildModel(**json.loads(arguments))
 
 
 def make_items(arguments: str) -> ItemModel:
     return ItemModel(**json.loads(arguments))
 
 
-def make_from_file(arguments: str) -> FarModel:
+def make_from_file(arguments: str) -> ChildModel:
     """Does what a file says: ``ok``, or how the opening fails."""
     what = Path(arguments).read_text()
     if what == "other":
-        model = FarModel()
+        model = ChildModel()
         model.signatures = {DEFAULT_SIGNATURE: Signature((), ())}
         return model
     if what != "ok":
-        getattr(FarModel(), what)({})
-    return FarModel()
+        getattr(ChildModel(), what)({})
+    return ChildModel()
 
 
-def make_and_wait(arguments: str) -> FarModel:
+def make_and_wait(arguments: str) -> ChildModel:
     gate = Path(arguments)
     (gate / "opening").touch()
     wait_for(gate / "open")
-    return FarModel()
+    return ChildModel()
 
 
 def make_items_and_wait(arguments: str) -> ItemModel:
@@ -193,18 +193,18 @@ def make_items_and_wait(arguments: str) -> ItemModel:
     return ItemModel()
 
 
-def refuse(arguments: str) -> FarModel:
+def refuse(arguments: str) -> ChildModel:
     raise ServingError(StatusCode.DATA_LOSS, f"no model: {arguments}")
 
 
-def fail(arguments: str) -> FarModel:
+def fail(arguments: str) -> ChildModel:
     raise RuntimeError("no model")
 
 
-def leave(arguments: str) -> FarModel:
+def leave(arguments: str) -> ChildModel:
     os._exit(9)
 
 
-def babble(arguments: str) -> FarModel:
-    FarModel().say_garbage({})
-    return FarModel()
+def babble(arguments: str) -> ChildModel:
+    ChildModel().say_garbage({})
+    return ChildModel()
