@@ -21,7 +21,8 @@ import torch
 
 from tfs_lite.adapters.contract import OpenRequest
 from tfs_lite.adapters.detect import read_version
-from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe, label_of
+from tfs_lite.adapters.failures import label_of
+from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode

@@ -29,7 +29,9 @@ SLACK = 40 << 20
 
 
 def make_loader(directory: Path) -> ArtifactLoader:
-    settings = AdapterSettings(run_alone, "cpu", TrustedPaths.of([str(directory)]), lambda path, model: SETTINGS)
+    settings = AdapterSettings(
+        run_alone, "cpu", trusted=TrustedPaths.of([str(directory)]), model_settings=lambda path, model: SETTINGS
+    )
     return ArtifactLoader(str(directory), "", settings, PLATFORMS)
 
 

@@ -26,7 +26,10 @@ SLACK = 8 << 20
 
 def make_loader(directory, device="auto"):
     settings = AdapterSettings(
-        lambda models, request: models[0], device, TrustedPaths.of([str(directory)]), lambda path, model: SETTINGS
+        lambda models, request: models[0],
+        device,
+        trusted=TrustedPaths.of([str(directory)]),
+        model_settings=lambda path, model: SETTINGS,
     )
     return ArtifactLoader(str(directory), "", settings, PLATFORMS)
 

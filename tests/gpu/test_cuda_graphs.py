@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tfs_lite.adapters.contract import OpenRequest
-from tfs_lite.adapters.cuda.graphs import WARM_RUNS, GraphSwitch, LaneGraphs, capture_on
+from tfs_lite.adapters.cuda.graphs import WARM_RUNS, GraphSwitch, StreamGraphs, capture_on
 from tfs_lite.adapters.cuda.graphs import GraphPlan as Plan
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, Pool
 from tfs_lite.adapters.detect import read_version
@@ -78,9 +78,9 @@ def opened(directory, module, item, graphs):
 
 
 def graphs_of(model):
-    """The shapes that the lane of this thread has recorded."""
-    with model._lanes.borrowed() as lane:
-        return [] if lane.graphs is None else list(lane.graphs._captured)
+    """The shapes that the stream of this thread has recorded."""
+    with model._streams.for_run() as stream:
+        return [] if stream.graphs is None else list(stream.graphs._captured)
 
 
 @pytest.mark.parametrize(("module", "item"), CASES)
@@ -129,7 +129,7 @@ def test_failed_capture_leaves_the_device_as_it_was(caplog):
 
     with torch.cuda.stream(stream), torch.inference_mode():
         pool, switch = Pool(device), GraphSwitch(ID)
-        graphs = LaneGraphs(device, switch, capture_on(device, pool), Plan(warm_runs=1))
+        graphs = StreamGraphs(device, switch, capture_on(device, pool), Plan(warm_runs=1))
         for _ in range(4):
             answer = graphs.run([x], reads, lambda: reads(x.to(device)))
             assert answer.tolist() == [4.0] * 4
@@ -144,7 +144,7 @@ def test_failed_capture_leaves_the_device_as_it_was(caplog):
         torch.cuda.empty_cache()
         assert before - torch.cuda.memory_reserved(device) >= 4 * (64 << 20)
         pool = Pool(device)
-        graphs = LaneGraphs(device, GraphSwitch(ID), capture_on(device, pool), Plan(warm_runs=1))
+        graphs = StreamGraphs(device, GraphSwitch(ID), capture_on(device, pool), Plan(warm_runs=1))
         for _ in range(4):
             assert graphs.run([x], plain, lambda: plain(x.to(device))).tolist() == [3.0] * 4
         assert len(graphs._captured) == 1

@@ -194,7 +194,7 @@ def test_captured_steps_of_every_family_write_what_it_writes_alone(family, poiso
         company = Company(network, poison=poison, seed=3)
         assert company.serve(wanted) == [greedy(build(family), *one).tokens for one in wanted]
         assert network.decoding.replays > before + 10
-    stream.settle()
+    stream.synchronize()
     network.close()
     stream.close()
 

@@ -1,5 +1,5 @@
-"""From a version's directory to a model in memory, one platform a file.
+"""Loading a version's directory as a model in memory; each platform is one file.
 
-torch lives here. Nothing in a directory is believed before it was inspected: archives are taken apart without torch
-(``inspect_*``), code needs the operator's trust, and a load that fails leaves no memory behind.
+Only this package imports torch for models. No file is trusted before it was inspected: archives are read without torch
+(``inspect``), code needs the operator's trust, and a load that fails leaves no memory behind.
 """

@@ -1,10 +1,10 @@
-"""The contract of a platform: how it recognises its artefact, and how it makes a model of it.
+"""The contract of a platform: how it recognises its artefact, and how it opens it as a model.
 
     recognises(files)  ->  open(request)  ->  OpenedModel.run*  ->  OpenedModel.close
 
-A platform is a value: a name, a rule, a function. Whoever adds one writes a file with a :class:`Platform` in it and
-registers it under the entry point group ``tfs_lite.platforms``; everything around it (trust, devices, memory, workers)
-is the same for all and lives in :mod:`tfs_lite.adapters.loader`.
+A platform is a value: a name, a rule, a function. To add one, write a module with a :class:`Platform` and register it
+under the entry point group ``tfs_lite.platforms``. What all platforms share (trust, devices, memory, workers) is in
+:mod:`tfs_lite.adapters.loader`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import torch
 
 from tfs_lite.adapters.failures import run_failure, story
 from tfs_lite.adapters.results import check_outputs, shows_type
-from tfs_lite.adapters.tensors import Array, to_arrays
+from tfs_lite.adapters.tensors import to_arrays
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.dtypes import Array
 
 MAX_LOGGED_CAUSES = 20
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class VersionFiles:
-    """What lies in a version's directory.
+    """The files in a version's directory.
 
     ``unpacked_bytes`` counts archives by their contents. ``members`` are those of ``model.pt2``, if there is one.
     """
@@ -46,7 +47,7 @@ class VersionFiles:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """What a platform is told. ``settings`` are empty where the operator wrote none. ``beside``: instances of the
+    """What to open, and where. ``settings`` are empty without a config. ``beside`` is the number of instances of the
     version that are open already."""
 
     id: ServableId
@@ -58,23 +59,23 @@ class OpenRequest:
 
 
 class OpenedModel(Model, Protocol):
-    """What opening a version gives: a model with one signature, ``serving_default``, that tells what it weighs."""
+    """An opened version: a model with one signature, ``serving_default``, that knows its size."""
 
     def resident_bytes(self) -> int | None:
-        """Bytes of the model's tensors; None if nobody can tell."""
+        """Bytes of the model's tensors; None if unknown."""
 
 
 class LoadedModel(OpenedModel, ABC):
-    """The :class:`OpenedModel` that every platform here makes: the machinery around the call of the artefact.
+    """The base class of all built-in platforms' models: what is done around the call of the artefact.
 
-    Threads: ``run`` and ``close`` by one thread at a time, everything else by any. Promises: arrays of the caller are
-    never written to; results are the caller's own. Errors: every failure of ``run`` is a ServingError.
+    Threads: ``run`` and ``close`` by one thread at a time, everything else by any. The caller's arrays are never
+    written to; results belong to the caller. Every failure of ``run`` is a ServingError.
     """
 
     outputs_may_differ = True
-    """Whether results have to be checked against the signature, because they may be anything."""
+    """Whether results may differ from the signature, and have to be checked."""
     states: Mapping[str, str] = MappingProxyType({})
-    """Outputs that a model may leave out, because they are states -> the inputs whose values they keep then."""
+    """Output states, which a model may leave out -> the inputs whose values they keep then."""
 
     def __init__(self, servable_id: ServableId, platform: str, signature: Signature, device: torch.device) -> None:
         self._id = servable_id
@@ -110,7 +111,7 @@ class LoadedModel(OpenedModel, ABC):
         raise failure
 
     def run_signature(self, signature: str) -> Signature:
-        """What ``run`` takes and gives: what clients see, unless a model has steps before and after it."""
+        """The inputs and outputs of ``run``: the client's, unless the model has ``preprocess`` or ``postprocess``."""
         return find_signature(self._signatures, signature)
 
     @abstractmethod
@@ -119,7 +120,7 @@ class LoadedModel(OpenedModel, ABC):
 
     @abstractmethod
     def resident_bytes(self) -> int | None:
-        """Bytes of the model's tensors; None if nobody can tell."""
+        """Bytes of the model's tensors; None if unknown."""
 
     @abstractmethod
     def close(self) -> None:
@@ -138,7 +139,7 @@ class LoadedModel(OpenedModel, ABC):
             ) from None
 
     def _log(self, failure: ServingError, error: BaseException) -> None:
-        """The whole story of a model's own failure, once per cause."""
+        """Logs an internal failure with its stack, once per message."""
         if failure.code is not StatusCode.INTERNAL or failure.status.message in self._logged:
             return
         if len(self._logged) < MAX_LOGGED_CAUSES:
@@ -147,17 +148,20 @@ class LoadedModel(OpenedModel, ABC):
 
 
 def says_everything(signature: Signature) -> bool:
-    """Whether inputs that fit the signature fit the model: every dtype and shape is declared."""
+    """Whether every input's dtype and shape is declared, so that inputs that fit the signature fit the model."""
     return all(spec.dtype is not DataType.INVALID and spec.shape is not None for spec in signature.inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """``open`` None: artefacts of this kind are known, but this server cannot serve them; ``missing`` says why. Or the
-    platform is ``composed``: a version has no artefact, nothing is opened, and the servable is made of other models.
-    ``reserve``: an upper bound of the bytes that a version takes on its device, from its files, the config and whether
-    it goes to a GPU; raises ServingError. None: it follows from the size of the files. ``in_server``: its models
-    live in the server's process, whatever else does."""
+    """A kind of artefact, and how versions of it are opened.
+
+    ``open`` is None if this server cannot serve the artefact, and ``missing`` says why; or if the platform is
+    ``composed``: a version has no artefact, and its servable is made of other models. ``reserve`` returns an upper
+    bound of the bytes that a version takes on its device, from its files, the config and whether it goes to a GPU, or
+    raises ServingError; None means that the bound follows from the size of the files. Models of an ``in_server``
+    platform always run in the server's process.
+    """
 
     name: str
     artefact: str

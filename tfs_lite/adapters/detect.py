@@ -1,4 +1,4 @@
-"""Which platform do the files of a version mean? What lies there decides; a platform in the config settles doubt."""
+"""Which platform a version is for: its files decide; where they fit several, the config has to name one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ARCHIVES = (".pt2", ".pt")
 
 
 def read_version(directory: str) -> VersionFiles:
-    """Looks at a version's directory. NOT_FOUND if it is not there. Damaged archives count as what they weigh."""
+    """Lists a version's directory. NOT_FOUND if it is not there. A damaged archive counts with its own size."""
     names, members, unpacked = set[str](), frozenset[str](), 0
     if not os.path.isdir(directory):
         raise not_found(f"version {os.path.basename(directory)}: its directory is gone")
@@ -53,7 +53,7 @@ def choose_platform(files: VersionFiles, wanted: str, platforms: Mapping[str, Pl
 
 
 def _look_into(path: str) -> tuple[int, frozenset[str]]:
-    """(bytes when unpacked, members) of a file; one that vanishes meanwhile weighs nothing."""
+    """(unpacked bytes, members) of a file; (0, none) if it vanishes meanwhile."""
     try:
         size = os.stat(path).st_size
         if path.endswith(_ARCHIVES):

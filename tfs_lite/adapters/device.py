@@ -1,7 +1,7 @@
-"""The machine: which devices there are, how much memory they have, and how many threads torch may use.
+"""The machine's devices, their memory, and how many threads torch may use.
 
 ``auto`` means a GPU when there is one, else the CPU. Of several GPUs a version goes to the one with the most free
-memory at the moment it is loaded, and says so in its resource estimate from then on.
+memory at the moment it is loaded; from then on its resource estimate names that GPU.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def pick_device(setting: str, free_bytes: Callable[[int], int] | None = None) ->
 
 
 def gpu_instance(setting: str) -> int | None:
-    """The instance that the setting names, None if it leaves the choice open."""
+    """The GPU that the setting names; None if it names none."""
     number = setting.partition(":")[2]
     return int(number) if number else None
 
@@ -66,7 +66,7 @@ def gpu_instance(setting: str) -> int | None:
 def machine_resources(
     limit_bytes: int | None = None, gpu_fraction: float = 0.0
 ) -> tuple[Mapping[str, int], ResourceAllocation]:
-    """(devices of each type, total memory of each): what a resource tracker needs.
+    """(devices of each type, total memory of each device), for a resource tracker.
 
     Main memory is the machine's or that of the control group this process is in, whichever is less. ``limit_bytes``
     lowers it further. Of a GPU's memory ``gpu_fraction`` counts (0: all of it).
@@ -81,15 +81,15 @@ def machine_resources(
 
 
 def limit_gpu_memory(fraction: float) -> None:
-    """Lets torch take at most this share of each GPU's memory in this process; 0: all of it. More is an out-of-memory
-    error of whoever asks for it. Without a GPU there is nothing to limit."""
+    """Lets torch take at most this share of each GPU's memory in this process; 0 means all of it. Allocations beyond it
+    fail with an out-of-memory error. Does nothing without a GPU."""
     for index in range(gpu_count() if fraction else 0):
         torch.cuda.set_per_process_memory_fraction(fraction, index)
 
 
 def configure_torch_threads(intra: int = 0, inter: int = 0) -> None:
-    """Sets torch's threads inside an operator (0: all cores but one, which stays with the front end) and between
-    operators (0: torch's choice). Call it before the first model runs; the second number cannot be changed later."""
+    """Sets torch's threads inside an operator (0: all cores but one, which the front end keeps) and between operators
+    (0: torch's choice). Call it before the first model runs: the second number cannot be changed later."""
     torch.set_num_threads(intra if intra > 0 else max(1, _usable_cores() - 1))
     if inter > 0 and inter != torch.get_num_interop_threads():
         try:

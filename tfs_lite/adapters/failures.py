@@ -1,6 +1,6 @@
-"""What goes wrong inside torch or a model, as a status for clients.
+"""Errors inside torch or a model, as a status for clients.
 
-Messages of torch hold stacks and paths of the server. A client gets the one sentence that says what was wrong, with
+torch's messages contain stacks and paths of the server. A client gets the one sentence that says what was wrong, with
 file names in place of paths; the log gets the rest.
 """
 
@@ -22,7 +22,7 @@ _BAD_INPUT = (RuntimeError, TypeError, ValueError, IndexError)
 
 
 def sentence(error: BaseException) -> str:
-    """One line without paths: the error's first, or a TorchScript error's last, which holds the reason."""
+    """One line without paths: the error's first, or the last of a TorchScript error, which holds the reason."""
     lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -31,20 +31,20 @@ def sentence(error: BaseException) -> str:
 
 
 def load_failure(servable_id: ServableId, error: BaseException) -> ServingError:
-    """Why a version could not be loaded. Own errors keep their code; memory is RESOURCE_EXHAUSTED; the rest is
-    FAILED_PRECONDITION: the files are as they are, whoever asks."""
+    """Why a version could not be loaded: a ServingError keeps its code, lack of memory is RESOURCE_EXHAUSTED, and
+    everything else is FAILED_PRECONDITION, because it depends on the files only."""
     if isinstance(error, ServingError):
-        return ServingError(error.code, f"{_name(servable_id)}: {error.status.message}", error.status.reason)
+        return ServingError(error.code, f"{label_of(servable_id)}: {error.status.message}", error.status.reason)
     code = StatusCode.RESOURCE_EXHAUSTED if out_of_memory(error) else StatusCode.FAILED_PRECONDITION
-    return ServingError(code, f"{_name(servable_id)} cannot be loaded: {_kind(error)}{sentence(error)}")
+    return ServingError(code, f"{label_of(servable_id)} cannot be loaded: {_kind(error)}{sentence(error)}")
 
 
 def run_failure(servable_id: ServableId, error: BaseException, shapes_were_checked: bool) -> ServingError:
     """Why a request failed inside the model.
 
-    Its inputs were checked against the signature. Where the signature says everything, the model is to blame:
-    INTERNAL. Where it leaves a dtype or shape open, an error about values is as often as not the request's fault:
-    INVALID_ARGUMENT, which is also what TensorFlow's runtime answers for shapes that do not fit.
+    Its inputs were checked against the signature. A signature that declares everything leaves the model to blame:
+    INTERNAL. If a dtype or shape is undeclared, an error about values may well be the request's fault:
+    INVALID_ARGUMENT, which TensorFlow's runtime answers as well for shapes that do not fit.
     """
     if isinstance(error, ServingError):
         return error
@@ -54,7 +54,7 @@ def run_failure(servable_id: ServableId, error: BaseException, shapes_were_check
         code = StatusCode.INVALID_ARGUMENT
     else:
         code = StatusCode.INTERNAL
-    return ServingError(code, f"{_name(servable_id)} failed: {_kind(error)}{sentence(error)}")
+    return ServingError(code, f"{label_of(servable_id)} failed: {_kind(error)}{sentence(error)}")
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -62,7 +62,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def story(error: BaseException) -> str:
-    """For logs: the stack and the message, the middle left out where they are long."""
+    """For logs: the stack and the message, without the middle of a long text."""
     text = "".join(traceback.format_exception(error)).rstrip()
     if len(text) <= MAX_STORY:
         return text
@@ -71,7 +71,7 @@ def story(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """The message; empty if the error cannot tell it, which is code of a model as well."""
+    """The message; empty if the error's own ``__str__``, which may be a model's code, raises."""
     try:
         return str(error)
     except BaseException:
@@ -79,9 +79,10 @@ def _text(error: BaseException) -> str:
 
 
 def _kind(error: BaseException) -> str:
-    """torch's own errors are RuntimeErrors that explain themselves; others need their name."""
+    """The error's type, except for torch's RuntimeErrors, whose messages suffice."""
     return "" if isinstance(error, RuntimeError) or not _text(error) else f"{type(error).__name__}: "
 
 
-def _name(servable_id: ServableId) -> str:
+def label_of(servable_id: ServableId) -> str:
+    """How messages name a version."""
     return f"model {servable_id.name} version {servable_id.version}"

@@ -1,29 +1,27 @@
 """Class labels of a model: a text file in its version, or beside it, with one label per line.
 
-Whoever writes a config must not be able to read other files of the machine with it: the file lies in the version's
-directory or in the base path, also when links have been followed.
+A config must not give access to other files of the machine: the file has to lie in the version's directory or in the
+base path, after links have been followed.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 
 from tfs_lite.core.status import failed_precondition, invalid_argument
+from tfs_lite.protocols.dtypes import Array
 
 MAX_BYTES = 1024 * 1024
 MAX_LABELS = 100_000
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def read_labels(directory: str, name: str) -> Array:
     """The labels in file ``name`` of the version at ``directory``, else of its base path: object[labels] of ``bytes``.
 
     The end of the last line is optional; empty lines are empty labels. INVALID_ARGUMENT if there is no such file, or it
-    lies elsewhere, is too large, empty, or no UTF-8 text; FAILED_PRECONDITION if the system does not let it be read.
+    lies elsewhere, is too large, empty, or no UTF-8 text; FAILED_PRECONDITION if it cannot be read.
     """
     text = _text(_find(directory, name), name)
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else []

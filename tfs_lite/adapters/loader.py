@@ -1,18 +1,12 @@
 """The loader of every platform: trust, device, memory and worker are the same for all of them.
 
-    find the platform -> may its files be loaded? -> open on the device, once per instance -> give it its signatures
-    -> hand it to the servable factory -> warm it up
+    find the platform -> may its files be loaded? -> open on the device, once per instance -> add the signatures
+    -> pass the models to the servable factory -> warm up the servable
 
 A version of a composed platform has nothing to open: the factory gets no models, and makes the servable of others.
-Everything that can fail happens inside ``load``; afterwards the loader holds a servable, or nothing at all.
-
-Which instances of a version have to be opened, and which are too many, when only its instance groups have changed.
-
-    groups of the config -> a place for each instance;  old places, new places -> difference
-
-Places are equal where an instance can be had for another: a group's name and how its instances are counted say nothing.
-
-Models that are lent to somebody who closes what he has: a servable that is there for their first requests only.
+Everything that can fail happens inside ``load``; afterwards the loader holds a servable, or nothing at all. When only
+the instance groups of a config change, ``resize`` opens and closes single instances: it compares the placements of the
+old and the new config, one per instance, which are equal if one instance can replace the other.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, cast
 
 from tfs_lite.adapters import memory
@@ -31,7 +25,6 @@ from tfs_lite.adapters.device import check_device, gpu_instance, pick_device, us
 from tfs_lite.adapters.failures import load_failure, story
 from tfs_lite.adapters.inspect.archive import unsafe
 from tfs_lite.adapters.memory import drop_file_caches
-from tfs_lite.adapters.model_warmup import no_model_warmup
 from tfs_lite.adapters.reshape import reshaped, seen_by_model
 from tfs_lite.adapters.signatures import sign
 from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
@@ -46,8 +39,8 @@ from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argum
 logger = logging.getLogger(__name__)
 
 MakeServable = Callable[[Sequence[OpenedModel], OpenRequest], Servable]
-"""Equal models of one version -> what requests are sent to, which closes them in the end. Adapters do not know who runs
-next. No models: the version is composed of others, as the request's settings say."""
+"""Equal models of one version -> the servable, which gets the requests, and closes the models. Without models the
+version is composed of others, as the request's settings say."""
 
 Opens = Callable[[Platform, OpenRequest], Sequence[OpenedModel]]
 """Opens the instances of a version, in this process or in others."""
@@ -60,45 +53,40 @@ def open_here(platform: Platform, request: OpenRequest) -> Sequence[OpenedModel]
     return [platform.open(request)]
 
 
-def no_settings(directory: str, model: str) -> ModelSettings | None:
-    """For servers without model configs."""
-    return None
-
-
-def no_warm_up(servable: Servable, request: OpenRequest) -> None:
-    """For servers without warm-up."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What was opened, by whom, and for what: the servable's models, in their places."""
+    """The servable's models and their placements, and what opened them."""
 
     platform: Platform
     request: OpenRequest
     models: tuple[OpenedModel, ...]
-    places: tuple[InstanceGroup, ...]
+    placements: tuple[InstanceGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """What a server decides for all its models. ``opens`` decides where they live and how many there are of each;
-    ``model_settings`` finds the config of a version, by its directory and the model's name; ``warm_up`` sends it its
-    first requests, as the last step of the load. The errors of all of them fail the load. ``drop_file_caches``: files
-    that were loaded need not stay in the system's cache."""
+    """What a server decides for all its models.
+
+    ``opens`` opens the instances of a version; ``model_settings`` finds the config of a version by its directory and
+    the model's name (None: there are no configs); ``warm_models`` and ``warm_up`` run the first requests on the models
+    and, as the last step of the load, on the servable. Errors of all of them fail the load. ``drop_file_caches``
+    removes loaded files from the system's cache.
+    """
 
     servable_factory: MakeServable
-    opens: Opens = field(default=open_here, kw_only=True)
     device: str = "auto"
+    _: KW_ONLY
+    opens: Opens = field(default=open_here)
     trusted: TrustedPaths = NO_TRUST
-    model_settings: Callable[[str, str], ModelSettings | None] = field(default=no_settings)
-    warm_up: Callable[[Servable, OpenRequest], None] = field(default=no_warm_up)
+    model_settings: Callable[[str, str], ModelSettings | None] | None = None
+    warm_up: Callable[[Servable, OpenRequest], None] | None = None
     drop_file_caches: bool = False
-    warm_models: Callable[[Sequence[Model], OpenRequest], None] = field(default=no_model_warmup)
+    warm_models: Callable[[Sequence[Model], OpenRequest], None] | None = None
 
 
 class ArtifactLoader(Loader):
-    """Loads one version of model ``name`` from its directory. ``platform`` empty: what the config says, else what the
-    files mean."""
+    """Loads one version of model ``name`` from its directory. With an empty ``platform`` the config names it, or the
+    files decide."""
 
     def __init__(
         self,
@@ -130,23 +118,23 @@ class ArtifactLoader(Loader):
         try:
             self._servable = self._make(servable_id)
         except Exception as error:
-            failure = self._told(servable_id, error)
+            failure = self._logged_failure(servable_id, error)
         else:
             return
-        # Here the error is gone, and with it its stack, which held what had been built.
+        # By now the error is freed, and with it its stack, which held what had been built.
         if failure.status.reason is not Reason.WAITS_FOR_MODELS:
             memory.release_memory()
         raise failure
 
     def resize(self, settings: ModelSettings) -> bool:
-        """New instances are opened and warmed up before the first one joins; those that leave finish what they run."""
+        """Opens and warms up new instances before the first of them is added; removed ones finish their runs."""
         servable, opened = self._servable, self._opened
         if servable is None or opened is None or not differ_in_instances_only(opened.request.settings, settings):
             return False
         try:
             return self._resize(servable, opened, replace(opened.request, settings=settings))
         except Exception as error:
-            failure = self._told(opened.request.id, error)
+            failure = self._logged_failure(opened.request.id, error)
         memory.release_memory()
         raise failure
 
@@ -165,16 +153,19 @@ class ArtifactLoader(Loader):
         return self._servable
 
     def _reserve(self) -> int:
-        """Remembered, because an estimate must not grow when files are added."""
+        """The bytes to reserve; remembered, because an estimate must not grow when files are added."""
         if self._reserved is None:
             files = read_version(self._directory)
             reserve = next((p.reserve for p in self._platforms.values() if p.reserve and p.recognises(files)), None)
             if reserve is None:
                 self._reserved = memory.bytes_to_reserve(files.unpacked_bytes)
             else:
-                settings = self._settings.model_settings(self._directory, self._name) or ModelSettings()
-                self._reserved = reserve(files, settings, uses_gpu(self._settings.device))
+                self._reserved = reserve(files, self._read_settings(self._name), uses_gpu(self._settings.device))
         return self._reserved
+
+    def _read_settings(self, model: str) -> ModelSettings:
+        read = self._settings.model_settings
+        return (None if read is None else read(self._directory, model)) or ModelSettings()
 
     def _make(self, servable_id: ServableId) -> Servable:
         request, platform = self._plan(servable_id)
@@ -186,22 +177,27 @@ class ArtifactLoader(Loader):
             _close(models)
             raise
         try:
-            self._settings.warm_up(servable, request)
+            self._warm_up(servable, request)
         except BaseException:
             servable.close()
             raise
-        if self._settings.drop_file_caches:
-            drop_file_caches(self._directory)
         self._measured = measured
         self._opened = _opened(platform, request, models)
         return servable
 
+    def _warm_up(self, servable: Servable, request: OpenRequest) -> None:
+        if self._settings.warm_up is not None:
+            self._settings.warm_up(servable, request)
+        if self._settings.drop_file_caches:
+            drop_file_caches(self._directory)
+
     def _open(self, platform: Platform, request: OpenRequest) -> list[OpenedModel]:
-        """The instances that the settings ask for, as clients see them, after the first runs of each."""
+        """The instances that the settings ask for, with the signatures of clients, after the first runs of each."""
         models = list(self._settings.opens(platform, replace(request, settings=seen_by_model(request.settings))))
         try:
             models = [sign(reshaped(model, request.settings), request) for model in models]
-            self._settings.warm_models(models, request)
+            if self._settings.warm_models is not None:
+                self._settings.warm_models(models, request)
         except BaseException:
             _close(models)
             raise
@@ -212,8 +208,8 @@ class ArtifactLoader(Loader):
         return memory.measured(request.id, resident, self._reserve(), request.device)
 
     def _resize(self, servable: Servable, opened: _Opened, request: OpenRequest) -> bool:
-        """``request`` is the one of all instances."""
-        change = difference(opened.places, places(request.settings))
+        """``request`` is that of all instances."""
+        change = difference(opened.placements, placements(request.settings))
         added = self._open_more(opened, request, change) if change.add else []
         removed = [opened.models[index] for index in change.remove]
         try:
@@ -228,33 +224,34 @@ class ArtifactLoader(Loader):
         kept = [index for index in range(len(opened.models)) if index not in change.remove]
         models = (*(opened.models[index] for index in kept), *added)
         self._opened = replace(
-            opened, request=request, models=models, places=(*(opened.places[index] for index in kept), *change.add)
+            opened,
+            request=request,
+            models=models,
+            placements=(*(opened.placements[index] for index in kept), *change.add),
         )
         self._measured = self._measure(models, request)
         return True
 
     def _open_more(self, opened: _Opened, request: OpenRequest, change: Difference) -> list[OpenedModel]:
-        """Instances that are ready to join the others. They get the first requests among themselves."""
+        """New instances, after the first requests, which a servable of their own has run."""
         more = request.settings.model_copy(update={"instance_group": change.add})
         beside = len(opened.models) - len(change.remove)
         models = self._open(opened.platform, replace(request, settings=more, beside=beside))
         try:
             alone = more.model_copy(update={"response_cache": None})
-            servable = self._settings.servable_factory(list(map(lent, models)), replace(request, settings=alone))
+            servable = self._settings.servable_factory(list(map(unowned, models)), replace(request, settings=alone))
             try:
-                self._settings.warm_up(servable, request)
+                self._warm_up(servable, request)
             finally:
                 servable.close()
         except BaseException:
             _close(models)
             raise
-        if self._settings.drop_file_caches:
-            drop_file_caches(self._directory)
         return models
 
     def _plan(self, servable_id: ServableId) -> tuple[OpenRequest, Platform]:
-        """What is to be opened, where, and by whom."""
-        settings = self._settings.model_settings(self._directory, servable_id.name) or ModelSettings()
+        """What to open, and by which platform."""
+        settings = self._read_settings(servable_id.name)
         if settings.name not in ("", servable_id.name):
             raise invalid_argument(f'the config is for model "{settings.name}"')
         files = read_version(self._directory)
@@ -271,12 +268,12 @@ class ArtifactLoader(Loader):
         return request, platform
 
     def _trusts(self, names: frozenset[str]) -> bool:
-        """Every file counts: a link may lead out of a trusted directory."""
+        """Whether every file is trusted: a link may lead out of a trusted directory."""
         paths = [self._directory, *(os.path.join(self._directory, name) for name in names)]
         return all(self._settings.trusted.allows(path) for path in paths)
 
-    def _told(self, servable_id: ServableId, error: Exception) -> ServingError:
-        """The error for the manager. The whole story of what was not foreseen is logged once, however often the load is
+    def _logged_failure(self, servable_id: ServableId, error: Exception) -> ServingError:
+        """The error for the manager. An unexpected error is logged with its stack, once, however often the load is
         tried."""
         failure = load_failure(servable_id, error)
         if not isinstance(error, ServingError) and failure.status.message != self._logged:
@@ -286,8 +283,8 @@ class ArtifactLoader(Loader):
 
 
 def _opened(platform: Platform, request: OpenRequest, models: Sequence[OpenedModel]) -> _Opened | None:
-    """None if it is not known which instance is in which place, or if it is no use, because instances cannot change."""
-    found, settings = tuple(places(request.settings)), request.settings
+    """None if the placements of the instances are unknown, or the instances of the version cannot change."""
+    found, settings = tuple(placements(request.settings)), request.settings
     if platform.composed or settings.sequence_batching is not None or len(found) != len(models):
         return None
     return _Opened(platform, request, tuple(models), found)
@@ -299,46 +296,46 @@ def _close(models: Iterable[Model]) -> None:
 
 
 def _sum(sizes: Iterable[int | None]) -> int | None:
-    """None if anybody cannot tell."""
+    """The sum; None if a size is unknown."""
     known = list(sizes)
     return None if None in known else sum(size for size in known if size is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``add``: one group of one instance for each that has to be opened. ``remove``: indices of those that are too
-    many, the newest of their kind."""
+    """``add`` has one group of one instance for each that has to be opened; ``remove`` has the indices of those to
+    close, the newest of their kind."""
 
     add: tuple[InstanceGroup, ...] = ()
     remove: frozenset[int] = frozenset()
 
 
-def places(settings: ModelSettings) -> list[InstanceGroup]:
-    """One for each instance, in the order in which they are opened."""
+def placements(settings: ModelSettings) -> list[InstanceGroup]:
+    """One group of one instance for each instance, in the order in which they are opened."""
     groups = settings.instance_group or (InstanceGroup(),)
     return [group.model_copy(update={"name": "", "count": 1}) for group in groups for _ in range(group.count)]
 
 
 def difference(have: Sequence[InstanceGroup], wanted: Sequence[InstanceGroup]) -> Difference:
-    """From the places of what is open to the places that are wanted."""
+    """The change from the placements of open instances to those that are wanted."""
     missing, remove = Counter(wanted), set[int]()
-    for index, place in enumerate(have):
-        if missing[place]:
-            missing[place] -= 1
+    for index, placement in enumerate(have):
+        if missing[placement]:
+            missing[placement] -= 1
         else:
             remove.add(index)
     return Difference(tuple(missing.elements()), frozenset(remove))
 
 
 def differ_in_instances_only(old: ModelSettings, new: ModelSettings) -> bool:
-    """Whether what is loaded with one can be made what the other asks for, by opening and closing instances. Which
-    versions are wanted is nothing to each of them."""
+    """Whether opening and closing instances is all that the change needs. The version policy is not part of a
+    version."""
     alike = {"instance_group": (), "version_policy": None, "name": ""}
     return old.model_copy(update=alike) == new.model_copy(update=alike)
 
 
-class _Lent:
-    """The model, but for ``close``, which leaves it open."""
+class _NonClosingModel:
+    """The model, except that ``close`` leaves it open."""
 
     def __init__(self, model: OpenedModel) -> None:
         self._model = model
@@ -347,8 +344,9 @@ class _Lent:
         return getattr(self._model, name)
 
     def close(self) -> None:
-        """Its owner does that."""
+        """The owner closes the model."""
 
 
-def lent(model: OpenedModel) -> OpenedModel:
-    return cast(OpenedModel, _Lent(model))
+def unowned(model: OpenedModel) -> OpenedModel:
+    """The model for a servable that closes its models but does not own this one."""
+    return cast(OpenedModel, _NonClosingModel(model))

@@ -1,9 +1,8 @@
-"""How much memory a version takes, before and after it is loaded, and giving it back.
+"""How much memory a version takes, before and after it is loaded, and returning memory to the system.
 
-Before: the size of its files, unpacked, and a fifth more, as TensorFlow Serving reckons. After: the bytes of its
-tensors. An estimate never grows.
-
-Files that were read into a model are not read again: the system may use the memory of its file cache for others.
+Before the load, the estimate is the unpacked size of its files and a fifth more, as in TensorFlow Serving; after it,
+the bytes of its tensors. An estimate never grows. Loaded files are not read again, so the system may drop them from its
+file cache.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation
 from tfs_lite.core.servable import ServableId
 
 YOUNG = 10_000
-"""Objects made, less those freed, between two looks for cycles among the young."""
+"""Objects allocated, less those freed, between two collections of the youngest generation."""
 FIXED_BYTES = 1 << 20
 logger = logging.getLogger(__name__)
 
@@ -32,14 +31,14 @@ def bytes_to_reserve(file_bytes: int) -> int:
 
 
 def estimate(reserved: int, on_gpu: bool, instance: int | None) -> ResourceAllocation:
-    """What to reserve before loading. On its way to a GPU a version passes through main memory."""
+    """What to reserve before loading. A version for a GPU needs main memory as well while it is loaded."""
     if not on_gpu:
         return main_ram(reserved)
     return ResourceAllocation({Resource(MAIN, RAM, 0): reserved, Resource(GPU, RAM, instance): reserved})
 
 
 def measured(servable_id: ServableId, resident: int | None, reserved: int, device: torch.device) -> ResourceAllocation:
-    """What a loaded version holds: ``resident`` bytes, or what was reserved if nobody can tell (None)."""
+    """What a loaded version holds: ``resident`` bytes, or what was reserved if that is unknown (None)."""
     if resident is not None and resident > reserved:
         logger.warning("%s holds %d bytes, more than the %d reserved for it", servable_id, resident, reserved)
     quantity = reserved if resident is None else min(resident, reserved)
@@ -49,13 +48,13 @@ def measured(servable_id: ServableId, resident: int | None, reserved: int, devic
 
 
 def tensor_bytes(tensors: Iterable[object]) -> int:
-    """Bytes of all storages behind the tensors, shared ones counted once; what is no tensor counts nothing."""
+    """Bytes of all storages behind the tensors; shared ones count once, and other objects do not count."""
     storages = [value.untyped_storage() for value in tensors if isinstance(value, torch.Tensor)]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def release_memory() -> None:
-    """Returns what was dropped to the system: cycles, the heap's free pages, torch's cache of GPU memory."""
+    """Frees cycles, and returns the heap's free pages and torch's unused GPU memory to the system."""
     gc.collect()
     trim_heap()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -71,10 +70,10 @@ def trim_heap() -> None:
 def freeze_gc() -> None:
     """Exempts everything that exists now from garbage collection. Call it once, before serving.
 
-    torch's modules are some hundred thousand objects that stay for ever. Each full collection, such as the one after an
-    unload, would look at all of them and hold up every request of the process for more than a tenth of a second.
-    What requests leave behind is counted in ten thousands from now on: with the usual hundreds, looking for cycles
-    among the objects of requests inside, of which there are hardly any, is a tenth of a small request.
+    torch's modules are some hundred thousand objects that are never freed. A full collection, such as the one after an
+    unload, would visit all of them, and delay every request of the process by more than a tenth of a second. Besides,
+    the youngest generation is collected less often from now on: Python's default costs a tenth of a small request, and
+    requests leave hardly any cycles.
     """
     gc.collect()
     gc.freeze()
@@ -82,7 +81,7 @@ def freeze_gc() -> None:
 
 
 def _find_malloc_trim() -> Callable[[int], int] | None:
-    """glibc keeps freed memory until it is told otherwise; other C libraries have no such call."""
+    """glibc's ``malloc_trim``, without which it keeps freed memory; None with other C libraries."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):
@@ -96,8 +95,8 @@ _malloc_trim = _find_malloc_trim()
 
 
 def drop_file_caches(directory: str) -> None:
-    """Tells the system that nobody needs the cached contents of the files below ``directory``. Only advice: files that
-    are gone, not readable or no regular files are passed over."""
+    """Tells the system that the cached contents of the files below ``directory`` are not needed. Skips files that are
+    missing, not readable or not regular."""
     if not hasattr(os, "posix_fadvise"):
         return
     for folder, _, names in os.walk(directory):

@@ -3,8 +3,8 @@
     sample of the config -> a row of each input (zeros, random, or a file in ``BASE/warmup/``) -> ``batch_size`` copies
     -> the checks of live requests -> ``Model.run`` of each instance, ``count`` times
 
-There is no scheduler yet, so nobody adds anything: what the model of a sequence takes beside the client's inputs, its
-controls and states, has to be in the sample.
+No scheduler runs yet, so nothing is added: the controls and states that a model of sequences takes in addition to the
+client's inputs have to be in the sample.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tfs_lite.adapters.contract import OpenRequest
-from tfs_lite.adapters.tensors import Array
 from tfs_lite.config.model_warmup import ModelWarmup, ModelWarmupInput
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import (
@@ -29,28 +28,24 @@ from tfs_lite.core.signature import (
     format_shape,
 )
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.protocols.dtypes import FLOATING, to_numpy
+from tfs_lite.protocols.dtypes import FLOATING, Array, to_numpy
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.protocols.v2.tensors import decode_raw, name_of
 
 FOLDER = "warmup"
 MAX_TEXT_BYTES = 256 << 20
-"""Of a file with texts; one with numbers is read as far as it is needed."""
+"""The limit of a file with texts; a file with numbers is read as far as it is needed."""
 SEED = 0
-"""A version that was loaded once is loaded again."""
+"""Always the same, so that a version that was loaded once can be loaded again."""
 _LENGTH = struct.Struct("<I")
 
 
-def no_model_warmup(models: Sequence[Model], request: OpenRequest) -> None:
-    """For servers without warm-up."""
-
-
 def warm_models(models: Sequence[Model], request: OpenRequest) -> None:
-    """Runs every sample of the config on every model, on the caller's thread; nobody else may use the models meanwhile.
+    """Runs every sample of the config on every model, on the caller's thread, which has the models to itself.
 
     Raises ServingError, ``failed to run warmup sample '<name>'`` with the reason: INVALID_ARGUMENT if the sample does
-    not fit the model or its file is missing, outside of the folder or too short, UNAVAILABLE if the system does not let
-    it be read, and what the model raises.
+    not fit the model or its file is missing, outside of the folder or too short, UNAVAILABLE if the file cannot be
+    read, and what the model raises.
     """
     for index, sample in enumerate(request.settings.model_warmup):
         if not sample.batch_size:
@@ -88,8 +83,8 @@ def _inputs(model: Model, sample: ModelWarmup, request: OpenRequest) -> Mapping[
 
 
 def _rows(row: Array, spec: TensorSpec, copies: int, batched: bool) -> Array:
-    """The copies, along the batch. ``row`` has a dimension for that or has none; ``batched`` counts where the model
-    does not declare its shapes. INVALID_ARGUMENT if there is no batch, and yet several copies."""
+    """The copies of ``row``, which may have a batch dimension or not, along the batch. ``batched`` decides where the
+    model does not declare its shapes. INVALID_ARGUMENT for several copies without a batch."""
     lacks = batched if spec.shape is None else len(spec.shape) == row.ndim + 1
     rows = row[np.newaxis] if lacks else row
     if copies == 1:
@@ -130,7 +125,7 @@ def _from_file(name: str, tensor: ModelWarmupInput, folder: str, file: str) -> A
 
 
 def _first_texts(data: bytes, count: int) -> bytes:
-    """As much of the file as ``count`` texts are; all of it if it has fewer."""
+    """The part of the file with the first ``count`` texts; all of it if it has fewer."""
     end = 0
     for _ in range(count):
         if len(data) - end < _LENGTH.size:
@@ -140,7 +135,7 @@ def _first_texts(data: bytes, count: int) -> bytes:
 
 
 def _read(folder: str, file: str, size: int) -> bytes:
-    """At most ``size`` bytes. The file is below the folder, also when links have been followed."""
+    """At most ``size`` bytes of the file, which has to be below the folder after links have been followed."""
     root = os.path.realpath(folder)
     path = os.path.realpath(os.path.join(folder, file))
     if os.path.commonpath((root, path)) != root:

@@ -1,10 +1,8 @@
-"""The platforms of this installation: those built in, and those that other distributions register.
+"""The platforms of this installation, built in or registered by other distributions, and the loaders of versions.
 
 A distribution adds one with the entry point group ``tfs_lite.platforms``; each entry point is a
-:class:`~tfs_lite.adapters.contract.Platform`. Artefacts of platforms that are planned are recognised too, so that the
-refusal can say what they are.
-
-Where the lifecycle meets the platforms: a version's path in, its loader out. No file is touched here.
+:class:`~tfs_lite.adapters.contract.Platform`. Artefacts of planned platforms are recognised too, so that the refusal
+can name them. Making a loader touches no file.
 """
 
 from __future__ import annotations
@@ -76,12 +74,8 @@ def known_platforms(built_in: Iterable[Platform], registered: Iterable[EntryPoin
 PLATFORMS = known_platforms(BUILT_IN, entry_points(group=GROUP))
 
 
-__all__ = ["AdapterSettings", "make_loader", "make_source_adapter"]
-
-
 def make_source_adapter(platform: str | None, settings: AdapterSettings) -> UnarySourceAdapter[StoragePath, Loader]:
-    """An adapter for versions of one platform; None finds it out for each version when it is loaded."""
-
+    """An adapter for versions of one platform; with None, each version's platform is found when it is loaded."""
     return UnarySourceAdapter(lambda item: make_loader(item, platform, settings))
 
 

@@ -1,13 +1,10 @@
-"""Platform ``pytorch_export``: ``model.pt2`` as ``torch.export.save`` writes it. The first-class format.
+"""Platform ``pytorch_export``: ``model.pt2`` as ``torch.export.save`` writes it, the recommended format.
 
-Loading needs no code of the model, and the program itself tells names, dtypes and shapes. Its own guards are off
-(they cost more than a small model); requests are checked against the signature instead. Lower bounds of dynamic
-dimensions are not checked: the exporter reports 2 for sizes that run with 0 and 1 as well.
-
-The function of an exported program, without what every call of it would pay for and a server does not need.
-
-torch's module takes its inputs apart as a tree, although here they are flat, and finds every weight through a fallback
-of ``torch.nn.Module`` that costs as much as a small operator. For a small network the two are half of the time.
+Loading needs no code of the model, and the program itself has names, dtypes and shapes. Its own guards are off (they
+cost more than a small model); requests are checked against the signature instead. Lower bounds of dynamic dimensions
+are not checked: the exporter reports 2 for sizes that run with 0 and 1 as well. The program is called without torch's
+wrappers, which flatten the inputs as a tree, although here they are flat, and find every weight through a fallback of
+``torch.nn.Module`` that costs as much as a small operator: half of the time of a small network.
 """
 
 from __future__ import annotations
@@ -34,16 +31,17 @@ from torch.fx.graph_module import _loader
 from tfs_lite.adapters.contract import OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.cuda.graphs import GraphSwitch, wants_graphs, why_no_graph
 from tfs_lite.adapters.cuda.memory import Pool
-from tfs_lite.adapters.cuda.streams import LaneModel, open_lanes, open_pool
+from tfs_lite.adapters.cuda.streams import DeviceModel, open_pool, open_streams
 from tfs_lite.adapters.inspect.archive import Archive, open_archive
 from tfs_lite.adapters.inspect.artifact import COMPILED, check_exported
 from tfs_lite.adapters.inspect.reader import ArchiveReader
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.results import by_name, numbered
-from tfs_lite.adapters.tensors import DATA_TYPES, Array, to_tensor
+from tfs_lite.adapters.tensors import DATA_TYPES, to_tensor
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.signature import Dim, Signature, SymbolicDim, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
+from tfs_lite.protocols.dtypes import Array
 
 NAME = "pytorch_export"
 ARTEFACT = "model.pt2"
@@ -52,11 +50,11 @@ _SYMBOL = re.compile(r"[a-z]+\d+")
 _CONTEXTS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 logger = logging.getLogger(__name__)
 _READING = threading.Lock()
-"""torch keeps the program that it reads in a global, and fails when a second thread reads another one."""
+"""torch keeps the program that it reads in a global variable, so two threads must not read programs at once."""
 
 
-class ExportedModel(LaneModel):
-    """An exported program, called with tensors by position. What it returns follows from what it takes.
+class ExportedModel(DeviceModel):
+    """An exported program, called with tensors by position; its outputs always fit its signature.
 
     Several threads may run a program that writes to no tensor and has neither branches nor loops.
     """
@@ -68,21 +66,21 @@ class ExportedModel(LaneModel):
         _check_settings(signature, request.settings)
         writes = _writes_to_tensors(program)
         reentrant = not writes and not _has_branches(program)
-        lanes = open_lanes(request.device, _graph_switch(request, program, reentrant))
-        super().__init__(request, NAME, signature, reentrant=reentrant, lanes=lanes, pool=pool)
+        streams = open_streams(request.device, _graph_switch(request, program, reentrant))
+        super().__init__(request, NAME, signature, reentrant=reentrant, streams=streams, pool=pool)
         self._shapes_were_checked = _only_plain_sizes(program)
         self._share_inputs = not writes
         self._resident = tensor_bytes([*program.state_dict.values(), *program.constants.values()])
-        # A module's hooks check what was checked before, and cost as much as its guards.
+        # A module's hooks repeat checks, and cost as much as its guards.
         self._forward = program.module(check_guards=False).forward if writes else plain_forward(program)
 
     def call(self, inputs: Mapping[str, Array]) -> Mapping[str, object]:
         (declared,) = self.signatures.values()
         arrays = [inputs[spec.name] for spec in declared.inputs]
         with torch.inference_mode():
-            lane = self.lane
-            if lane is not None:
-                return by_name(lane.forward(arrays, self._forward), declared.output_names)
+            stream = self.stream
+            if stream is not None:
+                return by_name(stream.forward(arrays, self._forward), declared.output_names)
             tensors = [to_tensor(array, self._device, self._share_inputs) for array in arrays]
             return by_name(self._forward(*tensors), declared.output_names)
 
@@ -117,8 +115,8 @@ def _moved(program: ExportedProgram, device: torch.device, pool: Pool | None) ->
 
 
 def check_config(directory: str, settings: ModelSettings) -> Signature:
-    """The program's signature; INVALID_ARGUMENT if the config contradicts it. Reads a harmless archive and runs nothing
-    of it; PERMISSION_DENIED for one that is not, whoever trusts it."""
+    """The program's signature; INVALID_ARGUMENT if the config contradicts it. Runs nothing of the archive, and refuses
+    one that needs trust: PERMISSION_DENIED."""
     with open_archive(os.path.join(directory, ARTEFACT), ARTEFACT) as archive:
         check_exported(archive, trusted=False)
         with _READING, _generated_code_forgotten():
@@ -129,8 +127,8 @@ def check_config(directory: str, settings: ModelSettings) -> Signature:
 
 @contextmanager
 def _generated_code_forgotten() -> Iterator[None]:
-    """torch keeps the text of every function that it generates, for stacks, and never lets go of it: some kilobytes a
-    load, more for larger programs. The functions themselves do not need it."""
+    """Drops the source of the functions that torch generates meanwhile. torch keeps it for stack traces for ever: some
+    kilobytes for each load, more for larger programs. The functions do not need it."""
     before = set(_loader.eval_cache)
     try:
         yield
@@ -141,7 +139,7 @@ def _generated_code_forgotten() -> Iterator[None]:
 
 
 def _read_program(archive: Archive) -> ExportedProgram:
-    """What ``torch.export.pt2_archive.load_pt2`` does, with a reader that lets other threads run."""
+    """Does what ``torch.export.pt2_archive.load_pt2`` does, with a reader that lets other threads run."""
     version = archive.read(ARCHIVE_VERSION_PATH).decode()
     if version != ARCHIVE_VERSION_VALUE:
         raise failed_precondition(f"{archive.name} has archive version {version:.20}, expected {ARCHIVE_VERSION_VALUE}")
@@ -231,7 +229,7 @@ def _dim(size: int | torch.SymInt, program: ExportedProgram) -> Dim:
 
 
 def _only_plain_sizes(program: ExportedProgram) -> bool:
-    """Whether the signature says all about sizes: none is computed from another, none has a minimum of its own."""
+    """Whether the signature describes all sizes: none is computed from another, and none has a minimum of its own."""
     sizes = [size for value in _placeholders(program) for size in value.shape]
     if any(isinstance(dim := _dim(size, program), SymbolicDim) and not _SYMBOL.fullmatch(dim.symbol) for size in sizes):
         return False
@@ -246,14 +244,14 @@ def _writes_to_tensors(program: ExportedProgram) -> bool:
 
 
 def _has_branches(program: ExportedProgram) -> bool:
-    """Whether it calls operators that run graphs of their own; torch may compile those when they run."""
+    """Whether the program calls operators that run graphs of their own, which torch may compile when they run."""
     graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     targets = [node.target for graph in graphs for node in graph.nodes]
     return any(isinstance(target, HigherOrderOperator) and str(target) not in _CONTEXTS for target in targets)
 
 
 def _graph_switch(request: OpenRequest, program: ExportedProgram, reentrant: bool) -> GraphSwitch | None:
-    """For a model on a GPU whose config asks for CUDA graphs and that can have them."""
+    """The switch for a model on a GPU that can have CUDA graphs and whose config asks for them; otherwise None."""
     if request.device.type != "cuda" or not wants_graphs(request.settings.parameters):
         return None
     reason = why_no_graph(program) if reentrant else "it keeps state, or has branches"
@@ -264,13 +262,13 @@ def _graph_switch(request: OpenRequest, program: ExportedProgram, reentrant: boo
 
 
 def _placeholders(program: ExportedProgram) -> list[torch.Tensor]:
-    """Stand-ins of the inputs and weights: dtype, shape and device without data."""
+    """The inputs and weights as placeholders: dtype, shape and device without data."""
     values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _check_settings(signature: Signature, settings: ModelSettings) -> None:
-    """The config may repeat what the program says; saying something else is a mistake."""
+    """INVALID_ARGUMENT if the config contradicts the program; it may repeat what the program declares."""
     for kind, specs, tensors in (
         ("input", signature.inputs, settings.input),
         ("output", signature.outputs, settings.output),
@@ -296,8 +294,8 @@ PLATFORM = Platform(NAME, ARTEFACT, _recognises, open_exported)
 
 
 def plain_forward(program: ExportedProgram) -> Callable[..., Sequence[torch.Tensor]]:
-    """Takes the inputs by position and returns the results in order, both flat. The program's guards and hooks are
-    off. For programs that write to none of their tensors: weights are looked up where nobody would notice a new one."""
+    """The program as a function of its flat inputs that returns its flat results, without guards and hooks. Only for
+    programs that write to none of their tensors, because replaced weights would not be seen."""
     module = program.module(check_guards=False)
     assert isinstance(module, torch.fx.GraphModule)
     module.graph.set_codegen(CodeGen())

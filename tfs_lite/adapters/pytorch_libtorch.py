@@ -1,7 +1,7 @@
 """Platform ``pytorch_libtorch``: ``model.pt`` as ``torch.jit.save`` writes it. PyTorch has deprecated TorchScript.
 
-A script knows the names of its inputs, but neither dtypes nor shapes: they come from the model's config, or stay
-undeclared. Names of the form ``INPUT__0`` in the config mean positions, as Triton has it.
+A script has the names of its inputs, but neither dtypes nor shapes: they come from the model's config, or are
+undeclared. As in Triton, names of the form ``INPUT__0`` in the config mean positions.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import torch
 
 from tfs_lite.adapters.contract import OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.cuda.memory import Pool
-from tfs_lite.adapters.cuda.streams import LaneModel, open_lanes, open_pool
+from tfs_lite.adapters.cuda.streams import DeviceModel, open_pool, open_streams
 from tfs_lite.adapters.inspect.artifact import inspect_script
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.results import by_name, numbered
-from tfs_lite.adapters.tensors import Array, to_tensor
+from tfs_lite.adapters.tensors import to_tensor
 from tfs_lite.config.model import ModelSettings, signature_of
 from tfs_lite.core.signature import DataType, Signature, TensorSpec
 from tfs_lite.core.status import failed_precondition, invalid_argument
+from tfs_lite.protocols.dtypes import Array
 
 NAME = "pytorch_libtorch"
 ARTEFACT = "model.pt"
@@ -44,13 +45,13 @@ class Argument:
     required: bool
 
 
-class ScriptModel(LaneModel):
+class ScriptModel(DeviceModel):
     """A script, called with its arguments by name; by one thread at a time, because it may keep state."""
 
     def __init__(self, request: OpenRequest, module: torch.jit.ScriptModule, pool: Pool | None = None) -> None:
         arguments = arguments_of(module)
         signature = _signature(request.settings, arguments, module)
-        super().__init__(request, NAME, signature, reentrant=False, lanes=open_lanes(request.device), pool=pool)
+        super().__init__(request, NAME, signature, reentrant=False, streams=open_streams(request.device), pool=pool)
         self._parameters = {spec.name: _argument_for(spec.name, arguments).name for spec in signature.inputs}
         self._module: Any = module
         self._resident = tensor_bytes([*module.parameters(), *module.buffers()]) or None
@@ -71,8 +72,8 @@ class ScriptModel(LaneModel):
 
     def _value(self, name: str, array: Array) -> torch.Tensor | list[str]:
         if array.dtype != object:
-            lane = self.lane
-            return to_tensor(array, self._device, share=False) if lane is None else lane.upload(array)
+            stream = self.stream
+            return to_tensor(array, self._device, share=False) if stream is None else stream.upload(array)
         if array.ndim != 1:
             raise invalid_argument(f"input {name} has rank {array.ndim}; texts for a script have rank 1")
         try:
@@ -121,7 +122,7 @@ def arguments_of(module: Any) -> list[Argument]:
 
 
 def _signature(settings: ModelSettings, arguments: Sequence[Argument], module: Any) -> Signature:
-    """What the config declares; what it does not declare comes from the script."""
+    """What the config declares, completed from the script."""
     declared = signature_of(settings) or Signature((), ())
     inputs = declared.inputs or tuple(
         TensorSpec(argument.name, DataType.STRING if argument.takes_texts else DataType.INVALID)
@@ -133,7 +134,7 @@ def _signature(settings: ModelSettings, arguments: Sequence[Argument], module: A
 
 
 def _outputs(module: Any) -> tuple[TensorSpec, ...]:
-    """Outputs as far as the script's type tells how many there are; none for dicts, lists and named tuples."""
+    """The outputs if the script's type has their number; none for dicts, lists and named tuples."""
     kind = module.forward.schema.returns[0].type
     if kind.kind() == "TensorType":
         return (TensorSpec(numbered(1)[0]),)
@@ -143,7 +144,7 @@ def _outputs(module: Any) -> tuple[TensorSpec, ...]:
 
 
 def _check_inputs(inputs: Sequence[TensorSpec], arguments: Sequence[Argument]) -> None:
-    """INVALID_ARGUMENT unless every required parameter is fed, once, with tensors or texts as it likes."""
+    """INVALID_ARGUMENT unless every required parameter gets one input, of its kind: a tensor or texts."""
     fed = [_argument_for(spec.name, arguments) for spec in inputs]
     missing = [argument.name for argument in arguments if argument.required and argument not in fed]
     if missing or len(set(fed)) != len(fed):

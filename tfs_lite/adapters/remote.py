@@ -1,4 +1,4 @@
-"""Opening a version in another process: what to open as JSON, and what that process does with it.
+"""Opening a version in another process, which gets the request as JSON.
 
 describe(request, platform)  ->  JSON  ->  open_version(JSON) in the other process  ->  OpenedModel
 """
@@ -15,7 +15,7 @@ import torch
 from tfs_lite.adapters.contract import OpenedModel, OpenRequest
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.device import configure_torch_threads, limit_gpu_memory
-from tfs_lite.adapters.failures import load_failure, story
+from tfs_lite.adapters.failures import label_of, load_failure, story
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
@@ -24,22 +24,17 @@ from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.dtypes import FROM_CONFIG_NAME
 
 OPEN_VERSION = "tfs_lite.adapters.remote:open_version"
-"""What the other process is to call."""
+"""The function that the other process calls."""
 PRELOAD = ("tfs_lite.adapters.remote",)
-"""What it is to have imported."""
+"""The modules that it imports beforehand."""
 _CONFIG_NAMES = {dtype: name for name, dtype in FROM_CONFIG_NAME.items()}
 logger = logging.getLogger(__name__)
 
 
-def label_of(servable_id: ServableId) -> str:
-    """What messages call it."""
-    return f"model {servable_id.name} version {servable_id.version}"
-
-
 def describe(request: OpenRequest, platform: str, torch_threads: int = 0, gpu_fraction: float = 0.0) -> str:
-    """The request as JSON, for :func:`open_version`. ``torch_threads`` is how many threads torch gets inside an
-    operator there; 0: all cores but one. ``gpu_fraction`` is the share of each GPU's memory that the process may take;
-    0: all of it. The files are looked at again when the version is opened."""
+    """The request as JSON, for :func:`open_version`. ``torch_threads`` is how many threads torch uses inside an
+    operator there (0: all cores but one), ``gpu_fraction`` the share of each GPU's memory that the process may take (0:
+    all of it). The files are listed again when the version is opened."""
     return orjson.dumps(
         {
             "name": request.id.name,
@@ -69,9 +64,9 @@ def request_of(arguments: str) -> tuple[OpenRequest, str]:
 
 
 def open_version(arguments: str) -> OpenedModel:
-    """Opens what :func:`describe` described, in this process, which is to serve nothing else: it sets the number of
-    torch's threads. Every failure is a ServingError with the code that opening it in the server has; the message leaves
-    the naming of model and version to the server."""
+    """Opens what :func:`describe` described, in this process, which must serve nothing else: the number of torch's
+    threads is set. Every failure is a ServingError with the code that opening it in the server has; the server adds
+    model and version to the message."""
     fields = orjson.loads(arguments)
     configure_torch_threads(fields["torch_threads"])
     limit_gpu_memory(fields["gpu_fraction"])
@@ -92,7 +87,7 @@ def open_version(arguments: str) -> OpenedModel:
 
 
 def _plain(value: Any) -> Any:
-    """Settings as a file would have them: element types by their names there."""
+    """Settings as in a config file, with the names of element types."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""Recorded requests, run again: what a server does with a live request, without a client.
+"""Recorded requests, run again as a server runs a live request, but without a client.
 
     logged request or :predict body  ->  Replay (signature found, inputs decoded, checked)  ->  the model  ->  answers
 
-The checks are those of live requests: the same code makes them.
+The same code checks them as live requests.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ Outputs = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A request that is ready to be run, any number of times: its inputs are checked and complete. ``check`` holds the
-    outputs of the runs against what the method promises; it raises ServingError."""
+    """A request that can be run any number of times: its inputs are checked and complete. ``check`` raises ServingError
+    if the outputs of the runs are not what the method promises."""
 
     runs: tuple[Run, ...]
     check: Callable[[Sequence[Outputs]], object]
 
     def once(self, servable: Servable, seconds: float) -> None:
-        """Runs it and waits, at most ``seconds`` for each run (DEADLINE_EXCEEDED). Raises what a client would hear. Not
-        on the servable's own thread."""
+        """Runs the request and waits at most ``seconds`` for each run (DEADLINE_EXCEEDED). Raises what a client would
+        get. Must not be called on the servable's own thread."""
         self.check([_outputs(servable, run, seconds) for run in self.runs])
 
 
 def replay_of_log(signatures: Signatures, request: LoggedRequest, check_method_names: bool = False) -> Replay:
-    """A logged request; its signature counts, model and version do not. ServingError as a live request has it."""
+    """The replay of a logged request, whatever its model and version. Errors as those of a live request."""
     message = request.message
     if request.method is Method.PREDICT:
         return Replay((_checked(signatures, run_of_predict(signatures, message, check_method_names)),), _anything)
@@ -65,7 +65,7 @@ def replay_of_log(signatures: Signatures, request: LoggedRequest, check_method_n
 
 
 def replay_of_body(signatures: Signatures, text: str) -> Replay:
-    """The JSON text of a ``:predict`` body. ServingError as REST has it."""
+    """The replay of the JSON text of a ``:predict`` body. Errors as those of REST."""
     body = read_predict_body(json_text.loads(text.encode()))
     signature = find_rest_signature(signatures, body.signature_name)
     run = Run(body.signature_name or DEFAULT_SIGNATURE, tensors_of(body, signature))
@@ -85,7 +85,7 @@ def _infer(signatures: Signatures, tasks: Sequence[Task], input: Message) -> Rep
 
 
 def _anything(answers: Sequence[Outputs]) -> None:
-    """Predict promises nothing about its outputs beyond what the model itself has checked."""
+    """Predict promises nothing about its outputs that the model has not checked itself."""
 
 
 def _checked(signatures: Signatures, run: Run) -> Run:

@@ -2,7 +2,7 @@
 
     client's dims  ->  ReshapedModel  ->  reshape.shape, behind the batch if there is one  ->  the model, and back
 
-The model is opened as if the config had said what it really takes.
+The model is opened as if the config had its real dimensions.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import cast
 import numpy as np
 
 from tfs_lite.adapters.contract import OpenedModel
-from tfs_lite.adapters.tensors import Array
 from tfs_lite.config.model import ModelSettings, ModelTensor, signature_of
 from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols.dtypes import Array
 
 
 def seen_by_model(settings: ModelSettings) -> ModelSettings:
@@ -29,8 +29,8 @@ def seen_by_model(settings: ModelSettings) -> ModelSettings:
 
 
 def reshaped(model: OpenedModel, settings: ModelSettings) -> OpenedModel:
-    """The model as clients see it; the model itself if nothing is reshaped. Takes it over, unless it raises:
-    INVALID_ARGUMENT for shapes with several sizes that requests choose."""
+    """The model with the dimensions of clients; the model itself if nothing is reshaped. The result owns the model.
+    INVALID_ARGUMENT for shapes with several sizes that requests choose, and then the caller still owns it."""
     for kind, tensors in (("input", settings.input), ("output", settings.output)):
         for index, tensor in enumerate(tensors):
             if tensor.reshape is not None and max(tensor.dims.count(-1), tensor.reshape.shape.count(-1)) > 1:
@@ -39,8 +39,8 @@ def reshaped(model: OpenedModel, settings: ModelSettings) -> OpenedModel:
 
 
 class ReshapedModel(Model):
-    """An opened model whose inputs and outputs have other dimensions outside. Threads, errors and promises are the
-    inner model's; also INVALID_ARGUMENT for sizes that do not fit the inner dimensions, which -1 leaves to requests."""
+    """An opened model with other dimensions for clients. Threads and errors are the inner model's; in addition
+    INVALID_ARGUMENT for sizes of a request (-1) that do not fit the inner dimensions."""
 
     def __init__(self, inner: OpenedModel, settings: ModelSettings) -> None:
         declared = signature_of(settings)
@@ -82,8 +82,8 @@ class ReshapedModel(Model):
         return self._inner.concurrency
 
     @property
-    def lanes(self) -> int:
-        return self._inner.lanes
+    def useful_threads(self) -> int:
+        return self._inner.useful_threads
 
     def recover(self, give_up: threading.Event) -> bool:
         return self._inner.recover(give_up)

@@ -1,7 +1,7 @@
-"""What a model returned: outputs by name, and whether they are what was declared.
+"""What a model returned: outputs by name, checked against the declared ones.
 
-Names are the keys of a dict, the fields of a named tuple, or ``output_0``, ``output_1``, ... Those that the model's
-config declares win over numbers, position by position.
+Names are the keys of a dict, the fields of a named tuple, or ``output_0``, ``output_1``, ... Names that the model's
+config declares replace numbers, position by position.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from tfs_lite.adapters.tensors import DATA_TYPES, Array
+from tfs_lite.adapters.tensors import DATA_TYPES
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec, format_shape
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.dtypes import from_numpy
+from tfs_lite.protocols.dtypes import Array, from_numpy
 
 
 def numbered(count: int) -> tuple[str, ...]:
@@ -42,16 +42,15 @@ def by_name(result: object, declared: Sequence[str]) -> dict[str, object]:
 
 
 def shows_type(value: object) -> bool:
-    """Whether a result tells its dtype and shape before it is made an array."""
+    """Whether a result has its dtype and shape before it is converted to an array."""
     return isinstance(value, torch.Tensor | np.ndarray)
 
 
 def check_outputs(signature: Signature, inputs: Mapping[str, Tensor], outputs: Mapping[str, object]) -> None:
-    """INTERNAL unless every output has the dtype and shape that the signature declares. Values that are neither tensors
-    nor arrays, or of a type that cannot be sent, are passed over.
+    """INTERNAL unless every output has the dtype and shape that the signature declares. Skips values that are neither
+    tensors nor arrays, or of a type that cannot be sent.
 
-    A dimension that an input has too must have the size that the request chose: a model that loses or adds rows must
-    not be believed.
+    A dimension that an input has as well must have the request's size, so that a model cannot lose or add rows.
     """
     sizes: dict[str, int] = {}
     for spec in signature.inputs:

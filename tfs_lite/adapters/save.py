@@ -1,7 +1,7 @@
-"""``tfs_lite.save``: a module in, a published version out, which the server loads without trust.
+"""``tfs_lite.save``: publishes a module as a version that the server loads without trust.
 
-The archive holds no pickle (example inputs are left out), names of results survive (a named tuple's fields become
-keys), and before anything is published the archive passes the server's own inspection and answers as the module does.
+The archive holds no pickle (example inputs are left out) and keeps the names of results (a named tuple's fields become
+keys). Before it is published, it has to pass the server's own inspection and to give the same answers as the module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tfs_lite.core.status import failed_precondition, invalid_argument
 
 Examples = tuple[torch.Tensor, ...] | Mapping[str, torch.Tensor]
 _FEWEST_ROWS = 2
-"""The exporter takes a dimension of size 0 or 1 in the example for a constant."""
+"""The exporter treats a dimension of size 0 or 1 in the example as a constant."""
 
 
 def save(
@@ -66,7 +66,7 @@ def save(
 
 
 def _check_examples(examples: object) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """(by position, by name)"""
+    """The tensors (by position, by name). INVALID_ARGUMENT for anything else."""
     if isinstance(examples, Mapping):
         args, kwargs = (), dict(examples)
     elif isinstance(examples, tuple | list):
@@ -119,7 +119,7 @@ def _batch_shapes(
 
 @contextlib.contextmanager
 def _as_served(module: torch.nn.Module) -> Iterator[None]:
-    """Eval mode; afterwards every module's mode and every buffer is as it was."""
+    """Eval mode; afterwards restores every module's mode and every buffer."""
     modes = {child: child.training for child in module.modules()}
     buffers = {buffer: buffer.detach().clone() for buffer in module.buffers()}
     module.eval()
@@ -146,7 +146,7 @@ def _export(
 
 
 def _name_tuple_fields(program: ExportedProgram) -> None:
-    """A named tuple's class would have to be known where the program is loaded; a dict of its fields is not."""
+    """Replaces a named tuple by a dict of its fields: its class might not be known where the program is loaded."""
     call = program.module_call_graph[0].signature
     fields = getattr(call.out_spec.context, "_fields", None) if call is not None else None
     if call is not None and fields is not None:
@@ -160,7 +160,7 @@ def _load(
     kwargs: dict[str, torch.Tensor],
     trusted: bool,
 ) -> ExportedModel:
-    """What was saved, loaded and inspected as the server does it."""
+    """Loads and inspects what was saved, as the server does."""
     device = next((value.device for value in (*args, *kwargs.values())), torch.device("cpu"))
     files = VersionFiles(staging, frozenset({ARTEFACT}))
     return open_exported(OpenRequest(ServableId(type(module).__name__, 0), files, device, trusted))
@@ -169,7 +169,7 @@ def _load(
 def _check_answers(
     saved: ExportedModel, module: torch.nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]
 ) -> None:
-    """Compares answers to the example; where the module does not repeat itself, there is nothing to compare."""
+    """Compares the answers to the example, as far as the module gives the same answer twice."""
     signature = saved.signatures[DEFAULT_SIGNATURE]
     inputs = to_arrays({**dict(zip(signature.input_names, args, strict=False)), **kwargs}, torch.device("cpu"))
     try:

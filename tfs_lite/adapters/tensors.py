@@ -1,22 +1,20 @@
 """numpy arrays of requests <-> tensors of models.
 
-A tensor is never a window onto the caller's array unless the array may be written to and the model promises not to.
-Results are always arrays of their own: they outlive the call, while a model may reuse what it returned.
+A tensor shares the caller's memory only if the array is writable and the model promises not to write to it. Results are
+always copies: they outlive the call, while a model may reuse what it returned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 
 from tfs_lite.core.signature import DataType, Tensor
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.dtypes import from_numpy, to_numpy
+from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
 
-Array = np.ndarray[Any, np.dtype[Any]]
 CPU = torch.device("cpu")
 
 TORCH_DTYPES: Mapping[DataType, torch.dtype] = {
@@ -55,7 +53,7 @@ _FOREIGN_NUMPY = {torch_dtype: dtype for dtype, torch_dtype in _FOREIGN.items()}
 
 
 def to_tensor(array: Array, device: torch.device, share: bool) -> torch.Tensor:
-    """The array as a tensor on ``device``. ``share`` promises that nobody writes to the tensor."""
+    """The array as a tensor on ``device``. ``share`` promises that the tensor is not written to."""
     may_share = share or device.type != "cpu"
     if not (may_share and array.flags.writeable and array.flags.c_contiguous and array.dtype.isnative):
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
@@ -66,9 +64,9 @@ def to_tensor(array: Array, device: torch.device, share: bool) -> torch.Tensor:
 
 
 def to_arrays(values: Mapping[str, object], device: torch.device) -> dict[str, Tensor]:
-    """Results of a model as arrays: tensors (all are copied before the one wait for the device), arrays, texts.
+    """A model's results, which are tensors, arrays or texts, as arrays. Waits once for the device, after all copies.
 
-    INTERNAL, naming the output, for a value that no tensor type corresponds to.
+    INTERNAL, naming the output, for a value that has no element type.
     """
     host = {name: _on_host(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
     if device.type == "cuda":
@@ -86,7 +84,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def _wait(device: torch.device) -> None:
-    """Until the current stream has done what it was told so far. The thread sleeps; no other stream is waited for."""
+    """Waits for the work of the current stream so far, and for no other stream, while the thread sleeps."""
     done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     done.record(torch.cuda.current_stream(device))
     done.synchronize()

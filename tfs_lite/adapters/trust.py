@@ -1,7 +1,7 @@
 """Which paths the operator trusts to hold code: the globs of ``--trusted_model_base_paths``.
 
-A glob is matched component by component (``*`` does not cross ``/``) against the real path, so that a symbolic link
-below a trusted path does not lend its trust to what it points at.
+A glob is matched component by component (``*`` does not cross ``/``) against the real path, so that the target of a
+symbolic link below a trusted path is not trusted.
 """
 
 from __future__ import annotations

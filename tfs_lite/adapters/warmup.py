@@ -1,8 +1,8 @@
-"""The first requests of a version, answered before anybody else's: kernels are chosen, caches filled, mistakes found.
+"""The first requests of a version, run before clients can send any: they select kernels, fill caches, find mistakes.
 
 Requests come from the file ``assets.extra/tf_serving_warmup_requests`` of the version (TFRecords of ``PredictionLog``)
-and from the ``warmup`` rows of the model's config, in this order. They run as the last step of a load, on its thread,
-one after the other; a request that is refused or fails, fails the load.
+and from the ``warmup`` rows of the model's config, in this order. They run one after the other as the last step of a
+load, on its thread; a request that is refused or fails makes the load fail.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from tfs_lite.protocols.tfrecord import read_records
 
 MAX_FILE_BYTES = 4 << 30
 SECONDS_PER_RUN = 600.0
-"""What one run of the model may take. It is generous, because a first run may compile."""
+"""How long one run of the model may take: long, because a first run may compile."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupReport:
-    """How the warm-up of a version went: its whole time, and how many records of the file and rows of the config were
-    taken up, the one that failed included. ``directory`` is the version's."""
+    """How the warm-up of a version went. ``records`` counts the records of the file and rows of the config that were
+    run, including one that failed; ``directory`` is the version's."""
 
     id: ServableId
     seconds: float
@@ -51,30 +51,26 @@ class WarmupReport:
     directory: str
 
 
-def nobody_listens(report: WarmupReport) -> None:
-    """For servers without metrics."""
-
-
 class Warmup:
     """Warms up servables; any number of threads may call it, each with a servable of its own.
 
-    A version without file and rows is done at once and not reported; every other one is, also when it fails. Errors,
-    which name the record or row: DATA_LOSS (no TFRecord file, damaged), INVALID_ARGUMENT (no ``PredictionLog``, no
-    plain file, more than 1000 records or 4 GiB), UNIMPLEMENTED (logs of sessions and streams), UNAVAILABLE (the file
-    cannot be read), DEADLINE_EXCEEDED, and what the requests themselves end with.
+    Every warm-up is reported, also one that fails, except for versions without file and rows. Errors, which name the
+    record or row: DATA_LOSS (no TFRecord file, damaged), INVALID_ARGUMENT (no ``PredictionLog``, no plain file, more
+    than 1000 records or 4 GiB), UNIMPLEMENTED (logs of sessions and streams), UNAVAILABLE (the file cannot be read),
+    DEADLINE_EXCEEDED, and the errors of the requests.
     """
 
     def __init__(
         self,
         iterations: int = 1,
-        on_report: Callable[[WarmupReport], None] = nobody_listens,
+        on_report: Callable[[WarmupReport], None] | None = None,
         *,
         check_method_names: bool = False,
         seconds_per_run: float = SECONDS_PER_RUN,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Every request runs ``iterations`` times in a row on every instance; 0 counts as 1.
-        ``on_report`` is called on the thread of the load."""
+        """Every request runs ``iterations`` times in a row on every instance; 0 counts as 1. ``on_report`` is called on
+        the thread of the load."""
         self._iterations = max(iterations, 1)
         self._on_report = on_report
         self._check_method_names = check_method_names
@@ -125,26 +121,27 @@ class Warmup:
 
     def _repeat(self, servable: Servable, replay: Replay, times: int) -> None:
         for _ in range(self._iterations * times * len(servable.models)):
-            replay.once(servable, self._seconds_per_run)  # another instance each time: the one that was idle longest
+            replay.once(servable, self._seconds_per_run)  # on the instance that was idle longest: each in its turn
 
     def _report(self, report: WarmupReport) -> None:
         try:
-            self._on_report(report)
+            if self._on_report is not None:
+                self._on_report(report)
         except Exception:
             logger.exception("the warm-up of %s could not be reported", report.id)
 
 
 @dataclass(slots=True)
 class _Progress:
-    """``found``: there is something to warm up with."""
+    """``found`` means that there is a file or a row."""
 
     found: bool = False
     records: int = 0
 
 
 def open_file(directory: str) -> BinaryIO | None:
-    """The warm-up file of a version; None if it has none. INVALID_ARGUMENT for links and anything but a plain file of
-    bearable size; it is not opened. UNAVAILABLE if the system refuses it."""
+    """The warm-up file of a version, opened; None if it has none. INVALID_ARGUMENT for a link, anything but a plain
+    file, or a file that is too large; UNAVAILABLE if it cannot be read."""
     path = os.path.join(directory, WARMUP_FILE)
     try:
         if os.path.islink(os.path.dirname(path)):
@@ -164,7 +161,7 @@ def open_file(directory: str) -> BinaryIO | None:
 
 
 def _open_plain(path: str, flags: int) -> int:
-    """Neither follows a link nor waits, whatever has taken the file's place since it was looked at."""
+    """Neither follows a link nor blocks, in case the file has been replaced since it was checked."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
@@ -189,7 +186,7 @@ def _records(file: BinaryIO) -> Iterator[bytes]:
 
 @contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Says in an error what failed."""
+    """Puts ``what`` failed in front of an error's message."""
     try:
         yield
     except ServingError as error:

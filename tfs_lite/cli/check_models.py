@@ -31,7 +31,7 @@ from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.python.model import NAME as PYTHON
 from tfs_lite.adapters.python.model import declared_signature, no_class
 from tfs_lite.adapters.python.source import ARTEFACT as PYTHON_SOURCE
-from tfs_lite.adapters.signatures import calls_of, labels_of
+from tfs_lite.adapters.signatures import labels_of, mappings_of
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.batching import read_version_parameters
 from tfs_lite.config.model import ModelSettings, signature_of
@@ -265,7 +265,7 @@ def check_signatures(own: Signature | None, settings: ModelSettings, directory: 
     """All signatures of a version. ``own`` is that of its model; None: not known here, so only files of labels are
     looked at. Raises what loading would raise."""
     if own is not None:
-        return tuple(_known(key, call.signature) for key, call in calls_of(own, settings, directory).items())
+        return tuple(_known(key, mapping.signature) for key, mapping in mappings_of(own, settings, directory).items())
     methods = {DEFAULT_SIGNATURE: PREDICT_METHOD}
     for key, wish in settings.signatures.items():
         labels_of(wish, format_path(("signatures", key)), directory)

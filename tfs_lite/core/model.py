@@ -86,7 +86,7 @@ class Model(Protocol):
         return 1
 
     @property
-    def lanes(self) -> int:
+    def useful_threads(self) -> int:
         """How many threads are worth having: 1, or more where copying and computing overlap. At most
         ``concurrency``."""
         return 1

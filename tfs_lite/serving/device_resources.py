@@ -8,10 +8,10 @@ from functools import reduce
 from pathlib import Path
 
 from tfs_lite.adapters.device import check_device, limit_gpu_memory, machine_resources
-from tfs_lite.adapters.loader import AdapterSettings, MakeServable, Opens, no_warm_up, open_here
-from tfs_lite.adapters.model_warmup import no_model_warmup, warm_models
+from tfs_lite.adapters.loader import AdapterSettings, MakeServable, Opens, open_here
+from tfs_lite.adapters.model_warmup import warm_models
 from tfs_lite.adapters.trust import TrustedPaths
-from tfs_lite.adapters.warmup import Warmup, WarmupReport, nobody_listens
+from tfs_lite.adapters.warmup import Warmup, WarmupReport
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.text import load_model_settings
 from tfs_lite.core.resources import NO_RESOURCES, ResourceUtil
@@ -46,7 +46,7 @@ def adapter_settings(
     options: ServerOptions,
     servable_factory: MakeServable,
     opens: Opens = open_here,
-    on_warm_up: Callable[[WarmupReport], None] = nobody_listens,
+    on_warm_up: Callable[[WarmupReport], None] | None = None,
     model_settings: Callable[[str, str], ModelSettings | None] = read_settings,
 ) -> AdapterSettings:
     """How models are loaded here: where, on whose trust, and after which first requests. Raises if there is no such
@@ -58,8 +58,8 @@ def adapter_settings(
         check_method_names=options.enable_signature_method_name_check,
     )
     return AdapterSettings(
-        warm_up=warm_up if options.enable_model_warmup else no_warm_up,
-        warm_models=warm_models if options.enable_model_warmup else no_model_warmup,
+        warm_up=warm_up if options.enable_model_warmup else None,
+        warm_models=warm_models if options.enable_model_warmup else None,
         drop_file_caches=options.flush_filesystem_caches,
         servable_factory=servable_factory,
         opens=opens,

@@ -12,8 +12,9 @@ from dataclasses import replace
 import torch
 
 from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform
+from tfs_lite.adapters.failures import label_of
 from tfs_lite.adapters.loader import open_here
-from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe, label_of
+from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe
 from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.workers.process import open_in_process

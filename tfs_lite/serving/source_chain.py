@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfs_lite.adapters.platforms import PLATFORMS, AdapterSettings, make_loader, make_source_adapter
+from tfs_lite.adapters.loader import AdapterSettings
+from tfs_lite.adapters.platforms import PLATFORMS, make_loader, make_source_adapter
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.loader import Loader

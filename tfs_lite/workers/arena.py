@@ -15,17 +15,14 @@ import mmap
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tfs_lite.core.model import Shapes
 from tfs_lite.core.signature import DataType, Tensor
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.dtypes import from_numpy, to_numpy
+from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
 from tfs_lite.workers.channel import ProtocolError
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 ALIGNMENT = 64
 FIRST_BYTES = 1 << 16

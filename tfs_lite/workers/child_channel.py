@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.workers.arena import Arena, Array, TensorLocation, read_locations
+from tfs_lite.protocols.dtypes import Array
+from tfs_lite.workers.arena import Arena, TensorLocation, read_locations
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
 from tfs_lite.workers.staging import Staging
 from tfs_lite.workers.wire import CLOSE, read_failure

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import StatusCode
-from tfs_lite.workers.arena import DEFAULT_LIMIT, Arena, Array
+from tfs_lite.protocols.dtypes import Array
+from tfs_lite.workers.arena import DEFAULT_LIMIT, Arena
 from tfs_lite.workers.channel import Channel, ConnectionClosed, ProtocolError
 from tfs_lite.workers.child_channel import ChannelPool, ChildChannel
 from tfs_lite.workers.staging import Staging

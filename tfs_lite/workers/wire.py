@@ -20,8 +20,8 @@ import numpy as np
 from tfs_lite.core.model import Model
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.dtypes import from_numpy, to_numpy
-from tfs_lite.workers.arena import Array, read_dtype
+from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
+from tfs_lite.workers.arena import read_dtype
 from tfs_lite.workers.channel import ProtocolError
 
 OPEN, ITEM_CHANNELS, RUN, PREPROCESS, POSTPROCESS, CLOSE = (

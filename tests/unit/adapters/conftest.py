@@ -68,7 +68,9 @@ def loader_for() -> Callable[..., ArtifactLoader]:
     def make(
         directory: Path, settings: ModelSettings | None = None, trusted: str = "", platform: str = ""
     ) -> ArtifactLoader:
-        adapter = AdapterSettings(bare, "cpu", TrustedPaths.of([trusted]), lambda path, model: settings)
+        adapter = AdapterSettings(
+            bare, "cpu", trusted=TrustedPaths.of([trusted]), model_settings=lambda path, model: settings
+        )
         return ArtifactLoader(str(directory), platform, adapter, PLATFORMS)
 
     return make

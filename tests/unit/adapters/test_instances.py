@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.adapters.loader import Difference, differ_in_instances_only, difference, places
+from tfs_lite.adapters.loader import Difference, differ_in_instances_only, difference, placements
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
 
@@ -19,11 +19,11 @@ def settings(*groups: InstanceGroup, **fields: object) -> ModelSettings:
 
 def test_places_are_those_of_every_instance_without_names() -> None:
     groups = (InstanceGroup(name="a", kind="KIND_CPU", count=2), InstanceGroup(name="b"))
-    assert places(settings(*groups)) == [CPU, CPU, ANY]
+    assert placements(settings(*groups)) == [CPU, CPU, ANY]
 
 
 def test_config_without_groups_has_one_instance() -> None:
-    assert places(settings()) == [ANY]
+    assert placements(settings()) == [ANY]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from tfs_lite.adapters import memory
 from tfs_lite.adapters.contract import Platform
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.platforms import PLATFORMS
-from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, main_ram
 from tfs_lite.core.servable import ServableId
@@ -147,7 +146,7 @@ def test_config_that_cannot_be_read_fails_the_load(exported_once):
     def broken(path, model):
         raise invalid_argument("config.pbtxt:3:1: unknown field")
 
-    settings = AdapterSettings(bare, "cpu", TrustedPaths(), broken)
+    settings = AdapterSettings(bare, "cpu", model_settings=broken)
     error = failure_of(ArtifactLoader(str(exported_once), "", settings, PLATFORMS))
     assert (error.code, str(error)) == (
         StatusCode.INVALID_ARGUMENT,

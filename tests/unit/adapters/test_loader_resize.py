@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfs_lite.adapters.contract import OpenedModel, OpenRequest, Platform
-from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader, places
+from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader, placements
 from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.warmup import Warmup
 from tfs_lite.config.model import ModelSettings
@@ -56,7 +56,7 @@ class World:
     def _open(self, platform: Platform, request: OpenRequest) -> list[OpenedModel]:
         assert platform.open is not None
         self.asked.append(request)
-        models = [platform.open(request) for _ in places(request.settings)]
+        models = [platform.open(request) for _ in placements(request.settings)]
         for model in models:
             model.close = self._closing(model, model.close)  # type: ignore[method-assign]
         self.opened += models

@@ -11,7 +11,8 @@ import torch
 
 from tfs_lite.adapters.contract import OpenRequest
 from tfs_lite.adapters.detect import read_version
-from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe, label_of, open_version, request_of
+from tfs_lite.adapters.failures import label_of
+from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe, open_version, request_of
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Document, build
 from tfs_lite.core.servable import ServableId

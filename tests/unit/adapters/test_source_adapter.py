@@ -1,6 +1,7 @@
 import pytest
 
-from tfs_lite.adapters.platforms import AdapterSettings, make_source_adapter
+from tfs_lite.adapters.loader import AdapterSettings
+from tfs_lite.adapters.platforms import make_source_adapter
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import Status, StatusCode
 

@@ -306,7 +306,11 @@ def load(tmp_path):
         write_plain(tmp_path)
         write_warmup(tmp_path, *logs)
         settings = AdapterSettings(
-            run_alone, "cpu", TrustedPaths.of([str(tmp_path)]), lambda path, name: SETTINGS, warm_up or Warmup()
+            run_alone,
+            "cpu",
+            trusted=TrustedPaths.of([str(tmp_path)]),
+            model_settings=lambda path, name: SETTINGS,
+            warm_up=warm_up or Warmup(),
         )
         loader = ArtifactLoader(str(tmp_path), "", settings, PLATFORMS)
         loader.load(ID)

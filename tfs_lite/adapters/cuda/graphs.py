@@ -1,8 +1,8 @@
 """CUDA graphs: a run of a model recorded once and replayed as a whole, for inputs of the same shapes.
 
-Asked for by the parameter ``cuda_graphs: "true"`` of a model's config. Each lane has its own graphs, one per set of
-input shapes: the first runs with these shapes are ordinary ones, which warm up the lane's stream; then one is captured.
-What cannot be captured runs as ever, and the log says why, once.
+The parameter ``cuda_graphs: "true"`` of a model's config turns them on. Each execution stream has its own graphs, one
+per set of input shapes: the first runs with these shapes are ordinary ones, which warm up the CUDA stream; then one is
+captured. A model that cannot be captured runs without graphs, and the log says why, once.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def wants_graphs(parameters: Mapping[str, str]) -> bool:
 
 
 def why_no_graph(program: ExportedProgram) -> str:
-    """Why the program cannot be captured: an operator that draws random numbers, or whose result's size or value the
-    host has to know; empty if nothing speaks against it."""
+    """Why the program cannot be captured: it has an operator that draws random numbers, or a result whose size or value
+    the host has to know. Empty if it can."""
     for node in program.graph.nodes:
         if node.op != "call_function":
             continue
@@ -60,7 +60,7 @@ class Step(enum.Enum):
 
 
 class GraphPlan:
-    """Decides what to do with a run, by its shapes. Pure; one thread at a time.
+    """Decides by its shapes how a run is done. Has no side effects; one thread at a time.
 
     The first ``warm_runs`` runs with a key are ordinary; at most ``max_graphs`` keys are captured, and ``max_seen``
     remembered until then.
@@ -74,7 +74,7 @@ class GraphPlan:
         self._seen: OrderedDict[Hashable, int] = OrderedDict()
 
     def step(self, key: Hashable, may_capture: bool) -> Step:
-        """``may_capture`` False: nothing new is to be recorded."""
+        """How to do a run with these shapes. With ``may_capture`` False, nothing new is captured."""
         if key in self._captured:
             return Step.REPLAY
         if not may_capture or len(self._captured) >= self._max_graphs:
@@ -92,7 +92,7 @@ class GraphPlan:
 
 
 class GraphSwitch:
-    """Whether the lanes of one model may record. Off for ever after the first failure, which is logged. Any thread."""
+    """Whether the streams of one model may capture graphs: until the first failure, which is logged. Any thread."""
 
     def __init__(self, servable_id: ServableId) -> None:
         self._id = servable_id
@@ -110,7 +110,7 @@ Capture = Callable[[Sequence[torch.Tensor], Forward], "Captured"]
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A record: ``replay`` does the work again on ``inputs``, into ``result``. ``forget`` drops it."""
+    """A captured graph: ``replay`` does the work again on ``inputs``, into ``result``. ``forget`` drops the graph."""
 
     inputs: Sequence[torch.Tensor]
     result: Any
@@ -118,17 +118,17 @@ class Captured:
     forget: Callable[[], None]
 
     def run(self, host: Sequence[torch.Tensor]) -> Any:
-        """The result is overwritten by the next run: whoever wants it copies it, on the same stream."""
+        """The result is overwritten by the next run: the caller has to copy it, on the same stream."""
         for inside, tensor in zip(self.inputs, host, strict=True):
             inside.copy_(tensor, non_blocking=True)
         self.replay()
         return self.result
 
 
-class LaneGraphs:
-    """The graphs of one lane. One thread at a time, with the lane's stream current.
+class StreamGraphs:
+    """The graphs of one execution stream. One thread at a time, with its CUDA stream current.
 
-    A capture never waits: while the device's lock is taken (a load, an unload, another lane's capture) the run is an
+    A capture never waits: while the device's lock is taken (a load, an unload, another stream's capture) the run is an
     ordinary one, and the next with these shapes tries again.
     """
 
@@ -140,7 +140,7 @@ class LaneGraphs:
         self._captured: dict[Hashable, Captured] = {}
 
     def run(self, host: Sequence[torch.Tensor], forward: Forward, eager: Callable[[], Any]) -> Any:
-        """What ``forward`` makes of the inputs, which are in the host's memory; ``eager`` does it without a graph."""
+        """The result of ``forward`` for inputs in the host's memory; ``eager`` computes it without a graph."""
         key = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in host)
         step = self._plan.step(key, self._switch.on and all(tensor.numel() for tensor in host))
         if step is Step.CAPTURE and self._try(key, host, forward):
@@ -168,8 +168,8 @@ class LaneGraphs:
 
 
 def capture_on(device: torch.device, pool: Pool) -> Capture:
-    """Captures on the current stream, into the pool. One ordinary run on this thread precedes it, so that what cuBLAS
-    keeps for a thread and a stream is not made within the pool."""
+    """A function that captures on the current stream, into the pool. It makes one ordinary run first, so that cuBLAS
+    does not allocate its workspace for this thread and stream within the pool."""
 
     def capture(host: Sequence[torch.Tensor], forward: Forward) -> Captured:
         inputs = [torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for tensor in host]
@@ -193,8 +193,8 @@ def capture_on(device: torch.device, pool: Pool) -> Capture:
 
 
 def _clean_up(graph: torch.cuda.CUDAGraph, pool: Pool, uses: int, device: torch.device) -> None:
-    """Some releases of torch leave the allocator in the state of capturing when a capture fails: it would never again
-    give memory back."""
+    """Some releases of torch leave the allocator in capture mode when a capture fails: it would never again return
+    memory."""
     with suppress(RuntimeError):
         graph.reset()
     with suppress(RuntimeError):

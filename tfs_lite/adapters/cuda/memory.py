@@ -1,12 +1,12 @@
-"""Memory around a GPU: pools that a version's weights and graphs live in, lanes' streams, and host memory for inputs.
+"""Memory around a GPU: pools for a version's weights and graphs, CUDA streams to use again, host memory for inputs.
 
-What a version took can only go back to the device in whole segments, so its weights must not share segments with those
-of other versions: they are allocated in a pool of their own. What a run needs besides comes from torch's cache of the
-lane's stream, which is shared with nobody while the lane lives, and is empty of users once the lane is closed.
+torch returns memory to the device in whole segments only, so the weights of a version must not share segments with
+those of other versions: they are allocated in a pool of their own. The other memory of a run comes from torch's cache
+for its CUDA stream, which no other execution stream shares, and which is unused once the execution stream is closed.
 
-While anything is routed to a pool, or a graph is captured, torch's allocator refuses to synchronise; a pool that is
-destroyed in that moment ends the process. So there is one lock per device for all three: allocating in a pool,
-capturing, giving memory back. Runs never take it to wait.
+While allocations are routed to a pool, or a graph is captured, torch's allocator refuses to synchronise; a pool that is
+destroyed at that moment ends the process. So one lock per device guards all three: allocating in a pool, capturing, and
+returning memory. Runs never wait for it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from tfs_lite.adapters.tensors import TORCH_DTYPES, Array, as_array
+from tfs_lite.adapters.tensors import TORCH_DTYPES, as_array
 from tfs_lite.core.model import Shapes
 from tfs_lite.core.signature import DataType, Tensor
-from tfs_lite.protocols.dtypes import from_numpy
+from tfs_lite.protocols.dtypes import Array, from_numpy
 
 MAX_SHAPES = 16
 MAX_BYTES = 256 << 20
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class DeviceLocks:
-    """One lock per device, made when it is asked for first. Any thread."""
+    """One lock per device, made at its first use. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _locks
@@ -41,7 +41,7 @@ class DeviceLocks:
             return self._locks.setdefault(device.index or 0, threading.Lock())
 
     def known(self) -> list[threading.Lock]:
-        """In the order of their devices, which is the order to take several in."""
+        """The locks in the order of their devices, which is the order to acquire them in."""
         with self._lock:
             return [self._locks[index] for index in sorted(self._locks)]
 
@@ -50,7 +50,7 @@ DEVICE_LOCKS = DeviceLocks()
 
 
 def empty_caches() -> None:
-    """Gives back what torch keeps of GPU and pinned memory. Waits for loads and captures, during which torch would keep
+    """Returns torch's unused GPU memory and pinned memory. Waits for loads and captures, during which torch would keep
     most of it. Not for a thread that serves requests."""
     held: list[threading.Lock] = []
     try:
@@ -71,8 +71,8 @@ def _empty_caches() -> None:
 
 
 def tried_twice(make: Callable[[], T], make_room: Callable[[], None]) -> T:
-    """``make()``; when it runs out of GPU memory, once more after ``make_room``. By then the first error is gone, and
-    with it its stack, which held what had been made."""
+    """Calls ``make()``, and once more after ``make_room()`` if it runs out of GPU memory. By then the first error is
+    freed, and with it its stack, which held what had been made."""
     try:
         return make()
     except torch.OutOfMemoryError:
@@ -83,16 +83,16 @@ def tried_twice(make: Callable[[], T], make_room: Callable[[], None]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class _PoolName:
-    """All of a pool that ``use_mem_pool`` looks at; it does not keep the pool itself alive."""
+    """The part of a pool that ``use_mem_pool`` reads; it does not keep the pool itself alive."""
 
     id: tuple[int, int]
 
 
 class Pool:
-    """Segments of a GPU that nothing else is put in. Only for CUDA devices.
+    """Segments of GPU memory for one purpose. Only for CUDA devices.
 
-    Order: ``allocate`` any number of times, ``drop`` once; what was allocated may outlive the pool, and goes back with
-    the next :func:`empty_caches` after it is gone. Threads: any; torch lets one thread at a time allocate in a pool.
+    Order: ``allocate`` any number of times, ``drop`` once. Tensors may outlive the pool; the first :func:`empty_caches`
+    after they are freed returns their memory. Threads: any; torch lets one thread at a time allocate in a pool.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -106,12 +106,12 @@ class Pool:
         return name
 
     def uses(self) -> int:
-        """How many graphs and others keep the pool from being given back, itself included."""
+        """How many users keep the pool's memory from being returned, such as graphs; the pool itself is one."""
         return int(self._pool.use_count())
 
     def allocate(self, make: Callable[[], T]) -> T:
-        """What ``make`` returns; the GPU memory that this thread takes meanwhile is the pool's. All work on it is done
-        when this returns, so that other streams may use it. Other loads and captures of the device wait."""
+        """Returns ``make()``, during which this thread's GPU memory comes from the pool. All work has been done when it
+        returns, so that other streams may use the result. Other loads and captures of the device wait."""
         with DEVICE_LOCKS.of(self._device):
             return tried_twice(lambda: self._inside(make), torch.cuda.empty_cache)
 
@@ -122,8 +122,8 @@ class Pool:
         return made
 
     def drop(self) -> None:
-        """Gives the memory back, as far as it is free. The pool's own destructor would want to synchronise, which fails
-        (and ends the process) while code of a model captures a graph; so it is destroyed while it is still in use."""
+        """Returns the memory that is free. The pool's destructor would synchronise, which fails (and ends the process)
+        while a model captures a graph; so the pool is destroyed while it is in use."""
         with DEVICE_LOCKS.of(self._device):
             name: Any = _PoolName(self.id)
             with torch.cuda.use_mem_pool(name, self._device):
@@ -132,10 +132,10 @@ class Pool:
 
 
 class StreamPool:
-    """Streams that closed lanes have left, for the next ones. Any thread.
+    """CUDA streams of closed execution streams, for new ones. Any thread.
 
     torch has few streams per device and hands them out in turn, and cuBLAS keeps a workspace of some megabytes for each
-    one that a thread has ever used: without the shelf, every load would add one.
+    one that a thread has ever used: without this pool, every load would add one.
     """
 
     def __init__(self, make: Callable[[torch.device], Any]) -> None:
@@ -163,10 +163,10 @@ STREAMS = StreamPool(_stream)
 
 
 class HostBuffers:
-    """Memory for the inputs of a lane's next run: one set of arrays per set of names, shapes and dtypes, reused.
+    """Memory for the inputs of a stream's next run: one set of arrays per set of names, shapes and dtypes, reused.
 
-    At most ``max_shapes`` sets and ``max_bytes``; the one used longest ago goes first. One thread at a time. ``pinned``
-    memory needs a GPU.
+    It holds at most ``max_shapes`` sets and ``max_bytes``, and evicts the least recently used. One thread at a time.
+    ``pinned`` memory needs a GPU.
     """
 
     def __init__(self, pinned: bool, max_shapes: int = MAX_SHAPES, max_bytes: int = MAX_BYTES) -> None:
@@ -184,7 +184,7 @@ class HostBuffers:
         return len(self._sets)
 
     def get(self, shapes: Shapes) -> dict[str, Tensor] | None:
-        """Arrays of arbitrary contents for all inputs but texts; None for more than ``max_bytes``, or nothing."""
+        """Uninitialised arrays for all inputs but texts; None if there are none, or for more than ``max_bytes``."""
         key = frozenset((name, shape, str(dtype)) for name, (shape, dtype) in shapes.items())
         arrays = self._sets.get(key)
         if arrays is None:

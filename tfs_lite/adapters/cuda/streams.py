@@ -1,15 +1,15 @@
-"""Lanes of a model on a GPU: what one thread needs to copy, compute and copy back beside other threads.
+"""Execution streams of a model on a GPU, by which several threads copy, compute and copy back at the same time.
 
     stage -> (the caller fills the arrays) -> run: inputs -> device, model, outputs -> host, one wait -> results
 
-A lane is a stream, pinned memory for inputs and, if wanted, graphs. A thread holds one from ``stage`` or the start of
-``run`` to the end of ``run``; then the next thread may have it. Everything of a run happens on the lane's stream, so
-torch's allocator may reuse its memory in the order of that stream and nothing has to be recorded for other streams; the
-weights, which come from the stream of the load, are complete before the first run and stay until the last. Results are
-copied into pinned memory fresh from torch's cache, which belongs to the caller: another copy, into memory of numpy's,
-would cost more than the cache. The one wait is for an event; the thread sleeps and does not hold the interpreter.
+An execution stream is a CUDA stream, pinned memory for inputs and, if wanted, graphs. A thread holds one from ``stage``
+or the start of ``run`` to the end of ``run``; then another thread may take it. All work of a run is on its CUDA stream,
+so torch's allocator may reuse memory in the order of that stream, and no tensor has to be recorded for other streams.
+The weights, which the load's stream has written, are complete before the first run and stay until the last. Results are
+copied into pinned memory from torch's cache, which then belongs to the caller: a further copy into numpy's memory would
+cost more than the cache. A run waits once, for an event, while its thread sleeps without the interpreter's lock.
 
-On the CPU there are no lanes, and :class:`LaneModel` is a :class:`LoadedModel` that says so.
+On the CPU there are no execution streams, and a :class:`DeviceModel` runs as every :class:`LoadedModel` does.
 """
 
 from __future__ import annotations
@@ -19,79 +19,38 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
 from tfs_lite.adapters.contract import LoadedModel, OpenRequest
-from tfs_lite.adapters.cuda.graphs import GraphPlan, GraphSwitch, LaneGraphs, capture_on
+from tfs_lite.adapters.cuda.graphs import GraphPlan, GraphSwitch, StreamGraphs, capture_on
 from tfs_lite.adapters.cuda.memory import STREAMS, HostBuffers, Pool
-from tfs_lite.adapters.tensors import CPU, Array, to_tensor
+from tfs_lite.adapters.tensors import CPU, to_tensor
 from tfs_lite.core.model import Shapes
 from tfs_lite.core.signature import Signature, Tensor
+from tfs_lite.protocols.dtypes import Array
 
-MANY = 64
-"""How many threads may run a model at once that keeps nothing between its operators."""
-OVERLAPPING = 2
-"""One lane copies while the other one computes; more only wait for the device."""
-
-T = TypeVar("T")
-
-
-class LaneTable(Generic[T]):
-    """Which thread holds which lane. Any thread; there are never more lanes than threads were inside at once."""
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._lock = threading.Lock()  # guards _held and _free
-        self._held: dict[int, T] = {}
-        self._free: list[tuple[int, T]] = []
-
-    def mine(self) -> T:
-        """The lane that this thread holds; else a free one, best the one it had last; else a new one."""
-        me = threading.get_ident()
-        with self._lock:
-            if me in self._held:
-                return self._held[me]
-            if self._free:
-                owners = [owner for owner, _ in self._free]
-                _, lane = self._free.pop(owners.index(me) if me in owners else -1)
-                self._held[me] = lane
-                return lane
-        lane = self._make()
-        with self._lock:
-            self._held[me] = lane
-        return lane
-
-    def put_back(self) -> None:
-        """This thread is done with its lane, if it holds one."""
-        me = threading.get_ident()
-        with self._lock:
-            if me in self._held:
-                self._free.append((me, self._held.pop(me)))
-
-    def take_all(self) -> list[T]:
-        """Every lane there is; the table is empty afterwards."""
-        with self._lock:
-            lanes = [*self._held.values(), *(lane for _, lane in self._free)]
-            self._held.clear()
-            self._free.clear()
-        return lanes
+MAX_CONCURRENCY = 64
+"""How many threads may run at once a model that keeps no state."""
+OVERLAPPING_STREAMS = 2
+"""One stream copies while the other one computes; more would only wait for the device."""
 
 
 @dataclass(slots=True)
-class Lane:
-    """``stream`` None: the CPU, where everything is done when it returns. ``kept``: what the device may still read."""
+class ExecutionStream:
+    """What one run needs. ``cuda_stream`` None means the CPU, where every call has finished when it returns. ``kept``
+    holds what the device may still read."""
 
     device: torch.device
-    stream: Any
+    cuda_stream: Any
     buffers: HostBuffers
     pool: Pool | None = None
-    graphs: LaneGraphs | None = None
+    graphs: StreamGraphs | None = None
     kept: list[torch.Tensor] = field(default_factory=list)
 
-    def current(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+    def activated(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.cuda_stream is None else torch.cuda.stream(self.cuda_stream)
 
     def host(self, array: Array) -> torch.Tensor:
         """The array as a tensor that is neither freed nor overwritten before the run is over."""
@@ -111,71 +70,106 @@ class Lane:
 
         return eager() if self.graphs is None else self.graphs.run(host, forward, eager)
 
-    def settle(self) -> None:
-        """Waits until the device is done with this lane. Its errors were reported by whoever caused them."""
-        if self.stream is not None:
+    def synchronize(self) -> None:
+        """Waits until the device is done with this stream. Errors are ignored: the calls that caused them raised
+        them."""
+        if self.cuda_stream is not None:
             with suppress(RuntimeError):
-                self.stream.synchronize()
+                self.cuda_stream.synchronize()
 
     def close(self) -> None:
-        self.settle()
+        self.synchronize()
         self.kept.clear()
         self.buffers.clear()
         if self.graphs is not None:
             self.graphs.close()
         if self.pool is not None:
             self.pool.drop()
-        if self.stream is not None:
-            STREAMS.put_back(self.device, self.stream)
+        if self.cuda_stream is not None:
+            STREAMS.put_back(self.device, self.cuda_stream)
 
 
-class Lanes:
-    """The lanes of one model, made as threads come. ``stage``, ``borrowed`` and ``mine``: any thread; ``close``: once,
-    after the last run."""
+class ExecutionStreams:
+    """The streams of one model, and which thread holds which; there are never more than threads were inside at once.
 
-    def __init__(self, make: Callable[[], Lane]) -> None:
-        self._table = LaneTable(make)
+    Threads: any; ``close`` once, after the last run.
+    """
 
-    def mine(self) -> Lane:
-        return self._table.mine()
+    def __init__(self, make: Callable[[], ExecutionStream]) -> None:
+        self._make = make
+        self._lock = threading.Lock()  # guards _held and _free
+        self._held: dict[int, ExecutionStream] = {}
+        self._free: list[tuple[int, ExecutionStream]] = []
+
+    def current(self) -> ExecutionStream:
+        """The stream that this thread holds; otherwise a free one, if possible the thread's last; otherwise a new
+        one."""
+        me = threading.get_ident()
+        with self._lock:
+            if me in self._held:
+                return self._held[me]
+            if self._free:
+                owners = [owner for owner, _ in self._free]
+                _, stream = self._free.pop(owners.index(me) if me in owners else -1)
+                self._held[me] = stream
+                return stream
+        stream = self._make()
+        with self._lock:
+            self._held[me] = stream
+        return stream
+
+    def release(self) -> None:
+        """This thread no longer needs its stream, if it holds one."""
+        me = threading.get_ident()
+        with self._lock:
+            if me in self._held:
+                self._free.append((me, self._held.pop(me)))
 
     def stage(self, shapes: Shapes) -> dict[str, Tensor] | None:
-        lane = self._table.mine()
-        with lane.current():
-            return lane.buffers.get(shapes)
+        stream = self.current()
+        with stream.activated():
+            return stream.buffers.get(shapes)
 
     @contextmanager
-    def borrowed(self) -> Iterator[Lane]:
-        """For one run, whose results are on the host when it ends well."""
-        lane = self._table.mine()
+    def for_run(self) -> Iterator[ExecutionStream]:
+        """The stream of one run, whose results are on the host when it ends well."""
+        stream = self.current()
         try:
-            with lane.current():
-                yield lane
+            with stream.activated():
+                yield stream
         except BaseException:
-            lane.settle()
+            stream.synchronize()
             raise
         finally:
-            lane.kept.clear()
-            self._table.put_back()
+            stream.kept.clear()
+            self.release()
 
     def close(self) -> None:
-        for lane in self._table.take_all():
-            lane.close()
+        for stream in self.take_all():
+            stream.close()
+
+    def take_all(self) -> list[ExecutionStream]:
+        """Every stream there is; none is left."""
+        with self._lock:
+            streams = [*self._held.values(), *(stream for _, stream in self._free)]
+            self._held.clear()
+            self._free.clear()
+        return streams
 
 
-def open_lanes(device: torch.device, switch: GraphSwitch | None = None) -> Lanes | None:
-    """Lanes on a GPU, with graphs if there is a switch for them; None on the CPU."""
+def open_streams(device: torch.device, switch: GraphSwitch | None = None) -> ExecutionStreams | None:
+    """The execution streams of a model on a GPU, with graphs if there is a switch for them; None on the CPU."""
     if device.type != "cuda":
         return None
 
-    def make() -> Lane:
-        lane = Lane(device, STREAMS.take(device), HostBuffers(pinned=True))
+    def make() -> ExecutionStream:
+        stream = ExecutionStream(device, STREAMS.take(device), HostBuffers(pinned=True))
         if switch is not None:
-            lane.pool = Pool(device)
-            lane.graphs = LaneGraphs(device, switch, capture_on(device, lane.pool), GraphPlan())
-        return lane
+            stream.pool = Pool(device)
+            stream.graphs = StreamGraphs(device, switch, capture_on(device, stream.pool), GraphPlan())
+        return stream
 
-    return Lanes(make)
+    return ExecutionStreams(make)
 
 
 def open_pool(device: torch.device) -> Pool | None:
@@ -183,11 +177,9 @@ def open_pool(device: torch.device) -> Pool | None:
     return Pool(device) if device.type == "cuda" else None
 
 
-class LaneModel(LoadedModel):
-    """A :class:`LoadedModel` whose runs take a lane each. ``call`` finds it in :attr:`lane`, None on the CPU.
-
-    ``reentrant``: several threads may be inside ``run`` at once. ``pool`` has the weights, and is dropped with them.
-    """
+class DeviceModel(LoadedModel):
+    """A :class:`LoadedModel` whose runs on a GPU take a stream each. ``call`` finds it in :attr:`stream`, which is None
+    on the CPU. With ``reentrant`` several threads may be inside ``run``. ``pool`` holds the weights."""
 
     def __init__(
         self,
@@ -196,43 +188,43 @@ class LaneModel(LoadedModel):
         signature: Signature,
         *,
         reentrant: bool,
-        lanes: Lanes | None,
+        streams: ExecutionStreams | None,
         pool: Pool | None,
     ) -> None:
         super().__init__(request.id, platform, signature, request.device)
         self._reentrant = reentrant
-        self._lanes = lanes
+        self._streams = streams
         self._pool = pool
 
     @property
     def concurrency(self) -> int:
-        return MANY if self._reentrant else 1
+        return MAX_CONCURRENCY if self._reentrant else 1
 
     @property
-    def lanes(self) -> int:
-        return OVERLAPPING if self._reentrant and self._lanes is not None else 1
+    def useful_threads(self) -> int:
+        return OVERLAPPING_STREAMS if self._reentrant and self._streams is not None else 1
 
     @property
-    def lane(self) -> Lane | None:
-        return None if self._lanes is None else self._lanes.mine()
+    def stream(self) -> ExecutionStream | None:
+        return None if self._streams is None else self._streams.current()
 
     def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor] | None:
-        return None if self._lanes is None else self._lanes.stage(shapes)
+        return None if self._streams is None else self._streams.stage(shapes)
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        if self._lanes is None:
+        if self._streams is None:
             return super().run(signature, inputs, outputs)
-        with self._lanes.borrowed():
+        with self._streams.for_run():
             return super().run(signature, inputs, outputs)
 
     def close(self) -> None:
-        """The lanes first: their graphs refer to the weights."""
-        if self._lanes is not None:
-            self._lanes.close()
+        """The streams first: their graphs refer to the weights."""
+        if self._streams is not None:
+            self._streams.close()
         self.drop_weights()
         if self._pool is not None:
             self._pool.drop()
 
     @abstractmethod
     def drop_weights(self) -> None:
-        """Forgets the model; what is left of it is for the garbage collector."""
+        """Drops the references to the model."""

@@ -21,10 +21,10 @@ from pydantic import BaseModel, ValidationError
 
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.adapters.results import check_outputs
-from tfs_lite.adapters.tensors import TORCH_DTYPES, Array, to_arrays, to_tensor
+from tfs_lite.adapters.tensors import TORCH_DTYPES, to_arrays, to_tensor
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.protocols.dtypes import from_numpy
+from tfs_lite.protocols.dtypes import Array, from_numpy
 
 MAX_WORDS = 500
 """Characters of a refusal that a client gets."""

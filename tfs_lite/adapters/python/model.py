@@ -28,10 +28,11 @@ from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.python.items import ItemSteps
 from tfs_lite.adapters.python.source import ARTEFACT, forget, import_model, source_failure
 from tfs_lite.adapters.results import by_name, check_outputs
-from tfs_lite.adapters.tensors import Array, to_arrays, to_tensor
+from tfs_lite.adapters.tensors import to_arrays, to_tensor
 from tfs_lite.config.model import ModelSettings, signature_of, state_names
 from tfs_lite.core.signature import Signature, Tensor, TensorSpec, find_signature
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition, invalid_argument
+from tfs_lite.protocols.dtypes import Array
 
 NAME = "python"
 WEIGHTS = "model.safetensors"

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json.dense_numbers import LEAST_BYTES, large_arrays
-from tfs_lite.protocols.json.scan import SLICE_BYTES, Array, Slice, slices, string_end
+from tfs_lite.protocols.json.scan import SLICE_BYTES, Slice, slices, string_end
 from tfs_lite.protocols.json.tree import (
     MAX_DEPTH,
     MAX_VALUES,

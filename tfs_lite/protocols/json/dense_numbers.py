@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tfs_lite.protocols.json.scan import SLICE_BYTES, SPECIAL, Array, long_gaps
+from tfs_lite.protocols.dtypes import Array
+from tfs_lite.protocols.json.scan import SLICE_BYTES, SPECIAL, long_gaps
 from tfs_lite.protocols.json.tree import tight
 
 LEAST_BYTES = 8 * 1024

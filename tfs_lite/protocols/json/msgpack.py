@@ -17,8 +17,8 @@ import numpy as np
 import ormsgpack
 
 from tfs_lite.core.status import ServingError, invalid_argument
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json.dense_numbers import MAX_RANK
-from tfs_lite.protocols.json.scan import Array
 from tfs_lite.protocols.json.tree import MAX_DEPTH, of_kind
 from tfs_lite.protocols.json.writer import native, survey
 

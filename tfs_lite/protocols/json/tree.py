@@ -18,10 +18,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import orjson
 
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json.scan import (
     FEW,
     SPECIAL,
-    Array,
     colons_and_brackets,
     few_colons,
     is_deeper,

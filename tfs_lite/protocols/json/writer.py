@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tfs_lite.protocols.json.scan import Array
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json.tree import of_kind
 
 _PART_VALUES = 8192

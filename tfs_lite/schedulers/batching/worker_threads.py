@@ -48,7 +48,7 @@ def make_workers(
     are not started. ``first`` is how many were made before."""
     workers: list[WorkerThread] = []
     for model in models:
-        for _ in range(max(model.lanes, min(threads, model.concurrency))):
+        for _ in range(max(model.useful_threads, min(threads, model.concurrency))):
             number = first + len(workers)
             workers.append(WorkerThread(model, f"tfs-model-{name}-{number}" if number else f"tfs-model-{name}", serve))
     return workers

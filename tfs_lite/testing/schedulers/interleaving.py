@@ -214,7 +214,8 @@ class InterleavingScheduler:
         made = [
             SteppedWorker(self, model, f"worker {index}", serve)
             for index, model in enumerate(
-                (model for model in models for _ in range(max(model.lanes, min(threads, model.concurrency)))), first
+                (model for model in models for _ in range(max(model.useful_threads, min(threads, model.concurrency)))),
+                first,
             )
         ]
         self.workers.extend(made)

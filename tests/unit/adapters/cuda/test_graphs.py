@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tfs_lite.adapters.cuda.graphs import Captured, GraphPlan, GraphSwitch, LaneGraphs, Step, wants_graphs, why_no_graph
+from tfs_lite.adapters.cuda.graphs import (
+    Captured,
+    GraphPlan,
+    GraphSwitch,
+    Step,
+    StreamGraphs,
+    wants_graphs,
+    why_no_graph,
+)
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS
 from tfs_lite.adapters.tensors import CPU
 from tfs_lite.core.servable import ServableId
@@ -80,7 +88,7 @@ def recorded(host, forward):
 
 
 def graphs_with(capture, switch=None):
-    return LaneGraphs(CPU, switch or GraphSwitch(ID), capture, GraphPlan(warm_runs=1))
+    return StreamGraphs(CPU, switch or GraphSwitch(ID), capture, GraphPlan(warm_runs=1))
 
 
 def run(graphs, value, rows=2):
@@ -104,7 +112,7 @@ def test_replays_answer_for_the_inputs_of_their_own_run():
     graphs.close()
 
 
-def test_after_a_failed_capture_every_lane_runs_as_ever_and_the_log_says_it_once(caplog):
+def test_after_a_failed_capture_every_stream_runs_as_ever_and_the_log_says_it_once(caplog):
     attempts = []
 
     def fail(host, forward):
@@ -112,9 +120,9 @@ def test_after_a_failed_capture_every_lane_runs_as_ever_and_the_log_says_it_once
         raise RuntimeError("operation not permitted when stream is capturing\n  at /opt/secret/place.cpp")
 
     switch = GraphSwitch(ID)
-    lanes = [graphs_with(fail, switch), graphs_with(fail, switch)]
+    streams = [graphs_with(fail, switch), graphs_with(fail, switch)]
     for value in range(4):
-        assert [run(lane, value) for lane in lanes] == [[value**2] * 2] * 2
+        assert [run(stream, value) for stream in streams] == [[value**2] * 2] * 2
     assert len(attempts) == 1
     (record,) = (record for record in caplog.records if "CUDA graphs" in record.message)
     assert "not permitted when stream is capturing" in record.message

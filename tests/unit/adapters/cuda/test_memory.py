@@ -98,11 +98,11 @@ def test_each_device_has_one_lock():
 
 def test_streams_are_used_again_on_their_device_only():
     made = []
-    shelf = StreamPool(lambda device: made.append(device) or object())
+    pool = StreamPool(lambda device: made.append(device) or object())
     zero, one = torch.device("cuda", 0), torch.device("cuda", 1)
-    stream = shelf.take(zero)
-    shelf.put_back(zero, stream)
-    other = shelf.take(one)
-    assert shelf.take(zero) is stream
+    stream = pool.take(zero)
+    pool.put_back(zero, stream)
+    other = pool.take(one)
+    assert pool.take(zero) is stream
     assert other is not stream
     assert made == [zero, one]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tfs_lite.adapters.cuda.memory import HostBuffers
-from tfs_lite.adapters.cuda.streams import MANY, Lane, Lanes, LaneTable, open_lanes, open_pool
+from tfs_lite.adapters.cuda.streams import MAX_CONCURRENCY, ExecutionStream, ExecutionStreams, open_pool, open_streams
 from tfs_lite.adapters.pytorch_export import ExportedModel, open_exported
 from tfs_lite.adapters.tensors import CPU
 from tfs_lite.config.model import ModelSettings
@@ -17,29 +17,29 @@ from tfs_lite.core.status import ServingError
 FLOAT = np.dtype(np.float32)
 
 
-def test_a_thread_keeps_its_lane_until_it_puts_it_back_and_gets_it_again():
-    table = LaneTable(object)
-    mine = table.mine()
-    assert table.mine() is mine
-    table.put_back()
-    table.put_back()
-    assert table.mine() is mine
-    assert table.take_all() == [mine]
+def test_a_thread_keeps_its_stream_until_it_releases_it_and_gets_it_again():
+    streams = ExecutionStreams(object)
+    mine = streams.current()
+    assert streams.current() is mine
+    streams.release()
+    streams.release()
+    assert streams.current() is mine
+    assert streams.take_all() == [mine]
 
 
-def test_two_threads_have_two_lanes_and_later_threads_take_over_what_is_free():
-    table = LaneTable(object)
+def test_two_threads_have_two_streams_and_later_threads_take_over_what_is_free():
+    streams = ExecutionStreams(object)
     both = threading.Barrier(2, timeout=30)
     seen = []
 
     def work():
         for _ in range(50):
-            lane = table.mine()
+            stream = streams.current()
             both.wait()
-            seen.append(lane)
-            assert table.mine() is lane
+            seen.append(stream)
+            assert streams.current() is stream
             both.wait()
-            table.put_back()
+            streams.release()
             both.wait()
 
     for _ in range(3):
@@ -50,11 +50,11 @@ def test_two_threads_have_two_lanes_and_later_threads_take_over_what_is_free():
         for thread in threads:
             thread.join(60)
         assert len(seen) == before + 100
-        assert all(len({id(lane) for lane in seen[i : i + 2]}) == 2 for i in range(before, len(seen), 2))
-    assert len(table.take_all()) == 2
+        assert all(len({id(stream) for stream in seen[i : i + 2]}) == 2 for i in range(before, len(seen), 2))
+    assert len(streams.take_all()) == 2
 
 
-# A whole model with lanes, on the CPU's tensors
+# A whole model with streams, on the CPU's tensors
 
 
 class Net(torch.nn.Module):
@@ -96,12 +96,12 @@ def net():
 
 
 @pytest.fixture
-def with_lanes(net, tmp_path, request_for, monkeypatch):
-    """The model with lanes as on a GPU, but with memory and streams of the CPU."""
+def with_streams(net, tmp_path, request_for, monkeypatch):
+    """The model with streams as on a GPU, but with memory and streams of the CPU."""
     _, (program, data) = net
     (tmp_path / "model.pt2").write_bytes(data)
-    lanes = Lanes(lambda: Lane(CPU, None, HostBuffers(pinned=False)))
-    monkeypatch.setattr("tfs_lite.adapters.pytorch_export.open_lanes", lambda device, switch: lanes)
+    streams = ExecutionStreams(lambda: ExecutionStream(CPU, None, HostBuffers(pinned=False)))
+    monkeypatch.setattr("tfs_lite.adapters.pytorch_export.open_streams", lambda device, switch: streams)
     model = ExportedModel(request_for(tmp_path), program)
     yield model
     model.close()
@@ -112,19 +112,19 @@ def expected(module, x):
         return module(torch.from_numpy(x))["y"].numpy()
 
 
-def test_staged_inputs_are_read_where_they_are_and_results_do_not_change_afterwards(net, with_lanes):
+def test_staged_inputs_are_read_where_they_are_and_results_do_not_change_afterwards(net, with_streams):
     results = []
     for value in range(4):
-        staged = with_lanes.stage("", {"x": ((2, 4), FLOAT)})
+        staged = with_streams.stage("", {"x": ((2, 4), FLOAT)})
         staged["x"][...] = value
-        results.append((with_lanes.run("", staged, ()), staged["x"].copy()))
+        results.append((with_streams.run("", staged, ()), staged["x"].copy()))
     for result, x in results:
         assert np.allclose(result["y"], expected(net[0], x), atol=1e-6)
         assert result["half"].tolist() == x.tolist()
 
 
-def test_threads_beside_each_other_get_their_own_answers(net, with_lanes):
-    assert (with_lanes.concurrency, with_lanes.lanes) == (MANY, 2)
+def test_threads_beside_each_other_get_their_own_answers(net, with_streams):
+    assert (with_streams.concurrency, with_streams.useful_threads) == (MAX_CONCURRENCY, 2)
     wrong, done = [], []
     inside = threading.Barrier(4, timeout=60)
 
@@ -132,10 +132,10 @@ def test_threads_beside_each_other_get_their_own_answers(net, with_lanes):
         rng = np.random.default_rng(seed)
         for _ in range(60):
             rows = int(rng.integers(1, 5))
-            staged = with_lanes.stage("", {"x": ((rows, 4), FLOAT)})
+            staged = with_streams.stage("", {"x": ((rows, 4), FLOAT)})
             staged["x"][...] = x = rng.standard_normal((rows, 4)).astype(np.float32)
             inside.wait()
-            if not np.allclose(with_lanes.run("", staged, ("y",))["y"], expected(net[0], x), atol=1e-5):
+            if not np.allclose(with_streams.run("", staged, ("y",))["y"], expected(net[0], x), atol=1e-5):
                 wrong.append(seed)
         done.append(seed)
 
@@ -148,22 +148,22 @@ def test_threads_beside_each_other_get_their_own_answers(net, with_lanes):
     assert not wrong
 
 
-def test_a_run_that_fails_gives_its_lane_back(with_lanes):
-    staged = with_lanes.stage("", {"x": ((2, 4), FLOAT)})
+def test_a_run_that_fails_releases_its_stream(with_streams):
+    staged = with_streams.stage("", {"x": ((2, 4), FLOAT)})
     with pytest.raises(ServingError):
-        with_lanes.run("", {"x": np.zeros((2, 5), np.float32)}, ())
-    assert with_lanes.stage("", {"x": ((2, 4), FLOAT)})["x"] is staged["x"]
-    assert not with_lanes.lane.kept
-    with_lanes.run("", staged, ())
+        with_streams.run("", {"x": np.zeros((2, 5), np.float32)}, ())
+    assert with_streams.stage("", {"x": ((2, 4), FLOAT)})["x"] is staged["x"]
+    assert not with_streams.stream.kept
+    with_streams.run("", staged, ())
 
 
-def test_on_the_cpu_there_are_no_lanes(net, tmp_path, request_for):
-    assert open_lanes(CPU) is None
+def test_on_the_cpu_there_are_no_streams(net, tmp_path, request_for):
+    assert open_streams(CPU) is None
     assert open_pool(CPU) is None
     (tmp_path / "model.pt2").write_bytes(net[1][1])
     model = open_exported(request_for(tmp_path, ModelSettings(parameters={"cuda_graphs": "true"})))
     assert model.stage("", {"x": ((2, 4), FLOAT)}) is None
-    assert (model.concurrency, model.lanes) == (MANY, 1)
+    assert (model.concurrency, model.useful_threads) == (MAX_CONCURRENCY, 1)
     x = np.ones((2, 4), np.float32)
     assert np.allclose(model.run("", {"x": x}, ("y",))["y"], expected(net[0], x), atol=1e-6)
     model.close()
@@ -174,5 +174,5 @@ def test_a_program_that_keeps_state_or_branches_is_run_by_one_thread_at_a_time(m
     program = torch.export.export(module.eval(), (torch.ones(2, 2),))
     torch.export.save(program, tmp_path / "model.pt2")
     model = open_exported(request_for(tmp_path))
-    assert (model.concurrency, model.lanes) == (1, 1)
+    assert (model.concurrency, model.useful_threads) == (1, 1)
     model.close()

@@ -486,7 +486,7 @@ def test_signatures_exchange_names_around_the_steps(tmp_path, request_for):
         }
         assert failure(model.preprocess, "", people((-1, "Ada")), LATER).code is StatusCode.INVALID_ARGUMENT
         assert model.stage("", {"x": ((1, 2), np.dtype(np.float32))}) is None
-        assert (model.concurrency, model.lanes, model.recover(threading.Event())) == (1, 1, True)
+        assert (model.concurrency, model.useful_threads, model.recover(threading.Event())) == (1, 1, True)
     finally:
         model.close()
 

@@ -17,15 +17,15 @@ PATIENCE = 30
 
 
 class Overlapping(Model):
-    """A model that allows ``concurrency`` threads, and asks for ``lanes`` of them."""
+    """A model that allows ``concurrency`` threads, and asks for ``useful_threads`` of them."""
 
     platform = "test"
     signatures: ClassVar[Mapping[str, Signature]] = {}
-    lanes = 1
+    useful_threads = 1
     concurrency = 1
 
-    def __init__(self, lanes: int = 1, concurrency: int = 1) -> None:
-        self.lanes = lanes
+    def __init__(self, useful_threads: int = 1, concurrency: int = 1) -> None:
+        self.useful_threads = useful_threads
         self.concurrency = concurrency
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ def test_thread_of_a_worker_serves_that_worker_and_is_not_started_yet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lanes", "concurrency", "threads", "expected"),
+    ("useful_threads", "concurrency", "threads", "expected"),
     [
         pytest.param(1, 1, 1, 1, id="one"),
         pytest.param(1, 1, 8, 1, id="no more than the model allows"),
@@ -96,9 +96,9 @@ def test_thread_of_a_worker_serves_that_worker_and_is_not_started_yet() -> None:
     ],
 )
 def test_model_has_as_many_threads_as_it_asks_for_or_allows(
-    lanes: int, concurrency: int, threads: int, expected: int
+    useful_threads: int, concurrency: int, threads: int, expected: int
 ) -> None:
-    models = [Overlapping(lanes, concurrency) for _ in range(2)]
+    models = [Overlapping(useful_threads, concurrency) for _ in range(2)]
     made = make_workers(models, "m-1", threads, nothing)
     assert [worker.model for worker in made] == [model for model in models for _ in range(expected)]
     names = [worker.thread.name for worker in made]

@@ -1,4 +1,4 @@
-"""Lanes on a real GPU. Skipped everywhere else."""
+"""Execution streams on a real GPU. Skipped everywhere else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from tfs_lite.adapters.contract import OpenRequest
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, HostBuffers, Pool, empty_caches
-from tfs_lite.adapters.cuda.streams import MANY
+from tfs_lite.adapters.cuda.streams import MAX_CONCURRENCY
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.pytorch_export import open_exported
 from tfs_lite.adapters.pytorch_libtorch import open_script
@@ -85,7 +85,7 @@ def test_model_stages_pinned_memory_and_leaves_texts_out(tmp_path):
         answer = model.run("", staged, ("y",))["y"]
         staged["x"][...] = -1
         assert answer.tolist() == [[2 * value] * WIDTH] * 3
-    assert (model.concurrency, model.lanes) == (MANY, 2)
+    assert (model.concurrency, model.useful_threads) == (MAX_CONCURRENCY, 2)
     model.close()
 
 
@@ -98,13 +98,13 @@ def test_arrays_that_were_not_staged_are_as_good(tmp_path):
     model.close()
 
 
-def test_script_has_one_lane(tmp_path):
+def test_script_has_one_stream(tmp_path):
     class Doubles(torch.nn.Module):
         def forward(self, x):
             return 2 * x
 
     model = open_script(request(write_script(tmp_path / "1", Doubles())))
-    assert (model.concurrency, model.lanes) == (1, 1)
+    assert (model.concurrency, model.useful_threads) == (1, 1)
     for value in range(4):
         staged = model.stage("", {"x": ((2, WIDTH), FLOAT)})
         staged["x"][...] = value
@@ -115,7 +115,7 @@ def test_script_has_one_lane(tmp_path):
 
 @pytest.mark.parametrize("graphs", ["false", "true"])
 @pytest.mark.parametrize("models", [1, 2])
-def test_lanes_beside_each_other_give_right_answers(tmp_path, graphs, models):
+def test_streams_beside_each_other_give_right_answers(tmp_path, graphs, models):
     torch.manual_seed(0)
     modules = [Net() for _ in range(models)]
     opened = [
@@ -163,8 +163,8 @@ def test_a_run_does_not_wait_for_what_other_streams_do(tmp_path):
     model = open_exported(request(write_exported(tmp_path / "1")))
     x = {"x": np.ones((1, WIDTH), np.float32)}
     model.run("", x, ())
-    with model._lanes.borrowed() as lane:
-        taken = lane.stream
+    with model._streams.for_run() as stream:
+        taken = stream.cuda_stream
     busy = next(stream for stream in iter(torch.cuda.Stream, None) if stream != taken)
     answers, finished = [], threading.Event()
 
@@ -185,7 +185,7 @@ def test_a_run_does_not_wait_for_what_other_streams_do(tmp_path):
     assert still_busy
 
 
-def test_a_failed_run_leaves_the_lane_usable(tmp_path):
+def test_a_failed_run_leaves_the_stream_usable(tmp_path):
     model = open_exported(request(export(tmp_path / "1", Net(), torch.zeros(2, 64))))
     for _ in range(3):
         with pytest.raises(ServingError):
