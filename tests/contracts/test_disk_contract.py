@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from tfs_lite.sources.disk import Disk, Entry, RealDisk
+from tfs_lite.sources.disk import DirectoryEntry, Disk, RealDisk
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.disk import MemoryDisk
 
@@ -76,8 +76,8 @@ def test_children_are_listed_with_their_kind(bench: Bench) -> None:
     bench.write(f"{bench.root}/file", b"x")
     bench.write(f"{bench.root}/directory/file", b"x")
     assert sorted(bench.disk.list_directory(bench.root), key=lambda entry: entry.name) == [
-        Entry("directory", True),
-        Entry("file", False),
+        DirectoryEntry("directory", True),
+        DirectoryEntry("file", False),
     ]
 
 

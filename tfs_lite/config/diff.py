@@ -1,6 +1,6 @@
 """What changes when one config replaces another. Pure: nothing is applied here.
 
-Whoever applies a new config touches only the models named by the difference; the rest are left alone.
+Applying a new config touches only the models named by the difference.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class LogCollectorConfig(Settings):
 
 
 class PerTaskSamplingConfig(Settings):
-    """Another rate for some servers: those of data centre ``dc`` (empty: any) with this ``task_index`` (None: any)."""
+    """Another rate for some servers: those of data centre ``dc`` (empty for any) with this ``task_index`` (None for
+    any)."""
 
     dc: StrictStr = ""
     task_index: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None

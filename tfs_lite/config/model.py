@@ -68,11 +68,11 @@ class ModelSettings(Settings):
     batch_output: NoBatchOutputs = ()
     parameters: Mapping[StrictStr, Annotated[StrictStr, BeforeValidator(_parameter)]] = {}
     dynamic_batching: DynamicBatching | None = None
-    """None: nothing is said about batching."""
+    """None means that the config does not mention batching."""
     sequence_batching: SequenceBatching | None = None
-    """Not None: the model takes sequences of requests."""
+    """Set if the model takes sequences of requests."""
     ensemble_scheduling: EnsembleScheduling | None = None
-    """Not None: the model is made of others."""
+    """Set if the model is made of other models."""
     instance_group: Annotated[tuple[InstanceGroup, ...], AfterValidator(check_instances)] = ()
     """How many copies of the model there are; empty: one."""
     model_transaction_policy: TransactionPolicy = TransactionPolicy()

@@ -149,7 +149,7 @@ class SequenceState(Settings):
     data_type: ElementType
     dims: Dims
     initial_state: tuple[InitialState, ...] = ()
-    """None: zeros, with 1 for every size of -1."""
+    """None means zeros, with 1 for every size of -1."""
     use_same_buffer_for_input_output: StrictBool = False
     """Without effect, as is the next one."""
     use_growable_memory: StrictBool = False

@@ -139,7 +139,7 @@ class SSLConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _somebody_to_trust(self) -> SSLConfig:
+    def _trusts_a_client_authority(self) -> SSLConfig:
         if self.client_verify and not self.custom_ca:
             raise problem("needs custom_ca, the authorities whose clients are let in", "client_verify")
         return self

@@ -28,7 +28,7 @@ def parse_model_server_config(
     """The served models that ``text`` asks for. ``name`` decides the syntax and stands in messages.
 
     Relative base paths are resolved against ``working_directory``; without one they are refused. ``platforms`` are
-    those of the server; None: only the server can tell.
+    those of the server; None if only the server can tell.
     """
     return build(ModelServerConfig, read_document(text, name, messages.ModelServerConfig), working_directory, platforms)
 

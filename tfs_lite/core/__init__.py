@@ -1,5 +1,5 @@
 """Values and contracts that every room shares.
 
-Only the standard library is imported here: no torch, no grpc, no asyncio. Whoever wants to know what a
-servable, a loader, a source or a handle promises reads it in this package; the rooms above implement it.
+Only the standard library is imported here: no torch, no grpc, no asyncio. This package says what a
+servable, a loader, a source and a handle promise; the packages above implement it.
 """

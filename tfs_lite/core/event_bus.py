@@ -1,4 +1,4 @@
-"""The wire between the manager and everybody who watches it.
+"""Publish and subscribe between the manager and its observers.
 
 ``publish`` stamps an event once and calls every subscriber in the order of subscription, on the publisher's
 thread, one event after the other: all subscribers see the same total order. Callbacks must be short and must not

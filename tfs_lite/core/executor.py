@@ -67,7 +67,7 @@ class Executor(Protocol):
 
 
 class PoolExecutor:
-    """Threads that are started when needed, or, with size 0, none: then ``run_pending`` does the work."""
+    """Threads that are started when needed. With size 0 there are none, and ``run_pending`` does the work."""
 
     def __init__(self, name: str, num_threads: int) -> None:
         self._name = name

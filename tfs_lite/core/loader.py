@@ -1,4 +1,4 @@
-"""The contract between a manager and whatever knows how to bring one version into memory.
+"""The contract between a manager and the loaders that bring versions into memory.
 
     estimate_resources*  ->  load (again after a failure)  ->  unload (once, after the last handle)
 

@@ -1,4 +1,4 @@
-"""Keys and certificates in PEM form: whether TLS can use them, found out before anybody has to listen or connect.
+"""Keys and certificates in PEM form: whether TLS can use them, found out before a server listens or a client connects.
 
 gRPC refuses bad ones without saying why, so they are tried with Python's own TLS first. A private key is never put
 into a file that has a name.
@@ -54,7 +54,7 @@ def key_problem(key: bytes, certificates: bytes) -> str | None:
             return "does not belong to the first certificate"
         return "is damaged, or of a kind that is not known"
     except OSError:
-        return None  # a system without /dev/fd: whoever uses them has the last word
+        return None  # a system without /dev/fd: the first connection tells
     return None
 
 

@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 class PeriodicThread:
     """Runs ``action`` at once, then every ``interval`` seconds and whenever :meth:`wake` is called.
 
-    ``interval`` None: only when woken (and once at the start). An action that raises is logged, and the loop goes
-    on. ``start`` -> ``wake``* -> ``stop``; all from any thread, ``stop`` not from the action itself.
+    With ``interval`` None it runs once at the start and then only when woken. An action that raises is logged, and the
+    loop goes on. ``start`` -> ``wake``* -> ``stop``; all from any thread, ``stop`` not from the action itself.
     """
 
     def __init__(self, name: str, action: Callable[[], None], interval: float | None) -> None:

@@ -4,8 +4,8 @@
         ... write the files of the version into it ...
         published = commit(staging, base)         # manifest, fsync, rename to BASE/<version>
 
-:func:`publish` does that for files that already exist. Whoever writes artefacts itself (``save``) uses the two
-steps directly and so writes the data once. Nothing here overwrites a version, and a process that dies in between
+:func:`publish` does that for files that already exist. A caller that writes artefacts itself (``save``) uses the
+two steps directly and so writes the data once. Nothing here overwrites a version, and a process that dies in between
 leaves only a hidden directory, which scans ignore.
 """
 

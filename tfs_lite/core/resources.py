@@ -22,7 +22,7 @@ RAM = "ram_in_bytes"
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """``instance`` None: unbound."""
+    """A kind of resource on a device; unbound while ``instance`` is None."""
 
     device: str
     kind: str

@@ -1,4 +1,4 @@
-"""Who decides which versions should be loaded, and how that wish travels.
+"""How a source tells a manager which versions should be loaded.
 
     Source  --aspired list-->  SourceAdapter*  --aspired list-->  Target
 

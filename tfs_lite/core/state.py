@@ -1,9 +1,9 @@
-"""What a manager tells the world about one version, and the words it uses.
+"""The states of a version as a manager reports them.
 
     Start -> Loading -> Available -> Unloading -> End
 
 The chain only moves forward; any state may jump to End. A :class:`ServableState` is a report about the recent
-past, not a promise about now: whoever needs the servable asks the manager for a handle.
+past, not a promise about now. To use a servable, ask the manager for a handle.
 """
 
 from __future__ import annotations

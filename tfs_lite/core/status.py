@@ -1,7 +1,7 @@
-"""Canonical status codes, and the one error type that crosses rooms.
+"""Canonical status codes, and the error type that all packages raise.
 
 Every failure that a client or an operator may see is a :class:`ServingError` carrying a :class:`Status`. Each
-protocol maps the code in its own codec (gRPC status, HTTP status); nobody else invents codes.
+protocol maps the code to its own in its codec (gRPC status, HTTP status).
 
 Source of the numbers: ``google.rpc.Code``, which ``tensorflow.error.Code`` repeats.
 """

@@ -1,9 +1,9 @@
-"""May this load start now? A pure decision over what is held, what is leaving and who waits.
+"""Whether a load may start now: a pure decision over what is held, what is being freed and which loads wait.
 
 A load that does not fit is *parked* while anything is in flight that may free memory, and decided again each time
 something ended. Parked loads are served in the order of their arrival. A later load goes ahead of them only if it
-fits together with all of them once the versions now on their way out are gone: then it cannot take the place of
-anybody who waits, and one long request of one model does not hold up the models that have room.
+fits together with all of them once the versions now on their way out are gone. Then it takes no memory that a parked
+load waits for, and one long request of one model does not hold up the models that have room.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.managers.resource_tracker import ResourceTracker
 
 
-class Verdict(enum.Enum):
-    """The answer to one load."""
+class Admission(enum.Enum):
+    """The decision about one load."""
 
     ADMIT = "admit"
     """Reserve its memory and load."""
@@ -29,7 +29,8 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Estimates of everybody else: who stays (ready, approved, loading), who is leaving, who is parked ahead."""
+    """Estimates of all other versions: those that stay (ready, approved, loading), those that are leaving, and the
+    loads parked ahead. ``in_flight``: whether anything may still free memory."""
 
     staying: Sequence[ResourceAllocation]
     leaving: Sequence[ResourceAllocation]
@@ -41,16 +42,16 @@ class Demand:
         return [*self.staying, *self.leaving]
 
 
-def decide(tracker: ResourceTracker, demand: Demand, wanted: ResourceAllocation) -> Verdict:
+def decide(tracker: ResourceTracker, demand: Demand, wanted: ResourceAllocation) -> Admission:
     """``wanted`` was verified and normalised by the tracker. Wanting nothing is always admitted.
 
-    Whoever finds others parked ahead waits with them: they are about to be decided, in order.
+    A load that does not fit and finds others parked ahead is parked too: they are decided again in order.
     """
     if not wanted.entries:
-        return Verdict.ADMIT
+        return Admission.ADMIT
     if not tracker.fits((), wanted):
-        return Verdict.REFUSE
+        return Admission.REFUSE
     harmless = not demand.ahead or tracker.fits([*demand.staying, *demand.ahead], wanted)
     if harmless and tracker.fits(demand.used, wanted):
-        return Verdict.ADMIT
-    return Verdict.PARK if demand.in_flight or demand.ahead else Verdict.REFUSE
+        return Admission.ADMIT
+    return Admission.PARK if demand.in_flight or demand.ahead else Admission.REFUSE

@@ -1,8 +1,8 @@
-"""The manager that follows wishes: aspired lists in, one load or unload a tick out.
+"""The manager of aspired versions: it takes aspired lists, and starts one load or unload a tick.
 
 Sources say which versions of a stream should be loaded now. A tick compares that with what is managed, asks the
-policy for one step per stream, and starts exactly one of them. Whatever changes, acting included, is followed by the
-next tick at once, so ten models do not wait ten intervals; an interval is only the longest time until somebody looks.
+policy for one step per stream, and starts exactly one of them. Whatever changes, an action included, is followed by the
+next tick at once, so ten models do not wait ten intervals; an interval is only the longest time between two ticks.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class AspiredVersionsManagerOptions(BasicManagerOptions):
 class AspiredVersionsManager(TargetBase[Loader]):
     """``start`` -> aspired lists and lookups from any thread -> ``close``.
 
-    What it promises towards sources: a version that is missing from the newest list of its stream is unloaded, an empty
+    Towards sources it promises: a version that is missing from the newest list of its stream is unloaded, an empty
     list unloads the stream; one residency uses one loader, others offered meanwhile are dropped; a ready version of the
     newest list is never unloaded. It may lag, and it may refuse. A second list for a stream that comes before the first
     was looked at replaces it. A list that names a version still on its way out waits, whole, until that is gone;
     meanwhile no other version of the stream is unloaded.
 
-    A version that ended in error stays so, for everybody to see, until it is emitted with another revision (or healthy,
+    A version that ended in error stays so, visible in its state, until it is emitted with another revision (or healthy,
     if it arrived with an error), until it is aspired no more, or, if it lacked resources, until some version was
     unloaded: then it is tried again, once for each such change. A version that is not ready loads anew; a ready one
     that is emitted with another revision is left alone.
@@ -61,7 +61,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
         self._manager = BasicManager(replace(options, on_change=self._on_change))
         self._pending_lock = threading.Lock()  # guards _pending
         self._pending: dict[str, Sequence[ServableData[Loader]]] = {}
-        self._ticking = threading.Lock()  # serialises ticks; guards _left_alone; nobody but ticks waits for it
+        self._ticking = threading.Lock()  # serialises ticks; guards _left_alone; only ticks wait for it
         self._left_alone: dict[ServableId, str] = {}  # ready versions -> the other revision that was logged
         interval = options.tick_interval
         self._thread = PeriodicThread("tfs-manager", self._run_tick, interval) if interval and interval > 0 else None
@@ -78,7 +78,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
             self._thread.stop()
         self._manager.close(drain_timeout)
 
-    # Wishes.
+    # Aspired lists.
 
     def set_aspired_versions(self, name: str, versions: Sequence[ServableData[Loader]]) -> None:
         """Stores the list for the next tick. A list with an item of another stream is dropped as a whole."""
@@ -96,7 +96,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
     # The tick.
 
     def tick(self) -> Action | None:
-        """Takes note of what ended, accepts pending lists, and starts one action, which it returns.
+        """Drops versions that ended, accepts pending lists, and starts one action, which it returns.
 
         With executors of size 0 the action is done when this returns. Ticks never overlap.
         """
@@ -157,7 +157,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
             elif not known.is_aspired:
                 self._manager.set_aspired(item.id, True)  # still ready: it simply stays
                 self._leave_alone(item, known)
-            elif self._deserves_new_life(item, known):
+            elif self._is_to_be_renewed(item, known):
                 self._manager.stop_managing_servable(item.id)
                 self._manage(item)
             else:
@@ -169,7 +169,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
         except ServingError as error:  # the manager is closing
             logger.error("%s is not taken on: %s", item.id, error)
 
-    def _deserves_new_life(self, item: ServableData[Loader], known: ServableStateSnapshot) -> bool:
+    def _is_to_be_renewed(self, item: ServableData[Loader], known: ServableStateSnapshot) -> bool:
         if known.state is not HarnessState.ERROR:
             return False
         if self._options.enable_reload_servables_with_error or item.revision != known.revision:

@@ -1,9 +1,9 @@
-"""The mechanism: manages an explicit set of versions, loads and unloads them when told, and serves what is ready.
+"""The mechanism: it manages a set of versions, loads and unloads them when told, and serves those that are ready.
 
     manage_servable -> load_servable -> unload_servable -> stop_managing_servable
 
-It has no wishes of its own. What should be loaded, and in which order, is decided above it, by
-:class:`tfs_lite.managers.aspired_versions_manager.AspiredVersionsManager` or by whoever uses it directly.
+It decides nothing about what should be loaded, nor in which order; that is the part of
+:class:`tfs_lite.managers.aspired_versions_manager.AspiredVersionsManager`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,6 @@ def always(status: Status) -> bool:
     return True
 
 
-def nothing() -> None:
-    """Nobody wants to know."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BasicManagerOptions:
     """The manager owns the two executors and shuts them down. Callbacks run outside all locks and must be short.
@@ -58,7 +54,7 @@ class BasicManagerOptions:
     max_num_load_retries: int = 5
     load_retry_interval: float = 60.0
     should_retry_model_load: Callable[[Status], bool] = always
-    on_change: Callable[[], None] = nothing
+    on_change: Callable[[], None] = lambda: None
 
 
 class BasicManager:
@@ -99,13 +95,13 @@ class BasicManager:
             self._registry.refuse_if_closing()
             if data.id in self._registry.harnesses:
                 raise failed_precondition(f"Servable {data.id} is already being managed")
-            harness = LoaderHarness(data.id, loader, data.revision, self._registry.say_failed)
+            harness = LoaderHarness(data.id, loader, data.revision, self._registry.queue_end)
             self._registry.harnesses[data.id] = harness
             if loader is not None:
-                self._registry.say(harness, ManagerState.START)
+                self._registry.queue_event(harness, ManagerState.START)
             else:
                 harness.error(data.status)
-        self._registry.flush()
+        self._registry.publish_events()
         self._registry.changed()
 
     def stop_managing_servable(self, servable_id: ServableId) -> None:
@@ -120,7 +116,7 @@ class BasicManager:
                 raise failed_precondition(f"Cannot stop managing {servable_id}: it is {state}")
             del self._registry.harnesses[servable_id]
             harness.error(Status(StatusCode.CANCELLED, f"{servable_id} is no longer wanted"))
-        self._registry.flush()
+        self._registry.publish_events()
         self._registry.changed()
 
     def set_aspired(self, servable_id: ServableId, is_aspired: bool) -> None:
@@ -145,12 +141,12 @@ class BasicManager:
             for servable_id, old in list(self._registry.harnesses.items()):
                 if old.loader is None or not self._may_fit_now(old):
                     continue
-                new = LoaderHarness(servable_id, old.loader, old.revision, self._registry.say_failed)
+                new = LoaderHarness(servable_id, old.loader, old.revision, self._registry.queue_end)
                 self._registry.harnesses[servable_id] = new
-                self._registry.say(new, ManagerState.START)
+                self._registry.queue_event(new, ManagerState.START)
                 renewed.append(servable_id)
         if renewed:
-            self._registry.flush()
+            self._registry.publish_events()
             self._registry.changed()
         return renewed
 

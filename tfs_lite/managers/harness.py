@@ -97,8 +97,8 @@ class LoaderHarness:
 
     ``loader`` is None for an item that arrived with an error. ``is_aspired`` is set by the manager of aspired versions
     and read by its policy. ``attempts`` counts calls of the loader's ``load``. ``estimate`` is what the version
-    counts for while it holds resources. ``waits_for_models``: it is loading, and nothing happens before another version
-    is available. ``on_error`` is called once, when the harness ends in ERROR.
+    counts for while it holds resources. ``waits_for_models``: it is loading, and waits until another version is
+    available. ``on_error`` is called once, when the harness ends in ERROR.
     """
 
     __slots__ = (

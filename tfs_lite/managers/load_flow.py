@@ -1,4 +1,4 @@
-"""From requested to ready, or to an error that says why.
+"""The load of a version: from requested to ready, or to an error that says why.
 
     queued -> estimate -> reserve, park or refuse -> publish Loading -> loader.load() -> obtainable
         -> publish Available -> ready
@@ -21,9 +21,9 @@ from tfs_lite.core.loader import Loader
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import OK, Reason, ServingError, Status, StatusCode, status_of
-from tfs_lite.managers.admission import Verdict
+from tfs_lite.managers.admission import Admission
 from tfs_lite.managers.harness import HarnessState, LoaderHarness
-from tfs_lite.managers.registry import Done, Registry, answer
+from tfs_lite.managers.registry import Done, Registry, call_done
 from tfs_lite.managers.reservations import Reservations
 from tfs_lite.managers.retrier import RetryPolicy, next_delay
 from tfs_lite.managers.serving_map import ServingMap
@@ -85,7 +85,7 @@ class LoadFlow:
                 assert harness.loader is not None  # a harness without a loader is in error
                 load = self._active[servable_id] = _Load(harness, harness.loader, done)
         except ServingError as error:
-            answer(done, error.status)
+            call_done(done, error.status)
             return
         self._submit(load)
 
@@ -152,14 +152,14 @@ class LoadFlow:
                 return False
             load.failures, load.failure = 0, None
             load.harness.estimate = estimate
-            verdict = self._reservations.decide(load.harness)
-            if verdict is Verdict.REFUSE:
+            admission = self._reservations.decide(load.harness)
+            if admission is Admission.REFUSE:
                 del self._active[load.harness.id]
-        if verdict is Verdict.PARK:
+        if admission is Admission.PARK:
             logger.info("%s waits for resources: %s", load.harness.id, estimate)
-        elif verdict is Verdict.REFUSE:
+        elif admission is Admission.REFUSE:
             self._report_end(load)
-        return verdict is Verdict.ADMIT
+        return admission is Admission.ADMIT
 
     def _start(self, load: _Load) -> bool:
         harness = load.harness
@@ -168,10 +168,10 @@ class LoadFlow:
                 return False
             if harness.state is HarnessState.LOAD_APPROVED:
                 harness.transition(HarnessState.LOADING)
-                self._registry.say(harness, ManagerState.LOADING)
+                self._registry.queue_event(harness, ManagerState.LOADING)
             harness.attempts += 1
             load.running, load.served_before = True, self._served
-        self._registry.flush()
+        self._registry.publish_events()
         return True
 
     def _work(self, load: _Load) -> None:
@@ -201,9 +201,9 @@ class LoadFlow:
         harness = load.harness
         self._serving_map.add(harness.id, load.loader.servable)
         with self._registry.lock:
-            self._registry.say(harness, ManagerState.AVAILABLE)
-        self._registry.flush()
-        with self._registry.lock:  # only now may anybody unload it: Unloading cannot overtake Available
+            self._registry.queue_event(harness, ManagerState.AVAILABLE)
+        self._registry.publish_events()
+        with self._registry.lock:  # it can be unloaded only from now on: Unloading cannot overtake Available
             harness.transition(HarnessState.READY)
             closing = self._registry.closing
             self._served += 1
@@ -211,7 +211,7 @@ class LoadFlow:
             for other in waiting:
                 other.harness.waits_for_models = False
         logger.info("%s is available", harness.id)
-        answer(load.done, OK)
+        call_done(load.done, OK)
         if closing:
             self._unloads.request(harness.id, lambda status: None)
         for other in waiting:
@@ -258,7 +258,7 @@ class LoadFlow:
         if come:
             self._submit(load)
         else:
-            self._registry.changed()  # it keeps nobody waiting for memory any more
+            self._registry.changed()  # no parked load waits for it any more
         return True
 
     def _is_retryable(self, status: Status) -> bool:
@@ -276,7 +276,7 @@ class LoadFlow:
         self._submit(load)
 
     def _is_active(self, load: _Load) -> bool:
-        """Called with the lock held. False once the load was ended, whoever ended it."""
+        """Called with the lock held. False once the load was ended, by any thread."""
         return self._active.get(load.harness.id) is load
 
     def _end(self, load: _Load, status: Status) -> None:
@@ -286,8 +286,8 @@ class LoadFlow:
         load.harness.error(status)
 
     def _report_end(self, load: _Load) -> None:
-        self._registry.flush()
-        answer(load.done, load.harness.status)
+        self._registry.publish_events()
+        call_done(load.done, load.harness.status)
         self._registry.changed()
 
 

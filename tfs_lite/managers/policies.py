@@ -35,7 +35,8 @@ class Policy(Protocol):
     """Called by the manager's tick, once per stream, outside its locks. Must be a function of its argument alone."""
 
     def next_action(self, snapshots: Sequence[ServableStateSnapshot]) -> Action | None:
-        """The next step for the stream that ``snapshots`` are all managed versions of; None: nothing to do now."""
+        """The next step for the stream that ``snapshots`` are all managed versions of; None if there is nothing to do
+        now."""
 
 
 class AvailabilityPreservingPolicy:

@@ -1,8 +1,8 @@
-"""The managed versions of one manager, the lock that guards them, and the order in which the world hears of them.
+"""The managed versions of one manager, the lock that guards them, and the order in which their events are published.
 
 The load flow, the unload flow and the manager's own operations share one registry. Events are queued under the lock,
-together with the change of state they report, and published outside it by :meth:`Registry.flush`: so the order of
-events is the order of the changes, whichever threads are involved, and no subscriber ever runs under the lock.
+together with the change of state they report, and published outside it by :meth:`Registry.publish_events`: so the order
+of events is the order of the changes, whichever threads are involved, and no subscriber ever runs under the lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Registry:
     """``lock`` guards every field here and in every harness, and what the flows keep beside them.
 
     It is held for bookkeeping only: never while publishing, estimating, loading, or calling anything passed in.
-    ``after_change`` is called, outside the lock, after anything changed that somebody may want to act on.
+    ``after_change`` is called, outside the lock, after anything changed that a tick may act on.
     """
 
     def __init__(self, event_bus: EventBus[ServableState] | None, after_change: Callable[[], None]) -> None:
@@ -59,32 +59,32 @@ class Registry:
         if self.closing:
             raise failed_precondition("the manager is shutting down")
 
-    def say(self, harness: LoaderHarness, state: ManagerState, health: Status = OK) -> None:
-        """Queues an event. Called with the lock held; followed by :meth:`flush` once the lock is released."""
+    def queue_event(self, harness: LoaderHarness, state: ManagerState, health: Status = OK) -> None:
+        """Queues an event. Called with the lock held; followed by :meth:`publish_events` once the lock is released."""
         if self._event_bus is not None:
             self._queued.append(ServableState(harness.id, state, health))
 
-    def say_failed(self, harness: LoaderHarness) -> None:
+    def queue_end(self, harness: LoaderHarness) -> None:
         """The ``on_error`` of every harness: queues its End. Called with the lock held."""
         harness.unloads_seen = self.unloads_finished
-        self.say(harness, ManagerState.END, harness.status)
+        self.queue_event(harness, ManagerState.END, harness.status)
 
-    def flush(self) -> None:
+    def publish_events(self) -> None:
         """Returns when every event queued before the call has been published, by this thread or another."""
         with self._publishing:
             while self._queued and self._event_bus is not None:
                 self._event_bus.publish(self._queued.popleft())
 
     def changed(self) -> None:
-        """Wakes who waits for a change and tells ``after_change``. Called outside the lock."""
+        """Wakes the threads that wait for a change and calls ``after_change``. Called outside the lock."""
         with self.lock:
             self.changes += 1
             self.lock.notify_all()
         self._after_change()
 
 
-def answer(done: Done, status: Status) -> None:
-    """Calls ``done``; what it raises is its owner's mistake and is only logged."""
+def call_done(done: Done, status: Status) -> None:
+    """Calls ``done``; what that raises is logged."""
     try:
         done(status)
     except Exception:

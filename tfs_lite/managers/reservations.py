@@ -1,7 +1,7 @@
-"""Memory on paper: who holds how much, who may load now, who waits for room.
+"""Reserved memory: how much each version holds, which load may start, and which waits for room.
 
-A harness that holds resources counts with its ``estimate``, taken before the load and again after it. The verdict
-on a load is :func:`tfs_lite.managers.admission.decide`; this class gathers what it needs and carries it out.
+A harness that holds resources counts with its ``estimate``, taken before the load and again after it. The decision
+about a load is :func:`tfs_lite.managers.admission.decide`; this class gathers what it needs and carries it out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Container
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.managers.admission import Demand, Verdict, decide
+from tfs_lite.managers.admission import Admission, Demand, decide
 from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING, HarnessState, LoaderHarness
 from tfs_lite.managers.registry import Registry
 from tfs_lite.managers.resource_tracker import ResourceTracker
@@ -45,26 +45,26 @@ class Reservations:
             logger.exception("no estimate after loading; the one from before the load stays: %s", before)
             return before
 
-    def decide(self, harness: LoaderHarness) -> Verdict:
+    def decide(self, harness: LoaderHarness) -> Admission:
         """Approves the load, parks it, or ends it with RESOURCE_EXHAUSTED."""
-        verdict = Verdict.ADMIT
+        admission = Admission.ADMIT
         if self._tracker is not None:
-            verdict = decide(self._tracker, self._demand(), harness.estimate)
-        if verdict is Verdict.ADMIT:
+            admission = decide(self._tracker, self._demand(), harness.estimate)
+        if admission is Admission.ADMIT:
             harness.transition(HarnessState.LOAD_APPROVED)
-        elif verdict is Verdict.PARK:
+        elif admission is Admission.PARK:
             self._parked.append(harness)
         else:
             harness.error(self._exhausted(harness))
-        return verdict
+        return admission
 
     def decide_parked(self) -> list[LoaderHarness]:
-        """Decides who is parked again, in order. Returns those that are parked no more."""
+        """Decides the parked loads again, in order. Returns those that are no longer parked."""
         candidates, self._parked = self._parked, []
-        return [harness for harness in candidates if self.decide(harness) is not Verdict.PARK]
+        return [harness for harness in candidates if self.decide(harness) is not Admission.PARK]
 
     def forget(self, harness: LoaderHarness) -> None:
-        """The load is not wanted any more."""
+        """Takes a load that is no longer wanted from the parked ones."""
         if harness in self._parked:
             self._parked.remove(harness)
 

@@ -1,6 +1,6 @@
 """Whether and when a failed load is tried again: one pure decision, used by the load flow.
 
-Nobody sleeps between attempts. The flow asks :func:`next_delay` after each failure and lets the clock call it back,
+No thread sleeps between attempts. The flow asks :func:`next_delay` after each failure and lets the clock call it back,
 so a broken version occupies no thread while it waits, and un-aspiring it ends the wait at once.
 """
 
@@ -22,7 +22,7 @@ class RetryPolicy:
 
 
 def next_delay(policy: RetryPolicy, failures: int, *, retryable: bool, cancelled: bool) -> float | None:
-    """Seconds until the next attempt after ``failures`` failed ones; None: give up."""
+    """Seconds until the next attempt after ``failures`` failed ones; None means to give up."""
     if cancelled or not retryable or failures >= policy.max_attempts:
         return None
     return max(policy.interval, 0.0)

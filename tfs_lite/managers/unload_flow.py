@@ -1,4 +1,4 @@
-"""From ready to gone: how a version is withdrawn, drained and unloaded.
+"""The unload of a version: it is withdrawn, drained and unloaded.
 
     publish Unloading -> withdraw from the serving map -> last handle released -> task on the unload executor:
     loader.unload() -> publish End
@@ -16,7 +16,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode
 from tfs_lite.managers.harness import HarnessState, LoaderHarness
-from tfs_lite.managers.registry import Done, Registry, answer
+from tfs_lite.managers.registry import Done, Registry, call_done
 from tfs_lite.managers.serving_map import ServingMap
 
 logger = logging.getLogger(__name__)
@@ -36,11 +36,11 @@ class UnloadFlow:
             with self._registry.lock:
                 harness = self._registry.find(servable_id)
                 harness.transition(HarnessState.UNLOAD_REQUESTED)
-                self._registry.say(harness, ManagerState.UNLOADING)
+                self._registry.queue_event(harness, ManagerState.UNLOADING)
         except ServingError as error:
-            answer(done, error.status)
+            call_done(done, error.status)
             return
-        self._registry.flush()
+        self._registry.publish_events()
         with self._registry.lock:
             harness.transition(HarnessState.QUIESCING)
         self._serving_map.withdraw(servable_id, lambda: self._drained(harness, done))
@@ -77,10 +77,10 @@ class UnloadFlow:
         with self._registry.lock:
             harness.transition(HarnessState.DISABLED)
             self._registry.unloads_finished += 1
-            self._registry.say(harness, ManagerState.END, final)
-        self._registry.flush()
+            self._registry.queue_event(harness, ManagerState.END, final)
+        self._registry.publish_events()
         logger.info("%s is unloaded", harness.id)
-        answer(done, final)
+        call_done(done, final)
         self._registry.changed()
 
 

@@ -1,8 +1,7 @@
-"""From a config to what the lower rooms are told, and the checks that only a server can make. Pure, but for resolving
-symbolic links.
+"""Checks of a config against this server, and what the source, the labels and the request log take from it.
 
-The config itself was validated when it was read. Here it is held against this server: the platforms that it has, and
-the roots that base paths must lie below.
+The config itself was validated when it was read. Here it is compared with this server: the platforms that it has, and
+the roots that base paths must lie below. Nothing but symbolic links is read.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ def check_models(config: ModelServerConfig, platforms: Collection[str], allowed_
 
 
 def check_actual_platforms(difference: ConfigDiff, actual: Mapping[str, str]) -> None:
-    """INVALID_ARGUMENT if a model whose platform was found out is asked to be another one. ``actual``: the platforms of
-    the models that are loaded."""
+    """INVALID_ARGUMENT if a config gives a model another platform than the one found in its files. ``actual``: the
+    platforms of the models that are loaded."""
     for change in difference.changed:
         now, wanted = actual.get(change.new.name), change.new.platform
         if change.old.platform is None and wanted and now and now != wanted:
@@ -41,7 +40,7 @@ def check_actual_platforms(difference: ConfigDiff, actual: Mapping[str, str]) ->
 
 
 def source_config(config: ModelServerConfig, options: ServerOptions) -> SourceConfig:
-    """``model_control_mode`` none: one look at the start and no more. (In the mode explicit no source looks at all.)"""
+    """What the file-system source is told. With ``model_control_mode`` none it looks once, at the start."""
     interval = options.file_system_poll_wait_seconds if options.follows_changes else 0
     return SourceConfig(
         servables=tuple(ServableToMonitor(m.name, m.base_path, scan_policy(m)) for m in config.models),
@@ -51,7 +50,7 @@ def source_config(config: ModelServerConfig, options: ServerOptions) -> SourceCo
 
 
 def base_directory(options: ServerOptions) -> Path | None:
-    """What relative base paths of a reload are below; None: they are refused."""
+    """The directory that relative base paths of a reload are below; None means that they are refused."""
     return Path(options.model_config_list_root_dir) if options.model_config_list_root_dir else None
 
 
@@ -66,7 +65,7 @@ def logged_models(config: ModelServerConfig) -> dict[str, LoggingSettings]:
 
 
 def scan_policy(model: ModelConfig) -> VersionPolicy:
-    """Which versions of the model are wanted, in the source's words."""
+    """Which versions of the model are wanted, as the source is told."""
     choice = model.model_version_policy.choice
     if isinstance(choice, All):
         return AllPolicy()
@@ -87,6 +86,6 @@ def _check_base_path(model: ModelConfig, allowed_roots: Collection[str]) -> None
 
 
 def _is_below(path: str, root: str) -> bool:
-    """Symbolic links are followed first, so that none leads out."""
+    """Symbolic links are resolved first, so that none leads out of the root."""
     real_root = os.path.realpath(root)
     return os.path.commonpath([os.path.realpath(path), real_root]) == real_root

@@ -24,7 +24,7 @@ from tfs_lite.serving.config_checks import base_directory
 from tfs_lite.serving.model_configs import base_settings, config_files, wanted_by
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.source_chain import served_platforms
-from tfs_lite.sources.disk import Disk, Entry, RealDisk
+from tfs_lite.sources.disk import DirectoryEntry, Disk, RealDisk
 from tfs_lite.sources.repository import ModelRepository, models_in
 
 logger = logging.getLogger(__name__)
@@ -200,10 +200,12 @@ class ModelLocator:
             children = [entry.name for entry in self._disk.list_directory(self._root) if entry.is_directory]
         except (OSError, ServingError):
             return []
-        listing: Mapping[str, list[Entry]] = {child: self._list(os.path.join(self._root, child)) for child in children}
+        listing: Mapping[str, list[DirectoryEntry]] = {
+            child: self._list(os.path.join(self._root, child)) for child in children
+        }
         return models_in(listing, ())
 
-    def _list(self, path: str) -> list[Entry]:
+    def _list(self, path: str) -> list[DirectoryEntry]:
         try:
             return self._disk.list_directory(path)
         except OSError:

@@ -1,4 +1,4 @@
-"""What this machine has for models, and what they take of it."""
+"""The devices of this machine: how models are loaded on them, and how much memory they have and hold."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PERMANENT = frozenset(
 
 def may_be_retried(status: Status) -> bool:
     """Whether another attempt at the same files may end differently. An artefact that was inspected and refused stays
-    refused until its files change, and then it is looked at anew in any case."""
+    refused until its files change; the source offers it anew then."""
     return status.code not in _PERMANENT and status.reason is not Reason.FILES_REFUSED
 
 
@@ -49,8 +49,8 @@ def adapter_settings(
     on_warm_up: Callable[[WarmupReport], None] | None = None,
     model_settings: Callable[[str, str], ModelSettings | None] = read_settings,
 ) -> AdapterSettings:
-    """How models are loaded here: where, on whose trust, and after which first requests. Raises if there is no such
-    device."""
+    """How models are loaded here: on which device, which code is trusted, and with which warm-up. Raises ServingError
+    if there is no such device."""
     check_device(options.device)
     warm_up = Warmup(
         options.num_request_iterations_for_warmup,
@@ -71,22 +71,22 @@ def adapter_settings(
 
 @dataclass(frozen=True, slots=True)
 class DeviceResources:
-    """Its devices with their memory. ``tracker`` decides with them whether one more version fits."""
+    """The devices with their memory. ``tracker`` decides whether one more version fits."""
 
     util: ResourceUtil
     tracker: ResourceTracker
 
     @classmethod
     def measure(cls, memory_limit_bytes: int, gpu_fraction: float = 0.0) -> DeviceResources:
-        """``memory_limit_bytes`` lowers main memory, ``gpu_fraction`` that of each GPU; 0: no limit but the machine's
-        own."""
+        """``memory_limit_bytes`` lowers main memory, ``gpu_fraction`` that of each GPU; 0 means no other limit than
+        the machine's own."""
         limit_gpu_memory(gpu_fraction)
         devices, total = machine_resources(memory_limit_bytes or None, gpu_fraction)
         util = ResourceUtil(devices)
         return cls(util, ResourceTracker(util, total))
 
     def use(self, journal: LoadJournal) -> Iterable[ResourceUse]:
-        """What the versions in memory hold now, as their loaders know it."""
+        """What the versions in memory hold now, as their loaders estimate it."""
         used = reduce(self.util.add, journal.held(), NO_RESOURCES)
         for resource, total in self.tracker.total.entries.items():
             yield ResourceUse(resource.device, resource.instance or 0, used.entries.get(resource, 0), total)

@@ -1,7 +1,7 @@
 """Every attempt to load a version: how long it took and why it failed.
 
-A version stays in Loading through all its retries. What its last attempt said is kept here until the version ends,
-so that the status can show the reason at once instead of after the last retry.
+A version stays in Loading through all its retries. The result of its last attempt is kept here until the version ends,
+so that its status can show the reason at once instead of after the last retry.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class LoadJournal:
         self._resident: dict[ServableId, Loader] = {}
 
     def held(self) -> list[ResourceAllocation]:
-        """What each version that is in memory now holds; one that cannot tell is left out."""
+        """What each version in memory holds now; a version whose loader cannot tell is left out."""
         with self._lock:
             loaders = list(self._resident.values())
         return [held for loader in loaders if (held := _estimate(loader)) is not None]
 
-    def arrived(self, servable_id: ServableId, loader: Loader) -> None:
+    def loaded(self, servable_id: ServableId, loader: Loader) -> None:
         with self._lock:
             self._resident[servable_id] = loader
 
-    def left(self, servable_id: ServableId) -> None:
+    def unloaded(self, servable_id: ServableId) -> None:
         with self._lock:
             self._resident.pop(servable_id, None)
 
     def loader(self, servable_id: ServableId) -> Loader | None:
-        """Of a version that is in memory."""
+        """The loader of a version that is in memory; else None."""
         with self._lock:
             return self._resident.get(servable_id)
 
@@ -74,7 +74,7 @@ class LoadJournal:
 
 
 class JournaledLoader(Loader):
-    """A loader that writes down each attempt, a failed estimate too, and otherwise does what the one inside does."""
+    """A loader that records each attempt of the loader inside, a failed estimate too."""
 
     def __init__(self, servable_id: ServableId, inner: Loader, journal: LoadJournal) -> None:
         self._id = servable_id
@@ -96,12 +96,12 @@ class JournaledLoader(Loader):
         except BaseException as error:
             self._journal.record(self._id, time.perf_counter() - started, status_of(error))
             raise
-        self._journal.arrived(self._id, self._inner)
+        self._journal.loaded(self._id, self._inner)
         self._journal.record(self._id, time.perf_counter() - started, OK)
 
     def unload(self) -> None:
         self._inner.unload()
-        self._journal.left(self._id)
+        self._journal.unloaded(self._id)
 
     def resize(self, settings: Any) -> bool:
         return self._inner.resize(settings)

@@ -1,7 +1,7 @@
-"""Which config counts for a model: the one that a load call brought, or the one on disk.
+"""Which config counts for a model: the one of a load call, or the one on disk.
 
-A config that came with a call replaces the file wholly, and goes on doing so until it is taken back: when the model is
-unloaded, or when the file on disk has become newer and the model is loaded again.
+The config of a call replaces the file as a whole, until the model is unloaded, or until it is loaded again after the
+file on disk has become newer.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tfs_lite.core.status import invalid_argument
 
 @dataclass(frozen=True, slots=True)
 class ConfigOverride:
-    """A config of a load call. ``time_ns``: when it came, since the epoch."""
+    """The config of a load call. ``time_ns``: when the call came, in nanoseconds since the epoch."""
 
     settings: ModelSettings
     time_ns: int
 
 
 class ModelConfigs:
-    """What the loaders ask for the settings of a version. Any thread may call any method."""
+    """Gives loaders the settings of a version. Any thread may call any method."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the overrides
@@ -50,7 +50,7 @@ class ModelConfigs:
             return self._overrides.get(model)
 
     def set_override(self, model: str, override: ConfigOverride | None) -> None:
-        """None: the files on disk count again."""
+        """None means that the files on disk count again."""
         with self._lock:
             if override is None:
                 self._overrides.pop(model, None)
@@ -93,8 +93,8 @@ def settings_from_json(text: str, model: str) -> ModelSettings:
 
 
 def settings_digest(settings: ModelSettings) -> str:
-    """Equal for settings with which a version is loaded alike, but for how many instances there are of it. Which
-    versions are wanted does not matter to each."""
+    """Equal for settings with which a version is loaded alike, the number of its instances aside. The version policy
+    does not count, because it does not matter to a single version."""
     text = repr(settings.model_copy(update={"name": "", "version_policy": None, "instance_group": ()}))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 

@@ -1,6 +1,6 @@
-"""Where the instances of a model live: in this process, or each in one of its own.
+"""Opens the instances of a model: in this process, or each in a process of its own.
 
-The model's ``instance_group`` says how many there are and where; what it leaves open, the server's ``--worker`` says.
+The model's ``instance_group`` says how many there are and where; the server's ``--worker`` decides what it leaves open.
 Processes come from one supervisor, which starts with the first model that needs it.
 """
 

@@ -1,7 +1,7 @@
 """Every setting of a server, under the name of its flag.
 
-The defaults are those of a server made in Python: free ports, loopback only. The command line has a table of its own
-with the defaults of ``tensorflow_model_server`` and hands over the result.
+The defaults are those of a server made in Python: free ports, loopback only. The command line has its own defaults,
+those of ``tensorflow_model_server``.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ class ServerOptions:
     # where it listens
     host: str = "127.0.0.1"
     port: int | None = 0
-    """gRPC. 0: a free one; None: no gRPC over TCP."""
+    """gRPC. 0 means a free port, None no gRPC over TCP."""
     rest_api_port: int | None = 0
-    """HTTP. 0: a free one; None: no HTTP."""
+    """HTTP. 0 means a free port, None no HTTP."""
     grpc_socket_path: str = ""
     ssl_config_file: str = ""
     """TLS for gRPC: an SSLConfig (text proto or YAML), read again when it changes."""
     grpc_channel_arguments: str = ""
     """``name=value,...`` for gRPC's own settings."""
     grpc_server: str = "native"
-    """Who speaks gRPC: our own transport (``native``), or gRPC's library (``grpcio``)."""
+    """What serves gRPC: our own transport (``native``), or gRPC's library (``grpcio``)."""
     grpc_max_threads: int = 0
-    """The most gRPC calls inside at once; one more is refused. 0: no limit."""
+    """The most gRPC calls in flight; one more is refused. 0 means no limit."""
     rest_api_num_threads: int = 4
     """Threads that parse and print large HTTP bodies."""
     rest_api_timeout_in_ms: int = 30_000
     """Of a prediction over HTTP; 0 or less: none."""
     rest_api_enable_cors_support: bool = False
     monitoring_config_file: str = ""
-    """Where the page with TensorFlow Serving's metric names is, or that there is none."""
+    """The path of the page with TensorFlow Serving's metric names, or that there is none."""
 
     # what it serves: one of the three
     model_name: str = "default"
@@ -105,10 +105,10 @@ class ServerOptions:
     enable_per_model_batching_parameters: bool = False
     """A version is batched by the ``batching_params.pbtxt`` in its directory, and not at all without one."""
     send_batches: str = "expect"
-    """When a batch without a delay leaves that could still grow: when no more requests are to be expected soon, or
+    """When a batch without a delay that could still grow is run: when no more requests are expected soon, or
     (``greedy``) at once."""
     worker: str = "thread"
-    """Where models live whose config does not say: in a ``thread`` of the server or in a ``process`` of their own."""
+    """Where models run whose config does not say: in a ``thread`` of the server or in a ``process`` of their own."""
     sequence_drain_seconds: float = 60.0
     """How long a withdrawn version stays for the sequences that have not ended."""
     openai_timeout_seconds: float = 600.0
@@ -188,7 +188,7 @@ class ServerOptions:
 
     @property
     def looks_at_disk(self) -> bool:
-        """False: versions are never looked for, so nothing is worth waiting for."""
+        """Whether versions are looked for at all; if not, there is nothing to wait for at the start."""
         return self.file_system_poll_wait_seconds >= 0 or not self.follows_changes
 
 

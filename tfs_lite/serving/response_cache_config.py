@@ -1,4 +1,4 @@
-"""The server's response cache: its option, and what the metrics page says about it."""
+"""The response cache of the server: its option, and its metrics."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tfs_lite.config.text import MAX_FILE_BYTES, MODEL_SETTINGS_FILES, parse_model_settings
 from tfs_lite.core.status import ServingError
-from tfs_lite.sources.disk import Disk, Entry
+from tfs_lite.sources.disk import DirectoryEntry, Disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,5 +52,5 @@ class BaseConfigs:
             return False
 
 
-def _is_config(entry: Entry) -> bool:
+def _is_config(entry: DirectoryEntry) -> bool:
     return not entry.is_directory and entry.name in MODEL_SETTINGS_FILES

@@ -92,7 +92,7 @@ def has_files(tree: Tree) -> bool:
 def quiet_left(tree: Tree, evidence: Evidence, quiet_period: float) -> float:
     """Seconds until the files count as quiet; 0 or less when they do.
 
-    A version that was there long before anybody looked need not be watched first: its time stamps tell. They count
+    A version that was there long before the first poll need not be watched: its time stamps tell. They count
     only until the files have been seen changing, and not when they lie in the future (clocks that differ).
     """
     by_watching = quiet_period - evidence.unchanged_for

@@ -22,7 +22,7 @@ _IGNORED = frozenset({"__pycache__"})
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DirectoryEntry:
     """A child of a directory. A link counts as what it points to, and as a directory when that cannot be told.
 
     ``state``: of a file, something that differs whenever its contents may have changed; empty if that cannot be told.
@@ -73,7 +73,7 @@ class Tree:
 class Disk(Protocol):
     """Read access to storage. Any thread may call any method; nothing is remembered between calls."""
 
-    def list_directory(self, path: str) -> list[Entry]:
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
         """The children, in no order."""
 
     def stat_tree(self, path: str, max_files: int = MAX_FILES) -> Tree:
@@ -87,7 +87,7 @@ class Disk(Protocol):
 class RealDisk:
     """The file system of this machine."""
 
-    def list_directory(self, path: str) -> list[Entry]:
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
         with os.scandir(path) as children:
             return [_entry(child) for child in children]
 
@@ -132,14 +132,16 @@ def _stat_file(path: str) -> os.stat_result:
     return status
 
 
-def _entry(child: os.DirEntry[str]) -> Entry:
+def _entry(child: os.DirEntry[str]) -> DirectoryEntry:
     if _is_directory(child):
-        return Entry(child.name, True)
+        return DirectoryEntry(child.name, True)
     try:
         status = child.stat()
     except OSError:
-        return Entry(child.name, False)
-    return Entry(child.name, False, f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}")
+        return DirectoryEntry(child.name, False)
+    return DirectoryEntry(
+        child.name, False, f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+    )
 
 
 def _is_directory(child: os.DirEntry[str]) -> bool:

@@ -1,8 +1,8 @@
 """Polls base paths and emits the versions found there: the source the server uses.
 
 Polling is the truth, file-system events only shorten the wait. Each stream is looked at and emitted on its own: a base
-path that cannot be read emits nothing and disturbs nobody. A version is offered once it is complete; from then on it
-stays offered for as long as its directory exists, whatever happens to the files in it.
+path that cannot be read emits nothing and does not disturb the others. A version is offered once it is complete; from
+then on it stays offered for as long as its directory exists, whatever happens to the files in it.
 """
 
 from __future__ import annotations

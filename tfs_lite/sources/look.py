@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.sources.completeness import Complete
-from tfs_lite.sources.disk import Disk, Entry
+from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.inspector import VersionInspector
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig, SourceReport
 from tfs_lite.sources.version_scan import SpecificPolicy, choose, parse_version, versions_in
@@ -35,7 +35,7 @@ class Stream:
 
 @dataclass(slots=True)
 class Look:
-    """What was found. ``aspired`` None: nothing can be concluded, so nothing is to be emitted."""
+    """What was found. ``aspired`` None means that the base path cannot be read, so nothing is emitted."""
 
     report: SourceReport
     aspired: AspiredList | None = None
@@ -86,11 +86,11 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _version_directories(entries: Iterable[Entry]) -> list[str]:
+def _version_directories(entries: Iterable[DirectoryEntry]) -> list[str]:
     return [entry.name for entry in entries if entry.is_directory and parse_version(entry.name) is not None]
 
 
-def _state_of_files(entries: Iterable[Entry]) -> str:
+def _state_of_files(entries: Iterable[DirectoryEntry]) -> str:
     """What the files beside the versions add to every revision: a config or a file that it names may be there, and a
     version that failed deserves another try when it is changed. Empty without such files."""
     files = sorted(f"{e.name}\0{e.state}\n" for e in entries if not e.is_directory and not e.name.startswith("."))
@@ -99,7 +99,7 @@ def _state_of_files(entries: Iterable[Entry]) -> str:
     return "-" + hashlib.sha256("".join(files).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _log_ignored(servable: ServableToMonitor, stream: Stream, entries: Iterable[Entry]) -> None:
+def _log_ignored(servable: ServableToMonitor, stream: Stream, entries: Iterable[DirectoryEntry]) -> None:
     files = frozenset(e.name for e in entries if not e.is_directory and parse_version(e.name) is not None)
     for name in sorted(files - stream.ignored):
         logger.warning("%s: %s in %s is no directory: ignored", servable.name, name, servable.base_path)

@@ -15,7 +15,7 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.manifest import parse_version
 from tfs_lite.core.periodic import PeriodicThread
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.sources.disk import Disk, Entry
+from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.watch import DirectoryWatcher
 from tfs_lite.sources.watch_points import WatchPoint, points_for
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 CONFIG_NAMES = frozenset({"config.pbtxt", "config.yaml"})
 
 
-def models_in(listing: Mapping[str, Collection[Entry]], known: Collection[str]) -> list[str]:
+def models_in(listing: Mapping[str, Collection[DirectoryEntry]], known: Collection[str]) -> list[str]:
     """The sub directories that are models, given what lies in each of them.
 
     A model has a version directory or a config. Once known as a model it stays one for as long as its directory
@@ -36,7 +36,7 @@ def models_in(listing: Mapping[str, Collection[Entry]], known: Collection[str]) 
     )
 
 
-def _marks_a_model(entry: Entry) -> bool:
+def _marks_a_model(entry: DirectoryEntry) -> bool:
     if entry.is_directory:
         return parse_version(entry.name) is not None
     return entry.name in CONFIG_NAMES
@@ -102,7 +102,7 @@ class ModelRepository:
         if self._watcher is not None:
             self._watcher.close()
 
-    def _list(self) -> dict[str, Collection[Entry]] | None:
+    def _list(self) -> dict[str, Collection[DirectoryEntry]] | None:
         """What lies in each sub directory; None when the directory itself cannot be read."""
         try:
             children = self._disk.list_directory(self._path)
@@ -113,7 +113,7 @@ class ModelRepository:
         names = [entry.name for entry in children if entry.is_directory and not entry.name.startswith(".")]
         return {name: self._list_child(name) for name in names}
 
-    def _list_child(self, name: str) -> Collection[Entry]:
+    def _list_child(self, name: str) -> Collection[DirectoryEntry]:
         try:
             return self._disk.list_directory(os.path.join(self._path, name))
         except OSError as error:
@@ -140,7 +140,7 @@ class ModelRepository:
             logger.warning("%s (%s): the models stay as they are", problem.message, self._path)
         self._on_problem(problem)
 
-    def _points(self, listing: Mapping[str, Collection[Entry]]) -> Iterator[WatchPoint]:
+    def _points(self, listing: Mapping[str, Collection[DirectoryEntry]]) -> Iterator[WatchPoint]:
         yield from points_for(self._path)
         for name in listing:
             if name not in (self._sent or {}):

@@ -2,7 +2,7 @@
 
 An event carries no truth: it only says "look now". Where watching does not work (limits of the system, network
 disks), one log line says so and the polls carry on alone. Only changes of names and the end of writing are asked
-for; opening and reading files, which polls and loads do all the time, wakes nobody.
+for; opening and reading files, which polls and loads do all the time, causes no event.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DirectoryWatcher:
         self._lock = threading.Lock()  # guards the fields below; event handlers never take it
         self._observer: BaseObserver | None = None
         self._watches: dict[str, tuple[_Handler, ObservedWatch]] = {}
-        self._complained = False
+        self._warned = False
         self._closed = False
 
     def update(self, points: Iterable[WatchPoint]) -> bool:
@@ -91,7 +91,7 @@ class DirectoryWatcher:
         added = False
         for target in targets:
             if len(self._watches) >= MAX_WATCHES:
-                self._complain(f"more than {MAX_WATCHES} directories")
+                self._warn_once(f"more than {MAX_WATCHES} directories")
                 break
             try:
                 self._watch(target)
@@ -99,7 +99,7 @@ class DirectoryWatcher:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                self._complain(error)
+                self._warn_once(error)
                 break
         return added
 
@@ -117,9 +117,9 @@ class DirectoryWatcher:
         if self._observer is not None:
             self._observer.unschedule(watch)
 
-    def _complain(self, reason: object) -> None:
-        if not self._complained:
-            self._complained = True
+    def _warn_once(self, reason: object) -> None:
+        if not self._warned:
+            self._warned = True
             logger.warning("cannot watch every directory (%s): changes there are found by polling", reason)
 
 

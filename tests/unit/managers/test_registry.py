@@ -22,13 +22,13 @@ def test_events_are_published_in_the_order_in_which_they_were_queued() -> None:
     registry = Registry(bus, lambda: None)
     with registry.lock:
         for state in ManagerState:
-            registry.say(HARNESS, state)
+            registry.queue_event(HARNESS, state)
     assert seen == []
-    registry.flush()
+    registry.publish_events()
     assert seen == list(ManagerState)
 
 
-def test_flush_returns_when_another_thread_has_published_the_event() -> None:
+def test_publishing_returns_when_another_thread_has_published_the_event() -> None:
     bus: EventBus[ServableState] = EventBus(VirtualClock())
     entered, go_on = threading.Event(), threading.Event()
     order: list[str] = []
@@ -41,11 +41,11 @@ def test_flush_returns_when_another_thread_has_published_the_event() -> None:
     bus.subscribe(slow)
     registry = Registry(bus, lambda: None)
     with registry.lock:
-        registry.say(HARNESS, ManagerState.AVAILABLE)
-    first = threading.Thread(target=registry.flush)
+        registry.queue_event(HARNESS, ManagerState.AVAILABLE)
+    first = threading.Thread(target=registry.publish_events)
     first.start()
     assert entered.wait(60)
-    second = threading.Thread(target=lambda: (registry.flush(), order.append("flushed")))
+    second = threading.Thread(target=lambda: (registry.publish_events(), order.append("flushed")))
     second.start()
     go_on.set()
     first.join(60)

@@ -18,7 +18,7 @@ from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import ServableData
-from tfs_lite.sources.disk import Disk, Entry, RealDisk
+from tfs_lite.sources.disk import DirectoryEntry, Disk, RealDisk
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource, ServableToMonitor, SourceConfig
 from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import AllPolicy
@@ -254,7 +254,7 @@ class ScanCounter(RealDisk):
         self.listings = 0
         self.opened = 0
 
-    def list_directory(self, path: str) -> list[Entry]:
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
         self.listings += 1
         return super().list_directory(path)
 
@@ -309,7 +309,7 @@ def test_closing_during_a_poll_waits_for_it_and_leaves_no_thread(base: Path, mad
     entered, leave = threading.Event(), threading.Event()
 
     class SlowDisk(RealDisk):
-        def list_directory(self, path: str) -> list[Entry]:
+        def list_directory(self, path: str) -> list[DirectoryEntry]:
             entered.set()
             assert leave.wait(BOUND)
             return super().list_directory(path)

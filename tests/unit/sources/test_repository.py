@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.status import Status
-from tfs_lite.sources.disk import Entry, RealDisk
+from tfs_lite.sources.disk import DirectoryEntry, RealDisk
 from tfs_lite.sources.repository import ModelRepository, models_in
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.disk import MemoryDisk
@@ -22,24 +22,29 @@ BOUND = 30.0
 
 def test_a_model_has_a_version_or_a_config() -> None:
     listing = {
-        "versions": [Entry("0003", True)],
-        "pbtxt": [Entry("config.pbtxt", False)],
-        "yaml": [Entry("config.yaml", False)],
+        "versions": [DirectoryEntry("0003", True)],
+        "pbtxt": [DirectoryEntry("config.pbtxt", False)],
+        "yaml": [DirectoryEntry("config.yaml", False)],
         "empty": [],
-        "other": [Entry("v1", True), Entry("README", False), Entry("7", False), Entry("config.yaml.bak", False)],
-        ".hidden": [Entry("1", True)],
+        "other": [
+            DirectoryEntry("v1", True),
+            DirectoryEntry("README", False),
+            DirectoryEntry("7", False),
+            DirectoryEntry("config.yaml.bak", False),
+        ],
+        ".hidden": [DirectoryEntry("1", True)],
     }
     assert models_in(listing, ()) == ["pbtxt", "versions", "yaml"]
     assert models_in(listing, {"empty", "gone", ".hidden"}) == ["empty", "pbtxt", "versions", "yaml"]
 
 
-entries = st.builds(Entry, st.sampled_from(["1", "002", "config.yaml", "x", ".1"]), st.booleans())
+entries = st.builds(DirectoryEntry, st.sampled_from(["1", "002", "config.yaml", "x", ".1"]), st.booleans())
 listings = st.dictionaries(st.sampled_from(["a", "b", ".c", "d"]), st.lists(entries, max_size=3))
 
 
 @given(listings, st.sets(st.sampled_from(["a", "b", "d", "e"])))
 def test_known_models_stay_exactly_as_long_as_their_directory_exists(
-    listing: dict[str, list[Entry]], known: set[str]
+    listing: dict[str, list[DirectoryEntry]], known: set[str]
 ) -> None:
     models = models_in(listing, known)
     assert set(models) - known == set(models_in(listing, ())) - known

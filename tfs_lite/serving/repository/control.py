@@ -255,11 +255,11 @@ class RepositoryControl:
         self._configure(model.config.model_copy(update={"version_labels": {}}))
         if beside and plan.added:
             added = {version: model.offered[version] for version in plan.added}
-            wait.offer(name, {**offered, **added}, answers=plan.added)
+            wait.offer(name, {**offered, **added}, awaited=plan.added)
         if plan.swapped:
             staying = plan.kept | plan.added if beside else plan.kept
             wait.withdraw(name, {v: model.offered[v] for v in staying}, gone=plan.swapped)
-        wait.offer(name, model.offered, answers=plan.swapped if beside else plan.swapped | plan.added)
+        wait.offer(name, model.offered, awaited=plan.swapped if beside else plan.swapped | plan.added)
         if plan.dropped:
             wait.withdraw(name, model.offered, gone=plan.dropped)
         if model.config.version_labels:

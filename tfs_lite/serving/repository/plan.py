@@ -1,8 +1,8 @@
 """What a load call finds on disk, and what has to happen for it to be served: decided from snapshots.
 
-A version is known by its *state*, a text that is another one whenever a file that it may have read was changed, or its
-config; only its instances have a text of their own. :func:`plan_load` compares these; :func:`judge` tells from the
-manager's events whether the load is over.
+A version is identified by its *state*, a digest that changes with every file that it may have read and with its config;
+the number of its instances is kept apart. :func:`plan_load` compares these; :func:`failures_of` tells from
+the manager's events whether the load is over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argum
 from tfs_lite.serving.config_checks import scan_policy
 from tfs_lite.serving.load_journal import LoadAttempt
 from tfs_lite.serving.model_configs import settings_digest
-from tfs_lite.sources.disk import Disk, Entry
+from tfs_lite.sources.disk import DirectoryEntry, Disk
 from tfs_lite.sources.repository import CONFIG_NAMES
 from tfs_lite.sources.version_scan import choose, parse_version
 
@@ -62,7 +62,7 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What was known of a model's versions before they were offered: it says nothing about the load."""
+    """What was known of a model's versions before they were offered. It says nothing about the load."""
 
     states: Mapping[int, TimedState] = field(default_factory=dict)
     attempts: Mapping[int, LoadAttempt] = field(default_factory=dict)
@@ -89,7 +89,7 @@ def find_versions(model: ModelConfig, settings: ModelSettings, disk: Disk) -> li
     return [FoundVersion(version, path, state, instances) for (version, path), state in zip(found, states, strict=True)]
 
 
-def _beside(base: str, entries: Iterable[Entry], disk: Disk) -> str:
+def _beside(base: str, entries: Iterable[DirectoryEntry], disk: Disk) -> str:
     """The state of everything in the model's directory but versions and configs: labels, warm-up data, weights."""
     lines = []
     for entry in entries:
@@ -124,10 +124,11 @@ def plan_load(
     )
 
 
-def judge(
+def failures_of(
     versions: Iterable[int], states: Mapping[int, TimedState], attempts: Mapping[int, LoadAttempt], past: Past
 ) -> dict[int, Status] | None:
-    """None while a version is still to answer; else the failures, none if all are available. One failure ends it."""
+    """What failed, by version: empty once all are available, None while a version is still loading and none has failed.
+    ``past`` is what was known before the versions were offered."""
     failures, pending = dict[int, Status](), False
     for version in versions:
         timed, attempt = states.get(version), attempts.get(version)
@@ -144,7 +145,7 @@ def judge(
 
 
 def _is_failure(health: Status) -> bool:
-    """The end of an earlier life, which was unloaded or not wanted any more, is none."""
+    """The end of an earlier incarnation that was unloaded or no longer wanted is no failure."""
     return not health.ok and health.code is not StatusCode.CANCELLED
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from tfs_lite.core.servable import ServableData, StoragePath
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.serving.repository.plan import OfferedVersion, Past, judge, load_failure
+from tfs_lite.serving.repository.plan import OfferedVersion, Past, failures_of, load_failure
 from tfs_lite.serving.server_core import ServerCore
 
 
@@ -23,10 +23,10 @@ class LoadWait:
         except ServingError as error:
             raise load_failure(item.id.name, {item.id.version: error.status}) from None
 
-    def offer(self, name: str, offered: Mapping[int, OfferedVersion], *, answers: Collection[int]) -> None:
-        """Wants these versions and no others; returns when ``answers`` are available. INVALID_ARGUMENT says why one
-        is not. An earlier life of theirs has to end first, so that its end is not taken for theirs."""
-        core, wanted = self._core, set(answers)
+    def offer(self, name: str, offered: Mapping[int, OfferedVersion], *, awaited: Collection[int]) -> None:
+        """Wants these versions and no others; returns when ``awaited`` are available. INVALID_ARGUMENT says why one
+        is not. An earlier incarnation has to end first, so that its end is not taken for theirs."""
+        core, wanted = self._core, set(awaited)
         self._until(
             lambda: not core.live_versions(name) & wanted,
             f"load failed for model '{name}': its old versions are in use",
@@ -36,7 +36,7 @@ class LoadWait:
 
         def over() -> bool:
             now = self._past(name)
-            failures = judge(answers, now.states, now.attempts, past)
+            failures = failures_of(awaited, now.states, now.attempts, past)
             if failures:
                 raise load_failure(name, failures)
             return failures is not None

@@ -172,7 +172,7 @@ class InferenceStatistics:
                 self._count_run(version, report.rows, report.run_seconds, report.moving_seconds, report)
 
     def statistics(self, servable_ids: Iterable[ServableId]) -> list[ModelStatistics]:
-        """One entry for each, zeros for a version that nobody called."""
+        """One entry for each; zeros for a version without requests."""
         caches = self._cache_counts()
         with self._lock:
             return [
@@ -240,7 +240,7 @@ def reason_of(status: Status, ensemble: bool) -> str:
 
 
 def _rows(call: PredictCall) -> int:
-    """Of an ensemble's request, for which nobody else counts."""
+    """Of a request to an ensemble, whose runs are not counted."""
     return max((array.shape[0] for array in call.inputs.values() if array.shape), default=1) or 1
 
 

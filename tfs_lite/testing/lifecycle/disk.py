@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from tfs_lite.core.clock import Clock
-from tfs_lite.sources.disk import MAX_FILES, Entry, FileStat, Tree
+from tfs_lite.sources.disk import MAX_FILES, DirectoryEntry, FileStat, Tree
 
 
 @dataclass(slots=True)
@@ -83,14 +83,14 @@ class MemoryDisk:
         with self._lock:
             self._errors.pop(path, None)
 
-    def list_directory(self, path: str) -> list[Entry]:
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
         with self._lock:
             return [self._entry(name) for name in self._children(path)]
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> DirectoryEntry:
         node = self._nodes[name]
         state = "" if node.data is None else f"{len(node.data)} {node.mtime_ns}"
-        return Entry(os.path.basename(name), node.data is None, state)
+        return DirectoryEntry(os.path.basename(name), node.data is None, state)
 
     def stat_tree(self, path: str, max_files: int = MAX_FILES) -> Tree:
         files: list[FileStat] = []

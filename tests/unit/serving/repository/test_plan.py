@@ -16,7 +16,7 @@ from tfs_lite.serving.repository.plan import (
     OfferedVersion,
     Past,
     category,
-    judge,
+    failures_of,
     load_failure,
     plan_load,
 )
@@ -69,17 +69,17 @@ def test_plan_that_keeps_everything_changes_nothing() -> None:
 
 def test_load_is_over_when_every_version_is_available() -> None:
     available = timed(ManagerState.AVAILABLE)
-    assert judge([1, 2], {1: available}, {}, Past()) is None
-    assert judge([1, 2], {1: available, 2: available}, {}, Past()) == {}
+    assert failures_of([1, 2], {1: available}, {}, Past()) is None
+    assert failures_of([1, 2], {1: available, 2: available}, {}, Past()) == {}
 
 
 def test_one_failed_attempt_ends_the_load() -> None:
     states = {1: timed(ManagerState.LOADING), 2: timed(ManagerState.LOADING)}
-    assert judge([1, 2], states, {2: attempt(BAD)}, Past()) == {2: BAD}
+    assert failures_of([1, 2], states, {2: attempt(BAD)}, Past()) == {2: BAD}
 
 
 def test_end_with_an_error_is_a_failure() -> None:
-    assert judge([1], {1: timed(ManagerState.END, BAD)}, {}, Past()) == {1: BAD}
+    assert failures_of([1], {1: timed(ManagerState.END, BAD)}, {}, Past()) == {1: BAD}
 
 
 def test_version_whose_instances_alone_differ_is_resized() -> None:
@@ -96,15 +96,15 @@ def test_version_whose_instances_alone_differ_is_resized() -> None:
 
 @pytest.mark.parametrize("health", [OK, Status(StatusCode.CANCELLED, "not wanted")], ids=["ok", "cancelled"])
 def test_end_of_an_earlier_life_is_no_failure(health: Status) -> None:
-    assert judge([1], {1: timed(ManagerState.END, health)}, {}, Past()) is None
+    assert failures_of([1], {1: timed(ManagerState.END, health)}, {}, Past()) is None
 
 
 def test_what_was_known_before_says_nothing_about_the_load() -> None:
     end, failed = timed(ManagerState.END, BAD), attempt(BAD)
     past = Past({1: end}, {1: failed})
-    assert judge([1], {1: end}, {1: failed}, past) is None
-    assert judge([1], {1: timed(ManagerState.END, BAD, at=2.0)}, {}, past) == {1: BAD}
-    assert judge([1], {}, {1: attempt(BAD, number=2)}, past) == {1: BAD}
+    assert failures_of([1], {1: end}, {1: failed}, past) is None
+    assert failures_of([1], {1: timed(ManagerState.END, BAD, at=2.0)}, {}, past) == {1: BAD}
+    assert failures_of([1], {}, {1: attempt(BAD, number=2)}, past) == {1: BAD}
 
 
 def test_failure_names_every_version_with_category_and_reason() -> None:
