@@ -233,10 +233,10 @@ class Lifecycle(RuleBasedStateMachine):
         self.simulation.take_handle(request)
         self._go_on(then)
 
-    @precondition(lambda self: self.simulation.referee.handles)
+    @precondition(lambda self: self.simulation.checker.handles)
     @rule(index=INDICES, then=THEN)
     def release_handle(self, index: int, then: Then) -> None:
-        self.simulation.release_handle(index % len(self.simulation.referee.handles))
+        self.simulation.release_handle(index % len(self.simulation.checker.handles))
         self._go_on(then)
 
     def _go_on(self, then: Then = NOTHING) -> None:

@@ -1,4 +1,4 @@
-"""Managers in virtual time: the basic one without anybody above it, and a whole world."""
+"""Managers in virtual time: a basic manager by itself, and a manager of aspired versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
 from tfs_lite.testing.lifecycle.loader import FakeLoader
-from tfs_lite.testing.lifecycle.manager_fixture import ManagerWorld
+from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
 
 
 class Basic:
@@ -88,5 +88,5 @@ def make_basic() -> type[Basic]:
 
 
 @pytest.fixture
-def world() -> ManagerWorld:
-    return ManagerWorld()
+def fixture() -> ManagerFixture:
+    return ManagerFixture()

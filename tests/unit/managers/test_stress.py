@@ -20,7 +20,7 @@ from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableId, ServableRequest
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import ServingError
-from tfs_lite.testing.lifecycle.manager_fixture import ManagerWorld
+from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
 
 SUCCESSORS = {
     None: {ManagerState.START, ManagerState.END},
@@ -43,11 +43,11 @@ def threads_switch_often() -> Iterator[None]:
 class Watch:
     """Collects whatever went wrong."""
 
-    def __init__(self, world: ManagerWorld) -> None:
-        self.world = world
+    def __init__(self, fixture: ManagerFixture) -> None:
+        self.fixture = fixture
         self.problems: list[str] = []
         self._last: dict[ServableId, ManagerState] = {}
-        world.bus.subscribe(self._on_event)
+        fixture.bus.subscribe(self._on_event)
 
     def _on_event(self, timed: Any) -> None:
         event = timed.event
@@ -57,7 +57,7 @@ class Watch:
         self._last[event.id] = event.state
         if event.state in (ManagerState.AVAILABLE, ManagerState.UNLOADING):
             try:
-                self.world.manager.get_servable_handle(ServableRequest.from_id(event.id)).release()
+                self.fixture.manager.get_servable_handle(ServableRequest.from_id(event.id)).release()
             except ServingError:
                 self.problems.append(f"{event.id} is not obtainable at {event.state}")
 
@@ -65,8 +65,8 @@ class Watch:
 class Users:
     """Threads that use the latest version until told to stop."""
 
-    def __init__(self, world: ManagerWorld, watch: Watch, threads: int, must_succeed: bool) -> None:
-        self._world, self._watch, self._must_succeed = world, watch, must_succeed
+    def __init__(self, fixture: ManagerFixture, watch: Watch, threads: int, must_succeed: bool) -> None:
+        self._world, self._watch, self._must_succeed = fixture, watch, must_succeed
         self._stop = threading.Event()
         self.served: set[int] = set()
         self._threads = [threading.Thread(target=self._run, args=(index,)) for index in range(threads)]
@@ -96,11 +96,11 @@ class Users:
 
 
 @pytest.fixture
-def real_world() -> Iterator[Callable[..., ManagerWorld]]:
+def make_threaded() -> Iterator[Callable[..., ManagerFixture]]:
     """Makes worlds with real time and real threads."""
     clock = SystemClock()
 
-    def make(policy: str = "availability", **options: Any) -> ManagerWorld:
+    def make(policy: str = "availability", **options: Any) -> ManagerFixture:
         settings = {
             "clock": clock,
             "load_executor": PoolExecutor("load", 2),
@@ -108,112 +108,114 @@ def real_world() -> Iterator[Callable[..., ManagerWorld]]:
             "tick_interval": 0.05,
             "load_retry_interval": 0.001,
         }
-        world = ManagerWorld(policy, **(settings | options))
-        world.manager.start()
-        return world
+        fixture = ManagerFixture(policy, **(settings | options))
+        fixture.manager.start()
+        return fixture
 
     yield make
     clock.close()
 
 
-def wait_for(world: ManagerWorld, goal: ManagerState, *versions: int) -> None:
-    world.wait_for(goal, *(ServableId("m", version) for version in versions))
+def wait_for(fixture: ManagerFixture, goal: ManagerState, *versions: int) -> None:
+    fixture.wait_for(goal, *(ServableId("m", version) for version in versions))
 
 
-def finish(world: ManagerWorld, watch: Watch) -> None:
-    world.manager.close(30)
-    assert world.manager.list_available_servable_ids() == []
-    for loaders in world.loaders.values():
+def finish(fixture: ManagerFixture, watch: Watch) -> None:
+    fixture.manager.close(30)
+    assert fixture.manager.list_available_servable_ids() == []
+    for loaders in fixture.loaders.values():
         for loader in loaders:
             assert loader.unloads <= 1
             assert loader.servable is None
     assert watch.problems == []
-    assert world.violations() == []
+    assert fixture.violations() == []
 
 
-def test_no_lookup_fails_and_nothing_is_unloaded_in_use_while_versions_swap(real_world) -> None:
-    world = real_world()
-    watch = Watch(world)
-    world.aspire("m", 1)
-    wait_for(world, ManagerState.AVAILABLE, 1)
-    users = Users(world, watch, threads=6, must_succeed=True)
+def test_no_lookup_fails_and_nothing_is_unloaded_in_use_while_versions_swap(make_threaded) -> None:
+    fixture = make_threaded()
+    watch = Watch(fixture)
+    fixture.aspire("m", 1)
+    wait_for(fixture, ManagerState.AVAILABLE, 1)
+    users = Users(fixture, watch, threads=6, must_succeed=True)
     for version in range(2, 60):
-        world.aspire("m", version)
-        wait_for(world, ManagerState.AVAILABLE, version)
-    wait_for(world, ManagerState.END, *range(30, 59))
+        fixture.aspire("m", version)
+        wait_for(fixture, ManagerState.AVAILABLE, version)
+    wait_for(fixture, ManagerState.END, *range(30, 59))
     users.stop()
     assert max(users.served) >= 50
-    finish(world, watch)
+    finish(fixture, watch)
 
 
-def test_every_third_version_broken_changes_nothing_for_users(real_world) -> None:
-    world = real_world(max_num_load_retries=1)
-    watch = Watch(world)
-    world.aspire("m", 1)
-    wait_for(world, ManagerState.AVAILABLE, 1)
-    users = Users(world, watch, threads=4, must_succeed=True)
+def test_every_third_version_broken_changes_nothing_for_users(make_threaded) -> None:
+    fixture = make_threaded(max_num_load_retries=1)
+    watch = Watch(fixture)
+    fixture.aspire("m", 1)
+    wait_for(fixture, ManagerState.AVAILABLE, 1)
+    users = Users(fixture, watch, threads=4, must_succeed=True)
     for version in range(2, 40):
         broken = version % 3 == 0
-        world.loading[ServableId("m", version)] = {"failures": -1 if broken else version % 2}
-        world.aspire("m", version)
-        wait_for(world, ManagerState.END if broken else ManagerState.AVAILABLE, version)
+        fixture.loading[ServableId("m", version)] = {"failures": -1 if broken else version % 2}
+        fixture.aspire("m", version)
+        wait_for(fixture, ManagerState.END if broken else ManagerState.AVAILABLE, version)
     users.stop()
     assert not {version for version in users.served if version % 3 == 0}
-    finish(world, watch)
+    finish(fixture, watch)
 
 
 @pytest.mark.parametrize("policy", ["availability", "resource"])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_wishes_from_many_threads(real_world, policy: str, seed: int) -> None:
-    world = real_world(policy, ram=100)
-    watch = Watch(world)
-    lock = threading.Lock()  # guards world.loaders
+def test_random_wishes_from_many_threads(make_threaded, policy: str, seed: int) -> None:
+    fixture = make_threaded(policy, ram=100)
+    watch = Watch(fixture)
+    lock = threading.Lock()  # guards fixture.loaders
     chance = random.Random(seed)
     for version in range(8):
         size = chance.choice([10, 40, 60, 101])
-        world.loading[ServableId("m", version)] = {
+        fixture.loading[ServableId("m", version)] = {
             "failures": chance.choice([0, 0, 1, -1]),
             "estimate": main_ram(size),
             "estimate_after_load": main_ram(size // 2),
         }
-    users = Users(world, watch, threads=2, must_succeed=False)
+    users = Users(fixture, watch, threads=2, must_succeed=False)
 
     def wish(own: random.Random) -> None:
         for _ in range(400):
             versions = own.sample(range(8), own.randrange(4))
             with lock:
-                data = [world.data("m", version, str(own.randrange(3))) for version in versions]
-            world.emit("m", data)
-            world.manager.set_num_load_threads(own.randrange(4))
-            world.manager.get_managed_servable_state_snapshots()
+                data = [fixture.data("m", version, str(own.randrange(3))) for version in versions]
+            fixture.emit("m", data)
+            fixture.manager.set_num_load_threads(own.randrange(4))
+            fixture.manager.get_managed_servable_state_snapshots()
 
     in_threads(wish, [random.Random(f"{seed}/{index}") for index in range(3)])
     users.stop()
-    world.manager.set_num_load_threads(2)
-    world.loading[ServableId("m", 9)] = {}
-    world.aspire("m", 9)
-    wait_for(world, ManagerState.AVAILABLE, 9)
-    finish(world, watch)
+    fixture.manager.set_num_load_threads(2)
+    fixture.loading[ServableId("m", 9)] = {}
+    fixture.aspire("m", 9)
+    wait_for(fixture, ManagerState.AVAILABLE, 9)
+    finish(fixture, watch)
 
 
-def test_close_in_the_middle_of_everything(real_world) -> None:
+def test_close_in_the_middle_of_everything(make_threaded) -> None:
     for seed in range(10):
-        world = real_world()
-        watch = Watch(world)
-        users = Users(world, watch, threads=2, must_succeed=False)
+        fixture = make_threaded()
+        watch = Watch(fixture)
+        users = Users(fixture, watch, threads=2, must_succeed=False)
         chance = random.Random(seed)
         for version in range(chance.randrange(1, 6)):
-            world.aspire("m", version, version + 1)
+            fixture.aspire("m", version, version + 1)
             if chance.random() < 0.5:
-                wait_for(world, ManagerState.AVAILABLE, version + 1)
-        world.manager.close(30)  # with users inside
+                wait_for(fixture, ManagerState.AVAILABLE, version + 1)
+        fixture.manager.close(30)  # with users inside
         users.stop()
-        finish(world, watch)
-        assert {state.state for state in last_states(world)} <= {ManagerState.END}
+        finish(fixture, watch)
+        assert {state.state for state in last_states(fixture)} <= {ManagerState.END}
 
 
-def last_states(world: ManagerWorld) -> list[Any]:
-    return [timed.state for versions in world.monitor.get_all_servable_states().values() for timed in versions.values()]
+def last_states(fixture: ManagerFixture) -> list[Any]:
+    return [
+        timed.state for versions in fixture.monitor.get_all_servable_states().values() for timed in versions.values()
+    ]
 
 
 def in_threads(call: Callable[[Any], None], arguments: list[Any]) -> None:

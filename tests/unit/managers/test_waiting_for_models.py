@@ -168,32 +168,32 @@ def test_wait_is_logged_once_and_not_as_a_failure(basic, caplog) -> None:
     assert [record.levelno for record in about] == [logging.INFO]
 
 
-def test_version_that_is_served_stays_while_its_successor_waits(world) -> None:
+def test_version_that_is_served_stays_while_its_successor_waits(fixture) -> None:
     def look() -> None:
-        if not world.ready("other"):
+        if not fixture.ready("other"):
             raise ServingError(StatusCode.UNAVAILABLE, WAITS, Reason.WAITS_FOR_MODELS)
 
-    world.aspire("m", 1)
-    world.settle()
-    world.loading[ServableId("m", 2)] = {"while_loading": look}
-    world.aspire("m", 2)
-    world.settle()
-    assert (world.ready("m"), world.state("m", 2)) == ([1], S.LOADING)
-    world.aspire("other", 5)
-    world.settle()
-    assert (world.ready("m"), world.ready("other")) == ([2], [5])
-    assert world.story("m", 2) == ["Start", "Loading", "Available"]
-    assert world.violations() == []
+    fixture.aspire("m", 1)
+    fixture.settle()
+    fixture.loading[ServableId("m", 2)] = {"while_loading": look}
+    fixture.aspire("m", 2)
+    fixture.settle()
+    assert (fixture.ready("m"), fixture.state("m", 2)) == ([1], S.LOADING)
+    fixture.aspire("other", 5)
+    fixture.settle()
+    assert (fixture.ready("m"), fixture.ready("other")) == ([2], [5])
+    assert fixture.history("m", 2) == ["Start", "Loading", "Available"]
+    assert fixture.violations() == []
 
 
-def test_version_that_waits_and_is_not_wanted_any_more_ends(world) -> None:
+def test_version_that_waits_and_is_not_wanted_any_more_ends(fixture) -> None:
     def look() -> None:
         raise ServingError(StatusCode.UNAVAILABLE, WAITS, Reason.WAITS_FOR_MODELS)
 
-    world.loading[ServableId("m", 1)] = {"while_loading": look}
-    world.aspire("m", 1)
-    world.settle()
-    world.aspire("m")
-    world.settle()
-    assert world.state("m", 1) is None
-    assert world.story("m", 1) == ["Start", "Loading", "End(UNAVAILABLE)"]
+    fixture.loading[ServableId("m", 1)] = {"while_loading": look}
+    fixture.aspire("m", 1)
+    fixture.settle()
+    fixture.aspire("m")
+    fixture.settle()
+    assert fixture.state("m", 1) is None
+    assert fixture.history("m", 1) == ["Start", "Loading", "End(UNAVAILABLE)"]

@@ -23,68 +23,68 @@ ALL = "model_version_policy { all {} }"
 
 
 @pytest.fixture
-def house(tmp_path: Path, publish: Publish) -> Iterator[ServerFixture]:
+def fixture(tmp_path: Path, publish: Publish) -> Iterator[ServerFixture]:
     """Serves version 1 of ``a``; versions 1 of ``b`` and 2 of ``c`` are there to be asked for."""
     for name, version in (("a", 1), ("b", 1), ("c", 2)):
         publish(name, version)
     file = tmp_path / "models.config"
     file.write_text(config_text(tmp_path, entry("a")))
-    with serving(tmp_path, model_config_file=str(file), max_num_load_retries=0) as house:
-        yield house
+    with serving(tmp_path, model_config_file=str(file), max_num_load_retries=0) as fixture:
+        yield fixture
 
 
-def refused(house: ServerFixture, *models: str) -> ServingError:
+def refused(fixture: ServerFixture, *models: str) -> ServingError:
     with pytest.raises(ServingError) as caught:
-        house.reload(*models)
+        fixture.reload(*models)
     return caught.value
 
 
-def test_new_model_answers_when_the_call_returns(house: ServerFixture) -> None:
-    house.reload(entry("a"), entry("b"))
-    assert house.version("b") == 1
+def test_new_model_answers_when_the_call_returns(fixture: ServerFixture) -> None:
+    fixture.reload(entry("a"), entry("b"))
+    assert fixture.version("b") == 1
 
 
-def test_removed_model_is_unloaded_and_can_come_back(house: ServerFixture) -> None:
-    house.reload(entry("b"))
-    house.wait_states({1: END}, "a")
+def test_removed_model_is_unloaded_and_can_come_back(fixture: ServerFixture) -> None:
+    fixture.reload(entry("b"))
+    fixture.wait_states({1: END}, "a")
     with pytest.raises(ServingError, match=r"Servable not found for request: Latest\(a\)"):
-        house.version("a")
-    house.reload(entry("a"), entry("b"))
-    assert house.version("a") == 1
+        fixture.version("a")
+    fixture.reload(entry("a"), entry("b"))
+    assert fixture.version("a") == 1
 
 
-def test_model_that_is_removed_and_added_at_once_serves(house: ServerFixture) -> None:
+def test_model_that_is_removed_and_added_at_once_serves(fixture: ServerFixture) -> None:
     for _ in range(3):
-        house.reload()
-        house.reload(entry("a"))
-        assert house.version("a") == 1
+        fixture.reload()
+        fixture.reload(entry("a"))
+        assert fixture.version("a") == 1
 
 
-def test_empty_list_unloads_everything(house: ServerFixture) -> None:
-    house.reload()
-    house.wait_states({1: END}, "a")
+def test_empty_list_unloads_everything(fixture: ServerFixture) -> None:
+    fixture.reload()
+    fixture.wait_states({1: END}, "a")
 
 
-def test_same_config_again_is_accepted_and_touches_nothing(house: ServerFixture) -> None:
+def test_same_config_again_is_accepted_and_touches_nothing(fixture: ServerFixture) -> None:
     for _ in range(3):
-        house.reload(entry("a"))
-    assert house.states("a") == {1: AVAILABLE}
+        fixture.reload(entry("a"))
+    assert fixture.states("a") == {1: AVAILABLE}
 
 
-def test_order_of_the_models_is_no_change(house: ServerFixture) -> None:
-    house.reload(entry("a"), entry("b"))
-    house.reload(entry("b"), entry("a"))
-    assert house.states("a") == house.states("b") == {1: AVAILABLE}
+def test_order_of_the_models_is_no_change(fixture: ServerFixture) -> None:
+    fixture.reload(entry("a"), entry("b"))
+    fixture.reload(entry("b"), entry("a"))
+    assert fixture.states("a") == fixture.states("b") == {1: AVAILABLE}
 
 
-def test_changed_policy_and_base_path_are_followed(house: ServerFixture, publish: Publish) -> None:
+def test_changed_policy_and_base_path_are_followed(fixture: ServerFixture, publish: Publish) -> None:
     publish("a", 2)
-    house.wait_states({2: AVAILABLE, 1: END}, "a")
-    house.reload(entry("a", ALL))
-    house.wait_states({2: AVAILABLE, 1: AVAILABLE}, "a")
+    fixture.wait_states({2: AVAILABLE, 1: END}, "a")
+    fixture.reload(entry("a", ALL))
+    fixture.wait_states({2: AVAILABLE, 1: AVAILABLE}, "a")
     publish("elsewhere", 3)
-    house.reload(entry("a", path="ROOT/elsewhere"))
-    house.wait_states({3: AVAILABLE, 2: END, 1: END}, "a")
+    fixture.reload(entry("a", path="ROOT/elsewhere"))
+    fixture.wait_states({3: AVAILABLE, 2: END, 1: END}, "a")
 
 
 WRONG = [
@@ -102,85 +102,87 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("models", "words"), WRONG)
-def test_wrong_config_is_refused_whole(house: ServerFixture, models: list[str], words: str) -> None:
-    message = parse_model_server_config(config_text(house.root, entry("b")), "reload").to_proto()
+def test_wrong_config_is_refused_whole(fixture: ServerFixture, models: list[str], words: str) -> None:
+    message = parse_model_server_config(config_text(fixture.root, entry("b")), "reload").to_proto()
     for text in models:
         name, _, rest = text.partition('base_path: "')
         path, _, rest = rest.partition('"')
         added = message.model_config_list.config.add(name=name.split('"')[1], base_path=path.replace("ROOT", "/models"))
         if "model_platform" in rest:
             added.model_platform = rest.split('"')[1]
-            added.base_path = str(house.root / added.name)
+            added.base_path = str(fixture.root / added.name)
     with pytest.raises(ServingError, match=words) as caught:
-        house.client.reload(message)
+        fixture.client.reload(message)
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    assert house.version("a") == 1
-    assert house.states("b") == {}
+    assert fixture.version("a") == 1
+    assert fixture.states("b") == {}
 
 
-def test_model_that_fails_is_told_and_the_others_serve(house: ServerFixture) -> None:
-    (house.root / "broken" / "1").mkdir(parents=True)
-    (house.root / "broken" / "1" / "model.py").write_text("class Model: pass")
-    error = refused(house, entry("a"), entry("broken"), entry("b"))
+def test_model_that_fails_is_told_and_the_others_serve(fixture: ServerFixture) -> None:
+    (fixture.root / "broken" / "1").mkdir(parents=True)
+    (fixture.root / "broken" / "1" / "model.py").write_text("class Model: pass")
+    error = refused(fixture, entry("a"), entry("broken"), entry("b"))
     assert error.code is StatusCode.UNKNOWN
     assert str(error).startswith(
         "config applied; 1 model(s) did not become available: {{{name: broken version: 1} due to error: "
     )
-    assert str(house.root) not in str(error)
-    assert house.version("a") == house.version("b") == 1
-    house.reload(entry("a"), entry("broken"), entry("b"))
+    assert str(fixture.root) not in str(error)
+    assert fixture.version("a") == fixture.version("b") == 1
+    fixture.reload(entry("a"), entry("broken"), entry("b"))
 
 
-def test_log_tells_a_config_in_force_from_a_refused_one(house: ServerFixture, caplog: pytest.LogCaptureFixture) -> None:
-    refused(house, entry("a"), entry("missing"))
-    refused(house, entry("a", STABLE.format(9)))
+def test_log_tells_a_config_in_force_from_a_refused_one(
+    fixture: ServerFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused(fixture, entry("a"), entry("missing"))
+    refused(fixture, entry("a", STABLE.format(9)))
     applied, no = [record.getMessage() for record in caplog.records if record.name == "tfs_lite.serving.server_core"]
     assert applied.startswith("config applied; 1 model(s) did not become available: {{{name: missing} due to error: ")
     assert no.startswith("config refused, nothing changed: ")
-    assert [report.name for report in house.server.core.models()] == ["a", "missing"]
+    assert [report.name for report in fixture.server.core.models()] == ["a", "missing"]
 
 
-def test_missing_base_path_answers_soon_with_the_reason(house: ServerFixture, publish: Publish) -> None:
-    error = refused(house, entry("a"), entry("late"))
+def test_missing_base_path_answers_soon_with_the_reason(fixture: ServerFixture, publish: Publish) -> None:
+    error = refused(fixture, entry("a"), entry("late"))
     assert error.code is StatusCode.UNKNOWN
     assert "its base path does not exist" in str(error)
     publish("late", 4)
-    house.wait_states({4: AVAILABLE}, "late")
+    fixture.wait_states({4: AVAILABLE}, "late")
 
 
-def test_version_that_never_becomes_whole_answers_with_the_reason(house: ServerFixture) -> None:
-    (house.root / "half" / "1").mkdir(parents=True)
-    (house.root / "half" / "1" / "model.pt2").write_bytes(b"PK\x03\x04 and no more")
-    error = refused(house, entry("a"), entry("half"))
+def test_version_that_never_becomes_whole_answers_with_the_reason(fixture: ServerFixture) -> None:
+    (fixture.root / "half" / "1").mkdir(parents=True)
+    (fixture.root / "half" / "1" / "model.pt2").write_bytes(b"PK\x03\x04 and no more")
+    error = refused(fixture, entry("a"), entry("half"))
     assert "{name: half version: 1} due to error: UNAVAILABLE: " in str(error)
 
 
-def test_label_needs_an_available_version(house: ServerFixture, publish: Publish) -> None:
-    error = refused(house, entry("a", STABLE.format(2)), entry("b"))
+def test_label_needs_an_available_version(fixture: ServerFixture, publish: Publish) -> None:
+    error = refused(fixture, entry("a", STABLE.format(2)), entry("b"))
     assert error.code is StatusCode.FAILED_PRECONDITION
     assert "not currently available for inference" in str(error)
-    assert house.states("b") == {}
-    house.reload(entry("a", STABLE.format(1)))
-    assert house.version("a", label="stable") == 1
+    assert fixture.states("b") == {}
+    fixture.reload(entry("a", STABLE.format(1)))
+    assert fixture.version("a", label="stable") == 1
     publish("a", 2)
-    house.wait_states({2: AVAILABLE, 1: END}, "a")
+    fixture.wait_states({2: AVAILABLE, 1: END}, "a")
     with pytest.raises(ServingError, match=r"Servable not found for request: Specific\(a, 1\)"):
-        house.version("a", label="stable")
-    house.reload(entry("a", STABLE.format(2)))
-    assert house.version("a", label="stable") == 2
-    house.reload(entry("a"))
+        fixture.version("a", label="stable")
+    fixture.reload(entry("a", STABLE.format(2)))
+    assert fixture.version("a", label="stable") == 2
+    fixture.reload(entry("a"))
     with pytest.raises(ServingError, match="Unrecognized servable version label: stable") as caught:
-        house.version("a", label="stable")
+        fixture.version("a", label="stable")
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
-def test_only_one_config_is_applied_at_a_time_and_all_are(house: ServerFixture) -> None:
+def test_only_one_config_is_applied_at_a_time_and_all_are(fixture: ServerFixture) -> None:
     errors: list[Exception] = []
 
     def reload(name: str) -> None:
-        with Client(house.target) as client:
+        with Client(fixture.target) as client:
             try:
-                client.reload(parse_model_server_config(config_text(house.root, entry("a"), entry(name)), "reload"))
+                client.reload(parse_model_server_config(config_text(fixture.root, entry("a"), entry(name)), "reload"))
             except Exception as error:
                 errors.append(error)
 
@@ -190,39 +192,39 @@ def test_only_one_config_is_applied_at_a_time_and_all_are(house: ServerFixture) 
     for thread in threads:
         thread.join()
     assert errors == []
-    assert house.version("a") == 1
-    served = [report.name for report in house.server.core.models()]
+    assert fixture.version("a") == 1
+    served = [report.name for report in fixture.server.core.models()]
     assert served in (["a", "b"], ["a", "c"])
 
 
-def test_requests_are_answered_while_a_reload_waits(house: ServerFixture) -> None:
+def test_requests_are_answered_while_a_reload_waits(fixture: ServerFixture) -> None:
     done = threading.Event()
 
     def reload() -> None:
-        refused(house, entry("a"), entry("missing"))
+        refused(fixture, entry("a"), entry("missing"))
         done.set()
 
     thread = threading.Thread(target=reload)
     thread.start()
     answered = 0
     while not done.is_set():
-        assert house.version("a") == 1
+        assert fixture.version("a") == 1
         answered += 1
     thread.join()
     assert answered > 10
 
 
-def test_followed_config_is_carried_out_while_a_reload_waits_for_its_model(house: ServerFixture) -> None:
-    core = house.server.core
-    waiting = threading.Thread(target=lambda: refused(house, entry("a"), entry("missing")))
+def test_followed_config_is_carried_out_while_a_reload_waits_for_its_model(fixture: ServerFixture) -> None:
+    core = fixture.server.core
+    waiting = threading.Thread(target=lambda: refused(fixture, entry("a"), entry("missing")))
     waiting.start()
     wait_until(lambda: any(report.name == "missing" for report in core.models()), "the reload waits")
     core.follow(
-        parse_model_server_config(config_text(house.root, entry("a"), entry("missing"), entry("b")), "followed")
+        parse_model_server_config(config_text(fixture.root, entry("a"), entry("missing"), entry("b")), "followed")
     )
-    house.wait_states({1: AVAILABLE}, "b")
+    fixture.wait_states({1: AVAILABLE}, "b")
     waiting.join()
-    assert house.version("b") == 1
+    assert fixture.version("b") == 1
 
 
 def test_stop_ends_a_reload_that_waits(tmp_path: Path, publish: Publish) -> None:
@@ -231,29 +233,29 @@ def test_stop_ends_a_reload_that_waits(tmp_path: Path, publish: Publish) -> None
     slow.mkdir(parents=True)
     (slow / "model.pt2").write_bytes(b"PK\x03\x04")
     fields = {"model_base_path": str(tmp_path / "a"), "version_quiet_period_seconds": 100.0}
-    with serving(tmp_path, ready=False, model_name="a", **fields) as house:
-        wait_until(lambda: house.status("a"), "a is seen", 30)
+    with serving(tmp_path, ready=False, model_name="a", **fields) as fixture:
+        wait_until(lambda: fixture.status("a"), "a is seen", 30)
         errors: list[ServingError] = []
-        thread = threading.Thread(target=lambda: errors.append(refused(house, entry("a"), entry("slow"))))
+        thread = threading.Thread(target=lambda: errors.append(refused(fixture, entry("a"), entry("slow"))))
         thread.start()
-        wait_until(lambda: house.status("slow"), "slow is seen", 30)
-        house.server.stop()
+        wait_until(lambda: fixture.status("slow"), "slow is seen", 30)
+        fixture.server.stop()
         thread.join()
     assert [error.code for error in errors] == [StatusCode.UNAVAILABLE]
 
 
-def test_reload_counts_what_happened_meanwhile(house: ServerFixture) -> None:
+def test_reload_counts_what_happened_meanwhile(fixture: ServerFixture) -> None:
     from tfs_lite.protocols.messages import ReloadConfigRequest
 
-    before = house.server.core.counter_value("tfs_lite_config_reloads")
-    config = parse_model_server_config(config_text(house.root, entry("a"), entry("b")), "reload")
+    before = fixture.server.core.counter_value("tfs_lite_config_reloads")
+    config = parse_model_server_config(config_text(fixture.root, entry("a"), entry("b")), "reload")
     request = ReloadConfigRequest(metric_names=["tfs_lite_config_reloads", ":tensorflow/serving/request_count"])
     request.config.MergeFromString(config.to_proto().SerializeToString())
     import grpc
 
     from tfs_lite.protocols.messages import ReloadConfigResponse
 
-    with grpc.insecure_channel(house.target) as channel:
+    with grpc.insecure_channel(fixture.target) as channel:
         call = channel.unary_unary(
             "/tensorflow.serving.ModelService/HandleReloadConfigRequest",
             request_serializer=ReloadConfigRequest.SerializeToString,
@@ -264,32 +266,32 @@ def test_reload_counts_what_happened_meanwhile(house: ServerFixture) -> None:
         ("tfs_lite_config_reloads", 1),
         (":tensorflow/serving/request_count", 0),
     ]
-    assert house.server.core.counter_value("tfs_lite_config_reloads") == before + 1
+    assert fixture.server.core.counter_value("tfs_lite_config_reloads") == before + 1
 
 
 def test_a_reload_whose_caller_gave_up_before_it_began_is_never_carried_out(
-    house: ServerFixture, publish: Publish
+    fixture: ServerFixture, publish: Publish
 ) -> None:
-    (house.root / "half" / "1").mkdir(parents=True)
-    (house.root / "half" / "1" / "model.pt2").write_bytes(b"PK\x03\x04")
-    first = threading.Thread(target=lambda: house.reload(entry("a"), entry("half")))
+    (fixture.root / "half" / "1").mkdir(parents=True)
+    (fixture.root / "half" / "1" / "model.pt2").write_bytes(b"PK\x03\x04")
+    first = threading.Thread(target=lambda: fixture.reload(entry("a"), entry("half")))
     first.start()
-    wait_until(lambda: house.status("half"), "the first reload is in force and waits", 30)
+    wait_until(lambda: fixture.status("half"), "the first reload is in force and waits", 30)
     with pytest.raises(ServingError) as caught:
-        house.client.reload(messages.ModelServerConfig(model_config_list={}), timeout=0.5)
+        fixture.client.reload(messages.ModelServerConfig(model_config_list={}), timeout=0.5)
     assert caught.value.code is StatusCode.DEADLINE_EXCEEDED
-    before = house.server.core.counter_value("tfs_lite_config_reloads")
+    before = fixture.server.core.counter_value("tfs_lite_config_reloads")
     publish("half", 2)
     first.join()
-    house.reload(entry("a"), entry("half"), entry("b"))
-    assert (house.version("a"), house.version("half"), house.version("b")) == (1, 2, 1)
-    assert house.server.core.counter_value("tfs_lite_config_reloads") == before + 2
+    fixture.reload(entry("a"), entry("half"), entry("b"))
+    assert (fixture.version("a"), fixture.version("half"), fixture.version("b")) == (1, 2, 1)
+    assert fixture.server.core.counter_value("tfs_lite_config_reloads") == before + 2
 
 
-def test_a_reload_says_what_it_applied(house: ServerFixture) -> None:
-    message = parse_model_server_config(config_text(house.root, entry("a"), entry("b")), "reload").to_proto()
-    message.model_config_list.config[0].base_path = str(house.root / "nowhere")
-    assert house.client.reload(message) == (
+def test_a_reload_says_what_it_applied(fixture: ServerFixture) -> None:
+    message = parse_model_server_config(config_text(fixture.root, entry("a"), entry("b")), "reload").to_proto()
+    message.model_config_list.config[0].base_path = str(fixture.root / "nowhere")
+    assert fixture.client.reload(message) == (
         "added [b], removed [], changed [a: base_path, which does not exist: it keeps the versions that it has], "
         "0 unchanged"
     )

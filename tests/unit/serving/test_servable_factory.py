@@ -219,19 +219,19 @@ class House:
 
 @pytest.mark.parametrize("enable", [False, True], ids=["alone", "batched"])
 def test_runs_are_told_to_whom_they_concern(enable: bool) -> None:
-    house, answers = House(enable_batching=enable), Answers()
-    servable = house.make([Doubler()], request())
+    fixture, answers = House(enable_batching=enable), Answers()
+    servable = fixture.make([Doubler()], request())
     servable.submit(answers.call(3))
     assert answers.wait(1) == {3: 6.0}
     servable.close()
-    told, other = (house.batches, house.runs) if enable else (house.runs, house.batches)
+    told, other = (fixture.batches, fixture.runs) if enable else (fixture.runs, fixture.batches)
     assert [(report.id, report.rows) for report in told] == [(ID, 1)]
     assert other == []
 
 
 def test_calls_that_wait_share_a_run_where_batching_is_on() -> None:
-    house, answers, model = House(enable_batching=True, send_batches="greedy"), Answers(), Doubler()
-    servable = house.make([model], request())
+    fixture, answers, model = House(enable_batching=True, send_batches="greedy"), Answers(), Doubler()
+    servable = fixture.make([model], request())
     model.gate.clear()
     servable.submit(answers.call(0))
     assert model.entered.acquire(timeout=PATIENCE)
@@ -246,9 +246,9 @@ def test_calls_that_wait_share_a_run_where_batching_is_on() -> None:
 
 
 def test_threads_of_the_file_run_one_model_at_once(written: Path) -> None:
-    house, answers, model = House(enable_batching=True, batching_parameters_file=str(written)), Answers(), Doubler()
+    fixture, answers, model = House(enable_batching=True, batching_parameters_file=str(written)), Answers(), Doubler()
     before = set(threading.enumerate())
-    servable = house.make([model], request())
+    servable = fixture.make([model], request())
     assert len(set(threading.enumerate()) - before) == 3
     servable.close()
     assert answers.results == {}
@@ -256,8 +256,8 @@ def test_threads_of_the_file_run_one_model_at_once(written: Path) -> None:
 
 @pytest.mark.parametrize("enable", [False, True], ids=["alone", "batched"])
 def test_model_with_item_steps_gets_them_around_its_runs(enable: bool) -> None:
-    house, answers, model = House(enable_batching=enable, send_batches="greedy"), Answers(), Doubler(items=True)
-    servable = house.make([model], request())
+    fixture, answers, model = House(enable_batching=enable, send_batches="greedy"), Answers(), Doubler(items=True)
+    servable = fixture.make([model], request())
     for number in range(3):
         servable.submit(answers.call(number))
     assert answers.wait(3) == {number: 2.0 * (number + 100) for number in range(3)}
@@ -267,8 +267,8 @@ def test_model_with_item_steps_gets_them_around_its_runs(enable: bool) -> None:
 
 
 def test_queue_is_bounded_as_the_options_say() -> None:
-    house, answers, model = House(max_queued_requests=2), Answers(), Doubler()
-    servable = house.make([model], request())
+    fixture, answers, model = House(max_queued_requests=2), Answers(), Doubler()
+    servable = fixture.make([model], request())
     model.gate.clear()
     servable.submit(answers.call(0))
     assert model.entered.acquire(timeout=PATIENCE)
@@ -284,10 +284,10 @@ def test_queue_is_bounded_as_the_options_say() -> None:
 
 def test_models_stay_with_the_caller_when_the_settings_are_wrong(tmp_path: Path) -> None:
     (tmp_path / VERSION_FILE).write_text("max_batch_size { value: 0 }")
-    house, model = House(enable_batching=True, enable_per_model_batching_parameters=True), Doubler()
+    fixture, model = House(enable_batching=True, enable_per_model_batching_parameters=True), Doubler()
     before = set(threading.enumerate())
     with pytest.raises(ServingError):
-        house.make([model], request(tmp_path))
+        fixture.make([model], request(tmp_path))
     assert not model.closed
     assert set(threading.enumerate()) == before
 

@@ -44,7 +44,7 @@ class MemoryDisk:
             self._mkdir(path)
 
     def write(self, path: str, data: bytes, mtime: float | None = None) -> None:
-        """Writes a whole file in place, and the directories above it. ``mtime`` None: now."""
+        """Writes a whole file in place, and the directories above it. ``mtime`` None means now."""
         with self._lock:
             self._mkdir(os.path.dirname(path))
             node = self._nodes.get(path)

@@ -8,11 +8,12 @@
  6  at most one load or unload per version at a time, both of a residency with the same loader
  7  a version that comes back never meets its former incarnation
  8  what is reserved and used together never exceeds the machine
- 9  a base path that cannot be read unloads nothing (with the source's referee: it emits nothing)
-10  nothing erroneous disturbs its siblings: at rest, every wish is fulfilled or has a reason of its own not to be
+ 9  a base path that cannot be read unloads nothing (with the source's checker: it emits nothing)
+10  nothing erroneous disturbs its siblings: at rest, every aspired version is served or has a reason of its own not to
+be
 
 The :class:`LifecycleChecker` keeps a record of its own, from lists, events and calls of loaders, and asks the manager
-only for what the manager says to everybody. Breaches are collected, because a bus and a manager may swallow what is
+only for what its users may ask. Violations are collected, because a bus and a manager may swallow what is
 raised.
 """
 
@@ -58,7 +59,7 @@ _PUBLIC: dict[HarnessState, frozenset[ManagerState]] = {
     _H.DISABLED: frozenset({_M.END}),
     _H.ERROR: frozenset({_M.END}),
 }
-"""What the world has heard last, for every state a version may rest in between two steps."""
+"""The last event of a version, for every state it may rest in between two steps."""
 
 
 class Stage(enum.Enum):
@@ -93,18 +94,19 @@ class Life:
 
 
 class LifecycleChecker:
-    """A witness of everything. ``stage``, ``closing`` and ``mercy`` are set by the simulation."""
+    """Observes lists, events, loaders and handles. ``stage``, ``closing`` and ``forgiven`` are set by the
+    simulation."""
 
     def __init__(
         self, policy: str, loads: ManualExecutor, unloads: ManualExecutor, monitor: ServableStateMonitor
     ) -> None:
-        self.breaches: list[str] = []
+        self.violations: list[str] = []
         self.stage = Stage.SOURCE
         self.closing = False
-        self.mercy: frozenset[str] = frozenset()
+        self.forgiven: frozenset[str] = frozenset()
         """Streams whose passing faults are off."""
         self.lives: dict[ServableId, Life] = {}
-        self.wishes: dict[str, dict[ServableId, ServableData[Loader]]] = {}
+        self.aspired: dict[str, dict[ServableId, ServableData[Loader]]] = {}
         self.handles: list[ServableHandle] = []
         self._policy, self._loads, self._unloads, self._monitor = policy, loads, unloads, monitor
         self._manager: AspiredVersionsManager
@@ -114,11 +116,11 @@ class LifecycleChecker:
 
     # What it sees.
 
-    def saw_list(self, name: str, versions: Sequence[ServableData[Loader]]) -> None:
+    def on_list(self, name: str, versions: Sequence[ServableData[Loader]]) -> None:
         """A list reaches the manager."""
-        self.wishes[name] = {item.id: item for item in versions}
+        self.aspired[name] = {item.id: item for item in versions}
 
-    def saw_event(self, timed: TimedEvent[ServableState]) -> None:
+    def on_event(self, timed: TimedEvent[ServableState]) -> None:
         event = timed.event
         life = self.lives.setdefault(event.id, Life())
         before, life.state, life.health = life.state, event.state, event
@@ -148,17 +150,17 @@ class LifecycleChecker:
 
     def _see_unloading(self, servable_id: ServableId) -> None:
         self.expect(self._is_obtainable(servable_id), f"(5) {servable_id} is withdrawn before Unloading is published")
-        wish = self.wishes.get(servable_id.name, {})
-        if self.closing or not wish:
+        wanted = self.aspired.get(servable_id.name, {})
+        if self.closing or not wanted:
             return
-        self.expect(servable_id not in wish, f"(1) {servable_id} begins to unload, and the newest list has it")
+        self.expect(servable_id not in wanted, f"(1) {servable_id} begins to unload, and the newest list has it")
         if self._policy == "availability":
             others = [other for other in self.available() if other.name == servable_id.name]
-            self.expect(bool(others), f"(2) the last ready version goes, {servable_id}; wanted: {sorted(wish)}")
+            self.expect(bool(others), f"(2) the last ready version goes, {servable_id}; wanted: {sorted(wanted)}")
 
     def _see_end(self, event: ServableState, before: ManagerState | None, life: Life) -> None:
         life.holds = False
-        item = life.last_item = self.wishes.get(event.id.name, {}).get(event.id)
+        item = life.last_item = self.aspired.get(event.id.name, {}).get(event.id)
         if before in (None, _M.END):  # only an item that arrives with an error ends without having started, and once
             genuine = item is not None and item.status == event.health and item is not life.ended_item
             self.expect(genuine, f"(5) a second End: {event}")
@@ -168,26 +170,26 @@ class LifecycleChecker:
         loaded = life.loader is not None and life.loader.servable is not None
         self.expect(not loaded, f"(5) {event.id} has ended and is loaded")
 
-    def saw_estimate(self, loader: SimulatedLoader) -> None:
+    def on_estimate(self, loader: SimulatedLoader) -> None:
         life = self.lives.setdefault(loader.item.id, Life())
         if life.loader is not loader and life.loader is not None:
             self.expect(life.loader.servable is None, f"(7) two incarnations of {loader.item.id}")
         life.loader = loader
 
-    def saw_load_begin(self, loader: SimulatedLoader) -> int:
+    def on_load_begin(self, loader: SimulatedLoader) -> int:
         life = self.lives[loader.item.id]
         self.expect(life.loader is loader and life.holds, f"(8) {loader.item.id} loads without a reservation")
         self._expect_on_executor(loader, self._loads, "load")
         free = free_gpus(self.held())
         return free.index(max(free))
 
-    def saw_too_many_attempts(self, loader: SimulatedLoader) -> None:
+    def on_too_many_attempts(self, loader: SimulatedLoader) -> None:
         self.expect(False, f"{loader.item.id} is tried again after {len(loader.failed)} failures")
 
-    def saw_load_end(self, loader: SimulatedLoader) -> None:
+    def on_load_end(self, loader: SimulatedLoader) -> None:
         self._expect_within_total(loader.item.id)
 
-    def saw_unload(self, loader: SimulatedLoader) -> None:
+    def on_unload(self, loader: SimulatedLoader) -> None:
         servable_id = loader.item.id
         self.expect(self.lives[servable_id].loader is loader, f"(6) {servable_id} is unloaded through another loader")
         users = [handle for handle in self.handles if handle.id == servable_id]
@@ -195,7 +197,7 @@ class LifecycleChecker:
         self._expect_on_executor(loader, self._unloads, "unload")
 
     def forgives(self, name: str) -> bool:
-        return name in self.mercy
+        return name in self.forgiven
 
     # What it checks after a step.
 
@@ -204,9 +206,9 @@ class LifecycleChecker:
             if not snapshot.is_aspired and snapshot.state is not _H.READY:
                 self.lives[snapshot.id].unwanted = True
         if action is not None and action.kind is ActionKind.LOAD and self._policy == "resource":
-            wish = self.wishes[action.id.name]
+            wanted = self.aspired[action.id.name]
             others = [id_ for id_, life in self.lives.items() if id_.name == action.id.name and not life.ended]
-            left = [id_ for id_ in others if id_ not in wish]
+            left = [id_ for id_ in others if id_ not in wanted]
             self.expect(not left, f"(3) {action.id} begins to load, while {left} are not gone")
 
     def check_step(self) -> None:
@@ -229,7 +231,7 @@ class LifecycleChecker:
 
     def check_rest(self, held: str | None) -> None:
         """Nothing moves any more by itself. ``held``: a stream whose handles are kept; it owes nothing."""
-        for name in {id_.name for id_ in self.lives} | set(self.wishes):
+        for name in {id_.name for id_ in self.lives} | set(self.aspired):
             if name != held:
                 self._check_stream_at_rest(name)
 
@@ -241,15 +243,15 @@ class LifecycleChecker:
             self.expect(not loaded, f"after the end {servable_id} is loaded")
 
     def _check_stream_at_rest(self, name: str) -> None:
-        wish = self.wishes.get(name, {})
+        wanted = self.aspired.get(name, {})
         ready = [id_ for id_ in self.available() if id_.name == name]
-        surplus = [id_ for id_ in ready if id_ not in wish]
-        fallback = self._policy == "availability" and bool(wish) and len(ready) == 1
-        self.expect(not surplus or fallback, f"(10) {surplus} are not unloaded; wanted are {sorted(wish)}")
-        for servable_id, item in wish.items():
+        surplus = [id_ for id_ in ready if id_ not in wanted]
+        fallback = self._policy == "availability" and bool(wanted) and len(ready) == 1
+        self.expect(not surplus or fallback, f"(10) {surplus} are not unloaded; wanted are {sorted(wanted)}")
+        for servable_id, item in wanted.items():
             life = self.lives.get(servable_id, Life())
             if life.state is not _M.AVAILABLE and not self._has_reason(item, life):
-                self.breaches.append(f"(10) {item} is wanted, and it is {life.health}")
+                self.violations.append(f"(10) {item} is wanted, and it is {life.health}")
         moving = [id_ for id_, life in self.lives.items() if id_.name == name and not life.ended and id_ not in ready]
         stuck = [id_ for id_ in moving if not self._waits_for_room(self.lives[id_])]
         self.expect(not stuck, f"(10) {stuck} do not come to rest: {[self.lives[id_].health for id_ in stuck]}")
@@ -313,6 +315,6 @@ class LifecycleChecker:
         allowed = inline or self.stage is Stage.EXECUTOR
         self.expect(allowed, f"(4) {what} of {loader.item.id} on the thread of a {self.stage.value}")
 
-    def expect(self, holds: bool, breach: str) -> None:
+    def expect(self, holds: bool, violation: str) -> None:
         if not holds:
-            self.breaches.append(breach)
+            self.violations.append(violation)

@@ -26,7 +26,7 @@ class FakeLoader(Loader):
     """``failures`` loads fail with ``failure`` before one succeeds (-1: all); the same for estimates.
 
     ``while_loading`` and ``while_unloading`` are called in the middle of each load and unload; what they raise is the
-    load's failure. Every breach of the loader contract is raised and also kept in ``violations``, because a manager
+    load's failure. Every violation of the loader contract is raised and also kept in ``violations``, because a manager
     may swallow what a loader raises.
     """
 
@@ -94,7 +94,7 @@ class FakeLoader(Loader):
         finally:
             self._busy.release()
 
-    def _check(self, holds: bool, breach: str) -> None:
+    def _check(self, holds: bool, violation: str) -> None:
         if not holds:
-            self.violations.append(breach)
-            raise AssertionError(f"the loader contract is broken: {breach}")
+            self.violations.append(violation)
+            raise AssertionError(f"the loader contract is broken: {violation}")

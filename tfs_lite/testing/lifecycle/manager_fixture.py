@@ -1,9 +1,9 @@
-"""A manager in a world that the test moves: virtual time, manual executors, fake loaders, every event written down.
+"""A manager that the test drives: virtual time, manual executors, fake loaders, and every event recorded.
 
-world = ManagerWorld()
-world.aspire("m", 1)
-world.settle()
-assert world.story("m", 1) == ["Start", "Loading", "Available"]
+fixture = ManagerWorld()
+fixture.aspire("m", 1)
+fixture.settle()
+assert fixture.history("m", 1) == ["Start", "Loading", "Available"]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tfs_lite.testing.lifecycle.loader import FakeLoader
 MAX_STEPS = 1000
 
 
-class ManagerWorld:
+class ManagerFixture:
     """``loading[id]`` are the arguments of the :class:`FakeLoader` made for that id whenever it is aspired."""
 
     def __init__(
@@ -113,7 +113,7 @@ class ManagerWorld:
         return self.loaders[ServableId(name, version)][incarnation]
 
     def state(self, name: str, version: int) -> HarnessState | None:
-        """None: not managed."""
+        """None for a version that is not managed."""
         snapshot = self.manager.get_managed_servable_state_snapshot(ServableId(name, version))
         return snapshot.state if snapshot is not None else None
 
@@ -124,19 +124,22 @@ class ManagerWorld:
     def ready(self, name: str) -> list[int]:
         return [found.version for found in self.manager.list_available_servable_ids() if found.name == name]
 
-    def story(self, name: str, version: int) -> list[str]:
+    def history(self, name: str, version: int) -> list[str]:
         """The events of one version: ``Start``, ``Loading``, ``Available``, ``Unloading``, ``End``, and the code where
         the health is not OK: ``End(CANCELLED)``."""
         return [_text(event) for event in self.events if event.id == ServableId(name, version)]
 
-    def chronicle(self) -> list[tuple[str, int]]:
+    def timeline(self) -> list[tuple[str, int]]:
         """All events in order: (text, version)."""
         return [(_text(event), event.id.version) for event in self.events]
 
     def violations(self) -> Sequence[str]:
-        """What the loaders have to complain about."""
+        """How loaders saw their contract broken."""
         return [
-            f"{found}: {breach}" for found, made in self.loaders.items() for one in made for breach in one.violations
+            f"{found}: {violation}"
+            for found, made in self.loaders.items()
+            for one in made
+            for violation in one.violations
         ]
 
 

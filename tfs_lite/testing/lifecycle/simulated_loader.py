@@ -1,6 +1,6 @@
 """The loaders of a simulation, and the machine they load on.
 
-A :class:`SimulatedLoader` does what the recipe of its version says, tells a :class:`Witness` about every call, and
+A :class:`SimulatedLoader` does what the recipe of its version says, tells a :class:`LoadObserver` about every call, and
 remembers its failures in a row, so that a version in error can be asked for the reason. :class:`Need` is an independent
 account of memory: it repeats in a few lines what the resource tracker has to get right.
 """
@@ -33,7 +33,7 @@ class InjectedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Memory of one version. ``place`` None: the GPU is not chosen yet."""
+    """Memory of one version. ``place`` None means that the GPU is not chosen yet."""
 
     ram: int = 0
     gpu: int = 0
@@ -70,19 +70,19 @@ def has_room(held: Sequence[Need], wanted: Need) -> bool:
     return ram_fits and (not wanted.gpu or max(free_gpus(held)) - roaming >= wanted.gpu)
 
 
-class Witness(Protocol):
-    """Hears of every call of a loader, in the middle of it."""
+class LoadObserver(Protocol):
+    """Is told about every call of a loader, in the middle of it."""
 
-    def saw_estimate(self, loader: SimulatedLoader) -> None: ...
+    def on_estimate(self, loader: SimulatedLoader) -> None: ...
 
-    def saw_load_begin(self, loader: SimulatedLoader) -> int:
+    def on_load_begin(self, loader: SimulatedLoader) -> int:
         """Answers on which GPU there is most room."""
 
-    def saw_too_many_attempts(self, loader: SimulatedLoader) -> None: ...
+    def on_too_many_attempts(self, loader: SimulatedLoader) -> None: ...
 
-    def saw_load_end(self, loader: SimulatedLoader) -> None: ...
+    def on_load_end(self, loader: SimulatedLoader) -> None: ...
 
-    def saw_unload(self, loader: SimulatedLoader) -> None: ...
+    def on_unload(self, loader: SimulatedLoader) -> None: ...
 
     def forgives(self, name: str) -> bool:
         """Whether faults that pass (not flaws) are off for this stream now."""
@@ -91,7 +91,9 @@ class Witness(Protocol):
 class SimulatedLoader(FakeLoader):
     """``item`` is what it was made from; ``failed`` are the failures in a row of its present step."""
 
-    def __init__(self, item: ServableData[StoragePath], recipe: Recipe, store: ModelStore, witness: Witness) -> None:
+    def __init__(
+        self, item: ServableData[StoragePath], recipe: Recipe, store: ModelStore, observer: LoadObserver
+    ) -> None:
         super().__init__(
             failures=recipe.load_failures,
             estimate_failures=recipe.estimate_failures,
@@ -102,16 +104,16 @@ class SimulatedLoader(FakeLoader):
         self.failed: list[Status] = []
         self.need = Need(recipe.ram, recipe.gpu, place=None if recipe.gpu else 0)
         self._shrinks, self._flaw = recipe.shrinks, recipe.flaw
-        self._store, self._witness = store, witness
+        self._store, self._observer = store, observer
         self._may_fail = True
 
     def explains(self, status: Status) -> bool:
-        """Whether this is how its version must have ended: nobody could ask for one more attempt."""
+        """Whether this is how its version must have ended: no attempt was left."""
         gave_up = len(self.failed) > MAX_RETRIES or (bool(self.failed) and not is_retryable(self.failed[-1]))
         return gave_up and status.code is self.failed[-1].code
 
     def estimate_resources(self) -> ResourceAllocation:
-        self._witness.saw_estimate(self)
+        self._observer.on_estimate(self)
         if self.servable is not None:
             if self._flaw is Flaw.FORGETFUL:
                 raise _flawed()
@@ -131,7 +133,7 @@ class SimulatedLoader(FakeLoader):
         return self.need.allocation()
 
     def load(self, servable_id: ServableId) -> None:
-        place = self._witness.saw_load_begin(self)
+        place = self._observer.on_load_begin(self)
         self._forgive()
         try:
             super().load(servable_id)
@@ -142,17 +144,17 @@ class SimulatedLoader(FakeLoader):
         if self._flaw is not Flaw.FORGETFUL:
             ram = self.need.ram // 2 if self._shrinks else self.need.ram
             self.need = Need(ram, self.need.gpu, place)
-        self._witness.saw_load_end(self)
+        self._observer.on_load_end(self)
 
     def unload(self) -> None:
-        self._witness.saw_unload(self)
+        self._observer.on_unload(self)
         super().unload()
 
     def _forgive(self) -> None:
         if len(self.failed) > MAX_RETRIES:
-            self._witness.saw_too_many_attempts(self)
+            self._observer.on_too_many_attempts(self)
             self._flaw, self._may_fail = Flaw.NONE, False  # or a manager that retries at once would do so for ever
-        if not self._may_fail or self._witness.forgives(self.item.id.name):
+        if not self._may_fail or self._observer.forgives(self.item.id.name):
             self.failures = self.estimate_failures = 0
 
     def _read(self) -> None:

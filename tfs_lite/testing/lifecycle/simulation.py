@@ -2,11 +2,10 @@
 
     file-system source (disk in memory) -> router -> adapters (fake loaders) -> AspiredVersionsManager
 
-Nothing here has a thread, sleeps, or leaves anything to chance: whoever drives a :class:`Simulation` chooses what
-happens next, and what may interleave interleaves only as chosen. After each step every promise of
-:mod:`tfs_lite.testing.lifecycle.lifecycle_invariants` is checked; a breach is raised as AssertionError. Used by the
-property test of the
-lifecycle, and by whoever wants to replay a story about sources and managers in a few lines.
+Nothing here has a thread, sleeps, or is left to chance: the caller of a :class:`Simulation` chooses what happens next
+and how it interleaves. After each step every promise of
+:mod:`tfs_lite.testing.lifecycle.lifecycle_invariants` is checked; a violation is raised as AssertionError. Used by the
+property test of the lifecycle, and by tests that replay a sequence of steps that it has found.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from tfs_lite.testing.lifecycle.simulated_loader import (
     is_retryable,
 )
 from tfs_lite.testing.lifecycle.simulated_models import Flaw, ModelStore
-from tfs_lite.testing.lifecycle.source_checker import SourceReferee
+from tfs_lite.testing.lifecycle.source_checker import SourceChecker
 
 RETRY_INTERVAL = 10.0
 NO_PLATFORM = Status(StatusCode.INTERNAL, "No platform found for model")
@@ -77,19 +76,19 @@ class Simulation:
         self.loads, self.unloads = ManualExecutor(1), ManualExecutor(1)
         bus: EventBus[ServableState] = EventBus(self.clock)
         self.monitor = ServableStateMonitor(bus)
-        self.referee = LifecycleChecker(options.policy, self.loads, self.unloads, self.monitor)
-        bus.subscribe(self.referee.saw_event)
+        self.checker = LifecycleChecker(options.policy, self.loads, self.unloads, self.monitor)
+        bus.subscribe(self.checker.on_event)
         self._swallowed = _SwallowedErrors()
         logging.getLogger("tfs_lite").addHandler(self._swallowed)
         config = self._config(servables)
-        self.source_referee = SourceReferee(self.store, self.clock, config)
+        self.source_checker = SourceChecker(self.store, self.clock, config)
         self._emitted: dict[str, Sequence[ServableData[StoragePath]]] = {}
         self._source = FileSystemStoragePathSource(
-            config, self.store.disk, self.clock, self.source_referee.saw_report, executor=ManualExecutor(0)
+            config, self.store.disk, self.clock, self.source_checker.on_report, executor=ManualExecutor(0)
         )
         self._routes = {name: port for name, (_, port) in servables.items()}
         self._manager = self._make_manager(bus)
-        self.referee.watch(self._manager)
+        self.checker.watch(self._manager)
         self._router = self._connect()
         self._route(self._routes)
 
@@ -117,7 +116,7 @@ class Simulation:
             self._emitted.clear()
             self._source.update_config(config)
             self._routes = new
-            self.referee.breaches += self.source_referee.judge_update(config, self._emitted)
+            self.checker.violations += self.source_checker.judge_update(config, self._emitted)
 
     def start(self, executor: ManualExecutor) -> bool:
         """Begins the next queued task; False if it is not wanted any more."""
@@ -148,33 +147,33 @@ class Simulation:
     def take_handle(self, request: ServableRequest) -> None:
         """A request begins. It must be answered by the version that the events promise."""
         with self._step(Stage.REQUEST):
-            ready = [id_ for id_ in self.referee.available() if id_.name == request.name]
+            ready = [id_ for id_ in self.checker.available() if id_.name == request.name]
             if request.version is not None:
                 ready = [id_ for id_ in ready if id_.version == request.version]
             try:
                 handle = self._manager.get_servable_handle(request)
             except ServingError as error:
                 honest = not ready and error.code is StatusCode.NOT_FOUND
-                self.referee.expect(honest, f"{request}: {error.status}; Available are {ready}")
+                self.checker.expect(honest, f"{request}: {error.status}; Available are {ready}")
                 return
-            self.referee.handles.append(handle)
+            self.checker.handles.append(handle)
             expected = (min if request.auto is AutoVersionPolicy.EARLIEST else max)(ready, default=None)
-            self.referee.expect(handle.id == expected, f"{request}: {handle.id}; Available are {ready}")
+            self.checker.expect(handle.id == expected, f"{request}: {handle.id}; Available are {ready}")
 
     def release_handle(self, index: int) -> None:
         """A request ends."""
         with self._step(Stage.REQUEST):
-            self._release(self.referee.handles[index])
+            self._release(self.checker.handles[index])
 
     def settle(self, held: str | None = None) -> None:
         """Faults that pass are over, the disk is quiet, requests end, everything runs: the convergence check.
 
         ``held``: a stream whose requests do not end, whose faults go on and one of whose loads may be stuck.
         """
-        streams = frozenset({*self.referee.wishes, *self.source_referee.config.by_name})
+        streams = frozenset({*self.checker.aspired, *self.source_checker.config.by_name})
         with self._step(Stage.TICK):
-            self.referee.mercy = streams - {held}
-            for handle in [handle for handle in self.referee.handles if handle.id.name != held]:
+            self.checker.forgiven = streams - {held}
+            for handle in [handle for handle in self.checker.handles if handle.id.name != held]:
                 self._release(handle)
             for _ in range(3):
                 self._poll()
@@ -182,8 +181,8 @@ class Simulation:
             for _ in range(2):  # a version whose files changed while it loaded is taken up anew by a later poll
                 self._poll(settled=True)
                 self._come_to_rest(held)
-            self.referee.check_rest(held)
-            self.referee.mercy = frozenset()
+            self.checker.check_rest(held)
+            self.checker.forgiven = frozenset()
 
     def close(self) -> None:
         """Closes as a server does, whatever is going on; then requests end, and what was left running is run."""
@@ -191,9 +190,9 @@ class Simulation:
             with self._step(Stage.EXECUTOR):
                 self._source.close()
                 self._router.detach()
-                self.referee.closing = True
+                self.checker.closing = True
                 self._manager.close(drain_timeout=0.0)
-            while self.referee.handles:
+            while self.checker.handles:
                 self.release_handle(0)
             with self._step(Stage.EXECUTOR):
                 for _ in range(2):
@@ -201,7 +200,7 @@ class Simulation:
                         self._finish_all(executor)
                         executor.run_all()
                 self.clock.advance(10 * RETRY_INTERVAL)
-                self.referee.check_end()
+                self.checker.check_end()
         finally:
             logging.getLogger("tfs_lite").removeHandler(self._swallowed)
 
@@ -235,32 +234,32 @@ class Simulation:
     def _connect(self) -> SourceRouter[int, StoragePath]:
         to_manager = self._manager.aspired_versions_callback()
 
-        def to_referee_and_manager(name: str, versions: Sequence[ServableData[Loader]]) -> None:
+        def to_checker_and_manager(name: str, versions: Sequence[ServableData[Loader]]) -> None:
             sent = [(item.id, item.revision) for item in self._emitted[name]]
             came = [(item.id, item.revision) for item in versions]
-            self.referee.expect(came == sent, f"(10) of {name} the source sent {sent}, the manager gets {came}")
-            self.referee.saw_list(name, versions)
+            self.checker.expect(came == sent, f"(10) of {name} the source sent {sent}, the manager gets {came}")
+            self.checker.on_list(name, versions)
             to_manager(name, versions)
 
         adapters = {port: UnarySourceAdapter(self._make_loader) for port in range(UNROUTED)}
         no_platform: ErrorInjectingSourceAdapter[StoragePath] = ErrorInjectingSourceAdapter(NO_PLATFORM)
         for adapter in (*adapters.values(), no_platform):
-            adapter.set_aspired_versions_callback(to_referee_and_manager)
+            adapter.set_aspired_versions_callback(to_checker_and_manager)
         router = SourceRouter(adapters, no_platform)
         to_router = router.aspired_versions_callback()
 
-        def to_source_referee_and_router(name: str, versions: Sequence[ServableData[StoragePath]]) -> None:
+        def to_source_checker_and_router(name: str, versions: Sequence[ServableData[StoragePath]]) -> None:
             self._emitted[name] = versions
             to_router(name, versions)
 
-        self._source.set_aspired_versions_callback(to_source_referee_and_router)
+        self._source.set_aspired_versions_callback(to_source_checker_and_router)
         return router
 
     def _make_loader(self, item: ServableData[StoragePath]) -> Loader:
         recipe = self.store.recipe_at(item.payload)
         if recipe.flaw is Flaw.UNREADABLE:
             raise ServingError(StatusCode.INVALID_ARGUMENT, "nobody can read this")
-        return SimulatedLoader(item, recipe, self.store, self.referee)
+        return SimulatedLoader(item, recipe, self.store, self.checker)
 
     def _route(self, routes: Mapping[str, int]) -> None:
         self._router.update_routes({name: port for name, port in routes.items() if port != UNROUTED})
@@ -271,35 +270,35 @@ class Simulation:
     def _step(self, stage: Stage) -> Iterator[None]:
         with self._on(stage):
             yield
-        self.referee.check_step()
-        breaches = [*self.referee.breaches, *self._swallowed.texts]
-        self.referee.breaches.clear()
+        self.checker.check_step()
+        violations = [*self.checker.violations, *self._swallowed.texts]
+        self.checker.violations.clear()
         self._swallowed.texts.clear()
-        assert not breaches, "\n".join(breaches)
+        assert not violations, "\n".join(violations)
 
     @contextmanager
     def _on(self, stage: Stage) -> Iterator[None]:
-        before, self.referee.stage = self.referee.stage, stage
+        before, self.checker.stage = self.checker.stage, stage
         try:
             yield
         finally:
-            self.referee.stage = before
+            self.checker.stage = before
 
     def _poll(self, settled: bool = False) -> None:
         with self._on(Stage.SOURCE):
             self._emitted.clear()
             self._source.poll()
-            self.referee.breaches += self.source_referee.judge_poll(self._emitted, settled)
+            self.checker.violations += self.source_checker.judge_poll(self._emitted, settled)
 
     def _tick(self) -> Action | None:
         with self._on(Stage.TICK):
             action = self._manager.tick()
-            self.referee.check_tick(action)
+            self.checker.check_tick(action)
             return action
 
     def _release(self, handle: ServableHandle) -> None:
         with self._on(Stage.REQUEST):
-            self.referee.handles.remove(handle)
+            self.checker.handles.remove(handle)
             handle.release()
 
     def _run_queued(self) -> bool:
@@ -335,11 +334,11 @@ class Simulation:
                     return
                 self.clock.advance(due)
                 idle = 0
-        self.referee.breaches.append(f"(10) no rest after {MAX_ROUNDS} rounds")
+        self.checker.violations.append(f"(10) no rest after {MAX_ROUNDS} rounds")
 
 
 class _SwallowedErrors(logging.Handler):
-    """Collects exceptions that were caught and logged and that nobody injected: whoever caught them hides a defect."""
+    """Collects exceptions that were caught and logged and that no test injected: catching them hides a defect."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

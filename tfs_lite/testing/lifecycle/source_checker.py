@@ -27,8 +27,8 @@ class Offer(enum.Enum):
     MUST_NOT = "must not"
 
 
-class SourceReferee:
-    """``config`` is the one the source has now. Complaints are sentences; no complaint, no breach."""
+class SourceChecker:
+    """``config`` is the one the source has now. Complaints are sentences; no complaint, no violation."""
 
     def __init__(self, store: ModelStore, clock: Clock, config: SourceConfig) -> None:
         self._store, self._clock = store, clock
@@ -36,7 +36,7 @@ class SourceReferee:
         self._offered: dict[str, dict[int, str]] = {}  # stream -> version -> base path it was offered from
         self._reports: dict[str, SourceReport] = {}
 
-    def saw_report(self, report: SourceReport) -> None:
+    def on_report(self, report: SourceReport) -> None:
         self._reports[report.name] = report
 
     def judge_update(self, config: SourceConfig, emitted: Emitted) -> list[str]:
@@ -53,7 +53,7 @@ class SourceReferee:
     def judge_poll(self, emitted: Emitted, settled: bool = False) -> list[str]:
         """A poll has ended. ``settled``: the disk has been quiet and was polled often enough, so no MAY is left."""
         complaints = [
-            f"a list for {name}, which nobody configured" for name in emitted if name not in self.config.by_name
+            f"a list for {name}, which is not in the config" for name in emitted if name not in self.config.by_name
         ]
         for name, servable in self.config.by_name.items():
             complaints += [f"poll of {name}: {text}" for text in self._judge(servable, emitted.get(name), settled)]

@@ -19,7 +19,7 @@ from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import ServingError
 from tfs_lite.serving.sequences.routes import SequenceRoutes
 from tfs_lite.testing.lifecycle.loader import FakeLoader
-from tfs_lite.testing.lifecycle.manager_fixture import ManagerWorld
+from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
 
 DRAIN = 60.0
 M = ModelRef("m")
@@ -81,7 +81,7 @@ class KeepingLoader(FakeLoader):
         self._servable = keeper  # type: ignore[assignment]
 
 
-class SequenceWorld(ManagerWorld):
+class SequenceWorld(ManagerFixture):
     """Models that keep sequences, behind routes that hear of the manager's events as the server tells them."""
 
     def __init__(self, policy: str = "availability", drain: float = DRAIN, **bounds: int) -> None:

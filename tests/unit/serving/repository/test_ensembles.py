@@ -26,7 +26,7 @@ def ensemble(*steps: str) -> str:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[RepositoryFixture]:
+def fixture(tmp_path: Path) -> Iterator[RepositoryFixture]:
     with repository_house(tmp_path / "models") as found:
         for number, name in enumerate(("a", "b", "c"), 1):
             found.configure(name)
@@ -34,62 +34,62 @@ def house(tmp_path: Path) -> Iterator[RepositoryFixture]:
         yield found
 
 
-def put(house: RepositoryFixture, name: str, *steps: str) -> None:
-    house.configure(name, text=ensemble(*steps))
-    (house.root / name / "1").mkdir(exist_ok=True)
+def put(fixture: RepositoryFixture, name: str, *steps: str) -> None:
+    fixture.configure(name, text=ensemble(*steps))
+    (fixture.root / name / "1").mkdir(exist_ok=True)
 
 
-def test_ensemble_brings_its_models_with_it(house: RepositoryFixture) -> None:
-    put(house, "e", "a", "b")
-    house.load("e")
-    assert house.plus("e") == 3
-    assert house.versions("a") == house.versions("b") == {1}
-    assert house.versions("c") == set()
+def test_ensemble_brings_its_models_with_it(fixture: RepositoryFixture) -> None:
+    put(fixture, "e", "a", "b")
+    fixture.load("e")
+    assert fixture.plus("e") == 3
+    assert fixture.versions("a") == fixture.versions("b") == {1}
+    assert fixture.versions("c") == set()
 
 
-def test_ensemble_whose_model_fails_is_not_loaded(house: RepositoryFixture) -> None:
-    house.write("b", 1, 0, BROKEN)
-    put(house, "e", "a", "b")
-    assert "load failed for model 'b': version 1 is at UNAVAILABLE state" in str(house.failure("e"))
-    assert house.versions("e") == set()
+def test_ensemble_whose_model_fails_is_not_loaded(fixture: RepositoryFixture) -> None:
+    fixture.write("b", 1, 0, BROKEN)
+    put(fixture, "e", "a", "b")
+    assert "load failed for model 'b': version 1 is at UNAVAILABLE state" in str(fixture.failure("e"))
+    assert fixture.versions("e") == set()
 
 
-def test_ensemble_of_a_model_that_is_not_there_is_not_loaded(house: RepositoryFixture) -> None:
-    put(house, "e", "nobody")
-    error = house.failure("e")
+def test_ensemble_of_a_model_that_is_not_there_is_not_loaded(fixture: RepositoryFixture) -> None:
+    put(fixture, "e", "nobody")
+    error = fixture.failure("e")
     assert (error.code, "'nobody', failed to poll" in str(error)) == (StatusCode.INTERNAL, True)
 
 
-def test_ensembles_in_a_circle_are_refused(house: RepositoryFixture) -> None:
-    put(house, "e", "f")
-    put(house, "f", "e")
+def test_ensembles_in_a_circle_are_refused(fixture: RepositoryFixture) -> None:
+    put(fixture, "e", "f")
+    put(fixture, "f", "e")
     with pytest.raises(ServingError, match="circle") as caught:
-        house.load("e")
+        fixture.load("e")
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
-def test_unload_leaves_the_models_of_an_ensemble_in_place(house: RepositoryFixture) -> None:
-    put(house, "e", "a")
-    house.load("e")
-    house.control.unload("e")
-    assert (house.versions("e"), house.versions("a")) == (set(), {1})
+def test_unload_leaves_the_models_of_an_ensemble_in_place(fixture: RepositoryFixture) -> None:
+    put(fixture, "e", "a")
+    fixture.load("e")
+    fixture.control.unload("e")
+    assert (fixture.versions("e"), fixture.versions("a")) == (set(), {1})
 
 
-def test_unload_of_dependents_spares_those_that_others_use_or_that_were_asked_for(house: RepositoryFixture) -> None:
-    put(house, "e", "a", "b", "c")
-    put(house, "other", "b")
-    house.load("a")
-    house.load("other")
-    house.load("e")
-    house.load("e")
-    house.control.unload("e", unload_dependents=True)
-    assert house.versions("a") == house.versions("b") == {1}
-    assert house.versions("c") == set()
+def test_unload_of_dependents_spares_those_that_others_use_or_that_were_asked_for(fixture: RepositoryFixture) -> None:
+    put(fixture, "e", "a", "b", "c")
+    put(fixture, "other", "b")
+    fixture.load("a")
+    fixture.load("other")
+    fixture.load("e")
+    fixture.load("e")
+    fixture.control.unload("e", unload_dependents=True)
+    assert fixture.versions("a") == fixture.versions("b") == {1}
+    assert fixture.versions("c") == set()
 
 
-def test_unload_of_dependents_reaches_nested_ensembles(house: RepositoryFixture) -> None:
-    put(house, "inner", "a")
-    put(house, "outer", "inner", "b")
-    house.load("outer")
-    house.control.unload("outer", unload_dependents=True)
-    assert [house.versions(name) for name in ("outer", "inner", "a", "b")] == [set()] * 4
+def test_unload_of_dependents_reaches_nested_ensembles(fixture: RepositoryFixture) -> None:
+    put(fixture, "inner", "a")
+    put(fixture, "outer", "inner", "b")
+    fixture.load("outer")
+    fixture.control.unload("outer", unload_dependents=True)
+    assert [fixture.versions(name) for name in ("outer", "inner", "a", "b")] == [set()] * 4

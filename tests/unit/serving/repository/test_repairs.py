@@ -16,8 +16,8 @@ def test_a_published_version_that_failed_and_was_changed_in_place_says_why_it_is
     base = tmp_path / "m"
     publish(str(source), str(base), 1)
     options = {"model_name": "m", "model_base_path": str(base), "trusted_model_base_paths": (str(tmp_path / "**"),)}
-    with serving(tmp_path, **options) as house:
-        wait_until(lambda: house.states().get(1) is VersionState.END, "it has failed", 30)
+    with serving(tmp_path, **options) as fixture:
+        wait_until(lambda: fixture.states().get(1) is VersionState.END, "it has failed", 30)
         (base / "1" / "model.py").write_text("class Model:  # repaired")
-        wait_until(lambda: "manifest lists model.py" in house.status()[1].status.message, "the reason is told", 30)
-        assert house.states()[1] is VersionState.START
+        wait_until(lambda: "manifest lists model.py" in fixture.status()[1].status.message, "the reason is told", 30)
+        assert fixture.states()[1] is VersionState.START

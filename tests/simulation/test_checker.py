@@ -1,4 +1,4 @@
-"""The simulation notices what it is there to notice: each promise, broken on purpose, is a breach."""
+"""The simulation notices what it is there to notice: each promise, broken on purpose, is a violation."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -62,10 +62,10 @@ def test_story_without_a_fault_has_no_breach(make: Make) -> None:
     push(simulation, 2)
     simulation.store.delete(BASES[0], 1)
     simulation.settle(held="m")
-    assert simulation.referee.available() == [ServableId("m", 2)]
+    assert simulation.checker.available() == [ServableId("m", 2)]
     simulation.release_handle(0)
     simulation.settle()
-    assert simulation.referee.lives[M1].ended
+    assert simulation.checker.lives[M1].ended
 
 
 def test_unloading_a_wanted_version_is_a_breach(make: Make) -> None:
@@ -100,9 +100,9 @@ def test_unloading_under_a_live_handle_is_a_breach(make: Make) -> None:
     push(simulation, 1)
     simulation.settle()
     simulation.take_handle(ServableRequest.latest("m"))
-    loader = simulation.referee.lives[M1].loader
+    loader = simulation.checker.lives[M1].loader
     assert loader is not None
-    simulation.referee.saw_unload(loader)
+    simulation.checker.on_unload(loader)
     with pytest.raises(AssertionError, match=r"\(4\) {name: m version: 1} is unloaded under 1 live handles"):
         simulation.tick()
 
@@ -126,7 +126,7 @@ def test_flawed_version_has_its_reason_and_leaves_its_sibling_alone(make: Make, 
     push(simulation, 1)
     push(simulation, 2, Recipe(flaw=flaw))
     simulation.settle()
-    assert simulation.referee.available() == [M1]
+    assert simulation.checker.available() == [M1]
     push(simulation, 2)
     simulation.settle()
-    assert simulation.referee.available() == [M1, ServableId("m", 2)]
+    assert simulation.checker.available() == [M1, ServableId("m", 2)]
