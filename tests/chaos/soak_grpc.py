@@ -45,7 +45,7 @@ BATCHING = "max_batch_size { value: 4096 }\nmax_enqueued_batches { value: 1000 }
 NOT_ZERO = re.compile("limit|room|max|capacity|window")
 """Gauges of the transport that say something else than what is inside."""
 NEEDED = ("streams", "unread", "unsent")
-"""What gauges of the native transport must speak of."""
+"""What gauges of the native server must speak of."""
 
 
 @contextlib.contextmanager
@@ -54,15 +54,15 @@ def soak_server(root: Path, **fields: Any) -> Iterator[ServerFixture]:
     TaggedArchives().write_version(VERSION, root / "m")
     (root / "batching.txt").write_text(BATCHING)
     fields |= {"enable_batching": True, "batching_parameters_file": str(root / "batching.txt")}
-    with serving(root, model_name="m", model_base_path=str(root / "m"), **fields) as house:
-        assert house.version() == VERSION
-        house.client.close()
-        yield house
+    with serving(root, model_name="m", model_base_path=str(root / "m"), **fields) as server:
+        assert server.version() == VERSION
+        server.client.close()
+        yield server
 
 
-def gauges(house: ServerFixture) -> dict[str, float]:
+def gauges(server: ServerFixture) -> dict[str, float]:
     """What the server has inside, by its own account: calls, streams, bytes and waiting rows."""
-    with urlopen(f"{house.url}/metrics", timeout=PATIENCE) as page:
+    with urlopen(f"{server.url}/metrics", timeout=PATIENCE) as page:
         text = page.read().decode()
     names = set(re.findall(r"^# TYPE (tfs_lite_(?:grpc|queue)_\w+) gauge$", text, re.MULTILINE))
     found: dict[str, float] = {}
@@ -73,15 +73,15 @@ def gauges(house: ServerFixture) -> dict[str, float]:
     return found
 
 
-def wait_empty(house: ServerFixture, files: int) -> dict[str, float]:
+def wait_empty(server: ServerFixture, files: int) -> dict[str, float]:
     """Returns the gauges once all are 0 and no more files are open than ``files``; TimeoutError."""
     process = psutil.Process()
     try:
-        wait_until(lambda: not any(gauges(house).values()), "every gauge is 0", PATIENCE)
+        wait_until(lambda: not any(gauges(server).values()), "every gauge is 0", PATIENCE)
     except TimeoutError as error:
-        raise TimeoutError(f"{error}: {gauges(house)}") from None
+        raise TimeoutError(f"{error}: {gauges(server)}") from None
     wait_until(lambda: process.num_fds() <= files + SPARE_FILES, f"open files are back near {files}", PATIENCE)
-    return gauges(house)
+    return gauges(server)
 
 
 def traced() -> dict[str, int]:
@@ -132,7 +132,7 @@ def until(seconds: float | None, calls: int | None) -> Callable[[], bool]:
 
 
 def soak(
-    house: ServerFixture,
+    server: ServerFixture,
     *,
     seconds: float | None = None,
     calls: int | None = None,
@@ -143,14 +143,14 @@ def soak(
 ) -> Report:
     """Both parts, of so many seconds or calls together. Traces memory while it runs. TimeoutError when something stays
     in the server after everybody has left."""
-    crowd = Crowd(house.server.port or 0, connections, callers, seed)
+    crowd = Crowd(server.server.port or 0, connections, callers, seed)
     started, files = time.monotonic(), psutil.Process().num_fds()
     tracemalloc.start()
     try:
         states = [traced()]
         for share in (1 / 3, 2 / 3):
             crowd.run(until(seconds and seconds * share, calls and round(calls * share)))
-            left = wait_empty(house, files)
+            left = wait_empty(server, files)
             states.append(traced())
     finally:
         tracemalloc.stop()
@@ -173,9 +173,9 @@ def main(arguments: Sequence[str]) -> int:
     fields: dict[str, Any] = {"worker": wanted.worker}
     if wanted.grpc_server:
         fields["grpc_server"] = wanted.grpc_server
-    with tempfile.TemporaryDirectory() as root, soak_server(Path(root), **fields) as house:
+    with tempfile.TemporaryDirectory() as root, soak_server(Path(root), **fields) as server:
         report = soak(
-            house,
+            server,
             seconds=wanted.seconds,
             calls=wanted.calls,
             connections=wanted.connections,
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str]) -> int:
         "traced_kb": report.traced_kb,
         "growth_kb": report.growth_kb,
         "grew_most": report.grew_most,
-        "faults": len(faults),
+        "stream_errors": len(faults),
     }
     print(json.dumps(summary, indent=1))
     for fault in faults[:20]:

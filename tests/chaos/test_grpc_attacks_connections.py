@@ -25,66 +25,66 @@ HTTP1_ANSWER = b"HTTP/1.1 400 "
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 def test_silent_connections_give_way_to_new_ones(loop: str) -> None:
     """Those that were silent for longest; a client that asks keeps its own."""
-    with AttackTest(Limits(max_connections=20), loop) as siege:
+    with AttackTest(Limits(max_connections=20), loop) as attack:
         for _ in range(100):
-            siege.enemy(greet=False)
-        numbers = siege.numbers
+            attack.attacker(preface=False)
+        numbers = attack.numbers
         wait_until(lambda: numbers.connections_total == 101, "all have come", PATIENCE)
-        siege.bystander.wait_more()
-        siege.expect_closed("too_many", 81)
-        assert len(siege.connections()) == 20
-        assert numbers.connections_total == 101, "the bystander did not have to come again"
+        attack.control.wait_more()
+        attack.expect_closed("too_many", 81)
+        assert len(attack.connections()) == 20
+        assert numbers.connections_total == 101, "the control did not have to come again"
 
 
 def test_silent_connections_do_not_last() -> None:
-    with AttackTest(Limits(handshake_timeout=0.3)) as siege:
-        enemies = [siege.enemy(greet=False) for _ in range(100)]
-        for enemy in enemies:
-            assert enemy.rest() == []
-            enemy.close()
-        siege.expect_closed("handshake", 100)
+    with AttackTest(Limits(handshake_timeout=0.3)) as attack:
+        attackers = [attack.attacker(preface=False) for _ in range(100)]
+        for attacker in attackers:
+            assert attacker.rest() == []
+            attacker.close()
+        attack.expect_closed("handshake", 100)
 
 
 def test_connections_with_a_call_inside_are_not_sent_away_and_new_ones_are() -> None:
-    with AttackTest(Limits(max_connections=11)) as siege:
-        enemies = [siege.enemy() for _ in range(10)]
-        for enemy in enemies:
-            enemy.request(1, WAIT, MESSAGE)
-        siege.wait("started", 10)
-        wait_until(lambda: siege.numbers.connections == 11, "the house is full", PATIENCE)
-        late = siege.enemy(greet=False)
+    with AttackTest(Limits(max_connections=11)) as attack:
+        attackers = [attack.attacker() for _ in range(10)]
+        for attacker in attackers:
+            attacker.request(1, WAIT, MESSAGE)
+        attack.wait("started", 10)
+        wait_until(lambda: attack.numbers.connections == 11, "the transport is full", PATIENCE)
+        late = attack.attacker(preface=False)
         assert late.rest() == []
-        siege.expect_closed("too_many")
-        siege.service.open()
-        for enemy in enemies:
-            assert enemy.status(1)[0] == 0
+        attack.expect_closed("too_many")
+        attack.service.open()
+        for attacker in attackers:
+            assert attacker.status(1)[0] == 0
 
 
 def test_peer_that_has_vanished_is_asked_and_given_up_with_its_calls() -> None:
     """Its side of the connection is open, and nothing comes any more."""
-    with AttackTest(Limits(keepalive_time=0.2, keepalive_timeout=0.2)) as siege:
-        enemies = [siege.enemy() for _ in range(10)]
-        for enemy in enemies:
-            enemy.request(1, WAIT, MESSAGE)
-        siege.expect_closed("keepalive", 10)
-        siege.wait("cancelled", 10)
-        assert [frame.kind for frame in enemies[0].rest() if not frame.ack].count(h2.PING) == 1
+    with AttackTest(Limits(keepalive_time=0.2, keepalive_timeout=0.2)) as attack:
+        attackers = [attack.attacker() for _ in range(10)]
+        for attacker in attackers:
+            attacker.request(1, WAIT, MESSAGE)
+        attack.expect_closed("keepalive", 10)
+        attack.wait("cancelled", 10)
+        assert [frame.kind for frame in attackers[0].rest() if not frame.ack].count(h2.PING) == 1
 
 
 @pytest.mark.parametrize(
     "sent", [HTTP1, CLIENT_HELLO, bytes(range(256)) * 100, b"\0"], ids=["http1", "tls", "bytes", "0"]
 )
 def test_what_is_no_http2_is_closed_at_once(sent: bytes) -> None:
-    with AttackTest() as siege:
+    with AttackTest() as attack:
         for _ in range(50):
-            enemy = siege.enemy(greet=False)
-            enemy.send(sent)
+            attacker = attack.attacker(preface=False)
+            attacker.send(sent)
             if sent == HTTP1:
-                assert enemy.socket.recv(1000).startswith(HTTP1_ANSWER)
+                assert attacker.socket.recv(1000).startswith(HTTP1_ANSWER)
             else:
-                assert enemy.end()[0] is ErrorCode.PROTOCOL_ERROR
-            enemy.close()
-        siege.expect_closed("no_http2", 50)
+                assert attacker.end()[0] is ErrorCode.PROTOCOL_ERROR
+            attacker.close()
+        attack.expect_closed("no_http2", 50)
 
 
 @pytest.mark.parametrize("begun", [b"", CLIENT_HELLO[:50], b"no TLS at all"], ids=["nothing", "half", "rubbish"])
@@ -94,27 +94,27 @@ def test_handshakes_that_are_never_finished_are_given_up(begun: bytes) -> None:
     context.set_alpn_protocols(["h2"])
     authority.issue_cert("localhost").configure_cert(context)
     limits = Limits(handshake_timeout=0.5)
-    with AttackTest(limits, tls=lambda: context, trusted=authority.cert_pem.bytes()) as siege:
-        enemies = [siege.enemy(greet=False) for _ in range(50)]
-        for enemy in enemies:
-            enemy.send(begun)
-        for enemy in enemies:
-            enemy.rest_raw()
-            enemy.close()
-        siege.expect_closed("handshake", 50)
+    with AttackTest(limits, tls=lambda: context, trusted=authority.cert_pem.bytes()) as attack:
+        attackers = [attack.attacker(preface=False) for _ in range(50)]
+        for attacker in attackers:
+            attacker.send(begun)
+        for attacker in attackers:
+            attacker.rest_raw()
+            attacker.close()
+        attack.expect_closed("handshake", 50)
 
 
 def test_metrics_page_names_what_ended_each_connection() -> None:
-    with AttackTest() as siege:
+    with AttackTest() as attack:
         registry = CollectorRegistry()
-        registry.register(TransportCollector(siege.numbers))
+        registry.register(TransportCollector(attack.numbers))
         for sent in (h2.ping() * 1000, h2.priority(1) * 10_000, h2.settings() * 1000, h2.raw(0xEE, 0, 0) * 10_000):
-            enemy = siege.enemy()
-            enemy.pour([sent])
-            enemy.end()
-        siege.expect_closed("odd_frame_flood", 2)
-        siege.expect_closed("settings_flood")
-        siege.expect_closed("too_many_pings")
+            attacker = attack.attacker()
+            attacker.flood([sent])
+            attacker.end()
+        attack.expect_closed("odd_frame_flood", 2)
+        attack.expect_closed("settings_flood")
+        attack.expect_closed("too_many_pings")
         lines = generate_latest(registry).decode().splitlines()
         for kind, count in {"odd_frame_flood": 2, "settings_flood": 1, "too_many_pings": 1}.items():
             assert f'tfs_lite_grpc_connections_closed_total{{kind="{kind}"}} {count}.0' in lines
@@ -122,17 +122,17 @@ def test_metrics_page_names_what_ended_each_connection() -> None:
 
 def test_attacker_that_stays_after_its_goaway_is_put_out() -> None:
     """It neither closes its side nor stops sending."""
-    with AttackTest() as siege:
-        enemy = siege.enemy()
-        enemy.pour((h2.ping() * 1000 for _ in range(100_000)), read=False)
-        siege.expect_closed("too_many_pings")
+    with AttackTest() as attack:
+        attacker = attack.attacker()
+        attacker.flood((h2.ping() * 1000 for _ in range(100_000)), read=False)
+        attack.expect_closed("too_many_pings")
 
 
 def test_attacker_that_stays_silently_after_its_goaway_is_put_out() -> None:
-    with AttackTest() as siege:
-        enemy = siege.enemy()
-        enemy.send(h2.ping() * 10)
-        enemy.read_until(lambda frame: frame.kind == h2.GOAWAY)
-        siege.expect_closed("too_many_pings")
-        with siege.channel() as channel:
+    with AttackTest() as attack:
+        attacker = attack.attacker()
+        attacker.send(h2.ping() * 10)
+        attacker.read_until(lambda frame: frame.kind == h2.GOAWAY)
+        attack.expect_closed("too_many_pings")
+        with attack.channel() as channel:
             assert channel.unary_unary(ECHO)(b"x", timeout=PATIENCE) == b"x"

@@ -24,7 +24,7 @@ BOMB = (ErrorCode.ENHANCE_YOUR_CALM, "a header list far too large")
 ENDLESS = (ErrorCode.ENHANCE_YOUR_CALM, "a header block far too large")
 
 
-def blocks(enemy: Attacker, block: bytes, first: int = 1) -> Any:
+def blocks(attacker: Attacker, block: bytes, first: int = 1) -> Any:
     """A call with that block on one stream after the other, in frames as large as may be."""
     cuts = list(range(16_000, len(block), 16_000))
     return (h2.headers(stream, block, cuts=cuts, ended=True) for stream in count(first, 2))
@@ -32,52 +32,52 @@ def blocks(enemy: Attacker, block: bytes, first: int = 1) -> Any:
 
 def test_many_references_to_one_large_field_are_counted_before_they_are_kept() -> None:
     """A thousand bytes that would become four megabytes."""
-    with AttackTest() as siege:
-        enemy = siege.enemy()
-        enemy.pour(islice(blocks(enemy, indexed_field(b"x", LARGE_VALUE) + NEWEST * 1000), 1))
-        assert enemy.end() == BOMB
-        siege.expect_closed("header_bomb")
+    with AttackTest() as attack:
+        attacker = attack.attacker()
+        attacker.flood(islice(blocks(attacker, indexed_field(b"x", LARGE_VALUE) + NEWEST * 1000), 1))
+        assert attacker.end() == BOMB
+        attack.expect_closed("header_bomb")
 
 
 def test_list_a_little_too_large_costs_its_call_only() -> None:
-    with AttackTest() as siege:
-        enemy = siege.enemy()
-        block = enemy.opening(ECHO) + indexed_field(b"x", LARGE_VALUE) + NEWEST * 10
-        enemy.pour(islice(blocks(enemy, block), 1))
-        assert enemy.status(1)[0] == EXHAUSTED
-        enemy.request(3, ECHO, MESSAGE)
-        assert enemy.status(3)[0] == 0, "the table is still right"
+    with AttackTest() as attack:
+        attacker = attack.attacker()
+        block = attacker.request_block(ECHO) + indexed_field(b"x", LARGE_VALUE) + NEWEST * 10
+        attacker.flood(islice(blocks(attacker, block), 1))
+        assert attacker.status(1)[0] == EXHAUSTED
+        attacker.request(3, ECHO, MESSAGE)
+        assert attacker.status(3)[0] == 0, "the table is still right"
 
 
 def test_lists_that_are_too_large_again_and_again_cost_their_calls_only() -> None:
     """Each is 32 KB of codes to be undone: what a client makes the server work is in proportion to what it sends."""
-    with AttackTest() as siege:
-        enemy = siege.enemy()
+    with AttackTest() as attack:
+        attacker = attack.attacker()
         value = integer(30_000, 7, 0x80) + bytes(30_000)
-        assert not enemy.pour(islice(blocks(enemy, enemy.opening(ECHO) + b"\x00\x01x" + value), 100))
-        assert enemy.status(199)[0] == EXHAUSTED
-        assert siege.numbers.calls["", EXHAUSTED] == 100
-        assert siege.numbers.unsent == 0
+        assert not attacker.flood(islice(blocks(attacker, attacker.request_block(ECHO) + b"\x00\x01x" + value), 100))
+        assert attacker.status(199)[0] == EXHAUSTED
+        assert attack.numbers.calls["", EXHAUSTED] == 100
+        assert attack.numbers.unsent == 0
 
 
 def test_fields_that_drive_one_another_out_of_the_table_leave_it_small() -> None:
-    with AttackTest() as siege:
-        enemy = siege.enemy()
+    with AttackTest() as attack:
+        attacker = attack.attacker()
         churn = b"".join(indexed_field(b"x-%d" % at, bytes([65]) * 40) for at in range(150))
         for stream in range(1, 201, 2):
-            enemy.send(*islice(blocks(enemy, enemy.opening(ECHO) + churn, stream), 1))
-            enemy.read_until(lambda frame: frame.kind == h2.HEADERS and frame.ended)
-        tables = [made._blocks._table for made in siege.connections()]
+            attacker.send(*islice(blocks(attacker, attacker.request_block(ECHO) + churn, stream), 1))
+            attacker.read_until(lambda frame: frame.kind == h2.HEADERS and frame.ended)
+        tables = [made._blocks._table for made in attack.connections()]
         assert all(table._current_size <= 4096 for table in tables)
         assert max(len(table.dynamic_entries) for table in tables) <= 128
 
 
 def test_size_updates_of_the_table_do_not_fill_a_block() -> None:
-    with AttackTest() as siege:
-        enemy = siege.enemy()
-        enemy.pour(islice(blocks(enemy, integer(0, 5, 0x20) * 1000 + enemy.opening(ECHO)), 1))
-        assert enemy.end()[0] is ErrorCode.COMPRESSION_ERROR
-        siege.expect_closed("protocol")
+    with AttackTest() as attack:
+        attacker = attack.attacker()
+        attacker.flood(islice(blocks(attacker, integer(0, 5, 0x20) * 1000 + attacker.request_block(ECHO)), 1))
+        assert attacker.end()[0] is ErrorCode.COMPRESSION_ERROR
+        attack.expect_closed("protocol")
 
 
 @pytest.mark.parametrize(
@@ -93,60 +93,64 @@ def test_size_updates_of_the_table_do_not_fill_a_block() -> None:
     ids=["endless-length", "endless-index", "length-beyond-the-block", "bad-huffman", "empty-table", "index-0"],
 )
 def test_block_that_breaks_the_rules_ends_the_connection(block: bytes) -> None:
-    with AttackTest() as siege:
-        enemy = siege.enemy()
-        enemy.pour(islice(blocks(enemy, enemy.opening(ECHO) + block), 1))
-        assert enemy.end()[0] is ErrorCode.COMPRESSION_ERROR
-        siege.expect_closed("protocol")
+    with AttackTest() as attack:
+        attacker = attack.attacker()
+        attacker.flood(islice(blocks(attacker, attacker.request_block(ECHO) + block), 1))
+        assert attacker.end()[0] is ErrorCode.COMPRESSION_ERROR
+        attack.expect_closed("protocol")
 
 
 def test_huge_huffman_codes_are_bounded_before_they_are_undone() -> None:
     """The shortest codes have five bits: what comes out is at most 8/5 of a block, and that has a bound too."""
-    with AttackTest() as siege:
-        enemy = siege.enemy()
+    with AttackTest() as attack:
+        attacker = attack.attacker()
         value = integer(32_000, 7, 0x80) + bytes(32_000)
-        enemy.pour(islice(blocks(enemy, enemy.opening(ECHO) + b"\x00\x01x" + value), 1))
-        assert enemy.status(1)[0] == EXHAUSTED
-        enemy.pour(islice(blocks(enemy, enemy.opening(ECHO) + b"\x00\x01x" + value + bytes(260_000), 3), 1))
-        assert enemy.end() == ENDLESS
-        siege.expect_closed("header_bomb")
+        attacker.flood(islice(blocks(attacker, attacker.request_block(ECHO) + b"\x00\x01x" + value), 1))
+        assert attacker.status(1)[0] == EXHAUSTED
+        attacker.flood(
+            islice(blocks(attacker, attacker.request_block(ECHO) + b"\x00\x01x" + value + bytes(260_000), 3), 1)
+        )
+        assert attacker.end() == ENDLESS
+        attack.expect_closed("header_bomb")
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000], ids=["empty", "one-byte", "large"])
 def test_block_in_pieces_without_end_is_bounded_in_number_and_size(size: int) -> None:
-    with AttackTest() as siege:
-        enemy = siege.enemy()
-        enemy.send(h2.raw(h2.HEADERS, 0, 1, enemy.opening(ECHO)))
+    with AttackTest() as attack:
+        attacker = attack.attacker()
+        attacker.send(h2.raw(h2.HEADERS, 0, 1, attacker.request_block(ECHO)))
         pieces = repeat(h2.continuation(1, bytes(size), last=False) * 10, 100_000)
-        enemy.pour(pieces)
-        assert enemy.end() == ENDLESS
-        siege.expect_closed("header_bomb")
+        attacker.flood(pieces)
+        assert attacker.end() == ENDLESS
+        attack.expect_closed("header_bomb")
 
 
 def test_block_that_is_never_ended_is_given_up_in_time() -> None:
     """Pieces that still come do not put it off."""
-    with AttackTest(Limits(handshake_timeout=0.5, max_continuations=10**9)) as siege:
-        enemy = siege.enemy()
-        enemy.send(h2.raw(h2.HEADERS, 0, 1, enemy.opening(ECHO)))
-        held = [made for made in siege.connections() if made.partial_since is not None]
-        enemy.send(h2.continuation(1, b"", last=False))
-        enemy.end()
-        siege.expect_closed("handshake")
+    with AttackTest(Limits(handshake_timeout=0.5, max_continuations=10**9)) as attack:
+        attacker = attack.attacker()
+        attacker.send(h2.raw(h2.HEADERS, 0, 1, attacker.request_block(ECHO)))
+        held = [made for made in attack.connections() if made.partial_since is not None]
+        attacker.send(h2.continuation(1, b"", last=False))
+        attacker.end()
+        attack.expect_closed("handshake")
         assert all(made.closing == "handshake" for made in held)
 
 
 def test_what_is_remembered_of_headers_is_small_however_large_they_are() -> None:
     """Short blocks that stand for much: fields out of the table. Kept by connection, and there may be many."""
-    with AttackTest() as siege:
-        enemy = siege.enemy()
-        enemy.request(1, ECHO, MESSAGE)
+    with AttackTest() as attack:
+        attacker = attack.attacker()
+        attacker.request(1, ECHO, MESSAGE)
         large = [(b"y", LARGE_VALUE)]
-        enemy.send(h2.headers(3, enemy.opening(ECHO) + indexed_field(*large[0])), h2.data(3, MESSAGE, ended=True))
+        attacker.send(
+            h2.headers(3, attacker.request_block(ECHO) + indexed_field(*large[0])), h2.data(3, MESSAGE, ended=True)
+        )
         for at in range(5, 405, 2):
-            block = enemy.opening(ECHO, (b"n", b"%d" % at)) + NEWEST * 3
-            enemy.send(h2.headers(at, block) + h2.data(at, MESSAGE, ended=True))
-            assert enemy.status(at)[0] == 0
-        remembered = [made._blocks._remembered or {} for made in siege.connections()]
+            block = attacker.request_block(ECHO, (b"n", b"%d" % at)) + NEWEST * 3
+            attacker.send(h2.headers(at, block) + h2.data(at, MESSAGE, ended=True))
+            assert attacker.status(at)[0] == 0
+        remembered = [made._blocks._remembered or {} for made in attack.connections()]
         sizes = [
             sum(len(value) for opening in known.values() for value in opening.metadata.values()) for known in remembered
         ]
@@ -154,11 +158,11 @@ def test_what_is_remembered_of_headers_is_small_however_large_they_are() -> None
 
 
 def test_calls_with_other_headers_each_time_do_not_pile_up_in_the_server() -> None:
-    with AttackTest() as siege:
-        enemy = siege.enemy()
+    with AttackTest() as attack:
+        attacker = attack.attacker()
         for at in range(1, 3001, 2):
-            block = enemy.opening(ECHO, (b"n", b"%d" % at))
-            enemy.send(h2.headers(at, block) + h2.data(at, MESSAGE, ended=True))
-        wait_until(lambda: siege.numbers.calls[ECHO, 0] >= 1500, "all are answered", PATIENCE)
-        assert len(siege.house.server.heads._known) <= 1024
-        assert all(len(made._blocks._remembered or {}) <= 64 for made in siege.connections())
+            block = attacker.request_block(ECHO, (b"n", b"%d" % at))
+            attacker.send(h2.headers(at, block) + h2.data(at, MESSAGE, ended=True))
+        wait_until(lambda: attack.numbers.calls[ECHO, 0] >= 1500, "all are answered", PATIENCE)
+        assert len(attack.server.transport.head_parser._known) <= 1024
+        assert all(len(made._blocks._remembered or {}) <= 64 for made in attack.connections())

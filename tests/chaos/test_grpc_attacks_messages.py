@@ -23,49 +23,49 @@ def prefix(size: int, flag: int = 0) -> bytes:
     return bytes([flag]) + size.to_bytes(4, "big")
 
 
-def last_status(enemy: Attacker, stream: int) -> int:
+def last_status(attacker: Attacker, stream: int) -> int:
     return status_of(
-        enemy.read_until(lambda frame: frame.stream == stream and frame.kind == h2.HEADERS and frame.ended)
+        attacker.read_until(lambda frame: frame.stream == stream and frame.kind == h2.HEADERS and frame.ended)
     )
 
 
 def test_half_received_messages_of_all_connections_have_one_bound() -> None:
     """32 clients leave half a megabyte each behind; the server keeps 4 and tells the others to come again."""
     limits = Limits(max_unread=4 * MIB, max_receive_message=4 * MIB)
-    with AttackTest(limits) as siege:
+    with AttackTest(limits) as attack:
         half = prefix(MIB) + bytes(240 * KIB)
         for _ in range(32):
-            enemy = siege.enemy()
+            attacker = attack.attacker()
             pieces = [h2.data(1, half[at : at + FRAME]) for at in range(0, len(half), FRAME)]
-            enemy.send(h2.headers(1, enemy.opening(ECHO)), *pieces)
-            enemy.sync()
-            assert siege.numbers.unread <= limits.max_unread + FRAME
-        kept = siege.numbers.calls[ECHO, EXHAUSTED]
+            attacker.send(h2.headers(1, attacker.request_block(ECHO)), *pieces)
+            attacker.sync()
+            assert attack.numbers.unread <= limits.max_unread + FRAME
+        kept = attack.numbers.calls[ECHO, EXHAUSTED]
         assert kept == 32 - limits.max_unread // len(half), "who came too late was told so"
 
 
 def test_message_that_is_said_to_be_giant_reserves_nothing() -> None:
     """A thousand calls of 100 MiB each, by their own account."""
-    with AttackTest() as siege:
-        enemy = siege.enemy()
-        block, claim = enemy.opening(ECHO), prefix(100 * MIB)
+    with AttackTest() as attack:
+        attacker = attack.attacker()
+        block, claim = attacker.request_block(ECHO), prefix(100 * MIB)
         tracemalloc.start()
         try:
-            enemy.send(*[h2.headers(at, block) + h2.data(at, claim) for at in range(1, 2001, 2)])
-            enemy.sync()
+            attacker.send(*[h2.headers(at, block) + h2.data(at, claim) for at in range(1, 2001, 2)])
+            attacker.sync()
             held = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
-        assert siege.numbers.unread == 1000 * len(claim)
+        assert attack.numbers.unread == 1000 * len(claim)
         assert held < 20 * MIB
 
 
 def test_message_that_is_said_to_be_larger_than_allowed_is_refused_by_its_prefix() -> None:
-    with AttackTest() as siege:
-        enemy = siege.enemy()
-        enemy.send(h2.headers(1, enemy.opening(ECHO)), h2.data(1, prefix(2**32 - 1)))
-        assert last_status(enemy, 1) == EXHAUSTED
-        assert siege.numbers.unread == 0
+    with AttackTest() as attack:
+        attacker = attack.attacker()
+        attacker.send(h2.headers(1, attacker.request_block(ECHO)), h2.data(1, prefix(2**32 - 1)))
+        assert last_status(attacker, 1) == EXHAUSTED
+        assert attack.numbers.unread == 0
 
 
 @pytest.mark.parametrize("path", [ECHO, TOTAL, TALK])
@@ -74,15 +74,15 @@ def test_gzip_bomb_ends_its_call_at_the_bound(path: str) -> None:
     limits = Limits(max_receive_message=4 * MIB)
     bomb = gzip.compress(bytes(100 * MIB), 9)
     assert len(bomb) < limits.stream_window
-    with AttackTest(limits) as siege:
-        enemy = siege.enemy()
-        block, body = enemy.opening(path, (b"grpc-encoding", b"gzip")), prefix(len(bomb), 1) + bomb
+    with AttackTest(limits) as attack:
+        attacker = attack.attacker()
+        block, body = attacker.request_block(path, (b"grpc-encoding", b"gzip")), prefix(len(bomb), 1) + bomb
         tracemalloc.start()
         try:
             for stream in range(1, 9, 2):
                 pieces = [h2.data(stream, body[at : at + FRAME]) for at in range(0, len(body), FRAME)]
-                enemy.send(h2.headers(stream, block), *pieces, h2.data(stream, ended=True))
-                assert last_status(enemy, stream) == EXHAUSTED
+                attacker.send(h2.headers(stream, block), *pieces, h2.data(stream, ended=True))
+                assert last_status(attacker, stream) == EXHAUSTED
             most = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -90,115 +90,115 @@ def test_gzip_bomb_ends_its_call_at_the_bound(path: str) -> None:
 
 
 def test_message_in_frames_of_one_byte_is_answered_and_kept_small() -> None:
-    with AttackTest() as siege:
-        enemy = siege.enemy()
+    with AttackTest() as attack:
+        attacker = attack.attacker()
         size = 50_000
         body = prefix(size) + bytes(size)
-        enemy.send(h2.headers(1, enemy.opening(TOTAL)))
+        attacker.send(h2.headers(1, attacker.request_block(TOTAL)))
         tracemalloc.start()
         try:
-            enemy.pour(h2.data(1, body[at : at + 1]) for at in range(size))
-            enemy.sync()
+            attacker.flood(h2.data(1, body[at : at + 1]) for at in range(size))
+            attacker.sync()
             held = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
-        assert siege.numbers.unread == size
+        assert attack.numbers.unread == size
         assert held < 4 * size + MIB
-        enemy.send(*[h2.data(1, body[at : at + 1], ended=at == size + 4) for at in range(size, size + 5)])
-        assert last_status(enemy, 1) == 0
+        attacker.send(*[h2.data(1, body[at : at + 1], ended=at == size + 4) for at in range(size, size + 5)])
+        assert last_status(attacker, 1) == 0
 
 
 def test_empty_messages_that_nobody_takes_cost_what_they_are_counted_for() -> None:
     """Five bytes each on the wire, and an object each in the server."""
     limits = Limits(max_unread=2 * MIB, max_receive_message=MIB)
-    with AttackTest(limits) as siege:
-        enemy = siege.enemy()
+    with AttackTest(limits) as attack:
+        attacker = attack.attacker()
         wait = prefix(4) + b"wait"
-        enemy.send(h2.headers(1, enemy.opening(TALK)), h2.data(1, wait))
-        siege.wait("taken", 1)
-        block, burst = enemy.opening(TALK), prefix(0) * 3200
+        attacker.send(h2.headers(1, attacker.request_block(TALK)), h2.data(1, wait))
+        attack.wait("taken", 1)
+        block, burst = attacker.request_block(TALK), prefix(0) * 3200
         tracemalloc.start()
         try:
             for stream in range(3, 9, 2):
-                enemy.send(h2.headers(stream, block), h2.data(stream, wait), *[h2.data(stream, burst)] * 15)
-            enemy.sync()
+                attacker.send(h2.headers(stream, block), h2.data(stream, wait), *[h2.data(stream, burst)] * 15)
+            attacker.sync()
             held = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
         assert held < 2 * limits.max_unread
-        assert siege.numbers.calls[TALK, EXHAUSTED] > 0
+        assert attack.numbers.calls[TALK, EXHAUSTED] > 0
 
 
 def test_empty_messages_that_are_taken_give_back_what_they_were_counted_for() -> None:
-    with AttackTest() as siege:
-        friend = siege.enemy()
-        friend.send(h2.headers(1, friend.opening(TOTAL)), h2.data(1, prefix(0) * 3000), h2.data(1, ended=True))
+    with AttackTest() as attack:
+        friend = attack.attacker()
+        friend.send(h2.headers(1, friend.request_block(TOTAL)), h2.data(1, prefix(0) * 3000), h2.data(1, ended=True))
         assert last_status(friend, 1) == 0
-        assert siege.numbers.unread == 0
-        assert siege.numbers.messages_received >= 3000
+        assert attack.numbers.unread == 0
+        assert attack.numbers.messages_received >= 3000
 
 
 def test_second_message_of_a_unary_call_ends_it() -> None:
-    with AttackTest() as siege:
-        enemy = siege.enemy()
-        enemy.send(h2.headers(1, enemy.opening(WAIT)), h2.data(1, prefix(0) * 3000))
-        assert last_status(enemy, 1) == UNIMPLEMENTED
-        assert siege.service.happened["started"] == 0
+    with AttackTest() as attack:
+        attacker = attack.attacker()
+        attacker.send(h2.headers(1, attacker.request_block(WAIT)), h2.data(1, prefix(0) * 3000))
+        assert last_status(attacker, 1) == UNIMPLEMENTED
+        assert attack.service.happened["started"] == 0
 
 
 def test_call_that_is_over_does_not_begin_when_its_message_comes() -> None:
     """Its status waits behind a socket that nobody reads; what still comes must not run a handler for it."""
-    with AttackTest() as siege:
-        enemy = siege.enemy({h2.INITIAL_WINDOW: 2**31 - 1}, small=True)
+    with AttackTest() as attack:
+        attacker = attack.attacker({h2.INITIAL_WINDOW: 2**31 - 1}, small=True)
         flow = b"65536"
-        enemy.send(h2.window_update(0, 2**31 - 1 - 65_535))
-        enemy.request(1, "/test.Service/flow", prefix(len(flow)) + flow)
-        wait_until(lambda: siege.numbers.unsent > 0, "the socket is full", PATIENCE)
-        block = enemy.opening(WAIT, (b"grpc-timeout", b"1n"))
-        enemy.send(*[h2.headers(stream, block) for stream in range(3, 103, 2)])
-        wait_until(lambda: siege.numbers.calls[WAIT, DEADLINE_EXCEEDED] == 50, "all are over", PATIENCE)
-        entered = siege.service.happened["entered"] - siege.bystander.answered
-        before = siege.numbers.bytes_received
-        enemy.send(*[h2.data(stream, prefix(1) + b"x", ended=True) for stream in range(3, 103, 2)])
-        wait_until(lambda: siege.numbers.bytes_received >= before + 50 * 15, "all have come", PATIENCE)
-        siege.bystander.wait_more(20)
-        assert siege.service.happened["started"] == 0
-        assert siege.service.happened["entered"] - siege.bystander.answered <= entered + 2
+        attacker.send(h2.window_update(0, 2**31 - 1 - 65_535))
+        attacker.request(1, "/test.Service/flow", prefix(len(flow)) + flow)
+        wait_until(lambda: attack.numbers.unsent > 0, "the socket is full", PATIENCE)
+        block = attacker.request_block(WAIT, (b"grpc-timeout", b"1n"))
+        attacker.send(*[h2.headers(stream, block) for stream in range(3, 103, 2)])
+        wait_until(lambda: attack.numbers.calls[WAIT, DEADLINE_EXCEEDED] == 50, "all are over", PATIENCE)
+        entered = attack.service.happened["acquired"] - attack.control.answered
+        before = attack.numbers.bytes_received
+        attacker.send(*[h2.data(stream, prefix(1) + b"x", ended=True) for stream in range(3, 103, 2)])
+        wait_until(lambda: attack.numbers.bytes_received >= before + 50 * 15, "all have come", PATIENCE)
+        attack.control.wait_more(20)
+        assert attack.service.happened["started"] == 0
+        assert attack.service.happened["acquired"] - attack.control.answered <= entered + 2
 
 
 @pytest.mark.parametrize("begun", ["", "preface", "frame"])
 def test_writer_that_never_ends_what_it_began_is_closed_in_time(begun: str) -> None:
     """Of the preface, or of a frame: a byte now and then does not put it off."""
-    with AttackTest(Limits(handshake_timeout=0.3)) as siege:
-        enemy = siege.enemy(greet=begun == "frame")
+    with AttackTest(Limits(handshake_timeout=0.3)) as attack:
+        attacker = attack.attacker(preface=begun == "frame")
         if begun:
-            enemy.send(h2.PREFACE[:10] if begun == "preface" else h2.headers(1, bytes(100))[:20])
+            attacker.send(h2.PREFACE[:10] if begun == "preface" else h2.headers(1, bytes(100))[:20])
         pieces = repeat(b"\0" if begun == "frame" else b"", 1)
-        enemy.pour(pieces)
-        enemy.rest()
-        enemy.close()
-        siege.expect_closed("handshake")
+        attacker.flood(pieces)
+        attacker.rest()
+        attacker.close()
+        attack.expect_closed("handshake")
 
 
 def test_writer_that_never_ends_its_message_is_answered_in_time() -> None:
-    with AttackTest(Limits(request_timeout=0.3)) as siege:
-        enemy = siege.enemy()
-        block, begun = enemy.opening(ECHO), prefix(100) + b"x"
-        enemy.send(*[h2.headers(at, block) + h2.data(at, begun) for at in range(1, 201, 2)])
+    with AttackTest(Limits(request_timeout=0.3)) as attack:
+        attacker = attack.attacker()
+        block, begun = attacker.request_block(ECHO), prefix(100) + b"x"
+        attacker.send(*[h2.headers(at, block) + h2.data(at, begun) for at in range(1, 201, 2)])
         for at in range(1, 201, 2):
-            assert last_status(enemy, at) == DEADLINE_EXCEEDED
-        wait_until(lambda: siege.numbers.unread == 0, "nothing is kept", PATIENCE)
+            assert last_status(attacker, at) == DEADLINE_EXCEEDED
+        wait_until(lambda: attack.numbers.unread == 0, "nothing is kept", PATIENCE)
 
 
 def test_stream_of_messages_that_nobody_takes_stops_at_its_window() -> None:
     limits = Limits()
-    with AttackTest(limits) as siege:
-        enemy = siege.enemy()
+    with AttackTest(limits) as attack:
+        attacker = attack.attacker()
         wait = prefix(4) + b"wait"
-        enemy.send(h2.headers(1, enemy.opening(TALK)), h2.data(1, wait))
-        siege.wait("taken", 1)
-        enemy.pour(islice(repeat(h2.data(1, prefix(FRAME - 5) + bytes(FRAME - 5))), 100))
-        ended = enemy.read_until(lambda frame: frame.kind == h2.RST_STREAM)
+        attacker.send(h2.headers(1, attacker.request_block(TALK)), h2.data(1, wait))
+        attack.wait("taken", 1)
+        attacker.flood(islice(repeat(h2.data(1, prefix(FRAME - 5) + bytes(FRAME - 5))), 100))
+        ended = attacker.read_until(lambda frame: frame.kind == h2.RST_STREAM)
         assert ended.value == ErrorCode.FLOW_CONTROL_ERROR
-        assert siege.numbers.unread <= limits.stream_window
-        enemy.sync()
+        assert attack.numbers.unread <= limits.stream_window
+        attacker.sync()

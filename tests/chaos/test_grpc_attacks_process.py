@@ -92,23 +92,23 @@ def request(rows: int) -> bytes:
     return b"\0" + len(data).to_bytes(4, "big") + data
 
 
-def resets(enemy: Attacker) -> Iterator[bytes]:
-    block, body = enemy.opening(PREDICT), request(1)
+def resets(attacker: Attacker) -> Iterator[bytes]:
+    block, body = attacker.request_block(PREDICT), request(1)
     for at in range(1, 200_001, 2):
         yield h2.headers(at, block) + h2.data(at, body, ended=True) + h2.rst_stream(at)
 
 
-def pings(enemy: Attacker) -> Iterator[bytes]:
+def pings(attacker: Attacker) -> Iterator[bytes]:
     return repeat(h2.ping(), 100_000)
 
 
-def continuations(enemy: Attacker) -> Iterator[bytes]:
-    first = h2.raw(h2.HEADERS, 0, 1, enemy.opening(PREDICT))
+def continuations(attacker: Attacker) -> Iterator[bytes]:
+    first = h2.raw(h2.HEADERS, 0, 1, attacker.request_block(PREDICT))
     return chain([first], repeat(h2.continuation(1, bytes(500), last=False), 100_000))
 
 
-def empty_frames(enemy: Attacker) -> Iterator[bytes]:
-    return chain([h2.headers(1, enemy.opening(PREDICT))], repeat(h2.data(1), 100_000))
+def empty_frames(attacker: Attacker) -> Iterator[bytes]:
+    return chain([h2.headers(1, attacker.request_block(PREDICT))], repeat(h2.data(1), 100_000))
 
 
 @pytest.mark.parametrize(
@@ -127,10 +127,10 @@ def test_flood_of_many_connections_is_counted_and_keeps_no_memory(
     process = psutil.Process(server.pid)
     before, closed_before = process.memory_info().rss, closed(server).get(kind, 0)
     for _ in range(10):
-        with contextlib.closing(Attacker(("127.0.0.1", server.grpc_port), None, True)) as enemy:
-            frames = attack(enemy)
-            enemy.pour(iter(lambda frames=frames: b"".join(islice(frames, 100)), b""))
-            assert enemy.end()[0] is ErrorCode.ENHANCE_YOUR_CALM
+        with contextlib.closing(Attacker(("127.0.0.1", server.grpc_port), None, True)) as attacker:
+            frames = attack(attacker)
+            attacker.flood(iter(lambda frames=frames: b"".join(islice(frames, 100)), b""))
+            assert attacker.end()[0] is ErrorCode.ENHANCE_YOUR_CALM
     wait_until(lambda: closed(server).get(kind, 0) == closed_before + 10, f"ten are counted as {kind}", PATIENCE)
     wait_until(lambda: gauge(server, "streams") <= 1, "no call is left of them", PATIENCE)
     assert process.memory_info().rss - before < MOST_GROWTH
@@ -140,15 +140,15 @@ def test_answers_that_nobody_reads_are_bounded_by_their_places(server: ServerPro
     process = psutil.Process(server.pid)
     before = process.memory_info().rss
     places, body = Limits().max_streams, request(1000)
-    enemy = Attacker(("127.0.0.1", server.grpc_port), {h2.INITIAL_WINDOW: 0}, True)
-    with contextlib.closing(enemy):
-        block = enemy.opening(PREDICT)
+    attacker = Attacker(("127.0.0.1", server.grpc_port), {h2.INITIAL_WINDOW: 0}, True)
+    with contextlib.closing(attacker):
+        block = attacker.request_block(PREDICT)
         calls = (h2.headers(at, block) + h2.data(at, body, ended=True) for at in range(1, 10_001, 2))
-        enemy.pour(islice(calls, places))
+        attacker.flood(islice(calls, places))
         wait_until(lambda: gauge(server, "unsent_bytes") >= MIB, "answers wait", PATIENCE)
-        enemy.pour(calls)
+        attacker.flood(calls)
         assert gauge(server, "unsent_bytes") <= places * (len(body) + 500)
-        assert enemy.end() == (ErrorCode.ENHANCE_YOUR_CALM, "stream_error_flood")
+        assert attacker.end() == (ErrorCode.ENHANCE_YOUR_CALM, "stream_error_flood")
     wait_until(lambda: closed(server).get("stream_error_flood") == 1, "it is counted", PATIENCE)
     wait_until(lambda: gauge(server, "unsent_bytes") == 0, "nothing waits", PATIENCE)
     wait_until(lambda: gauge(server, "streams") <= 1, "no call is left", PATIENCE)

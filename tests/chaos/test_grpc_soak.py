@@ -16,8 +16,8 @@ CALLS = 600
 
 @pytest.mark.slow
 def test_calls_that_end_in_every_way_are_answered_rightly_and_leave_nothing_behind(tmp_path):
-    with soak_server(tmp_path) as house:
-        report = soak(house, calls=CALLS, connections=6, callers=6)
+    with soak_server(tmp_path) as server:
+        report = soak(server, calls=CALLS, connections=6, callers=6)
     assert report.faults == [], report.grew_most
     assert report.tally.outcomes.total() == CALLS
     assert report.tally.answered > CALLS / 3

@@ -130,7 +130,7 @@ def _passed_headers(d: Difference) -> bool:
 
 
 def _reset_once(d: Difference) -> bool:
-    reset = d.head[3] in [number for number, _ in d.ours.desk.resets]
+    reset = d.head[3] in [number for number, _ in d.ours.conn.resets]
     return _kind(d, HEADERS) and reset and d.we_ignored and d.faults(None, PROTOCOL, "StreamIDTooLow")
 
 
@@ -187,7 +187,7 @@ def _partial(d: Difference) -> bool:
 
 
 def _many_and_late(d: Difference) -> bool:
-    late = d.head[3] <= d.ours.desk.connection.last_stream
+    late = d.head[3] <= d.ours.conn.connection.last_stream
     return _kind(d, HEADERS) and late and d.we_ignored and d.faults(None, PROTOCOL, "TooManyStreams")
 
 

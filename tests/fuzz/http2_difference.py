@@ -39,7 +39,7 @@ from http2_allowed import Difference, reason_for
 from http2_cases import Act, Case, load, make, save
 
 from tfs_lite.testing.grpc import http2_peer as wire
-from tfs_lite.testing.grpc.http2_peer import Desk, Peer
+from tfs_lite.testing.grpc.http2_peer import ConnectionFixture, Peer
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import FLOODS, Limits
 
@@ -76,39 +76,39 @@ class Said:
 
 
 class Ours:
-    """A desk whose owner gives nothing back on its own."""
+    """A fixture whose owner gives nothing back on its own."""
 
     def __init__(self) -> None:
-        self.desk = Desk(LIMITS, greet=False, credit=False)
-        self.desk.take()
+        self.conn = ConnectionFixture(LIMITS, preface=False, credit=False)
+        self.conn.take()
         self.widened: list[tuple[int, int]] = []
 
     def receive(self, data: bytes) -> Said:
-        self.desk.events.clear()
-        return self._said(self.desk.send(data))
+        self.conn.events.clear()
+        return self._said(self.conn.send(data))
 
     def act(self, act: Act, number: int) -> Said:
-        self.desk.events.clear()
-        stream = self.desk.calls[number]
+        self.conn.events.clear()
+        stream = self.conn.calls[number]
         if act.name == "reset":
-            self.desk.connection.reset(stream, ErrorCode(act.value))
+            self.conn.connection.reset(stream, ErrorCode(act.value))
         elif act.name == "answer":
-            self.desk.connection.answer(stream, wire.OPENING, bytes(act.value), wire.TRAILERS)
+            self.conn.connection.answer(stream, wire.RESPONSE_HEADERS, bytes(act.value), wire.TRAILERS)
         else:
-            self.desk.connection.headers(stream, wire.TRAILERS, True)
-        self.desk.connection.release(stream)
-        return self._said(self.desk.take())
+            self.conn.connection.headers(stream, wire.TRAILERS, True)
+        self.conn.connection.release(stream)
+        return self._said(self.conn.take())
 
     def _said(self, frames: list[wire.Frame]) -> Said:
         said = Said()
         self.widened = [(frame.stream, frame.value) for frame in frames if frame.kind == wire.WINDOW_UPDATE]
-        if self.desk.connection.closing is not None:
-            end = next(frame for frame in reversed(self.desk.frames) if frame.kind == wire.GOAWAY)
+        if self.conn.connection.closing is not None:
+            end = next(frame for frame in reversed(self.conn.frames) if frame.kind == wire.GOAWAY)
             said.fault, said.why = end.value, end.payload.decode("ascii")
             return said
         said.frames = [_plain(frame) for frame in frames if frame.kind != wire.WINDOW_UPDATE]
         ours_reset = {frame.stream for frame in frames if frame.kind == wire.RST_STREAM}
-        for event in self.desk.events:
+        for event in self.conn.events:
             if event.name in ("request", "data"):
                 said.told.append((event.name, event.stream, event.value, event.ended))
             elif event.name == "ping_ack" or (event.name == "reset" and event.stream not in ours_reset):
@@ -117,7 +117,7 @@ class Ours:
 
     @property
     def windows(self) -> dict[int, int]:
-        connection = self.desk.connection
+        connection = self.conn.connection
         found = {number: stream.window for number, stream in connection.streams.items() if not stream.finished}
         return {0: connection.outgoing.window, **found}
 
@@ -268,7 +268,7 @@ def run(case: Case) -> Result:
         if mine.fault is not None:
             result.faults += 1
             break
-    size = held(ours.desk.connection)
+    size = held(ours.conn.connection)
     if size > MAX_HELD:
         raise Unlike(f"our connection holds {size} bytes")
     return result
@@ -281,7 +281,7 @@ def _target(act: Act, ours: Ours, theirs: Theirs) -> int | None:
     windows = ours.windows
     numbers = [number for number in sorted(windows) if number and number in theirs.connection.streams]
     if act.name != "reset":
-        numbers = [number for number in numbers if ours.desk.calls[number].ended]
+        numbers = [number for number in numbers if ours.conn.calls[number].ended]
     if act.name == "answer":
         size = act.value + wire.MESSAGE_PREFIX
         numbers = [number for number in numbers if size <= min(windows[0], windows[number], 16_384)]
@@ -305,7 +305,7 @@ def held(root: object) -> int:
     return sum(sys.getsizeof(thing) for thing in seen.values())
 
 
-_NOT_HELD = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, Desk, Limits)
+_NOT_HELD = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, ConnectionFixture, Limits)
 
 
 def keep(case: Case, seed: str) -> Path:

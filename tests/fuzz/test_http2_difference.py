@@ -16,8 +16,8 @@ from http2_cases import WRONGNESS, Act, load, make, save
 from http2_difference import LIMITS, Unlike, frames_of, held, run
 
 from tfs_lite.testing.grpc import http2_peer as wire
-from tfs_lite.testing.grpc.http2_peer import Desk
-from tfs_lite.transport.http2 import connection, framing, settings
+from tfs_lite.testing.grpc.http2_peer import ConnectionFixture
+from tfs_lite.transport.http2 import connection, framing
 from tfs_lite.transport.http2.connection import Connection
 from tfs_lite.transport.http2.fields import Fields
 from tfs_lite.transport.http2.hpack_reader import BlockReader
@@ -75,10 +75,10 @@ def read_and_remember(self: BlockReader[object], block: bytes) -> Fields | None:
 
 
 BUGS: dict[str, tuple[object, str, object]] = {
-    "padding is not taken off": (connection, "bare", lambda flags, payload: payload),
+    "padding is not taken off": (connection, "strip_padding", lambda flags, payload: payload),
     "continuation is not checked": (framing, "CONTINUATION", 0x77),
     "windows are not resized": (Connection, "_resize_windows", lambda self, size: None),
-    "settings are not checked": (connection, "read_settings", lambda payload: [*settings.SETTING.iter_unpack(payload)]),
+    "settings are not checked": (connection, "read_settings", lambda payload: [*framing.SETTING.iter_unpack(payload)]),
     "trailers are not checked": (connection, "check_trailers", lambda fields: None),
     "window updates are not counted": (SendQueue, "widen_stream", lambda self, stream, increment: True),
     "old header blocks are remembered": (BlockReader, "read_fields", read_and_remember),
@@ -113,18 +113,18 @@ def floods(peer: wire.Peer) -> dict[str, Callable[[int], bytes]]:
 @pytest.mark.parametrize("kind", floods(wire.Peer()))
 def test_what_a_connection_holds_does_not_grow_with_what_it_has_read(kind: str) -> None:
     """Also with every budget set to endless."""
-    desk = Desk(LIMITS)
-    make_one = floods(desk.peer)[kind]
+    conn = ConnectionFixture(LIMITS)
+    make_one = floods(conn.peer)[kind]
     sizes = []
     for number in range(1, 12_001, 2):
-        desk.send(make_one(number))
-        desk.events.clear()
-        desk.frames.clear()
-        desk.output.clear()
-        desk.calls.clear()
+        conn.send(make_one(number))
+        conn.events.clear()
+        conn.frames.clear()
+        conn.output.clear()
+        conn.calls.clear()
         if number in (4001, 11_999):
-            sizes.append(held(desk.connection))
-    assert desk.connection.closing is None
+            sizes.append(held(conn.connection))
+    assert conn.connection.closing is None
     assert sizes[1] <= sizes[0] + 4096
     assert sizes[1] < http2_difference.MAX_HELD
 

@@ -1,10 +1,14 @@
-"""gRPC over HTTP/2 for servers, in Python: a table of methods on the wire, and nothing about what the methods do.
+"""gRPC over HTTP/2 for servers, in Python: it puts a table of methods on the wire and does not know what they do.
 
-    bytes -> protocol -> connection (HTTP/2, no I/O) -> calls (gRPC) -> the handlers of the table
-      ^                       |                           |
-      +------- outgoing <-----+---------------------------+
+    socket -> protocol -> http2 (bytes to frames and streams, no I/O) -> grpc (calls) -> the handlers of the table
+      ^                     |                                              |
+      +---- send queue <----+----------------------------------------------+
 
-It is a ground floor: the standard library and ``hpack``, no part of this package. What the rest of the server has to
-say comes in as values and functions: the table (:mod:`table`), the bounds (:mod:`limits`), who is let in and what an
-exception means to a client (:class:`server.Hooks`).
+It needs the standard library and ``hpack``, and imports no other part of this package. The rest of the server passes
+in the table of methods, the limits, and :class:`grpc.call.Hooks`, which admit calls and explain exceptions.
+
+Read :mod:`table` (methods), :mod:`limits` and :mod:`numbers` (every bound; what is counted), then the folders
+:mod:`http2` and :mod:`grpc`. :mod:`protocol` is one connection on asyncio, with :mod:`pings` (how often a client may
+ask), :mod:`watch` (timeouts) and :mod:`deadlines`. :mod:`server` accepts connections and stops, and
+:mod:`rate_limited_log` reports those that were ended.
 """

@@ -1,7 +1,7 @@
-"""What has to be done when a deadline passes, for thousands of requests that hardly ever see theirs.
+"""One timer for the deadlines of thousands of requests, hardly any of which is reached.
 
-One timer, for the earliest deadline heard of since it last rang. Requests mostly come with the same time limit, so that
-a later one hardly ever has an earlier deadline; most are long answered when the timer rings.
+The timer is set for the earliest deadline known. Requests mostly have the same time limit, so a later one hardly ever
+has an earlier deadline, and most are answered long before the timer fires.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-MOST_DISCARDED = 1000
-"""Deadlines of items that are long done, beyond twice the number of those that are not."""
+MAX_DISCARDED = 1000
+"""Discarded entries in the heap, beyond twice the number of the others, before the heap is rebuilt."""
 
 
 class Deadlines(Generic[T]):
-    """On the event loop. ``add`` -> ``expired`` on time or ``discard`` before; times are those of the loop's clock."""
+    """``add`` an item; ``expired`` is called on time unless ``discard`` came before. On the event loop, with times of
+    its clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[T], None]) -> None:
         self._loop = loop
         self._expired = expired
         self._entries: dict[T, list[Any]] = {}
         self._heap: list[list[Any]] = []
-        """Deadline, a number that is nobody else's, and the item: None once it was discarded."""
+        """Deadline, a unique number, and the item: None once it was discarded."""
         self._last = 0
-        self._rings = inf
+        self._fires_at = inf
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, item: T, deadline: float) -> None:
@@ -36,36 +37,35 @@ class Deadlines(Generic[T]):
         self._last = number = self._last + 1
         self._entries[item] = entry = [deadline, number, item]
         heappush(self._heap, entry)
-        if deadline < self._rings:
-            self._ring_at(deadline)
+        if deadline < self._fires_at:
+            self._set_timer(deadline)
 
     def discard(self, item: T) -> None:
         entry = self._entries.pop(item, None)
         if entry is not None:
             entry[2] = None
-            if len(self._heap) > MOST_DISCARDED + 2 * len(self._entries):
+            if len(self._heap) > MAX_DISCARDED + 2 * len(self._entries):
                 self._heap = [entry for entry in self._heap if entry[2] is not None]
                 heapify(self._heap)
 
     def close(self) -> None:
-        """No timer is left."""
+        """Cancels the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _ring_at(self, deadline: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._rings = deadline
-        self._timer = self._loop.call_at(deadline, self._rang)
+    def _set_timer(self, deadline: float) -> None:
+        self.close()
+        self._fires_at = deadline
+        self._timer = self._loop.call_at(deadline, self._fire)
 
-    def _rang(self) -> None:
-        self._timer, self._rings = None, inf
-        now, late, heap = self._loop.time(), [], self._heap
+    def _fire(self) -> None:
+        self._timer, self._fires_at = None, inf
+        now, due, heap = self._loop.time(), [], self._heap
         while heap and (heap[0][0] <= now or heap[0][2] is None):
-            late.append(heappop(heap))
+            due.append(heappop(heap))
         if heap:
-            self._ring_at(heap[0][0])
-        for entry in late:
+            self._set_timer(heap[0][0])
+        for entry in due:
             item = entry[2]
             if item is not None:
                 self.discard(item)

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Numbers:
-    """Of one server. Plain additions: a reader may see one of two numbers that belong together."""
+    """Of one server. Numbers are added one by one, so a reader may see one of two that belong together."""
 
     connections: int = 0
     """Open now."""
     connections_total: int = 0
-    """Accepted so far, also those that never became one."""
+    """Accepted so far, failed handshakes included."""
     closed: Counter[str] = field(default_factory=Counter)
     """Connections that ended, by kind: ``client``, ``drained``, ``idle``, ``age``, ``keepalive``, ``handshake``,
     ``no_http2``, ``slow_reader``, ``too_many``, ``too_many_pings``, ``header_bomb``, ``protocol``, ``internal``,
     ``lingering``, or a name of :data:`limits.FLOODS`."""
     streams: int = 0
-    """Open now, those included whose handler has not ended after a reset."""
+    """Open now. A stream that was reset counts until its handler has ended."""
     calls: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Calls that ended, by path and gRPC status code. Only paths of the table; others are ``""``."""
+    """Calls that ended, by path and gRPC status code. A path that is not in the table is ``""``."""
     refused: int = 0
-    """Streams beyond the bound, sent REFUSED_STREAM."""
+    """Streams beyond ``max_streams``, sent REFUSED_STREAM."""
     resets_received: int = 0
     resets_sent: int = 0
     bytes_received: int = 0

@@ -1,9 +1,9 @@
-"""One connection on asyncio: bytes from the socket to HTTP/2, its output to the socket, streams to calls.
+"""One connection on asyncio: it passes bytes between the socket and HTTP/2, and streams to calls.
 
 data_received -> Connection.receive -> on_request, on_data, ... -> Call
-Call -> Connection -> wake -> (once for each turn of the loop) flush -> transport.write
+Call -> Connection -> wake -> flush (once for each turn of the loop) -> transport.write
 
-greeting -> open -> draining (GOAWAY, calls go on) -> ending (our side is closed, the rest is thrown away) -> lost
+preface -> open -> draining (GOAWAY, calls go on) -> ending (our side is closed, input is discarded) -> lost
 """
 
 from __future__ import annotations
@@ -12,14 +12,8 @@ import asyncio
 import logging
 from typing import Protocol, cast
 
-from tfs_lite.transport.grpc.call import (
-    SHUTTING_DOWN,
-    Call,
-    OneRequestCall,
-    UnaryCall,
-)
+from tfs_lite.transport.grpc.call import SHUTTING_DOWN, Call, Common, OneRequestCall, UnaryCall
 from tfs_lite.transport.grpc.codes import DEADLINE_EXCEEDED, UNAVAILABLE
-from tfs_lite.transport.grpc.common import Common
 from tfs_lite.transport.grpc.head import RequestHead, RequestHeadParser
 from tfs_lite.transport.grpc.streaming import ServerStreamCall, StreamedCall
 from tfs_lite.transport.http2 import framing as frames
@@ -39,10 +33,10 @@ CALLS: dict[CallKind, type[UnaryCall] | type[ServerStreamCall] | type[StreamedCa
     CallKind.BIDI_STREAM: StreamedCall,
 }
 KEEPALIVE_PING = b"alive? \n"
-MAX_THROWN_AWAY = 16 << 20
+MAX_DISCARDED = 16 << 20
 """Bytes that a client may still send on a connection that ends."""
-_ENOUGH = 3
-"""Bytes after which HTTP/2's preface cannot be taken for a request of HTTP/1."""
+_MIN_PREFACE = 3
+"""Bytes after which HTTP/2's preface differs from every request of HTTP/1."""
 _TEXT = b"This port speaks gRPC over HTTP/2, not HTTP/1.\n"
 _NOT_HTTP1 = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n"
@@ -52,56 +46,56 @@ _STALLED = "the rest of the request did not come"
 
 
 class ConnectionOwner(Protocol):
-    """The server, as its connections know it."""
+    """What a connection needs of its server."""
 
     @property
     def common(self) -> Common: ...
 
     @property
-    def heads(self) -> RequestHeadParser: ...
+    def head_parser(self) -> RequestHeadParser: ...
 
-    def arrived(self, protocol: ServerProtocol) -> bool:
-        """False: there is no place."""
+    def connected(self, protocol: ServerProtocol) -> bool:
+        """Whether there is room for it."""
 
-    def left(self, protocol: ServerProtocol) -> None: ...
+    def disconnected(self, protocol: ServerProtocol) -> None: ...
 
 
 class ServerProtocol(asyncio.Protocol):
-    """Made for each connection. All on the event loop; nothing here waits."""
+    """One for each connection. All on the event loop; nothing here blocks."""
 
     __slots__ = (
-        "_first",
+        "_activity",
+        "_discardable",
+        "_end_kind",
         "_flushing",
-        "_house",
-        "_kind",
-        "_left",
         "_loop",
+        "_owner",
         "_peer",
         "_pings",
+        "_preface",
         "_transport",
-        "_vitals",
         "_written",
         "common",
         "connection",
     )
 
-    def __init__(self, house: ConnectionOwner) -> None:
-        self._house = house
-        self.common = house.common
-        self._loop = house.common.loop
+    def __init__(self, owner: ConnectionOwner) -> None:
+        self._owner = owner
+        self.common = owner.common
+        self._loop = owner.common.loop
         self._transport: asyncio.Transport | None = None
         self._peer: object = None
         self.connection: Connection[RequestHead] = Connection(
-            self.common.limits, self.common.numbers, self, house.heads.read, self._loop.time, self._wake
+            self.common.limits, self.common.numbers, self, owner.head_parser.read, self._loop.time, self._wake
         )
         self._pings = PingPolicy(self.common.limits)
-        self._first: bytes | None = b""
-        """What came before it was clear that this is HTTP/2; None: it is."""
+        self._preface: bytes | None = b""
+        """The first bytes while it is not certain that this is HTTP/2; None afterwards."""
         self._flushing: asyncio.Handle | None = None
-        self._kind = "client"
-        self._left = MAX_THROWN_AWAY
+        self._end_kind = "client"
+        self._discardable = MAX_DISCARDED
         self._written = 0
-        self._vitals = ConnectionActivity(self.common.limits, self._loop.time())
+        self._activity = ConnectionActivity(self.common.limits, self._loop.time())
 
     # From the socket.
 
@@ -112,26 +106,26 @@ class ServerProtocol(asyncio.Protocol):
         numbers.connections += 1
         self._transport.set_write_buffer_limits(high=self.common.limits.write_high_water)
         tls = transport.get_extra_info("ssl_object")
-        if not self._house.arrived(self):
+        if not self._owner.connected(self):
             self.abort("drained" if self.common.draining else "too_many")
         elif tls is not None and tls.selected_alpn_protocol() != "h2":
             self._close("no_http2", say=False)
 
     def data_received(self, data: bytes) -> None:
-        if self._vitals.ending:
-            self._throw_away(len(data))
+        if self._activity.ending:
+            self._discard(len(data))
             return
         try:
-            if self._first is not None:
-                data = self._greet(data)
+            if self._preface is not None:
+                data = self._read_preface(data)
             self.connection.receive(data)
             if self.connection.closing is not None:
                 self._end()
         except Exception as error:
-            self.broken(error)
+            self.fail(error)
 
     def eof_received(self) -> bool | None:
-        """A client that has closed its side takes no answer."""
+        """A client that has closed its side gets no more answers."""
         return False
 
     def pause_writing(self) -> None:
@@ -141,26 +135,26 @@ class ServerProtocol(asyncio.Protocol):
         self.connection.outgoing.resume()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._vitals.ending = True
+        self._activity.ending = True
         self._unschedule()
-        self.connection.close(ErrorCode.NO_ERROR, "", self._kind)
-        self._unschedule()  # what the end of the connection has to say, nobody hears
+        self.connection.close(ErrorCode.NO_ERROR, "", self._end_kind)
+        self._unschedule()  # nothing can be written any more
         numbers = self.common.numbers
         numbers.connections -= 1
-        kind = self.connection.closing or self._kind
+        kind = self.connection.closing or self._end_kind
         numbers.closed[kind] += 1
-        self.common.complaints.about(kind, self._peer, self.connection.why)
-        self._house.left(self)
+        self.common.log.connection_ended(kind, self._peer, self.connection.why)
+        self._owner.disconnected(self)
 
-    def _greet(self, data: bytes) -> bytes:
-        """What there is for HTTP/2 to read. A client of HTTP/1 is told in its own words what this port is."""
-        first = (self._first or b"") + data
-        if len(first) < _ENOUGH and frames.PREFACE.startswith(first):
-            self._first = first
+    def _read_preface(self, data: bytes) -> bytes:
+        """Returns what HTTP/2 is to read. A client of HTTP/1 gets an answer in HTTP/1 that says what this port is."""
+        first = (self._preface or b"") + data
+        if len(first) < _MIN_PREFACE and frames.PREFACE.startswith(first):
+            self._preface = first
             return b""
-        self._first = None
+        self._preface = None
         word = first[:8].partition(b" ")[0]
-        if not frames.PREFACE.startswith(first[:_ENOUGH]) and word.isalpha() and word.isupper():
+        if not frames.PREFACE.startswith(first[:_MIN_PREFACE]) and word.isalpha() and word.isupper():
             self._write([_NOT_HTTP1])
             self._close("no_http2", say=False)
             return b""
@@ -170,7 +164,7 @@ class ServerProtocol(asyncio.Protocol):
     # To the socket.
 
     def _wake(self) -> None:
-        if self._flushing is None and not self._vitals.ending:
+        if self._flushing is None and not self._activity.ending:
             self._flushing = self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
@@ -179,10 +173,10 @@ class ServerProtocol(asyncio.Protocol):
         try:
             while output := connection.take():
                 self._write(output)
-            if connection.closing is not None or (self._vitals.finished and not connection.busy):
+            if connection.closing is not None or (self._activity.finished and not connection.busy):
                 self._end()
         except Exception as error:
-            self.broken(error)
+            self.fail(error)
             self.abort("internal")
 
     def _write(self, output: list[bytes | memoryview]) -> None:
@@ -193,14 +187,14 @@ class ServerProtocol(asyncio.Protocol):
             transport.write(data)
 
     def _end(self) -> None:
-        """Sends what is left, closes our side, and waits for the client to close its own: closed at once, what it may
-        still send would be answered with a reset, which could overtake the last answers."""
-        if self._vitals.ending:
+        """Sends the remaining output, closes the server's side, and waits for the client to close its own. Closing the
+        socket at once would answer further input with a TCP reset, which could overtake the last answers."""
+        if self._activity.ending:
             return
-        self._vitals.ending = True
+        self._activity.ending = True
         self._unschedule()
         self._write(self.connection.outgoing.take_last())
-        self.connection.close(ErrorCode.NO_ERROR, "", self._vitals.draining or self._kind)
+        self.connection.close(ErrorCode.NO_ERROR, "", self._activity.draining or self._end_kind)
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -217,76 +211,76 @@ class ServerProtocol(asyncio.Protocol):
             self._flushing.cancel()
             self._flushing = None
 
-    def _throw_away(self, size: int) -> None:
-        self._left -= size
-        if self._left < 0:
-            self.abort(self._kind)
+    def _discard(self, size: int) -> None:
+        self._discardable -= size
+        if self._discardable < 0:
+            self.abort(self._end_kind)
 
     # From HTTP/2.
 
-    def on_request(self, stream: Stream, opening: RequestHead, ended: bool) -> None:
+    def on_request(self, stream: Stream, head: RequestHead, ended: bool) -> None:
         try:
-            row = opening.row
-            if opening.answer is not None or row is None:
-                self._answer_at_once(stream, opening)
+            method = head.method
+            if head.answer is not None or method is None:
+                self._answer_at_once(stream, head)
                 return
-            call = CALLS[row.kind](self, row, stream, opening)
+            call = CALLS[method.kind](self, method, stream, head)
             stream.call = call
             call.begin()
             if ended:
-                call.data(b"", True)
+                call.receive(b"", True)
         except Exception as error:
-            self.broken(error)
+            self.fail(error)
 
     def on_data(self, stream: Stream, data: bytes, ended: bool) -> None:
         call: Call | None = stream.call
         if call is not None:
             try:
-                call.data(data, ended)
+                call.receive(data, ended)
             except Exception as error:
-                self.broken(error)
+                self.fail(error)
 
     def on_reset(self, stream: Stream, code: int) -> None:
         call: Call | None = stream.call
         if call is not None:
             call.reset()
 
-    def on_room(self, stream: Stream) -> None:
+    def on_writable(self, stream: Stream) -> None:
         call: Call | None = stream.call
         if call is not None:
-            call.on_room()
+            call.on_writable()
 
     def on_ping(self) -> bool:
         connection = self.connection
-        return self._pings.allows(self._loop.time(), connection.outgoing.answers_sent, connection.busy > 0)
+        return self._pings.allows(self._loop.time(), connection.outgoing.frames_sent, connection.busy > 0)
 
     def on_ping_ack(self, payload: bytes) -> None:
-        if payload == DRAIN_PING and self._vitals.draining:
+        if payload == DRAIN_PING and self._activity.draining:
             self._finish()
 
-    def _answer_at_once(self, stream: Stream, opening: RequestHead) -> None:
-        path = opening.row.path if opening.row is not None else ""
-        self.common.numbers.calls[path, opening.status] += 1
-        self.connection.headers(stream, opening.answer or b"", True)
+    def _answer_at_once(self, stream: Stream, head: RequestHead) -> None:
+        path = head.method.path if head.method is not None else ""
+        self.common.numbers.calls[path, head.status] += 1
+        self.connection.headers(stream, head.answer or b"", True)
         self.connection.release(stream)
 
     # From calls.
 
-    def broken(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         logger.error("a gRPC connection has failed in the server itself", exc_info=error)
         self.connection.close(ErrorCode.INTERNAL_ERROR, "internal error", "internal")
         self._wake()
 
-    def call_over(self) -> None:
-        if self._vitals.finished:
+    def call_closed(self) -> None:
+        if self._activity.finished:
             self._wake()
 
     # From the server and its watch.
 
     @property
     def idle_since(self) -> float | None:
-        """Since when nothing has come, if there is no call inside; None: it cannot be spared, or it ends anyway."""
-        return None if self.connection.busy or self._vitals.ending else self.connection.last_received
+        """Since when nothing has arrived; None while there are calls, or if the connection is ending anyway."""
+        return None if self.connection.busy or self._activity.ending else self.connection.last_received
 
     @property
     def used(self) -> bool:
@@ -294,50 +288,50 @@ class ServerProtocol(asyncio.Protocol):
         return self.connection.last_stream > 0
 
     def drain(self, kind: str) -> None:
-        """No more calls, please: those inside go on, and the connection ends with them."""
-        if self._vitals.draining or self._vitals.ending:
+        """Asks the client for no more calls. Those that have begun go on, and the connection ends with them."""
+        if self._activity.draining or self._activity.ending:
             return
-        self._vitals.draining, self._vitals.draining_since = kind, self._loop.time()
+        self._activity.draining, self._activity.draining_since = kind, self._loop.time()
         if self.connection.opened:
             self.connection.goaway_soon()
         else:
             self._close(kind)
 
-    def cut(self) -> None:
-        """The calls inside are cancelled, and told so."""
+    def cancel(self) -> None:
+        """Ends the calls with UNAVAILABLE, cancels their handlers, and closes."""
         for stream in list(self.connection.streams.values()):
             if stream.call is not None:
                 stream.call.abort(UNAVAILABLE, SHUTTING_DOWN)
-        self._close(self._vitals.draining or "drained")
+        self._close(self._activity.draining or "drained")
 
     def abort(self, kind: str) -> None:
-        """Without another word."""
+        """Closes the socket without sending anything more."""
         if self.connection.closing is None:
-            self._kind = kind
+            self._end_kind = kind
         if self._transport is not None:
             self._transport.abort()
 
     def evict(self) -> None:
-        """Another connection takes its place."""
+        """Makes room for another connection."""
         self._close("too_many")
         if self._transport is not None:
             self._transport.close()
 
-    def look(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         try:
-            self._look(now)
+            self._check_timeouts(now)
         except Exception as error:
-            self.broken(error)
+            self.fail(error)
 
-    def _look(self, now: float) -> None:
+    def _check_timeouts(self, now: float) -> None:
         if self.connection.closing is not None:
             self._end()
         limits = self.common.limits
         buffered = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        verdict = decide(self._vitals.view(now, self.connection, self._written, buffered), limits)
-        if verdict is not None:
-            act, kind = verdict
-            if act is Act.CUT:
+        due = decide(self._activity.view(now, self.connection, self._written, buffered), limits)
+        if due is not None:
+            act, kind = due
+            if act is Act.ABORT:
                 self.abort(kind)
             elif act is Act.CLOSE:
                 self._close(kind)
@@ -346,23 +340,24 @@ class ServerProtocol(asyncio.Protocol):
             elif act is Act.DRAIN:
                 self.drain(kind)
             else:
-                self._vitals.pinged = now
+                self._activity.pinged = now
                 self.connection.outgoing.control(frames.ping(KEEPALIVE_PING))
         for stream in list(self.connection.streams.values()):
             call = stream.call
-            if isinstance(call, OneRequestCall) and call.heard and now - call.heard >= limits.request_timeout:
+            waiting_since = call.waiting_since if isinstance(call, OneRequestCall) else 0.0
+            if waiting_since and now - waiting_since >= limits.request_timeout:
                 call.abort(DEADLINE_EXCEEDED, _STALLED)
 
     def _finish(self) -> None:
-        """What was on its way is here; calls that still come are not taken."""
-        if not self._vitals.finished:
-            self._vitals.finished = True
+        """Ignores calls from now on: those that were on their way have arrived."""
+        if not self._activity.finished:
+            self._activity.finished = True
             self.connection.goaway()
             self._wake()
 
     def _close(self, kind: str, say: bool = True) -> None:
-        """Every call is over, and the connection ends; with ``say`` by GOAWAY, if it ever was HTTP/2."""
-        self._kind = kind
-        if say and self._first is None:
+        """Ends every call and the connection; with ``say`` by GOAWAY, if the client speaks HTTP/2."""
+        self._end_kind = kind
+        if say and self._preface is None:
             self.connection.close(ErrorCode.NO_ERROR, "", kind)
         self._end()

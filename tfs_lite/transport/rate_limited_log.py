@@ -1,6 +1,6 @@
-"""The log's word on connections that were ended for what their clients did: who and why, and not more than is read.
+"""Log lines about connections that ended through a fault of their clients: the address and why, at a limited rate.
 
-A thousand clients that do the same wrong are one line now and one with their number later.
+A thousand clients with the same fault make one line now and one with their number later.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ logger = logging.getLogger(__name__)
 EVERY = 10.0
 """Seconds between two lines about the same kind."""
 QUIET = frozenset({"client", "drained", "idle", "age", "lingering"})
-"""Kinds of ends that are nobody's fault."""
+"""Kinds of ends that are no fault, and are not logged."""
 
 
 class RateLimitedLog:
-    """Of one server. On its event loop; ``clock`` is in seconds."""
+    """For one server, on its event loop. ``clock`` is in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._next: dict[str, float] = {}
-        """When the kind may be spoken of again. There are as many kinds as the transport has words for."""
-        self._silent: Counter[str] = Counter()
+        """When a kind may be logged again. The transport has a fixed set of kinds."""
+        self._suppressed: Counter[str] = Counter()
 
-    def about(self, kind: str, peer: object, why: str) -> None:
-        """A connection has ended. ``peer`` is the address as sockets have it; None: it is not known any more."""
+    def connection_ended(self, kind: str, peer: object, why: str) -> None:
+        """``peer`` is the socket's address; None means that it is not known any more."""
         if kind not in QUIET:
-            self.say(kind, f"gRPC connection from {_name(peer)} ended, {kind}{why and f': {why}'}")
+            self.warn(kind, f"gRPC connection from {_name(peer)} ended, {kind}{why and f': {why}'}")
 
-    def say(self, kind: str, text: str) -> None:
+    def warn(self, kind: str, text: str) -> None:
         now = self._clock()
         if now < self._next.get(kind, now):
-            self._silent[kind] += 1
+            self._suppressed[kind] += 1
             return
         self._next[kind] = now + EVERY
-        more = self._silent.pop(kind, 0)
+        more = self._suppressed.pop(kind, 0)
         logger.warning("%s%s", text, f" ({more} more of this kind since the last such line)" if more else "")
 
 

@@ -1,7 +1,7 @@
-"""A gRPC server on listening sockets: takes connections, looks at them now and then, and stops without losing calls.
+"""A gRPC server on listening sockets: it accepts connections, checks their timeouts, and stops without losing calls.
 
 start -> accept -> (TLS) -> ServerProtocol -> calls
-stop: no more connections -> GOAWAY everywhere -> calls inside are answered, or cut off after the grace -> nothing
+stop: no more connections -> GOAWAY to all -> calls are answered, or cancelled after the grace -> all is closed
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from tfs_lite.transport.grpc.common import Common, Hooks
+from tfs_lite.transport.grpc.call import Common, Hooks
 from tfs_lite.transport.grpc.head import RequestHeadParser
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
 from tfs_lite.transport.protocol import ServerProtocol
 from tfs_lite.transport.table import Method
-from tfs_lite.transport.watch import LINGER, Watch, tick_of
+from tfs_lite.transport.watch import LINGER, Watch, check_interval
 
 __all__ = ["Hooks", "Server"]
 
@@ -29,26 +29,26 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
 MAX_HANDSHAKES = 1024
-"""In progress at a time; one more costs the oldest its chance."""
+"""In progress at a time; one more cancels the oldest."""
 ACCEPT_AT_ONCE = 64
-"""Connections taken before others have their turn."""
+"""Connections accepted in one turn of the loop."""
 ACCEPT_PAUSE = 1.0
-"""Seconds after the system had no socket for us (too many open files)."""
-CHOOSE_EVERY = 1.0
-"""Seconds between two searches for connections that can be spared."""
-REST = 1.0
-"""Seconds without a call after which a connection that has had one can be spared."""
-DRAIN_TICK = 0.1
-"""Seconds between two looks while the server stops."""
-CANCEL_PATIENCE = 5.0
+"""Seconds until the next attempt after the system had no socket (too many open files)."""
+EVICTION_INTERVAL = 1.0
+"""Seconds between two searches for connections that can be evicted."""
+MIN_IDLE = 1.0
+"""Seconds without a call after which a connection that has had one can be evicted."""
+DRAIN_INTERVAL = 0.1
+"""Seconds between two checks of connections while the server stops."""
+CANCEL_TIMEOUT = 5.0
 """Seconds that handlers have for ending after they were cancelled."""
 
 
 class Server:
     """``start`` -> ``stop``, both on the event loop that runs the handlers. ``numbers`` may be read from any thread.
 
-    ``tls`` gives the newest context, and is called for every connection; None: no TLS. Clients must choose ``h2`` by
-    ALPN then.
+    ``tls`` returns the newest context, and is called for every connection; clients must then choose ``h2`` by ALPN.
+    None means no TLS.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Server:
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self.numbers = Numbers()
-        self.heads = RequestHeadParser(methods)
+        self.head_parser = RequestHeadParser(methods)
         self.common: Common
         self._limits = limits
         self._max_connections = connections_allowed(limits.max_connections)
@@ -70,18 +70,18 @@ class Server:
         self._retries: dict[socket.socket, asyncio.Handle] = {}
         self._handshakes: dict[asyncio.Task[bool], socket.socket] = {}
         self._connections: set[ServerProtocol] = set()
-        self._spare: deque[tuple[ServerProtocol, float]] = deque()
-        self._chosen = 0.0
+        self._evictable: deque[tuple[ServerProtocol, float]] = deque()
+        self._searched_at = 0.0
         self._watch: Watch
         self._changed = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
-        self._cut_at = 0.0
+        self._cancel_at = 0.0
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
-        """Bound sockets, of TCP or Unix. They are the server's from now on; so is closing them."""
+        """``sockets`` are bound, of TCP or Unix. The server owns them from now on, and closes them."""
         loop = asyncio.get_running_loop()
         self.common = Common(loop, self._limits, self.numbers, self._hooks, self._changed.set)
-        self._watch = Watch(loop, tick_of(self._limits), lambda: self._connections)
+        self._watch = Watch(loop, check_interval(self._limits), lambda: self._connections)
         self._watch.start()
         for listening in sockets:
             listening.setblocking(False)
@@ -90,59 +90,59 @@ class Server:
             self._listen(listening)
 
     async def stop(self, grace: float) -> None:
-        """Takes no more connections and asks clients for no more calls; returns when those inside are answered, or
+        """Accepts no more connections, asks clients for no more calls, and returns when all calls are answered, or
         cancelled after ``grace`` seconds, and nothing is left. May be called again with a shorter grace while it runs.
         """
         if not self._sockets:
             return
         loop = asyncio.get_running_loop()
-        cut_at = loop.time() + grace
+        cancel_at = loop.time() + grace
         if self._stopping is None:
-            self._cut_at = cut_at
+            self._cancel_at = cancel_at
             self._stopping = loop.create_task(self._stop())
-        elif cut_at < self._cut_at:
-            self._cut_at = cut_at
+        elif cancel_at < self._cancel_at:
+            self._cancel_at = cancel_at
             self._changed.set()
         await asyncio.shield(self._stopping)
 
     # Connections come and go.
 
-    def arrived(self, protocol: ServerProtocol) -> bool:
+    def connected(self, protocol: ServerProtocol) -> bool:
         if self.common.draining:
             return False
         if len(self._connections) >= self._max_connections:
-            spare = self._choose()
-            if spare is None:
+            evicted = self._find_evictable()
+            if evicted is None:
                 return False
-            spare.evict()
-            self._connections.discard(spare)
-        elif self._spare:
-            self._spare.clear()
+            evicted.evict()
+            self._connections.discard(evicted)
+        elif self._evictable:
+            self._evictable.clear()
         self._connections.add(protocol)
         return True
 
-    def left(self, protocol: ServerProtocol) -> None:
+    def disconnected(self, protocol: ServerProtocol) -> None:
         self._connections.discard(protocol)
         if not self._connections:
             self._changed.set()
 
-    def _choose(self) -> ServerProtocol | None:
-        """The connection without a call from which nothing has come for longest, one that never had a call before all
-        others: who asks now and then is not put out by a crowd that says nothing. The search over all of them is made
-        at most once in a while, for many."""
+    def _find_evictable(self) -> ServerProtocol | None:
+        """The connection without calls that has been silent for longest. Connections that never had a call come first,
+        so that a crowd of silent ones does not evict a client that calls now and then. One search over all connections
+        serves many evictions."""
         now = self.common.loop.time()
-        if not self._spare and now - self._chosen >= CHOOSE_EVERY:
-            self._chosen = now
+        if not self._evictable and now - self._searched_at >= EVICTION_INTERVAL:
+            self._searched_at = now
             idle = [(protocol, since) for protocol in self._connections if (since := protocol.idle_since) is not None]
-            resting = [one for one in idle if not one[0].used or now - one[1] >= REST]
-            self._spare.extend(sorted(resting, key=lambda one: (one[0].used, one[1])))
-        while self._spare:
-            protocol, since = self._spare.popleft()
+            found = [(protocol, since) for protocol, since in idle if not protocol.used or now - since >= MIN_IDLE]
+            self._evictable.extend(sorted(found, key=lambda one: (one[0].used, one[1])))
+        while self._evictable:
+            protocol, since = self._evictable.popleft()
             if protocol.idle_since == since and protocol in self._connections:
                 return protocol
         return None
 
-    # Taking connections.
+    # Accepting connections.
 
     def _listen(self, listening: socket.socket) -> None:
         self._retries.pop(listening, None)
@@ -156,9 +156,9 @@ class Server:
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:
-                continue  # it has gone before it was taken
+                continue  # the client has gone already
             except OSError as error:
-                self.common.complaints.say("no_socket", f"no gRPC connection can be taken: {error.strerror}")
+                self.common.log.warn("no_socket", f"no gRPC connection can be taken: {error.strerror}")
                 loop.remove_reader(listening)
                 self._retries[listening] = loop.call_later(ACCEPT_PAUSE, self._listen, listening)
                 return
@@ -166,12 +166,12 @@ class Server:
             self.numbers.connections_total += 1
             if len(self._handshakes) >= MAX_HANDSHAKES:
                 next(iter(self._handshakes)).cancel()
-            task = loop.create_task(self._welcome(accepted))
+            task = loop.create_task(self._handshake(accepted))
             self._handshakes[task] = accepted
-            task.add_done_callback(self._welcomed)
+            task.add_done_callback(self._handshake_done)
 
-    async def _welcome(self, accepted: socket.socket) -> bool:
-        """Whether it is a connection now."""
+    async def _handshake(self, accepted: socket.socket) -> bool:
+        """Whether it has succeeded."""
         loop, peer = self.common.loop, _peer_of(accepted)
         try:
             if self._tls is None:
@@ -185,14 +185,14 @@ class Server:
                     ssl_shutdown_timeout=LINGER,
                 )
         except OSError as error:  # ssl.SSLError is one, and a timeout
-            self.common.complaints.about("handshake", peer, str(error) or type(error).__name__)
+            self.common.log.connection_ended("handshake", peer, str(error) or type(error).__name__)
             return False
         except Exception:
             logger.exception("a connection could not be taken")
             return False
         return True
 
-    def _welcomed(self, task: asyncio.Task[bool]) -> None:
+    def _handshake_done(self, task: asyncio.Task[bool]) -> None:
         accepted = self._handshakes.pop(task)
         if task.cancelled() or not task.result():
             self.numbers.closed["handshake"] += 1
@@ -204,27 +204,29 @@ class Server:
     # The end.
 
     async def _stop(self) -> None:
-        await self._close_doors()
+        await self._stop_accepting()
         common = self.common
         common.draining = True
-        self._watch.hasten(DRAIN_TICK)
+        self._watch.shorten(DRAIN_INTERVAL)
         for call in list(common.calls):
             call.drain()
         for protocol in list(self._connections):
             protocol.drain("drained")
-        await self._until(self._is_empty, lambda: self._cut_at)
+        await self._wait_until(self._is_empty, lambda: self._cancel_at)
         for protocol in list(self._connections):
-            protocol.cut()
-        await self._end_of(lambda: not self._connections, LINGER)
+            protocol.cancel()
+        linger_end = common.loop.time() + LINGER
+        await self._wait_until(lambda: not self._connections, lambda: linger_end)
         for protocol in list(self._connections):
             protocol.abort("drained")
-        if not await self._end_of(lambda: not self._connections and not common.calls, CANCEL_PATIENCE):
+        cancel_end = common.loop.time() + CANCEL_TIMEOUT
+        if not await self._wait_until(self._is_empty, lambda: cancel_end):
             logger.error("%d handlers of gRPC calls go on after they were cancelled", len(common.calls))
         self._watch.stop()
         common.deadlines.close()
         common.inflater.close()
 
-    async def _close_doors(self) -> None:
+    async def _stop_accepting(self) -> None:
         for retry in self._retries.values():
             retry.cancel()
         for listening in self._sockets:
@@ -238,14 +240,10 @@ class Server:
     def _is_empty(self) -> bool:
         return not self._connections and not self.common.calls
 
-    async def _end_of(self, over: Callable[[], bool], patience: float) -> bool:
-        ends = self.common.loop.time() + patience
-        return await self._until(over, lambda: ends)
-
-    async def _until(self, over: Callable[[], bool], ends: Callable[[], float]) -> bool:
-        """Whether it was over before the time, which may be moved while this waits."""
-        while not over():
-            left = ends() - self.common.loop.time()
+    async def _wait_until(self, done: Callable[[], bool], end: Callable[[], float]) -> bool:
+        """Whether it was done before the end, which may change during the wait."""
+        while not done():
+            left = end() - self.common.loop.time()
             if left <= 0:
                 return False
             self._changed.clear()
@@ -255,13 +253,13 @@ class Server:
 
 
 def connections_allowed(most: int) -> int:
-    """``most``, or half of the files that the process may open; the other half is for everything else."""
+    """``most``, but no more than half of the files that the process may open: it needs the others for itself."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if files == resource.RLIM_INFINITY else min(most, files // 2)
 
 
 def _peer_of(accepted: socket.socket) -> object:
-    """None if it has gone already."""
+    """None if the client has gone already."""
     try:
         return accepted.getpeername()
     except OSError:

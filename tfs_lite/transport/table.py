@@ -1,7 +1,7 @@
-"""gRPC services as plain tables: a path, a kind and a function from bytes to bytes.
+"""gRPC services as tables of methods: a path, a kind of call, and a function from bytes to bytes.
 
-A transport puts such a table on the wire; nothing in a table knows which one. Handlers raise ServingError, and the
-transport turns that into a status.
+Both gRPC servers put such a table on the wire, and a table does not depend on which. Handlers raise ServingError, which
+the server turns into a status.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class CallKind(enum.Enum):
 
 @dataclass(slots=True)
 class CallContext:
-    """What a handler may know about the call besides its bytes.
+    """What a handler learns about its call besides the request.
 
-    ``deadline`` is in seconds of ``time.monotonic``; None: the client set none. ``metadata`` has the client's, names in
-    lower case, of calls with many requests. When the client goes, the handler's task is cancelled. What the handler
-    appends to ``trailers`` (lower-case name, printable ASCII text) goes out with the status of a call with one answer,
-    for clients that know to look there.
+    ``deadline`` is in seconds of ``time.monotonic``; None means that the client set none. Calls with many requests have
+    the client's ``metadata``, names in lower case. When the client cancels or disconnects, the handler's task is
+    cancelled. What the handler appends to ``trailers`` (lower-case name, printable ASCII text) is sent as trailing
+    metadata of a call with one answer.
     """
 
     deadline: float | None
@@ -40,13 +40,13 @@ UnaryHandler: TypeAlias = Callable[[bytes, CallContext], Awaitable[bytes]]
 StreamHandler: TypeAlias = Callable[[bytes, CallContext], AsyncIterator[bytes]]
 ClientStreamHandler: TypeAlias = Callable[[AsyncIterator[bytes], CallContext], Awaitable[bytes]]
 BidiHandler: TypeAlias = Callable[[AsyncIterator[bytes], CallContext], AsyncIterator[bytes]]
-"""The iterator of requests ends when the client has said its last word, or the server shuts down: the status is
-UNAVAILABLE then, whatever the handler answers."""
+"""The iterator of requests ends when the client half-closes the call, or when the server shuts down; then the status is
+UNAVAILABLE, whatever the handler answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One row. ``path`` is ``/package.Service/Method``; ``kind`` says which type the handler has."""
+    """One row of the table. ``path`` is ``/package.Service/Method``; ``kind`` says which type the handler has."""
 
     path: str
     kind: CallKind

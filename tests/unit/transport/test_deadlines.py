@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.transport.deadlines import MOST_DISCARDED, Deadlines
+from tfs_lite.transport.deadlines import MAX_DISCARDED, Deadlines
 
 
 class StillLoop(asyncio.SelectorEventLoop):
@@ -177,7 +177,7 @@ def test_what_was_discarded_is_not_kept(loop: StillLoop, rung: Rung) -> None:
     for number in range(100_000):
         rung.deadlines.add(number, loop.now + 60)
         rung.deadlines.discard(number)
-    assert len(rung.deadlines._heap) <= MOST_DISCARDED + 1
+    assert len(rung.deadlines._heap) <= MAX_DISCARDED + 1
     loop.advance(100)
     assert rung.items == []
 

@@ -14,8 +14,8 @@ from tfs_lite.transport.pings import PingPolicy
 LIMITS = Limits(min_ping_interval=10, max_ping_strikes=2, ping_without_calls=True)
 
 
-def verdicts(policy: PingPolicy, times: list[float], answers_sent: int = 0, busy: bool = True) -> list[bool]:
-    return [policy.allows(now, answers_sent, busy) for now in times]
+def verdicts(policy: PingPolicy, times: list[float], frames_sent: int = 0, busy: bool = True) -> list[bool]:
+    return [policy.allows(now, frames_sent, busy) for now in times]
 
 
 def test_pings_at_the_interval_are_allowed_for_ever() -> None:
@@ -37,8 +37,8 @@ def test_early_ping_does_not_put_the_next_one_off() -> None:
 def test_what_is_sent_for_a_call_forgives_all() -> None:
     policy = PingPolicy(LIMITS)
     assert verdicts(policy, [0, 1, 2]) == [True] * 3
-    assert verdicts(policy, [3, 4, 5], answers_sent=1) == [True] * 3
-    assert verdicts(policy, [6], answers_sent=1) == [False]
+    assert verdicts(policy, [3, 4, 5], frames_sent=1) == [True] * 3
+    assert verdicts(policy, [6], frames_sent=1) == [False]
 
 
 def test_pings_after_answers_are_never_too_many() -> None:
@@ -60,8 +60,8 @@ def test_no_bound_for_strikes_allows_any_number() -> None:
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 def test_client_that_pings_too_often_is_sent_away(loop: str) -> None:
-    with TransportFixture(loop, Limits(max_ping_strikes=2)) as house:
-        raw = house.dial()
+    with TransportFixture(loop, Limits(max_ping_strikes=2)) as server:
+        raw = server.dial()
         raw.send(*[h2.ping(b"%08d" % at) for at in range(4)])
         echoes = [raw.read_until(lambda frame: frame.kind == h2.PING and frame.ack).payload for _ in range(3)]
         end = raw.read_until(lambda frame: frame.kind == h2.GOAWAY)
@@ -74,9 +74,9 @@ def test_client_that_pings_too_often_is_sent_away(loop: str) -> None:
 def test_grpc_client_that_measures_its_bandwidth_is_not_sent_away() -> None:
     options = [("grpc.http2.bdp_probe", 1)]
     with (
-        TransportFixture(limits=Limits(max_ping_strikes=1)) as house,
-        grpc.insecure_channel(house.target, options) as made,
+        TransportFixture(limits=Limits(max_ping_strikes=1)) as server,
+        grpc.insecure_channel(server.target, options) as made,
     ):
         for _ in range(20):
             assert len(list(made.unary_stream(COUNT)(b"2000", timeout=PATIENCE))) == 2000
-        assert house.numbers.connections_total == 1
+        assert server.numbers.connections_total == 1

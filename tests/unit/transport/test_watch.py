@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 
 from tfs_lite.transport.limits import Limits
-from tfs_lite.transport.watch import DRAIN_ECHO, LINGER, MAX_TICK, MIN_TICK, SLICE, Act, View, Watch, decide, tick_of
+from tfs_lite.transport.watch import (
+    DRAIN_ECHO,
+    LINGER,
+    MAX_INTERVAL,
+    MIN_INTERVAL,
+    SLICE,
+    Act,
+    ConnectionView,
+    Watch,
+    check_interval,
+    decide,
+)
 
 LIMITS = Limits(
     handshake_timeout=10,
@@ -22,15 +33,15 @@ LIMITS = Limits(
     keepalive_time=200,
     keepalive_timeout=20,
 )
-QUIET = View(
+QUIET = ConnectionView(
     now=500.0,
-    made=400.0,
-    heard=499.0,
+    created=400.0,
+    last_received=499.0,
     busy=True,
     idle_since=499.0,
     partial_since=None,
-    waiting=False,
-    moved=500.0,
+    unsent=False,
+    last_progress=500.0,
     buffered=False,
     age_limit=1000.0,
 )
@@ -48,15 +59,15 @@ def test_connection_with_which_all_is_well_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("before", "due", "changes"),
     [
-        (440.1, (Act.CUT, "slow_reader"), {"waiting": True, "moved": 440.0}),
+        (440.1, (Act.ABORT, "slow_reader"), {"unsent": True, "last_progress": 440.0}),
         (490.1, (Act.CLOSE, "handshake"), {"partial_since": 490.0}),
-        (480.1, (Act.CUT, "keepalive"), {"pinged": 480.0, "heard": 100.0}),
-        (300.1, (Act.PING, "keepalive"), {"heard": 300.0}),
+        (480.1, (Act.ABORT, "keepalive"), {"pinged": 480.0, "last_received": 100.0}),
+        (300.1, (Act.PING, "keepalive"), {"last_received": 300.0}),
         (200.1, (Act.DRAIN, "idle"), {"idle_since": 200.0, "busy": False}),
-        (-499.9, (Act.DRAIN, "age"), {"made": -500.0}),
+        (-499.9, (Act.DRAIN, "age"), {"created": -500.0}),
         (499.1, (Act.FINISH, "drained"), {"draining": "drained", "draining_since": 500.0 - DRAIN_ECHO}),
         (450.1, (Act.CLOSE, "age"), {"draining": "age", "draining_since": 450.0, "finished": True}),
-        (500.0 - LINGER + 0.1, (Act.CUT, "lingering"), {"ending": True, "moved": 500.0 - LINGER}),
+        (500.0 - LINGER + 0.1, (Act.ABORT, "lingering"), {"ending": True, "last_progress": 500.0 - LINGER}),
     ],
     ids=["slow reader", "handshake", "keepalive", "ping", "idle", "age", "finish", "grace", "linger"],
 )
@@ -72,23 +83,32 @@ def test_calls_inside_keep_a_connection_from_being_idle() -> None:
 
 
 def test_what_waits_is_no_matter_while_some_of_it_leaves() -> None:
-    assert decided(waiting=True, moved=499.0) is None
+    assert decided(unsent=True, last_progress=499.0) is None
 
 
 def test_client_that_does_not_read_its_last_answers_is_cut_late() -> None:
     """Our side is closed, but the client has until the timeout to take what is in the buffer."""
-    assert decided(ending=True, waiting=True, buffered=True, moved=450.0) is None
-    assert decided(ending=True, waiting=True, buffered=True, moved=440.0) == (Act.CUT, "slow_reader")
+    assert decided(ending=True, unsent=True, buffered=True, last_progress=450.0) is None
+    assert decided(ending=True, unsent=True, buffered=True, last_progress=440.0) == (Act.ABORT, "slow_reader")
 
 
 def test_connection_that_ends_is_asked_nothing() -> None:
-    assert decided(ending=True, moved=499.9, heard=0.0, made=-inf, partial_since=0.0, pinged=1.0) is None
+    assert (
+        decided(ending=True, last_progress=499.9, last_received=0.0, created=-inf, partial_since=0.0, pinged=1.0)
+        is None
+    )
 
 
 def test_worst_comes_first() -> None:
-    everything: dict[str, Any] = {"waiting": True, "moved": 0.0, "partial_since": 0.0, "pinged": 0.0, "made": -9999.0}
+    everything: dict[str, Any] = {
+        "unsent": True,
+        "last_progress": 0.0,
+        "partial_since": 0.0,
+        "pinged": 0.0,
+        "created": -9999.0,
+    }
     order = []
-    for name in ("waiting", "partial_since", "pinged", "made"):
+    for name in ("unsent", "partial_since", "pinged", "created"):
         order.append(decided(**everything))
         everything.pop(name)
     kinds = [verdict[1] for verdict in order if verdict is not None]
@@ -96,28 +116,28 @@ def test_worst_comes_first() -> None:
 
 
 def test_connection_that_drains_is_asked_for_no_more_calls_once() -> None:
-    assert decided(draining="age", draining_since=499.5, made=-9999.0) is None
+    assert decided(draining="age", draining_since=499.5, created=-9999.0) is None
     assert decided(draining="drained", draining_since=0.0, finished=True) is None
 
 
 def test_limits_without_an_end_never_end_anything() -> None:
     limits = Limits(keepalive_time=inf, write_timeout=inf, handshake_timeout=inf)
-    view = replace(QUIET, now=1e12, busy=False, waiting=True, partial_since=0.0, age_limit=inf)
+    view = replace(QUIET, now=1e12, busy=False, unsent=True, partial_since=0.0, age_limit=inf)
     assert decide(view, limits) is None
 
 
 @pytest.mark.parametrize(
     ("limits", "tick"),
     [
-        (Limits(), MAX_TICK),
+        (Limits(), MAX_INTERVAL),
         (Limits(handshake_timeout=2), 0.2),
         (Limits(max_connection_idle=0.5), 0.05),
-        (Limits(keepalive_timeout=0.001), MIN_TICK),
-        (Limits(max_connection_age_grace=0), MAX_TICK),
+        (Limits(keepalive_timeout=0.001), MIN_INTERVAL),
+        (Limits(max_connection_age_grace=0), MAX_INTERVAL),
     ],
 )
 def test_looks_are_taken_often_enough_for_the_shortest_timeout(limits: Limits, tick: float) -> None:
-    assert tick_of(limits) == pytest.approx(tick)
+    assert check_interval(limits) == pytest.approx(tick)
 
 
 class StillLoop(asyncio.SelectorEventLoop):
@@ -141,20 +161,20 @@ def loop() -> Iterator[StillLoop]:
     made.close()
 
 
-class Looked:
+class CheckedConnection:
     """A connection that records when it was looked at."""
 
     def __init__(self, then: Callable[[], object] = lambda: None) -> None:
         self.times: list[float] = []
         self._then = then
 
-    def look(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         self.times.append(now)
         self._then()
 
 
 def test_every_connection_is_looked_at_once_a_tick(loop: StillLoop) -> None:
-    watched = [Looked(), Looked()]
+    watched = [CheckedConnection(), CheckedConnection()]
     watch = Watch(loop, 1.0, lambda: watched)
     watch.start()
     for _ in range(30):
@@ -169,8 +189,11 @@ def test_every_connection_is_looked_at_once_a_tick(loop: StillLoop) -> None:
 
 def test_many_connections_are_looked_at_in_several_turns_of_the_loop(loop: StillLoop) -> None:
     order: list[str] = []
-    first, last = Looked(lambda: loop.call_soon(order.append, "another")), Looked(lambda: order.append("last"))
-    between = [Looked() for _ in range(2 * SLICE)]
+    first, last = (
+        CheckedConnection(lambda: loop.call_soon(order.append, "another")),
+        CheckedConnection(lambda: order.append("last")),
+    )
+    between = [CheckedConnection() for _ in range(2 * SLICE)]
     watch = Watch(loop, 1.0, lambda: [first, *between, last])
     watch.start()
     for _ in range(5):
@@ -181,7 +204,7 @@ def test_many_connections_are_looked_at_in_several_turns_of_the_loop(loop: Still
 
 
 def test_watch_may_be_stopped_within_a_look(loop: StillLoop) -> None:
-    watched = [Looked(lambda: watch.stop())]
+    watched = [CheckedConnection(lambda: watch.stop())]
     watch = Watch(loop, 1.0, lambda: watched)
     watch.start()
     for _ in range(5):

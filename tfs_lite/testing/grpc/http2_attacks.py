@@ -1,13 +1,13 @@
 """Clients that mean harm, and a server of :mod:`tfs_lite.transport` that has to bear them while others ask.
 
-    with Siege(Limits(...)) as siege:
-        enemy = siege.enemy()                       # a socket that sends what no real client does
-        enemy.pour(repeat(h2.ping(), 100_000))      # at full speed, until the server has had enough
-        assert enemy.end() == (ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
-        siege.expect_closed("too_many_pings")
+    with AttackTest(Limits(...)) as attack:
+        attacker = attack.attacker()                       # a socket that sends what no real client does
+        attacker.flood(repeat(h2.ping(), 100_000))      # at full speed, until the server has had enough
+        assert attacker.end() == (ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+        attack.expect_closed("too_many_pings")
 
-A bystander with a stock gRPC client asks all the time on a connection of its own, and every answer is looked at. When
-the block ends every enemy leaves; then every gauge must go to 0 and a new client be answered.
+A control with a stock gRPC client asks all the time on a connection of its own, and every answer is looked at. When
+the block ends every attacker leaves; then every gauge must go to 0 and a new client be answered.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ READ = 1 << 16
 SMALL_BUFFER = 4096
 """Of a socket whose owner does not want to read much."""
 LEAST_ANSWERS = 5
-"""What the bystander has to get during an attack."""
+"""What the control has to get during an attack."""
 
 
 class Attacker(RawClient):
-    """``pour`` sends as fast as the server takes it. ``settings``: in the first SETTINGS; with ``greet`` False there
+    """``flood`` sends as fast as the server takes it. ``settings``: in the first SETTINGS; with ``preface`` False there
     are none, and no preface. One thread."""
 
     def __init__(
-        self, address: tuple[str, int], settings: dict[int, int] | None, greet: bool, small: bool = False
+        self, address: tuple[str, int], settings: dict[int, int] | None, preface: bool, small: bool = False
     ) -> None:
         connecting = socket.socket()
         if small:
@@ -51,19 +51,19 @@ class Attacker(RawClient):
         connecting.settimeout(PATIENCE)
         connecting.connect(address)
         self.began = time.monotonic()
-        super().__init__(connecting, settings, greet)
+        super().__init__(connecting, settings, preface)
 
     @property
     def seconds(self) -> float:
         """Since it has come."""
         return time.monotonic() - self.began
 
-    def opening(self, path: str, *more: tuple[bytes, bytes]) -> bytes:
+    def request_block(self, path: str, *more: tuple[bytes, bytes]) -> bytes:
         """A header block for any number of requests: none of it goes into the table."""
         fields = [(name, path.encode() if name == b":path" else value) for name, value in h2.REQUEST]
         return b"".join(plain_field(name, value) for name, value in [*fields, *more])
 
-    def pour(self, pieces: Iterable[bytes], read: bool = True) -> bool:
+    def flood(self, pieces: Iterable[bytes], read: bool = True) -> bool:
         """Whether the server had enough before everything was sent. What it says is read meanwhile, if ``read``."""
         self.socket.setblocking(False)
         try:
@@ -130,11 +130,11 @@ class ControlClient:
         self._fault: BaseException | None = None
         self._channel = channel
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._ask, name="bystander")
+        self._thread = threading.Thread(target=self._ask, name="control")
 
     def __enter__(self) -> ControlClient:
         self._thread.start()
-        wait_until(lambda: self.answered or self._fault, "the bystander's first answer", PATIENCE)
+        wait_until(lambda: self.answered or self._fault, "the control client's first answer", PATIENCE)
         return self
 
     def __exit__(
@@ -142,11 +142,11 @@ class ControlClient:
     ) -> None:
         self._stopped.set()
         self._thread.join()
-        assert self._fault is None, f"call {self.answered + 1} of a bystander: {self._fault!r}"
+        assert self._fault is None, f"call {self.answered + 1} of the control client: {self._fault!r}"
 
     def wait_more(self, count: int = LEAST_ANSWERS) -> None:
         enough = self.answered + count
-        wait_until(lambda: self.answered >= enough or self._fault, "the bystander is answered", PATIENCE)
+        wait_until(lambda: self.answered >= enough or self._fault, "the control is answered", PATIENCE)
 
     def _ask(self) -> None:
         try:
@@ -164,7 +164,7 @@ class ControlClient:
 
 
 class AttackTest:
-    """A house, a bystander, and enemies that come when they are asked for. See the module."""
+    """A server, the control client, and attackers that come when they are asked for. See the module."""
 
     def __init__(
         self,
@@ -175,43 +175,45 @@ class AttackTest:
         trusted: bytes | None = None,
     ) -> None:
         """``tls`` as of the server; ``trusted``: certificates in PEM that friends believe in then."""
-        self.house = TransportFixture(loop, limits, tls=tls)
-        self.service = self.house.service
-        self.bystander = ControlClient(self.channel)
+        self.server = TransportFixture(loop, limits, tls=tls)
+        self.service = self.server.service
+        self.control = ControlClient(self.channel)
         self._trusted = trusted
-        self._enemies: list[Attacker] = []
+        self._attackers: list[Attacker] = []
 
     def __enter__(self) -> AttackTest:
-        self.house.__enter__()
-        self.bystander.__enter__()
+        self.server.__enter__()
+        self.control.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.ExitStack() as leaving:  # the house last, whatever happens
-            leaving.push(self.house)
+        with contextlib.ExitStack() as leaving:  # the transport last, whatever happens
+            leaving.push(self.server)
             if kind is None:
-                leaving.callback(self._check_peace)
-            leaving.push(self.bystander)
+                leaving.callback(self._check_recovered)
+            leaving.push(self.control)
             leaving.callback(self._leave)
             if kind is None:
-                self.bystander.wait_more()
+                self.control.wait_more()
 
     @property
     def numbers(self) -> Any:
-        return self.house.numbers
+        return self.server.numbers
 
     def channel(self) -> grpc.Channel:
         """Of a friend."""
         if self._trusted is None:
-            return grpc.insecure_channel(self.house.target)
-        return grpc.secure_channel(f"localhost:{self.house.port}", grpc.ssl_channel_credentials(self._trusted))
+            return grpc.insecure_channel(self.server.target)
+        return grpc.secure_channel(f"localhost:{self.server.port}", grpc.ssl_channel_credentials(self._trusted))
 
-    def enemy(self, settings: dict[int, int] | None = None, *, greet: bool = True, small: bool = False) -> Attacker:
+    def attacker(
+        self, settings: dict[int, int] | None = None, *, preface: bool = True, small: bool = False
+    ) -> Attacker:
         """``small``: with hardly a buffer for what the server says."""
-        made = Attacker(("127.0.0.1", self.house.port), settings, greet, small)
-        self._enemies.append(made)
+        made = Attacker(("127.0.0.1", self.server.port), settings, preface, small)
+        self._attackers.append(made)
         return made
 
     def expect_closed(self, kind: str, count: int = 1) -> None:
@@ -229,15 +231,15 @@ class AttackTest:
         """The server's objects, for what they hold."""
 
         async def look() -> list[Any]:
-            return [protocol.connection for protocol in self.house.server._connections]
+            return [protocol.connection for protocol in self.server.transport._connections]
 
-        return self.house.run(look())
+        return self.server.run(look())
 
     def _leave(self) -> None:
-        for enemy in self._enemies:
-            enemy.close()
+        for attacker in self._attackers:
+            attacker.close()
 
-    def _check_peace(self) -> None:
+    def _check_recovered(self) -> None:
         if self.service._loop is not None:
             self.service.open()
         numbers = self.numbers
@@ -248,7 +250,7 @@ class AttackTest:
         wait_until(lambda: not any(gauges()), "every gauge is 0", PATIENCE)
         assert self.connections() == []
         with self.channel() as channel:
-            assert channel.unary_unary(ECHO)(b"peace", timeout=PATIENCE) == b"peace"
+            assert channel.unary_unary(ECHO)(b"recovered", timeout=PATIENCE) == b"recovered"
 
 
 def plain_field(name: bytes, value: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """The client's end of an HTTP/2 connection for tests: frames as bytes, right or wrong, and a server's bytes as values.
 
     functions of this module -> bytes of single frames; a Peer -> header blocks, and reads what the server says
-    Desk = Peer + a tfs_lite.transport.http2.connection.Connection + who records what the connection tells its owner
+    ConnectionFixture: a Peer, a connection of tfs_lite.transport.http2, and a record of its events
 
 Nothing here checks what is sent; what the server sends is checked: header blocks have to be decodable, header frames
 must not be interrupted, frames not larger than what the client allows. No I/O, and time moves when it is told.
@@ -39,7 +39,7 @@ REQUEST: Fields = (
     (b"te", b"trailers"),
     (b"content-type", b"application/grpc"),
 )
-OPENING = b"\x88"
+RESPONSE_HEADERS = b"\x88"
 """The header block ``:status: 200``."""
 TRAILERS = b"\x00\x0bgrpc-status\x010"
 """The header block ``grpc-status: 0``."""
@@ -232,7 +232,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the desk makes of header fields: themselves."""
+    """What the conn makes of header fields: themselves."""
 
     fields: tuple[tuple[bytes, bytes], ...] | None
     fault: str | None = None
@@ -258,15 +258,15 @@ class Event:
     ended: bool = False
 
 
-class Desk:
-    """A connection that has begun (unless ``greet`` is False), its client, and a record of what happened.
+class ConnectionFixture:
+    """A connection that has begun (unless ``preface`` is False), its client, and a record of what happened.
 
     ``events``, ``output`` and ``frames`` (those of the output) are everything since the greeting; :meth:`send` gives
     back what is new. ``credit``: contents count as used up when they come. ``awake``: the connection has asked for a
     flush since the last :meth:`take`.
     """
 
-    def __init__(self, limits: Limits | None = None, *, greet: bool = True, credit: bool = True) -> None:
+    def __init__(self, limits: Limits | None = None, *, preface: bool = True, credit: bool = True) -> None:
         self.clock = VirtualClock()
         self.numbers = Numbers()
         self.peer = Peer()
@@ -283,7 +283,7 @@ class Desk:
             limits, self.numbers, self, Request.parse, self.clock.monotonic, self._wake
         )
         self.connection.start()
-        if greet:
+        if preface:
             self.send(PREFACE, self.peer.settings(), settings_ack())
             self.events.clear()
             self.output.clear()
@@ -311,7 +311,7 @@ class Desk:
     def answer(self, number: int, message: bytes = b"") -> list[Frame]:
         """A whole unary answer."""
         stream = self.calls[number]
-        self.connection.answer(stream, OPENING, message, TRAILERS)
+        self.connection.answer(stream, RESPONSE_HEADERS, message, TRAILERS)
         self.connection.release(stream)
         return self.take()
 
@@ -352,8 +352,8 @@ class Desk:
         self.events.append(Event("reset", stream.id, int(code)))
         self.connection.release(stream)
 
-    def on_room(self, stream: Stream) -> None:
-        self.events.append(Event("room", stream.id))
+    def on_writable(self, stream: Stream) -> None:
+        self.events.append(Event("writable", stream.id))
 
     def on_ping(self) -> bool:
         self.events.append(Event("ping"))

@@ -1,8 +1,8 @@
 """A server of :mod:`tfs_lite.transport` on a real port and an event loop of its own, with handlers for tests.
 
-    with TransportHouse("uvloop", Limits(max_streams=1)) as house:
-        channel = grpc.insecure_channel(house.target)
-        raw = house.dial()          # a socket and a client's HTTP/2 state, for what no real client does
+    with TransportFixture("uvloop", Limits(max_streams=1)) as server:
+        channel = grpc.insecure_channel(server.target)
+        raw = server.dial()          # a socket and a client's HTTP/2 state, for what no real client does
 
 ``close`` stops the server and says AssertionError if anything is left on the loop.
 """
@@ -74,21 +74,21 @@ class Service:
         ]
 
     def hooks(self) -> Hooks:
-        return Hooks(self._enter, self._leave, self._explain)
+        return Hooks(self._acquire, self._release, self._explain)
 
     def open(self) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._gate.set)
 
-    def _enter(self, path: str) -> bool:
+    def _acquire(self, path: str) -> bool:
         self._loop = asyncio.get_running_loop()
         if self.refusing is not None:
             raise self.refusing
-        self.happened["entered"] += 1
+        self.happened["acquired"] += 1
         return True
 
-    def _leave(self) -> None:
-        self.happened["left"] += 1
+    def _release(self) -> None:
+        self.happened["released"] += 1
 
     def _explain(self, path: str, error: Exception) -> tuple[int, str]:
         if isinstance(error, Refused):
@@ -180,12 +180,12 @@ class Service:
 class RawClient:
     """A client's socket, its preface and SETTINGS sent. ``frames`` has all that was read."""
 
-    def __init__(self, connected: socket.socket, settings: dict[int, int] | None, greet: bool) -> None:
+    def __init__(self, connected: socket.socket, settings: dict[int, int] | None, preface: bool) -> None:
         self.socket = connected
         self.socket.settimeout(PATIENCE)
         self.peer = Peer()
         self.frames: list[Frame] = []
-        if greet:
+        if preface:
             self.send(h2.PREFACE, self.peer.settings(settings), h2.settings_ack())
 
     def send(self, *parts: bytes) -> None:
@@ -250,7 +250,7 @@ class TransportFixture:
         self.loop = LOOPS[loop]()
         self.errors: list[dict[str, Any]] = []
         """What the loop's exception handler was told."""
-        self._thread = threading.Thread(target=self._serve, name="transport-house")
+        self._thread = threading.Thread(target=self._serve, name="transport-fixture")
 
     def __enter__(self) -> TransportFixture:
         self._thread.start()
@@ -271,7 +271,7 @@ class TransportFixture:
         for raw in self._raw:
             raw.close()
         self.service._gate.set() if self.service._loop is None else self.service.open()
-        self.run(self.server.stop(0))
+        self.run(self.transport.stop(0))
         left = self.run(self._left())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -280,11 +280,11 @@ class TransportFixture:
             assert self.errors == [], f"the loop was told of {self.errors}"
             numbers = self.numbers
             assert (numbers.connections, numbers.streams, numbers.unread, numbers.unsent) == (0, 0, 0, 0)
-            assert self.service.happened["entered"] == self.service.happened["left"]
+            assert self.service.happened["acquired"] == self.service.happened["released"]
 
     @property
     def numbers(self) -> Any:
-        return self.server.numbers
+        return self.transport.numbers
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE)
@@ -293,14 +293,14 @@ class TransportFixture:
         """A future of :mod:`concurrent.futures`."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def dial(self, settings: dict[int, int] | None = None, greet: bool = True) -> RawClient:
-        raw = RawClient(socket.create_connection(("127.0.0.1", self.port)), settings, greet)
+    def dial(self, settings: dict[int, int] | None = None, preface: bool = True) -> RawClient:
+        raw = RawClient(socket.create_connection(("127.0.0.1", self.port)), settings, preface)
         self._raw.append(raw)
         return raw
 
     async def _start(self) -> None:
-        self.server = Server(self.service.methods(), self._limits, self.service.hooks(), tls=self._tls)
-        await self.server.start([self.listening])
+        self.transport = Server(self.service.methods(), self._limits, self.service.hooks(), tls=self._tls)
+        await self.transport.start([self.listening])
 
     async def _left(self) -> list[Any]:
         """Tasks that are not ours, and whatever else would still happen on the loop."""

@@ -1,10 +1,10 @@
-"""One call on one stream: its request is put together, its handler runs as a task, its status ends it.
+"""One call on one stream: its request is assembled, its handler runs as a task, and its status ends it.
 
-    on_request -> begin -> data* -> a task runs the handler -> answer | finish -> over
-                                    ^ reset, expire or abort cancel it
+    on_request -> begin -> receive* -> a task runs the handler -> answer | finish -> close
+                                       ^ reset, expire or abort cancel it
 
-The client gets one status, whoever has it first: the handler, the deadline, the client's own reset, the end of the
-server. The place on the connection is kept until the handler has really ended. All on the event loop.
+A call has one status, set by the first of: the handler, the deadline, the client's reset, the end of the server. It
+keeps its place on the connection until the handler has really ended. All on the event loop.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tfs_lite.transport.grpc.answers import OK_TRAILERS, OPENING, trailers, trailers_only
+from tfs_lite.transport.deadlines import Deadlines
 from tfs_lite.transport.grpc.codes import (
     CANCELLED,
     DEADLINE_EXCEEDED,
@@ -23,11 +25,15 @@ from tfs_lite.transport.grpc.codes import (
     RESOURCE_EXHAUSTED,
     UNIMPLEMENTED,
 )
-from tfs_lite.transport.grpc.common import Common
+from tfs_lite.transport.grpc.compression import Inflater
 from tfs_lite.transport.grpc.head import RequestHead
 from tfs_lite.transport.grpc.messages import PREFIX, PREFIX_SIZE, Assembler, MessageFault
+from tfs_lite.transport.grpc.response_headers import OK_TRAILERS, RESPONSE_HEADERS, trailers, trailers_only
 from tfs_lite.transport.http2.connection import Connection
 from tfs_lite.transport.http2.streams import Stream
+from tfs_lite.transport.limits import Limits
+from tfs_lite.transport.numbers import Numbers
+from tfs_lite.transport.rate_limited_log import RateLimitedLog
 from tfs_lite.transport.table import CallContext, Method
 
 logger = logging.getLogger(__name__)
@@ -35,8 +41,47 @@ logger = logging.getLogger(__name__)
 SHUTTING_DOWN = "the server is shutting down; try another one"
 
 
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the owner of a server decides about its calls. Called on the event loop."""
+
+    acquire: Callable[[str], bool]
+    """Called with the path of a call, before its handler; an exception is the call's answer. Returns whether
+    ``release`` has to be called at its end."""
+    release: Callable[[], None]
+    explain: Callable[[str, Exception], tuple[int, str]]
+    """The gRPC status code and the client's text for an exception of ``acquire`` or of the handler of a path."""
+
+
+class Common:
+    """What all calls of one started server share.
+
+    ``calls`` has every call until its handler has ended; ``on_idle`` is called when there is none left. While
+    ``draining`` no more requests of streams are read.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: Limits,
+        numbers: Numbers,
+        hooks: Hooks,
+        on_idle: Callable[[], None],
+    ) -> None:
+        self.loop = loop
+        self.limits = limits
+        self.numbers = numbers
+        self.hooks = hooks
+        self.on_idle = on_idle
+        self.log = RateLimitedLog(loop.time)
+        self.deadlines = Deadlines[Call](loop, lambda call: call.expire())
+        self.inflater = Inflater(loop, limits.max_receive_message)
+        self.calls: set[Call] = set()
+        self.draining = False
+
+
 class CallOwner(Protocol):
-    """The connection that calls live on."""
+    """What a call needs of its connection."""
 
     @property
     def common(self) -> Common: ...
@@ -44,152 +89,152 @@ class CallOwner(Protocol):
     @property
     def connection(self) -> Connection[RequestHead]: ...
 
-    def broken(self, error: BaseException) -> None:
-        """The transport has failed, not the client and not a handler."""
+    def fail(self, error: BaseException) -> None:
+        """Reports an error of the transport itself, not of the client or a handler."""
 
-    def call_over(self) -> None: ...
+    def call_closed(self) -> None: ...
 
 
 class Call:
-    """``begin`` -> ``data`` as it comes -> over. ``done``: the status is decided, and nothing more is sent.
+    """``begin`` -> ``receive`` as data arrives -> ``close``. ``done``: the status is set, and nothing more is sent.
 
-    ``heard``: when something of the request came last, while it is not whole; 0: it is, or may take its time.
+    ``waiting_since``: when data of an unfinished request last arrived; 0 if it is whole or has no time limit.
     """
 
     __slots__ = (
         "__weakref__",
         "_deadline",
-        "_home",
-        "_opened",
+        "_headers_sent",
+        "_owner",
         "_running",
         "_task",
         "_unread",
         "common",
         "connection",
         "done",
-        "heard",
-        "opening",
+        "head",
+        "method",
         "path",
-        "row",
         "stream",
+        "waiting_since",
     )
 
-    def __init__(self, home: CallOwner, row: Method, stream: Stream, opening: RequestHead) -> None:
-        self._home = home
-        self.common = home.common
-        self.connection = home.connection
-        self.row = row
-        self.path = row.path
+    def __init__(self, owner: CallOwner, method: Method, stream: Stream, head: RequestHead) -> None:
+        self._owner = owner
+        self.common = owner.common
+        self.connection = owner.connection
+        self.method = method
+        self.path = method.path
         self.stream = stream
-        self.opening = opening
+        self.head = head
         self.done = False
-        self.heard = 0.0
+        self.waiting_since = 0.0
         self._deadline: float | None = None
-        self._opened = False
+        self._headers_sent = False
         self._running = False
         self._task: asyncio.Task[None] | None = None
         self._unread = 0
 
     def begin(self) -> None:
-        """The request has begun."""
         common = self.common
         common.calls.add(self)
-        timeout = self.opening.timeout
+        timeout = self.head.timeout
         if timeout is not None:
             self._deadline = time.monotonic() + timeout
             common.deadlines.add(self, common.loop.time() + timeout)
 
-    def data(self, data: bytes, ended: bool) -> None:
-        """A piece of the request; with ``ended`` the last one, maybe empty."""
+    def receive(self, data: bytes, ended: bool) -> None:
+        """Takes a piece of the request; with ``ended`` the last one, which may be empty."""
         raise NotImplementedError
 
     def drain(self) -> None:
-        """The server takes no more requests; a call with one request goes on."""
+        """Reads no more requests; a call with one request goes on."""
 
-    def on_room(self) -> None:
-        """Everything that waited has left."""
+    def on_writable(self) -> None:
+        """Called when everything that waited on the stream has been sent."""
 
-    # Ways to an end.
+    # How it ends.
 
     def reset(self) -> None:
-        """The client or the connection has gone."""
+        """Cancels the handler: the client has reset the stream, or the connection has ended."""
         if not self.done:
-            self._settle(CANCELLED)
+            self._set_status(CANCELLED)
             self._cancel()
 
     def expire(self) -> None:
         self.abort(DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def abort(self, code: int, text: str) -> None:
-        """Ends the call with this status and cancels the handler. Nothing if it has a status already."""
+        """Ends the call with this status and cancels the handler, unless it has a status already."""
         if not self.done:
             self.finish(code, text)
             self._cancel()
 
     def finish(self, code: int, text: str = "") -> None:
-        """The status, after what was sent. Nothing if the call has one already."""
+        """Sends the status after what was sent before, unless the call has one already."""
         if self.done:
             return
-        self._settle(code)
+        self._set_status(code)
         if not self.stream.dead:
-            block = trailers(code, text) if self._opened else trailers_only(code, text)
+            block = trailers(code, text) if self._headers_sent else trailers_only(code, text)
             self.connection.headers(self.stream, block, True)
 
     def answer(self, message: bytes, context: CallContext) -> None:
-        """The only message, and OK. ValueError for trailers that are no headers; MessageFault above the bound."""
+        """Sends the only message, and OK. ValueError: the trailers are not valid headers; MessageFault: the message is
+        larger than ``max_send_message``."""
         if self.done:
             return
         self.check(message)
         last = trailers(OK, "", context.trailers) if context.trailers else OK_TRAILERS
-        self._settle(OK)
+        self._set_status(OK)
         self.common.numbers.messages_sent += 1
-        self._opened = True
+        self._headers_sent = True
         try:
-            self.connection.answer(self.stream, OPENING, message, last)
+            self.connection.answer(self.stream, RESPONSE_HEADERS, message, last)
         except Exception as error:
-            self._home.broken(error)
+            self._owner.fail(error)
 
-    def open(self) -> None:
-        """What comes before the first message."""
-        if not self._opened:
-            self._opened = True
-            self.connection.headers(self.stream, OPENING)
+    def send_headers(self) -> None:
+        """Sends the response headers if they were not sent yet."""
+        if not self._headers_sent:
+            self._headers_sent = True
+            self.connection.headers(self.stream, RESPONSE_HEADERS)
 
     # Inside.
 
     def start(self) -> None:
-        """Runs the handler."""
-        self.heard = 0.0
+        """Starts the handler's task."""
+        self.waiting_since = 0.0
         self._task = self.common.loop.create_task(self._run())
 
     async def _run(self) -> None:
         self._running = True
-        hooks, entered = self.common.hooks, False
+        acquired = False
         try:
-            entered = hooks.enter(self.path)
-            await self.perform(CallContext(self._deadline, self.opening.metadata))
+            acquired = self.common.hooks.acquire(self.path)
+            await self.run_handler(CallContext(self._deadline, self.head.metadata))
         except Exception as error:
-            self._explain(error)
+            self._fail_with(error)
         except asyncio.CancelledError:
             self.finish(CANCELLED, "the call was cancelled by the server")
         finally:
-            self._leave(entered)
+            self._release(acquired)
 
-    async def perform(self, context: CallContext) -> None:
-        """The handler, and its answers."""
+    async def run_handler(self, context: CallContext) -> None:
+        """Awaits the handler and sends its answers."""
         raise NotImplementedError
 
-    def _leave(self, entered: bool) -> None:
+    def _release(self, acquired: bool) -> None:
         try:
-            if entered:
-                self.common.hooks.leave()
-            self.over()
+            if acquired:
+                self.common.hooks.release()
+            self.close()
         except Exception as bug:
-            self._home.broken(bug)
+            self._owner.fail(bug)
 
-    def _explain(self, error: Exception) -> None:
+    def _fail_with(self, error: Exception) -> None:
         if self.done:
-            return  # the client has its status; that of a handler that was cancelled is of no interest
+            return  # the client has a status already
         if isinstance(error, MessageFault):
             code, text = error.code, error.text
         else:
@@ -201,17 +246,17 @@ class Call:
         try:
             self.finish(code, text)
         except Exception as bug:
-            self._home.broken(bug)
+            self._owner.fail(bug)
 
     def check(self, message: bytes) -> None:
-        """Whether a handler's answer can be sent. Raises TypeError, MessageFault."""
+        """Raises TypeError or MessageFault for an answer of a handler that cannot be sent."""
         bound = self.common.limits.max_send_message
         if message.__class__ is not bytes:
             raise TypeError(f"{self.path} has answered with {type(message).__name__}, not bytes")
         if bound is not None and len(message) > bound:
             raise MessageFault(RESOURCE_EXHAUSTED, f"Sent message larger than max ({len(message)} vs. {bound} bytes)")
 
-    def _settle(self, code: int) -> None:
+    def _set_status(self, code: int) -> None:
         self.done = True
         self.common.numbers.calls[self.path, code] += 1
         if self._deadline is not None:
@@ -221,23 +266,23 @@ class Call:
         if self._task is not None:
             self._task.cancel()
         if not self._running:
-            self.over()
+            self.close()
 
-    def over(self) -> None:
-        """Nothing of the call runs any more. Once."""
+    def close(self) -> None:
+        """Gives back all that the call holds; nothing of it runs any more. Called once."""
         common = self.common
         common.calls.discard(self)
         common.numbers.unread -= self._unread
         self._unread = 0
-        self.stream.call = None  # the two hold one another, which only the garbage collector would end
+        self.stream.call = None  # breaks the reference cycle, which would wait for the garbage collector
         self.connection.release(self.stream)
-        self._home.call_over()
+        self._owner.call_closed()
         if not common.calls:
-            common.emptied()
+            common.on_idle()
 
-    def hold(self, size: int) -> bool:
-        """So many bytes more (or less) of the request are kept. False: the server keeps too many, and the call has
-        ended."""
+    def count_unread(self, size: int) -> bool:
+        """Counts bytes of the request that are kept, or no longer if negative. False: the server keeps too many, and
+        the call has ended."""
         self._unread += size
         numbers = self.common.numbers
         numbers.unread += size
@@ -248,46 +293,47 @@ class Call:
 
 
 class OneRequestCall(Call):
-    """A call whose client sends one message. The handler starts when it and the client's last word are there."""
+    """A call whose client sends one message. The handler starts when the message is whole and the client has
+    half-closed the call."""
 
     __slots__ = ("_assembler", "_message", "compressed")
 
-    def __init__(self, home: CallOwner, row: Method, stream: Stream, opening: RequestHead) -> None:
-        super().__init__(home, row, stream, opening)
+    def __init__(self, owner: CallOwner, method: Method, stream: Stream, head: RequestHead) -> None:
+        super().__init__(owner, method, stream, head)
         self._assembler: Assembler | None = None
         self._message: bytes | None = None
         self.compressed = False
-        self.heard = self.connection.last_received
+        self.waiting_since = self.connection.last_received
 
-    def data(self, data: bytes, ended: bool) -> None:
+    def receive(self, data: bytes, ended: bool) -> None:
         if self.done:
             return  # its status may still wait to be sent
         if ended and self._assembler is None and len(data) >= PREFIX_SIZE:
             flag, size = PREFIX.unpack_from(data)
             if not flag and size == len(data) - PREFIX_SIZE and size <= self.common.limits.max_receive_message:
-                self._message = data[PREFIX_SIZE:]  # as it mostly is: all in one frame
+                self._message = data[PREFIX_SIZE:]  # the usual case: all in one frame
                 self.start()
                 return
         self._collect(data, ended)
 
-    def take(self) -> bytes:
-        """The message; it is not kept here."""
+    def take_message(self) -> bytes:
+        """The message; the call keeps no reference to it."""
         message, self._message = self._message or b"", None
         if self._unread:
-            self.hold(-self._unread)
+            self.count_unread(-self._unread)
         self.common.numbers.messages_received += 1
         return message
 
     async def inflate(self) -> None:
-        """Before it is taken, if it is ``compressed``. Raises MessageFault."""
-        self._message = await self.common.inflater.inflate(self._message or b"", self.opening.encoding)
+        """Inflates a ``compressed`` message before it is taken. Raises MessageFault."""
+        self._message = await self.common.inflater.inflate(self._message or b"", self.head.encoding)
 
     def _collect(self, data: bytes, ended: bool) -> None:
         assembler = self._assembler
         if assembler is None:
             assembler = self._assembler = Assembler(self.common.limits.max_receive_message)
-        self.heard = self.connection.last_received
-        if not self.hold(len(data)):
+        self.waiting_since = self.connection.last_received
+        if not self.count_unread(len(data)):
             return
         try:
             for compressed, message in assembler.feed(data):
@@ -306,21 +352,21 @@ class OneRequestCall(Call):
             self.start()
         else:
             self.connection.credit(self.stream, len(data))
-            make_room(self, assembler)
+            widen_window(self, assembler)
 
 
 class UnaryCall(OneRequestCall):
     __slots__ = ()
 
-    async def perform(self, context: CallContext) -> None:
-        handler: Any = self.row.handler
+    async def run_handler(self, context: CallContext) -> None:
+        handler: Any = self.method.handler
         if self.compressed:
             await self.inflate()
-        self.answer(await handler(self.take(), context), context)
+        self.answer(await handler(self.take_message(), context), context)
 
 
-def make_room(call: Call, assembler: Assembler) -> None:
-    """A message larger than the stream's window need not come in small steps."""
+def widen_window(call: Call, assembler: Assembler) -> None:
+    """Widens the stream's window for the rest of a message that is larger than it."""
     limits = call.common.limits
     if assembler.missing > limits.stream_window:
         call.connection.widen(call.stream, min(assembler.missing, limits.large_window))

@@ -1,4 +1,4 @@
-"""gRPC's status codes, as numbers on the wire: those that the transport says itself."""
+"""The gRPC status codes that the transport sends itself, as numbers on the wire."""
 
 from __future__ import annotations
 

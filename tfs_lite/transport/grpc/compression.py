@@ -1,26 +1,33 @@
-"""gzip and deflate for messages, as gRPC has them: deflate is the zlib format, and a message is one stream of it.
+"""Compressed messages as gRPC defines them: gzip, and deflate, which is the zlib format; one stream for each message.
 
-What a message becomes is bounded before it is made: a small message may say that it is a very large one.
+A small message may claim to be a very large one, so the size of the result is bounded while it is inflated.
 """
 
 from __future__ import annotations
 
+import asyncio
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 from tfs_lite.transport.grpc.codes import INTERNAL, RESOURCE_EXHAUSTED
 from tfs_lite.transport.grpc.messages import MessageFault
 
 ENCODINGS = ("identity", "deflate", "gzip")
 """As in grpc-encoding and grpc-accept-encoding."""
+MAX_INLINE_IN = 256 * 1024
+"""Bytes of a compressed message that is inflated on the event loop ..."""
+MAX_INLINE_OUT = 1024 * 1024
+"""... unless it becomes larger than this, which takes about a millisecond."""
+INFLATE_THREADS = 2
 _WBITS = {"deflate": zlib.MAX_WBITS, "gzip": zlib.MAX_WBITS + 16}
 
 
 def inflate(data: bytes, encoding: str, max_bytes: int) -> bytes:
-    """The message of ``data``, which came with the flag for compressed. ``encoding`` is one of :data:`ENCODINGS`.
+    """The message that ``data``, flagged as compressed, stands for. ``encoding`` is one of :data:`ENCODINGS`.
 
-    Takes time and memory for ``max_bytes`` at most; any thread, and others run meanwhile. No bytes at all are an empty
+    Takes time and memory for at most ``max_bytes``; any thread, and without holding the GIL. Empty ``data`` is an empty
     message. MessageFault: RESOURCE_EXHAUSTED above ``max_bytes``; INTERNAL if the client named no encoding, and for
-    data that is cut off, damaged, or goes on behind its end (a second gzip member too).
+    data that is cut off, damaged, or continues after its end (a second gzip member too).
     """
     if encoding not in _WBITS:
         raise MessageFault(INTERNAL, "a message is flagged as compressed, but the call has no grpc-encoding")
@@ -40,8 +47,28 @@ def inflate(data: bytes, encoding: str, max_bytes: int) -> bytes:
     return message
 
 
-def deflate(data: bytes, encoding: str) -> bytes:
-    """``data`` in one of :data:`ENCODINGS`; with ``identity`` it is ``data`` itself, to be sent without the flag."""
-    if encoding == "identity":
-        return data
-    return zlib.compress(data, wbits=_WBITS[encoding])
+class Inflater:
+    """Inflates messages for the event loop: small ones at once, large ones on threads, which start when needed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, max_message: int) -> None:
+        self._loop = loop
+        self._max_message = max_message
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def inflate(self, data: bytes, encoding: str) -> bytes:
+        """As the function :func:`inflate`, with the largest message as bound."""
+        bound = min(self._max_message, MAX_INLINE_OUT)
+        if len(data) <= MAX_INLINE_IN:
+            try:
+                return inflate(data, encoding, bound)
+            except MessageFault as fault:
+                if fault.code != RESOURCE_EXHAUSTED or bound == self._max_message:
+                    raise
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(INFLATE_THREADS, thread_name_prefix="grpc-inflate")
+        return await self._loop.run_in_executor(self._threads, inflate, data, encoding, self._max_message)
+
+    def close(self) -> None:
+        """Waits for messages that are being inflated: part of a second for the largest."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)

@@ -1,7 +1,7 @@
-"""From the header fields of a request to what a call needs: its method, time limit, metadata and encodings.
+"""Parses the header fields of a request into what a call needs: its method, time limit, metadata and encoding.
 
-Clients send the same fields with every call, and only the time that is left differs. Therefore what was made of the
-others is remembered, and a call mostly costs a look into a dictionary.
+Clients send the same fields with every call, except for the remaining time. The result for all other fields is kept,
+so a call mostly costs one lookup in a dictionary.
 """
 
 from __future__ import annotations
@@ -10,72 +10,66 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from tfs_lite.transport.grpc.answers import plain, trailers_only
 from tfs_lite.transport.grpc.codes import INTERNAL, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNKNOWN
 from tfs_lite.transport.grpc.compression import ENCODINGS
-from tfs_lite.transport.http2.fields import check_field, check_request, check_trailers
+from tfs_lite.transport.grpc.response_headers import plain, trailers_only
+from tfs_lite.transport.http2.fields import check_field, check_request
 from tfs_lite.transport.http2.hpack_reader import Fields
 from tfs_lite.transport.table import Method
 
-__all__ = ["RequestHeadParser", "RequestHead", "check_trailers", "parse_timeout"]
-
-
 MAX_REMEMBERED = 1024
-"""Header lists; after that all are forgotten."""
+"""Header lists; when there are so many, all are dropped."""
 MAX_REMEMBERED_SIZE = 1024
 """Of one list, as RFC 9113 counts it."""
 MAX_QUOTED = 200
-"""Characters of what a client sent in an answer."""
+"""Characters of a client's text that an answer repeats."""
 
 _TIMEOUT = b"grpc-timeout"
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 MAX_LENGTH_DIGITS = 18
 _TIMEOUT_RULE = "1 to 8 digits and one of HMSmun"
 _NO_METADATA: Mapping[str, str] = MappingProxyType({})
-_IDENTITY = frozenset({"identity"})
 _ACCEPTED = (("grpc-accept-encoding", ",".join(ENCODINGS)),)
 
 
 @dataclass(slots=True)
 class RequestHead:
-    """What a request's header fields say. Never changed: calls with the same fields share one.
+    """A request's parsed header fields. It is never changed: calls with the same fields share one.
 
-    One of three: with ``fault`` the request is malformed, and its stream is to be reset with PROTOCOL_ERROR; with
-    ``answer``, a header block, it is to be answered with that and END_STREAM, and counts as ``status`` of gRPC;
-    else it is a call of ``row``.
+    With ``fault`` the request is malformed, and its stream has to be reset with PROTOCOL_ERROR. With ``answer``, a
+    header block, it has to be answered with that and END_STREAM, and counts as gRPC's ``status``. Else it is a call of
+    ``method``.
     """
 
-    row: Method | None = None
-    """Also with an answer, where the path is known."""
+    method: Method | None = None
+    """Set with an answer as well, if the path is known."""
     path: str = ""
     timeout: float | None = None
-    """Seconds from now on, 0 and more; None: the client set none."""
+    """Seconds from now on, 0 or more; None means that the client set none."""
     metadata: Mapping[str, str] = field(default_factory=lambda: _NO_METADATA)
-    """What the client sent beside gRPC's own fields: names in lower case, values of one name joined with commas.
-    Binary values (names that end in ``-bin``) are left out."""
+    """The fields that are not gRPC's own: names in lower case, values of one name joined with commas. Binary values
+    (names that end in ``-bin``) are left out."""
     encoding: str = "identity"
-    """Of messages with the flag for compressed."""
-    accepts: frozenset[str] = _IDENTITY
-    """Encodings of ours that the client takes."""
+    """Of messages that are flagged as compressed."""
     answer: bytes | None = None
     status: int = 0
     fault: str | None = None
     length: int = -1
-    """What ``content-length`` says; -1: nothing."""
+    """The value of ``content-length``; -1 without one."""
 
 
 class RequestHeadParser:
-    """Reads header lists for one table of methods. On one thread; nothing a client sends raises."""
+    """Parses header lists for one table of methods. One thread; nothing that a client sends raises."""
 
     def __init__(self, methods: Sequence[Method]) -> None:
-        self._rows = {method.path: method for method in methods}
+        self._methods = {method.path: method for method in methods}
         self._known: dict[Fields, RequestHead] = {}
-        self._at = 0  # where the time limit was last
+        self._at = 0  # where the last time limit was
         text = "the header fields of the call are larger than this server takes"
         self._too_large = RequestHead(answer=trailers_only(RESOURCE_EXHAUSTED, text), status=RESOURCE_EXHAUSTED)
 
     def read(self, fields: Fields | None) -> RequestHead:
-        """``fields`` as they came; None: they were too large to keep."""
+        """``fields`` in their order; None means that the list was too large."""
         if fields is None:
             return self._too_large
         at = self._at
@@ -96,51 +90,48 @@ class RequestHeadParser:
             return _with_bad_timeout(known, fields[at][1], str(error))
         if known.answer is not None:
             return known
-        return RequestHead(
-            known.row, known.path, timeout, known.metadata, known.encoding, known.accepts, length=known.length
-        )
+        return RequestHead(known.method, known.path, timeout, known.metadata, known.encoding, length=known.length)
 
     def _learn(self, fields: Fields) -> RequestHead:
-        """Only calls are remembered: nobody can crowd them out with requests that are none."""
-        opening = self._open(fields)
+        """Keeps only calls, so that other requests cannot push them out."""
+        head = self._parse(fields)
         try:
-            opening.length = content_length(fields)
+            head.length = content_length(fields)
         except ValueError as error:
-            opening = RequestHead(fault=str(error))
-        if opening.fault is None and opening.answer is None and _size(fields) <= MAX_REMEMBERED_SIZE:
+            head = RequestHead(fault=str(error))
+        if head.fault is None and head.answer is None and _size(fields) <= MAX_REMEMBERED_SIZE:
             if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
-            self._known[fields] = opening
-        return opening
+            self._known[fields] = head
+        return head
 
-    def _open(self, fields: Fields) -> RequestHead:
+    def _parse(self, fields: Fields) -> RequestHead:
         fault = check_request(fields)
         if fault is not None:
             return RequestHead(fault=fault)
         values = dict(fields)
         path = values.get(b":path", b"").decode("latin-1")
-        row = self._rows.get(path)
+        method = self._methods.get(path)
         if values[b":method"] != b"POST":
-            return RequestHead(row, path, answer=plain(405, allow="POST"), status=UNKNOWN)
+            return RequestHead(method, path, answer=plain(405, allow="POST"), status=UNKNOWN)
         if not _is_grpc(values.get(b"content-type", b"")):
-            return RequestHead(row, path, answer=plain(415), status=UNKNOWN)
-        if row is None:
+            return RequestHead(method, path, answer=plain(415), status=UNKNOWN)
+        if method is None:
             text = f"Method not found! This server has no {path[:MAX_QUOTED]}"
             return RequestHead(None, path, answer=trailers_only(UNIMPLEMENTED, text), status=UNIMPLEMENTED)
         if _TIMEOUT in values:
             text = "grpc-timeout comes twice"
-            return RequestHead(row, path, answer=trailers_only(INTERNAL, text), status=INTERNAL)
+            return RequestHead(method, path, answer=trailers_only(INTERNAL, text), status=INTERNAL)
         encoding = _text(values.get(b"grpc-encoding", b"identity"))
         if encoding not in ENCODINGS:
             text = f"grpc-encoding is one of {', '.join(ENCODINGS)}, not {encoding[:MAX_QUOTED]!r}"
             answer = trailers_only(UNIMPLEMENTED, text, _ACCEPTED)
-            return RequestHead(row, path, answer=answer, status=UNIMPLEMENTED)
-        accepts = _accepted(values.get(b"grpc-accept-encoding", b""))
-        return RequestHead(row, path, None, MappingProxyType(_metadata(fields)), encoding, accepts)
+            return RequestHead(method, path, answer=answer, status=UNIMPLEMENTED)
+        return RequestHead(method, path, None, MappingProxyType(_metadata(fields)), encoding)
 
 
 def content_length(fields: Fields) -> int:
-    """-1 without one; ValueError for what is none."""
+    """Its value, -1 without one. ValueError if it is not one number."""
     found = {value for name, value in fields if name == b"content-length"}
     if not found:
         return -1
@@ -151,7 +142,7 @@ def content_length(fields: Fields) -> int:
 
 
 def parse_timeout(text: bytes) -> float:
-    """grpc-timeout in seconds. ValueError, with the rule, for what is none."""
+    """The value of grpc-timeout in seconds. ValueError names the rule if it breaks it."""
     digits = text[:-1]
     seconds = _SECONDS.get(text[-1:])
     if seconds is None or len(digits) > 8 or not digits.isdigit():
@@ -166,24 +157,19 @@ def _find_timeout(fields: Fields) -> int:
     return -1
 
 
-def _with_bad_timeout(opening: RequestHead, value: bytes, why: str) -> RequestHead:
-    """Malformed is worse than wrong; the answer to the other fields goes first."""
+def _with_bad_timeout(head: RequestHead, value: bytes, why: str) -> RequestHead:
+    """The result for a bad time limit: first a malformed field counts, then the answer to the other fields."""
     fault = check_field(_TIMEOUT, value)
     if fault is not None:
         return RequestHead(fault=fault)
-    if opening.answer is not None:
-        return opening
-    return replace(opening, answer=trailers_only(INTERNAL, why), status=INTERNAL)
+    if head.answer is not None:
+        return head
+    return replace(head, answer=trailers_only(INTERNAL, why), status=INTERNAL)
 
 
 def _is_grpc(content_type: bytes) -> bool:
     media = content_type.lower()
     return media == b"application/grpc" or media.startswith((b"application/grpc+", b"application/grpc;"))
-
-
-def _accepted(value: bytes) -> frozenset[str]:
-    names = {name.strip() for name in value.decode("latin-1").split(",")}
-    return frozenset(name for name in ENCODINGS if name in names) | _IDENTITY
 
 
 def _metadata(fields: Fields) -> dict[str, str]:

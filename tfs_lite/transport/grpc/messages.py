@@ -1,12 +1,11 @@
-"""Messages of gRPC out of the bytes of a stream: a flag, four bytes of length, and so many bytes of message.
+"""Splits the bytes of a stream into gRPC's messages: a flag, four bytes of length, and so many bytes of message.
 
-DATA frames may cut the stream anywhere. What came of an unfinished message is kept, and nothing more: a client pays for
-the memory it takes with bytes that it has sent.
+DATA frames may cut the stream anywhere. Only bytes that have arrived are kept, and nothing is reserved for a length
+that a client claims.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from struct import Struct
 
 from tfs_lite.transport.grpc.codes import INTERNAL, RESOURCE_EXHAUSTED
@@ -14,28 +13,23 @@ from tfs_lite.transport.grpc.codes import INTERNAL, RESOURCE_EXHAUSTED
 PREFIX = Struct(">BI")
 PREFIX_SIZE = 5
 SMALL_PIECE = 1024
-"""Smaller pieces are put together as they come; each larger one stays as it is until the message is whole."""
+"""Smaller pieces are joined as they arrive; larger ones stay as they are until the message is whole."""
 
 
 class MessageFault(Exception):
-    """A client's messages cannot be read any further; the call ends with this status.
+    """A message that cannot be read or sent; the call ends with this status."""
 
-    ``before`` has the whole messages, as of :meth:`Assembler.feed`, that came in the same bytes before the bad one.
-    """
-
-    def __init__(self, code: int, text: str, before: Sequence[tuple[bool, bytes]] = ()) -> None:
+    def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
         self.text = text
-        self.before = before
 
 
 class Assembler:
-    """Of one direction of one stream: ``feed`` as bytes come -> ``finish`` at the end. On one thread.
+    """For one direction of one stream: ``feed`` bytes as they arrive, ``finish`` at the end. One thread.
 
-    After a fault it is of no further use. ``held``: bytes of an unfinished message that came and are kept, the prefix
-    included; everything else that was fed has been given out. ``missing``: bytes still to come of that message, 0
-    while its prefix is not whole. Both are to be read only.
+    After a fault it cannot be used any more. ``held`` counts the bytes of the unfinished message that were fed, its
+    prefix included; ``missing`` those still to come, or 0 while the prefix is not whole. Both are read-only.
     """
 
     __slots__ = ("_begun", "_compressed", "_max", "_pieces", "_prefix", "held", "missing")
@@ -50,31 +44,26 @@ class Assembler:
         self.missing = 0
 
     def feed(self, data: bytes) -> list[tuple[bool, bytes]]:
-        """The messages that are whole now: (is it compressed?, its bytes), in the client's order.
+        """The messages that are whole now, in the client's order: whether each is compressed, and its bytes.
 
-        MessageFault: INTERNAL for a flag that is neither 0 nor 1, RESOURCE_EXHAUSTED for a length above the bound;
-        both as soon as the prefix is there.
+        MessageFault, as soon as the prefix is there: INTERNAL for a flag that is neither 0 nor 1, RESOURCE_EXHAUSTED
+        for a length above the bound. Whole messages before the bad one are dropped with it.
         """
         if not self.held and len(data) >= PREFIX_SIZE:
             flag, size = PREFIX.unpack_from(data)
             if not flag and size == len(data) - PREFIX_SIZE and size <= self._max:
-                return [(False, data[PREFIX_SIZE:])]  # as it mostly is: one frame, one message
-        messages: list[tuple[bool, bytes]] = []
-        try:
-            self._take(data, messages)
-        except MessageFault as fault:
-            fault.before = messages
-            raise
-        return messages
+                return [(False, data[PREFIX_SIZE:])]  # the usual case: one frame, one message
+        return self._split(data)
 
     def finish(self) -> None:
-        """The client has said its last word. INTERNAL if it was inside a message."""
+        """Raises MessageFault, INTERNAL, if the client has half-closed the call inside a message."""
         if not self.held:
             return
         missing = f"{self.missing} bytes" if self._begun else "the rest of its 5-byte prefix"
         raise MessageFault(INTERNAL, f"the stream ended inside a message: {missing} did not come")
 
-    def _take(self, data: bytes, messages: list[tuple[bool, bytes]]) -> None:
+    def _split(self, data: bytes) -> list[tuple[bool, bytes]]:
+        messages: list[tuple[bool, bytes]] = []
         at = 0
         while at < len(data):
             if not self._begun:
@@ -82,13 +71,14 @@ class Assembler:
                 at += len(self._prefix) - self.held
                 self.held = len(self._prefix)
                 if self.held < PREFIX_SIZE:
-                    return
+                    break
                 self._begin()
             piece = data[at : at + self.missing]
             at += len(piece)
             self._keep(piece)
             if not self.missing:
                 messages.append((self._compressed, self._whole()))
+        return messages
 
     def _begin(self) -> None:
         flag, size = PREFIX.unpack(self._prefix)

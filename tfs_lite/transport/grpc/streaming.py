@@ -1,5 +1,5 @@
-"""Calls with streams of messages: answers go out no faster than the client takes them, requests come in no faster than
-the handler takes them."""
+"""Calls with streams of messages: answers are sent no faster than the client reads them, and requests are received no
+faster than the handler reads them."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from tfs_lite.transport.grpc.call import SHUTTING_DOWN, Call, CallOwner, OneRequestCall, make_room
+from tfs_lite.transport.grpc.call import SHUTTING_DOWN, Call, CallOwner, OneRequestCall, widen_window
 from tfs_lite.transport.grpc.codes import OK, UNAVAILABLE
 from tfs_lite.transport.grpc.head import RequestHead
 from tfs_lite.transport.grpc.messages import PREFIX, PREFIX_SIZE, Assembler, MessageFault
 from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.table import CallContext, CallKind, Method
 
-BREATH = 32
-"""Answers that a handler may give without a pause; then others have their turn."""
+YIELD_EVERY = 32
+"""Answers of a handler after which other tasks of the loop have their turn."""
 
 WAITING_COST = 112
-"""Bytes that a message takes beside its own while it waits; those of the shortest are 5 on the wire."""
+"""Bytes of memory that a waiting message takes in addition to its own; an empty one is only 5 bytes on the wire."""
 
 
-class Answers:
-    """Sends what a handler yields; the handler goes on when everything it said has left for the socket."""
+class ResponseSender:
+    """Sends what a handler yields; the handler continues when all of it has been written to the socket."""
 
-    __slots__ = ("_call", "_room")
+    __slots__ = ("_call", "_writable")
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._room: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
 
     async def send(self, messages: AsyncIterator[bytes]) -> None:
-        """All of them. The handler's generator is closed on every way out."""
+        """Sends all ``messages``. The handler's generator is closed in any case."""
         count = 0
         try:
             async for message in messages:
@@ -40,7 +40,7 @@ class Answers:
                 if self._call.stream.queue:
                     await self._wait()
                     count = 0
-                elif (count := count + 1) == BREATH:
+                elif (count := count + 1) == YIELD_EVERY:
                     await asyncio.sleep(0)
                     count = 0
         finally:
@@ -48,25 +48,25 @@ class Answers:
             if close is not None:
                 await close()
 
-    def on_room(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+    def on_writable(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
 
     def _send(self, message: bytes) -> None:
         call = self._call
         if call.done:
             return
         call.check(message)
-        call.open()
+        call.send_headers()
         call.common.numbers.messages_sent += 1
         call.connection.data(call.stream, PREFIX.pack(0, len(message)) + message)
 
     async def _wait(self) -> None:
-        self._room = self._call.common.loop.create_future()
+        self._writable = self._call.common.loop.create_future()
         try:
-            await self._room
+            await self._writable
         finally:
-            self._room = None
+            self._writable = None
 
 
 class ServerStreamCall(OneRequestCall):
@@ -74,30 +74,30 @@ class ServerStreamCall(OneRequestCall):
 
     __slots__ = ("_answers",)
 
-    def __init__(self, home: CallOwner, row: Method, stream: Stream, opening: RequestHead) -> None:
-        super().__init__(home, row, stream, opening)
-        self._answers = Answers(self)
+    def __init__(self, owner: CallOwner, method: Method, stream: Stream, head: RequestHead) -> None:
+        super().__init__(owner, method, stream, head)
+        self._answers = ResponseSender(self)
 
-    def on_room(self) -> None:
-        self._answers.on_room()
+    def on_writable(self) -> None:
+        self._answers.on_writable()
 
-    async def perform(self, context: CallContext) -> None:
-        handler: Any = self.row.handler
+    async def run_handler(self, context: CallContext) -> None:
+        handler: Any = self.method.handler
         if self.compressed:
             await self.inflate()
-        await self._answers.send(handler(self.take(), context))
+        await self._answers.send(handler(self.take_message(), context))
         self.finish(OK)
 
 
 class StreamedCall(Call):
-    """Many requests; one answer or many. The handler starts at once."""
+    """Many requests, and one answer or many. The handler starts at once."""
 
     __slots__ = ("_answers", "_requests")
 
-    def __init__(self, home: CallOwner, row: Method, stream: Stream, opening: RequestHead) -> None:
-        super().__init__(home, row, stream, opening)
-        self._answers = Answers(self)
-        self._requests = Requests(self)
+    def __init__(self, owner: CallOwner, method: Method, stream: Stream, head: RequestHead) -> None:
+        super().__init__(owner, method, stream, head)
+        self._answers = ResponseSender(self)
+        self._requests = RequestStream(self)
 
     def begin(self) -> None:
         super().begin()
@@ -105,7 +105,7 @@ class StreamedCall(Call):
             self.drain()
         self.start()
 
-    def data(self, data: bytes, ended: bool) -> None:
+    def receive(self, data: bytes, ended: bool) -> None:
         if self.done:
             return
         try:
@@ -114,18 +114,18 @@ class StreamedCall(Call):
             self.abort(fault.code, fault.text)
 
     def drain(self) -> None:
-        self._requests.cut_off()
+        self._requests.stop()
 
-    def on_room(self) -> None:
-        self._answers.on_room()
+    def on_writable(self) -> None:
+        self._answers.on_writable()
 
-    def over(self) -> None:
+    def close(self) -> None:
         self._requests.close()
-        super().over()
+        super().close()
 
-    async def perform(self, context: CallContext) -> None:
-        handler: Any = self.row.handler
-        if self.row.kind is CallKind.CLIENT_STREAM:
+    async def run_handler(self, context: CallContext) -> None:
+        handler: Any = self.method.handler
+        if self.method.kind is CallKind.CLIENT_STREAM:
             answer = await handler(self._requests, context)
             self._check_whole()
             self.answer(answer, context)
@@ -135,37 +135,37 @@ class StreamedCall(Call):
             self.finish(OK)
 
     def _check_whole(self) -> None:
-        if self._requests.cut:
+        if self._requests.stopped:
             raise MessageFault(UNAVAILABLE, SHUTTING_DOWN)
 
 
-class Requests:
-    """The client's messages, as a handler reads them: until the client has said its last word, or no more are read,
-    which is ``cut``. One reader at a time.
+class RequestStream:
+    """The client's messages, as the handler's iterator. It ends when the client half-closes the call, or after ``stop``
+    (``stopped``). One reader at a time.
 
-    What came and was not taken is bounded by the stream's window, and counted with what it costs to keep. A message is
-    credited when it is taken; the bytes of an unfinished one at once, but only while no whole one waits.
+    Messages that wait are bounded by the stream's window, and counted with the memory they take. A message is credited
+    to the window when it is taken; the bytes of an unfinished one at once, but only while no whole one waits.
     """
 
-    __slots__ = ("_assembler", "_call", "_credited", "_ended", "_queue", "_waiter", "cut")
+    __slots__ = ("_assembler", "_call", "_credited", "_ended", "_queue", "_waiter", "stopped")
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._assembler = Assembler(call.common.limits.max_receive_message)
         self._queue: deque[tuple[bool, bytes, int]] = deque()
-        """Compressed or not, the message, and how many of its bytes the client has no credit for yet."""
+        """Whether it is compressed, the message, and how many of its bytes were not credited yet."""
         self._credited = 0
-        """Of the unfinished message."""
+        """Bytes of the unfinished message that were credited."""
         self._ended = False
         self._waiter: asyncio.Future[None] | None = None
-        self.cut = False
+        self.stopped = False
 
     def feed(self, data: bytes, ended: bool) -> None:
-        """What came on the stream. Raises MessageFault."""
-        if self.cut or not self._call.hold(len(data)):
+        """Takes data of the stream. Raises MessageFault."""
+        if self.stopped or not self._call.count_unread(len(data)):
             return
         messages = self._assembler.feed(data)
-        if messages and not self._call.hold(len(messages) * WAITING_COST):
+        if messages and not self._call.count_unread(len(messages) * WAITING_COST):
             return
         for compressed, message in messages:
             self._queue.append((compressed, message, len(message) + PREFIX_SIZE - self._credited))
@@ -177,35 +177,35 @@ class Requests:
             self._credit_unfinished()
         self._wake()
 
-    def cut_off(self) -> None:
-        """What waits is still read, and nothing after that. Nothing if the client has said its last word."""
+    def stop(self) -> None:
+        """Ends the iterator after the messages that wait, unless the client has half-closed the call already."""
         if not self._ended:
-            self.cut = True
+            self.stopped = True
             self._wake()
 
     def close(self) -> None:
-        """The call is over; whoever still reads finds nothing."""
+        """Ends the iterator at once: the call is over."""
         self._ended = True
         self._queue.clear()
         self._wake()
 
-    def __aiter__(self) -> Requests:
+    def __aiter__(self) -> RequestStream:
         return self
 
     async def __anext__(self) -> bytes:
         while not self._queue:
-            if self._ended or self.cut:
+            if self._ended or self.stopped:
                 raise StopAsyncIteration
             await self._wait()
         call = self._call
-        compressed, message, owed = self._queue[0]
+        compressed, message, uncredited = self._queue[0]
         size = len(message) + PREFIX_SIZE
         if compressed:
-            message = await call.common.inflater.inflate(message, call.opening.encoding)
+            message = await call.common.inflater.inflate(message, call.head.encoding)
         self._queue.popleft()
         call.common.numbers.messages_received += 1
-        call.hold(-size - WAITING_COST)
-        call.connection.credit(call.stream, owed)
+        call.count_unread(-size - WAITING_COST)
+        call.connection.credit(call.stream, uncredited)
         if not self._queue:
             self._credit_unfinished()
         return message
@@ -214,7 +214,7 @@ class Requests:
         call, assembler = self._call, self._assembler
         call.connection.credit(call.stream, assembler.held - self._credited)
         self._credited = assembler.held
-        make_room(call, assembler)
+        widen_window(call, assembler)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

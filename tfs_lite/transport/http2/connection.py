@@ -1,38 +1,41 @@
-"""HTTP/2 for servers (RFC 9113), without I/O: bytes in, bytes out, and the owner is told what came.
+"""HTTP/2 for servers (RFC 9113), without I/O: bytes in, bytes out, and events for the owner.
 
     receive(bytes) -> frames -> Events: on_request -> on_data* -> (on_data with ended | on_reset)
     answer | headers, data*, headers(end) | reset, then release -> outgoing -> take() -> the socket
 
-A rule that the client breaks on a stream costs it that stream, one of the connection costs it the connection, as the
-RFC says; so does more of what is for nothing than the limits allow. All on one event loop; nothing here waits.
+A client that breaks a rule of a stream loses the stream; one that breaks a rule of the connection, or exceeds a limit,
+loses the connection. All on one event loop; nothing here blocks.
 
-Choices where the RFC leaves one: HEADERS with a number that was passed is PROTOCOL_ERROR; DATA on a stream that ended
-is answered with RST_STREAM; what still comes for a stream that we reset is counted and thrown away; priorities mean
-nothing; contents count as used up for the connection's window as soon as they come, for the stream's when its owner
-says so.
+Choices where the RFC leaves one: HEADERS with a number that was passed over is PROTOCOL_ERROR; DATA on a stream that
+ended is answered with RST_STREAM; data that still arrives for a stream that the server has reset is counted and
+discarded; priorities have no effect; data is credited to the connection's window as soon as it arrives, and to the
+stream's when its owner has consumed it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic
+from typing import Generic, Protocol, TypeVar
 
 from tfs_lite.transport.http2 import framing as frames
 from tfs_lite.transport.http2.errors import ConnectionFault, ErrorCode, StreamFault
-from tfs_lite.transport.http2.events import Events, T
 from tfs_lite.transport.http2.fields import check_trailers
-from tfs_lite.transport.http2.framing import NUMBER, PRIORITY_SIZE, STREAM_MASK, FrameReader, bare
-from tfs_lite.transport.http2.hpack_reader import BlockReader, Fields
-from tfs_lite.transport.http2.rate_limit import Budgets
-from tfs_lite.transport.http2.receive_window import ReceiveWindow
-from tfs_lite.transport.http2.send_queue import SendQueue
-from tfs_lite.transport.http2.settings import (
+from tfs_lite.transport.http2.framing import (
     HEADER_TABLE_SIZE,
     INITIAL_WINDOW_SIZE,
     MAX_FRAME_SIZE,
+    NUMBER,
+    PRIORITY_SIZE,
+    STREAM_MASK,
+    FrameReader,
     our_settings,
     read_settings,
+    strip_padding,
 )
+from tfs_lite.transport.http2.hpack_reader import BlockReader, Fields
+from tfs_lite.transport.http2.rate_limit import RateLimits
+from tfs_lite.transport.http2.receive_window import ReceiveWindow
+from tfs_lite.transport.http2.send_queue import SendQueue
 from tfs_lite.transport.http2.streams import ClosedStreams, Stream, fault_of_data
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
@@ -40,12 +43,49 @@ from tfs_lite.transport.numbers import Numbers
 DRAIN_PING = b"draining"
 
 
-class Connection(Generic[T]):
-    """``start`` -> ``receive``, ``take`` and the rest in any order -> ``close``, or a fault of the client's.
+class ParsedHead(Protocol):
+    """What the owner makes of the header fields of a request."""
 
-    ``closing`` is None, then for good the kind under which the end of the connection is counted, with the sentence
-    ``why``; its last output holds GOAWAY. ``busy``: places taken by streams. ``opened``: the client has sent its
-    preface and SETTINGS. ``partial_since``: since when a frame or a header block has been incomplete.
+    @property
+    def fault(self) -> str | None:
+        """Why the request is malformed; None if it is not."""
+
+    @property
+    def length(self) -> int:
+        """The value of ``content-length``; -1 without one."""
+
+
+T = TypeVar("T", bound=ParsedHead)
+T_contra = TypeVar("T_contra", bound=ParsedHead, contravariant=True)
+
+
+class Events(Protocol[T_contra]):
+    """What the owner is told. Called from within the connection's methods; must not raise."""
+
+    def on_request(self, stream: Stream, head: T_contra, ended: bool) -> None: ...
+
+    def on_data(self, stream: Stream, data: bytes, ended: bool) -> None:
+        """Trailers arrive as ``b""`` with ``ended``."""
+
+    def on_reset(self, stream: Stream, code: int) -> None:
+        """The stream was ended by the client, a fault, or the end of the connection. Nothing more arrives or can be
+        sent; it counts until ``release``."""
+
+    def on_writable(self, stream: Stream) -> None:
+        """Everything that was queued has left."""
+
+    def on_ping(self) -> bool:
+        """The client has sent PING. Returns whether it may, so soon."""
+
+    def on_ping_ack(self, payload: bytes) -> None: ...
+
+
+class Connection(Generic[T]):
+    """``start`` -> ``receive``, ``take`` and the rest in any order -> ``close``, or a fault of the client.
+
+    ``closing`` is None until the connection ends; then it is the kind under which the end is counted, ``why`` a
+    sentence, and the last output contains GOAWAY. ``busy`` counts streams. ``opened``: the client has sent its preface
+    and SETTINGS. ``partial_since``: since when a frame or a header block has been incomplete.
     """
 
     def __init__(
@@ -62,7 +102,14 @@ class Connection(Generic[T]):
         self._events = events
         self._clock = clock
         self._blocks: BlockReader[T] = BlockReader(parse, limits.max_header_list)
-        self.outgoing = SendQueue(limits, numbers, wake, events.on_room, self._on_gone, self._on_flood)
+        self.outgoing = SendQueue(
+            limits,
+            numbers,
+            wake=wake,
+            on_writable=events.on_writable,
+            on_finished=self._on_finished,
+            on_overflow=self._on_overflow,
+        )
         self.answer = self.outgoing.answer
         self.streams: dict[int, Stream] = {}
         self.busy = 0
@@ -70,12 +117,11 @@ class Connection(Generic[T]):
         self.closing: str | None = None
         self.why = ""
         self.last_received = clock()
-        self._graves = ClosedStreams()
+        self._closed_streams = ClosedStreams()
         self._final: int | None = None
-        self._allowance = ReceiveWindow(limits, self._control)
-        self.credit, self.widen = self._allowance.credit, self._allowance.widen
-        self._budgets = Budgets(limits, clock)
-        self._spend = self._budgets.spend
+        self._receive_window = ReceiveWindow(limits, self._control)
+        self.credit, self.widen = self._receive_window.credit, self._receive_window.widen
+        self._rates = RateLimits(limits, clock)
         handlers = (
             self._on_data,
             self._on_headers,
@@ -87,7 +133,7 @@ class Connection(Generic[T]):
             self._on_goaway,
             self._on_window_update,
         )
-        self._reader = FrameReader(limits, handlers, self._spend, self.last_received)
+        self._reader = FrameReader(limits, handlers, self._rates, self.last_received)
 
     @property
     def opened(self) -> bool:
@@ -97,7 +143,7 @@ class Connection(Generic[T]):
     def partial_since(self) -> float | None:
         return self._reader.partial_since
 
-    # What the owner does.
+    # What the owner calls.
 
     def start(self) -> None:
         self.outgoing.control(our_settings(self._limits))
@@ -106,7 +152,7 @@ class Connection(Generic[T]):
             self.outgoing.control(frames.window_update(0, extra))
 
     def receive(self, data: bytes) -> None:
-        """What has come, cut anywhere. After a fault of the client's ``closing`` is set, and nothing more is read."""
+        """Reads input, cut anywhere. After a fault of the client ``closing`` is set, and nothing more is read."""
         if self.closing is not None:
             return
         self._numbers.bytes_received += len(data)
@@ -126,38 +172,38 @@ class Connection(Generic[T]):
         return self.outgoing.take()
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
-        """Ends the stream without a word to the owner. Nothing if it has ended."""
+        """Resets the stream without telling the owner, unless it has ended."""
         if not stream.dead and stream.id in self.streams:
             self._numbers.resets_sent += 1
-            self._graves.bury(stream.id, stream.receive_window)
+            self._closed_streams.remember(stream.id, stream.receive_window)
             self._kill(stream)
             self._control(frames.rst_stream(stream.id, code))
 
     def release(self, stream: Stream) -> None:
-        """The owner has done everything for it; its place is free when the last byte has left."""
+        """The owner has finished with the stream, which no longer counts when its last byte has left."""
         if not stream.released:
             stream.released = True
             if stream.dead or not stream.queue:
                 self._free()
 
     def goaway_soon(self) -> None:
-        """No more calls, please; what was sent before the echo to this, still counts."""
+        """Asks for no more requests; those that were sent before the client's answer to the PING are still taken."""
         self._control(frames.goaway(STREAM_MASK, ErrorCode.NO_ERROR) + frames.ping(DRAIN_PING))
 
     def goaway(self, why: bytes = b"") -> None:
-        """Streams that begin from now on are not looked at; clients take them elsewhere."""
+        """Ignores streams that begin from now on; GOAWAY tells the client which those are."""
         if self._final is None:
             self._final = self.last_stream
             self._control(frames.goaway(self.last_stream, ErrorCode.NO_ERROR, why))
 
     def close(self, code: ErrorCode, why: str, kind: str) -> None:
-        """GOAWAY, and every stream is dead."""
+        """Ends every stream, and sends GOAWAY."""
         self._fail(ConnectionFault(code, why, kind))
 
     # Frames of requests.
 
     def _on_headers(self, flags: int, number: int, block: bytes) -> None:
-        """A whole header block."""
+        """Handles a whole header block."""
         if number % 2 == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that no client can have")
         ended = flags & frames.END_STREAM != 0
@@ -168,32 +214,32 @@ class Connection(Generic[T]):
             self._on_request(number, block, ended)
         else:
             self._blocks.read_fields(block)
-            if number not in self._graves:
+            if number not in self._closed_streams:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that was passed or has ended")
-            self._spend("oddments")
+            self._rates.take("unexpected_frames")
 
     def _on_request(self, number: int, block: bytes, ended: bool) -> None:
         self.last_stream = number
-        opening = self._blocks.read(block)
+        head = self._blocks.read(block)
         if self._final is not None:
-            self._graves.bury(number, self._limits.stream_window)
+            self._closed_streams.remember(number, self._limits.stream_window)
             return
         if self.busy >= self._limits.max_streams:
             self._numbers.refused += 1
-            self._graves.bury(number, self._limits.stream_window)
+            self._closed_streams.remember(number, self._limits.stream_window)
             self._refuse(number, ErrorCode.REFUSED_STREAM)
             return
-        if opening.fault is not None or (ended and opening.length > 0):
-            self._graves.bury(number, self._limits.stream_window)
+        if head.fault is not None or (ended and head.length > 0):
+            self._closed_streams.remember(number, self._limits.stream_window)
             self._refuse(number, ErrorCode.PROTOCOL_ERROR)
             return
         stream = Stream(number, self.outgoing.initial_window, self._limits.stream_window)
         stream.ended = ended
-        stream.expects = opening.length
+        stream.expects = head.length
         self.streams[number] = stream
         self.busy += 1
         self._numbers.streams += 1
-        self._events.on_request(stream, opening, ended)
+        self._events.on_request(stream, head, ended)
 
     def _on_trailers(self, stream: Stream, block: bytes, ended: bool) -> None:
         fields = self._blocks.read_fields(block)
@@ -208,8 +254,8 @@ class Connection(Generic[T]):
         if number == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on stream 0")
         size = len(payload)
-        self._allowance.took(size)
-        data = bare(flags & frames.PADDED, payload) if flags & frames.PADDED else payload
+        self._receive_window.received(size)
+        data = strip_padding(flags & frames.PADDED, payload) if flags & frames.PADDED else payload
         stream = self.streams.get(number)
         if stream is None:
             self._on_late_data(number, size)
@@ -227,16 +273,16 @@ class Connection(Generic[T]):
             self._end(stream, data)
             return
         if not data:
-            self._spend("empties")
+            self._rates.take("empty_frames")
         self._events.on_data(stream, data, False)
 
     def _on_late_data(self, number: int, size: int) -> None:
         if number > self.last_stream or number % 2 == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on a stream that was not begun")
-        if number not in self._graves:
+        if number not in self._closed_streams:
             self._refuse(number, ErrorCode.STREAM_CLOSED)
-        elif not self._graves.expect(number, size):
-            self._spend("oddments")
+        elif not self._closed_streams.accept(number, size):
+            self._rates.take("unexpected_frames")
 
     def _end(self, stream: Stream, data: bytes) -> None:
         stream.ended = True
@@ -248,7 +294,7 @@ class Connection(Generic[T]):
         if number == 0 or number > self.last_stream or number % 2 == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that was not begun")
         self._numbers.resets_received += 1
-        self._spend("resets")
+        self._rates.take("resets")
         stream = self.streams.get(number)
         if stream is not None:
             self._kill(stream)
@@ -261,7 +307,7 @@ class Connection(Generic[T]):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
         if len(payload) != PRIORITY_SIZE:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of a size other than 5")
-        self._spend("oddments")
+        self._rates.take("unexpected_frames")
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
         if number != 0:
@@ -269,18 +315,18 @@ class Connection(Generic[T]):
         if flags & frames.ACK:
             if payload:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS with contents")
-            self._spend("settings")
+            self._rates.take("settings")
             return
         found = read_settings(payload)
-        self._spend("settings")
+        self._rates.take("settings")
         self._reader.opened = True
-        for key, value in dict(found).items():  # the last value of each: to go through all would be work for nothing
+        for key, value in dict(found).items():  # only the last value of each has an effect
             if key == INITIAL_WINDOW_SIZE:
                 self._resize_windows(value)
             elif key == MAX_FRAME_SIZE:
                 self.outgoing.max_frame = min(value, max(frames.DEFAULT_MAX_FRAME, self._limits.write_high_water))
             elif key == HEADER_TABLE_SIZE:
-                self.outgoing.owes_size_update = True
+                self.outgoing.needs_size_update = True
         self._control(frames.SETTINGS_ACK)
 
     def _resize_windows(self, size: int) -> None:
@@ -299,12 +345,12 @@ class Connection(Generic[T]):
         if len(payload) != 8:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PING of a size other than 8")
         if flags & frames.ACK:
-            self._spend("pings")
+            self._rates.take("pings")
             self._events.on_ping_ack(payload)
             return
         if not self._events.on_ping():
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings", "too_many_pings")
-        self._budgets.spend_earned("pings", self.outgoing.answers_sent)
+        self._rates.take_refilled("pings", self.outgoing.frames_sent)
         self._control(frames.ping(payload, ack=True))
 
     def _on_goaway(self, flags: int, number: int, payload: bytes) -> None:
@@ -312,13 +358,13 @@ class Connection(Generic[T]):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
         if len(payload) < 8:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY of less than 8 bytes")
-        self._spend("oddments")
+        self._rates.take("unexpected_frames")
 
     def _on_window_update(self, flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of a size other than 4")
         increment = NUMBER.unpack(payload)[0] & STREAM_MASK
-        self._budgets.spend_earned("updates", self.outgoing.answers_sent)
+        self._rates.take_refilled("window_updates", self.outgoing.frames_sent)
         if number == 0:
             if increment == 0:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
@@ -338,13 +384,13 @@ class Connection(Generic[T]):
     # Ends.
 
     def _fault(self, stream: Stream, fault: StreamFault) -> None:
-        self._spend("faults")
+        self._rates.take("stream_errors")
         self.reset(stream, fault.code)
         self._events.on_reset(stream, fault.code)
 
     def _refuse(self, number: int, code: ErrorCode) -> None:
-        """A stream that the owner never hears of, or has long forgotten."""
-        self._spend("faults")
+        """Resets a stream that the owner does not know, or no more."""
+        self._rates.take("stream_errors")
         self._numbers.resets_sent += 1
         self._control(frames.rst_stream(number, code))
 
@@ -352,13 +398,13 @@ class Connection(Generic[T]):
         del self.streams[stream.id]
         stream.dead = True
         waited = bool(stream.queue)
-        self.outgoing.forget(stream)
+        self.outgoing.discard(stream)
         if stream.released and waited:
             self._free()
 
-    def _on_gone(self, stream: Stream) -> None:
-        """The last byte of an answer has left. A client that goes on sending is told that there is no need."""
-        self._budgets.earn_reset()
+    def _on_finished(self, stream: Stream) -> None:
+        """The last byte of an answer has left. A client that is still sending is told to stop."""
+        self._rates.refill_reset()
         if stream.ended:
             del self.streams[stream.id]
         else:
@@ -366,7 +412,7 @@ class Connection(Generic[T]):
         if stream.released:
             self._free()
 
-    def _on_flood(self) -> None:
+    def _on_overflow(self) -> None:
         self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers are not read", "slow_reader"))
 
     def _free(self) -> None:
@@ -387,5 +433,5 @@ class Connection(Generic[T]):
 
     def _control(self, frame: bytes) -> None:
         self.outgoing.control(frame)
-        if self.outgoing.control_waiting > self._limits.max_control_queue:
+        if self.outgoing.control_queued > self._limits.max_control_queue:
             self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "control frames are not read", "slow_reader"))

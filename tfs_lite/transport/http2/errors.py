@@ -1,6 +1,6 @@
-"""The error codes of HTTP/2 (RFC 9113, section 7), and the two sizes of a fault.
+"""The error codes of HTTP/2 (RFC 9113, section 7), and faults of a client.
 
-A fault of a stream ends that stream with RST_STREAM; a fault of the connection ends everything on it with GOAWAY.
+A stream fault ends its stream with RST_STREAM; a connection fault ends the whole connection with GOAWAY.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class ConnectionFault(Exception):
-    """The peer broke the rules of the connection, or its bounds.
+    """The client broke a rule or a limit of the connection.
 
     ``why`` is one short ASCII sentence for GOAWAY and the log; ``kind`` a word for the metrics
     (``protocol``, ``rapid_reset``, ``ping_flood``, ...).
@@ -40,7 +40,7 @@ class ConnectionFault(Exception):
 
 
 class StreamFault(Exception):
-    """The peer broke the rules of one stream; the others go on."""
+    """The client broke a rule of one stream; the others go on."""
 
     def __init__(self, code: ErrorCode, why: str) -> None:
         super().__init__(why)

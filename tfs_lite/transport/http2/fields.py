@@ -1,8 +1,7 @@
-"""When header fields are malformed: the rules of RFC 9113, sections 8.2 and 8.3, for requests and their trailers.
+"""Checks the header fields of requests and their trailers by the rules of RFC 9113, sections 8.2 and 8.3.
 
-A malformed request is no call at all: its stream is reset. The texts say which rule was broken, for logs and tests.
-One rule is left out: clients of gRPC may send metadata with blanks at its ends (gRPC over HTTP/2, "ASCII-Value"), which
-RFC 9113 forbids, and other servers of gRPC let it pass.
+The stream of a malformed request is reset. The texts name the broken rule, for tests. One rule is not applied: RFC 9113
+forbids blanks at the ends of a value, but gRPC's clients may send them in metadata (gRPC over HTTP/2, "ASCII-Value").
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _PORTS = {b"http": b":80", b"https": b":443"}
 
 
 def check_request(fields: Fields) -> str | None:
-    """Why a request is malformed; None: it is not."""
+    """Why a request is malformed; None if it is not."""
     pseudo: dict[bytes, bytes] = {}
     regular = False
     for name, value in fields:
@@ -38,7 +37,7 @@ def check_request(fields: Fields) -> str | None:
 
 
 def check_trailers(fields: Fields) -> str | None:
-    """Why the fields after a request's messages are malformed; None: they are not."""
+    """Why the fields after a request's messages are malformed; None if they are not."""
     for name, value in fields:
         if name.startswith(b":"):
             return "a pseudo-header in trailers"
@@ -48,7 +47,7 @@ def check_trailers(fields: Fields) -> str | None:
 
 
 def check_field(name: bytes, value: bytes) -> str | None:
-    """Why a field that is no pseudo-header is malformed; None: it is not."""
+    """Why a field that is no pseudo-header is malformed; None if it is not."""
     if not _is_name(name):
         return "a field's name is empty, has upper case or illegal characters"
     if not _is_value(value):

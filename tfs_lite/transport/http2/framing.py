@@ -1,9 +1,7 @@
-"""Frames of HTTP/2 (RFC 9113, sections 4 and 6): their numbers, and those that a server sends, as bytes.
+"""Frames of HTTP/2 (RFC 9113, sections 3.4, 4 and 6): those that the server sends as bytes, and bytes to frames.
 
-From bytes to frames (RFC 9113, sections 3.4, 4 and 6.10): the preface, whole frames, whole header blocks.
-
-What comes may be cut anywhere. A header block in several frames is put together here, so that nobody else has to know
-CONTINUATION; it reaches the handler of HEADERS as one, without padding and priority.
+The input may be cut anywhere. :class:`FrameReader` joins a header block of several frames, so that CONTINUATION is not
+seen outside this module: the handler of HEADERS gets the whole block, without padding and priority.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from struct import Struct
 from typing import TypeAlias
 
 from tfs_lite.transport.http2.errors import ConnectionFault, ErrorCode
+from tfs_lite.transport.http2.rate_limit import RateLimits
 from tfs_lite.transport.limits import Limits
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -24,7 +23,7 @@ END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY_FLAG = 0x1, 0x1, 0x4, 0x8, 0x20
 
 HEAD_SIZE = 9
 HEAD = Struct(">BHBBI")
-"""High byte and low bytes of the length, type, flags, stream (the first bit means nothing)."""
+"""High byte and low bytes of the length, type, flags, stream (whose first bit is reserved)."""
 NUMBER = Struct(">I")
 SETTING = Struct(">HI")
 STREAM_MASK = 0x7FFFFFFF
@@ -63,10 +62,40 @@ def settings(values: dict[int, int]) -> bytes:
 
 SETTINGS_ACK = frame(SETTINGS, ACK, 0)
 
+HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS = 0x1, 0x2, 0x3
+INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 0x4, 0x5, 0x6
+
+
+def our_settings(limits: Limits) -> bytes:
+    """The server's SETTINGS frame, which opens every connection."""
+    return settings(
+        {
+            MAX_CONCURRENT_STREAMS: limits.max_streams,
+            INITIAL_WINDOW_SIZE: limits.stream_window,
+            MAX_FRAME_SIZE: limits.max_frame,
+            MAX_HEADER_LIST_SIZE: limits.max_header_list,
+        }
+    )
+
+
+def read_settings(payload: bytes) -> list[tuple[int, int]]:
+    """The client's settings in order, unknown ones included. Raises ConnectionFault."""
+    if len(payload) % SETTING.size:
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a size that is no multiple of 6")
+    found: list[tuple[int, int]] = list(SETTING.iter_unpack(payload))
+    for key, value in found:
+        if key == ENABLE_PUSH and value > 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+        if key == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE beyond 2^31-1")
+        if key == MAX_FRAME_SIZE and not DEFAULT_MAX_FRAME <= value <= LARGEST_MAX_FRAME:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of its range")
+    return found
+
 
 PRIORITY_SIZE = 5
-LARGEST_BLOCK = 4
-"""A header block that is more than so many times too large ends the connection. Undoing the Huffman code takes time."""
+MAX_BLOCK_FACTOR = 4
+"""A header block more than so many times the largest header list ends the connection: decoding Huffman takes time."""
 _KIND, _CONTENTS = 3, bytes([DATA])
 _WHOLE = END_HEADERS | PADDED | PRIORITY_FLAG
 
@@ -75,11 +104,12 @@ Handler: TypeAlias = Callable[[int, int, bytes], None]
 
 
 class FrameReader:
-    """``handlers``: by type of frame, DATA first; ``spend(name)`` pays for what means nothing, from a budget.
+    """Calls one of ``handlers``, which are ordered by frame type from DATA on, for each frame. ``rates`` limits frames
+    without effect.
 
-    ``partial_since``: when the frame, header block or preface that is incomplete now began; None: there is none, or it
-    is DATA: a large message may pause where it likes, and has a time limit of its own.
-    ``opened`` is set by the owner once the first SETTINGS are in force. ``stopped``: nothing more is to be read.
+    ``partial_since``: when the frame, header block or preface that is incomplete now began; None if there is none, or
+    if it is DATA, since a message has a time limit of its own. The owner sets ``opened`` once the first SETTINGS are in
+    force, and ``stopped`` when nothing more is to be read.
     """
 
     __slots__ = (
@@ -87,29 +117,29 @@ class FrameReader:
         "_block_since",
         "_block_start",
         "_continuations",
-        "_greeted",
         "_handlers",
         "_max_block",
         "_max_continuations",
         "_max_frame",
+        "_preface_read",
+        "_rates",
         "_rest",
-        "_spend",
         "opened",
         "partial_since",
         "stopped",
     )
 
-    def __init__(self, limits: Limits, handlers: Sequence[Handler], spend: Callable[[str], None], now: float) -> None:
+    def __init__(self, limits: Limits, handlers: Sequence[Handler], rates: RateLimits, now: float) -> None:
         self._handlers = tuple(handlers)
-        self._spend = spend
+        self._rates = rates
         self._max_frame = limits.max_frame
-        self._max_block = LARGEST_BLOCK * limits.max_header_list
+        self._max_block = MAX_BLOCK_FACTOR * limits.max_header_list
         self._max_continuations = limits.max_continuations
         self._rest = b""
-        self._greeted = False
+        self._preface_read = False
         self._block: bytearray | None = None
         self._block_start = (0, 0)
-        """Flags and stream of the HEADERS that the block began with."""
+        """Flags and stream of the HEADERS frame that began the block."""
         self._block_since = now
         self._continuations = 0
         self.opened = False
@@ -117,7 +147,7 @@ class FrameReader:
         self.partial_since: float | None = now
 
     def feed(self, data: bytes, now: float) -> None:
-        """Calls the handlers. Raises ConnectionFault, after which there is nothing more to feed."""
+        """Calls the handlers. After a ConnectionFault nothing more may be fed."""
         if self._rest:
             data = self._rest + data
         used = self._read(data, now)
@@ -130,14 +160,14 @@ class FrameReader:
             self.partial_since = now
 
     def _read(self, data: bytes, now: float) -> int:
-        """How many bytes of it were used up."""
+        """Returns how many bytes were used."""
         position, size = 0, len(data)
-        if not self._greeted:
+        if not self._preface_read:
             if data[: len(PREFACE)] != PREFACE[:size]:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this port speaks gRPC over HTTP/2", "no_http2")
             if size < len(PREFACE):
                 return 0
-            self._greeted, position = True, len(PREFACE)
+            self._preface_read, position = True, len(PREFACE)
         unpack, handlers = HEAD.unpack_from, self._handlers
         while size - position >= HEAD_SIZE and not self.stopped:
             high, low, kind, flags, number = unpack(data, position)
@@ -151,7 +181,7 @@ class FrameReader:
             usual = kind == DATA or (kind == HEADERS and flags & _WHOLE == END_HEADERS)
             if usual and self._block is None and self.opened:
                 handlers[kind](flags, number & STREAM_MASK, data[start:position])
-                continue  # as it mostly is
+                continue  # the usual case
             self._dispatch(kind, flags, number & STREAM_MASK, data[start:position], now)
         return position
 
@@ -163,7 +193,7 @@ class FrameReader:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         if kind == HEADERS:
             if flags & (PADDED | PRIORITY_FLAG):
-                payload = bare(flags, payload)
+                payload = strip_padding(flags, payload)
             if not flags & END_HEADERS:
                 self._block, self._block_start = bytearray(payload), (flags, number)
                 self._block_since, self._continuations = now, 0
@@ -171,7 +201,7 @@ class FrameReader:
         if kind < len(self._handlers):
             self._handlers[kind](flags, number, payload)
         else:
-            self._spend("oddments")
+            self._rates.take("unexpected_frames")
 
     def _continue(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         block, (first_flags, stream) = self._block, self._block_start
@@ -183,15 +213,15 @@ class FrameReader:
         if len(block) + len(payload) > self._max_block or self._continuations > self._max_continuations:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block far too large", "header_bomb")
         if not payload:
-            self._spend("empties")
+            self._rates.take("empty_frames")
         block += payload
         if flags & END_HEADERS:
             self._block = None
             self._handlers[HEADERS](first_flags, stream, bytes(block))
 
 
-def bare(flags: int, payload: bytes) -> bytes:
-    """Without padding and priority."""
+def strip_padding(flags: int, payload: bytes) -> bytes:
+    """The payload without padding and priority."""
     start, padding = 0, 0
     if flags & PADDED:
         if not payload:

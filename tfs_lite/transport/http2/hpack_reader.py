@@ -1,13 +1,12 @@
-"""Header blocks of one connection, decoded (RFC 7541).
+"""Decodes the header blocks of one connection (RFC 7541).
 
-A client says the same things before every request, so there are two short ways. A block that comes again while the
-dynamic table stands as it did costs one look into a dict. Clients that put a changing ``grpc-timeout`` into the table
-with every request send blocks that never come again: those go through the loop here, which takes the usual
-representations, a byte or two each, by indexing.
+A client sends the same fields with every request, so there are two fast paths. A block that is repeated while the
+dynamic table is unchanged costs one lookup in a dict. Clients that put a changing ``grpc-timeout`` into the table never
+repeat a block: the loop here decodes the usual representations, a byte or two each, by indexing.
 
 The dynamic table and the Huffman code are those of ``hpack``, whose Huffman decoder is as strict as the RFC. Its block
 decoder is not used: it copies the rest of the block for every literal, which a client could make expensive, and it
-lets any number of table size updates pass.
+accepts any number of table size updates.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ Field: TypeAlias = tuple[bytes, bytes]
 Fields: TypeAlias = tuple[Field, ...]
 
 FIELD_OVERHEAD = 32
-"""What a field counts besides its name and value, in tables and lists."""
+"""Added to the name and value in the size of a field, in tables and lists."""
 BOMB = 16
-"""A list that is more than so many times too large ends the connection."""
+"""A list more than so many times too large ends the connection."""
 DEFAULT_TABLE = 4096
 MAX_REMEMBERED = 64
 MAX_REMEMBERED_BLOCK = 1024
 MAX_REMEMBERED_LIST = 4096
-"""A short block may stand for much, out of the table."""
+"""A short block may refer to large fields of the table."""
 MAX_SIZE_UPDATES = 2
 """At the start of a block (section 4.2): the smallest size since the last block, and the one that holds."""
 MAX_CONTINUATION = 5
-"""Bytes of an integer behind its prefix; 2**35 is far beyond everything that is counted here."""
+"""Bytes of an integer after its prefix; 2**35 is far beyond everything that is counted here."""
 
 _STATIC: tuple[Field, ...] = ((b"", b""), *HeaderTable.STATIC_TABLE)
 _DYNAMIC = len(_STATIC)
@@ -45,14 +44,13 @@ _DYNAMIC = len(_STATIC)
 
 
 class BlockReader(Generic[T]):
-    """Of one connection, for its whole life: every header block that comes must go through it, in order.
+    """For one connection: every header block that arrives must go through it, in order. One thread.
 
-    ``parse`` makes of the fields what the owner wants to have of them; None stands for a list of more than
-    ``max_header_list`` bytes (counted as in RFC 9113, section 6.5.2). It must not raise, and what it returns is given
-    out again for an equal block: nobody may change it. ``table_size`` is the SETTINGS_HEADER_TABLE_SIZE that the client
-    was told. One thread.
+    ``parse`` turns the fields into the owner's value; it gets None for a list of more than ``max_header_list`` bytes
+    (counted as in RFC 9113, section 6.5.2). It must not raise, and its result must not be changed, since an equal block
+    gets it again. ``table_size`` is the SETTINGS_HEADER_TABLE_SIZE that was sent to the client.
 
-    After a ConnectionFault the reader is of no more use. COMPRESSION_ERROR: the block breaks RFC 7541.
+    After a ConnectionFault the reader cannot be used any more. COMPRESSION_ERROR: the block breaks RFC 7541.
     ENHANCE_YOUR_CALM, kind ``header_bomb``: decoded it is more than 16 times ``max_header_list``.
     """
 
@@ -68,11 +66,11 @@ class BlockReader(Generic[T]):
         self._table.maxsize = table_size
         self._changed = False
         self._size = 0
-        """Of the last list."""
+        """Size of the last list."""
         self._remembered: dict[bytes, T] | None = None
 
     def read(self, block: bytes) -> T:
-        """What ``parse`` makes of the block. Equal blocks may get the same object."""
+        """The result of ``parse`` for the block. Equal blocks may get the same object."""
         remembered = self._remembered
         if remembered is not None and block in remembered:
             return remembered[block]
@@ -82,7 +80,7 @@ class BlockReader(Generic[T]):
         return parsed
 
     def read_fields(self, block: bytes) -> Fields | None:
-        """As ``read``, for what is rare: no ``parse``, and nothing is remembered."""
+        """The fields of a block without ``parse``, and without keeping them; None as for ``parse``."""
         self._changed = False
         try:
             fields = self._decode(block)
@@ -103,7 +101,7 @@ class BlockReader(Generic[T]):
         remembered[block] = parsed
 
     def _decode(self, block: bytes) -> Fields | None:
-        """The state of the table is right afterwards also where the list is too large."""
+        """Leaves the table right even if the list is too large."""
         table = self._table
         entries = table.dynamic_entries
         fields: list[Field] = []
@@ -140,7 +138,7 @@ class BlockReader(Generic[T]):
         return tuple(fields) if total <= max_list else None
 
     def _literal(self, block: bytes, at: int, mask: int) -> tuple[Field, int]:
-        """The field that begins at ``at``, and where the next one does. ``mask``: the bits of the name's index."""
+        """The field at ``at``, and where the next one begins. ``mask``: the bits of the name's index."""
         index = block[at] & mask
         at += 1
         if index == mask:
@@ -155,7 +153,7 @@ class BlockReader(Generic[T]):
         return (name, value), at
 
     def _size_updates(self, block: bytes) -> int:
-        """Does what the start of the block says of the table's size. Returns where its fields begin."""
+        """Applies the table size updates at the start of the block. Returns where its fields begin."""
         at = updates = 0
         while at < len(block) and block[at] & 0xE0 == 0x20:
             size = block[at] & 0x1F
@@ -171,7 +169,7 @@ class BlockReader(Generic[T]):
 
 
 def _integer(block: bytes, at: int, value: int) -> tuple[int, int]:
-    """The integer whose prefix was all ones (``value``) and goes on at ``at``; and where it ends (section 5.1)."""
+    """The integer that continues at ``at`` after a prefix of all ones (``value``), and where it ends (section 5.1)."""
     for shift in range(0, 7 * MAX_CONTINUATION, 7):
         byte = block[at]
         at += 1

@@ -1,7 +1,7 @@
-"""Header fields as bytes (RFC 7541), without any state.
+"""Encodes header fields (RFC 7541) without any state.
 
-The static table and literals that go into no table are all that is used. A field is the same bytes on every connection
-and at every time, so whole blocks can be made in advance, and one that is dropped leaves nothing wrong behind.
+It uses only the static table and literals that enter no table. A field is therefore the same bytes on every connection,
+blocks can be made in advance, and a block that is never sent leaves no table wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _STATUSES = HeaderTable.STATIC_TABLE_MAPPING[b":status"][1]
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A field of any name, in lower case, and any value; it goes into no table of the client."""
+    """A field of any name, in lower case, and any value; it does not enter the client's table."""
     index = _NAMES.get(name)
     head = integer(0x00, 4, index) if index else b"\x00" + _string(name)
     return head + _string(value)

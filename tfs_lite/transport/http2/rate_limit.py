@@ -1,4 +1,4 @@
-"""A budget for what a peer may do for nothing: so many at once, so many a second after that."""
+"""Rate limits for frames that cost the server work and the client nothing: so many at once, so many a second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfs_lite.transport.limits import FLOODS, Limits
 
 
 class TokenBucket:
-    """``take`` costs next to nothing until the burst is used up; only then the clock is read. On one thread."""
+    """Reads the clock only when the burst is used up, so that ``take`` mostly costs a subtraction. One thread."""
 
     __slots__ = ("_burst", "_clock", "_left", "_per_second", "_since")
 
@@ -21,7 +21,7 @@ class TokenBucket:
         self._since = clock()
 
     def take(self, amount: float = 1.0) -> bool:
-        """False: there is not so much left, and nothing was taken."""
+        """Whether there was so much left; if not, nothing is taken."""
         if self._left < amount:
             now = self._clock()
             self._left = min(self._burst, self._left + (now - self._since) * self._per_second)
@@ -31,17 +31,17 @@ class TokenBucket:
         self._left -= amount
         return True
 
-    def give(self, amount: float = 1.0) -> None:
-        """Earned by something useful."""
+    def refill(self, amount: float = 1.0) -> None:
+        """Adds tokens, up to the burst."""
         self._left = min(self._burst, self._left + amount)
 
 
-EARNED = {"updates": 2, "pings": 1}
-"""By every HEADERS and DATA frame that was sent: a client may open windows for it, and measure how long it took."""
+REFILLS = {"window_updates": 2, "pings": 1}
+"""Tokens for every HEADERS and DATA frame that was sent: a client may widen windows for it, and measure its delay."""
 
 
-class Budgets:
-    """All budgets of one connection, by the names of :data:`limits.FLOODS`."""
+class RateLimits:
+    """The rate limits of one connection, by the names of :data:`limits.FLOODS`."""
 
     __slots__ = ("_by_name", "_counted")
 
@@ -50,21 +50,21 @@ class Budgets:
         for name in FLOODS:
             burst, per_second = getattr(limits, name)
             self._by_name[name] = TokenBucket(burst, per_second, clock)
-        self._counted = dict.fromkeys(EARNED, 0)
-        """Frames that were sent when it was last spent."""
+        self._counted = dict.fromkeys(REFILLS, 0)
+        """Frames that had been sent at the last refill."""
 
-    def spend(self, name: str) -> None:
-        """Raises ConnectionFault when there is nothing left."""
+    def take(self, name: str) -> None:
+        """Raises ConnectionFault if the client has exceeded the limit."""
         if not self._by_name[name].take():
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, FLOODS[name], FLOODS[name])
 
-    def spend_earned(self, name: str, frames_sent: int) -> None:
-        """As ``spend``, for one of :data:`EARNED`; ``frames_sent``: since the connection began."""
+    def take_refilled(self, name: str, frames_sent: int) -> None:
+        """As ``take``, for one of :data:`REFILLS`; ``frames_sent`` counts from the beginning of the connection."""
         new = frames_sent - self._counted[name]
         if new > 0:
-            self._by_name[name].give(EARNED[name] * new)
+            self._by_name[name].refill(REFILLS[name] * new)
             self._counted[name] = frames_sent
-        self.spend(name)
+        self.take(name)
 
-    def earn_reset(self) -> None:
-        self._by_name["resets"].give()
+    def refill_reset(self) -> None:
+        self._by_name["resets"].refill()

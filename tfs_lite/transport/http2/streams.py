@@ -1,5 +1,5 @@
-"""One stream of a connection: how far both sides are, their windows, and what waits to be sent on it; and the streams
-that are no more, but whose last frames may still be on their way."""
+"""One stream of a connection: its state, its windows and its queue; and closed streams, for which frames may still be
+on their way."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from tfs_lite.transport.http2.errors import ErrorCode, StreamFault
 
-MAX_GRAVES = 1000
+MAX_REMEMBERED = 1000
 
 
 class Stream:
-    """Changed by the connection only; ``call`` belongs to whoever answers.
+    """Changed by the connection only, except for ``call``, which belongs to the connection's owner.
 
-        open -> ended (the client has said its last word) -> finished (so have we) -> gone
+        open -> ended (END_STREAM from the client) -> finished (END_STREAM from the server) -> gone
         any of them -> dead (RST_STREAM, or the end of the connection)
 
-    ``place`` is taken from the start until nothing is left to send and ``release`` was called.
+    It counts towards the connection's streams until everything was sent and ``release`` was called.
     """
 
     __slots__ = (
@@ -27,45 +27,40 @@ class Stream:
         "expects",
         "finished",
         "id",
-        "in_turn",
         "queue",
-        "receive_owed",
         "receive_target",
+        "receive_uncredited",
         "receive_window",
         "released",
+        "scheduled",
         "window",
     )
 
     def __init__(self, number: int, window: int, receive_window: int) -> None:
         self.id = number
         self.window = window
-        """Bytes that the client still takes; below 0 after it has made its window smaller."""
+        """Bytes that the server may send; negative after the client has made its window smaller."""
         self.receive_window = receive_window
         """Bytes that the client may still send."""
         self.receive_target = receive_window
-        """What the window is filled up to again."""
-        self.receive_owed = 0
-        """Bytes that were used up, and that the client has not been told about."""
+        """The size to which the window is credited again."""
+        self.receive_uncredited = 0
+        """Bytes that were consumed and not credited yet."""
         self.expects = -1
-        """Bytes that ``content-length`` has promised and that have not come; -1: nothing was promised."""
+        """Bytes of ``content-length`` that have not arrived; -1 without one."""
         self.queue: deque[bytes | memoryview] | None = None
-        """Whole frames (bytes) and contents of DATA (memoryview), in order; None: nothing has had to wait yet."""
-        self.in_turn = False
-        """Whether it is in the line of streams that send."""
+        """Whole frames (bytes) and contents of DATA (memoryview), in order; None until something has to wait."""
+        self.scheduled = False
+        """Whether it is among the send queue's ready streams."""
         self.ended = False
         self.finished = False
         self.dead = False
         self.released = False
         self.call: Any = None
 
-    @property
-    def has_room(self) -> bool:
-        """Nothing waits."""
-        return not self.queue
-
 
 def fault_of_data(stream: Stream, contents: int, ended: bool) -> StreamFault | None:
-    """What is wrong with a DATA frame, if anything is. Books what ``content-length`` has promised."""
+    """What is wrong with a DATA frame, or None. Subtracts its contents from ``stream.expects``."""
     if stream.ended:
         return StreamFault(ErrorCode.STREAM_CLOSED, "DATA after END_STREAM")
     if stream.receive_window < 0:
@@ -78,7 +73,8 @@ def fault_of_data(stream: Stream, contents: int, ended: bool) -> StreamFault | N
 
 
 class ClosedStreams:
-    """The streams of one connection that we have reset, with what their clients could have sent by then."""
+    """The streams of one connection that the server has reset, with the data that the client may have sent before it
+    heard of that."""
 
     __slots__ = ("_left",)
 
@@ -88,13 +84,13 @@ class ClosedStreams:
     def __contains__(self, number: int) -> bool:
         return number in self._left
 
-    def bury(self, number: int, window: int) -> None:
+    def remember(self, number: int, window: int) -> None:
         self._left[number] = window
-        if len(self._left) > MAX_GRAVES:
+        if len(self._left) > MAX_REMEMBERED:
             del self._left[next(iter(self._left))]
 
-    def expect(self, number: int, size: int) -> bool:
-        """Contents have come: whether they were under way, within the stream's window."""
+    def accept(self, number: int, size: int) -> bool:
+        """Whether late data of a closed stream is within the window that the client had."""
         left = self._left[number] - size
         if size == 0 or left < 0:
             return False

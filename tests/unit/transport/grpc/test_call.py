@@ -28,14 +28,14 @@ LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length
 
 
 @pytest.fixture(params=sorted(LOOPS))
-def house(request: pytest.FixtureRequest) -> Iterator[TransportFixture]:
+def server(request: pytest.FixtureRequest) -> Iterator[TransportFixture]:
     with TransportFixture(request.param, LIMITS) as made:
         yield made
 
 
 @pytest.fixture
-def channel(house: TransportFixture) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(house.target, LARGE) as made:
+def channel(server: TransportFixture) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.target, LARGE) as made:
         yield made
 
 
@@ -55,32 +55,32 @@ def message(contents: bytes, flag: int = 0, size: int | None = None) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 16_379, 16_380, 300_000, 4_000_000])
-def test_message_comes_back_as_it_went(house: TransportFixture, channel: grpc.Channel, size: int) -> None:
+def test_message_comes_back_as_it_went(server: TransportFixture, channel: grpc.Channel, size: int) -> None:
     data = bytes(at % 251 for at in range(size))
     assert call(channel, ECHO, data) == data
-    assert house.numbers.calls == {(ECHO, 0): 1}
-    assert (house.numbers.messages_received, house.numbers.messages_sent) == (1, 1)
+    assert server.numbers.calls == {(ECHO, 0): 1}
+    assert (server.numbers.messages_received, server.numbers.messages_sent) == (1, 1)
 
 
-def test_many_calls_at_once_on_one_connection(house: TransportFixture, channel: grpc.Channel) -> None:
+def test_many_calls_at_once_on_one_connection(server: TransportFixture, channel: grpc.Channel) -> None:
     futures = [channel.unary_unary(ECHO).future(b"%d" % at, timeout=PATIENCE) for at in range(300)]
     assert [future.result() for future in futures] == [b"%d" % at for at in range(300)]
-    assert house.numbers.connections_total == 1
+    assert server.numbers.connections_total == 1
 
 
-def test_client_on_asyncio_is_served(house: TransportFixture) -> None:
+def test_client_on_asyncio_is_served(server: TransportFixture) -> None:
     async def ask() -> list[bytes]:
-        async with grpc.aio.insecure_channel(house.target) as channel:
+        async with grpc.aio.insecure_channel(server.target) as channel:
             return list(await asyncio.gather(*(channel.unary_unary(ECHO)(b"%d" % at) for at in range(50))))
 
     assert asyncio.run(ask()) == [b"%d" % at for at in range(50)]
 
 
-def test_handler_knows_deadline_and_metadata(house: TransportFixture, channel: grpc.Channel) -> None:
+def test_handler_knows_deadline_and_metadata(server: TransportFixture, channel: grpc.Channel) -> None:
     before = time.monotonic()
     call(channel, ECHO, b"", 20, metadata=(("a", "1"), ("b-bin", b"\0")))
     call(channel, ECHO, b"", None)
-    first, second = house.service.contexts
+    first, second = server.service.contexts
     assert first.deadline is not None
     assert before + 10 < first.deadline < time.monotonic() + 20.1
     assert first.metadata["a"] == "1"
@@ -88,14 +88,14 @@ def test_handler_knows_deadline_and_metadata(house: TransportFixture, channel: g
     assert second.deadline is None
 
 
-def test_trailers_of_the_handler_reach_the_client(house: TransportFixture, channel: grpc.Channel) -> None:
-    house.service.trailers = [("tokens", "17"), ("tokens", "18")]
+def test_trailers_of_the_handler_reach_the_client(server: TransportFixture, channel: grpc.Channel) -> None:
+    server.service.trailers = [("tokens", "17"), ("tokens", "18")]
     _, done = channel.unary_unary(ECHO).with_call(b"x", timeout=PATIENCE)
     assert [tuple(pair) for pair in done.trailing_metadata()] == [("tokens", "17"), ("tokens", "18")]
 
 
-def test_trailers_that_are_no_headers_are_the_handlers_error(house: TransportFixture, channel: grpc.Channel) -> None:
-    house.service.trailers = [("tokens", "a\r\nb")]
+def test_trailers_that_are_no_headers_are_the_handlers_error(server: TransportFixture, channel: grpc.Channel) -> None:
+    server.service.trailers = [("tokens", "a\r\nb")]
     error = failure(channel, ECHO, b"x")
     assert (error.code(), error.details()) == (grpc.StatusCode.UNKNOWN, f"{ECHO}: ValueError")
 
@@ -111,88 +111,88 @@ def test_trailers_that_are_no_headers_are_the_handlers_error(house: TransportFix
     ],
 )
 def test_error_of_a_handler_is_explained(
-    house: TransportFixture, channel: grpc.Channel, request_: bytes, code: grpc.StatusCode, details: str
+    server: TransportFixture, channel: grpc.Channel, request_: bytes, code: grpc.StatusCode, details: str
 ) -> None:
     error = failure(channel, FAIL, request_)
     assert (error.code(), error.details()) == (code, details)
-    assert house.numbers.calls == {(FAIL, code.value[0]): 1}
+    assert server.numbers.calls == {(FAIL, code.value[0]): 1}
 
 
-def test_call_that_is_not_let_in_does_not_reach_its_handler(house: TransportFixture, channel: grpc.Channel) -> None:
-    house.service.refusing = Refused(8, "full")
+def test_call_that_is_not_let_in_does_not_reach_its_handler(server: TransportFixture, channel: grpc.Channel) -> None:
+    server.service.refusing = Refused(8, "full")
     error = failure(channel, ECHO, b"x")
     assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-    assert house.service.contexts == []
-    assert house.service.happened["left"] == 0
+    assert server.service.contexts == []
+    assert server.service.happened["released"] == 0
 
 
-def test_unknown_method_is_unimplemented(house: TransportFixture, channel: grpc.Channel) -> None:
+def test_unknown_method_is_unimplemented(server: TransportFixture, channel: grpc.Channel) -> None:
     assert failure(channel, "/test.Service/nothing", b"x" * 100_000).code() is grpc.StatusCode.UNIMPLEMENTED
     assert call(channel, ECHO, b"x") == b"x"
-    assert house.numbers.calls[("", 12)] == 1
+    assert server.numbers.calls[("", 12)] == 1
 
 
-def test_deadline_ends_the_call_and_cancels_the_handler(house: TransportFixture) -> None:
-    raw = house.dial()
+def test_deadline_ends_the_call_and_cancels_the_handler(server: TransportFixture) -> None:
+    raw = server.dial()
     raw.request(1, WAIT, message(b"x"), (b"grpc-timeout", b"100m"))
     assert raw.status(1) == (4, "Deadline Exceeded")
-    wait_until(lambda: house.service.happened["cancelled"], "the handler is cancelled")
-    wait_until(lambda: house.numbers.streams == 0, "its place is free")
+    wait_until(lambda: server.service.happened["cancelled"], "the handler is cancelled")
+    wait_until(lambda: server.numbers.streams == 0, "its place is free")
 
 
-def test_deadline_counts_while_the_request_comes_in(house: TransportFixture) -> None:
-    raw = house.dial()
+def test_deadline_counts_while_the_request_comes_in(server: TransportFixture) -> None:
+    raw = server.dial()
     raw.request(1, WAIT, message(b"x", size=100), (b"grpc-timeout", b"50m"), end=False)
     assert raw.status(1)[0] == 4
     reset = raw.read_until(lambda frame: frame.kind == h2.RST_STREAM)
     assert (reset.stream, reset.value) == (1, ErrorCode.NO_ERROR)
 
 
-def test_client_that_cancels_cancels_the_handler(house: TransportFixture, channel: grpc.Channel) -> None:
+def test_client_that_cancels_cancels_the_handler(server: TransportFixture, channel: grpc.Channel) -> None:
     future = channel.unary_unary(WAIT).future(b"x", timeout=PATIENCE)
-    wait_until(lambda: house.service.happened["started"], "the handler runs")
+    wait_until(lambda: server.service.happened["started"], "the handler runs")
     future.cancel()
-    wait_until(lambda: house.service.happened["cancelled"], "the handler is cancelled")
-    assert house.numbers.calls == {(WAIT, 1): 1}
+    wait_until(lambda: server.service.happened["cancelled"], "the handler is cancelled")
+    assert server.numbers.calls == {(WAIT, 1): 1}
 
 
-def test_connection_that_is_lost_cancels_its_handlers(house: TransportFixture) -> None:
-    raw = house.dial()
+def test_connection_that_is_lost_cancels_its_handlers(server: TransportFixture) -> None:
+    raw = server.dial()
     for stream in (1, 3, 5):
         raw.request(stream, WAIT, message(b"x"))
-    wait_until(lambda: house.service.happened["started"] == 3, "the handlers run")
+    wait_until(lambda: server.service.happened["started"] == 3, "the handlers run")
     raw.close()
-    wait_until(lambda: house.service.happened["cancelled"] == 3, "the handlers are cancelled")
-    wait_until(lambda: house.numbers.streams == 0, "their places are free")
-    assert house.numbers.closed == {"client": 1}
+    wait_until(lambda: server.service.happened["cancelled"] == 3, "the handlers are cancelled")
+    wait_until(lambda: server.numbers.streams == 0, "their places are free")
+    assert server.numbers.closed == {"client": 1}
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 def test_place_is_kept_until_the_handler_has_really_ended(loop: str) -> None:
-    with TransportFixture(loop, Limits(max_streams=1)) as house:
-        house.service.stubborn = True
-        raw = house.dial()
+    with TransportFixture(loop, Limits(max_streams=1)) as server:
+        server.service.stubborn = True
+        raw = server.dial()
         raw.request(1, WAIT, message(b"x"))
-        wait_until(lambda: house.service.happened["started"], "the handler runs")
+        wait_until(lambda: server.service.happened["started"], "the handler runs")
         raw.send(h2.rst_stream(1))
-        wait_until(lambda: house.service.happened["cancelled"], "the handler is cancelled")
+        wait_until(lambda: server.service.happened["cancelled"], "the handler is cancelled")
         raw.request(3, ECHO, message(b"x"))
         refused = raw.read_until(lambda frame: frame.kind == h2.RST_STREAM)
         assert (refused.stream, refused.value) == (3, ErrorCode.REFUSED_STREAM)
-        house.service.open()
-        wait_until(lambda: house.numbers.streams == 0, "the place is free")
+        server.service.open()
+        wait_until(lambda: server.numbers.streams == 0, "the place is free")
         raw.request(5, ECHO, message(b"x"))
         assert raw.status(5) == (0, "")
 
 
-def test_request_larger_than_the_bound_is_refused_before_it_has_come(house: TransportFixture) -> None:
-    raw = house.dial()
+def test_request_larger_than_the_bound_is_refused_before_it_has_come(server: TransportFixture) -> None:
+    raw = server.dial()
     raw.request(1, ECHO, message(b"x", size=5_000_001), end=False)
     assert raw.status(1) == (8, "Received message larger than max (5000001 vs. 5000000 bytes)")
     raw.read_until(lambda frame: frame.kind == h2.RST_STREAM and frame.value == ErrorCode.NO_ERROR)
 
 
-def test_answer_larger_than_the_bound_is_not_sent(house: TransportFixture, channel: grpc.Channel) -> None:
+def test_answer_larger_than_the_bound_is_not_sent(server: TransportFixture, channel: grpc.Channel) -> None:
     error = failure(channel, ECHO, bytes(4_600_000))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "4600000 vs. 4500000" in error.details()
@@ -200,7 +200,7 @@ def test_answer_larger_than_the_bound_is_not_sent(house: TransportFixture, chann
 
 @pytest.mark.parametrize("kind", ["gzip", "deflate"])
 @pytest.mark.parametrize("size", [10, 200_000, 4_400_000])
-def test_compressed_request_is_inflated(house: TransportFixture, channel: grpc.Channel, kind: str, size: int) -> None:
+def test_compressed_request_is_inflated(server: TransportFixture, channel: grpc.Channel, kind: str, size: int) -> None:
     compression = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}[kind]
     assert call(channel, ECHO, b"ab" * (size // 2), compression=compression) == b"ab" * (size // 2)
 
@@ -216,16 +216,16 @@ def test_compressed_request_is_inflated(house: TransportFixture, channel: grpc.C
     ids=["bomb", "cut", "garbage", "no encoding"],
 )
 def test_compressed_request_that_cannot_be_inflated_fails(
-    house: TransportFixture, body: bytes, encoding: bytes, code: int
+    server: TransportFixture, body: bytes, encoding: bytes, code: int
 ) -> None:
-    raw = house.dial()
+    raw = server.dial()
     raw.request(1, ECHO, message(body, 1), (b"grpc-encoding", encoding))
     assert raw.status(1)[0] == code
-    assert house.service.contexts == []
+    assert server.service.contexts == []
 
 
-def test_request_in_single_bytes_is_understood(house: TransportFixture) -> None:
-    raw = house.dial(greet=False)
+def test_request_in_single_bytes_is_understood(server: TransportFixture) -> None:
+    raw = server.dial(preface=False)
     whole = (
         h2.PREFACE
         + raw.peer.settings()
@@ -251,21 +251,21 @@ def test_request_in_single_bytes_is_understood(house: TransportFixture) -> None:
         (message(b"abc", flag=7), 13, "0 or 1, not 7"),
     ],
 )
-def test_request_that_is_not_one_message_fails(house: TransportFixture, contents: bytes, code: int, text: str) -> None:
-    raw = house.dial()
+def test_request_that_is_not_one_message_fails(server: TransportFixture, contents: bytes, code: int, text: str) -> None:
+    raw = server.dial()
     raw.request(1, ECHO, contents)
     status = raw.status(1)
     assert status[0] == code
     assert text in status[1]
-    assert house.service.contexts == []
+    assert server.service.contexts == []
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 def test_half_received_requests_are_bounded_together(loop: str) -> None:
-    with TransportFixture(loop, Limits(max_unread=20_000, max_receive_message=20_000)) as house:
-        first, second = house.dial(), house.dial()
+    with TransportFixture(loop, Limits(max_unread=20_000, max_receive_message=20_000)) as server:
+        first, second = server.dial(), server.dial()
         first.request(1, ECHO, message(bytes(12_000), size=15_000), end=False)
-        wait_until(lambda: house.numbers.unread == 12_005, "the half is kept")
+        wait_until(lambda: server.numbers.unread == 12_005, "the half is kept")
         second.request(1, ECHO, message(bytes(12_000), size=15_000), end=False)
         assert second.status(1)[0] == 8
         first.send(h2.data(1, bytes(3_000), ended=True))
@@ -273,10 +273,10 @@ def test_half_received_requests_are_bounded_together(loop: str) -> None:
 
 
 def test_bug_in_the_transport_is_logged_and_costs_its_connection_only(
-    house: TransportFixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: TransportFixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other, raw = house.dial(), house.dial()
-    monkeypatch.setattr(call_module, "OPENING", None)
+    other, raw = server.dial(), server.dial()
+    monkeypatch.setattr(call_module, "RESPONSE_HEADERS", None)
     with caplog.at_level(logging.ERROR):
         raw.request(1, ECHO, message(b"x"))
         end = raw.read_until(lambda frame: frame.kind == h2.GOAWAY)
@@ -285,7 +285,7 @@ def test_bug_in_the_transport_is_logged_and_costs_its_connection_only(
     monkeypatch.undo()
     other.request(1, ECHO, message(b"x"))
     assert other.status(1) == (0, "")
-    wait_until(lambda: house.numbers.closed["internal"] == 1, "the connection is closed")
+    wait_until(lambda: server.numbers.closed["internal"] == 1, "the connection is closed")
 
 
 def calls_and_streams() -> int:
@@ -294,7 +294,7 @@ def calls_and_streams() -> int:
 
 
 def test_call_that_has_ended_leaves_nothing_for_the_garbage_collector(
-    house: TransportFixture, channel: grpc.Channel
+    server: TransportFixture, channel: grpc.Channel
 ) -> None:
     call(channel, ECHO, b"warm")
     gc.collect()
@@ -304,7 +304,7 @@ def test_call_that_has_ended_leaves_nothing_for_the_garbage_collector(
         for _ in range(50):
             call(channel, ECHO, b"x")
             failure(channel, FAIL, b"5 gone")
-        wait_until(lambda: house.numbers.streams == 0, "every stream is gone")
+        wait_until(lambda: server.numbers.streams == 0, "every stream is gone")
         left = calls_and_streams() - before
     finally:
         gc.enable()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.transport.grpc.codes import INTERNAL, RESOURCE_EXHAUSTED
-from tfs_lite.transport.grpc.compression import ENCODINGS, deflate, inflate
+from tfs_lite.transport.grpc.compression import inflate
 from tfs_lite.transport.grpc.messages import MessageFault
 
 MIB = 1024 * 1024
@@ -21,6 +21,10 @@ both = pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 contents = st.one_of(
     st.binary(max_size=3000), st.builds(lambda byte, n: byte * n, st.binary(max_size=3), st.integers(0, 9999))
 )
+
+
+def deflate(data: bytes, encoding: str) -> bytes:
+    return zlib.compress(data, wbits={"deflate": 15, "gzip": 31}[encoding])
 
 
 def outcome(data: bytes, encoding: str, max_bytes: int) -> bytes | int:
@@ -115,10 +119,3 @@ def test_data_that_needs_a_dictionary_is_a_fault() -> None:
 def test_a_flag_without_an_encoding_is_a_fault() -> None:
     fault = fault_of(b"text", "identity")
     assert (fault.code, "no grpc-encoding" in fault.text) == (INTERNAL, True)
-
-
-def test_other_programs_read_what_was_deflated() -> None:
-    assert gzip.decompress(deflate(b"text" * 100, "gzip")) == b"text" * 100
-    assert zlib.decompress(deflate(b"text" * 100, "deflate")) == b"text" * 100
-    assert deflate(b"text", "identity") == b"text"
-    assert set(ENCODINGS) == {"identity", "gzip", "deflate"}

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_peer import REQUEST, Desk, Event, Peer
+from tfs_lite.testing.grpc.http2_peer import REQUEST, ConnectionFixture, Event, Peer
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.limits import Limits
@@ -23,13 +23,13 @@ from tfs_lite.transport.limits import Limits
 LIMITS = Limits(max_streams=4, stream_window=60, connection_window=65_535, max_header_list=400)
 
 
-class AnsweringDesk(Desk):
+class AnsweringFixture(ConnectionFixture):
     """Answers every request when it has come, with its own contents."""
 
     def on_data(self, stream: Stream, data: bytes, ended: bool) -> None:
         super().on_data(stream, data, ended)
         if ended:
-            self.connection.answer(stream, h2.OPENING, self.contents(stream.id), h2.TRAILERS)
+            self.connection.answer(stream, h2.RESPONSE_HEADERS, self.contents(stream.id), h2.TRAILERS)
             self.connection.release(stream)
 
 
@@ -121,13 +121,13 @@ def record(session: Callable[[Peer], list[bytes]], end: str) -> bytes:
 
 def play(parts: Sequence[bytes]) -> tuple[list[Event], bytes, str | None, object]:
     """What happens when that comes, part by part: events, output, end, numbers."""
-    desk = AnsweringDesk(LIMITS, greet=False)
+    conn = AnsweringFixture(LIMITS, preface=False)
     for part in parts:
-        desk.connection.receive(part)
-    desk.take()
-    numbers = desk.numbers
+        conn.connection.receive(part)
+    conn.take()
+    numbers = conn.numbers
     numbers.bytes_received = 0  # what comes after a fault is not counted
-    return desk.events, bytes(desk.output), desk.connection.closing, numbers
+    return conn.events, bytes(conn.output), conn.connection.closing, numbers
 
 
 @pytest.mark.parametrize(("session", "end"), THOROUGH, ids=names(THOROUGH))
@@ -170,36 +170,36 @@ def test_the_sessions_end_as_their_names_say(end: str, kind: str, code: ErrorCod
 
 
 def test_the_time_of_something_incomplete_is_that_of_its_beginning() -> None:
-    desk = Desk(greet=False)
-    connection = desk.connection
+    conn = ConnectionFixture(preface=False)
+    connection = conn.connection
     assert connection.partial_since == 0.0
     for step, part in enumerate([h2.PREFACE[:5], h2.PREFACE[5:], h2.settings()[:4]]):
-        desk.clock.advance(1)
-        desk.send(part)
+        conn.clock.advance(1)
+        conn.send(part)
         assert connection.partial_since is not None, step
-    desk.clock.advance(1)
-    desk.send(h2.settings()[4:])
+    conn.clock.advance(1)
+    conn.send(h2.settings()[4:])
     assert connection.partial_since is None
-    block = desk.peer.block()
+    block = conn.peer.block()
     for at, part in enumerate([h2.ping()[:3], h2.ping()[3:] + h2.raw(h2.HEADERS, 0, 1, block[:3])[:5]]):
-        desk.clock.advance(1)
-        desk.send(part)
+        conn.clock.advance(1)
+        conn.send(part)
         assert connection.partial_since == 5.0 + at
-    desk.clock.advance(1)
-    desk.send(h2.raw(h2.HEADERS, 0, 1, block[:3])[5:], h2.continuation(1, block[3:])[:-1])
+    conn.clock.advance(1)
+    conn.send(h2.raw(h2.HEADERS, 0, 1, block[:3])[5:], h2.continuation(1, block[3:])[:-1])
     since = connection.partial_since
     assert since is not None
-    desk.clock.advance(1)
-    desk.send(h2.continuation(1, block[3:])[-1:])
+    conn.clock.advance(1)
+    conn.send(h2.continuation(1, block[3:])[-1:])
     assert connection.partial_since is None
-    assert desk.names() == ["ping", "request"]
+    assert conn.names() == ["ping", "request"]
 
 
 def test_contents_that_pause_inside_a_frame_are_nothing_incomplete() -> None:
     """A network may stop as long as it likes in an upload; the request has a time limit of its own."""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.data(1, bytes(100))[:50])
-    desk.clock.advance(1)
-    assert desk.connection.partial_since is None
-    desk.send(h2.data(1, bytes(100))[50:])
-    assert desk.names() == ["request", "data"]
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.data(1, bytes(100))[:50])
+    conn.clock.advance(1)
+    assert conn.connection.partial_since is None
+    conn.send(h2.data(1, bytes(100))[50:])
+    assert conn.names() == ["request", "data"]

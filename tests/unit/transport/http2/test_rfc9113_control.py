@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_peer import Desk
+from tfs_lite.testing.grpc.http2_peer import ConnectionFixture
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
 
@@ -14,8 +14,8 @@ PROTOCOL = ErrorCode.PROTOCOL_ERROR
 
 def test_each_settings_frame_is_acknowledged_once_and_in_order() -> None:
     """6.5.3"""
-    desk = Desk()
-    frames = desk.send(h2.settings(), h2.ping(b"between1"), h2.settings([(h2.MAX_STREAMS, 1)]), h2.settings())
+    conn = ConnectionFixture()
+    frames = conn.send(h2.settings(), h2.ping(b"between1"), h2.settings([(h2.MAX_STREAMS, 1)]), h2.settings())
     assert [(frame.kind, frame.ack) for frame in frames] == [
         (h2.SETTINGS, True),
         (h2.PING, True),
@@ -26,25 +26,25 @@ def test_each_settings_frame_is_acknowledged_once_and_in_order() -> None:
 
 def test_an_acknowledgement_is_not_acknowledged() -> None:
     """6.5.3"""
-    desk = Desk()
-    assert desk.send(h2.settings_ack()) == []
-    assert desk.fault is None
+    conn = ConnectionFixture()
+    assert conn.send(h2.settings_ack()) == []
+    assert conn.fault is None
 
 
 def test_an_acknowledgement_with_contents_is_a_frame_size_error() -> None:
     """6.5"""
-    desk = Desk()
-    desk.send(h2.raw(h2.SETTINGS, h2.ACK, 0, bytes(6)))
-    assert desk.fault is ErrorCode.FRAME_SIZE_ERROR
+    conn = ConnectionFixture()
+    conn.send(h2.raw(h2.SETTINGS, h2.ACK, 0, bytes(6)))
+    assert conn.fault is ErrorCode.FRAME_SIZE_ERROR
 
 
 @pytest.mark.parametrize("flags", [0, h2.ACK])
 @pytest.mark.parametrize("stream", [1, 2, 99])
 def test_settings_on_a_stream_are_a_protocol_error(flags: int, stream: int) -> None:
     """6.5"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.raw(h2.SETTINGS, flags, stream))
-    assert desk.fault is PROTOCOL
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.raw(h2.SETTINGS, flags, stream))
+    assert conn.fault is PROTOCOL
 
 
 WRONG = [
@@ -59,15 +59,15 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("key", "value", "code"), WRONG)
-@pytest.mark.parametrize("greeted", [True, False])
+@pytest.mark.parametrize("opened_first", [True, False])
 def test_a_value_out_of_its_range_is_an_error_of_the_connection(
-    key: int, value: int, code: ErrorCode, greeted: bool
+    key: int, value: int, code: ErrorCode, opened_first: bool
 ) -> None:
     """6.5.2"""
-    desk = Desk(greet=greeted)
-    desk.send(b"" if greeted else h2.PREFACE, h2.settings([(h2.MAX_STREAMS, 1), (key, value)]))
-    assert desk.fault is code
-    assert not any(frame.ack for frame in desk.frames)
+    conn = ConnectionFixture(preface=opened_first)
+    conn.send(b"" if opened_first else h2.PREFACE, h2.settings([(h2.MAX_STREAMS, 1), (key, value)]))
+    assert conn.fault is code
+    assert not any(frame.ack for frame in conn.frames)
 
 
 @pytest.mark.parametrize(
@@ -87,164 +87,164 @@ def test_a_value_out_of_its_range_is_an_error_of_the_connection(
 )
 def test_values_at_the_ends_of_their_ranges_are_taken(key: int, value: int) -> None:
     """6.5.2"""
-    desk = Desk()
-    frames = desk.send(h2.settings([(key, value)]))
+    conn = ConnectionFixture()
+    frames = conn.send(h2.settings([(key, value)]))
     assert [(frame.kind, frame.ack) for frame in frames] == [(h2.SETTINGS, True)]
-    desk.send(desk.peer.call(1, b"x"))
-    assert desk.names() == ["request", "data"]
+    conn.send(conn.peer.call(1, b"x"))
+    assert conn.names() == ["request", "data"]
 
 
 def test_the_last_value_of_a_setting_counts() -> None:
     """6.5.3: they are processed in order."""
-    desk = Desk()
-    desk.send(h2.settings([(h2.INITIAL_WINDOW, 100), (h2.INITIAL_WINDOW, 7)]), desk.peer.call(1))
-    desk.answer(1, bytes(50))
-    assert len(desk.sent(1)) == 7
+    conn = ConnectionFixture()
+    conn.send(h2.settings([(h2.INITIAL_WINDOW, 100), (h2.INITIAL_WINDOW, 7)]), conn.peer.call(1))
+    conn.answer(1, bytes(50))
+    assert len(conn.sent(1)) == 7
 
 
 @pytest.mark.parametrize("size", [0, 100, 4095, 4096, 8192])
 def test_answers_can_be_decoded_after_the_client_has_changed_its_table(size: int) -> None:
     """4.3.1, RFC 7541 4.2: the first block after the acknowledgement says that the table became smaller."""
-    desk = Desk()
-    desk.send(desk.peer.call(1), desk.peer.call(3))
-    desk.send(desk.peer.settings({h2.HEADER_TABLE_SIZE: size}))
-    assert desk.answer(1, b"x")[0].fields == ((b":status", b"200"),)
-    assert desk.answer(3, b"x")[2].fields == ((b"grpc-status", b"0"),)
+    conn = ConnectionFixture()
+    conn.send(conn.peer.call(1), conn.peer.call(3))
+    conn.send(conn.peer.settings({h2.HEADER_TABLE_SIZE: size}))
+    assert conn.answer(1, b"x")[0].fields == ((b":status", b"200"),)
+    assert conn.answer(3, b"x")[2].fields == ((b"grpc-status", b"0"),)
 
 
 def test_trailers_that_have_waited_can_be_decoded_after_the_client_has_changed_its_table() -> None:
     """4.3.1: it is the order of sending that counts, not that of making the blocks."""
-    desk = Desk()
-    desk.send(desk.peer.settings({h2.INITIAL_WINDOW: 3}), desk.peer.call(1))
-    desk.answer(1, b"waits")
-    desk.send(desk.peer.settings({h2.HEADER_TABLE_SIZE: 0}))
-    desk.send(h2.window_update(1, 100))
-    assert desk.frames[-1].fields == ((b"grpc-status", b"0"),)
+    conn = ConnectionFixture()
+    conn.send(conn.peer.settings({h2.INITIAL_WINDOW: 3}), conn.peer.call(1))
+    conn.answer(1, b"waits")
+    conn.send(conn.peer.settings({h2.HEADER_TABLE_SIZE: 0}))
+    conn.send(h2.window_update(1, 100))
+    assert conn.frames[-1].fields == ((b"grpc-status", b"0"),)
 
 
 def test_the_word_on_the_table_is_in_the_first_block_that_leaves() -> None:
     """4.3.1: not in one that waits behind contents while others go."""
-    desk = Desk()
-    desk.send(desk.peer.settings({h2.INITIAL_WINDOW: 3}), desk.peer.call(1), desk.peer.call(3))
-    desk.connection.headers(desk.calls[1], h2.OPENING)
-    desk.connection.data(desk.calls[1], b"waits")
-    desk.take()
-    desk.send(desk.peer.settings({h2.HEADER_TABLE_SIZE: 0}))
-    desk.connection.headers(desk.calls[1], h2.TRAILERS, True)
-    assert next(frame.fields for frame in desk.answer(3) if frame.kind == h2.HEADERS) == ((b":status", b"200"),)
-    desk.send(h2.window_update(1, 100))
-    assert desk.frames[-1].ended
+    conn = ConnectionFixture()
+    conn.send(conn.peer.settings({h2.INITIAL_WINDOW: 3}), conn.peer.call(1), conn.peer.call(3))
+    conn.connection.headers(conn.calls[1], h2.RESPONSE_HEADERS)
+    conn.connection.data(conn.calls[1], b"waits")
+    conn.take()
+    conn.send(conn.peer.settings({h2.HEADER_TABLE_SIZE: 0}))
+    conn.connection.headers(conn.calls[1], h2.TRAILERS, True)
+    assert next(frame.fields for frame in conn.answer(3) if frame.kind == h2.HEADERS) == ((b":status", b"200"),)
+    conn.send(h2.window_update(1, 100))
+    assert conn.frames[-1].ended
 
 
 @pytest.mark.parametrize("stream", [0, 1, 3])
 def test_push_promise_from_a_client_is_a_protocol_error(stream: int) -> None:
     """6.6, 8.4"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.push_promise(stream, 2, b"\x82"))
-    assert desk.fault is PROTOCOL
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.push_promise(stream, 2, b"\x82"))
+    assert conn.fault is PROTOCOL
 
 
 @pytest.mark.parametrize("payload", [bytes(8), b"\xff" * 8, b"12345678"])
 def test_a_ping_is_echoed(payload: bytes) -> None:
     """6.7"""
-    desk = Desk()
-    (echo,) = desk.send(h2.ping(payload))
+    conn = ConnectionFixture()
+    (echo,) = conn.send(h2.ping(payload))
     assert (echo.kind, echo.flags, echo.stream, echo.payload) == (h2.PING, h2.ACK, 0, payload)
 
 
 def test_the_echo_of_a_ping_is_not_echoed() -> None:
     """6.7"""
-    desk = Desk()
-    assert desk.send(h2.ping(b"whatever", ack=True)) == []
-    assert desk.events == [h2.Event("ping_ack", 0, b"whatever")]
+    conn = ConnectionFixture()
+    assert conn.send(h2.ping(b"whatever", ack=True)) == []
+    assert conn.events == [h2.Event("ping_ack", 0, b"whatever")]
 
 
 @pytest.mark.parametrize("ack", [True, False])
 def test_ping_on_a_stream_is_a_protocol_error(ack: bool) -> None:
     """6.7"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.raw(h2.PING, h2.ACK if ack else 0, 1, bytes(8)))
-    assert desk.fault is PROTOCOL
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.raw(h2.PING, h2.ACK if ack else 0, 1, bytes(8)))
+    assert conn.fault is PROTOCOL
 
 
 def test_pings_that_the_owner_will_not_have_end_the_connection() -> None:
     """6.7, 10.5"""
-    desk = Desk()
-    desk.pings_allowed = False
-    (end,) = desk.send(h2.ping())
+    conn = ConnectionFixture()
+    conn.pings_allowed = False
+    (end,) = conn.send(h2.ping())
     assert (end.kind, end.value, end.payload) == (h2.GOAWAY, ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
 
 
 def test_echoes_go_out_while_answers_wait_for_the_window() -> None:
     """5.2.1"""
-    desk = Desk()
-    desk.send(h2.settings([(h2.INITIAL_WINDOW, 0)]), desk.peer.call(1))
-    desk.answer(1, b"waits")
-    assert [frame.kind for frame in desk.send(h2.ping())] == [h2.PING]
+    conn = ConnectionFixture()
+    conn.send(h2.settings([(h2.INITIAL_WINDOW, 0)]), conn.peer.call(1))
+    conn.answer(1, b"waits")
+    assert [frame.kind for frame in conn.send(h2.ping())] == [h2.PING]
 
 
 @pytest.mark.parametrize("code", [0, 1, 11, 0xFFFF])
 def test_calls_are_still_served_after_the_clients_goaway(code: int) -> None:
     """6.8: it is about streams that the server begins, and there are none."""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.goaway(0, code, b"bye"), h2.data(1, b"x", ended=True), desk.peer.call(3))
-    assert desk.contents(1) == b"x"
-    assert len(desk.answer(1, b"y")) == len(desk.answer(3, b"y")) == 3
-    assert desk.fault is None
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.goaway(0, code, b"bye"), h2.data(1, b"x", ended=True), conn.peer.call(3))
+    assert conn.contents(1) == b"x"
+    assert len(conn.answer(1, b"y")) == len(conn.answer(3, b"y")) == 3
+    assert conn.fault is None
 
 
 def test_goaway_on_a_stream_is_a_protocol_error() -> None:
     """6.8"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.raw(h2.GOAWAY, 0, 1, bytes(8)))
-    assert desk.fault is PROTOCOL
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.raw(h2.GOAWAY, 0, 1, bytes(8)))
+    assert conn.fault is PROTOCOL
 
 
 def test_a_server_that_is_about_to_go_still_takes_calls() -> None:
     """6.8"""
-    desk = Desk()
-    desk.connection.goaway_soon()
-    first, second = desk.take()
+    conn = ConnectionFixture()
+    conn.connection.goaway_soon()
+    first, second = conn.take()
     assert (first.kind, first.last, first.value) == (h2.GOAWAY, 2**31 - 1, 0)
     assert (second.kind, second.ack) == (h2.PING, False)
-    desk.send(desk.peer.call(1, b"in time"), h2.ping(second.payload, ack=True))
-    assert desk.contents(1) == b"in time"
-    assert desk.events[-1] == h2.Event("ping_ack", 0, second.payload)
+    conn.send(conn.peer.call(1, b"in time"), h2.ping(second.payload, ack=True))
+    assert conn.contents(1) == b"in time"
+    assert conn.events[-1] == h2.Event("ping_ack", 0, second.payload)
 
 
 def test_streams_that_begin_after_goaway_are_ignored() -> None:
     """6.8: what is known goes on; nothing is said to the others, and their header blocks still count."""
-    desk = Desk()
-    desk.send(desk.peer.open(5))
-    desk.connection.goaway()
-    (end,) = desk.take()
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(5))
+    conn.connection.goaway()
+    (end,) = conn.take()
     assert (end.last, end.value) == (5, 0)
-    late = desk.peer.open(7, [*h2.REQUEST, (b"name", b"of the table")])
-    assert desk.send(late, h2.data(7, b"late"), h2.window_update(7, 5), h2.rst_stream(7)) == []
-    trailers = h2.headers(5, desk.peer.block([(b"name", b"of the table")]), ended=True)
-    desk.send(h2.data(5, b"known"), trailers)
-    assert desk.contents(5) == b"known"
-    assert [event.stream for event in desk.events if event.name == "request"] == [5]
-    assert len(desk.answer(5)) == 3
+    late = conn.peer.open(7, [*h2.REQUEST, (b"name", b"of the table")])
+    assert conn.send(late, h2.data(7, b"late"), h2.window_update(7, 5), h2.rst_stream(7)) == []
+    trailers = h2.headers(5, conn.peer.block([(b"name", b"of the table")]), ended=True)
+    conn.send(h2.data(5, b"known"), trailers)
+    assert conn.contents(5) == b"known"
+    assert [event.stream for event in conn.events if event.name == "request"] == [5]
+    assert len(conn.answer(5)) == 3
 
 
 def test_what_comes_on_ignored_streams_counts_for_the_connections_window() -> None:
     """6.8, 6.9"""
-    desk = Desk(Limits(connection_window=65_535))
-    desk.connection.goaway()
-    desk.take()
-    desk.send(desk.peer.open(1))
-    frames = desk.send(*[h2.data(1, bytes(16_000))] * 10)
+    conn = ConnectionFixture(Limits(connection_window=65_535))
+    conn.connection.goaway()
+    conn.take()
+    conn.send(conn.peer.open(1))
+    frames = conn.send(*[h2.data(1, bytes(16_000))] * 10)
     assert 160_000 - 65_535 // 2 <= sum(frame.value for frame in frames if frame.kind == h2.WINDOW_UPDATE) <= 160_000
-    assert desk.fault is None
+    assert conn.fault is None
 
 
 def test_the_last_stream_of_goaway_never_goes_up() -> None:
     """6.8: a stream that was ignored must not count as begun in the end."""
-    desk = Desk()
-    desk.send(desk.peer.call(1))
-    desk.connection.goaway()
-    desk.take()
-    desk.send(desk.peer.call(3), desk.peer.call(5))
-    (end,) = desk.send(h2.rst_stream(0))
+    conn = ConnectionFixture()
+    conn.send(conn.peer.call(1))
+    conn.connection.goaway()
+    conn.take()
+    conn.send(conn.peer.call(3), conn.peer.call(5))
+    (end,) = conn.send(h2.rst_stream(0))
     assert (end.kind, end.last) == (h2.GOAWAY, 1)

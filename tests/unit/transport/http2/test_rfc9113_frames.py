@@ -7,15 +7,17 @@ import struct
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_peer import Desk
+from tfs_lite.testing.grpc.http2_peer import ConnectionFixture
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
 
 
 def test_the_server_speaks_first_and_begins_with_its_settings() -> None:
     """3.4"""
-    desk = Desk(Limits(max_streams=7, stream_window=70_000, max_frame=20_000, max_header_list=9_000), greet=False)
-    frames = desk.take()
+    conn = ConnectionFixture(
+        Limits(max_streams=7, stream_window=70_000, max_frame=20_000, max_header_list=9_000), preface=False
+    )
+    frames = conn.take()
     assert frames[0].kind == h2.SETTINGS
     assert not frames[0].ack
     expected = {h2.MAX_STREAMS: 7, h2.INITIAL_WINDOW: 70_000, h2.MAX_FRAME: 20_000, h2.MAX_HEADER_LIST: 9_000}
@@ -24,37 +26,37 @@ def test_the_server_speaks_first_and_begins_with_its_settings() -> None:
 
 def test_the_window_of_the_connection_is_widened_at_once() -> None:
     """6.9.2"""
-    desk = Desk(Limits(connection_window=1_000_000), greet=False)
-    assert [(f.stream, f.value) for f in desk.take() if f.kind == h2.WINDOW_UPDATE] == [(0, 1_000_000 - 65_535)]
+    conn = ConnectionFixture(Limits(connection_window=1_000_000), preface=False)
+    assert [(f.stream, f.value) for f in conn.take() if f.kind == h2.WINDOW_UPDATE] == [(0, 1_000_000 - 65_535)]
 
 
 def test_preface_and_settings_open_the_connection() -> None:
     """3.4"""
-    desk = Desk(greet=False)
-    assert not desk.connection.opened
-    desk.send(h2.PREFACE)
-    assert not desk.connection.opened
-    frames = desk.send(h2.settings())
-    assert desk.connection.opened
+    conn = ConnectionFixture(preface=False)
+    assert not conn.connection.opened
+    conn.send(h2.PREFACE)
+    assert not conn.connection.opened
+    frames = conn.send(h2.settings())
+    assert conn.connection.opened
     assert [frame.kind for frame in frames if frame.ack] == [h2.SETTINGS]
 
 
 @pytest.mark.parametrize("at", range(24))
 def test_a_wrong_byte_of_the_preface_is_a_protocol_error(at: int) -> None:
     """3.4"""
-    desk = Desk(greet=False)
+    conn = ConnectionFixture(preface=False)
     preface = bytearray(h2.PREFACE)
     preface[at] ^= 1
-    desk.send(bytes(preface), h2.settings())
-    assert desk.fault is ErrorCode.PROTOCOL_ERROR
-    assert not desk.events
+    conn.send(bytes(preface), h2.settings())
+    assert conn.fault is ErrorCode.PROTOCOL_ERROR
+    assert not conn.events
 
 
 def test_a_wrong_preface_is_noticed_before_it_is_complete() -> None:
     """3.4: no client of HTTP/1 is kept waiting."""
-    desk = Desk(greet=False)
-    desk.send(b"GET / ")
-    assert desk.fault is ErrorCode.PROTOCOL_ERROR
+    conn = ConnectionFixture(preface=False)
+    conn.send(b"GET / ")
+    assert conn.fault is ErrorCode.PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_a_wrong_preface_is_noticed_before_it_is_complete() -> None:
         h2.settings_ack(),
         h2.window_update(0, 1),
         h2.priority(1),
-        h2.headers(1, h2.OPENING),
+        h2.headers(1, h2.RESPONSE_HEADERS),
         h2.data(1, b"x"),
         h2.goaway(),
         h2.continuation(1),
@@ -74,93 +76,93 @@ def test_a_wrong_preface_is_noticed_before_it_is_complete() -> None:
 )
 def test_a_first_frame_other_than_settings_is_a_protocol_error(frame: bytes) -> None:
     """3.4"""
-    desk = Desk(greet=False)
-    desk.send(h2.PREFACE, frame)
-    assert desk.fault is ErrorCode.PROTOCOL_ERROR
-    assert not desk.connection.opened
-    assert not desk.events
+    conn = ConnectionFixture(preface=False)
+    conn.send(h2.PREFACE, frame)
+    assert conn.fault is ErrorCode.PROTOCOL_ERROR
+    assert not conn.connection.opened
+    assert not conn.events
 
 
 def test_requests_may_follow_the_preface_without_waiting_for_the_server() -> None:
     """3.4"""
-    desk = Desk(greet=False)
-    desk.send(h2.PREFACE, h2.settings(), desk.peer.call(1, b"early"))
-    assert desk.contents(1) == b"early"
+    conn = ConnectionFixture(preface=False)
+    conn.send(h2.PREFACE, h2.settings(), conn.peer.call(1, b"early"))
+    assert conn.contents(1) == b"early"
 
 
 @pytest.mark.parametrize("kind", [0x0B, 0x10, 0x42, 0xFF])
 @pytest.mark.parametrize("stream", [0, 1, 2, 99])
 def test_frames_of_unknown_types_are_ignored_on_any_stream(kind: int, stream: int) -> None:
     """4.1, 5.5"""
-    desk = Desk()
-    desk.send(desk.peer.open(1))
-    assert desk.send(h2.raw(kind, 0xFF, stream, b"anything")) == []
-    desk.send(h2.data(1, b"goes on", ended=True))
-    assert desk.contents(1) == b"goes on"
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1))
+    assert conn.send(h2.raw(kind, 0xFF, stream, b"anything")) == []
+    conn.send(h2.data(1, b"goes on", ended=True))
+    assert conn.contents(1) == b"goes on"
 
 
 def test_unknown_flags_are_ignored() -> None:
     """4.1"""
-    desk = Desk()
-    block = desk.peer.block()
-    desk.send(h2.raw(h2.HEADERS, h2.END_HEADERS | 0x42, 1, block), h2.raw(h2.DATA, 0xF6 & ~h2.PADDED, 1, b"x"))
-    desk.send(h2.raw(h2.PING, 0xFE, 0, bytes(8)), h2.raw(h2.RST_STREAM, 0xFF, 1, bytes(4)))
-    assert desk.names() == ["request", "data", "ping", "reset"]
-    assert desk.fault is None
+    conn = ConnectionFixture()
+    block = conn.peer.block()
+    conn.send(h2.raw(h2.HEADERS, h2.END_HEADERS | 0x42, 1, block), h2.raw(h2.DATA, 0xF6 & ~h2.PADDED, 1, b"x"))
+    conn.send(h2.raw(h2.PING, 0xFE, 0, bytes(8)), h2.raw(h2.RST_STREAM, 0xFF, 1, bytes(4)))
+    assert conn.names() == ["request", "data", "ping", "reset"]
+    assert conn.fault is None
 
 
 def test_the_reserved_bit_of_the_stream_means_nothing() -> None:
     """4.1"""
-    desk = Desk()
+    conn = ConnectionFixture()
     top = 1 << 31
-    desk.send(
-        h2.raw(h2.HEADERS, h2.END_HEADERS, top | 1, desk.peer.block()),
+    conn.send(
+        h2.raw(h2.HEADERS, h2.END_HEADERS, top | 1, conn.peer.block()),
         h2.raw(h2.DATA, h2.END_STREAM, top | 1, b"x"),
         h2.raw(h2.PING, 0, top, bytes(8)),
     )
-    assert desk.names() == ["request", "data", "ping"]
-    assert desk.events[0].stream == 1
+    assert conn.names() == ["request", "data", "ping"]
+    assert conn.events[0].stream == 1
 
 
 def test_the_server_leaves_the_reserved_bit_unset() -> None:
     """4.1"""
-    desk = Desk()
-    desk.send(desk.peer.call(1, b"x"), h2.ping())
-    frames = desk.answer(1, b"answer") + desk.send(h2.rst_stream(99))
+    conn = ConnectionFixture()
+    conn.send(conn.peer.call(1, b"x"), h2.ping())
+    frames = conn.answer(1, b"answer") + conn.send(h2.rst_stream(99))
     assert frames
     assert all(frame.stream < 1 << 31 for frame in frames)
 
 
 def test_a_frame_of_the_largest_size_is_taken() -> None:
     """4.2"""
-    desk = Desk()
-    desk.send(desk.peer.call(1, bytes(16_384)))
-    assert len(desk.contents(1)) == 16_384
+    conn = ConnectionFixture()
+    conn.send(conn.peer.call(1, bytes(16_384)))
+    assert len(conn.contents(1)) == 16_384
 
 
 @pytest.mark.parametrize("kind", [*range(10), 0x42])
 def test_a_frame_above_the_largest_size_is_a_frame_size_error(kind: int) -> None:
     """4.2"""
-    desk = Desk()
-    desk.send(desk.peer.open(1))
-    desk.send(h2.raw(kind, 0, 1, bytes(16_385)))
-    assert desk.fault is ErrorCode.FRAME_SIZE_ERROR
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1))
+    conn.send(h2.raw(kind, 0, 1, bytes(16_385)))
+    assert conn.fault is ErrorCode.FRAME_SIZE_ERROR
 
 
 def test_the_size_of_a_frame_is_judged_by_its_head_alone() -> None:
     """4.2: nobody waits for 16 MiB that will be refused."""
-    desk = Desk()
-    desk.send(h2.raw(h2.DATA, 0, 1, length=2**24 - 1))
-    assert desk.fault is ErrorCode.FRAME_SIZE_ERROR
+    conn = ConnectionFixture()
+    conn.send(h2.raw(h2.DATA, 0, 1, length=2**24 - 1))
+    assert conn.fault is ErrorCode.FRAME_SIZE_ERROR
 
 
 def test_the_largest_size_is_the_one_that_was_advertised() -> None:
     """6.5.2"""
-    desk = Desk(Limits(max_frame=20_000))
-    desk.send(desk.peer.call(1, bytes(20_000)))
-    assert len(desk.contents(1)) == 20_000
-    desk.send(h2.data(1, bytes(20_001)))
-    assert desk.fault is ErrorCode.FRAME_SIZE_ERROR
+    conn = ConnectionFixture(Limits(max_frame=20_000))
+    conn.send(conn.peer.call(1, bytes(20_000)))
+    assert len(conn.contents(1)) == 20_000
+    conn.send(h2.data(1, bytes(20_001)))
+    assert conn.fault is ErrorCode.FRAME_SIZE_ERROR
 
 
 SIZES = [
@@ -177,10 +179,10 @@ SIZES = [
 @pytest.mark.parametrize(("kind", "stream", "size"), [(k, s, size) for k, s, sizes in SIZES for size in sizes])
 def test_a_frame_of_the_wrong_size_is_a_frame_size_error(kind: int, stream: int, size: int) -> None:
     """4.2, and 6.3 to 6.9: of the connection, also where the RFC would be content with the stream."""
-    desk = Desk()
-    desk.send(desk.peer.open(1))
-    desk.send(h2.raw(kind, 0, stream, bytes(size)))
-    assert desk.fault is ErrorCode.FRAME_SIZE_ERROR
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1))
+    conn.send(h2.raw(kind, 0, stream, bytes(size)))
+    assert conn.fault is ErrorCode.FRAME_SIZE_ERROR
 
 
 @pytest.mark.parametrize(
@@ -197,72 +199,72 @@ def test_a_frame_too_short_for_its_mandatory_fields_is_a_frame_size_error(
     kind: int, flags: int, payload: bytes
 ) -> None:
     """4.2"""
-    desk = Desk()
-    desk.send(desk.peer.open(1))
-    desk.send(h2.raw(kind, flags, 1, payload))
-    assert desk.fault is ErrorCode.FRAME_SIZE_ERROR
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1))
+    conn.send(h2.raw(kind, flags, 1, payload))
+    assert conn.fault is ErrorCode.FRAME_SIZE_ERROR
 
 
 def test_goaway_tells_the_last_stream_and_why() -> None:
     """5.4.1, 6.8"""
-    desk = Desk()
-    desk.send(desk.peer.call(1), desk.peer.call(3), desk.peer.call(9))
-    (end,) = desk.send(h2.raw(h2.SETTINGS, 0, 5))
+    conn = ConnectionFixture()
+    conn.send(conn.peer.call(1), conn.peer.call(3), conn.peer.call(9))
+    (end,) = conn.send(h2.raw(h2.SETTINGS, 0, 5))
     assert (end.kind, end.stream, end.last, end.value) == (h2.GOAWAY, 0, 9, ErrorCode.PROTOCOL_ERROR)
     assert end.payload.decode("ascii")
 
 
 def test_after_a_connection_error_nothing_more_is_read() -> None:
     """5.4.1"""
-    desk = Desk()
-    desk.send(h2.data(0, b"x"), desk.peer.call(1), h2.ping())
-    assert desk.send(desk.peer.call(3), h2.ping()) == []
-    assert not desk.events
-    assert [frame.kind for frame in desk.frames] == [h2.GOAWAY]
+    conn = ConnectionFixture()
+    conn.send(h2.data(0, b"x"), conn.peer.call(1), h2.ping())
+    assert conn.send(conn.peer.call(3), h2.ping()) == []
+    assert not conn.events
+    assert [frame.kind for frame in conn.frames] == [h2.GOAWAY]
 
 
 def test_a_connection_error_resets_every_stream_once() -> None:
     """5.4.1"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), desk.peer.call(3), desk.peer.open(5), h2.rst_stream(5))
-    desk.events.clear()
-    desk.send(h2.data(0, b"x"))
-    assert sorted(event.stream for event in desk.events if event.name == "reset") == [1, 3]
-    assert all(stream.dead for stream in desk.calls.values())
-    assert (desk.connection.busy, desk.numbers.streams) == (0, 0)
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), conn.peer.call(3), conn.peer.open(5), h2.rst_stream(5))
+    conn.events.clear()
+    conn.send(h2.data(0, b"x"))
+    assert sorted(event.stream for event in conn.events if event.name == "reset") == [1, 3]
+    assert all(stream.dead for stream in conn.calls.values())
+    assert (conn.connection.busy, conn.numbers.streams) == (0, 0)
 
 
 def test_one_goaway_is_enough() -> None:
     """5.4.1"""
-    desk = Desk()
-    desk.send(h2.data(0, b"x"))
-    desk.connection.close(ErrorCode.NO_ERROR, "enough", "idle")
-    assert desk.take() == []
-    assert desk.connection.closing == "protocol"
+    conn = ConnectionFixture()
+    conn.send(h2.data(0, b"x"))
+    conn.connection.close(ErrorCode.NO_ERROR, "enough", "idle")
+    assert conn.take() == []
+    assert conn.connection.closing == "protocol"
 
 
 def test_a_stream_error_leaves_the_connection_and_the_other_streams_alone() -> None:
     """5.4.2"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), desk.peer.open(3), h2.window_update(1, 0))
-    assert desk.resets == [(1, ErrorCode.PROTOCOL_ERROR)]
-    desk.send(h2.data(3, b"still here", ended=True), desk.peer.call(5))
-    assert desk.contents(3) == b"still here"
-    assert desk.names() == ["request", "request", "reset", "data", "request"]
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), conn.peer.open(3), h2.window_update(1, 0))
+    assert conn.resets == [(1, ErrorCode.PROTOCOL_ERROR)]
+    conn.send(h2.data(3, b"still here", ended=True), conn.peer.call(5))
+    assert conn.contents(3) == b"still here"
+    assert conn.names() == ["request", "request", "reset", "data", "request"]
 
 
 def test_rst_stream_is_never_answered_with_rst_stream() -> None:
     """5.4.2"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.rst_stream(1), h2.rst_stream(1))
-    assert desk.frames == []
-    assert desk.names() == ["request", "reset"]
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.rst_stream(1), h2.rst_stream(1))
+    assert conn.frames == []
+    assert conn.names() == ["request", "reset"]
 
 
 @pytest.mark.parametrize("key", [0x0, 0x7, 0x9, 0x1234, 0xFFFF])
 def test_unknown_settings_are_ignored_and_acknowledged(key: int) -> None:
     """5.5, 6.5.2"""
-    desk = Desk()
-    frames = desk.send(h2.raw(h2.SETTINGS, 0, 0, struct.pack(">HI", key, 0xFFFFFFFF)))
+    conn = ConnectionFixture()
+    frames = conn.send(h2.raw(h2.SETTINGS, 0, 0, struct.pack(">HI", key, 0xFFFFFFFF)))
     assert [(frame.kind, frame.ack) for frame in frames] == [(h2.SETTINGS, True)]
-    assert desk.fault is None
+    assert conn.fault is None

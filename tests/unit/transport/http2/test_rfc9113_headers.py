@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_peer import REQUEST, Desk, Fields
+from tfs_lite.testing.grpc.http2_peer import REQUEST, ConnectionFixture, Fields
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
 
@@ -27,16 +27,16 @@ def with_(*fields: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
 @pytest.mark.parametrize("depends_on", [None, 0, 1, 3, 1 << 31])
 def test_headers_come_without_padding_and_priority(padding: int | None, depends_on: int | None) -> None:
     """6.2; a stream that depends on itself (1) is no error any more: 5.3.2"""
-    desk = Desk()
-    desk.send(h2.headers(1, desk.peer.block(), padding=padding, depends_on=depends_on, ended=True))
-    assert desk.events == [h2.Event("request", 1, tuple(REQUEST), True)]
+    conn = ConnectionFixture()
+    conn.send(h2.headers(1, conn.peer.block(), padding=padding, depends_on=depends_on, ended=True))
+    assert conn.events == [h2.Event("request", 1, tuple(REQUEST), True)]
 
 
 def test_padding_may_fill_the_whole_first_frame() -> None:
     """6.2"""
-    desk = Desk()
-    desk.send(h2.headers(1, desk.peer.block(), padding=200, cuts=[0]))
-    assert desk.events[0].value == tuple(REQUEST)
+    conn = ConnectionFixture()
+    conn.send(h2.headers(1, conn.peer.block(), padding=200, cuts=[0]))
+    assert conn.events[0].value == tuple(REQUEST)
 
 
 @pytest.mark.parametrize(
@@ -44,43 +44,43 @@ def test_padding_may_fill_the_whole_first_frame() -> None:
 )
 def test_padding_longer_than_the_frame_is_a_protocol_error(flags: int, payload: bytes) -> None:
     """6.2"""
-    desk = Desk()
-    desk.send(h2.raw(h2.HEADERS, flags | h2.END_HEADERS, 1, payload))
-    assert desk.fault is PROTOCOL
+    conn = ConnectionFixture()
+    conn.send(h2.raw(h2.HEADERS, flags | h2.END_HEADERS, 1, payload))
+    assert conn.fault is PROTOCOL
 
 
 @pytest.mark.parametrize("last", [True, False])
 def test_headers_on_the_connection_are_a_protocol_error(last: bool) -> None:
     """6.2"""
-    desk = Desk()
-    block = desk.peer.block()
-    desk.send(h2.headers(0, block, cuts=[] if last else [3]))
-    assert desk.fault is PROTOCOL
+    conn = ConnectionFixture()
+    block = conn.peer.block()
+    conn.send(h2.headers(0, block, cuts=[] if last else [3]))
+    assert conn.fault is PROTOCOL
 
 
 def test_a_header_block_may_come_in_any_number_of_pieces() -> None:
     """4.3, 6.10"""
-    desk = Desk()
+    conn = ConnectionFixture()
     for number, pieces in ((1, 16), (3, 1), (5, 2), (7, 5)):
-        block = desk.peer.block([*REQUEST, (b"number", b"%d" % number)])
+        block = conn.peer.block([*REQUEST, (b"number", b"%d" % number)])
         step = -(-len(block) // pieces)
-        desk.send(h2.headers(number, block, cuts=range(step, len(block), step)))
-    assert [event.value[-1] for event in desk.events] == [(b"number", b"%d" % number) for number in (1, 3, 5, 7)]
+        conn.send(h2.headers(number, block, cuts=range(step, len(block), step)))
+    assert [event.value[-1] for event in conn.events] == [(b"number", b"%d" % number) for number in (1, 3, 5, 7)]
 
 
 def test_end_stream_counts_on_headers_that_go_on_in_continuation() -> None:
     """6.2"""
-    desk = Desk()
-    desk.send(h2.headers(1, desk.peer.block(), ended=True, cuts=[4]))
-    assert desk.events[0].ended
+    conn = ConnectionFixture()
+    conn.send(h2.headers(1, conn.peer.block(), ended=True, cuts=[4]))
+    assert conn.events[0].ended
 
 
 def test_flags_of_continuation_other_than_end_headers_are_ignored() -> None:
     """6.10"""
-    desk = Desk()
-    block = desk.peer.block()
-    desk.send(h2.raw(h2.HEADERS, 0, 1, block[:4]), h2.raw(h2.CONTINUATION, 0xFF, 1, block[4:]))
-    assert desk.events == [h2.Event("request", 1, tuple(REQUEST), False)]
+    conn = ConnectionFixture()
+    block = conn.peer.block()
+    conn.send(h2.raw(h2.HEADERS, 0, 1, block[:4]), h2.raw(h2.CONTINUATION, 0xFF, 1, block[4:]))
+    assert conn.events == [h2.Event("request", 1, tuple(REQUEST), False)]
 
 
 @pytest.mark.parametrize(
@@ -105,46 +105,46 @@ def test_flags_of_continuation_other_than_end_headers_are_ignored() -> None:
 )
 def test_a_frame_inside_a_header_block_is_a_protocol_error(between: bytes) -> None:
     """4.3, 6.2, 6.10; unknown frames too: 5.5"""
-    desk = Desk()
-    desk.send(desk.peer.call(9), h2.raw(h2.HEADERS, 0, 11, desk.peer.block()))
-    desk.events.clear()
-    desk.send(between, h2.continuation(11))
-    assert desk.fault is PROTOCOL
-    assert [event.name for event in desk.events] == ["reset"]
+    conn = ConnectionFixture()
+    conn.send(conn.peer.call(9), h2.raw(h2.HEADERS, 0, 11, conn.peer.block()))
+    conn.events.clear()
+    conn.send(between, h2.continuation(11))
+    assert conn.fault is PROTOCOL
+    assert [event.name for event in conn.events] == ["reset"]
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_continuation_without_headers_is_a_protocol_error(number: int) -> None:
     """6.10"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.continuation(number))
-    assert desk.fault is PROTOCOL
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.continuation(number))
+    assert conn.fault is PROTOCOL
 
 
 def test_continuation_after_the_end_of_a_block_is_a_protocol_error() -> None:
     """6.10"""
-    desk = Desk()
-    block = desk.peer.block()
-    desk.send(h2.headers(1, block, cuts=[4]), h2.continuation(1))
-    assert desk.fault is PROTOCOL
+    conn = ConnectionFixture()
+    block = conn.peer.block()
+    conn.send(h2.headers(1, block, cuts=[4]), h2.continuation(1))
+    assert conn.fault is PROTOCOL
 
 
 def test_an_endless_header_block_is_cut_off() -> None:
     """10.5.1: bounded by the number of frames ..."""
-    desk = Desk(Limits(max_continuations=5))
-    desk.send(h2.raw(h2.HEADERS, 0, 1, b""), *[h2.continuation(1, b"\0", last=False)] * 5)
-    assert desk.fault is None
-    desk.send(h2.continuation(1, b"\0", last=False))
-    assert desk.fault is ErrorCode.ENHANCE_YOUR_CALM
+    conn = ConnectionFixture(Limits(max_continuations=5))
+    conn.send(h2.raw(h2.HEADERS, 0, 1, b""), *[h2.continuation(1, b"\0", last=False)] * 5)
+    assert conn.fault is None
+    conn.send(h2.continuation(1, b"\0", last=False))
+    assert conn.fault is ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_a_huge_header_block_is_cut_off() -> None:
     """10.5.1: ... and by its size."""
-    desk = Desk(Limits(max_header_list=5_000))
-    desk.send(h2.raw(h2.HEADERS, 0, 1, bytes(16_000)), h2.continuation(1, bytes(4_000), last=False))
-    assert desk.fault is None
-    desk.send(h2.continuation(1, b"\0", last=False))
-    assert desk.fault is ErrorCode.ENHANCE_YOUR_CALM
+    conn = ConnectionFixture(Limits(max_header_list=5_000))
+    conn.send(h2.raw(h2.HEADERS, 0, 1, bytes(16_000)), h2.continuation(1, bytes(4_000), last=False))
+    assert conn.fault is None
+    conn.send(h2.continuation(1, b"\0", last=False))
+    assert conn.fault is ErrorCode.ENHANCE_YOUR_CALM
 
 
 BAD_BLOCKS = {
@@ -163,29 +163,29 @@ BAD_BLOCKS = {
 @pytest.mark.parametrize("where", ["request", "trailers", "refused", "on a reset stream", "after end"])
 def test_a_block_that_cannot_be_decoded_is_a_compression_error(block: bytes, where: str) -> None:
     """4.3: of the connection, wherever it comes."""
-    desk = Desk(Limits(max_streams=1))
-    desk.send(desk.peer.call(1) if where == "after end" else desk.peer.open(1))
+    conn = ConnectionFixture(Limits(max_streams=1))
+    conn.send(conn.peer.call(1) if where == "after end" else conn.peer.open(1))
     if where == "on a reset stream":
-        desk.connection.reset(desk.calls[1], ErrorCode.CANCEL)
-        desk.take()
-    desk.send(h2.headers(3 if where in ("request", "refused") else 1, block, ended=True))
-    assert desk.fault is ErrorCode.COMPRESSION_ERROR
+        conn.connection.reset(conn.calls[1], ErrorCode.CANCEL)
+        conn.take()
+    conn.send(h2.headers(3 if where in ("request", "refused") else 1, block, ended=True))
+    assert conn.fault is ErrorCode.COMPRESSION_ERROR
 
 
 def test_fields_come_as_they_were_sent_in_every_kind_of_representation() -> None:
     """4.3"""
-    desk = Desk()
+    conn = ConnectionFixture()
     fields: Fields = [*REQUEST, (b"a", b""), (b"x-long", b"v" * 300), (b"bytes", bytes(range(128, 256))), (b"a", b"2")]
     for number, huffman in ((1, True), (3, False), (5, True), (7, True)):
-        desk.send(h2.headers(number, desk.peer.block(fields, huffman)))
-    assert [event.value for event in desk.events] == [tuple(fields)] * 4
+        conn.send(h2.headers(number, conn.peer.block(fields, huffman)))
+    assert [event.value for event in conn.events] == [tuple(fields)] * 4
 
 
 def test_a_header_list_above_the_bound_arrives_as_none() -> None:
     """10.5.1: the owner has an answer for it, and the tables stay right."""
-    desk = Desk(Limits(max_header_list=1000))
-    desk.send(desk.peer.open(1, [*REQUEST, (b"large", b"v" * 1000)]), desk.peer.open(3, [*REQUEST, (b"small", b"v")]))
-    assert [event.value and event.value[-1] for event in desk.events] == [None, (b"small", b"v")]
+    conn = ConnectionFixture(Limits(max_header_list=1000))
+    conn.send(conn.peer.open(1, [*REQUEST, (b"large", b"v" * 1000)]), conn.peer.open(3, [*REQUEST, (b"small", b"v")]))
+    assert [event.value and event.value[-1] for event in conn.events] == [None, (b"small", b"v")]
 
 
 MALFORMED: dict[str, Fields] = {
@@ -225,13 +225,13 @@ MALFORMED: dict[str, Fields] = {
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_malformed_request_is_a_stream_error_and_never_a_call(fields: Fields, ended: bool) -> None:
     """8.1.1"""
-    desk = Desk()
-    desk.send(h2.headers(1, desk.peer.block(fields), ended=ended))
-    assert (desk.resets, desk.events, desk.fault) == ([(1, PROTOCOL)], [], None)
-    assert (desk.connection.busy, desk.connection.streams) == (0, {})
-    desk.send(h2.data(1, b"on its way"), h2.headers(1, desk.peer.block([(b"t", b"1")]), ended=True), desk.peer.call(3))
-    assert desk.names() == ["request"]
-    assert len(desk.resets) == 1
+    conn = ConnectionFixture()
+    conn.send(h2.headers(1, conn.peer.block(fields), ended=ended))
+    assert (conn.resets, conn.events, conn.fault) == ([(1, PROTOCOL)], [], None)
+    assert (conn.connection.busy, conn.connection.streams) == (0, {})
+    conn.send(h2.data(1, b"on its way"), h2.headers(1, conn.peer.block([(b"t", b"1")]), ended=True), conn.peer.call(3))
+    assert conn.names() == ["request"]
+    assert len(conn.resets) == 1
 
 
 BAD_TRAILERS: dict[str, Fields] = {
@@ -246,24 +246,24 @@ BAD_TRAILERS: dict[str, Fields] = {
 @pytest.mark.parametrize("fields", BAD_TRAILERS.values(), ids=BAD_TRAILERS)
 def test_malformed_trailers_are_a_stream_error(fields: Fields) -> None:
     """8.1, 8.1.1"""
-    desk = Desk()
-    block = desk.peer.open(1), h2.data(1, b"x"), desk.peer.block(fields)
-    desk.send(block[0], block[1], h2.headers(1, block[2], ended=True, cuts=[16_000] if len(block[2]) > 16_000 else []))
-    assert (desk.resets, desk.names(), desk.fault) == ([(1, PROTOCOL)], ["request", "data", "reset"], None)
+    conn = ConnectionFixture()
+    block = conn.peer.open(1), h2.data(1, b"x"), conn.peer.block(fields)
+    conn.send(block[0], block[1], h2.headers(1, block[2], ended=True, cuts=[16_000] if len(block[2]) > 16_000 else []))
+    assert (conn.resets, conn.names(), conn.fault) == ([(1, PROTOCOL)], ["request", "data", "reset"], None)
 
 
 def test_trailers_end_a_request() -> None:
     """8.1"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.data(1, b"x"), h2.headers(1, desk.peer.block([(b"t", b"1")]), ended=True))
-    assert desk.events[1:] == [h2.Event("data", 1, b"x"), h2.Event("data", 1, b"", True)]
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.data(1, b"x"), h2.headers(1, conn.peer.block([(b"t", b"1")]), ended=True))
+    assert conn.events[1:] == [h2.Event("data", 1, b"x"), h2.Event("data", 1, b"", True)]
 
 
 def test_trailers_that_do_not_end_the_stream_are_a_stream_error() -> None:
     """8.1"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.data(1, b"x"), h2.headers(1, desk.peer.block([(b"t", b"1")])))
-    assert (desk.resets, desk.fault) == ([(1, PROTOCOL)], None)
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.data(1, b"x"), h2.headers(1, conn.peer.block([(b"t", b"1")])))
+    assert (conn.resets, conn.fault) == ([(1, PROTOCOL)], None)
 
 
 LENGTHS = {
@@ -281,37 +281,37 @@ def test_contents_of_another_size_than_promised_are_a_stream_error(
     pieces: list[bytes], ended: bool, length: int, how: str
 ) -> None:
     """8.1.1"""
-    desk = Desk()
-    opening = desk.peer.open(1, with_((b"content-length", b"%d" % length)))
+    conn = ConnectionFixture()
+    opening = conn.peer.open(1, with_((b"content-length", b"%d" % length)))
     padding = 9 if how == "padded" else None
     body = [h2.data(1, piece, padding=padding) for piece in pieces]
-    last = h2.headers(1, desk.peer.block([]), ended=True) if how == "trailers" else h2.data(1, ended=True)
-    desk.send(opening, *body, *([last] if ended else []))
-    assert (desk.resets, desk.fault) == ([(1, PROTOCOL)], None)
-    assert desk.names()[-1] == "reset"
-    assert not any(event.ended for event in desk.events)
+    last = h2.headers(1, conn.peer.block([]), ended=True) if how == "trailers" else h2.data(1, ended=True)
+    conn.send(opening, *body, *([last] if ended else []))
+    assert (conn.resets, conn.fault) == ([(1, PROTOCOL)], None)
+    assert conn.names()[-1] == "reset"
+    assert not any(event.ended for event in conn.events)
 
 
 def test_a_request_that_promises_contents_and_has_none_is_a_stream_error() -> None:
     """8.1.1"""
-    desk = Desk()
-    desk.send(h2.headers(1, desk.peer.block(with_((b"content-length", b"5"))), ended=True))
-    assert (desk.resets, desk.events) == ([(1, PROTOCOL)], [])
+    conn = ConnectionFixture()
+    conn.send(h2.headers(1, conn.peer.block(with_((b"content-length", b"5"))), ended=True))
+    assert (conn.resets, conn.events) == ([(1, PROTOCOL)], [])
 
 
 @pytest.mark.parametrize("how", ["data", "trailers", "padded", "two", "empty last"])
 def test_contents_of_the_promised_size_are_taken(how: str) -> None:
     """8.1.1"""
-    desk = Desk()
-    opening = desk.peer.open(1, with_((b"content-length", b"4")))
+    conn = ConnectionFixture()
+    opening = conn.peer.open(1, with_((b"content-length", b"4")))
     parts = {
         "data": [h2.data(1, b"abcd", ended=True)],
-        "trailers": [h2.data(1, b"abcd"), h2.headers(1, desk.peer.block([]), ended=True)],
+        "trailers": [h2.data(1, b"abcd"), h2.headers(1, conn.peer.block([]), ended=True)],
         "padded": [h2.data(1, b"abcd", padding=40, ended=True)],
         "two": [h2.data(1, b"ab"), h2.data(1, b"cd", ended=True)],
         "empty last": [h2.data(1, b"abcd"), h2.data(1, ended=True)],
     }
-    desk.send(opening, *parts[how])
-    assert desk.contents(1) == b"abcd"
-    assert desk.events[-1].ended
-    assert desk.resets == []
+    conn.send(opening, *parts[how])
+    assert conn.contents(1) == b"abcd"
+    assert conn.events[-1].ended
+    assert conn.resets == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_peer import Desk
+from tfs_lite.testing.grpc.http2_peer import ConnectionFixture
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.limits import Limits
 
@@ -14,8 +14,8 @@ SMALL = Limits(stream_window=1000, connection_window=65_535)
 LARGE_FRAMES = Limits(stream_window=10_000_000, connection_window=65_535, max_frame=100_000)
 
 
-def updates(desk: Desk, stream: int) -> list[int]:
-    return [frame.value for frame in desk.frames if (frame.kind, frame.stream) == (h2.WINDOW_UPDATE, stream)]
+def updates(conn: ConnectionFixture, stream: int) -> list[int]:
+    return [frame.value for frame in conn.frames if (frame.kind, frame.stream) == (h2.WINDOW_UPDATE, stream)]
 
 
 @pytest.mark.parametrize("padding", [None, 0, 1, 255])
@@ -23,251 +23,251 @@ def updates(desk: Desk, stream: int) -> list[int]:
 @pytest.mark.parametrize("contents", [b"", b"x", b"abc" * 100])
 def test_data_comes_without_its_padding(contents: bytes, ended: bool, padding: int | None) -> None:
     """6.1"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.data(1, contents, ended=ended, padding=padding))
-    assert desk.events[1:] == [h2.Event("data", 1, contents, ended)]
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.data(1, contents, ended=ended, padding=padding))
+    assert conn.events[1:] == [h2.Event("data", 1, contents, ended)]
 
 
 def test_data_on_the_connection_is_a_protocol_error() -> None:
     """6.1"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.data(0, b"x"))
-    assert desk.fault is PROTOCOL
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.data(0, b"x"))
+    assert conn.fault is PROTOCOL
 
 
 @pytest.mark.parametrize("payload", [b"\x01", b"\xff" + bytes(254), b"\x03ab"])
 def test_padding_as_long_as_the_frame_is_a_protocol_error(payload: bytes) -> None:
     """6.1"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.raw(h2.DATA, h2.PADDED, 1, payload))
-    assert desk.fault is PROTOCOL
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.raw(h2.DATA, h2.PADDED, 1, payload))
+    assert conn.fault is PROTOCOL
 
 
 def test_data_up_to_the_streams_window_is_taken() -> None:
     """6.9.1"""
-    desk = Desk(SMALL, credit=False)
-    desk.send(desk.peer.open(1), h2.data(1, bytes(600)), h2.data(1, bytes(400)), h2.data(1, b""))
-    assert len(desk.contents(1)) == 1000
-    assert desk.resets == []
+    conn = ConnectionFixture(SMALL, credit=False)
+    conn.send(conn.peer.open(1), h2.data(1, bytes(600)), h2.data(1, bytes(400)), h2.data(1, b""))
+    assert len(conn.contents(1)) == 1000
+    assert conn.resets == []
 
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_data_beyond_the_streams_window_is_an_error_of_the_stream(ended: bool) -> None:
     """6.9.1"""
-    desk = Desk(SMALL, credit=False)
-    desk.send(desk.peer.open(1), desk.peer.open(3), h2.data(1, bytes(600)), h2.data(1, bytes(401), ended=ended))
-    assert (desk.resets, desk.fault) == ([(1, FLOW)], None)
-    desk.send(h2.data(3, bytes(1000)))
-    assert (len(desk.contents(1)), len(desk.contents(3))) == (600, 1000)
+    conn = ConnectionFixture(SMALL, credit=False)
+    conn.send(conn.peer.open(1), conn.peer.open(3), h2.data(1, bytes(600)), h2.data(1, bytes(401), ended=ended))
+    assert (conn.resets, conn.fault) == ([(1, FLOW)], None)
+    conn.send(h2.data(3, bytes(1000)))
+    assert (len(conn.contents(1)), len(conn.contents(3))) == (600, 1000)
 
 
 def test_padding_counts_for_the_streams_window() -> None:
     """6.9.1: all of the frame's contents, the length of the padding included."""
-    desk = Desk(SMALL, credit=False)
-    desk.send(desk.peer.open(1), h2.data(1, bytes(900), padding=99))
-    assert desk.resets == []
-    desk = Desk(SMALL, credit=False)
-    desk.send(desk.peer.open(1), h2.data(1, bytes(900), padding=100))
-    assert desk.resets == [(1, FLOW)]
+    conn = ConnectionFixture(SMALL, credit=False)
+    conn.send(conn.peer.open(1), h2.data(1, bytes(900), padding=99))
+    assert conn.resets == []
+    conn = ConnectionFixture(SMALL, credit=False)
+    conn.send(conn.peer.open(1), h2.data(1, bytes(900), padding=100))
+    assert conn.resets == [(1, FLOW)]
 
 
 def test_padding_is_given_back_although_nobody_reads_it() -> None:
     """6.9.1"""
-    desk = Desk(SMALL)
-    desk.send(desk.peer.open(1), *[h2.data(1, b"x", padding=255)] * 50)
-    assert desk.resets == []
-    assert 50 * 257 - sum(updates(desk, 1)) < 1000
+    conn = ConnectionFixture(SMALL)
+    conn.send(conn.peer.open(1), *[h2.data(1, b"x", padding=255)] * 50)
+    assert conn.resets == []
+    assert 50 * 257 - sum(updates(conn, 1)) < 1000
 
 
 def test_data_beyond_the_connections_window_is_an_error_of_the_connection() -> None:
     """6.9.1"""
-    desk = Desk(LARGE_FRAMES)
-    desk.send(desk.peer.open(1), h2.data(1, bytes(65_536)))
-    assert desk.fault is FLOW
+    conn = ConnectionFixture(LARGE_FRAMES)
+    conn.send(conn.peer.open(1), h2.data(1, bytes(65_536)))
+    assert conn.fault is FLOW
 
 
 def test_data_up_to_the_connections_window_is_taken() -> None:
     """6.9.1"""
-    desk = Desk(LARGE_FRAMES)
-    desk.send(desk.peer.open(1), h2.data(1, bytes(65_535)))
-    assert len(desk.contents(1)) == 65_535
-    assert sum(updates(desk, 0)) == 65_535
+    conn = ConnectionFixture(LARGE_FRAMES)
+    conn.send(conn.peer.open(1), h2.data(1, bytes(65_535)))
+    assert len(conn.contents(1)) == 65_535
+    assert sum(updates(conn, 0)) == 65_535
 
 
 @pytest.mark.parametrize("where", ["reset by the server", "reset by the client", "refused", "ended", "malformed"])
 def test_data_that_nobody_gets_still_counts_for_the_connections_window(where: str) -> None:
     """5.1, 6.9: the client has counted it as well."""
-    desk = Desk(Limits(connection_window=65_535, max_streams=1))
+    conn = ConnectionFixture(Limits(connection_window=65_535, max_streams=1))
     fields = [] if where == "malformed" else h2.REQUEST
-    desk.send(h2.headers(1, desk.peer.block(fields), ended=where == "ended"), desk.peer.open(3))
+    conn.send(h2.headers(1, conn.peer.block(fields), ended=where == "ended"), conn.peer.open(3))
     if where == "reset by the server":
-        desk.connection.reset(desk.calls[1], ErrorCode.CANCEL)
+        conn.connection.reset(conn.calls[1], ErrorCode.CANCEL)
     elif where == "reset by the client":
-        desk.send(h2.rst_stream(1))
-    desk.send(*[h2.data(3 if where == "refused" else 1, bytes(16_000))] * 20)
-    assert 320_000 - sum(updates(desk, 0)) <= 65_535 // 2 + 1
-    assert desk.fault is None
+        conn.send(h2.rst_stream(1))
+    conn.send(*[h2.data(3 if where == "refused" else 1, bytes(16_000))] * 20)
+    assert 320_000 - sum(updates(conn, 0)) <= 65_535 // 2 + 1
+    assert conn.fault is None
 
 
 @pytest.mark.parametrize(("size", "streams"), [(100, 2), (16_384, 80)])
 def test_what_was_on_its_way_to_a_stream_that_the_server_ended_is_no_flood(size: int, streams: int) -> None:
     """5.1: up to its window the client could not know better, in frames of any size."""
-    desk = Desk(Limits(stream_window=256 * 1024, max_streams=100))
+    conn = ConnectionFixture(Limits(stream_window=256 * 1024, max_streams=100))
     numbers = range(1, 2 * streams, 2)
-    desk.send(*(desk.peer.open(number) for number in numbers))
+    conn.send(*(conn.peer.open(number) for number in numbers))
     for number in numbers:
-        desk.answer(number)
+        conn.answer(number)
     for number in numbers:
-        desk.send(*[h2.data(number, bytes(size))] * (256 * 1024 // size))
-    assert desk.fault is None
+        conn.send(*[h2.data(number, bytes(size))] * (256 * 1024 // size))
+    assert conn.fault is None
 
 
 def test_the_connections_window_opens_although_a_stream_is_not_read() -> None:
     """5.2.2: one call does not hold up the others."""
-    desk = Desk(Limits(stream_window=65_535, connection_window=65_535), credit=False)
-    desk.send(desk.peer.open(1), *[h2.data(1, bytes(13_107))] * 5, desk.peer.open(3), h2.data(3, bytes(16_384)))
-    assert updates(desk, 1) == []
-    assert sum(updates(desk, 0)) >= 65_535 // 2
-    assert len(desk.contents(3)) == 16_384
+    conn = ConnectionFixture(Limits(stream_window=65_535, connection_window=65_535), credit=False)
+    conn.send(conn.peer.open(1), *[h2.data(1, bytes(13_107))] * 5, conn.peer.open(3), h2.data(3, bytes(16_384)))
+    assert updates(conn, 1) == []
+    assert sum(updates(conn, 0)) >= 65_535 // 2
+    assert len(conn.contents(3)) == 16_384
 
 
 def test_a_streams_window_opens_by_what_its_owner_has_used_up() -> None:
     """5.2.2, 6.9"""
-    desk = Desk(SMALL, credit=False)
-    desk.send(desk.peer.open(1), h2.data(1, bytes(1000)))
-    stream = desk.calls[1]
-    desk.connection.credit(stream, 499)
-    assert desk.take() == []
-    desk.connection.credit(stream, 1)
-    assert [(frame.stream, frame.value) for frame in desk.take()] == [(1, 500)]
-    desk.send(h2.data(1, bytes(500)))
-    assert desk.resets == []
-    desk.send(h2.data(1, b"x"))
-    assert desk.resets == [(1, FLOW)]
+    conn = ConnectionFixture(SMALL, credit=False)
+    conn.send(conn.peer.open(1), h2.data(1, bytes(1000)))
+    stream = conn.calls[1]
+    conn.connection.credit(stream, 499)
+    assert conn.take() == []
+    conn.connection.credit(stream, 1)
+    assert [(frame.stream, frame.value) for frame in conn.take()] == [(1, 500)]
+    conn.send(h2.data(1, bytes(500)))
+    assert conn.resets == []
+    conn.send(h2.data(1, b"x"))
+    assert conn.resets == [(1, FLOW)]
 
 
 def test_a_wider_window_is_announced_at_once_and_stays_wide() -> None:
     """6.9"""
-    desk = Desk(SMALL, credit=False)
-    desk.send(desk.peer.open(1), h2.data(1, bytes(100)))
-    desk.connection.widen(desk.calls[1], 5000)
-    assert [(frame.stream, frame.value) for frame in desk.take()] == [(1, 4000)]
-    desk.connection.widen(desk.calls[1], 300)
-    assert desk.take() == []
-    desk.send(h2.data(1, bytes(4900)))
-    assert desk.resets == []
-    desk.connection.credit(desk.calls[1], 5000)
-    assert [frame.value for frame in desk.take()] == [5000]
+    conn = ConnectionFixture(SMALL, credit=False)
+    conn.send(conn.peer.open(1), h2.data(1, bytes(100)))
+    conn.connection.widen(conn.calls[1], 5000)
+    assert [(frame.stream, frame.value) for frame in conn.take()] == [(1, 4000)]
+    conn.connection.widen(conn.calls[1], 300)
+    assert conn.take() == []
+    conn.send(h2.data(1, bytes(4900)))
+    assert conn.resets == []
+    conn.connection.credit(conn.calls[1], 5000)
+    assert [frame.value for frame in conn.take()] == [5000]
 
 
 @pytest.mark.parametrize("end", ["last word", "reset"])
 def test_no_window_is_opened_for_a_stream_that_has_ended(end: str) -> None:
     """6.9: nobody would look at it."""
-    desk = Desk(SMALL, credit=False)
-    desk.send(
-        desk.peer.open(1), h2.data(1, bytes(900)), h2.data(1, ended=True) if end == "last word" else h2.rst_stream(1)
+    conn = ConnectionFixture(SMALL, credit=False)
+    conn.send(
+        conn.peer.open(1), h2.data(1, bytes(900)), h2.data(1, ended=True) if end == "last word" else h2.rst_stream(1)
     )
-    desk.connection.credit(desk.calls[1], 900)
-    desk.connection.widen(desk.calls[1], 5000)
-    assert desk.take() == []
+    conn.connection.credit(conn.calls[1], 900)
+    conn.connection.widen(conn.calls[1], 5000)
+    assert conn.take() == []
 
 
 def test_what_is_announced_is_what_is_allowed() -> None:
     """6.9: a client that uses every byte it was given is never at fault."""
-    desk = Desk(Limits(stream_window=3000, connection_window=65_535))
-    desk.send(desk.peer.open(1))
+    conn = ConnectionFixture(Limits(stream_window=3000, connection_window=65_535))
+    conn.send(conn.peer.open(1))
     stream, connection, sent = 3000, 65_535, 0
     while sent < 300_000:
         size = min(stream, connection, 16_384)
         assert size > 0, "both sides wait for each other"
         stream, connection, sent = stream - size, connection - size, sent + size
-        for frame in desk.send(h2.data(1, bytes(size))):
+        for frame in conn.send(h2.data(1, bytes(size))):
             stream += frame.value if frame.stream == 1 else 0
             connection += frame.value if frame.stream == 0 else 0
-    assert (desk.resets, desk.fault, len(desk.contents(1))) == ([], None, sent)
+    assert (conn.resets, conn.fault, len(conn.contents(1))) == ([], None, sent)
 
 
 def test_window_update_by_0_on_the_connection_is_a_protocol_error_of_the_connection() -> None:
     """6.9"""
-    desk = Desk()
-    desk.send(h2.window_update(0, 0))
-    assert desk.fault is PROTOCOL
+    conn = ConnectionFixture()
+    conn.send(h2.window_update(0, 0))
+    assert conn.fault is PROTOCOL
 
 
 @pytest.mark.parametrize("bit", [0, 1 << 31])
 def test_window_update_by_0_on_a_stream_is_a_protocol_error_of_the_stream(bit: int) -> None:
     """6.9; the reserved bit means nothing."""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.window_update(1, bit))
-    assert (desk.resets, desk.fault, desk.names()) == ([(1, PROTOCOL)], None, ["request", "reset"])
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.window_update(1, bit))
+    assert (conn.resets, conn.fault, conn.names()) == ([(1, PROTOCOL)], None, ["request", "reset"])
 
 
 def test_the_reserved_bit_of_window_update_means_nothing() -> None:
     """6.9"""
-    desk = Desk()
-    desk.send(h2.settings([(h2.INITIAL_WINDOW, 0)]), desk.peer.call(1))
-    desk.answer(1, b"hello")
-    desk.send(h2.window_update(1, 1 << 31 | 3))
-    assert len(desk.sent(1)) == 3
+    conn = ConnectionFixture()
+    conn.send(h2.settings([(h2.INITIAL_WINDOW, 0)]), conn.peer.call(1))
+    conn.answer(1, b"hello")
+    conn.send(h2.window_update(1, 1 << 31 | 3))
+    assert len(conn.sent(1)) == 3
 
 
 def test_a_connections_window_of_2_31_is_a_flow_control_error_of_the_connection() -> None:
     """6.9.1"""
-    desk = Desk()
-    desk.send(h2.window_update(0, 2**31 - 1 - 65_535))
-    assert desk.fault is None
-    desk.send(h2.window_update(0, 1))
-    assert desk.fault is FLOW
+    conn = ConnectionFixture()
+    conn.send(h2.window_update(0, 2**31 - 1 - 65_535))
+    assert conn.fault is None
+    conn.send(h2.window_update(0, 1))
+    assert conn.fault is FLOW
 
 
 def test_a_streams_window_of_2_31_is_a_flow_control_error_of_the_stream() -> None:
     """6.9.1"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.window_update(1, 2**31 - 1 - 65_535))
-    assert desk.resets == []
-    desk.send(h2.window_update(1, 1))
-    assert (desk.resets, desk.fault) == ([(1, FLOW)], None)
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.window_update(1, 2**31 - 1 - 65_535))
+    assert conn.resets == []
+    conn.send(h2.window_update(1, 1))
+    assert (conn.resets, conn.fault) == ([(1, FLOW)], None)
 
 
 def test_settings_that_bring_a_streams_window_to_2_31_are_a_flow_control_error_of_the_connection() -> None:
     """6.9.2"""
-    desk = Desk()
-    desk.send(desk.peer.open(1), h2.window_update(1, 2**31 - 1 - 65_535), h2.settings([(h2.INITIAL_WINDOW, 65_535)]))
-    assert desk.fault is None
-    desk.send(h2.settings([(h2.INITIAL_WINDOW, 65_536)]))
-    assert desk.fault is FLOW
+    conn = ConnectionFixture()
+    conn.send(conn.peer.open(1), h2.window_update(1, 2**31 - 1 - 65_535), h2.settings([(h2.INITIAL_WINDOW, 65_535)]))
+    assert conn.fault is None
+    conn.send(h2.settings([(h2.INITIAL_WINDOW, 65_536)]))
+    assert conn.fault is FLOW
 
 
 def test_settings_change_the_windows_of_streams_and_not_that_of_the_connection() -> None:
     """6.9.2"""
-    desk = Desk()
-    desk.send(h2.settings([(h2.INITIAL_WINDOW, 2**31 - 1)]), h2.window_update(0, 2**31 - 1 - 65_535))
-    assert desk.fault is None
+    conn = ConnectionFixture()
+    conn.send(h2.settings([(h2.INITIAL_WINDOW, 2**31 - 1)]), h2.window_update(0, 2**31 - 1 - 65_535))
+    assert conn.fault is None
 
 
 @pytest.mark.parametrize("increment", [0, 1, 2**31 - 1])
 @pytest.mark.parametrize("end", ["answered", "reset by the client", "reset by the server", "skipped"])
 def test_window_updates_for_closed_streams_are_ignored(increment: int, end: str) -> None:
     """5.1, 6.9: they were on their way."""
-    desk = Desk()
-    desk.send(desk.peer.call(1), desk.peer.open(5))
+    conn = ConnectionFixture()
+    conn.send(conn.peer.call(1), conn.peer.open(5))
     if end == "answered":
-        desk.answer(1)
+        conn.answer(1)
     elif end == "reset by the client":
-        desk.send(h2.rst_stream(1))
+        conn.send(h2.rst_stream(1))
     elif end == "reset by the server":
-        desk.connection.reset(desk.calls[1], ErrorCode.CANCEL)
-        desk.take()
-    desk.frames.clear()
-    desk.send(h2.window_update(3 if end == "skipped" else 1, increment))
-    assert desk.frames == []
+        conn.connection.reset(conn.calls[1], ErrorCode.CANCEL)
+        conn.take()
+    conn.frames.clear()
+    conn.send(h2.window_update(3 if end == "skipped" else 1, increment))
+    assert conn.frames == []
 
 
 def test_windows_that_were_refused_are_not_used() -> None:
     """6.9.1: after the stream's fault nothing of its answer leaves."""
-    desk = Desk()
-    desk.send(h2.settings([(h2.INITIAL_WINDOW, 0)]), desk.peer.call(1))
-    desk.answer(1, b"hello")
-    desk.send(h2.window_update(1, 2**31 - 1), h2.window_update(1, 1))
-    assert (desk.sent(1), desk.resets) == (b"", [(1, FLOW)])
-    assert (desk.connection.busy, desk.numbers.unsent) == (0, 0)
+    conn = ConnectionFixture()
+    conn.send(h2.settings([(h2.INITIAL_WINDOW, 0)]), conn.peer.call(1))
+    conn.answer(1, b"hello")
+    conn.send(h2.window_update(1, 2**31 - 1), h2.window_update(1, 1))
+    assert (conn.sent(1), conn.resets) == (b"", [(1, FLOW)])
+    assert (conn.connection.busy, conn.numbers.unsent) == (0, 0)

@@ -1,7 +1,7 @@
-"""The header blocks of answers: what opens one, what ends it, and what is said instead of one.
+"""The header blocks of responses: headers, trailers, both in one (Trailers-Only), and responses in plain HTTP.
 
-A block is complete and the same for every connection (see :mod:`hpack_writer`), so the usual ones are made once. gRPC's
-PROTOCOL-HTTP2 says what belongs into them.
+A block is the same bytes on every connection (see :mod:`hpack_writer`), so the usual ones are made once. Their contents
+are those of gRPC's PROTOCOL-HTTP2.
 """
 
 from __future__ import annotations
@@ -14,44 +14,36 @@ from tfs_lite.transport.grpc.compression import ENCODINGS
 from tfs_lite.transport.http2.hpack_writer import literal, status
 
 MAX_MESSAGE = 4096
-"""Bytes of an encoded grpc-message. Many clients take 8 KiB of headers, and lose the status too above that."""
+"""Bytes of an encoded grpc-message. Many clients accept 8 KiB of headers, and lose the status too above that."""
 
 _TO_ESCAPE = re.compile(rb"[^ -$&-~]|\A | \Z")
-"""All but printable ASCII, the percent sign itself, and spaces that a client would have to drop at either end."""
+"""All but printable ASCII, the percent sign, and spaces at either end, which a client would have to drop."""
 _HALF_ESCAPE = re.compile(rb"%[0-9A-F]?\Z")
 _NAME = re.compile(r"[0-9a-z_.-]+")
 _VALUE = re.compile(r"[ -~]*")
 _RESERVED = frozenset(("grpc-status", "grpc-message", "grpc-encoding", "content-type", "content-length")) | frozenset(
     ("te", "transfer-encoding", "connection", "keep-alive", "proxy-connection", "upgrade")
 )
-"""gRPC and HTTP/2 say these themselves, or not at all."""
+"""Names that gRPC and HTTP/2 use themselves, or forbid."""
 
-OPENING = (
+RESPONSE_HEADERS = (
     status(200)
     + literal(b"content-type", b"application/grpc")
     + literal(b"grpc-accept-encoding", ",".join(ENCODINGS).encode())
 )
-"""Before the first message of a call."""
+"""Sent before the first message of a call; messages are never compressed."""
 OK_TRAILERS = literal(b"grpc-status", b"0")
-"""Behind the last one of a call that went well."""
+"""Sent after the last message of a call that succeeded."""
 
-_ALONE = status(200) + literal(b"content-type", b"application/grpc")
-_OPENINGS = {"identity": OPENING} | {
-    encoding: OPENING + literal(b"grpc-encoding", encoding.encode()) for encoding in ENCODINGS if encoding != "identity"
-}
-
-
-def opening(encoding: str) -> bytes:
-    """As OPENING, for messages that are (or may be) compressed. KeyError: not one of :data:`compression.ENCODINGS`."""
-    return _OPENINGS[encoding]
+_TRAILERS_ONLY = status(200) + literal(b"content-type", b"application/grpc")
 
 
 def trailers(code: int, message: str = "", extra: Sequence[tuple[str, str]] = ()) -> bytes:
-    """What ends a call: its gRPC status and metadata.
+    """The block that ends a call: its gRPC status and metadata.
 
-    ``message`` is any text; what is beyond 4 KiB when encoded is left out. ``extra``: names in lower case, values in
-    printable ASCII (base64 where the name ends in ``-bin``), spaces at their ends are dropped. ValueError: an ``extra``
-    with anything else in it, or with a name that is not the caller's to set.
+    ``message`` is any text; it is cut at 4 KiB when encoded. ``extra`` has names in lower case and values in printable
+    ASCII (base64 where the name ends in ``-bin``); spaces at their ends are dropped. ValueError: an ``extra`` contains
+    anything else, or a name that gRPC uses itself.
     """
     if not (code or message or extra):
         return OK_TRAILERS
@@ -64,13 +56,13 @@ def trailers(code: int, message: str = "", extra: Sequence[tuple[str, str]] = ()
 
 
 def trailers_only(code: int, message: str = "", extra: Sequence[tuple[str, str]] = ()) -> bytes:
-    """As ``trailers``, for a call that is over before an answer was opened: one block for both."""
-    return _ALONE + trailers(code, message, extra)
+    """As ``trailers``, for a call that ends before its response headers were sent: one block for both."""
+    return _TRAILERS_ONLY + trailers(code, message, extra)
 
 
 def plain(http_status: int, **headers: str) -> bytes:
-    """An answer in HTTP, without body, to what is not gRPC at all. An underscore in a name stands for a hyphen.
-    ValueError: as in :func:`trailers`."""
+    """An HTTP response without body, for requests that are not gRPC. An underscore in a name stands for a hyphen.
+    ValueError as in :func:`trailers`."""
     block = status(http_status)
     for name, value in headers.items():
         block += _custom(name.replace("_", "-"), value)

@@ -1,4 +1,4 @@
-"""What is said before, behind and instead of an answer, as a client's decoder reads it."""
+"""The header blocks of responses, as a client's decoder reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.transport.grpc.answers import MAX_MESSAGE, OK_TRAILERS, OPENING, opening, plain, trailers, trailers_only
+from tfs_lite.transport.grpc.response_headers import (
+    MAX_MESSAGE,
+    OK_TRAILERS,
+    RESPONSE_HEADERS,
+    plain,
+    trailers,
+    trailers_only,
+)
 
 STATUS_200 = (":status", "200")
 GRPC = ("content-type", "application/grpc")
@@ -28,19 +35,8 @@ def message_of(block: bytes) -> str:
     return unquote_to_bytes(dict(read(block))["grpc-message"]).decode()
 
 
-def test_opening_names_the_format_and_what_is_taken() -> None:
-    assert read(OPENING) == [STATUS_200, GRPC, ACCEPTS]
-    assert opening("identity") == OPENING
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_opening_of_compressed_messages_says_how(encoding: str) -> None:
-    assert read(opening(encoding)) == [STATUS_200, GRPC, ACCEPTS, ("grpc-encoding", encoding)]
-
-
-def test_opening_knows_no_other_encodings() -> None:
-    with pytest.raises(KeyError):
-        opening("snappy")
+def test_response_headers_name_the_format_and_the_accepted_encodings() -> None:
+    assert read(RESPONSE_HEADERS) == [STATUS_200, GRPC, ACCEPTS]
 
 
 def test_trailers_of_a_call_that_went_well_are_the_status_alone() -> None:
