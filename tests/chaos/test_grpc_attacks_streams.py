@@ -19,7 +19,7 @@ LIMITS = Limits()
 MESSAGE = b"\0\0\0\0\1x"
 DEADLINE_EXCEEDED = 4
 KEPT = 1000
-"""Of what was reset, because frames may still be on their way."""
+"""Closed streams that are remembered, because frames for them may still be on their way."""
 FAULTS: dict[str, tuple[Callable[[int], bytes], ErrorCode]] = {
     "data-after-the-end": (lambda at: h2.data(at, b"more"), ErrorCode.STREAM_CLOSED),
     "headers-after-the-end": (lambda at: h2.headers(at, b"\x00\x01x\x01y", ended=True), ErrorCode.STREAM_CLOSED),
@@ -38,14 +38,14 @@ def test_streams_that_the_server_is_made_to_reset_are_as_dear_as_resets(fault: s
         attacker = attack.attacker()
         block = attacker.request_block(WAIT)
 
-        def attack(at: int) -> bytes:
+        def call(at: int) -> bytes:
             return h2.headers(at, block) + h2.data(at, MESSAGE, ended=True)
 
         first = range(1, 201, 2)
-        attacker.send(*map(attack, first))
+        attacker.send(*map(call, first))
         attack.wait("started", 100)
         attacker.flood(
-            b"".join(map(provoke, first)) + attack(at) + provoke(at) if at == 201 else attack(at) + provoke(at)
+            b"".join(map(provoke, first)) + call(at) + provoke(at) if at == 201 else call(at) + provoke(at)
             for at in range(201, 100_201, 2)
         )
         assert attacker.end() == (ErrorCode.ENHANCE_YOUR_CALM, "stream_error_flood")
@@ -95,7 +95,7 @@ def test_100000_refused_calls_leave_nothing_behind() -> None:
             attacker.frames.clear()
         assert attack.numbers.refused == 100_000
         assert attack.numbers.streams <= 2
-        assert all(len(made._graves._left) <= KEPT for made in attack.connections())
+        assert all(len(made._closed_streams._left) <= KEPT for made in attack.connections())
         assert attack.numbers.closed.total() == 0
         attacker.send(h2.rst_stream(1))
         attacker.request(200_003, ECHO, MESSAGE)

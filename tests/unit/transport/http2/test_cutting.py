@@ -195,9 +195,8 @@ def test_the_time_of_something_incomplete_is_that_of_its_beginning() -> None:
     assert conn.names() == ["ping", "request"]
 
 
-def test_contents_that_pause_inside_a_frame_are_nothing_incomplete() -> None:
+def test_contents_that_pause_inside_a_frame_are_nothing_incomplete(conn: ConnectionFixture) -> None:
     """A network may stop as long as it likes in an upload; the request has a time limit of its own."""
-    conn = ConnectionFixture()
     conn.send(conn.peer.open(1), h2.data(1, bytes(100))[:50])
     conn.clock.advance(1)
     assert conn.connection.partial_since is None

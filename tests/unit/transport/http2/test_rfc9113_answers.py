@@ -21,9 +21,8 @@ def message(size: int) -> bytes:
     return random.Random(size).randbytes(size)
 
 
-def test_an_answer_is_headers_data_and_trailers() -> None:
+def test_an_answer_is_headers_data_and_trailers(conn: ConnectionFixture) -> None:
     """8.1"""
-    conn = ConnectionFixture()
     conn.send(conn.peer.call(1, b"x"))
     opening, contents, trailers = conn.answer(1, b"hello")
     assert (opening.kind, opening.fields, opening.ended) == (h2.HEADERS, ((b":status", b"200"),), False)
@@ -32,9 +31,10 @@ def test_an_answer_is_headers_data_and_trailers() -> None:
 
 
 @pytest.mark.parametrize("size", [16_384 - 5, 16_384 - 4, 50_000, 65_530])
-def test_an_answer_larger_than_a_frame_leaves_in_frames_that_the_client_takes(size: int) -> None:
+def test_an_answer_larger_than_a_frame_leaves_in_frames_that_the_client_takes(
+    conn: ConnectionFixture, size: int
+) -> None:
     """4.2"""
-    conn = ConnectionFixture()
     conn.send(conn.peer.call(1))
     conn.answer(1, message(size))
     assert conn.sent(1)[5:] == message(size)
@@ -42,9 +42,8 @@ def test_an_answer_larger_than_a_frame_leaves_in_frames_that_the_client_takes(si
     assert conn.frames[-1].ended
 
 
-def test_larger_frames_are_used_once_the_client_allows_them() -> None:
+def test_larger_frames_are_used_once_the_client_allows_them(conn: ConnectionFixture) -> None:
     """6.5.2"""
-    conn = ConnectionFixture()
     conn.send(conn.peer.settings({h2.MAX_FRAME: 60_000}), conn.peer.call(1))
     conn.answer(1, message(59_000))
     assert sizes(conn, 1) == [59_005]
@@ -52,9 +51,10 @@ def test_larger_frames_are_used_once_the_client_allows_them() -> None:
 
 @pytest.mark.parametrize("max_frame", [16_384, 2**24 - 1])
 @pytest.mark.parametrize("window", [1, 100, 65_535, 1_000_000])
-def test_an_answer_larger_than_the_streams_window_leaves_in_pieces(window: int, max_frame: int) -> None:
+def test_an_answer_larger_than_the_streams_window_leaves_in_pieces(
+    conn: ConnectionFixture, window: int, max_frame: int
+) -> None:
     """6.9.1"""
-    conn = ConnectionFixture()
     conn.send(conn.peer.settings({h2.INITIAL_WINDOW: window, h2.MAX_FRAME: max_frame}))
     conn.send(h2.window_update(0, 10_000_000), conn.peer.call(1))
     size = window * 2 + 77
@@ -69,9 +69,8 @@ def test_an_answer_larger_than_the_streams_window_leaves_in_pieces(window: int, 
     assert conn.connection.streams == {}
 
 
-def test_an_answer_larger_than_the_connections_window_leaves_in_pieces() -> None:
+def test_an_answer_larger_than_the_connections_window_leaves_in_pieces(conn: ConnectionFixture) -> None:
     """6.9.1"""
-    conn = ConnectionFixture()
     conn.send(h2.settings([(h2.INITIAL_WINDOW, 2**31 - 1)]), conn.peer.call(1))
     conn.answer(1, message(100_000))
     assert len(conn.sent(1)) == 65_535
@@ -82,26 +81,23 @@ def test_an_answer_larger_than_the_connections_window_leaves_in_pieces() -> None
     assert conn.frames[-1].ended
 
 
-def test_no_contents_are_sent_on_a_window_of_0_but_headers_are() -> None:
+def test_no_contents_are_sent_on_a_window_of_0_but_headers_are(conn: ConnectionFixture) -> None:
     """6.9: only DATA is held back."""
-    conn = ConnectionFixture()
     conn.send(h2.settings([(h2.INITIAL_WINDOW, 0)]), conn.peer.call(1), conn.peer.call(3))
     assert [frame.kind for frame in conn.answer(1, b"waits")] == [h2.HEADERS]
     conn.connection.headers(conn.calls[3], h2.TRAILERS, True)
     assert [(frame.kind, frame.ended) for frame in conn.take()] == [(h2.HEADERS, True)]
 
 
-def test_trailers_need_no_window() -> None:
+def test_trailers_need_no_window(conn: ConnectionFixture) -> None:
     """6.9.1: an answer that ends exactly at the window is whole."""
-    conn = ConnectionFixture()
     conn.send(h2.settings([(h2.INITIAL_WINDOW, 10)]), conn.peer.call(1))
     assert conn.answer(1, b"12345")[-1].ended
 
 
 @pytest.mark.parametrize("blocked", ["stream", "connection"])
-def test_headers_only_answers_pass_those_that_wait(blocked: str) -> None:
+def test_headers_only_answers_pass_those_that_wait(conn: ConnectionFixture, blocked: str) -> None:
     """5.2.1"""
-    conn = ConnectionFixture()
     conn.send(h2.settings([(h2.INITIAL_WINDOW, 0 if blocked == "stream" else 2**31 - 1)]))
     conn.send(conn.peer.call(1), conn.peer.call(3))
     conn.answer(1, message(70_000))
@@ -109,9 +105,8 @@ def test_headers_only_answers_pass_those_that_wait(blocked: str) -> None:
     assert [(frame.stream, frame.ended) for frame in conn.take()] == [(3, True)]
 
 
-def test_a_stream_that_waits_for_its_own_window_does_not_hold_up_the_others() -> None:
+def test_a_stream_that_waits_for_its_own_window_does_not_hold_up_the_others(conn: ConnectionFixture) -> None:
     """5.2.1"""
-    conn = ConnectionFixture()
     conn.send(conn.peer.call(1), conn.peer.call(3))
     conn.send(h2.window_update(0, 1_000_000))
     conn.answer(1, message(100_000))
@@ -119,9 +114,8 @@ def test_a_stream_that_waits_for_its_own_window_does_not_hold_up_the_others() ->
     assert conn.answer(3, b"quick")[-1].ended
 
 
-def test_settings_can_make_a_window_negative_and_the_answer_waits_until_it_is_positive() -> None:
+def test_settings_can_make_a_window_negative_and_the_answer_waits_until_it_is_positive(conn: ConnectionFixture) -> None:
     """6.9.2: the example of the RFC, in other numbers."""
-    conn = ConnectionFixture()
     conn.send(h2.settings([(h2.INITIAL_WINDOW, 1000)]), conn.peer.call(1))
     conn.answer(1, message(3000))
     assert len(conn.sent(1)) == 1000
@@ -136,9 +130,8 @@ def test_settings_can_make_a_window_negative_and_the_answer_waits_until_it_is_po
     assert conn.frames[-1].ended
 
 
-def test_settings_that_widen_windows_let_all_that_waits_go() -> None:
+def test_settings_that_widen_windows_let_all_that_waits_go(conn: ConnectionFixture) -> None:
     """6.9.2"""
-    conn = ConnectionFixture()
     conn.send(h2.settings([(h2.INITIAL_WINDOW, 0)]), *(conn.peer.call(number) for number in (1, 3, 5)))
     for number in (1, 3, 5):
         conn.answer(number, message(100))
@@ -147,9 +140,8 @@ def test_settings_that_widen_windows_let_all_that_waits_go() -> None:
     assert [conn.sent(number)[5:] for number in (1, 3, 5)] == [message(100)] * 3
 
 
-def test_streams_that_share_the_connections_window_take_fair_turns() -> None:
+def test_streams_that_share_the_connections_window_take_fair_turns(conn: ConnectionFixture) -> None:
     """5.2: nobody is starved."""
-    conn = ConnectionFixture()
     conn.send(h2.settings([(h2.INITIAL_WINDOW, 2**31 - 1)]), *(conn.peer.call(number) for number in (1, 3, 5)))
     for number in (1, 3, 5):
         conn.answer(number, message(200_000))
@@ -160,9 +152,8 @@ def test_streams_that_share_the_connections_window_take_fair_turns() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7, 16_384, 20_000, 100_000])
-def test_small_answers_get_through_between_large_ones(step: int) -> None:
+def test_small_answers_get_through_between_large_ones(conn: ConnectionFixture, step: int) -> None:
     """5.2"""
-    conn = ConnectionFixture()
     conn.send(h2.settings([(h2.INITIAL_WINDOW, 2**31 - 1)]), conn.peer.call(1), conn.peer.call(3))
     conn.answer(1, message(1_000_000))
     conn.answer(3, b"tiny")
@@ -200,9 +191,8 @@ def test_random_windows_never_break_an_answer() -> None:
         assert (conn.connection.streams, conn.connection.busy, conn.numbers.unsent) == ({}, 0, 0)
 
 
-def test_data_of_a_stream_of_answers_keeps_its_order_and_tells_when_there_is_room() -> None:
+def test_data_of_a_stream_of_answers_keeps_its_order_and_tells_when_there_is_room(conn: ConnectionFixture) -> None:
     """5.2"""
-    conn = ConnectionFixture()
     conn.send(h2.settings([(h2.INITIAL_WINDOW, 5)]), conn.peer.call(1))
     stream, connection = conn.calls[1], conn.connection
     connection.headers(stream, h2.RESPONSE_HEADERS)
@@ -233,9 +223,8 @@ def test_a_socket_that_takes_no_more_holds_back_contents_and_not_the_count_of_co
     assert conn.connection.closing == "slow_reader"
 
 
-def test_what_waited_for_the_socket_goes_on_when_it_takes_more() -> None:
+def test_what_waited_for_the_socket_goes_on_when_it_takes_more(conn: ConnectionFixture) -> None:
     """5.2"""
-    conn = ConnectionFixture()
     conn.send(conn.peer.call(1), conn.peer.call(3))
     conn.connection.outgoing.pause()
     for number in (1, 3):
@@ -247,9 +236,8 @@ def test_what_waited_for_the_socket_goes_on_when_it_takes_more() -> None:
     assert [conn.sent(number)[5:] for number in (1, 3)] == [message(1000)] * 2
 
 
-def test_whoever_flushes_is_woken_whenever_there_is_something_to_send() -> None:
+def test_whoever_flushes_is_woken_whenever_there_is_something_to_send(conn: ConnectionFixture) -> None:
     """Of the interface: a flush that is not asked for never happens."""
-    conn = ConnectionFixture()
     connection = conn.connection
     steps = [
         h2.settings([(h2.INITIAL_WINDOW, 3)]),
@@ -284,9 +272,8 @@ def test_a_stream_whose_answer_is_out_is_gone_although_its_client_goes_on(window
     assert conn.connection.busy == 0
 
 
-def test_trailers_larger_than_a_frame_go_on_in_continuation() -> None:
+def test_trailers_larger_than_a_frame_go_on_in_continuation(conn: ConnectionFixture) -> None:
     """4.2, 6.10: a handler may have much to say in them."""
-    conn = ConnectionFixture()
     conn.send(conn.peer.call(1))
     fields = [(b"k%d" % number, b"v" * 3000) for number in range(10)]
     block = b"".join(b"\x00\x02%b\x7f\xb9\x16%b" % field for field in fields)

@@ -25,42 +25,22 @@ def with_(*fields: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.parametrize("padding", [None, 0, 1, 255])
 @pytest.mark.parametrize("depends_on", [None, 0, 1, 3, 1 << 31])
-def test_headers_come_without_padding_and_priority(padding: int | None, depends_on: int | None) -> None:
+def test_headers_come_without_padding_and_priority(
+    conn: ConnectionFixture, padding: int | None, depends_on: int | None
+) -> None:
     """6.2; a stream that depends on itself (1) is no error any more: 5.3.2"""
-    conn = ConnectionFixture()
     conn.send(h2.headers(1, conn.peer.block(), padding=padding, depends_on=depends_on, ended=True))
     assert conn.events == [h2.Event("request", 1, tuple(REQUEST), True)]
 
 
-def test_padding_may_fill_the_whole_first_frame() -> None:
+def test_padding_may_fill_the_whole_first_frame(conn: ConnectionFixture) -> None:
     """6.2"""
-    conn = ConnectionFixture()
     conn.send(h2.headers(1, conn.peer.block(), padding=200, cuts=[0]))
     assert conn.events[0].value == tuple(REQUEST)
 
 
-@pytest.mark.parametrize(
-    ("flags", "payload"), [(h2.PADDED, b"\x01"), (h2.PADDED, b"\x05\x88\0\0\0"), (0x28, b"\x01\0\0\0\0\0")]
-)
-def test_padding_longer_than_the_frame_is_a_protocol_error(flags: int, payload: bytes) -> None:
-    """6.2"""
-    conn = ConnectionFixture()
-    conn.send(h2.raw(h2.HEADERS, flags | h2.END_HEADERS, 1, payload))
-    assert conn.fault is PROTOCOL
-
-
-@pytest.mark.parametrize("last", [True, False])
-def test_headers_on_the_connection_are_a_protocol_error(last: bool) -> None:
-    """6.2"""
-    conn = ConnectionFixture()
-    block = conn.peer.block()
-    conn.send(h2.headers(0, block, cuts=[] if last else [3]))
-    assert conn.fault is PROTOCOL
-
-
-def test_a_header_block_may_come_in_any_number_of_pieces() -> None:
+def test_a_header_block_may_come_in_any_number_of_pieces(conn: ConnectionFixture) -> None:
     """4.3, 6.10"""
-    conn = ConnectionFixture()
     for number, pieces in ((1, 16), (3, 1), (5, 2), (7, 5)):
         block = conn.peer.block([*REQUEST, (b"number", b"%d" % number)])
         step = -(-len(block) // pieces)
@@ -68,16 +48,14 @@ def test_a_header_block_may_come_in_any_number_of_pieces() -> None:
     assert [event.value[-1] for event in conn.events] == [(b"number", b"%d" % number) for number in (1, 3, 5, 7)]
 
 
-def test_end_stream_counts_on_headers_that_go_on_in_continuation() -> None:
+def test_end_stream_counts_on_headers_that_go_on_in_continuation(conn: ConnectionFixture) -> None:
     """6.2"""
-    conn = ConnectionFixture()
     conn.send(h2.headers(1, conn.peer.block(), ended=True, cuts=[4]))
     assert conn.events[0].ended
 
 
-def test_flags_of_continuation_other_than_end_headers_are_ignored() -> None:
+def test_flags_of_continuation_other_than_end_headers_are_ignored(conn: ConnectionFixture) -> None:
     """6.10"""
-    conn = ConnectionFixture()
     block = conn.peer.block()
     conn.send(h2.raw(h2.HEADERS, 0, 1, block[:4]), h2.raw(h2.CONTINUATION, 0xFF, 1, block[4:]))
     assert conn.events == [h2.Event("request", 1, tuple(REQUEST), False)]
@@ -103,9 +81,8 @@ def test_flags_of_continuation_other_than_end_headers_are_ignored() -> None:
     ],
     ids=range(14),
 )
-def test_a_frame_inside_a_header_block_is_a_protocol_error(between: bytes) -> None:
+def test_a_frame_inside_a_header_block_is_a_protocol_error(conn: ConnectionFixture, between: bytes) -> None:
     """4.3, 6.2, 6.10; unknown frames too: 5.5"""
-    conn = ConnectionFixture()
     conn.send(conn.peer.call(9), h2.raw(h2.HEADERS, 0, 11, conn.peer.block()))
     conn.events.clear()
     conn.send(between, h2.continuation(11))
@@ -113,17 +90,8 @@ def test_a_frame_inside_a_header_block_is_a_protocol_error(between: bytes) -> No
     assert [event.name for event in conn.events] == ["reset"]
 
 
-@pytest.mark.parametrize("number", [0, 1, 3])
-def test_continuation_without_headers_is_a_protocol_error(number: int) -> None:
+def test_continuation_after_the_end_of_a_block_is_a_protocol_error(conn: ConnectionFixture) -> None:
     """6.10"""
-    conn = ConnectionFixture()
-    conn.send(conn.peer.open(1), h2.continuation(number))
-    assert conn.fault is PROTOCOL
-
-
-def test_continuation_after_the_end_of_a_block_is_a_protocol_error() -> None:
-    """6.10"""
-    conn = ConnectionFixture()
     block = conn.peer.block()
     conn.send(h2.headers(1, block, cuts=[4]), h2.continuation(1))
     assert conn.fault is PROTOCOL
@@ -172,9 +140,8 @@ def test_a_block_that_cannot_be_decoded_is_a_compression_error(block: bytes, whe
     assert conn.fault is ErrorCode.COMPRESSION_ERROR
 
 
-def test_fields_come_as_they_were_sent_in_every_kind_of_representation() -> None:
+def test_fields_come_as_they_were_sent_in_every_kind_of_representation(conn: ConnectionFixture) -> None:
     """4.3"""
-    conn = ConnectionFixture()
     fields: Fields = [*REQUEST, (b"a", b""), (b"x-long", b"v" * 300), (b"bytes", bytes(range(128, 256))), (b"a", b"2")]
     for number, huffman in ((1, True), (3, False), (5, True), (7, True)):
         conn.send(h2.headers(number, conn.peer.block(fields, huffman)))
@@ -223,9 +190,10 @@ MALFORMED: dict[str, Fields] = {
 
 @pytest.mark.parametrize("fields", MALFORMED.values(), ids=MALFORMED)
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_malformed_request_is_a_stream_error_and_never_a_call(fields: Fields, ended: bool) -> None:
+def test_a_malformed_request_is_a_stream_error_and_never_a_call(
+    conn: ConnectionFixture, fields: Fields, ended: bool
+) -> None:
     """8.1.1"""
-    conn = ConnectionFixture()
     conn.send(h2.headers(1, conn.peer.block(fields), ended=ended))
     assert (conn.resets, conn.events, conn.fault) == ([(1, PROTOCOL)], [], None)
     assert (conn.connection.busy, conn.connection.streams) == (0, {})
@@ -244,24 +212,21 @@ BAD_TRAILERS: dict[str, Fields] = {
 
 
 @pytest.mark.parametrize("fields", BAD_TRAILERS.values(), ids=BAD_TRAILERS)
-def test_malformed_trailers_are_a_stream_error(fields: Fields) -> None:
+def test_malformed_trailers_are_a_stream_error(conn: ConnectionFixture, fields: Fields) -> None:
     """8.1, 8.1.1"""
-    conn = ConnectionFixture()
     block = conn.peer.open(1), h2.data(1, b"x"), conn.peer.block(fields)
     conn.send(block[0], block[1], h2.headers(1, block[2], ended=True, cuts=[16_000] if len(block[2]) > 16_000 else []))
     assert (conn.resets, conn.names(), conn.fault) == ([(1, PROTOCOL)], ["request", "data", "reset"], None)
 
 
-def test_trailers_end_a_request() -> None:
+def test_trailers_end_a_request(conn: ConnectionFixture) -> None:
     """8.1"""
-    conn = ConnectionFixture()
     conn.send(conn.peer.open(1), h2.data(1, b"x"), h2.headers(1, conn.peer.block([(b"t", b"1")]), ended=True))
     assert conn.events[1:] == [h2.Event("data", 1, b"x"), h2.Event("data", 1, b"", True)]
 
 
-def test_trailers_that_do_not_end_the_stream_are_a_stream_error() -> None:
+def test_trailers_that_do_not_end_the_stream_are_a_stream_error(conn: ConnectionFixture) -> None:
     """8.1"""
-    conn = ConnectionFixture()
     conn.send(conn.peer.open(1), h2.data(1, b"x"), h2.headers(1, conn.peer.block([(b"t", b"1")])))
     assert (conn.resets, conn.fault) == ([(1, PROTOCOL)], None)
 
@@ -278,10 +243,9 @@ LENGTHS = {
 @pytest.mark.parametrize(("pieces", "ended", "length"), LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("how", ["data", "trailers", "padded"])
 def test_contents_of_another_size_than_promised_are_a_stream_error(
-    pieces: list[bytes], ended: bool, length: int, how: str
+    conn: ConnectionFixture, pieces: list[bytes], ended: bool, length: int, how: str
 ) -> None:
     """8.1.1"""
-    conn = ConnectionFixture()
     opening = conn.peer.open(1, with_((b"content-length", b"%d" % length)))
     padding = 9 if how == "padded" else None
     body = [h2.data(1, piece, padding=padding) for piece in pieces]
@@ -292,17 +256,15 @@ def test_contents_of_another_size_than_promised_are_a_stream_error(
     assert not any(event.ended for event in conn.events)
 
 
-def test_a_request_that_promises_contents_and_has_none_is_a_stream_error() -> None:
+def test_a_request_that_promises_contents_and_has_none_is_a_stream_error(conn: ConnectionFixture) -> None:
     """8.1.1"""
-    conn = ConnectionFixture()
     conn.send(h2.headers(1, conn.peer.block(with_((b"content-length", b"5"))), ended=True))
     assert (conn.resets, conn.events) == ([(1, PROTOCOL)], [])
 
 
 @pytest.mark.parametrize("how", ["data", "trailers", "padded", "two", "empty last"])
-def test_contents_of_the_promised_size_are_taken(how: str) -> None:
+def test_contents_of_the_promised_size_are_taken(conn: ConnectionFixture, how: str) -> None:
     """8.1.1"""
-    conn = ConnectionFixture()
     opening = conn.peer.open(1, with_((b"content-length", b"4")))
     parts = {
         "data": [h2.data(1, b"abcd", ended=True)],
