@@ -28,10 +28,10 @@ def explicit(root: Path, *models: str) -> dict[str, object]:
 
 
 def load(house: ServerFixture, model: str) -> None:
-    running = house.server._running
-    assert running is not None
-    assert running.repository is not None
-    running.repository.load(model, {})
+    lifecycle = house.server._lifecycle
+    assert lifecycle is not None
+    assert lifecycle.repository is not None
+    lifecycle.repository.load(model, {})
 
 
 def is_loaded(house: ServerFixture, model: str) -> bool:
@@ -110,7 +110,7 @@ def test_server_that_needs_all_its_models_is_ready_when_they_are_loaded_in_the_e
 ) -> None:
     fields = {**explicit(root, "late"), "ready_requires_all_models": True}
     with serving(root, ready=False, **fields) as house:
-        running = house.server._running
+        running = house.server._lifecycle
         assert running is not None
         assert not running.health.ready
         archives.write_version(1, root / "late")

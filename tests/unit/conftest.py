@@ -1,50 +1,33 @@
-"""An event loop in a thread of its own, and models to serve."""
+"""An event loop in a thread of its own, and models to serve. Imports nothing heavy before a test asks for it."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tfs_lite.serving.options import GRPC_SERVERS
-from tfs_lite.testing.servers.models import TaggedArchives, write_python_version
-
-T = TypeVar("T")
-
-
-class LoopThread:
-    """Runs coroutines of a test on the loop and waits for them."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="test-loop")
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float = 30.0) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
-
-    def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-        gc.collect()
+if TYPE_CHECKING:
+    from tfs_lite.server.runtime.event_loop import LoopThread
+    from tfs_lite.testing.servers.models import TaggedArchives
 
 
-@pytest.fixture(params=GRPC_SERVERS)
+WIRE = pytest.mark.wire
+
+
+@pytest.fixture(params=[pytest.param("native", marks=WIRE), pytest.param("grpcio", marks=WIRE)])
 def each_server(request: pytest.FixtureRequest) -> str:
-    """Both gRPC servers, one after the other: what they promise is the same."""
+    """Each gRPC server: what they promise is the same."""
     name: str = request.param
     return name
 
 
 @pytest.fixture
 def loop_thread() -> Iterator[LoopThread]:
-    thread = LoopThread()
+    from tfs_lite.server.runtime.event_loop import LoopThread
+
+    thread = LoopThread("test-loop")
     yield thread
     thread.close()
 
@@ -63,6 +46,7 @@ def publish(archives: TaggedArchives, tmp_path: Path) -> Callable[[str, int], Pa
 @pytest.fixture
 def publish_python(tmp_path: Path) -> Callable[[str, int, str], Path]:
     """The same for a ``model.py`` with the given text."""
+    from tfs_lite.testing.servers.models import write_python_version
 
     def put(model: str, version: int, source: str) -> Path:
         write_python_version(tmp_path / ".staging" / model, version, source)

@@ -1,6 +1,6 @@
-"""The description of the HTTP side in OpenAPI 3.1, for people, generated clients and fuzzers.
+"""The OpenAPI 3.1 description of the HTTP routes, for readers, generated clients and fuzzers.
 
-What an input may hold depends on the model's signature, which ``/metadata`` tells; here it is any value.
+The values of an input depend on the model's signature (see ``/metadata``), so that the description allows any value.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ def document() -> bytes:
 
 
 def _model_paths() -> Tree:
-    """Each model path comes in three: the latest version, one by number, one by label."""
+    """Each model path exists three times: for the latest version, one by number, one by label."""
     paths: Tree = {
         "/v1/models": {
             "get": _operation("listModels", "Every model with the states of its versions.", _ok("ModelList"), "400")
         }
     }
-    for suffix, which, parameters in (
+    for suffix, operation_suffix, parameters in (
         ("", "", ("model",)),
         ("/versions/{version}", "OfVersion", ("model", "version")),
         ("/labels/{label}", "OfLabel", ("model", "label")),
     ):
         path = f"/v1/models/{{model}}{suffix}"
         given = [{"$ref": f"#/components/parameters/{name}"} for name in parameters]
-        paths[path] = {"parameters": given, "get": _status(which)}
-        paths[f"{path}/metadata"] = {"parameters": given, "get": _metadata(which)}
+        paths[path] = {"parameters": given, "get": _status(operation_suffix)}
+        paths[f"{path}/metadata"] = {"parameters": given, "get": _metadata(operation_suffix)}
         for verb, operation in (("predict", _predict), ("classify", _classify), ("regress", _regress)):
-            paths[f"{path}:{verb}"] = {"parameters": given, "post": operation(which)}
+            paths[f"{path}:{verb}"] = {"parameters": given, "post": operation(operation_suffix)}
     return paths
 
 
@@ -90,9 +90,9 @@ def _page_paths() -> Tree:
 
 
 def _operation(
-    name: str, summary: str, good: Tree, *codes: str, forms: tuple[str, ...] = (JSON,), body: Tree | None = None
+    name: str, summary: str, good: Tree, *codes: str, formats: tuple[str, ...] = (JSON,), body: Tree | None = None
 ) -> Tree:
-    refused = {code: {"description": _MEANINGS[code], "content": _content("Error", *forms)} for code in codes}
+    refused = {code: {"description": _MEANINGS[code], "content": _content("Error", *formats)} for code in codes}
     operation: Tree = {"operationId": name, "summary": summary, "responses": {**good, **refused}}
     if body is not None:
         operation["requestBody"] = {"required": True, "content": body}
@@ -119,18 +119,18 @@ def _regress(which: str) -> Tree:
     return _prediction(f"regress{which}", "A number for each example.", "Regress", JSON)
 
 
-def _prediction(name: str, summary: str, kind: str, *forms: str) -> Tree:
-    body = _content("PredictBody" if kind == "Predict" else "ExamplesBody", *forms)
+def _prediction(name: str, summary: str, kind: str, *formats: str) -> Tree:
+    body = _content("PredictBody" if kind == "Predict" else "ExamplesBody", *formats)
     codes = ("400", "404", "408", "413", "415", "422", "429", "500", "501", "503", "504")
-    return _operation(name, summary, _ok(f"{kind}Answer", *forms), *codes, forms=forms, body=body)
+    return _operation(name, summary, _ok(f"{kind}Answer", *formats), *codes, formats=formats, body=body)
 
 
-def _ok(schema: str, *forms: str) -> Tree:
-    return {"200": {"description": "The answer.", "content": _content(schema, *(forms or (JSON,)))}}
+def _ok(schema: str, *formats: str) -> Tree:
+    return {"200": {"description": "The answer.", "content": _content(schema, *(formats or (JSON,)))}}
 
 
-def _content(schema: str, *forms: str) -> Tree:
-    return {form: {"schema": _ref(schema)} for form in forms}
+def _content(schema: str, *formats: str) -> Tree:
+    return {format: {"schema": _ref(schema)} for format in formats}
 
 
 def _ref(schema: str) -> Tree:

@@ -4,8 +4,8 @@
         server.wait_ready()
         client = tfs_lite.Client(f"127.0.0.1:{server.port}")
 
-Threads: one event loop for all protocols, and what the core brings (source, manager, loads, unloads, one per
-servable). The ports answer before the first model is loaded.
+Threads: one event loop for all protocols, and those of the core (source, manager, loads, unloads, one per servable).
+The ports answer before the first model is loaded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tfs_lite.serving.server_core import ServerCore
 class Server:
     """``start`` -> ``wait_ready`` -> ``stop``, or a ``with`` block. Any thread may call any method.
 
-    Settings are the fields of :class:`ServerOptions`, given as such or one by one. ``failure`` is set when
-    ``exit_on_initial_load_failure`` is and a model failed to load at the start; ``wait`` returns then, too.
+    Settings are a :class:`ServerOptions` or its fields as keyword arguments. ``failure`` is set when a model failed to
+    load at the start and ``exit_on_initial_load_failure`` is set; ``wait`` returns then, too.
     """
 
     def __init__(self, options: ServerOptions | None = None, **fields: Any) -> None:
@@ -33,32 +33,30 @@ class Server:
             raise TypeError("pass either options or their fields")
         self.options = options or ServerOptions(**fields)
         self.failure: ServingError | None = None
-        self._stopping = threading.Lock()  # held by whoever stops the server
+        self._stopping = threading.Lock()  # held by the thread that stops the server
         self._ended = threading.Event()  # stopped, or failed at the start
         self._stopped = threading.Event()
-        self._answered = threading.Event()  # ready, or never to become so
-        self._running: ServerLifecycle | None = None
-
-    # Its life.
+        self._decided = threading.Event()  # ready, failed or stopped
+        self._lifecycle: ServerLifecycle | None = None
 
     def start(self) -> Server:
         """Opens the ports and begins to load. Raises ServingError, with nothing left running, when there is nothing to
         serve, the config is wrong, or a port is in use."""
-        if self._running is not None:
+        if self._lifecycle is not None:
             raise failed_precondition("the server was started before; make a new one")
-        self._running = ServerLifecycle(self.options)
-        self._running.begin(self._on_answer)
+        self._lifecycle = ServerLifecycle(self.options)
+        self._lifecycle.begin(self._on_decided)
         return self
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Returns once the server is ready. DEADLINE_EXCEEDED after ``timeout`` seconds; the failure, if it failed;
-        UNAVAILABLE if it was stopped."""
-        running = self._require_running()
-        if not self._answered.wait(timeout):
+        """Returns once the server is ready. Raises DEADLINE_EXCEEDED after ``timeout`` seconds, ``failure`` if the
+        start failed, UNAVAILABLE if the server was stopped."""
+        lifecycle = self._require_started()
+        if not self._decided.wait(timeout):
             raise ServingError(StatusCode.DEADLINE_EXCEEDED, f"the server is not ready after {timeout} s")
         if self.failure is not None:
             raise self.failure
-        if not running.health.ready:
+        if not lifecycle.health.ready:
             raise ServingError(StatusCode.UNAVAILABLE, "the server was stopped")
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -66,25 +64,25 @@ class Server:
         return self._ended.wait(timeout)
 
     def reload(self, config: ModelServerConfig) -> str:
-        """Replaces what is served; returns when the new models are available, with what was applied. See
+        """Replaces the config. Returns what was applied once the new models are available; see
         :meth:`ServerCore.reload`."""
-        return self._require_running().core.reload(config)
+        return self._require_started().core.reload(config)
 
     def stop(self, drain_timeout: float | None = None) -> None:
-        """Not ready; no new requests; those inside are answered, for up to ``drain_timeout`` seconds (default: the
-        option); then everything is unloaded and every thread ends. A second call during the first ends the wait at
-        once; both return when the server has stopped."""
-        running = self._running
-        if running is None or self._stopped.is_set():
+        """Refuses new requests, answers those in flight for up to ``drain_timeout`` seconds (default: the option), then
+        unloads every model and ends every thread. A second call during the first ends the wait at once; both return
+        when the server has stopped."""
+        lifecycle = self._lifecycle
+        if lifecycle is None or self._stopped.is_set():
             return
         if not self._stopping.acquire(blocking=False):
-            running.hurry()
+            lifecycle.hurry()
             self._stopped.wait()
             return
         try:
-            running.stop(self.options.drain_timeout_seconds if drain_timeout is None else drain_timeout)
+            lifecycle.stop(self.options.drain_timeout_seconds if drain_timeout is None else drain_timeout)
         finally:
-            for event in (self._answered, self._ended, self._stopped):
+            for event in (self._decided, self._ended, self._stopped):
                 event.set()
 
     def __enter__(self) -> Server:
@@ -95,12 +93,10 @@ class Server:
     ) -> None:
         self.stop()
 
-    # Where it is.
-
     @property
     def port(self) -> int | None:
-        """Of gRPC; None without."""
-        return self._require_running().doors.grpc_port
+        """The port of gRPC; None without gRPC over TCP."""
+        return self._require_started().endpoints.grpc_port
 
     @property
     def grpc_port(self) -> int | None:
@@ -108,20 +104,20 @@ class Server:
 
     @property
     def rest_api_port(self) -> int | None:
-        """Of HTTP; None without."""
-        return self._require_running().doors.rest_api_port
+        """The port of HTTP; None without HTTP."""
+        return self._require_started().endpoints.rest_api_port
 
     @property
     def core(self) -> ServerCore:
-        return self._require_running().core
+        return self._require_started().core
 
-    def _require_running(self) -> ServerLifecycle:
-        if self._running is None:
+    def _require_started(self) -> ServerLifecycle:
+        if self._lifecycle is None:
             raise failed_precondition("the server was not started")
-        return self._running
+        return self._lifecycle
 
-    def _on_answer(self, failure: ServingError | None) -> None:
+    def _on_decided(self, failure: ServingError | None) -> None:
         self.failure = failure
-        self._answered.set()
+        self._decided.set()
         if failure is not None:
             self._ended.set()

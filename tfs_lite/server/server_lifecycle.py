@@ -1,4 +1,4 @@
-"""What a started server consists of: core, doors, loop, and whoever follows its config. Start and stop in order."""
+"""The parts of a started server (core, endpoints, event loop, config watchers) and the order of start and stop."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 class ServerLifecycle:
-    """Construction opens the ports, or raises and leaves nothing behind; then ``begin``; then ``stop``, once. ``hurry``
-    may come while ``stop`` runs."""
+    """Construction opens the ports, or raises and leaves nothing open; then ``begin``; then ``stop``, once. ``hurry``
+    may be called while ``stop`` runs."""
 
     def __init__(self, options: ServerOptions) -> None:
         freeze_gc()
@@ -39,44 +39,46 @@ class ServerLifecycle:
         self.core = ServerCore(options)
         self.health = Health(self.core.is_model_available)
         self.repository = RepositoryControl(self.core, ModelLocator(options)) if options.is_explicit else None
-        self.doors = Endpoints(self.core, self.health, settings, self.repository)
+        self.endpoints = Endpoints(self.core, self.health, settings, self.repository)
         self._loop = LoopThread("tfs-server")
         self._first_load: threading.Thread | None = None
-        self._repository = (
-            RepositoryWatcher(options, self.core.clock, self.core.check, self.core.follow)
-            if options.model_repository and not options.is_explicit
-            else None
-        )
-        self._file: ConfigFileWatcher | None = None
+        self._watchers: list[RepositoryWatcher | ConfigFileWatcher] = []
         failure = self._open()
         if failure is not None:
             self._end(0.0)
             raise failure
-        self._file = self._file_follower()
-        logger.info(
-            "listening on %s: gRPC port %s, HTTP port %s", options.host, self.doors.grpc_port, self.doors.rest_api_port
-        )
+        interval = options.model_config_file_poll_wait_seconds
+        if options.follows_changes and options.model_config_file and interval > 0:
+            file, directory = options.model_config_file, working_directory(options)
+            self._watchers.append(ConfigFileWatcher(file, directory, interval, self._config, self.core.follow))
+        ports = self.endpoints.grpc_port, self.endpoints.rest_api_port
+        logger.info("listening on %s: gRPC port %s, HTTP port %s", options.host, *ports)
 
     def _open(self) -> ServingError | None:
-        """What went wrong, without the stack: that would keep half-started servers and their threads alive."""
+        """Returns the error without its traceback, which would keep a half-started server and its threads alive."""
         try:
             self._config = self._first_config()
             self.core.check(self._config)
-            self._loop.run(self.doors.open())
+            self._loop.run(self.endpoints.open())
         except ServingError as error:
             return ServingError(error.code, str(error))
         return None
 
     def _first_config(self) -> ModelServerConfig:
-        """In the mode explicit nothing is served before it is loaded by name; what can be loaded must be there."""
+        """In the mode ``explicit`` nothing is served before it is loaded by name, but the repository is checked."""
         if self.repository is not None:
             self.repository.check()
             return NO_MODELS
-        return self._repository.first_look() if self._repository else read_first_config(self.core.options)
+        core, options = self.core, self.core.options
+        if not options.model_repository:
+            return read_first_config(options)
+        watcher = RepositoryWatcher(options, core.clock, core.check, core.follow)
+        self._watchers.append(watcher)
+        return watcher.first_look()
 
-    def begin(self, on_answer: Callable[[ServingError | None], None]) -> None:
-        """Loads what is known at the start, on a thread of its own. ``on_answer`` gets None when the server is ready,
-        or is stopped before, and the failure when the options make one fatal."""
+    def begin(self, on_decided: Callable[[ServingError | None], None]) -> None:
+        """Loads the first config on a thread of its own. ``on_decided`` gets None when the server is ready or was
+        stopped before, and the failure when the options make one fatal."""
 
         def load() -> None:
             try:
@@ -85,19 +87,19 @@ class ServerLifecycle:
                 failure = error
             if failure is not None:
                 logger.error("%s", str(failure))
-            on_answer(failure)
+            on_decided(failure)
 
         self._first_load = threading.Thread(target=load, name="tfs-first-load", daemon=True)
         self._first_load.start()
 
     def stop(self, drain_timeout: float) -> None:
-        """Returns when every request is answered, or ``drain_timeout`` seconds have passed, and every thread ended."""
+        """Returns when every request is answered or ``drain_timeout`` seconds are over, and every thread has ended."""
         ends = time.monotonic() + drain_timeout
         logger.info("stopping: finishing what is inside, for up to %g s", drain_timeout)
         self.health.set_draining()
         self.core.stop_waiting()
-        self._close_followers()
-        self._loop.run(self.doors.drain(drain_timeout))
+        self._close_watchers()
+        self._loop.run(self.endpoints.drain(drain_timeout))
         if self._first_load is not None:
             self._first_load.join()
         self._end(max(ends - time.monotonic(), 0.0))
@@ -105,14 +107,15 @@ class ServerLifecycle:
 
     def hurry(self) -> None:
         """Cancels the requests that ``stop`` is waiting for."""
-        self._loop.spawn(self.doors.drain(0.0))
+        self._loop.spawn(self.endpoints.drain(0.0))
 
     def _load_first(self) -> ServingError | None:
         core, options = self.core, self.core.options
         core.start()
         core.load_first(self._config)
         if options.follows_changes:
-            self._start_followers()
+            for watcher in self._watchers:
+                watcher.start()
         if self.repository is not None:
             return self._load_explicitly(self.repository)
         result = core.wait_for_first(first_attempt_counts=not options.exit_on_initial_load_failure)
@@ -123,7 +126,7 @@ class ServerLifecycle:
             return None
         if options.exit_on_initial_load_failure and result.error is not None:
             return result.error
-        self._say_ready()
+        self._set_ready()
         return None
 
     def _load_explicitly(self, repository: RepositoryControl) -> ServingError | None:
@@ -135,40 +138,26 @@ class ServerLifecycle:
         if options.ready_requires_all_models:
             core.wait_for_available(failures)
         if not core.stopping:
-            self._say_ready()
+            self._set_ready()
         return None
 
-    def _say_ready(self) -> None:
+    def _set_ready(self) -> None:
         self.health.set_ready()
         self.core.changes.notify()
         models = self.core.models()
         logger.info("ready: %d of %d models available", sum(model.available for model in models), len(models))
 
-    def _file_follower(self) -> ConfigFileWatcher | None:
-        options = self.core.options
-        interval = options.model_config_file_poll_wait_seconds
-        if not (options.follows_changes and options.model_config_file and interval > 0):
-            return None
-        directory = working_directory(options)
-        return ConfigFileWatcher(options.model_config_file, directory, interval, self._config, self.core.follow)
-
-    def _start_followers(self) -> None:
-        for follower in (self._repository, self._file):
-            if follower is not None:
-                follower.start()
-
-    def _close_followers(self) -> None:
-        for follower in (self._repository, self._file):
-            if follower is not None:
-                follower.close()
+    def _close_watchers(self) -> None:
+        for watcher in self._watchers:
+            watcher.close()
 
     def _end(self, drain_timeout: float) -> None:
-        self._close_followers()
-        self.doors.close_reloads()
+        self._close_watchers()
+        self.endpoints.close_reloads()
         self.core.close(drain_timeout)
         if self.repository is not None:
             self.repository.close()
-        self._loop.run(self.doors.close())
-        self.doors.close_workers()
+        self._loop.run(self.endpoints.close())
+        self.endpoints.close_workers()
         self._loop.close()
-        gc.collect()  # gRPC's own thread ends with its server object, which errors of past calls may still refer to
+        gc.collect()  # errors of past calls may refer to the server object of gRPC's library, whose thread ends with it

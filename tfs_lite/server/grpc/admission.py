@@ -1,7 +1,6 @@
-"""Who is let into the gRPC server: nobody while it shuts down, and no more calls at a time than it is meant to have.
+"""Admission of gRPC calls: none while the server shuts down, and no more at a time than ``--grpc_max_threads``.
 
-Calls of health and reflection are always let in and never counted, so that a busy server is not taken for a dead one
-and can be asked what it has.
+Calls of health and reflection are always admitted and never counted, so that a busy server does not look dead.
 """
 
 from __future__ import annotations
@@ -13,50 +12,50 @@ from tfs_lite.core.status import ServingError, StatusCode
 
 HEALTH = "/grpc.health.v1.Health/"
 REFLECTION = "/grpc.reflection."
-QUIET = 0.1
-"""Seconds without a new call."""
+QUIET_SECONDS = 0.1
+"""Seconds without a new call after which the server counts as quiet."""
 
 
 class AdmissionControl:
-    """Used on the event loop only. ``max_calls``: how many may be inside; None: any number."""
+    """On the event loop. ``max_calls`` bounds the calls in flight; None: no bound."""
 
     def __init__(self, max_calls: int | None = None) -> None:
         self._open = True
         self._max_calls = max_calls
-        self._inside = 0
-        self._knocked = asyncio.Event()
+        self._in_flight = 0
+        self._arrived = asyncio.Event()
 
-    def enter(self, path: str) -> bool:
-        """Before a call. UNAVAILABLE once the door is shut, RESOURCE_EXHAUSTED when all places are taken. Whether the
-        caller has to ``leave``."""
-        self._knocked.set()
+    def acquire(self, path: str) -> bool:
+        """Admits a call; True if it has to be released. UNAVAILABLE after ``close``, RESOURCE_EXHAUSTED beyond the
+        bound."""
+        self._arrived.set()
         if path.startswith((HEALTH, REFLECTION)):
             return False
         self._admit()
-        self._inside += 1
+        self._in_flight += 1
         return True
 
-    def leave(self) -> None:
-        self._inside -= 1
+    def release(self) -> None:
+        self._in_flight -= 1
 
-    def shut(self) -> None:
+    def close(self) -> None:
         self._open = False
 
-    async def quiet(self, patience: float) -> None:
-        """Returns when nobody has knocked for a moment, at the latest after ``patience`` seconds."""
-        ends = time.monotonic() + patience
+    async def wait_quiet(self, max_seconds: float) -> None:
+        """Returns when no call has arrived for a moment, at the latest after ``max_seconds``."""
+        ends = time.monotonic() + max_seconds
         while (left := ends - time.monotonic()) > 0:
-            self._knocked.clear()
+            self._arrived.clear()
             try:
-                await asyncio.wait_for(self._knocked.wait(), min(QUIET, left))
+                await asyncio.wait_for(self._arrived.wait(), min(QUIET_SECONDS, left))
             except TimeoutError:
                 return
 
     def _admit(self) -> None:
         if not self._open:
             raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down; try another one")
-        if self._max_calls is not None and self._inside >= self._max_calls:
+        if self._max_calls is not None and self._in_flight >= self._max_calls:
             raise ServingError(
                 StatusCode.RESOURCE_EXHAUSTED,
-                f"the server has {self._inside} calls inside, the most it takes at a time (--grpc_max_threads)",
+                f"the server has {self._in_flight} calls inside, the most it takes at a time (--grpc_max_threads)",
             )

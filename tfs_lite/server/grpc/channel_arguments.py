@@ -1,10 +1,7 @@
-"""``--grpc_channel_arguments``: settings of gRPC's own, passed through.
+"""``--grpc_channel_arguments``: gRPC's own settings, parsed for gRPC's library and translated for our transport.
 
-``--grpc_channel_arguments`` for our own transport: gRPC's names, and what each of them means here.
-
-Times are whole milliseconds and sizes bytes, as gRPC has them; -1 and the largest int mean "no bound" where gRPC has
-one. gRPC logs values that it cannot use and goes on with its own; here they are refused, because who sets a bound wants
-it. Arguments that steer something which this transport does not have are named by :func:`without_effect`.
+Times are whole milliseconds and sizes bytes; -1 and the largest int mean "no bound" where gRPC has one. gRPC logs and
+ignores values that it cannot use; our transport refuses them, so that a bound that was set is a bound that holds.
 """
 
 from __future__ import annotations
@@ -27,11 +24,8 @@ _INT32 = range(-(2**31), 2**31)
 
 
 def parse_grpc_arguments(text: str) -> tuple[tuple[str, int | str], ...]:
-    """``name=value,name=value`` as options of gRPC, in order; empty text: none.
-
-    A value that is a whole number of 32 bits becomes an int, every other one stays text. INVALID_ARGUMENT names the
-    item that is wrong.
-    """
+    """Parses ``name=value,name=value`` to options of gRPC, in order. A whole number of 32 bits becomes an int, every
+    other value stays text. INVALID_ARGUMENT names the item that is wrong."""
     arguments: dict[str, int | str] = {}
     for item in text.split(",") if text else ():
         name, value = _split(item.strip())
@@ -67,20 +61,20 @@ def _wrong(item: str, why: str) -> ServingError:
 Arguments = Sequence[tuple[str, int | str]]
 
 LARGEST = 2**31 - 1
-"""As a time it means "never", as -1 does."""
+"""As a time it means "never", like -1."""
 LARGEST_MESSAGE = 2**32 - 1
-"""A message says its length in four bytes."""
+"""The length of a message has four bytes."""
 LONGEST_HANDSHAKE = 3_600_000
 SOFT, HARD = "grpc.max_metadata_size", "grpc.absolute_max_metadata_size"
 HARD_TO_SOFT = 1.25
-"""gRPC refuses some calls above the soft size and all above the hard one, which is so much larger if it is not given.
-Here the hard one counts."""
+"""gRPC refuses some calls above the soft size and all above the hard one, whose default is this much larger. Our
+transport uses the hard one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """``read`` makes the value of the field from an int of ``least`` to ``most``; ``unbounded`` is what -1 means, None:
-    nothing."""
+    """``read`` translates an int from ``least`` to ``most`` to the value of a field of Limits. ``unbounded`` is the
+    value for -1; None: -1 is refused."""
 
     field: str
     least: int
@@ -116,12 +110,12 @@ _RULES: dict[str, _Rule] = {
     "grpc.http2.min_ping_interval_without_data_ms": _Rule("min_ping_interval", 0, read=_seconds),
     "grpc.http2.max_ping_strikes": _Rule("max_ping_strikes", 0),
 }
-"""Where two have the same field, the later one here wins."""
+"""Of two arguments for the same field, the later one in this table wins."""
 
 
 def read_limits(arguments: Arguments, max_message_bytes: int) -> Limits:
-    """The bounds of a server that takes messages up to ``max_message_bytes`` (-1: any) and sends any. INVALID_ARGUMENT
-    names the argument whose value is of the wrong type or range."""
+    """The bounds of a server that receives messages up to ``max_message_bytes`` (-1: no bound) and sends any.
+    INVALID_ARGUMENT names the argument whose value has the wrong type or range."""
     given: Mapping[str, int | str] = dict(arguments)
     shares_port(arguments)
     largest = LARGEST_MESSAGE if max_message_bytes < 0 else min(max_message_bytes, LARGEST_MESSAGE)
@@ -140,13 +134,13 @@ def read_limits(arguments: Arguments, max_message_bytes: int) -> Limits:
 
 
 def shares_port(arguments: Arguments) -> bool:
-    """Whether others may listen on the port. Not unless the arguments say so."""
+    """Whether other sockets may listen on the port; the default is no."""
     value = dict(arguments).get(SHARE_PORT, 0)
     return bool(_value(SHARE_PORT, value, _Rule("", 0, 1)))
 
 
 def without_effect(arguments: Arguments) -> tuple[str, ...]:
-    """The names that steer nothing here."""
+    """The names of arguments that our transport has no use for."""
     return tuple(name for name, _ in arguments if name not in _RULES and name != SHARE_PORT)
 
 

@@ -1,5 +1,5 @@
-"""Which server speaks gRPC: our own transport, or gRPC's library. The two have one surface, and neither is imported
-before it is chosen."""
+"""Makes the gRPC server that ``--grpc_server`` names: our own transport or gRPC's library. The two have one interface,
+and neither is imported before it is chosen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GrpcTransport(Protocol):
 
     @property
     def numbers(self) -> Numbers | None:
-        """None: it does not count."""
+        """The transport's counters; None if it has none."""
         ...
 
     async def start(self, host: str, port: int | None, socket_path: str) -> int | None: ...
@@ -63,8 +63,7 @@ def make_grpc_server(
 
 
 def effective_arguments(name: str, arguments: Arguments) -> tuple[tuple[str, int | str], ...]:
-    """The arguments that the server takes. INVALID_ARGUMENT names one that it cannot use; those without effect are left
-    out and logged."""
+    """The arguments that have an effect on the server; those without are logged. INVALID_ARGUMENT names a wrong one."""
     if name != NATIVE:
         return tuple(arguments)
     read_limits(arguments, max_message_bytes=0)

@@ -1,7 +1,6 @@
-"""Puts tables of methods on ``grpc.aio``: gRPC's own library, the reference for :mod:`native_server`.
+"""Serves a table of methods with ``grpc.aio``, gRPC's own library and the reference for :mod:`native_server`.
 
-Everything that only the library has is here: its status codes, its options, and a clear error when an address cannot
-be had. Whether a call is let in is decided at the door.
+It adds what the library lacks: admission, clear errors for addresses, and a drain that loses no call.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from tfs_lite.transport.table import (
     UnaryHandler,
 )
 
-MAX_KNOCKING = 1.0
-"""Seconds to wait at most, before gRPC is stopped, for a moment without a new call."""
+MAX_QUIET_WAIT = 1.0
+"""Seconds to wait at most for a moment without a new call before gRPC is stopped."""
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -40,13 +39,13 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 class GrpcServer:
     """``start`` -> ``stop``, both on the event loop that runs the handlers.
 
-    ``arguments`` are gRPC options that win over ours. ``credentials`` makes TLS for one address, and is called for
-    each; None: no TLS. Beyond ``max_concurrent_calls`` (above 0) a call is refused with RESOURCE_EXHAUSTED; health
-    and reflection do not count.
+    ``arguments`` are gRPC options that override ours. ``credentials`` makes the TLS credentials of one address; None:
+    no TLS. Beyond ``max_concurrent_calls`` a call is refused with RESOURCE_EXHAUSTED; health and reflection do not
+    count.
     """
 
     numbers = None
-    """It does not count."""
+    """The library counts nothing."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class GrpcServer:
         max_concurrent_calls: int | None = None,
     ) -> None:
         options: dict[str, int | str] = {
-            SHARE_PORT: 0,  # a port in use is an error, not a port shared with a stranger
+            SHARE_PORT: 0,  # a port in use is an error
             RECEIVE_LIMIT: max_message_bytes,
             SEND_LIMIT: -1,
         }
@@ -66,16 +65,16 @@ class GrpcServer:
         self._server = grpc.aio.server(options=list(options.items()))
         self._shares_port = options[SHARE_PORT] == 1
         self._credentials = credentials
-        self._door = AdmissionControl(max_concurrent_calls)
+        self._admission = AdmissionControl(max_concurrent_calls)
         self._draining = asyncio.Event()
         services: dict[str, dict[str, Any]] = defaultdict(dict)
         for method in methods:
-            services[method.service][method.name] = _rpc_handler(method, self._door, self._draining)
+            services[method.service][method.name] = _rpc_handler(method, self._admission, self._draining)
         handlers = [grpc.method_handlers_generic_handler(name, rows) for name, rows in services.items()]
         self._server.add_generic_rpc_handlers(handlers)
 
     async def start(self, host: str, port: int | None, socket_path: str) -> int | None:
-        """The TCP port, None without one. FAILED_PRECONDITION, naming port and flag, if it cannot be had."""
+        """Returns the TCP port, None without one. FAILED_PRECONDITION, naming port and flag, if it cannot be had."""
         bound = None
         if port is not None:
             if not self._shares_port:
@@ -88,17 +87,17 @@ class GrpcServer:
         return bound
 
     async def stop(self, grace: float) -> None:
-        """Refuses new calls; returns when those inside are answered, or cancelled after ``grace`` seconds. May be
+        """Refuses new calls; returns when those in flight are answered, or cancelled after ``grace`` seconds. May be
         called again with a shorter grace while it runs.
 
-        gRPC's own stop cancels calls that have arrived but were not handed to Python yet. Therefore the door is shut
-        first, and gRPC is stopped once nobody knocks any more. Of streams of requests no more is read, so that they end
-        when they have answered.
+        gRPC's own stop cancels calls that have arrived but were not handed to Python yet. Therefore admission is closed
+        first, and gRPC is stopped once no more calls arrive. Request streams are read no further, so that they end when
+        they have answered.
         """
         ends = time.monotonic() + grace
-        self._door.shut()
+        self._admission.close()
         self._draining.set()
-        await self._door.quiet(min(grace, MAX_KNOCKING))
+        await self._admission.wait_quiet(min(grace, MAX_QUIET_WAIT))
         await self._server.stop(max(ends - time.monotonic(), 0.0))
 
     def _add(self, target: str, error: Callable[[], ServingError]) -> int:
@@ -110,7 +109,7 @@ class GrpcServer:
             raise error() from None
 
     def _explain_port(self, host: str, port: int) -> ServingError:
-        """gRPC does not say what it dislikes; a port that is free now was not it."""
+        """gRPC does not name the cause; if the port is free now, it was something else."""
         try:
             check_address(host, port, PORT_FLAG)
         except ServingError as error:
@@ -128,102 +127,104 @@ def _target(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _rpc_handler(method: Method, door: AdmissionControl, draining: asyncio.Event) -> Any:
+def _rpc_handler(method: Method, admission: AdmissionControl, draining: asyncio.Event) -> Any:
     if method.kind is CallKind.UNARY:
-        return grpc.unary_unary_rpc_method_handler(_unary(method.path, cast(UnaryHandler, method.handler), door))
+        return grpc.unary_unary_rpc_method_handler(_unary(method.path, cast(UnaryHandler, method.handler), admission))
     if method.kind is CallKind.CLIENT_STREAM:
-        fold = _client_stream(method.path, cast(ClientStreamHandler, method.handler), door, draining)
+        fold = _client_stream(method.path, cast(ClientStreamHandler, method.handler), admission, draining)
         return grpc.stream_unary_rpc_method_handler(fold)
     if method.kind is CallKind.BIDI_STREAM:
-        bidi = _bidi(method.path, cast(BidiHandler, method.handler), door, draining)
+        bidi = _bidi(method.path, cast(BidiHandler, method.handler), admission, draining)
         return grpc.stream_stream_rpc_method_handler(bidi)
-    return grpc.unary_stream_rpc_method_handler(_stream(method.path, cast(StreamHandler, method.handler), door))
+    return grpc.unary_stream_rpc_method_handler(_stream(method.path, cast(StreamHandler, method.handler), admission))
 
 
-def _unary(path: str, handler: UnaryHandler, door: AdmissionControl) -> Callable[[bytes, Any], Awaitable[bytes]]:
+def _unary(path: str, handler: UnaryHandler, admission: AdmissionControl) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def call(request: bytes, context: Any) -> bytes:
-        entered = False
+        acquired = False
         try:
-            entered = door.enter(path)
-            told = _call_context(context)
-            answer = await handler(request, told)
-            _tell_trailers(context, told)
+            acquired = admission.acquire(path)
+            call_context = _call_context(context)
+            answer = await handler(request, call_context)
+            _send_trailers(context, call_context)
             return answer
         except Exception as error:
             return cast(bytes, await _abort(path, context, error))
         finally:
-            if entered:
-                door.leave()
+            if acquired:
+                admission.release()
 
     return call
 
 
-def _stream(path: str, handler: StreamHandler, door: AdmissionControl) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
+def _stream(
+    path: str, handler: StreamHandler, admission: AdmissionControl
+) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
     async def call(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        entered = False
+        acquired = False
         try:
-            entered = door.enter(path)
+            acquired = admission.acquire(path)
             async for message in handler(request, _call_context(context)):
                 yield message
         except Exception as error:
             await _abort(path, context, error)
         finally:
-            if entered:
-                door.leave()
+            if acquired:
+                admission.release()
 
     return call
 
 
 def _client_stream(
-    path: str, handler: ClientStreamHandler, door: AdmissionControl, draining: asyncio.Event
+    path: str, handler: ClientStreamHandler, admission: AdmissionControl, draining: asyncio.Event
 ) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def call(requests: Any, context: Any) -> bytes:
-        entered = False
+        acquired = False
         try:
-            entered = door.enter(path)
-            told = _call_context(context, _metadata(context))
+            acquired = admission.acquire(path)
+            call_context = _call_context(context, _metadata(context))
             incoming = _Incoming(context, draining)
-            async with aclosing(incoming.messages()) as words:
-                answer = await handler(words, told)
+            async with aclosing(incoming.messages()) as messages:
+                answer = await handler(messages, call_context)
             incoming.check()
-            _tell_trailers(context, told)
+            _send_trailers(context, call_context)
             return answer
         except Exception as error:
             return cast(bytes, await _abort(path, context, error))
         finally:
-            if entered:
-                door.leave()
+            if acquired:
+                admission.release()
 
     return call
 
 
 def _bidi(
-    path: str, handler: BidiHandler, door: AdmissionControl, draining: asyncio.Event
+    path: str, handler: BidiHandler, admission: AdmissionControl, draining: asyncio.Event
 ) -> Callable[[Any, Any], Awaitable[None]]:
     async def call(requests: Any, context: Any) -> None:
         """A coroutine, so that the handler's iterator is closed as soon as the call is cancelled."""
-        entered = False
+        acquired = False
         try:
-            entered = door.enter(path)
-            told = _call_context(context, _metadata(context))
+            acquired = admission.acquire(path)
+            call_context = _call_context(context, _metadata(context))
             incoming = _Incoming(context, draining)
-            async with aclosing(incoming.messages()) as words:
-                answers = cast("AsyncGenerator[bytes, None]", handler(words, told))
-                async with aclosing(answers) as messages:
-                    async for message in messages:
-                        await context.write(message)
+            async with aclosing(incoming.messages()) as messages:
+                generator = cast("AsyncGenerator[bytes, None]", handler(messages, call_context))
+                async with aclosing(generator) as answers:
+                    async for answer in answers:
+                        await context.write(answer)
             incoming.check()
         except Exception as error:
             await _abort(path, context, error)
         finally:
-            if entered:
-                door.leave()
+            if acquired:
+                admission.release()
 
     return call
 
 
 class _Incoming:
-    """The client's messages, until it has said its last word or the server takes no more, which is ``cut``."""
+    """The client's messages, until its half-close or until the server drains; ``cut`` tells the latter."""
 
     def __init__(self, context: Any, draining: asyncio.Event) -> None:
         self._context = context
@@ -231,22 +232,22 @@ class _Incoming:
         self.cut = False
 
     def check(self) -> None:
-        """At the end of the call. UNAVAILABLE if it was cut: the answer is not to all that the client had to say."""
+        """At the end of the call. UNAVAILABLE if it was cut, because the answer does not cover all messages."""
         if self.cut:
             raise ServingError(StatusCode.UNAVAILABLE, "the server is shutting down; try another one")
 
     async def messages(self) -> AsyncGenerator[bytes, None]:
-        tasks = {over := asyncio.ensure_future(self._draining.wait())}
+        tasks = {drained := asyncio.ensure_future(self._draining.wait())}
         try:
             while not self.cut:
-                coming = asyncio.ensure_future(self._context.read())
-                tasks = {coming, over}
+                message = asyncio.ensure_future(self._context.read())
+                tasks = {message, drained}
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                self.cut = not coming.done()
-                if coming.done():
-                    if coming.result() is grpc.aio.EOF:
+                self.cut = not message.done()
+                if message.done():
+                    if message.result() is grpc.aio.EOF:
                         return
-                    yield coming.result()
+                    yield message.result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -258,13 +259,13 @@ def _call_context(context: Any, metadata: Mapping[str, str] = MappingProxyType({
     return CallContext(None if remaining is None else time.monotonic() + remaining, metadata)
 
 
-def _tell_trailers(context: Any, told: CallContext) -> None:
-    if told.trailers:
-        context.set_trailing_metadata(tuple(told.trailers))
+def _send_trailers(context: Any, call_context: CallContext) -> None:
+    if call_context.trailers:
+        context.set_trailing_metadata(tuple(call_context.trailers))
 
 
 def _metadata(context: Any) -> dict[str, str]:
-    """What the client sent beside its messages, without the values that are no text."""
+    """The client's metadata, without binary values."""
     pairs = context.invocation_metadata() or ()
     return {name: value for name, value in pairs if isinstance(value, str)}
 
@@ -273,5 +274,5 @@ async def _abort(path: str, context: Any, error: Exception) -> Any:
     code, text = explain(path, error)
     try:
         return await context.abort(_CODES[code], text)
-    except grpc.aio.InternalError:  # the client has gone in the meantime
+    except grpc.aio.InternalError:  # the client has disconnected in the meantime
         raise asyncio.CancelledError from None

@@ -1,4 +1,4 @@
-"""``grpc.health.v1.Health``: the state of the server, of its services and of each model, once or as a stream."""
+"""``grpc.health.v1.Health``: the state of the server, of each service and of each model, once or as a stream."""
 
 from __future__ import annotations
 

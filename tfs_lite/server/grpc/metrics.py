@@ -1,4 +1,4 @@
-"""What the metrics page says about our own gRPC transport: connections, streams, calls and bytes."""
+"""Metrics of our own gRPC transport: connections, streams, calls and bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfs_lite.transport.numbers import Numbers
 
 PREFIX = "tfs_lite_grpc_"
 UNKNOWN = "unknown"
-"""The method of calls to paths that no service has."""
+"""The method label of calls to unknown paths."""
 _NAMES = {int(code): code.name for code in StatusCode}
 
 GAUGES = (
@@ -31,11 +31,11 @@ COUNTERS = (
     ("received_messages", "Messages from clients.", "messages_received"),
     ("sent_messages", "Messages to clients.", "messages_sent"),
 )
-"""The end of a name, what it means, and the field of Numbers."""
+"""The end of the metric's name, its help text, and the field of Numbers."""
 
 
 class TransportCollector(Collector):
-    """Reads the numbers once per page, on the thread that makes the page."""
+    """Reads the numbers once per page, on the page's thread."""
 
     def __init__(self, numbers: Numbers) -> None:
         self._numbers = numbers
@@ -56,7 +56,7 @@ class TransportCollector(Collector):
         family = CounterMetricFamily(
             f"{PREFIX}connections_closed", "Connections that ended, by what ended them.", labels=["kind"]
         )
-        for kind, count in dict(self._numbers.closed).items():  # a copy in one step: the loop goes on counting
+        for kind, count in dict(self._numbers.closed).items():  # copied in one step, because the loop goes on counting
             family.add_metric([kind], count)
         return family
 

@@ -1,7 +1,7 @@
-"""Puts tables of methods on our own transport; the same surface and the same errors as :class:`GrpcServer`.
+"""Serves a table of methods with our own transport, with the interface and the errors of :class:`GrpcServer`.
 
-The transport knows HTTP/2 and gRPC. Here is what a server adds: addresses with clear errors, TLS, the door, the meaning
-of exceptions, and the bounds that ``--grpc_channel_arguments`` gives.
+The transport knows HTTP/2 and gRPC. This file adds addresses with clear errors, TLS, admission, the status of
+exceptions, and the bounds of ``--grpc_channel_arguments``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from tfs_lite.transport.table import Method
 class NativeGrpcServer:
     """``start`` -> ``stop``, both on the event loop that runs the handlers; made there, too.
 
-    ``arguments`` are gRPC options that win over ours; those that mean nothing here are passed over, and
-    INVALID_ARGUMENT names one that cannot be used. ``tls`` gives the context of one connection, and is called for each;
-    None: no TLS. Beyond ``max_concurrent_calls`` (above 0) a call is refused with RESOURCE_EXHAUSTED; health and
-    reflection do not count.
+    ``arguments`` are gRPC options that override ours; those without effect here are ignored, and INVALID_ARGUMENT names
+    one that is wrong. ``tls`` gives the context of one connection; None: no TLS. Beyond ``max_concurrent_calls`` a call
+    is refused with RESOURCE_EXHAUSTED; health and reflection do not count.
     """
 
     def __init__(
@@ -38,8 +37,8 @@ class NativeGrpcServer:
         tls: Callable[[], ssl.SSLContext] | None = None,
         max_concurrent_calls: int | None = None,
     ) -> None:
-        door = AdmissionControl(max_concurrent_calls)
-        hooks = Hooks(door.enter, door.leave, explain)
+        admission = AdmissionControl(max_concurrent_calls)
+        hooks = Hooks(admission.acquire, admission.release, explain)
         self._tls = tls
         self._server = Server(methods, read_limits(arguments, max_message_bytes), hooks, tls=tls)
         self._shares_port = shares_port(arguments)
@@ -48,12 +47,12 @@ class NativeGrpcServer:
 
     @property
     def numbers(self) -> Numbers:
-        """What it has counted so far. Any thread."""
+        """The transport's counters. Any thread."""
         return self._server.numbers
 
     async def start(self, host: str, port: int | None, socket_path: str) -> int | None:
-        """The TCP port, None without one. FAILED_PRECONDITION, naming address and flag, if it cannot be had, or if TLS
-        cannot use key or certificate; nothing is left open then."""
+        """Returns the TCP port, None without one. FAILED_PRECONDITION, with nothing left open, names the address and
+        flag that cannot be had, or the key or certificate that TLS cannot use."""
         if self._tls is not None:
             self._tls()
         with ExitStack() as opened:
@@ -73,11 +72,11 @@ class NativeGrpcServer:
         return bound
 
     async def stop(self, grace: float) -> None:
-        """Nobody gets in any more; returns when the calls inside are answered, or cancelled after ``grace`` seconds.
-        May be called again with a shorter grace while it runs, and before ``start``.
+        """Accepts no more connections; returns when the calls in flight are answered, or cancelled after ``grace``
+        seconds. May be called again with a shorter grace while it runs, and before ``start``.
 
-        The door stays open: clients are told to go elsewhere, and what they have sent by then is answered. Of streams
-        of requests no more is read, so that they end when they have answered.
+        Admission stays open: clients get a GOAWAY, and the calls that they sent before it are answered. Request streams
+        are read no further, so that they end when they have answered.
         """
         if self._unix is not None:
             self._unix.remove()

@@ -1,7 +1,7 @@
-"""``grpc.reflection``: what the services of a table are and what their messages look like, for clients without files.
+"""``grpc.reflection``: describes services and their messages to clients without proto files.
 
-The two names of the service have the same messages, and one handler. A question that cannot be answered is answered
-with an error, and the stream goes on.
+Both versions of the service have the same messages and one handler. A request that cannot be answered gets an error
+response, and the stream goes on.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from tfs_lite.transport.table import CallContext, Method, bidi_stream
 
 SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 MAX_REQUEST = 16 * 1024
-"""Bytes. Requests come back with their answers; names are far shorter."""
+"""Bytes. Each response repeats its request; names are far shorter."""
 
 _Request = message_class("grpc.reflection.v1.ServerReflectionRequest")
 _Response = message_class("grpc.reflection.v1.ServerReflectionResponse")
 
 
 class ReflectionService:
-    """``services``: full names of those that the server has; the two of reflection are added. ``pool`` describes them.
-    On one thread."""
+    """``services``: the full names of the server's services; the two of reflection are added. ``pool`` has their
+    descriptors. On one thread."""
 
     def __init__(self, services: Iterable[str], pool: DescriptorPool = POOL) -> None:
         self._services = sorted({*services, *SERVICES})
         self._pool = pool
         self._files: dict[str, list[bytes]] = {}
-        """By the name of a file: it and all that it imports, as they are sent."""
+        """File name -> the serialized descriptors of the file and of all its imports."""
 
     def methods(self) -> list[Method]:
         return [bidi_stream(f"/{name}/ServerReflectionInfo", self.info) for name in SERVICES]
 
     async def info(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
-        """One answer to each request. INVALID_ARGUMENT ends the stream: bytes that are no request, or too many."""
+        """One response to each request. INVALID_ARGUMENT ends the stream after malformed or too long bytes."""
         async for data in requests:
             yield self._answer(data)
 
@@ -51,25 +51,25 @@ class ReflectionService:
         try:
             self._fill(response, request)
         except KeyError:
-            _fail(response, StatusCode.NOT_FOUND, f"nothing is known of {_asked(request)}")
+            _fail(response, StatusCode.NOT_FOUND, f"nothing is known of {_describe_request(request)}")
         encoded: bytes = response.SerializeToString()
         return encoded
 
     def _fill(self, response: Message, request: Message) -> None:
-        """KeyError for names that are not known."""
+        """KeyError for unknown names."""
         match request.WhichOneof("message_request"):
             case "list_services":
                 for name in self._services:
                     response.list_services_response.service.add(name=name)
             case "file_by_filename":
-                self._describe(response, self._pool.FindFileByName(request.file_by_filename))
+                self._add_files(response, self._pool.FindFileByName(request.file_by_filename))
             case "file_containing_symbol":
-                self._describe(response, self._file_of(request.file_containing_symbol))
+                self._add_files(response, self._file_of(request.file_containing_symbol))
             case "file_containing_extension":
-                asked = request.file_containing_extension
-                extended = self._pool.FindMessageTypeByName(asked.containing_type)
-                extension = self._pool.FindExtensionByNumber(extended, asked.extension_number)
-                self._describe(response, self._file_of(extension.full_name))
+                wanted = request.file_containing_extension
+                extended = self._pool.FindMessageTypeByName(wanted.containing_type)
+                extension = self._pool.FindExtensionByNumber(extended, wanted.extension_number)
+                self._add_files(response, self._file_of(extension.full_name))
             case "all_extension_numbers_of_type":
                 extended = self._pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
                 numbers = response.all_extension_numbers_response
@@ -79,14 +79,14 @@ class ReflectionService:
                 _fail(response, StatusCode.INVALID_ARGUMENT, "the request asks for nothing that reflection knows")
 
     def _file_of(self, symbol: str) -> Any:
-        """Where a message, enum, service, extension, or a part of one is defined."""
+        """The file that defines a message, enum, service, extension, or a part of one."""
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:
             whole, _, part = symbol.rpartition(".")
             return self._pool.FindServiceByName(whole).methods_by_name[part].containing_service.file
 
-    def _describe(self, response: Message, file: Any) -> None:
+    def _add_files(self, response: Message, file: Any) -> None:
         if file.name not in self._files:
             found: dict[str, Any] = {}
             _collect(file, found)
@@ -95,7 +95,7 @@ class ReflectionService:
 
 
 def _collect(file: Any, found: dict[str, Any]) -> None:
-    """The file first, then those that it imports, and they."""
+    """Adds the file and, transitively, its imports."""
     if file.name not in found:
         found[file.name] = file
         for imported in file.dependencies:
@@ -107,9 +107,9 @@ def _fail(response: Message, code: StatusCode, text: str) -> None:
     response.error_response.error_message = text
 
 
-def _asked(request: Message) -> str:
+def _describe_request(request: Message) -> str:
     which = request.WhichOneof("message_request")
     if which == "file_containing_extension":
-        asked = request.file_containing_extension
-        return f"extension {asked.extension_number} of {asked.containing_type!r}"
+        wanted = request.file_containing_extension
+        return f"extension {wanted.extension_number} of {wanted.containing_type!r}"
     return f"{getattr(request, which)!r}"

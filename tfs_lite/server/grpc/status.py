@@ -1,4 +1,4 @@
-"""What an exception of a handler means to a client: a code of gRPC and a text that fits into a header."""
+"""Translates an exception of a handler to a gRPC code and a text that fits into a header."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INTERNAL = Status(StatusCode.INTERNAL, "internal error")
 
 
 def explain(path: str, error: Exception) -> tuple[int, str]:
-    """Code and text, cut. What is no ServingError goes to the log, and the client learns nothing of it."""
+    """The code and the truncated text. An exception other than ServingError is logged and not shown to the client."""
     if isinstance(error, ServingError):
         status = error.status
     else:
@@ -27,7 +27,7 @@ def explain(path: str, error: Exception) -> tuple[int, str]:
 
 
 def truncate(message: str) -> str:
-    """Cut to what fits into a header, where a character may take twelve bytes."""
+    """Truncates a text to what fits into a header, where a character may take twelve bytes."""
     cut = message[:MAX_DETAILS]
     while len(quote(cut, safe=_PLAIN)) > MAX_ENCODED_DETAILS:
         cut = cut[: len(cut) // 2]

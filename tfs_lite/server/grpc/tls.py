@@ -1,8 +1,7 @@
 """TLS for gRPC from the file of ``--ssl_config_file``, with certificates that may be replaced while the server runs.
 
-Before every handshake the server asks whether there is a new certificate: gRPC's library on threads of its own, our
-transport on the event loop. The answer costs one ``stat`` as long as the file is the same. Connections that exist keep
-what they were made with.
+Before every handshake the server checks for a new certificate: gRPC's library on threads of its own, our transport on
+the event loop. The check costs one ``stat`` while the file is unchanged. Open connections keep their certificate.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 FLAG = "--ssl_config_file"
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=1"
-"""Of TLS 1.2: forward secret, and none that HTTP/2 forbids. Those of TLS 1.3 are all good."""
+"""Of TLS 1.2: forward secret, and none that HTTP/2 forbids. All ciphers of TLS 1.3 are allowed."""
 
 
-class _Look(NamedTuple):
-    """What tells one content of the file from another."""
+class _FileState(NamedTuple):
+    """Two equal states mean equal contents of the file."""
 
     modified_ns: int
     size: int
@@ -43,49 +42,50 @@ class _Content(NamedTuple):
     config: SSLConfig
 
 
-class _Made(NamedTuple):
-    """The newest context that could be made, and the last revision from which that was tried."""
+class _CachedContext(NamedTuple):
+    """The newest usable context, and the last revision from which one was made or tried."""
 
     revision: int
     context: ssl.SSLContext
 
 
 class TlsFile:
-    """The newest good content of the file. Any thread may call.
+    """The newest valid content of the file. Any thread may call.
 
-    Making one reads the file: NOT_FOUND, FAILED_PRECONDITION or INVALID_ARGUMENT that names file, place and field.
-    Later a file that cannot be read or used is logged once, and the content before it stays. So it is when
-    ``client_verify`` changes: whether clients must have certificates is decided at the start.
+    Construction reads the file: NOT_FOUND, FAILED_PRECONDITION or INVALID_ARGUMENT names file, line and field. Later a
+    file that cannot be read or used is logged once, and the content before it stays. The same applies to a change of
+    ``client_verify``, which takes a restart.
     """
 
     def __init__(self, path: str, working_directory: Path | None = None) -> None:
         self._path = path
         self._directory = working_directory or Path.cwd()
-        self._looking = threading.Lock()
-        """Guards _seen, and that one thread at a time reads the file; nobody waits for it."""
-        self._seen = self._look()
+        self._checking = threading.Lock()
+        """Guards _seen and the reading of the file. No thread waits for it."""
+        self._seen = self._file_state()
         self._content = _Content(0, read_ssl_config(path, self._directory))
-        """Replaced as a whole, never changed. So is _made."""
-        self._made: _Made | None = None
+        """Replaced as a whole, never changed; so is _cached."""
+        self._cached: _CachedContext | None = None
         self._follows = self._seen is not None and self._seen.regular
-        """False: a pipe, which can be read once."""
+        """False for a pipe, which can be read only once."""
         if self._content.config.custom_ca and not self._content.config.client_verify:
             logger.warning("%s: custom_ca has no effect without client_verify (%s)", path, FLAG)
 
     def context(self) -> ssl.SSLContext:
-        """For one connection of our transport; the same object as long as the file is the same. FAILED_PRECONDITION if
-        TLS refuses the first content. A later one that it refuses is logged once, and the context before it stays."""
-        content, made = self._newest(), self._made
-        if made is None:
-            made = self._made = _Made(content.revision, self._make_context(content.config))
-        elif made.revision != content.revision:
-            context = made.context
+        """The context for one connection of our transport; the same object while the file is unchanged.
+        FAILED_PRECONDITION if TLS refuses the first content; a later refusal is logged once, and the context before
+        stays."""
+        content, cached = self._newest(), self._cached
+        if cached is None:
+            cached = self._cached = _CachedContext(content.revision, self._make_context(content.config))
+        elif cached.revision != content.revision:
+            context = cached.context
             try:
                 context = self._make_context(content.config)
             except ServingError as error:
                 logger.warning("%s; the certificate in use stays (%s)", error, FLAG)
-            made = self._made = _Made(content.revision, context)
-        return made.context
+            cached = self._cached = _CachedContext(content.revision, context)
+        return cached.context
 
     def _make_context(self, config: SSLConfig) -> ssl.SSLContext:
         try:
@@ -95,8 +95,8 @@ class TlsFile:
             raise failed_precondition(f"{self._path}: TLS refuses the key or the certificate: {why} ({FLAG})") from None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For one listening address of gRPC's library. Each needs its own, because it asks for each whether it has the
-        newest."""
+        """The credentials of one listening address of gRPC's library, which tracks the newest certificate of each
+        address by itself."""
         import grpc
 
         given = self._content
@@ -112,21 +112,21 @@ class TlsFile:
         return grpc.dynamic_ssl_server_credentials(_certificates(given.config), newer, given.config.client_verify)
 
     def _newest(self) -> _Content:
-        if self._follows and self._looking.acquire(blocking=False):
+        if self._follows and self._checking.acquire(blocking=False):
             try:
                 self._read_again()
             finally:
-                self._looking.release()
+                self._checking.release()
         return self._content
 
     def _read_again(self) -> None:
-        look = self._look()
-        if look == self._seen:
+        state = self._file_state()
+        if state == self._seen:
             return
-        self._seen = look
+        self._seen = state
         old = self._content
         try:
-            config = self._read(look, old.config)
+            config = self._read(state, old.config)
         except ServingError as error:
             logger.warning("%s; the certificate in use stays (%s)", error, FLAG)
             return
@@ -134,21 +134,21 @@ class TlsFile:
             self._content = _Content(old.revision + 1, config)
             logger.info("%s: new connections get the new certificate (%s)", self._path, FLAG)
 
-    def _read(self, look: _Look | None, old: SSLConfig) -> SSLConfig:
-        if look is not None and not look.regular:
+    def _read(self, state: _FileState | None, old: SSLConfig) -> SSLConfig:
+        if state is not None and not state.regular:
             raise failed_precondition(f"{self._path}: is no regular file any more")
         config = read_ssl_config(self._path, self._directory)
         if config.client_verify != old.client_verify:
             raise failed_precondition(f"{self._path}: client_verify changed, which takes a restart")
         return config
 
-    def _look(self) -> _Look | None:
-        """None if there is nothing to look at."""
+    def _file_state(self) -> _FileState | None:
+        """None if the file is missing."""
         try:
             found = os.stat(self._directory / self._path)
         except OSError:
             return None
-        return _Look(found.st_mtime_ns, found.st_size, found.st_ino, stat.S_ISREG(found.st_mode))
+        return _FileState(found.st_mtime_ns, found.st_size, found.st_ino, stat.S_ISREG(found.st_mode))
 
 
 def _make_context(config: SSLConfig) -> ssl.SSLContext:
@@ -167,7 +167,7 @@ def _make_context(config: SSLConfig) -> ssl.SSLContext:
 
 
 def _certificates(config: SSLConfig) -> Any:
-    """gRPC's form of the key and certificates. gRPC takes it away with its first use, so each use needs a new one."""
+    """The key and certificates for gRPC's library, which consumes the object: each use needs a new one."""
     import grpc
 
     pair = (config.server_key.get_secret_value().encode(), config.server_cert.encode())

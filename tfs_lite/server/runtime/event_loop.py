@@ -1,15 +1,7 @@
-"""Slow work for the event loop: a few threads, and a bound on how much may wait for them.
+"""The event loop of a server and the threads around it: the loop's own, those for slow work, and the way back from the
+models' threads to the loop.
 
-The event loop of a server, in a thread of its own: uvloop's where there is one, else asyncio's.
-
-uvloop reads and writes sockets in C, which takes a third off what a small request costs. It knows no Windows.
-
-Answers on their way from the threads of models back to the event loop: one wake-up for as many as are there.
-
-    any thread: post  ->  [queue]  ->  the loop, in one go: deliver(item) for each, in the order of posting
-
-Waking a loop costs a system call and a hand-over of the interpreter lock, so it is done once per batch and not once per
-request.
+The loop is uvloop's where it is installed, which takes a third off the cost of a small request.
 """
 
 from __future__ import annotations
@@ -27,7 +19,8 @@ T = TypeVar("T")
 
 
 class BackgroundRunner:
-    """``run`` is called on the event loop, ``close`` from anywhere else. ``what`` names the work in error messages."""
+    """A few threads for slow work, and a bound on the work that waits for them. ``what`` names the work in error
+    messages. ``run`` on the event loop, ``close`` on another thread."""
 
     def __init__(self, what: str, threads: int, max_pending: int) -> None:
         self._what = what
@@ -36,8 +29,8 @@ class BackgroundRunner:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"tfs-{what}")
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of ``work``. RESOURCE_EXHAUSTED when too much is waiting. When the caller is cancelled, work that
-        has begun goes on, and work that has not is dropped: nobody wants it any more."""
+        """Returns the result of ``work``. RESOURCE_EXHAUSTED when too much is waiting. When the caller is cancelled,
+        work that has begun goes on, and work that has not is dropped."""
         if self._pending >= self._max_pending:
             raise ServingError(
                 StatusCode.RESOURCE_EXHAUSTED, f"{self._pending} {self._what} requests are pending, no more are taken"
@@ -53,13 +46,13 @@ class BackgroundRunner:
             raise
 
     def close(self) -> None:
-        """Drops what has not begun, waits for the rest."""
+        """Drops work that has not begun and waits for the rest."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def _finished(self, future: asyncio.Future[T]) -> None:
         self._pending -= 1
         if not future.cancelled():
-            future.exception()  # looked at, so that asyncio does not complain when the caller has gone
+            future.exception()  # retrieved, so that asyncio does not log it when the caller was cancelled
 
 
 new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
@@ -72,7 +65,7 @@ else:
 
 
 class LoopThread:
-    """``run`` may be called from any thread but the loop's own; ``close`` once, when nothing runs any more."""
+    """An event loop on a thread of its own. ``run`` from any other thread; ``close`` once, when nothing runs."""
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
@@ -91,7 +84,7 @@ class LoopThread:
             coroutine.close()
 
     def close(self) -> None:
-        """Cancels what is left, ends the loop and joins the thread."""
+        """Cancels the remaining tasks, ends the loop and joins the thread."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
 
@@ -101,42 +94,47 @@ class LoopThread:
             self.loop.run_forever()
             for task in asyncio.all_tasks(self.loop):
                 task.cancel()
-            self.loop.run_until_complete(_settle())
+            self.loop.run_until_complete(_finish_tasks())
         finally:
             asyncio.set_event_loop(None)
             self.loop.close()
 
 
-async def _settle() -> None:
-    """Lets cancelled tasks and open generators end."""
+async def _finish_tasks() -> None:
+    """Waits for cancelled tasks and closes open generators."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await asyncio.gather(*others, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 class CompletionQueue(Generic[T]):
-    """Made on the event loop. ``deliver`` must not raise."""
+    """Brings items from any thread to the event loop. ``deliver``, which must not raise, gets them in the order of
+    ``post``.
+
+    To wake a loop costs a system call and a switch of the interpreter lock, so many items share one wake-up. Made on
+    the event loop.
+    """
 
     def __init__(self, deliver: Callable[[T], None]) -> None:
         self.loop = asyncio.get_running_loop()
         self._deliver = deliver
         self._items: deque[T] = deque()
-        self._alone = threading.Lock()  # held by whoever delivers when the loop is closed
-        self._called = False  # whether the loop will come by; it says no more before it looks at the items
+        self._delivering = threading.Lock()  # held to deliver on a posting thread, when the loop is closed
+        self._scheduled = False  # whether the loop will flush; reset before it reads the items
 
     def post(self, item: T) -> None:
         """Any thread. Once the loop is closed, items are delivered on the posting threads, one at a time."""
         self._items.append(item)
-        if not self._called or self.loop.is_closed():
-            self._called = True
+        if not self._scheduled or self.loop.is_closed():
+            self._scheduled = True
             try:
                 self.loop.call_soon_threadsafe(self._flush)
             except RuntimeError:
-                with self._alone:
+                with self._delivering:
                     self._flush()
 
     def _flush(self) -> None:
-        self._called = False
+        self._scheduled = False
         items = self._items
         while items:
             self._deliver(items.popleft())

@@ -1,7 +1,7 @@
-"""Is the process alive, has it started, should it get traffic, and how is one model.
+"""Health of the server and of each model, for the HTTP probes and the gRPC health service.
 
-One object answers the HTTP probes and the gRPC health service alike. Readiness is reached once and then kept until
-the server drains: one bad model never takes the traffic of the others away.
+The server becomes ready once and stays ready until it drains, so that one bad model never takes the traffic of the
+others away.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SERVICES = (
     "tensorflow.serving.ModelService",
     "tensorflow.serving.PredictionService",
 )
-"""Names that stand for the whole server: with and without the package."""
+"""Names of the whole server, with and without package."""
 
 
 class ServingStatus(enum.IntEnum):
@@ -31,8 +31,8 @@ class ServingStatus(enum.IntEnum):
 
 
 class Health:
-    """``is_model_available(name)`` is None for a model that nobody configured. Written by the server's control threads,
-    read by the event loop; a flag only ever goes up."""
+    """``is_model_available(name)`` is None for a model that is not in the config. Flags are set by the server's control
+    threads and read by the event loop; they are never reset."""
 
     def __init__(self, is_model_available: Callable[[str], bool | None]) -> None:
         self._is_model_available = is_model_available
@@ -48,15 +48,15 @@ class Health:
         return self._draining
 
     def set_ready(self) -> None:
-        """What was known at the start has answered."""
+        """The models of the first config have loaded or failed."""
         self._ready = True
 
     def set_draining(self) -> None:
-        """No more traffic, please. Final."""
+        """The server takes no more traffic. Final."""
         self._draining = True
 
     def check(self, name: str) -> ServingStatus:
-        """A service of the server, or a model."""
+        """``name``: a service of the server, or a model."""
         if name in SERVICES:
             return ServingStatus.SERVING if self.ready else ServingStatus.NOT_SERVING
         available = self._is_model_available(name)
@@ -66,15 +66,15 @@ class Health:
 
 
 class ChangeSignal:
-    """Tells waiting coroutines of one event loop that something changed; any thread may say so.
+    """Tells coroutines of one event loop that something changed; any thread may notify.
 
-    Take ``next_change()`` before looking at the state and await it afterwards: no change is missed.
+    Call ``next_change()`` before reading the state and await it afterwards, so that no change is missed.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._event = asyncio.Event()
-        self._scheduled = False  # many changes in one turn of the loop are one
+        self._scheduled = False  # many changes in one iteration of the loop are one
 
     def next_change(self) -> asyncio.Event:
         return self._event
@@ -86,7 +86,7 @@ class ChangeSignal:
         try:
             self._loop.call_soon_threadsafe(self._fire)
         except RuntimeError:
-            return  # the loop is closed: nobody waits any more
+            return  # the loop is closed
 
     def _fire(self) -> None:
         self._scheduled = False

@@ -1,10 +1,7 @@
-"""Listening addresses: clear errors before a server library gets to write its own.
+"""Listening sockets, TCP and UNIX, with clear errors: an address that cannot be had is FAILED_PRECONDITION in one line
+that names it and its flag.
 
-An address that cannot be had is FAILED_PRECONDITION in one line that names it and the flag that chose it.
-
-A path for a UNIX socket: clear errors, and nothing is taken away from whoever listens there.
-
-A server that died leaves its socket file behind. It is removed if nobody listens there any more.
+A server that died leaves the file of its UNIX socket behind. The file is removed unless a server still listens there.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ def check_address(host: str, port: int, flag: str) -> None:
 
 
 def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.socket:
-    """A listening, non-blocking TCP socket. Port 0: a free one. ``shared``: others who say so too may listen there."""
+    """A listening, non-blocking TCP socket. Port 0: a free one. ``shared``: other such sockets may listen there."""
     # The protocol is named because asyncio turns Nagle's algorithm off only where it is: without that, an answer whose
     # body follows its head waits for the client's delayed acknowledgement, 40 ms.
     sock = socket.socket(_family(host), socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -49,7 +46,7 @@ def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.s
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it. Names but ``localhost`` are not looked up."""
+    """Whether only this machine can reach the host. Names other than ``localhost`` are not looked up."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -76,31 +73,31 @@ def _explain(host: str, port: int, flag: str, error: OSError) -> ServingError:
     return failed_precondition(f"cannot listen on port {port} of {host} ({flag}): {error.strerror}")
 
 
-_KNOCK_SECONDS = 1.0
-_NOBODY = (errno.ECONNREFUSED, errno.ENOENT)
+_CONNECT_SECONDS = 1.0
+_NO_LISTENER = (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def claim(path: str, flag: str) -> str:
-    """The gRPC address of ``path``, once a server may listen there.
+    """Makes ``path`` free for a UNIX socket and returns its gRPC address.
 
-    INVALID_ARGUMENT if it cannot be an address; FAILED_PRECONDITION if somebody listens there, if something else lies
-    there, or if the system allows no socket there. Both name ``flag``.
+    INVALID_ARGUMENT if it cannot be an address; FAILED_PRECONDITION if a server listens there, the file is no socket,
+    or the system allows no socket there. Both name ``flag``.
     """
     try:
         if _is_socket(path, flag):
             _refuse_if_alive(path, flag)
             Path(path).unlink(missing_ok=True)
-        _try_out(path)
+        _check_bind(path)
     except ValueError:
         raise invalid_argument(f"{path!r} ({flag}) is no path") from None
     except OSError as error:
-        raise _cannot(path, flag, error) from None
+        raise _bind_error(path, flag, error) from None
     return f"unix:{quote(os.fsencode(path))}"
 
 
 class UnixListener:
-    """A listening, non-blocking socket at a path that was free or whose server is dead; raises what ``claim`` does.
-    ``remove`` takes the file away, unless another server has put its own there."""
+    """A listening, non-blocking UNIX socket; raises what ``claim`` does. ``remove`` deletes its file, unless another
+    server has replaced it."""
 
     def __init__(self, path: str, flag: str) -> None:
         claim(path, flag)
@@ -110,17 +107,17 @@ class UnixListener:
             self.socket.bind(path)
             self.socket.listen(BACKLOG)
             self.socket.setblocking(False)
-            self._identity = self._look()
+            self._identity = self._stat()
         except OSError as error:
             self.socket.close()
-            raise _cannot(path, flag, error) from None
+            raise _bind_error(path, flag, error) from None
 
     def remove(self) -> None:
         with suppress(OSError):
-            if self._look() == self._identity:
+            if self._stat() == self._identity:
                 os.unlink(self._path)
 
-    def _look(self) -> tuple[int, int]:
+    def _stat(self) -> tuple[int, int]:
         found = os.lstat(self._path)
         return found.st_dev, found.st_ino
 
@@ -140,27 +137,27 @@ def _is_socket(path: str, flag: str) -> bool:
 
 
 def _refuse_if_alive(path: str, flag: str) -> None:
-    """A socket that takes the connection, or is too busy to, has a server."""
+    """A socket that accepts the connection, or is too busy to, has a server."""
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(_KNOCK_SECONDS)
+        client.settimeout(_CONNECT_SECONDS)
         try:
             client.connect(path)
         except OSError as error:
-            if error.errno in _NOBODY:
+            if error.errno in _NO_LISTENER:
                 return
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise
     raise cannot_listen(path, flag, "another server listens there")
 
 
-def _try_out(path: str) -> None:
-    """Raises what the system has against a socket there."""
+def _check_bind(path: str) -> None:
+    """Raises the system's error for a socket there."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.bind(path)
         os.unlink(path)
 
 
-def _cannot(path: str, flag: str, error: OSError) -> ServingError:
+def _bind_error(path: str, flag: str, error: OSError) -> ServingError:
     if error.errno is None:  # Python's own refusal, before the system is asked
         return invalid_argument(f"{path} ({flag}) is too long for a UNIX socket")
     return cannot_listen(path, flag, os.strerror(error.errno))

@@ -7,8 +7,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,8 +18,8 @@ import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.server.grpc.admission import HEALTH
-from tfs_lite.server.grpc.factory import GrpcTransport, make_grpc_server
 from tfs_lite.server.grpc.status import truncate
+from tfs_lite.testing.servers.grpc_fixture import GrpcFixture, connect
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.table import CallContext, server_stream, unary
 
@@ -27,10 +27,9 @@ LIMIT = 100_000
 
 
 class Service:
-    """Handlers that misbehave on demand, in the form of the server's tables, and servers of them."""
+    """Handlers that misbehave on demand."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self) -> None:
         self.contexts: list[CallContext] = []
         self.entered = threading.Semaphore(0)
         self.cancelled = threading.Event()
@@ -43,9 +42,6 @@ class Service:
             server_stream(f"/test.Service/{handler.__name__}", handler) for handler in (self.count, self.trickle)
         ]
         return [*rows, *streams, unary(f"{HEALTH}Check", self.echo)]
-
-    def server(self, **settings: Any) -> GrpcTransport:
-        return make_grpc_server(self.kind, self.methods(), LIMIT, **settings)
 
     async def echo(self, data: bytes, context: CallContext) -> bytes:
         self.contexts.append(context)
@@ -78,28 +74,30 @@ class Service:
 
 
 @pytest.fixture
-def service(each_server: str) -> Service:
-    return Service(each_server)
+def service() -> Service:
+    return Service()
+
+
+Serve = Callable[..., GrpcFixture]
 
 
 @pytest.fixture
-def server(loop_thread: Any, service: Service) -> Iterator[tuple[GrpcTransport, int]]:
-    async def start() -> tuple[GrpcTransport, int]:
-        server = service.server()
-        port = await server.start("127.0.0.1", 0, "")
-        assert port is not None
-        return server, port
-
-    server, port = loop_thread.run(start())
-    yield server, port
-    loop_thread.run(server.stop(0))
+def serve(loop_thread: Any, service: Service, each_server: str) -> Iterator[Serve]:
+    """``serve(**settings)`` starts another server of the service."""
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(
+            GrpcFixture(loop_thread, each_server, service.methods(), LIMIT, **settings)
+        )
 
 
 @pytest.fixture
-def channel(server: tuple[GrpcTransport, int]) -> Iterator[grpc.Channel]:
-    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(f"127.0.0.1:{server[1]}", options=options) as channel:
-        yield channel
+def server(serve: Serve) -> GrpcFixture:
+    return serve()
+
+
+@pytest.fixture
+def channel(server: GrpcFixture) -> grpc.Channel:
+    return server.channel
 
 
 def call(channel: grpc.Channel, method: str, data: bytes = b"x", timeout: float | None = 20.0) -> bytes:
@@ -173,11 +171,11 @@ def test_handler_is_cancelled_when_the_client_goes(channel: grpc.Channel, servic
 
 
 def test_stop_answers_what_is_inside_and_refuses_the_rest(
-    loop_thread: Any, server: tuple[GrpcTransport, int], channel: grpc.Channel, service: Service
+    loop_thread: Any, server: GrpcFixture, channel: grpc.Channel, service: Service
 ) -> None:
     inside = channel.unary_unary("/test.Service/wait").future(b"inside")
     assert service.entered.acquire(timeout=20)
-    stopping = asyncio.run_coroutine_threadsafe(server[0].stop(20), loop_thread.loop)
+    stopping = asyncio.run_coroutine_threadsafe(server.server.stop(20), loop_thread.loop)
     codes = Counter[str]()
     while not codes["UNAVAILABLE"]:
         try:
@@ -190,14 +188,11 @@ def test_stop_answers_what_is_inside_and_refuses_the_rest(
     assert set(codes) == {"UNAVAILABLE"}
 
 
-def test_stop_under_load_breaks_no_call_that_got_in(
-    loop_thread: Any, server: tuple[GrpcTransport, int], service: Service
-) -> None:
+def test_stop_under_load_breaks_no_call_that_got_in(loop_thread: Any, server: GrpcFixture, service: Service) -> None:
     codes, answered = Counter[str](), threading.Semaphore(0)
 
     def client() -> None:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        with grpc.insecure_channel(f"127.0.0.1:{server[1]}", options=options) as channel:
+        with connect(server.target) as channel:
             while True:
                 try:
                     call(channel, "echo")
@@ -211,122 +206,85 @@ def test_stop_under_load_breaks_no_call_that_got_in(
         thread.start()
     for _ in range(200):
         assert answered.acquire(timeout=20)
-    loop_thread.run(server[0].stop(20))
+    loop_thread.run(server.server.stop(20))
     for thread in clients:
         thread.join()
     assert codes == {"UNAVAILABLE": 8}
 
 
 def test_call_that_outlives_the_grace_is_cancelled(
-    loop_thread: Any, server: tuple[GrpcTransport, int], channel: grpc.Channel, service: Service
+    loop_thread: Any, server: GrpcFixture, channel: grpc.Channel, service: Service
 ) -> None:
     inside = channel.unary_unary("/test.Service/wait").future(b"inside")
     assert service.entered.acquire(timeout=20)
-    loop_thread.run(server[0].stop(0.2))
+    loop_thread.run(server.server.stop(0.2))
     assert service.cancelled.wait(20)
     assert inside.exception(timeout=20) is not None
 
 
-def test_port_in_use_is_one_clear_line(loop_thread: Any, service: Service) -> None:
+def test_port_in_use_is_one_clear_line(serve: Serve) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-
-        async def start() -> None:
-            await service.server().start("127.0.0.1", port, "")
-
         with pytest.raises(ServingError) as caught:
-            loop_thread.run(start())
+            serve(port=port)
     assert caught.value.code is StatusCode.FAILED_PRECONDITION
     assert f"port {port} of 127.0.0.1 is already in use (--port)" in str(caught.value)
 
 
-def test_two_servers_never_share_a_port(loop_thread: Any, server: tuple[GrpcTransport, int], service: Service) -> None:
-    async def start() -> None:
-        await service.server().start("127.0.0.1", server[1], "")
-
+def test_two_servers_never_share_a_port(serve: Serve, server: GrpcFixture) -> None:
     with pytest.raises(ServingError, match="in use"):
-        loop_thread.run(start())
+        serve(port=server.port)
 
 
-def test_address_of_another_machine_is_refused(loop_thread: Any, service: Service) -> None:
-    async def start() -> None:
-        await service.server().start("203.0.113.7", 0, "")
-
+def test_address_of_another_machine_is_refused(serve: Serve) -> None:
     with pytest.raises(ServingError, match="--host"):
-        loop_thread.run(start())
+        serve(host="203.0.113.7")
 
 
-@contextmanager
-def serving(loop_thread: Any, service: Service, path: str = "", **settings: Any) -> Iterator[str]:
-    """The address of a server with these settings: of its UNIX socket if it has one, else of its port."""
-
-    async def start() -> tuple[GrpcTransport, int | None]:
-        server = service.server(**settings)
-        return server, await server.start("127.0.0.1", None if path else 0, path)
-
-    server, port = loop_thread.run(start())
-    yield f"unix:{path}" if path else f"127.0.0.1:{port}"
-    loop_thread.run(server.stop(0))
-
-
-def connect(address: str) -> grpc.Channel:
-    return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
-
-
-def test_unix_socket_serves_too_and_is_gone_afterwards(loop_thread: Any, service: Service, tmp_path: Path) -> None:
+def test_unix_socket_serves_too_and_is_gone_afterwards(serve: Serve, tmp_path: Path) -> None:
     path = tmp_path / "a socket"
-    with serving(loop_thread, service, str(path)), connect(f"unix:{tmp_path}/a%20socket") as channel:
+    server = serve(port=None, path=str(path))
+    with connect(f"unix:{tmp_path}/a%20socket") as channel:
         assert call(channel, "echo") == b"x"
-        assert path.is_socket()
+    assert path.is_socket()
+    server.stop()
     assert not path.exists()
 
 
-def test_the_socket_of_a_server_that_died_is_taken_over(loop_thread: Any, service: Service, tmp_path: Path) -> None:
+def test_the_socket_of_a_server_that_died_is_taken_over(serve: Serve, tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(path)
         dead.listen()
-    with serving(loop_thread, service, path) as address, connect(address) as channel:
-        assert call(channel, "echo") == b"x"
+    assert call(serve(port=None, path=path).channel, "echo") == b"x"
 
 
-def test_the_socket_of_a_server_that_lives_is_not_taken_away(
-    loop_thread: Any, service: Service, tmp_path: Path
-) -> None:
+def test_the_socket_of_a_server_that_lives_is_not_taken_away(serve: Serve, tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-    with serving(loop_thread, service, path) as address:
-        with pytest.raises(ServingError, match="another server listens there"), serving(loop_thread, service, path):
-            pass
-        with connect(address) as channel:
-            assert call(channel, "echo") == b"x"
+    server = serve(port=None, path=path)
+    with pytest.raises(ServingError, match="another server listens there"):
+        serve(port=None, path=path)
+    assert call(server.channel, "echo") == b"x"
 
 
-def test_arguments_win_over_our_own(loop_thread: Any, service: Service) -> None:
-    arguments = [("grpc.max_receive_message_length", 10), ("grpc.primary_user_agent", "me")]
-    with serving(loop_thread, service, arguments=arguments) as address, connect(address) as channel:
-        assert refusal(channel, "echo", b"x" * 11)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert call(channel, "echo", b"x" * 10) == b"x" * 10
+def test_arguments_win_over_our_own(serve: Serve) -> None:
+    channel = serve(arguments=[("grpc.max_receive_message_length", 10), ("grpc.primary_user_agent", "me")]).channel
+    assert refusal(channel, "echo", b"x" * 11)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert call(channel, "echo", b"x" * 10) == b"x" * 10
 
 
-def test_a_port_is_shared_only_if_the_arguments_say_so(loop_thread: Any, service: Service) -> None:
+def test_a_port_is_shared_only_if_the_arguments_say_so(serve: Serve, server: GrpcFixture) -> None:
     sharing = [("grpc.so_reuseport", 1)]
-
-    async def start(port: int) -> GrpcTransport:
-        server = service.server(arguments=sharing)
-        assert await server.start("127.0.0.1", port, "") == port
-        return server
-
-    with serving(loop_thread, service, arguments=sharing) as address:
-        port = int(address.rpartition(":")[2])
-        loop_thread.run(loop_thread.run(start(port)).stop(0))
-    with serving(loop_thread, service) as address, pytest.raises(ServingError, match=r"in use \(--port\)"):
-        loop_thread.run(start(int(address.rpartition(":")[2])))
+    first = serve(arguments=sharing)
+    assert serve(arguments=sharing, port=first.port).port == first.port
+    with pytest.raises(ServingError, match=r"in use \(--port\)"):
+        serve(arguments=sharing, port=server.port)
 
 
-def test_calls_beyond_the_limit_are_refused_at_once(loop_thread: Any, service: Service) -> None:
-    with serving(loop_thread, service, max_concurrent_calls=2) as address, connect(address) as channel:
+def test_calls_beyond_the_limit_are_refused_at_once(loop_thread: Any, serve: Serve, service: Service) -> None:
+    with serve(max_concurrent_calls=2).channel as channel:
         waiting = channel.unary_unary("/test.Service/wait").future(b"inside")
         assert service.entered.acquire(timeout=20)
         stream = channel.unary_stream("/test.Service/trickle")(b"", timeout=20)

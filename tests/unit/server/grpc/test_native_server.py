@@ -1,6 +1,6 @@
-"""Our own gRPC server around its transport: addresses, arguments, numbers on the page, and what it does not import.
+"""Our own gRPC server around its transport: addresses, arguments, metrics, and what it does not import.
 
-What it shares with the library's server is in test_grpc_server.py, test_grpc_bidi.py and test_tls.py.
+The tests of both servers are in test_grpcio_server.py, test_bidirectional_calls.py and test_tls.py.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tfs_lite.server.grpc.native_server import NativeGrpcServer
 from tfs_lite.server.runtime.sockets import UnixListener
 from tfs_lite.server.server import Server
 from tfs_lite.serving.options import GRPCIO, NATIVE
+from tfs_lite.testing.servers.grpc_fixture import GrpcFixture
 from tfs_lite.testing.servers.in_process import serving
 from tfs_lite.transport.table import CallContext, unary
 
@@ -34,27 +35,11 @@ async def echo(data: bytes, context: CallContext) -> bytes:
     return data
 
 
-class Served:
-    """A server of one method, and a connection to it."""
+ECHO = "/test.Service/echo"
 
-    def __init__(self, loop_thread: Any, host: str = "127.0.0.1", port: int | None = 0, path: str = "") -> None:
-        self._loop = loop_thread
 
-        async def start() -> tuple[NativeGrpcServer, int | None]:
-            server = NativeGrpcServer([unary("/test.Service/echo", echo)], 1000)
-            return server, await server.start(host, port, path)
-
-        self.server, self.port = loop_thread.run(start())
-        address = f"[{host}]:{self.port}" if ":" in host else f"127.0.0.1:{self.port}"
-        self.channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
-
-    def call(self, data: bytes, method: str = "echo") -> bytes:
-        answer: bytes = self.channel.unary_unary(f"/test.Service/{method}")(data, timeout=20)
-        return answer
-
-    def close(self) -> None:
-        self.channel.close()
-        self._loop.run(self.server.stop(0.0))
+def served(loop_thread: Any, **address: Any) -> GrpcFixture:
+    return GrpcFixture(loop_thread, NATIVE, [unary(ECHO, echo)], 1000, **address)
 
 
 def has_ipv6() -> bool:
@@ -66,19 +51,16 @@ def has_ipv6() -> bool:
     return True
 
 
-# Addresses.
-
-
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 @pytest.mark.parametrize("host", ["::1", "::"])
 def test_an_address_of_ipv6_is_listened_on(loop_thread: Any, host: str) -> None:
-    with closing(Served(loop_thread, host)) as served:
-        assert served.call(b"x") == b"x"
+    with served(loop_thread, host=host) as server:
+        assert server.call(ECHO, b"x") == b"x"
 
 
 def test_all_addresses_of_ipv4_are_listened_on(loop_thread: Any) -> None:
-    with closing(Served(loop_thread, "0.0.0.0")) as served:
-        assert served.call(b"x") == b"x"
+    with served(loop_thread, host="0.0.0.0") as server:
+        assert server.call(ECHO, b"x") == b"x"
 
 
 def test_a_start_that_fails_gives_back_what_it_had(loop_thread: Any, tmp_path: Path) -> None:
@@ -87,9 +69,9 @@ def test_a_start_that_fails_gives_back_what_it_had(loop_thread: Any, tmp_path: P
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with pytest.raises(ServingError, match="something that is no socket lies there"):
-        Served(loop_thread, port=port, path=str(tmp_path / "file"))
-    with closing(Served(loop_thread, port=port)) as served:
-        assert served.call(b"x") == b"x"
+        served(loop_thread, port=port, path=str(tmp_path / "file"))
+    with served(loop_thread, port=port) as server:
+        assert server.call(ECHO, b"x") == b"x"
 
 
 def test_a_server_that_never_started_can_be_stopped(loop_thread: Any) -> None:
@@ -101,38 +83,35 @@ def test_a_server_that_never_started_can_be_stopped(loop_thread: Any) -> None:
 
 def test_the_socket_file_of_a_successor_is_left_alone(loop_thread: Any, tmp_path: Path) -> None:
     path = tmp_path / "s"
-    served = Served(loop_thread, path=str(path))
-    path.unlink()
-    with closing(UnixListener(str(path), "--grpc_socket_path").socket):
-        served.close()
-        assert path.is_socket()
+    with served(loop_thread, path=str(path)) as server:
+        path.unlink()
+        with closing(UnixListener(str(path), "--grpc_socket_path").socket):
+            server.stop()
+            assert path.is_socket()
 
 
 def test_a_relative_socket_path_is_removed_wherever_the_process_goes(
     loop_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    served = Served(loop_thread, path="s")
-    assert (tmp_path / "s").is_socket()
-    monkeypatch.chdir("/")
-    served.close()
+    with served(loop_thread, path="s"):
+        assert (tmp_path / "s").is_socket()
+        monkeypatch.chdir("/")
     assert os.listdir(tmp_path) == []
 
 
-# What it counts.
-
-
 def test_calls_and_connections_are_counted(loop_thread: Any) -> None:
-    with closing(Served(loop_thread)) as served:
+    with served(loop_thread) as server:
         for _ in range(3):
-            served.call(b"12345")
-        for data, method in ((b"wrong", "echo"), (b"x", "nothing")):
+            server.call(ECHO, b"12345")
+        for data, path in ((b"wrong", ECHO), (b"x", "/test.Service/nothing")):
             with pytest.raises(grpc.RpcError):
-                served.call(data, method)
-        numbers = served.server.numbers
+                server.call(path, data)
+        numbers = server.server.numbers
+        assert numbers is not None
         assert dict(numbers.calls) == {
-            ("/test.Service/echo", 0): 3,
-            ("/test.Service/echo", 3): 1,
+            (ECHO, 0): 3,
+            (ECHO, 3): 1,
             ("", 12): 1,
         }
         assert (numbers.connections, numbers.connections_total) == (1, 1)
@@ -150,15 +129,12 @@ def test_the_page_has_the_numbers_of_this_process(
 ) -> None:
     publish("m", 1)
     options = {"grpc_server": NATIVE, "model_name": "m", "model_base_path": str(tmp_path / "m"), **fields}
-    with serving(tmp_path, **options) as house:
-        assert house.version() == 1
-        page = httpx.get(f"{house.url}/metrics").text
+    with serving(tmp_path, **options) as server:
+        assert server.version() == 1
+        page = httpx.get(f"{server.url}/metrics").text
     line = 'tfs_lite_grpc_calls_total{code="OK",method="tensorflow.serving.PredictionService/Predict"} 1.0\n'
     assert (line in page) is shown
     assert ("tfs_lite_grpc_connections " in page) is shown
-
-
-# Arguments.
 
 
 def test_arguments_without_effect_are_logged_once_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -183,9 +159,6 @@ def test_an_argument_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
         ).start()
     assert raised.value.code is StatusCode.INVALID_ARGUMENT
     assert str(raised.value).startswith("grpc.max_concurrent_streams of --grpc_channel_arguments is 'few', expected")
-
-
-# What it needs.
 
 
 def test_the_native_server_does_not_import_the_library() -> None:

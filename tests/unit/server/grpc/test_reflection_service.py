@@ -15,8 +15,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.descriptors import POOL
-from tfs_lite.server.grpc.factory import GrpcTransport, make_grpc_server
 from tfs_lite.server.grpc.reflection_service import MAX_REQUEST, SERVICES, ReflectionService
+from tfs_lite.testing.servers.grpc_fixture import GrpcFixture
 from tfs_lite.transport.table import CallContext
 
 Request, Response = reflection_pb2.ServerReflectionRequest, reflection_pb2.ServerReflectionResponse
@@ -169,15 +169,9 @@ def test_bytes_that_are_no_request_end_the_stream(data: bytes) -> None:
 
 @pytest.fixture
 def channel(each_server: str, loop_thread: Any) -> Iterator[grpc.Channel]:
-    async def start() -> tuple[GrpcTransport, int | None]:
-        methods = ReflectionService(["test.Service"]).methods()
-        server = make_grpc_server(each_server, methods, 100_000, max_concurrent_calls=0)
-        return server, await server.start("127.0.0.1", 0, "")
-
-    server, port = loop_thread.run(start())
-    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        yield channel
-    loop_thread.run(server.stop(0))
+    methods = ReflectionService(["test.Service"]).methods()
+    with GrpcFixture(loop_thread, each_server, methods, max_concurrent_calls=0) as server:
+        yield server.channel
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ import trustme
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.grpc import tls as tls_module
-from tfs_lite.server.grpc.factory import GrpcTransport, make_grpc_server
 from tfs_lite.server.grpc.grpcio_server import GrpcServer
 from tfs_lite.server.grpc.tls import TlsFile
+from tfs_lite.testing.servers.grpc_fixture import GrpcFixture
 from tfs_lite.transport.table import CallContext, unary
 
 AUTHORITY, STRANGER = trustme.CA(), trustme.CA()
@@ -51,28 +52,20 @@ async def echo(data: bytes, context: CallContext) -> bytes:
     return data
 
 
-class Served:
+class TlsFixture(GrpcFixture):
     """A server with TLS from a file, and clients of it."""
 
     def __init__(self, kind: str, path: Path, loop_thread: Any, socket_path: str = "") -> None:
         self.path = path
         self.tls = TlsFile(str(path))
-        self._loop = loop_thread
-
-        async def start() -> tuple[GrpcTransport, int]:
-            server = make_grpc_server(kind, [unary("/test.Service/echo", echo)], 100_000, tls=self.tls)
-            port = await server.start("127.0.0.1", 0, socket_path)
-            assert port is not None
-            return server, port
-
-        self._server, self.port = loop_thread.run(start())
+        super().__init__(loop_thread, kind, [unary("/test.Service/echo", echo)], path=socket_path, tls=self.tls)
 
     def replace(self, text: str) -> None:
         new = self.path.with_suffix(".new")
         new.write_text(text)
         new.rename(self.path)
 
-    def channel(
+    def secure_channel(
         self,
         root: bytes = ROOT,
         pair: tuple[bytes, bytes] | None = None,
@@ -98,26 +91,20 @@ class Served:
         assert der is not None
         return ssl.DER_cert_to_PEM_cert(der).encode()
 
-    def stop(self) -> None:
-        self._loop.run(self._server.stop(0))
 
-
-Serve = Callable[..., Served]
+Serve = Callable[..., TlsFixture]
 
 
 @pytest.fixture
 def serve(each_server: str, tmp_path: Path, loop_thread: Any) -> Iterator[Serve]:
-    running: list[Served] = []
+    with ExitStack() as running:
 
-    def start(text: str, socket_path: str = "") -> Served:
-        path = tmp_path / "tls.pbtxt"
-        path.write_text(text)
-        running.append(Served(each_server, path, loop_thread, socket_path))
-        return running[-1]
+        def start(text: str, socket_path: str = "") -> TlsFixture:
+            path = tmp_path / "tls.pbtxt"
+            path.write_text(text)
+            return running.enter_context(TlsFixture(each_server, path, loop_thread, socket_path))
 
-    yield start
-    for server in running:
-        server.stop()
+        yield start
 
 
 def call(channel: grpc.Channel) -> bytes:
@@ -134,22 +121,22 @@ def refused(channel: grpc.Channel) -> str:
 
 def test_clients_that_trust_the_authority_get_in_and_others_do_not(serve: Serve) -> None:
     server = serve(text_of(FIRST))
-    with server.channel() as channel:
+    with server.secure_channel() as channel:
         assert call(channel) == b"x"
-    with server.channel(target=f"127.0.0.1:{server.port}", name="127.0.0.1") as channel:
+    with server.secure_channel(target=f"127.0.0.1:{server.port}", name="127.0.0.1") as channel:
         assert call(channel) == b"x"
-    assert "Hostname Verification" in refused(server.channel(name="elsewhere.org"))
-    assert "CERTIFICATE_VERIFY_FAILED" in refused(server.channel(root=STRANGER.cert_pem.bytes()))
+    assert "Hostname Verification" in refused(server.secure_channel(name="elsewhere.org"))
+    assert "CERTIFICATE_VERIFY_FAILED" in refused(server.secure_channel(root=STRANGER.cert_pem.bytes()))
     refused(grpc.insecure_channel(f"localhost:{server.port}"))
     assert server.certificate() == FIRST[1]
 
 
 def test_mutual_tls_lets_in_clients_of_the_authority_only(serve: Serve) -> None:
     server = serve(text_of(FIRST, ROOT, verify=True))
-    with server.channel(pair=SECOND) as channel:
+    with server.secure_channel(pair=SECOND) as channel:
         assert call(channel) == b"x"
-    refused(server.channel())
-    refused(server.channel(pair=FOREIGN))
+    refused(server.secure_channel())
+    refused(server.secure_channel(pair=FOREIGN))
 
 
 def test_the_unix_socket_has_the_same_certificate_and_follows_it_too(serve: Serve, tmp_path: Path) -> None:
@@ -158,7 +145,7 @@ def test_the_unix_socket_has_the_same_certificate_and_follows_it_too(serve: Serv
     for new in (SECOND, FIRST):
         server.replace(text_of(new))
         assert server.certificate() == new[1]
-        with server.channel(root=new[1], target=f"unix:{path}") as channel:
+        with server.secure_channel(root=new[1], target=f"unix:{path}") as channel:
             assert call(channel) == b"x"
     refused(grpc.insecure_channel(f"unix:{path}"))
 
@@ -168,14 +155,14 @@ def test_new_connections_see_a_new_certificate_while_old_ones_go_on(
 ) -> None:
     caplog.set_level(logging.INFO)
     server = serve(text_of(FIRST))
-    with server.channel() as old:
+    with server.secure_channel() as old:
         assert call(old) == b"x"
         server.replace(text_of(FOREIGN))
         assert server.certificate() == FOREIGN[1]
         assert call(old) == b"x"
-    with server.channel(root=STRANGER.cert_pem.bytes()) as new:
+    with server.secure_channel(root=STRANGER.cert_pem.bytes()) as new:
         assert call(new) == b"x"
-    refused(server.channel())
+    refused(server.secure_channel())
     assert caplog.text.count("new connections get the new certificate") == 1
 
 
@@ -192,9 +179,9 @@ def test_many_connections_at_once_always_get_a_whole_certificate(serve: Serve) -
 def test_a_new_authority_for_clients_is_followed(serve: Serve) -> None:
     server = serve(text_of(FIRST, ROOT, verify=True))
     server.replace(text_of(FIRST, STRANGER.cert_pem.bytes(), verify=True))
-    with server.channel(pair=FOREIGN) as channel:
+    with server.secure_channel(pair=FOREIGN) as channel:
         assert call(channel) == b"x"
-    refused(server.channel(pair=SECOND))
+    refused(server.secure_channel(pair=SECOND))
 
 
 @pytest.mark.parametrize(
@@ -254,22 +241,20 @@ def test_a_file_that_a_link_leads_to_is_followed(each_server: str, tmp_path: Pat
         (tmp_path / name).mkdir()
         (tmp_path / name / "tls.pbtxt").write_text(text_of(pair))
     (tmp_path / "now").symlink_to("one")
-    server = Served(each_server, tmp_path / "now" / "tls.pbtxt", loop_thread)
-    assert server.certificate() == FIRST[1]
-    (tmp_path / "next").symlink_to("two")
-    (tmp_path / "next").rename(tmp_path / "now")
-    assert server.certificate() == SECOND[1]
-    server.stop()
+    with TlsFixture(each_server, tmp_path / "now" / "tls.pbtxt", loop_thread) as server:
+        assert server.certificate() == FIRST[1]
+        (tmp_path / "next").symlink_to("two")
+        (tmp_path / "next").rename(tmp_path / "now")
+        assert server.certificate() == SECOND[1]
 
 
 def test_a_pipe_is_read_once(each_server: str, tmp_path: Path, loop_thread: Any) -> None:
     reading, writing = os.pipe()
     os.write(writing, text_of(FIRST).encode())
     os.close(writing)
-    server = Served(each_server, Path(f"/dev/fd/{reading}"), loop_thread)
-    os.close(reading)
-    assert [server.certificate(), server.certificate()] == [FIRST[1]] * 2
-    server.stop()
+    with TlsFixture(each_server, Path(f"/dev/fd/{reading}"), loop_thread) as server:
+        os.close(reading)
+        assert [server.certificate(), server.certificate()] == [FIRST[1]] * 2
 
 
 def test_credentials_live_as_long_as_the_server(serve: Serve) -> None:
@@ -330,12 +315,8 @@ def test_a_certificate_that_only_grpc_refuses_is_one_clear_line(loop_thread: Any
 
 def test_a_port_in_use_is_still_named_with_tls(serve: Serve, each_server: str, loop_thread: Any) -> None:
     server = serve(text_of(FIRST))
-
-    async def start() -> None:
-        await make_grpc_server(each_server, [], 1000, tls=server.tls).start("127.0.0.1", server.port, "")
-
     with pytest.raises(ServingError, match=f"port {server.port} of 127.0.0.1 is already in use"):
-        loop_thread.run(start())
+        GrpcFixture(loop_thread, each_server, [], port=server.port, tls=server.tls)
 
 
 # Contexts of our own transport.
@@ -397,13 +378,8 @@ def test_a_certificate_that_only_tls_itself_refuses_is_one_clear_line(
 ) -> None:
     (tmp_path / "tls.pbtxt").write_text(text_of(FIRST))
     monkeypatch.setattr(tls_module, "CIPHERS", "ALL:@SECLEVEL=5")  # keys as strong as these are too weak then
-
-    async def start() -> None:
-        server = make_grpc_server("native", [], 1000, tls=TlsFile("tls.pbtxt", tmp_path))
-        await server.start("127.0.0.1", 0, "")
-
     with pytest.raises(ServingError) as raised:
-        loop_thread.run(start())
+        GrpcFixture(loop_thread, "native", [], tls=TlsFile("tls.pbtxt", tmp_path))
     assert raised.value.code is StatusCode.FAILED_PRECONDITION
     assert str(raised.value) == (
         "tls.pbtxt: TLS refuses the key or the certificate: EE_KEY_TOO_SMALL (--ssl_config_file)"

@@ -15,15 +15,17 @@ from tfs_lite.core.signature import DataType
 from tfs_lite.protocols.messages import PredictRequest, PredictResponse
 from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
-from tfs_lite.server.grpc.factory import GrpcTransport, make_grpc_server
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.tensorflow.generation_service import METHOD, SERVICE, PredictStreamedService
 from tfs_lite.server.tensorflow.prediction_service import PredictionService
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.testing.grpc.grpc_choice import chosen
 from tfs_lite.testing.language.language_servables import BROKEN, language
+from tfs_lite.testing.servers.grpc_fixture import GrpcFixture
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import V2Fixture
+
+pytestmark = pytest.mark.wire
 
 WORDS = "grüße an dich"
 CANCEL = {"request_state": "CANCEL"}
@@ -40,17 +42,11 @@ def house() -> Iterator[V2Fixture]:
 
 @pytest.fixture
 def channel(loop_thread: Any, house: V2Fixture) -> Iterator[grpc.Channel]:
-    async def start() -> tuple[GrpcTransport, int | None]:
-        predictor, settings = house.predictor, PredictSettings(1 << 20)
-        streamed = PredictStreamedService(predictor, house.metrics, settings)
-        plain = PredictionService(predictor, Inferences(predictor), house.lookup, house.metrics, settings)
-        server = make_grpc_server(chosen(), [*streamed.methods(), *plain.methods()], -1)
-        return server, await server.start("127.0.0.1", 0, "")
-
-    server, port = loop_thread.run(start())
-    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        yield channel
-    loop_thread.run(server.stop(0))
+    predictor, settings = house.predictor, PredictSettings(1 << 20)
+    streamed = PredictStreamedService(predictor, house.metrics, settings)
+    plain = PredictionService(predictor, Inferences(predictor), house.lookup, house.metrics, settings)
+    with GrpcFixture(loop_thread, chosen(), [*streamed.methods(), *plain.methods()], -1) as server:
+        yield server.channel
 
 
 def asked(*texts: str, model: str = "lm", options: Any = None, outputs: tuple[str, ...] = (), **values: Any) -> Any:
