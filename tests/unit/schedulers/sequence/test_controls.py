@@ -19,15 +19,15 @@ ROWS = [SequenceFlags(5, start=True), None, SequenceFlags(6, end=True), Sequence
 
 
 def controls(control: dict[str, object], batch: int = 4, **rest: object) -> Controls:
-    batching = {"control_input": [{"name": "TOLD", "control": [control]}]}
+    batching = {"control_input": [{"name": "CONTROL", "control": [control]}]}
     return Controls.of(ModelSettings.model_validate({"max_batch_size": batch, "sequence_batching": batching, **rest}))
 
 
-def told(made: Controls, rows: list[SequenceFlags | None]) -> list[Any]:
-    (shape, dtype) = made.shapes(len(rows))["TOLD"]
-    arrays = {"TOLD": np.empty(shape, dtype)}
+def written(made: Controls, rows: list[SequenceFlags | None]) -> list[Any]:
+    (shape, dtype) = made.shapes(len(rows))["CONTROL"]
+    arrays = {"CONTROL": np.empty(shape, dtype)}
     made.write(arrays, rows)
-    return list(arrays["TOLD"].ravel().tolist())
+    return list(arrays["CONTROL"].ravel().tolist())
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def told(made: Controls, rows: list[SequenceFlags | None]) -> list[Any]:
 )
 def test_flags_have_the_values_that_the_config_gives_them(kind: str, expected: list[int]) -> None:
     made = controls({"kind": f"CONTROL_SEQUENCE_{kind}", "int32_false_true": [10, 20]})
-    assert told(made, ROWS) == expected
+    assert written(made, ROWS) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_flags_have_the_values_that_the_config_gives_them(kind: str, expected: l
 )
 def test_flags_have_the_type_of_their_values(values: dict[str, object], dtype: str, expected: list[object]) -> None:
     made = controls({"kind": "CONTROL_SEQUENCE_START", **values})
-    assert made.shapes(2)["TOLD"] == ((2, 1), dtype)
-    assert told(made, ROWS[:2]) == expected
+    assert made.shapes(2)["CONTROL"] == ((2, 1), dtype)
+    assert written(made, ROWS[:2]) == expected
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_flags_have_the_type_of_their_values(values: dict[str, object], dtype: s
 )
 def test_id_has_the_type_that_the_config_says(data_type: str, id: int | str, expected: object) -> None:
     made = controls({"kind": "CONTROL_SEQUENCE_CORRID", "data_type": data_type})
-    assert told(made, [SequenceFlags(id), None]) == [expected, b"" if isinstance(id, str) else 0]
+    assert written(made, [SequenceFlags(id), None]) == [expected, b"" if isinstance(id, str) else 0]
 
 
 def test_only_the_right_type_of_id_is_taken() -> None:
@@ -85,10 +85,10 @@ FLAT = {"parameters": {"flatten_control_inputs": "true"}}
 
 
 def test_shape_is_rows_by_one_or_flat_or_one_without_a_batch() -> None:
-    assert controls(START).shapes(3)["TOLD"][0] == (3, 1)
-    assert controls(START, **FLAT).shapes(3)["TOLD"][0] == (3,)
-    assert controls(START, 0).shapes(1)["TOLD"][0] == (1,)
-    assert controls(START, 0, **FLAT).shapes(1)["TOLD"][0] == (1,)
+    assert controls(START).shapes(3)["CONTROL"][0] == (3, 1)
+    assert controls(START, **FLAT).shapes(3)["CONTROL"][0] == (3,)
+    assert controls(START, 0).shapes(1)["CONTROL"][0] == (1,)
+    assert controls(START, 0, **FLAT).shapes(1)["CONTROL"][0] == (1,)
 
 
 def test_parameter_that_is_neither_true_nor_false_is_refused() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from math import inf
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.schedulers.sequence.deadlines import SPARE, Deadlines
-from tfs_lite.schedulers.sequence.settings import SequenceSettings
 
 KEYS = st.sampled_from("abcd")
 STEPS = st.lists(
@@ -59,13 +57,3 @@ def test_outdated_entries_do_not_pile_up() -> None:
             deadlines.drop(number)
         assert len(deadlines._heap) <= 2 * len(deadlines) + SPARE
     assert deadlines.next == 1e6 - 999
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"slots_per_instance": 0}, {"max_backlog": 0}, {"max_queued": 0}, {"max_idle": 0.0}, {"max_idle": float("nan")}],
-    ids=str,
-)
-def test_settings_without_room_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="not a way to keep sequences"):
-        SequenceSettings(**wrong)  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.schedulers.sequence_models import SumModel, sum_settings
@@ -162,63 +161,9 @@ def test_failing_batch_fails_its_requests_and_their_sequences_go_on(make: Make) 
     assert [report.ok for report in fixture.reports] == [True, True, False, False, True, True]
 
 
-def test_error_that_models_must_not_raise_is_an_internal_error(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    fixture = make()
-    fixture.model.breaks = {13}
-    request = fixture.ask(13, 1, start=True)
-    assert request.code is StatusCode.INTERNAL
-    assert "ValueError" in request.message
-    assert fixture.ask(1, 1, start=True).sum == 1
-
-
 def test_output_with_too_few_rows_fails_the_batch(make: Make) -> None:
     class Short(SumModel):
         def results(self, inputs: dict[str, Any]) -> dict[str, Any]:
             return {"OUTPUT": np.zeros((0, 1), np.int32)}
 
     assert make(kind=Short).ask(1, 1, start=True).code is StatusCode.FAILED_PRECONDITION
-
-
-def test_sequences_of_a_lost_worker_end_and_others_go_on(make: Make) -> None:
-    fixture = make(sum_settings(1), instances=2)
-    lost, _ = fixture.models
-    assert [fixture.ask(id, id, start=True).sum for id in (1, 2)] == [1, 2]
-    lost.lose_worker()
-    lost.gate.shut()
-    running = fixture.ask(1, 1)
-    lost.gate.wait_for()
-    waiting = fixture.ask(1, 1)
-    lost.gate.open()
-    assert (running.code, waiting.code) == (StatusCode.UNAVAILABLE, StatusCode.UNAVAILABLE)
-    assert fixture.ask(1, 1).code is StatusCode.UNAVAILABLE  # once more, for clients that had nothing on its way
-    assert fixture.forgotten == [1]
-    assert fixture.ask(1, 2).sum == 3
-    again = fixture.ask(5, 1, start=True)
-    lost.recovery.open()
-    assert again.sum == 5
-
-
-def test_worker_that_was_started_again_while_idle_ends_its_sequences(make: Make) -> None:
-    fixture = make(sum_settings(2), instances=2)
-    restarted, _ = fixture.models
-    assert [fixture.ask(id, id, start=True).sum for id in (1, 2, 3)] == [1, 2, 3]  # 1 and 3 are on the first
-    restarted.start_worker_again()
-    told = [fixture.ask(1, id) for id in (1, 3)]
-    assert [one.code for one in told] == [StatusCode.UNAVAILABLE] * 2
-    assert "start it again with sequence_start" in told[0].message
-    assert fixture.ask(1, 2).sum == 3
-    assert fixture.ask(5, 1, start=True).sum == 5
-    assert fixture.ask(1, 1).sum == 6
-
-
-def test_without_any_worker_nobody_waits_in_vain(make: Make) -> None:
-    fixture = make(sum_settings(1))
-    fixture.ask(1, 1, start=True).wait()
-    backlogged = fixture.ask(1, 2, start=True)
-    fixture.model.lose_worker()
-    assert fixture.ask(1, 1).code is StatusCode.UNAVAILABLE
-    assert backlogged.code is StatusCode.UNAVAILABLE
-    refused = fixture.ask(1, 3, start=True)
-    assert (refused.code, refused.call.admitted) == (StatusCode.UNAVAILABLE, False)
-    fixture.model.recovery.open()
-    fixture.wait_until(lambda: fixture.ask(4, 3, start=True, end=True).code is StatusCode.OK)

@@ -17,7 +17,6 @@ from tfs_lite.schedulers.sequence.states import States
 from tfs_lite.testing.schedulers.sequence_models import SumByStateModel, sum_settings
 
 Make = Callable[..., Any]
-STRATEGIES = pytest.mark.parametrize("how", [{}, {"oldest": {"max_candidate_sequences": 4}}], ids=["direct", "oldest"])
 
 
 def state(dims: int | tuple[int, ...] = 1, data_type: str = "TYPE_INT32", **initial: object) -> Mapping[str, object]:
@@ -38,6 +37,11 @@ def settings(batch: int = 4, one: Mapping[str, object] | None = None, **how: Any
     return sum_settings(batch, states=(one or state(),), **how)
 
 
+@pytest.fixture(params=[{}, {"oldest": {"max_candidate_sequences": 4}}], ids=["direct", "oldest"])
+def how(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return dict(request.param)
+
+
 class GrowingModel(SumByStateModel):
     """Remembers every number of its sequence, and answers how many there are."""
 
@@ -46,7 +50,6 @@ class GrowingModel(SumByStateModel):
         return {"OUTPUT": np.full_like(inputs["INPUT"], history.shape[1]), "SUM_OUT": history}
 
 
-@STRATEGIES
 @pytest.mark.parametrize("batch", [4, 0], ids=["batched", "alone"])
 def test_sums_of_sequences_do_not_mix(make: Make, how: dict[str, Any], batch: int) -> None:
     fixture = make(settings(batch, **how), SumByStateModel, instances=2)
@@ -56,13 +59,11 @@ def test_sums_of_sequences_do_not_mix(make: Make, how: dict[str, Any], batch: in
     assert [each.sum for each in second] == [10, 30, 70]
 
 
-@STRATEGIES
 def test_start_begins_with_the_initial_state_again(make: Make, how: dict[str, Any]) -> None:
     fixture = make(settings(**how), SumByStateModel)
     assert [fixture.ask(5, 1, start=True).sum, fixture.ask(5, 1).sum, fixture.ask(1, 1, start=True).sum] == [5, 10, 1]
 
 
-@STRATEGIES
 def test_state_is_neither_an_input_nor_an_output_of_clients(make: Make, how: dict[str, Any]) -> None:
     fixture = make(settings(**how), SumByStateModel)
     signature = fixture.servable.signatures[DEFAULT_SIGNATURE]
@@ -70,7 +71,6 @@ def test_state_is_neither_an_input_nor_an_output_of_clients(make: Make, how: dic
     assert list(fixture.ask(1, 1, start=True).answer) == ["OUTPUT"]
 
 
-@STRATEGIES
 def test_state_output_that_is_a_regular_one_too_is_answered(make: Make, how: dict[str, Any]) -> None:
     plain = settings(**how).model_dump(exclude_unset=True)
     plain["output"] = [*plain["output"], {"name": "SUM_OUT", "data_type": "TYPE_INT32", "dims": [1]}]
@@ -80,7 +80,6 @@ def test_state_output_that_is_a_regular_one_too_is_answered(make: Make, how: dic
     assert {name: array.tolist() for name, array in answer.items()} == {"OUTPUT": [[3]], "SUM_OUT": [[3]]}
 
 
-@STRATEGIES
 def test_state_can_grow_from_request_to_request(make: Make, how: dict[str, Any]) -> None:
     fixture = make(settings(one=state(-1), **how), GrowingModel)
     for number in range(1, 5):
@@ -101,7 +100,7 @@ def test_sequences_whose_states_differ_in_size_run_apart(make: Make) -> None:
     assert fixture.model.runs[2]["SUM_IN"].tolist() == [[0, 1, 1], [0, 0, 0], [0, 0, 0]]
 
 
-def test_null_row_gets_a_state_to_throw_away(make: Make) -> None:
+def test_null_row_gets_a_state_that_is_not_kept(make: Make) -> None:
     fixture = make(settings(), SumByStateModel, lends=True)
     assert [fixture.ask(id, id, start=True).sum for id in (1, 2)] == [1, 2]
     assert fixture.ask(5, 2).sum == 7
@@ -109,7 +108,6 @@ def test_null_row_gets_a_state_to_throw_away(make: Make) -> None:
     assert fixture.ask(5, 1).sum == 6
 
 
-@STRATEGIES
 def test_state_stays_as_it_was_when_a_run_fails_and_when_it_is_not_written(make: Make, how: dict[str, Any]) -> None:
     class Forgetful(SumByStateModel):
         def run(self, signature: str, inputs: Any, outputs: tuple[str, ...]) -> Any:
@@ -126,7 +124,6 @@ def test_state_stays_as_it_was_when_a_run_fails_and_when_it_is_not_written(make:
     assert fixture.ask(1, 1).sum == 2
 
 
-@STRATEGIES
 def test_value_that_is_no_such_state_fails_the_request(make: Make, how: dict[str, Any]) -> None:
     class Wrong(SumByStateModel):
         def results(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -142,12 +139,12 @@ def test_value_that_is_no_such_state_fails_the_request(make: Make, how: dict[str
     assert fixture.ask(1, 1).sum == 2
 
 
-@STRATEGIES
-def test_states_are_dropped_with_their_sequences(make: Make, how: dict[str, Any]) -> None:
+def test_states_are_kept_and_dropped_with_their_sequences(make: Make, how: dict[str, Any]) -> None:
     """By END, by cancelling, by idling."""
     fixture = make(settings(**how), SumByStateModel)
     fixture.ask(1, 1, start=True, end=True).wait()
     fixture.ask(1, 2, start=True).wait()
+    fixture.wait_until(lambda: fixture.servable.kept_states == 1)
     fixture.shut()
     running, waiting = fixture.ask(1, 3, start=True), fixture.ask(1, 3)
     fixture.model.gate.wait_for()
@@ -157,13 +154,6 @@ def test_states_are_dropped_with_their_sequences(make: Make, how: dict[str, Any]
     fixture.clock.advance(5)
     assert fixture.forgotten == [1, 3, 2]
     fixture.wait_until(lambda: fixture.servable.kept_states == 0)
-
-
-@STRATEGIES
-def test_state_of_a_sequence_that_goes_on_is_kept(make: Make, how: dict[str, Any]) -> None:
-    fixture = make(settings(**how), SumByStateModel)
-    fixture.ask(1, 1, start=True).wait()
-    fixture.wait_until(lambda: fixture.servable.kept_states == 1)
 
 
 # Initial states.
@@ -180,7 +170,7 @@ def test_initial_state_comes_from_a_file(make: Make, tmp_path: Path) -> None:
     ]
 
 
-def test_initial_state_of_texts_has_each_behind_its_length(tmp_path: Path) -> None:
+def test_initial_state_of_texts_has_each_after_its_length(tmp_path: Path) -> None:
     (tmp_path / "initial_state").mkdir()
     texts = b"".join(struct.pack("<I", len(text)) + text for text in (b"one", b""))
     (tmp_path / "initial_state" / "texts").write_bytes(texts)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, KeysView, Mapping
 from typing import Any
 
 import numpy as np
-import pytest
 
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.schedulers.sequence_models import (
     SequenceRequest,
     SumByIdModel,
@@ -22,7 +21,7 @@ STATE = ({"input_name": "SUM_IN", "output_name": "SUM_OUT", "data_type": "TYPE_I
 
 
 class Hooked(Mapping[str, Any]):
-    """Inputs; ``hook`` is called when somebody copies them."""
+    """Inputs; ``hook`` is called when they are copied."""
 
     def __init__(self, inputs: Mapping[str, Any], hook: Callable[[], object]) -> None:
         self._inputs, self._hook = inputs, hook
@@ -81,7 +80,7 @@ def test_batch_of_a_preferred_size_leaves_at_once_and_the_rest_after_the_delay(m
     assert max(fixture.reports[2].queue_seconds) >= 0.8
 
 
-def test_next_request_of_a_sequence_is_handed_on_after_the_answer_to_the_one_before(make: Make) -> None:
+def test_next_request_of_a_sequence_is_submitted_after_the_answer_to_the_one_before(make: Make) -> None:
     fixture = make(sums(), SumByIdModel)
     fixture.shut()
     first, second = fixture.ask(1, 1, start=True), fixture.ask(2, 1)
@@ -94,7 +93,7 @@ def test_next_request_of_a_sequence_is_handed_on_after_the_answer_to_the_one_bef
     assert fixture.model.column("CORRID") == [[1], [1]]
 
 
-def test_sequence_from_the_backlog_takes_the_place_of_one_that_has_ended(make: Make) -> None:
+def test_sequence_from_the_backlog_takes_the_slot_of_one_that_has_ended(make: Make) -> None:
     fixture = make(sums(candidates=1), SumByIdModel)
     fixture.shut()
     request = [fixture.ask(1, 1, start=True), fixture.ask(2, 1, end=True), fixture.ask(5, 2, start=True, end=True)]
@@ -158,7 +157,7 @@ def test_with_implicit_state_only_the_request_that_fails_alone_fails(make: Make)
     assert fixture.ask(1, 1).sum == 2
 
 
-def test_outputs_that_have_not_a_row_for_each_request_fail_once(make: Make) -> None:
+def test_outputs_that_lack_a_row_for_each_request_fail_once(make: Make) -> None:
     class Short(SumModel):
         def results(self, inputs: dict[str, Any]) -> dict[str, Any]:
             return {"OUTPUT": np.zeros((1, 1), np.int32)}
@@ -169,56 +168,14 @@ def test_outputs_that_have_not_a_row_for_each_request_fail_once(make: Make) -> N
     assert len(fixture.model.runs) == 2
 
 
-def test_sequences_of_a_lost_worker_end_and_the_backlog_waits_for_it(make: Make) -> None:
-    fixture = make(sums(candidates=1), SumByIdModel, instances=2)
-    lost, _ = fixture.models
-    assert [fixture.ask(id, id, start=True).sum for id in (1, 2)] == [1, 2]
-    lost.gate.shut()
-    lost.lose_worker()
-    running = fixture.ask(1, 1)
-    lost.gate.wait_for()
-    waiting, backlogged = fixture.ask(1, 1), fixture.ask(7, 3, start=True)
-    lost.gate.open()
-    assert (running.code, waiting.code) == (StatusCode.UNAVAILABLE, StatusCode.UNAVAILABLE)
-    assert (fixture.ask(1, 2).sum, fixture.ask(1, 1).code) == (3, StatusCode.UNAVAILABLE)
-    assert not backlogged.done
-    lost.recovery.open()
-    assert backlogged.sum == 7
-    assert fixture.forgotten == [1]
-
-
-def test_worker_that_was_started_again_while_idle_ends_its_sequences(make: Make) -> None:
-    fixture = make(sums(candidates=2), SumByIdModel, instances=2)
-    restarted, _ = fixture.models
-    assert [fixture.ask(id, id, start=True).sum for id in (1, 2, 3)] == [1, 2, 3]  # 1 and 3 are on the first
-    restarted.start_worker_again()
-    assert [fixture.ask(1, id).code for id in (1, 3)] == [StatusCode.UNAVAILABLE] * 2
-    assert fixture.ask(1, 2).sum == 3
-    assert fixture.ask(5, 1, start=True).sum == 5
-    assert fixture.ask(1, 1).sum == 6
-
-
-def test_without_any_worker_nobody_waits_in_vain(make: Make) -> None:
-    fixture = make(sums(candidates=1), SumByIdModel)
-    fixture.ask(1, 1, start=True).wait()
-    fixture.shut()
-    fixture.model.lose_worker()
-    running, backlogged = fixture.ask(1, 1), fixture.ask(1, 2, start=True)
-    fixture.model.gate.open()
-    assert (running.code, backlogged.code) == (StatusCode.UNAVAILABLE, StatusCode.UNAVAILABLE)
-    assert fixture.ask(1, 3, start=True).code is StatusCode.UNAVAILABLE
-    fixture.model.recovery.open()
-    fixture.wait_until(lambda: fixture.ask(4, 3, start=True, end=True).code is StatusCode.OK)
-
-
 def test_request_cancelled_in_the_batcher_ends_its_sequence(make: Make) -> None:
     fixture = make(sums(batch=1), SumByIdModel)
     fixture.shut()
     running = fixture.ask(1, 1, start=True)
     fixture.model.gate.wait_for()
-    handed, behind = fixture.ask(1, 2, start=True), fixture.ask(1, 2)
-    fixture.servable.cancel(handed.call)
-    assert (handed.code, behind.code) == (StatusCode.CANCELLED, StatusCode.CANCELLED)
+    waiting, behind = fixture.ask(1, 2, start=True), fixture.ask(1, 2)
+    fixture.servable.cancel(waiting.call)
+    assert (waiting.code, behind.code) == (StatusCode.CANCELLED, StatusCode.CANCELLED)
     assert fixture.forgotten == [2]
     fixture.servable.cancel(running.call)
     assert not running.done
@@ -232,9 +189,9 @@ def test_request_that_is_too_late_in_the_batcher_ends_its_sequence(make: Make) -
     fixture.shut()
     fixture.ask(1, 1, start=True)
     fixture.model.gate.wait_for()
-    handed, behind = fixture.ask(1, 2, start=True, deadline=0.5), fixture.ask(1, 2)
+    waiting, behind = fixture.ask(1, 2, start=True, deadline=0.5), fixture.ask(1, 2)
     fixture.clock.advance(0.5)
-    assert (handed.code, behind.code) == (StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED)
+    assert (waiting.code, behind.code) == (StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED)
 
 
 def test_request_cancelled_on_its_way_to_the_batcher_is_cancelled_there(make: Make) -> None:
@@ -263,23 +220,3 @@ def test_request_that_the_batcher_refuses_ends_its_sequence(make: Make) -> None:
     refused, after = fixture.ask(1, 3, start=True, deadline=1.0), fixture.ask(1, 3)
     assert (refused.code, after.code) == (StatusCode.UNAVAILABLE, StatusCode.INVALID_ARGUMENT)
     assert fixture.forgotten == [3]
-
-
-def test_closing_answers_what_waits_and_finishes_what_runs(make: Make) -> None:
-    fixture = make(sums(batch=1), SumByIdModel)
-    fixture.shut()
-    running = fixture.ask(1, 1, start=True)
-    fixture.model.gate.wait_for()
-    waiting = [fixture.ask(1, 2, start=True), fixture.ask(1, 2), fixture.ask(1, 1)]
-    fixture.close()
-    assert running.sum == 1
-    assert [each.code for each in waiting] == [StatusCode.UNAVAILABLE] * 3
-    assert fixture.ask(1, 1, start=True).code is StatusCode.UNAVAILABLE
-
-
-@pytest.mark.parametrize("error", [ServingError(StatusCode.ABORTED, "not now")], ids=["aborted"])
-def test_failure_of_a_single_request_is_that_of_the_model(make: Make, error: ServingError) -> None:
-    fixture = make(sums(), SumByIdModel)
-    fixture.model.failures.append(error)
-    assert fixture.ask(1, 1, start=True).code is StatusCode.ABORTED
-    assert fixture.ask(1, 1, start=True).sum == 1

@@ -21,15 +21,25 @@ from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.schedulers.sequence_models import SequenceRequest, SumByIdModel, SumModel, sum_settings
 
 Make = Callable[..., Any]
-OLDEST: dict[str, Any] = {"max_candidate_sequences": 2}
 
 
 @pytest.fixture(params=["direct", "oldest"])
-def fixture(request: pytest.FixtureRequest, make: Make) -> Any:
+def make_kind(request: pytest.FixtureRequest, make: Make) -> Make:
+    """Makes servables of either kind, for so many sequences on each instance."""
+
+    def new(sequences: int, instances: int = 1) -> Any:
+        if request.param == "oldest":
+            oldest = {"max_candidate_sequences": sequences}
+            return make(sum_settings(sequences, oldest=oldest), SumByIdModel, instances)
+        return make(sum_settings(sequences), SumModel, instances)
+
+    return new
+
+
+@pytest.fixture
+def fixture(make_kind: Make) -> Any:
     """Two sequences at once."""
-    if request.param == "oldest":
-        return make(sum_settings(2, oldest=OLDEST), SumByIdModel)
-    return make(sum_settings(2))
+    return make_kind(2)
 
 
 def test_is_a_servable_with_what_clients_see(fixture: Any) -> None:
@@ -82,15 +92,11 @@ def test_id_of_the_wrong_type_is_refused(make: Make, corrid: str, id: int | str,
     )
 
 
-def test_without_a_tensor_for_it_an_id_can_be_a_number_or_a_text(make: Make) -> None:
+def test_without_a_tensor_for_it_an_id_can_be_a_number_or_a_text_that_is_not_too_long(make: Make) -> None:
     fixture = make(sum_settings(corrid=""))
     assert fixture.ask(1, "5", start=True).sum == 1
     assert fixture.ask(2, 5, start=True).sum == 2
     assert fixture.ask(1, "5").sum == 2
-
-
-def test_id_that_is_too_long_is_refused(make: Make) -> None:
-    fixture = make(sum_settings(corrid="TYPE_STRING"))
     assert fixture.ask(1, "x" * 128, start=True).sum == 1
     assert fixture.ask(1, "x" * 129, start=True).code is StatusCode.UNIMPLEMENTED
 
@@ -137,7 +143,7 @@ def test_times_and_reports_tell_how_long_a_call_waited_and_ran(fixture: Any) -> 
 # Expiry.
 
 
-def test_sequence_that_is_idle_is_forgotten_and_its_place_given_away(fixture: Any) -> None:
+def test_sequence_that_is_idle_is_forgotten_and_its_slot_given_away(fixture: Any) -> None:
     for id in (1, 2):
         fixture.ask(id, id, start=True).wait()
     fixture.clock.advance(0.5)
@@ -154,7 +160,7 @@ def test_sequence_that_is_idle_is_forgotten_and_its_place_given_away(fixture: An
 
 
 @pytest.mark.parametrize("how", [{}, {"oldest": {"max_candidate_sequences": 1}}], ids=["direct", "oldest"])
-def test_sequence_that_was_overdue_in_the_backlog_loses_its_place_when_it_has_run(
+def test_sequence_that_was_overdue_in_the_backlog_loses_its_slot_when_it_has_run(
     make: Make, how: dict[str, Any]
 ) -> None:
     fixture = make(sum_settings(1, **how), SumByIdModel)
@@ -191,7 +197,7 @@ def test_sequence_in_the_backlog_expires_by_the_timeout_of_a_request(fixture: An
     assert fixture.forgotten == [3]
 
 
-def test_listener_that_raises_keeps_nobody_waiting(fixture: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_listener_that_raises_does_not_keep_others_waiting(fixture: Any, caplog: pytest.LogCaptureFixture) -> None:
     for id in (1, 2):
         fixture.ask(id, id, start=True).wait()
     fixture.clock.advance(0.5)
@@ -270,7 +276,7 @@ def test_stopped_servable_refuses_starts_and_finishes_sequences(fixture: Any) ->
     assert fixture.servable.live == 0
 
 
-def test_closing_answers_what_waits_and_forgets_everybody(fixture: Any) -> None:
+def test_closing_answers_what_waits_and_forgets_all_sequences(fixture: Any) -> None:
     fixture.shut()
     running = fixture.ask(1, 1, start=True)
     fixture.model.gate.wait_for()
@@ -294,7 +300,7 @@ def test_nothing_of_a_call_is_held_after_its_answer(fixture: Any) -> None:
     fixture.servable.submit(request.call)
     assert request.sum == 1
     del array, request
-    fixture.wait_until(lambda: (gc.collect(), gone())[1] is None)  # as soon as the lane has let go of the run
+    fixture.wait_until(lambda: (gc.collect(), gone())[1] is None)  # as soon as the worker has let go of the run
 
 
 def test_many_threads_ask_for_sequences_that_start_and_end(make: Make) -> None:
@@ -317,38 +323,94 @@ def test_many_threads_ask_for_sequences_that_start_and_end(make: Make) -> None:
     assert (fixture.servable.live, fixture.servable.pending) == (0, 0)
 
 
+# Failures.
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ServingError(StatusCode.ABORTED, "not now"), StatusCode.ABORTED), (ValueError("secret"), StatusCode.INTERNAL)],
+    ids=["its own", "an error that models must not raise"],
+)
+def test_failure_of_a_request_is_that_of_the_model(fixture: Any, error: Exception, code: StatusCode) -> None:
+    fixture.model.failures.append(error)
+    failed = fixture.ask(1, 1, start=True)
+    assert failed.code is code
+    assert code is StatusCode.ABORTED or "ValueError" in failed.message
+    assert fixture.ask(1, 1, start=True).sum == 1
+
+
+def test_sequences_of_a_lost_worker_end_others_go_on_and_the_backlog_waits_for_it(make_kind: Make) -> None:
+    fixture = make_kind(1, instances=2)
+    lost, _ = fixture.models
+    assert [fixture.ask(id, id, start=True).sum for id in (1, 2)] == [1, 2]
+    lost.gate.shut()
+    lost.lose_worker()
+    running = fixture.ask(1, 1)
+    lost.gate.wait_for()
+    waiting, backlogged = fixture.ask(1, 1), fixture.ask(7, 3, start=True)
+    lost.gate.open()
+    assert (running.code, waiting.code) == (StatusCode.UNAVAILABLE, StatusCode.UNAVAILABLE)
+    assert (fixture.ask(1, 2).sum, fixture.ask(1, 1).code) == (3, StatusCode.UNAVAILABLE)
+    assert not backlogged.done
+    lost.recovery.open()
+    assert backlogged.sum == 7
+    assert fixture.forgotten == [1]
+
+
+def test_worker_that_was_started_again_while_idle_ends_its_sequences(make_kind: Make) -> None:
+    fixture = make_kind(2, instances=2)
+    restarted, _ = fixture.models
+    assert [fixture.ask(id, id, start=True).sum for id in (1, 2, 3)] == [1, 2, 3]  # 1 and 3 are on the first
+    restarted.start_worker_again()
+    lost = [fixture.ask(1, id) for id in (1, 3)]
+    assert [each.code for each in lost] == [StatusCode.UNAVAILABLE] * 2
+    assert "start it again with sequence_start" in lost[0].message
+    assert fixture.ask(1, 2).sum == 3
+    assert fixture.ask(5, 1, start=True).sum == 5
+    assert fixture.ask(1, 1).sum == 6
+
+
+def test_without_any_worker_all_that_waits_is_refused(make_kind: Make) -> None:
+    fixture = make_kind(1)
+    fixture.ask(1, 1, start=True).wait()
+    fixture.shut()
+    fixture.model.lose_worker()
+    running, backlogged = fixture.ask(1, 1), fixture.ask(1, 2, start=True)
+    fixture.model.gate.open()
+    assert (running.code, backlogged.code) == (StatusCode.UNAVAILABLE, StatusCode.UNAVAILABLE)
+    refused = fixture.ask(1, 3, start=True)
+    assert (refused.code, refused.call.admitted) == (StatusCode.UNAVAILABLE, False)
+    fixture.model.recovery.open()
+    fixture.wait_until(lambda: fixture.ask(4, 3, start=True, end=True).code is StatusCode.OK)
+
+
 # What does not fit.
 
 
-def other_model(settings: ModelSettings, model_settings: ModelSettings) -> SequenceServable:
-    """A servable by ``settings`` for a model that is as ``model_settings`` say."""
-    return SequenceServable([SumModel(model_settings)], ServableId("sums", 1), settings, VirtualClock())
+class StepModel(SumModel):
+    has_item_steps = True
 
 
-def test_model_without_the_control_tensor_is_refused() -> None:
-    with pytest.raises(ServingError, match="no input for the control_input CORRID"):
-        other_model(sum_settings(), sum_settings(corrid=""))
+@pytest.mark.parametrize(
+    ("settings", "model", "message"),
+    [
+        (sum_settings(), SumModel(sum_settings(corrid="")), "no input for the control_input CORRID"),
+        (
+            sum_settings(),
+            SumModel(sum_settings(corrid="TYPE_INT64")),
+            r"control_input CORRID is uint64, but the input of .* is int64",
+        ),
+        (sum_settings(0), SumModel(sum_settings(4)), "flatten_control_inputs"),
+        (sum_settings(), StepModel(sum_settings()), "preprocess"),
+    ],
+    ids=["no control tensor", "another type", "another rank", "item steps"],
+)
+def test_model_that_does_not_fit_is_refused(settings: ModelSettings, model: SumModel, message: str) -> None:
+    with pytest.raises(ServingError, match=message):
+        SequenceServable([model], ServableId("sums", 1), settings, VirtualClock())
 
 
-def test_model_whose_control_tensor_has_another_type_is_refused() -> None:
-    with pytest.raises(ServingError, match=r"control_input CORRID is uint64, but the input of .* is int64"):
-        other_model(sum_settings(), sum_settings(corrid="TYPE_INT64"))
-
-
-def test_model_whose_control_tensor_has_another_rank_is_refused() -> None:
-    with pytest.raises(ServingError, match="flatten_control_inputs"):
-        other_model(sum_settings(0), sum_settings(4))
-
-
-def test_model_with_item_steps_is_refused() -> None:
-    class Steps(SumModel):
-        has_item_steps = True
-
-    with pytest.raises(ServingError, match="preprocess"):
-        SequenceServable([Steps(sum_settings())], ServableId("sums", 1), sum_settings(), VirtualClock())
-
-
-def test_call_that_raises_in_on_done_disturbs_nobody(fixture: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_call_that_raises_in_on_done_does_not_disturb_others(fixture: Any, caplog: pytest.LogCaptureFixture) -> None:
     def raises(result: object) -> None:
         raise ValueError("a caller that breaks its contract")
 

@@ -1,4 +1,4 @@
-"""Which sequence has which slot, what runs next, and when a slot is somebody else's."""
+"""Which sequence has which slot, what runs next, and when a slot goes to another sequence."""
 
 from __future__ import annotations
 
@@ -129,6 +129,9 @@ def test_end_forgets_the_id_at_admission() -> None:
     assert fixture.all.forgotten() == ("a",)
     assert fixture.all.forgotten() == ()
     assert (fixture.all.live, fixture.all.pending) == (0, 2)
+    assert fixture.admit("^b$") == [None]
+    assert fixture.refuses("b1")
+    assert [fixture.run() for _ in range(3)] == [["^a"], ["a1$"], ["^b$"]]
 
 
 def test_id_that_starts_again_gets_another_slot() -> None:
@@ -156,44 +159,23 @@ def test_slot_is_free_when_the_end_is_taken_and_runs_on_when_it_is_done() -> Non
     assert fixture.heads() == "^b"
 
 
-def test_successor_runs_in_the_next_execution() -> None:
-    fixture = SlotsFixture(2)
-    fixture.admit("^a$", "^b", "^c", "b1")
-    assert [fixture.run(), fixture.run()] == [["^a$", "^b"], ["^c", "b1"]]
-
-
-def test_sequence_of_one_request_is_never_known() -> None:
-    fixture = SlotsFixture()
-    assert fixture.admit("^a$") == [FIRST]
-    assert fixture.refuses("a1")
-    assert fixture.run() == ["^a$"]
-    assert fixture.admit("^b") == [FIRST]
-
-
 # One at a time.
 
 
 def test_only_one_request_of_a_slot_runs() -> None:
     fixture = SlotsFixture(2)
-    fixture.admit("^a", "a1", "^b")
+    fixture.admit("^a", "a1", "^b", "^c")
+    assert (fixture.all.live, fixture.all.pending, fixture.all.backlogged, fixture.all.running) == (3, 4, 1, 0)
     fixture.all.take(FIRST)
+    assert (fixture.all.pending, fixture.all.running) == (3, 1)
     assert fixture.heads() == "- ^b"
     with pytest.raises(LookupError):
         fixture.all.take(FIRST)
     fixture.all.done(FIRST)
+    assert (fixture.all.pending, fixture.all.running) == (3, 0)
     assert fixture.heads() == "a1 ^b"
     with pytest.raises(LookupError):
         fixture.all.done(FIRST)
-
-
-def test_counts_follow_the_requests() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^a", "^b", "b1")
-    assert (fixture.all.live, fixture.all.pending, fixture.all.backlogged, fixture.all.running) == (2, 3, 1, 0)
-    fixture.all.take(FIRST)
-    assert (fixture.all.pending, fixture.all.running) == (2, 1)
-    fixture.all.done(FIRST)
-    assert (fixture.all.pending, fixture.all.running) == (2, 0)
 
 
 # Backlog.
@@ -205,20 +187,17 @@ def test_backlog_is_in_order_of_sequences_not_of_requests() -> None:
     assert [fixture.run()[0] for _ in range(6)] == ["^z", "z$", "^a", "a1$", "^b", "b1$"]
 
 
-def test_sequence_from_the_backlog_is_known_in_its_slot() -> None:
+@pytest.mark.parametrize("second", ["a1", "a1$"])
+def test_sequence_from_the_backlog_is_known_in_its_slot_unless_it_has_ended(second: str) -> None:
     fixture = SlotsFixture()
-    assert fixture.admit("^z", "^a", "a1", "z$") == [FIRST, None, None, FIRST]
-    fixture.run(), fixture.run()
-    assert fixture.admit("a2") == [FIRST]
-
-
-def test_ended_sequence_from_the_backlog_is_not_known() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^z", "^a", "a1$", "z$")
+    assert fixture.admit("^z", "^a", second, "z$") == [FIRST, None, None, FIRST]
     fixture.run(), fixture.run()
     assert fixture.heads() == "^a"
-    assert fixture.refuses("a2")
-    assert fixture.all.next_expiry == inf
+    if second == "a1":
+        assert fixture.admit("a2") == [FIRST]
+    else:
+        assert fixture.refuses("a2")
+        assert fixture.all.next_expiry == inf
 
 
 @pytest.mark.parametrize(
@@ -240,22 +219,16 @@ def test_first_timeout_ends_the_whole_entry(timeouts: tuple[float, float], end: 
         assert fixture.all.pending == 1
 
 
-def test_timeout_counts_from_the_arrival_of_its_request() -> None:
+def test_timeout_counts_from_the_arrival_of_its_request_and_not_in_a_slot() -> None:
     fixture = SlotsFixture(max_idle=100.0)
     fixture.admit("^z", "^a")
     fixture.wait(2.0)
     fixture.admit("a1", timeout=0.5)
     assert fixture.all.next_expiry == 2.5
-
-
-def test_timeout_does_not_count_in_a_slot() -> None:
-    fixture = SlotsFixture(max_idle=100.0)
-    fixture.admit("^a", timeout=0.5)
-    fixture.admit("^b", timeout=0.5)
-    fixture.admit("a1$")
+    fixture.admit("z$", timeout=0.5)
     fixture.run(), fixture.run()
     assert fixture.wait(50.0) == []
-    assert fixture.heads() == "^b"
+    assert fixture.heads() == "^a"
 
 
 def test_entry_that_ended_leaves_the_others_in_order() -> None:
@@ -372,6 +345,9 @@ def test_cancelled_request_takes_all_of_its_sequence_with_it() -> None:
     assert fixture.refuses("a3")
     assert fixture.heads() == "^b"
     assert fixture.all.cancel("a1") == []
+    assert fixture.admit("^a2") == [None]
+    assert fixture.all.cancel("^b") == ["^b"]
+    assert fixture.run() == ["^a2"]
 
 
 def test_cancelled_request_in_the_backlog_removes_the_entry() -> None:
@@ -382,14 +358,6 @@ def test_cancelled_request_in_the_backlog_removes_the_entry() -> None:
     fixture.run(), fixture.run()
     assert fixture.heads() == "^b"
     assert fixture.wait(0.5) == []
-
-
-def test_cancelled_sequence_can_start_again() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^a", "a1")
-    fixture.all.cancel("^a")
-    assert fixture.admit("^a2") == [FIRST]
-    assert fixture.run() == ["^a2"]
 
 
 def test_cancelling_an_ended_sequence_leaves_its_successor_of_the_same_id() -> None:
@@ -410,16 +378,13 @@ def test_cancelled_request_that_runs_takes_only_those_after_it() -> None:
     fixture.all.done(FIRST)
     assert fixture.heads() == "^b"
     assert fixture.all.cancel("^a") == []
-
-
-def test_cancelling_an_end_that_runs_spares_the_next_sequence() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^a$", "^b")
+    fixture.admit("b1$", "^c")
+    fixture.run()
     fixture.all.take(FIRST)
-    assert fixture.all.cancel("^a$") == []
+    assert fixture.all.cancel("b1$") == [], "it ends its sequence, and the next one has the slot"
     fixture.all.done(FIRST)
-    assert fixture.heads() == "^b"
-    assert fixture.all.knows("b")
+    assert fixture.heads() == "^c"
+    assert fixture.all.knows("c")
 
 
 def test_lost_instance_ends_its_sequences_alone() -> None:

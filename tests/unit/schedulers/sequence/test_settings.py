@@ -1,3 +1,5 @@
+"""Settings of sequences, as the config says."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -63,3 +65,13 @@ def test_batcher_of_oldest_is_as_the_config_says() -> None:
 def test_without_a_batch_dimension_oldest_runs_one_request_at_a_time_without_delay() -> None:
     oldest = {"max_candidate_sequences": 3, "max_queue_delay_microseconds": 500}
     assert oldest_settings_of(sum_settings(0, oldest=oldest)) == BatchSettings(max_queued_calls=3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"slots_per_instance": 0}, {"max_backlog": 0}, {"max_queued": 0}, {"max_idle": 0.0}, {"max_idle": float("nan")}],
+    ids=str,
+)
+def test_settings_without_room_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="not a way to keep sequences"):
+        SequenceSettings(**wrong)  # type: ignore[arg-type]
