@@ -18,10 +18,9 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.ordering import Order
+from tfs_lite.schedulers.calls import Answer
 from tfs_lite.schedulers.response_cache import ResponseCache, request_key
 
-Result = Mapping[str, Tensor] | Status
-OnDone = Callable[[Result], None]
 logger = logging.getLogger(__name__)
 
 
@@ -139,8 +138,8 @@ class CachedServable:
         key: bytes,
         versions: Sequence[ServableId],
         in_parts: Sequence[bool],
-        on_done: OnDone,
-        result: Result,
+        on_done: Callable[[Answer], None],
+        result: Answer,
     ) -> None:
         """Keeps the answer, unless versions have changed meanwhile: then it is not known which of them gave it."""
         if not isinstance(result, Status) and not in_parts:

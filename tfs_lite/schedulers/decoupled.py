@@ -16,8 +16,8 @@ from tfs_lite.core.clock import Clock
 from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, Traits, WorkerLost, nobody_counts
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature
-from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.schedulers.batching.execution import CANCELLED, finish
+from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.schedulers.calls import CANCELLED, count_run, failure_of, finish
 
 MAX_TIMED_PARTS = 1000
 """The most answers of one call whose times are noted."""
@@ -216,10 +216,7 @@ class DecoupledServable(Traits):
         status, lost = self._pass_on(model, call)
         call.run_seconds = self._clock.monotonic() - started
         report = BatchReport(self._id, 1, 0, call.run_seconds, (call.queue_seconds,), status is None)
-        try:
-            self._on_batch(report)
-        except Exception:
-            logger.exception("a run of %s could not be counted", self._name)
+        count_run(self._on_batch, report, self._name)
         return status, lost
 
     def _pass_on(self, model: Model, call: PredictCall) -> tuple[Status | None, bool]:
@@ -235,13 +232,8 @@ class DecoupledServable(Traits):
                     return ended, False
                 call.on_part(outputs)
                 asked = self._clock.monotonic()
-        except WorkerLost as error:
-            return error.status, True
-        except ServingError as error:
-            return error.status, False
         except BaseException as error:
-            logger.exception("%s broke its contract: it may only raise ServingError", self._name)
-            return Status(StatusCode.INTERNAL, f"{self._name} failed: {type(error).__name__}"), False
+            return failure_of(error, self._name), isinstance(error, WorkerLost)
         return None, False
 
     def _reason_to_stop(self, call: PredictCall) -> Status | None:

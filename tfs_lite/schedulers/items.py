@@ -21,15 +21,13 @@ from functools import partial
 from tfs_lite.core.model import Model, PredictCall, Servable, Traits, resize
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
-from tfs_lite.schedulers.batching.execution import CANCELLED
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings
+from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
 
 DEFAULT_THREADS = 2
 DEFAULT_MAX_WAITING = 1000
 logger = logging.getLogger(__name__)
-
-Result = Mapping[str, Tensor] | Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +286,7 @@ class ItemServable(Traits):
             pending.stage, pending.inner = _Stage.INSIDE, inner
         return None
 
-    def _inner_done(self, pending: _PendingCall, result: Result) -> None:
+    def _inner_done(self, pending: _PendingCall, result: Answer) -> None:
         """On the inner servable's thread."""
         refusal = result if isinstance(result, Status) else None
         with self._changed:
@@ -330,7 +328,7 @@ class ItemServable(Traits):
             return None
         return Status(StatusCode.DEADLINE_EXCEEDED, f"the deadline passed while the request waited for {self._name}")
 
-    def _finish(self, pending: _PendingCall, result: Result) -> None:
+    def _finish(self, pending: _PendingCall, result: Answer) -> None:
         with self._changed:
             answered, pending.answered, pending.outputs = pending.answered, True, {}
             pending.call.ticket = None
@@ -348,13 +346,10 @@ class ItemServable(Traits):
         if not self._open_calls[id(model)]:
             del self._open_calls[id(model)]
 
-    def _answer(self, call: PredictCall, result: Result) -> None:
+    def _answer(self, call: PredictCall, result: Answer) -> None:
         if isinstance(result, Status) and result.code is StatusCode.DEADLINE_EXCEEDED:
             result = replace(result, reason=Reason.JOB_EXPIRED)
-        try:
-            call.on_done(result)
-        except Exception:
-            logger.exception("a caller of %s broke its contract: on_done must not raise", self._name)
+        finish(call, result, self._name)
 
     def _unavailable(self, reason: str) -> Status:
         return Status(StatusCode.UNAVAILABLE, f"{self._name} {reason}")

@@ -23,6 +23,7 @@ import numpy as np
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Tensor
+from tfs_lite.protocols.dtypes import Array
 
 DIGEST_BYTES = 32
 ENTRY_BYTES = 512
@@ -32,7 +33,6 @@ TEXT_BYTES = 48
 """What each element of an array of texts costs in addition to its bytes."""
 
 _NUMBER = struct.Struct("<q")
-Array = np.ndarray[Any, np.dtype[Any]]
 Outputs = Mapping[str, Tensor]
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,11 @@ from typing import cast
 
 import numpy as np
 
-from tfs_lite.core.model import Model, PredictCall
+from tfs_lite.core.model import Model, PredictCall, Shapes
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.batching.rules import Array, BatchRule
+from tfs_lite.protocols.dtypes import Array
+from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings
 
 
@@ -56,7 +57,8 @@ def assemble(
     sent = [cast("Mapping[str, Array]", call.inputs) for call in calls]
     columns = {name: [inputs[name] for inputs in sent] for name in rule.names or sent[0]}
     tails = {name: _tail(column, name in rule.padded) for name, column in columns.items()}
-    arrays = _memory(model, signature_key, columns, tails, rows + padding)
+    shapes = {name: ((rows + padding, *tails[name]), column[0].dtype) for name, column in columns.items()}
+    arrays = batch_memory(model, signature_key, shapes)
     last = rows - next((size for size in reversed(sizes) if size), 0)
     filled = False
     for name, column in columns.items():
@@ -114,6 +116,13 @@ def rows_fault(results: Mapping[str, Tensor], rows: int) -> Status | None:
     return None
 
 
+def batch_memory(model: Model, signature_key: str, shapes: Shapes) -> dict[str, Array]:
+    """The model's own memory where it has some. Texts are objects of this process: no model has memory for them."""
+    numbers = {name: shape for name, shape in shapes.items() if not shape[1].hasobject}
+    staged = cast("Mapping[str, Array]", (model.stage(signature_key, numbers) if numbers else None) or {})
+    return {name: staged[name] if name in staged else np.empty(*shape) for name, shape in shapes.items()}
+
+
 def _padding(rule: BatchRule, rows: int, settings: BatchSettings) -> int:
     """Rows up to the next allowed size. Without a row there is nothing to copy; what is larger than all sizes stays."""
     allowed = settings.allowed_sizes
@@ -135,22 +144,8 @@ def _wanted(calls: Sequence[PredictCall]) -> tuple[str, ...]:
 def _tail(column: Sequence[Array], padded: bool) -> tuple[int, ...]:
     """The shape of one row: the largest of each dimension, where calls may differ."""
     if not padded:
-        return column[0].shape[1:]
+        return tuple(column[0].shape[1:])
     return tuple(map(max, zip(*[array.shape[1:] for array in column], strict=True)))
-
-
-def _memory(
-    model: Model,
-    signature_key: str,
-    columns: Mapping[str, Sequence[Array]],
-    tails: Mapping[str, tuple[int, ...]],
-    rows: int,
-) -> dict[str, Array]:
-    """The model's own memory where it has some. Texts are objects of this process: no model has memory for them."""
-    shapes = {name: ((rows, *tails[name]), column[0].dtype) for name, column in columns.items()}
-    numbers = {name: shape for name, shape in shapes.items() if not shape[1].hasobject}
-    staged = cast("Mapping[str, Array]", (model.stage(signature_key, numbers) if numbers else None) or {})
-    return {name: staged[name] if name in staged else np.empty(*shape) for name, shape in shapes.items()}
 
 
 def _fill_up(target: Array, column: Sequence[Array]) -> None:

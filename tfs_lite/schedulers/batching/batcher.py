@@ -19,7 +19,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.cpu_saturation import saturation_of
-from tfs_lite.schedulers.batching.execution import CANCELLED, Execution, finish
+from tfs_lite.schedulers.batching.execution import Execution
 from tfs_lite.schedulers.batching.ordering import Order
 from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.rules import BatchRule
@@ -27,6 +27,7 @@ from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.batching.signature_queue import RuleOf, SignatureQueue
 from tfs_lite.schedulers.batching.splitting import SplitCall, split
 from tfs_lite.schedulers.batching.worker_threads import WorkerPool, WorkerThread, make_workers
+from tfs_lite.schedulers.calls import CANCELLED, finish
 
 ANSWERS_HELD = 2
 """Where answers keep their order: how many may wait for an earlier one, for each call that may wait for the model. A

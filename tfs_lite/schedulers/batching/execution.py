@@ -6,28 +6,15 @@ calls -> assemble -> Model.run -> split_outputs -> on_done of each call
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, WorkerLost
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Tensor
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.status import Status
 from tfs_lite.schedulers.batching.assembly import assemble, split_outputs
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
-
-Answer = Mapping[str, Tensor] | Status
-CANCELLED = Status(StatusCode.CANCELLED, "the caller cancelled the request")
-logger = logging.getLogger(__name__)
-
-
-def finish(call: PredictCall, answer: Answer, name: str) -> None:
-    """Answers a call; ``name`` is the servable it was sent to, for the log."""
-    try:
-        call.on_done(answer)
-    except Exception:
-        logger.exception("a caller of %s broke its contract: on_done must not raise", name)
+from tfs_lite.schedulers.calls import Answer, count_run, failure_of, finish
 
 
 class Execution:
@@ -56,7 +43,9 @@ class Execution:
         ended = self._clock.monotonic()
         ok = not isinstance(answers[0], Status)
         moving = (inside[0] - started, ended - inside[1]) if inside else (0.0, 0.0)
-        self._report(calls, sum(sizes), padding, ended - started, moving, ok)
+        waits = tuple([call.queue_seconds for call in calls])
+        report = BatchReport(self._id, sum(sizes), padding, ended - started, waits, ok, moving)
+        count_run(self._on_batch, report, self._name)
         if not ok and lost is None and len(calls) > 1:
             self._run_halves(model, queue, calls, sizes)
             return
@@ -80,14 +69,9 @@ class Execution:
             results = model.run(queue.key, batch.inputs, batch.outputs)
             inside = (entered, self._clock.monotonic())
             return split_outputs(queue.rule, batch, results, calls, sizes), padding, None, inside
-        except WorkerLost as error:
-            return [error.status] * len(calls), padding, error, None
-        except ServingError as error:
-            return [error.status] * len(calls), padding, None, None
         except BaseException as error:
-            logger.exception("%s broke its contract: it may only raise ServingError", self._name)
-            status = Status(StatusCode.INTERNAL, f"{self._name} failed: {type(error).__name__}")
-            return [status] * len(calls), padding, None, None
+            lost = error if isinstance(error, WorkerLost) else None
+            return [failure_of(error, self._name)] * len(calls), padding, lost, None
 
     def _run_halves(
         self, model: Model, queue: SignatureQueue, calls: Sequence[PredictCall], sizes: Sequence[int]
@@ -100,18 +84,3 @@ class Execution:
                 finish(call, error.status, self._name)
             raise
         self.run(model, queue, calls[middle:], sizes[middle:])
-
-    def _report(
-        self,
-        calls: Sequence[PredictCall],
-        rows: int,
-        padding: int,
-        seconds: float,
-        moving: tuple[float, float],
-        ok: bool,
-    ) -> None:
-        waits = tuple([call.queue_seconds for call in calls])
-        try:
-            self._on_batch(BatchReport(self._id, rows, padding, seconds, waits, ok, moving))
-        except Exception:
-            logger.exception("a run of %s could not be counted", self._name)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from tfs_lite.core.model import PredictCall
-from tfs_lite.core.signature import Tensor
-from tfs_lite.core.status import Status
+from tfs_lite.schedulers.calls import Answer
 
-Answer = Mapping[str, Tensor] | Status
 logger = logging.getLogger(__name__)
 
 

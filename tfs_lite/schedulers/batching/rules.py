@@ -9,15 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import TypeAlias
 
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.settings import BatchSettings
 
-Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[Any]]"
 InputAxis: TypeAlias = tuple[str, int]
 """Name and axis of an input: where a size is read."""
 

@@ -101,7 +101,7 @@ def settings_of_model(
         return None
     largest = _least(settings.max_batch_size, signature_max or 0) or DEFAULT_MAX_BATCH
     levels = batching.priority_levels
-    delay = _seconds(batching.max_queue_delay_microseconds)
+    delay = seconds_of(batching.max_queue_delay_microseconds)
     return BatchSettings(
         max_batch_size=largest,
         max_request_rows=largest,
@@ -124,7 +124,7 @@ def settings_of_parameters(parameters: BatchingParameters, model_max: int, max_q
     splits = parameters.enable_large_batch_splitting
     largest = _least(parameters.execution_batch_size, model_max)
     largest_request = parameters.max_batch_size if splits else largest
-    delay = _seconds(parameters.batch_timeout_micros)
+    delay = seconds_of(parameters.batch_timeout_micros)
     return BatchSettings(
         max_batch_size=largest,
         max_request_rows=largest_request,
@@ -155,11 +155,11 @@ def _allowed(sizes: tuple[int, ...], largest: int) -> tuple[int, ...]:
 def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
     return QueuePolicy(
         TimeoutAction[policy.timeout_action],
-        _seconds(policy.default_timeout_microseconds),
+        seconds_of(policy.default_timeout_microseconds),
         policy.allow_timeout_override,
         policy.max_queue_size,
     )
 
 
-def _seconds(microseconds: int) -> float:
+def seconds_of(microseconds: int) -> float:
     return min(microseconds / 1e6, MAX_SECONDS)

@@ -16,10 +16,9 @@ import numpy as np
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.schedulers.batching.assembly import rows_fault
-from tfs_lite.schedulers.batching.rules import Array
-
-Answer = Mapping[str, Tensor] | Status
+from tfs_lite.schedulers.calls import Answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tfs_lite.core.signature import DataType, TensorSpec, format_shape
 from tfs_lite.core.status import invalid_argument
-from tfs_lite.schedulers.ensemble.shapes import consistent
-from tfs_lite.schedulers.ensemble.types import Graph, Interface, Step
+from tfs_lite.schedulers.ensemble.types import Graph, Interface, Step, consistent
 
 
 def check_steps(graph: Graph, interfaces: Sequence[Interface]) -> None:

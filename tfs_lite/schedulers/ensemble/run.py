@@ -22,14 +22,12 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import OnCall, PredictCall, Servable
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, check_input_names, find_signature
 from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run, call_inputs
-from tfs_lite.schedulers.batching.execution import CANCELLED, finish
-from tfs_lite.schedulers.batching.rules import Array
+from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
 from tfs_lite.schedulers.ensemble.graph import Plan, Progress
-from tfs_lite.schedulers.ensemble.shapes import adapt_batch_dimension
-from tfs_lite.schedulers.ensemble.types import Graph, Interface, Step
+from tfs_lite.schedulers.ensemble.types import Graph, Interface, Step, adapt_batch_dimension
 
-Result = Mapping[str, Tensor] | Status
 logger = logging.getLogger(__name__)
 
 
@@ -62,7 +60,7 @@ class _Effects:
     """What is to be done outside the lock: release the versions, answer, take calls back."""
 
     release: bool
-    answer: Result | None
+    answer: Answer | None
     unwanted: Sequence[tuple[int, StepCall]]
 
 
@@ -206,7 +204,7 @@ class EnsembleRun:
 
     # Steps that have ended.
 
-    def _step_done(self, step: Step, result: Result) -> None:
+    def _step_done(self, step: Step, result: Answer) -> None:
         """A step's ``on_done``: any thread."""
         with self._lock:
             call = self._inside[step.index]
@@ -227,7 +225,7 @@ class EnsembleRun:
         before, behind = step_call.moving_seconds
         call.moving_seconds = (call.moving_seconds[0] + before, call.moving_seconds[1] + behind)
 
-    def _end(self, step: Step, result: Result) -> None:
+    def _end(self, step: Step, result: Answer) -> None:
         with self._lock:
             del self._inside[step.index]
             if isinstance(result, Status):
@@ -245,7 +243,7 @@ class EnsembleRun:
 
     def _conclude(self, failure: Status | None = None) -> _Effects:
         """With the lock held, after every change."""
-        answer: Result | None = None
+        answer: Answer | None = None
         unwanted: list[tuple[int, StepCall]] = []
         if not self._answered:
             if failure is not None:

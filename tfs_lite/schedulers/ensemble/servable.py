@@ -16,7 +16,7 @@ from tfs_lite.core.model import Model, OnCall, PredictCall, SequenceFlags, nobod
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.schedulers.batching.execution import finish
+from tfs_lite.schedulers.calls import finish
 from tfs_lite.schedulers.ensemble.graph import Plan, plan_for
 from tfs_lite.schedulers.ensemble.models import (
     Resolve,

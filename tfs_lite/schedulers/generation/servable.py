@@ -31,7 +31,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, check_output_filter, find_signature
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.protocols.generation_tensors import generation_signature, join, whole_outputs
-from tfs_lite.schedulers.batching.execution import CANCELLED, Answer, finish
+from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
 from tfs_lite.schedulers.generation.engine import Engine, Job
 from tfs_lite.schedulers.generation.generation_task import GenerationTask
 from tfs_lite.schedulers.generation.loop import StepLoop, shared_loop

@@ -17,8 +17,7 @@ from tfs_lite.config.sequence import CORRID, FLATTEN_PARAMETER
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.signature import DataType, Signature, format_shape
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
-from tfs_lite.protocols.dtypes import to_numpy
-from tfs_lite.schedulers.batching.rules import Array
+from tfs_lite.protocols.dtypes import Array, to_numpy
 
 START, READY = "CONTROL_SEQUENCE_START", "CONTROL_SEQUENCE_READY"
 END = "CONTROL_SEQUENCE_END"

@@ -8,7 +8,6 @@ requests make a batch is a pure decision over the heads of an instance's slots a
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
@@ -18,16 +17,14 @@ from typing import Generic
 
 from tfs_lite.core.clock import Timer
 from tfs_lite.core.model import BatchReport, Model, OnBatch, WorkerLost
-from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.schedulers.batching.execution import Answer
+from tfs_lite.core.status import Status
 from tfs_lite.schedulers.batching.worker_threads import WorkerThread
+from tfs_lite.schedulers.calls import Answer, count_run, failure_of
 from tfs_lite.schedulers.sequence.request import Request, Slot, T
 from tfs_lite.schedulers.sequence.sequence_manager import Entry, SequenceManager, Taken
 from tfs_lite.schedulers.sequence.settings import DirectSettings
 from tfs_lite.schedulers.sequence.states import Values
 from tfs_lite.schedulers.sequence.worker_generation import WorkerGeneration
-
-logger = logging.getLogger(__name__)
 
 Batch = Sequence[Taken | None]
 """A row for each slot from the first on; None is a null row. At least one is a request."""
@@ -148,7 +145,9 @@ class DirectWorkers:
         answers, lost = _attempt(model, batch, self._manager.name, self._generations[instance])
         seconds = self._manager.clock.monotonic() - started
         ok = any(not isinstance(answer, Status) for answer, _ in answers)
-        self._report(taken, len(batch) - len(taken), seconds, ok)
+        waits = tuple([each.call.queue_seconds for each in taken])
+        report = BatchReport(self._manager.id, len(taken), len(batch) - len(taken), seconds, waits, ok)
+        count_run(self._on_batch, report, self._manager.name)
         if lost:
             self._manager.worker_lost(instance)
         for each, (answer, _) in zip(taken, answers, strict=True):
@@ -158,13 +157,6 @@ class DirectWorkers:
         if lost and model.recover(self._closing):
             self._generations[instance].lost()
             self._manager.worker_recovered(instance)
-
-    def _report(self, taken: Sequence[Taken], null_rows: int, seconds: float, ok: bool) -> None:
-        waits = tuple([each.call.queue_seconds for each in taken])
-        try:
-            self._on_batch(BatchReport(self._manager.id, len(taken), null_rows, seconds, waits, ok))
-        except Exception:
-            logger.exception("a run of %s could not be counted", self._manager.name)
 
 
 def _attempt(
@@ -181,11 +173,8 @@ def _attempt(
         results = model.run(plan.key, inputs, plan.outputs([each.call for each in taken]))
         generation.check(name)
         failure = plan.fault(results, len(batch))
-    except ServingError as error:
-        failure, lost = error.status, isinstance(error, WorkerLost)
     except BaseException as error:
-        logger.exception("%s broke its contract: it may only raise ServingError", name)
-        failure = Status(StatusCode.INTERNAL, f"{name} failed: {type(error).__name__}")
+        failure, lost = failure_of(error, name), isinstance(error, WorkerLost)
     if failure is not None:
         return [(failure, each.state) for each in taken], lost
     rows = [(index, each) for index, each in enumerate(batch) if each is not None]

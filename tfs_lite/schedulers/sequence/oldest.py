@@ -18,11 +18,11 @@ from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.assembly import rows_fault
 from tfs_lite.schedulers.batching.batcher import BatchingServable
-from tfs_lite.schedulers.batching.execution import Answer
 from tfs_lite.schedulers.batching.queue import Job
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 from tfs_lite.schedulers.batching.worker_threads import WorkerThread
+from tfs_lite.schedulers.calls import Answer
 from tfs_lite.schedulers.sequence.request import Slot
 from tfs_lite.schedulers.sequence.sequence_manager import PREDECESSOR_DROPPED, Entry, SequenceManager, Taken
 from tfs_lite.schedulers.sequence.worker_generation import WorkerGeneration

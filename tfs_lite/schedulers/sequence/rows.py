@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -19,12 +19,10 @@ from tfs_lite.config.model import ModelSettings, hidden_outputs
 from tfs_lite.core.model import Model, PredictCall, SequenceFlags
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.schedulers.batching.assembly import rows_fault
-from tfs_lite.schedulers.batching.rules import Array
+from tfs_lite.protocols.dtypes import Array
+from tfs_lite.schedulers.batching.assembly import batch_memory, rows_fault
 from tfs_lite.schedulers.sequence.controls import Controls
 from tfs_lite.schedulers.sequence.states import States, Values
-
-Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +96,10 @@ class RowPlan:
         first = next(row for row in rows if row is not None)
         if not self.batched:
             return {**first.inputs, **first.state, **self.control_tensors([first.flags])}
-        shapes: Shapes = {name: (array.shape[1:], array.dtype) for name, array in first.inputs.items()}
+        shapes = {name: (array.shape[1:], array.dtype) for name, array in first.inputs.items()}
         shapes |= {name: (array.shape, array.dtype) for name, array in first.state.items()}
         batch = {name: ((len(rows), *tail), dtype) for name, (tail, dtype) in shapes.items()}
-        arrays = _memory(model, self.key, batch | self.controls.shapes(len(rows)))
+        arrays = batch_memory(model, self.key, batch | self.controls.shapes(len(rows)))
         for index, row in enumerate(rows):
             for name in shapes:
                 array = arrays[name]
@@ -156,10 +154,3 @@ class RowPlan:
         if self.batched:
             own = {name: array[index : index + 1].copy()[0] for name, array in own.items()}
         return self.states.written(own, before, self.model)
-
-
-def _memory(model: Model, key: str, shapes: Shapes) -> dict[str, Array]:
-    """The model's own memory where it has some. Texts are objects of this process: no model has memory for them."""
-    numbers = {name: shape for name, shape in shapes.items() if not shape[1].hasobject}
-    staged = cast("Mapping[str, Array]", (model.stage(key, numbers) if numbers else None) or {})
-    return {name: staged[name] if name in staged else np.empty(*shape) for name, shape in shapes.items()}

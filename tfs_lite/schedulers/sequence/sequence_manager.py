@@ -19,7 +19,7 @@ from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.batching.execution import CANCELLED, Answer, finish
+from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
 from tfs_lite.schedulers.sequence.deadlines import Deadlines
 from tfs_lite.schedulers.sequence.request import STOPPING, Request, SequenceId, Slot
 from tfs_lite.schedulers.sequence.rows import Row, RowPlan

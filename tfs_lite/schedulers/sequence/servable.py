@@ -16,7 +16,7 @@ from tfs_lite.core.model import Model, OnBatch, PredictCall, Traits, nobody_coun
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
-from tfs_lite.schedulers.batching.execution import finish
+from tfs_lite.schedulers.calls import finish
 from tfs_lite.schedulers.sequence.controls import Controls
 from tfs_lite.schedulers.sequence.direct import DirectWorkers
 from tfs_lite.schedulers.sequence.oldest import OldestBatchers

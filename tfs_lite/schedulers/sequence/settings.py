@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.sequence import MAX_CANDIDATES, SequenceBatching, StrategyDirect, StrategyOldest
-from tfs_lite.schedulers.batching.settings import MAX_SECONDS, BatchSettings, SendWhen
+from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen, seconds_of
 
 MAX_BACKLOG = 1000
 MAX_QUEUED = 10_000
@@ -54,7 +54,7 @@ def sequence_settings_of(settings: ModelSettings, max_queued: int = MAX_QUEUED) 
         slots = batching.oldest.max_candidate_sequences or min(slots, MAX_CANDIDATES)
     return SequenceSettings(
         slots_per_instance=slots,
-        max_idle=_seconds(batching.max_sequence_idle_microseconds),
+        max_idle=seconds_of(batching.max_sequence_idle_microseconds),
         oldest=batching.oldest is not None,
         max_backlog=max_queued,
         max_queued=max_queued,
@@ -65,7 +65,7 @@ def direct_settings_of(settings: ModelSettings) -> DirectSettings:
     """When a batch of Direct runs; the defaults if the settings do not say."""
     batching = settings.sequence_batching
     direct = (batching.direct if batching else None) or StrategyDirect()
-    return DirectSettings(_seconds(direct.max_queue_delay_microseconds), float(direct.minimum_slot_utilization))
+    return DirectSettings(seconds_of(direct.max_queue_delay_microseconds), float(direct.minimum_slot_utilization))
 
 
 def oldest_settings_of(settings: ModelSettings) -> BatchSettings:
@@ -73,7 +73,7 @@ def oldest_settings_of(settings: ModelSettings) -> BatchSettings:
     batching = settings.sequence_batching
     oldest = (batching.oldest if batching else None) or StrategyOldest()
     largest = settings.max_batch_size
-    delay = _seconds(oldest.max_queue_delay_microseconds) if largest else 0.0
+    delay = seconds_of(oldest.max_queue_delay_microseconds) if largest else 0.0
     return BatchSettings(
         max_batch_size=largest,
         max_request_rows=min(largest, 1),
@@ -83,7 +83,3 @@ def oldest_settings_of(settings: ModelSettings) -> BatchSettings:
         max_queued_calls=sequence_settings_of(settings).slots_per_instance,
         preserve_ordering=oldest.preserve_ordering,
     )
-
-
-def _seconds(microseconds: int) -> float:
-    return min(microseconds / 1e6, MAX_SECONDS)

@@ -22,8 +22,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.sequence import InitialState, SequenceState
 from tfs_lite.core.signature import DataType, Signature, Tensor, format_shape
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
-from tfs_lite.protocols.dtypes import to_numpy
-from tfs_lite.schedulers.batching.rules import Array
+from tfs_lite.protocols.dtypes import Array, to_numpy
 from tfs_lite.schedulers.sequence.controls import missing_input
 from tfs_lite.schedulers.sequence.request import SequenceId, Slot
 

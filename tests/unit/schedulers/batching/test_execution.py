@@ -15,10 +15,11 @@ from tfs_lite.core.model import BatchReport, Model, PredictCall, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.schedulers.batching.execution import Execution, finish
+from tfs_lite.schedulers.batching.execution import Execution
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
+from tfs_lite.schedulers.calls import finish
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 ID = ServableId("m", 7)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.batching.ordering import Answer, Order
+from tfs_lite.schedulers.batching.ordering import Order
+from tfs_lite.schedulers.calls import Answer
 
 PATIENCE = 30
 

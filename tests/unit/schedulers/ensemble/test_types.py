@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
-from tfs_lite.schedulers.ensemble.shapes import adapt_batch_dimension, agree, consistent
-from tfs_lite.schedulers.ensemble.types import Interface, interface_of
+from tfs_lite.schedulers.ensemble.types import Interface, adapt_batch_dimension, agree, consistent, interface_of
 from tfs_lite.testing.schedulers.ensembles import signature
 
 

@@ -1,0 +1,40 @@
+"""What every scheduler does with a call: answer it, count its run, and put a failure into a status."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from tfs_lite.core.model import BatchReport, OnBatch, PredictCall
+from tfs_lite.core.signature import Tensor
+from tfs_lite.core.status import ServingError, Status, StatusCode
+
+Answer: TypeAlias = Mapping[str, Tensor] | Status
+"""The outputs by name, or why there are none."""
+CANCELLED = Status(StatusCode.CANCELLED, "the caller cancelled the request")
+logger = logging.getLogger(__name__)
+
+
+def finish(call: PredictCall, answer: Answer, name: str) -> None:
+    """Answers a call; ``name`` is the servable it was sent to, for the log."""
+    try:
+        call.on_done(answer)
+    except Exception:
+        logger.exception("a caller of %s broke its contract: on_done must not raise", name)
+
+
+def count_run(on_batch: OnBatch, report: BatchReport, name: str) -> None:
+    """Reports a run; an observer that raises is logged."""
+    try:
+        on_batch(report)
+    except Exception:
+        logger.exception("a run of %s could not be counted", name)
+
+
+def failure_of(error: BaseException, name: str) -> Status:
+    """The answer when a model has raised ``error``. INTERNAL, and logged, for errors that it must not raise."""
+    if isinstance(error, ServingError):
+        return error.status
+    logger.exception("%s broke its contract: it may only raise ServingError", name, exc_info=error)
+    return Status(StatusCode.INTERNAL, f"{name} failed: {type(error).__name__}")
