@@ -16,11 +16,11 @@ from tfs_lite.adapters.contract import OpenRequest
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, empty_caches
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.language import exponential_sampling as noise
-from tfs_lite.adapters.language.cuda_decode import capture_decode
 from tfs_lite.adapters.language.engine_stream import EngineStream, upload, upload_array
 from tfs_lite.adapters.language.family import load_library
+from tfs_lite.adapters.language.fixed_decode import capture_decode
 from tfs_lite.adapters.language.network import Network
-from tfs_lite.adapters.language.sampler import draw
+from tfs_lite.adapters.language.sampler import sample
 from tfs_lite.adapters.language.self_check import ALLOWED, self_check
 from tfs_lite.adapters.language.transformers_model import open_transformers
 from tfs_lite.config.model import ModelSettings
@@ -254,8 +254,8 @@ def test_seeded_draws_of_the_gpu_are_those_of_the_cpu(sampling):
     step = Step(
         [Rows(row, 0, [1], SamplingRequest(sampling, 7, row, [1, 2, 2, 3], 1, frozenset({9}))) for row in range(32)]
     )
-    here = [drawn.token for drawn in draw(logits, step)]
-    there = [drawn.token for drawn in draw(logits.to(cuda()), step)]
+    here = [drawn.token for drawn in sample(logits, step)]
+    there = [drawn.token for drawn in sample(logits.to(cuda()), step)]
     assert here == there
     assert len(set(here)) > 10
 

@@ -7,14 +7,14 @@ change the result and is not done here, is an error: it must never be ignored.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from tfs_lite.adapters.language.cache import Cache, LayerShape
-from tfs_lite.adapters.language.layout import Call, Layout
+from tfs_lite.adapters.language.layout import AttentionCall, Layout
 from tfs_lite.core.status import ServingError, StatusCode
 
 ATTENTION = "tfs_lite_slots"
@@ -24,21 +24,24 @@ KEYWORD = "tfs_lite_attention_context"
 _HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "output_attentions", "output_router_logits"})
 
 
-class Passage(Protocol):
-    """One forward's attention in all layers."""
+class LayerInputs(NamedTuple):
+    """What a layer attends with: ``query`` [1, heads, rows, size], ``key`` and ``value`` [1, key heads, rows, size],
+    with positions applied."""
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        """``query`` [1, heads, rows, size], ``key`` and ``value`` [1, heads of those, rows, size], with positions in
-        them. Returns [1, rows, heads, size of a value]."""
+    layer: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scaling: float | None
+    window: int | None
+    softcap: float | None
+
+
+class AttentionContext(Protocol):
+    """The attention of one forward, in all layers."""
+
+    def attend(self, inputs: LayerInputs) -> torch.Tensor:
+        """Returns [1, rows, heads, size of a value]."""
 
 
 def not_batchable(message: str) -> ServingError:
@@ -46,7 +49,7 @@ def not_batchable(message: str) -> ServingError:
     return ServingError(StatusCode.UNIMPLEMENTED, message)
 
 
-class Serving:
+class CachedAttention:
     """The passage of a step: writes its keys and values, and attends to what the slots hold."""
 
     __slots__ = ("_cache", "_layout", "_positions")
@@ -56,30 +59,22 @@ class Serving:
         self._layout = layout
         self._positions = layout.positions[0]
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
+    def attend(self, inputs: LayerInputs) -> torch.Tensor:
+        layer, query, key, value, scaling, window, softcap = inputs
         cache, layout = self._cache, self._layout
         cache.write(layer, layout.slots, self._positions, key[0].transpose(0, 1), value[0].transpose(0, 1))
         keys, values, queries = cache.keys[layer], cache.values[layer], query[0].transpose(0, 1)
         if softcap is None:
-            found = [_call(call, queries, keys, values, scaling) for call in layout.calls(window)]
+            found = [_attend(call, queries, keys, values, scaling) for call in layout.calls(window)]
         else:
             scale = query.shape[-1] ** -0.5 if scaling is None else scaling
             calls = layout.calls(window, masks_only=True)
-            found = [_capped(call, queries, keys, values, scale, softcap) for call in calls]
+            found = [_attend_capped(call, queries, keys, values, scale, softcap) for call in calls]
         return (found[0] if len(found) == 1 else torch.cat(found))[None]
 
 
-def _call(
-    call: Call, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
+def _attend(
+    call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
 ) -> torch.Tensor:
     """[rows of the call, heads, size]. Query heads that share a key's head become more rows of one text (where every
     text has one row), or a dimension in which keys do not move (where there is one text): keys are not copied."""
@@ -91,8 +86,8 @@ def _call(
     return _rows(call, out)
 
 
-def _capped(
-    call: Call, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, softcap: float
+def _attend_capped(
+    call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, softcap: float
 ) -> torch.Tensor:
     """The same with scores that are bent towards ``softcap`` before the mask, for which torch has no kernel."""
     grouped, key, value = _operands(call, queries, keys, values)
@@ -107,7 +102,7 @@ def _capped(
 
 
 def _operands(
-    call: Call, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries as [texts, key heads, group, size], or [key heads, group, rows, size] of one text, and the part of the
     cache that they see as [texts, key heads, columns, size]. All are views."""
@@ -118,28 +113,20 @@ def _operands(
     return grouped, keys[part.slots, :, call.columns], values[part.slots, :, call.columns]
 
 
-def _rows(call: Call, out: torch.Tensor) -> torch.Tensor:
+def _rows(call: AttentionCall, out: torch.Tensor) -> torch.Tensor:
     """Back to [rows, heads, size]."""
     return (out.permute(2, 0, 1, 3) if call.part.one_text else out).flatten(1, 2)
 
 
-class Probing:
+class ShapeProbe:
     """The passage of one single row, which sees itself alone: notes the shapes of all layers."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}
         self.dtype: torch.dtype | None = None
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
+    def attend(self, inputs: LayerInputs) -> torch.Tensor:
+        layer, query, key, value, *_ = inputs
         if layer in self.shapes:
             raise not_batchable(f"layer {layer} attends more than once in a forward")
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[-1], value.shape[-1])
@@ -160,10 +147,11 @@ def attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What a layer of the model calls; shapes as in :class:`Passage`. UNIMPLEMENTED for what cannot be done."""
-    passage: Passage | None = others.pop(KEYWORD, None)
+    """What a layer of the model calls; shapes as in :class:`AttentionContext`. UNIMPLEMENTED for what cannot be
+    done."""
+    context: AttentionContext | None = others.pop(KEYWORD, None)
     name = type(module).__name__
-    if passage is None:
+    if context is None:
         raise not_batchable(f"{name} does not get the keywords of the forward: it cannot know which texts its rows are")
     for keyword, wanted in others.items():
         if wanted is not None and wanted is not False and keyword not in _HARMLESS:
@@ -175,7 +163,7 @@ def attention(
         raise not_batchable(f"{name} has no layer_idx, or attends to something other than its own rows")
     if sliding_window is None and getattr(module, "layer_type", None) == "sliding_attention":
         raise not_batchable(f"{name} has a window that it does not tell")
-    return passage.attend(layer, query, key, value, scaling, sliding_window, softcap), None
+    return context.attend(LayerInputs(layer, query, key, value, scaling, sliding_window, softcap)), None
 
 
 AttentionInterface.register(ATTENTION, attention)

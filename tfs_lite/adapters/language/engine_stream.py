@@ -34,20 +34,20 @@ class EngineStream:
     def current(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Waits until the device has done everything."""
         with self.current():
-            settle(self._device)
+            synchronize(self._device)
 
     def close(self) -> None:
         """Nobody is inside, and what was allocated there is gone or will not be used any more."""
-        self.settle()
+        self.synchronize()
         stream, self._stream = self._stream, None
         if stream is not None:
             STREAMS.put_back(self._device, stream)
 
 
-def settle(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Waits for the current stream. Its errors were reported by whoever caused them."""
     if device.type == "cuda":
         with suppress(RuntimeError):

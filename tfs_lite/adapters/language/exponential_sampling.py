@@ -1,4 +1,4 @@
-"""The draw of a token at random: an exponential race among the tokens that the filters keep.
+"""The request of a token at random: an exponential race among the tokens that the filters keep.
 
 Token ``i`` of probability ``p`` gets noise ``e`` of mean 1, and the highest ``p / e`` wins; its probability is ``p``
 exactly, whatever the scale of ``p``. Top-k, top-p and min-p each keep the tokens from some logit on, so together they
@@ -7,7 +7,7 @@ then in the whole row, which has to be sorted for it. A row without top-k and to
 
 Which of these ways a row takes depends on the row alone, and its result does not depend on the way.
 
-Noise for the draw of a token, as a function of the seed, the number of the token in its text, and the token's id.
+Noise for the request of a token, as a function of the seed, the number of the token in its text, and the token's id.
 
 There is no generator with a state, so a text gets the same noise alone, in company, in another slot, and after it was
 put off and computed again. Seed and number become 64 bits of key on the host; key and id are hashed on the device with
@@ -24,7 +24,7 @@ import torch
 from tfs_lite.adapters.language.engine_stream import upload
 from tfs_lite.core.generation import Sampling, SamplingRequest
 
-EVERYTHING = 0
+ALL_TOKENS = 0
 """Instead of a number of candidates: all tokens race, in no order."""
 _COUNTS = (128, 1024, 8192)
 _NUMBERS_AT_ONCE = 1 << 16
@@ -36,7 +36,7 @@ _COLDEST = 1e-30
 def first_count(sampling: Sampling, vocabulary: int) -> int:
     """How many of a row's best tokens to look at first."""
     if sampling.top_p >= 1 and (sampling.top_k == 0 or sampling.top_k >= vocabulary):
-        return EVERYTHING
+        return ALL_TOKENS
     # One more than top-k: the next one tells whether the last is one of several equals.
     return next((count for count in _COUNTS if sampling.top_k < count <= vocabulary), vocabulary)
 
@@ -46,8 +46,8 @@ def next_count(count: int, vocabulary: int) -> int:
     return next((more for more in _COUNTS if count < more <= vocabulary), vocabulary)
 
 
-def race(
-    logits: torch.Tensor, peaks: torch.Tensor, draws: Sequence[SamplingRequest], count: int
+def sample_exponential(
+    logits: torch.Tensor, peaks: torch.Tensor, requests: Sequence[SamplingRequest], count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens that win, int64 ``[rows]``, and whether that is settled, bool ``[rows]``: it is not where the filters
     may keep tokens beyond the best ``count``.
@@ -56,32 +56,34 @@ def race(
     Temperatures are above 0. Among equals at the edge of top-k or top-p all are kept. Rows whose peak is no number, or
     infinite, come out as anything.
     """
-    at_once = len(draws)
+    at_once = len(requests)
     if count not in _COUNTS and not logits.is_cuda:
         at_once = max(_NUMBERS_AT_ONCE // logits.shape[1], 1)
     parts = [
-        _race(logits[start : start + at_once], peaks[start : start + at_once], draws[start : start + at_once], count)
-        for start in range(0, len(draws), at_once)
+        _sample_rows(
+            logits[start : start + at_once], peaks[start : start + at_once], requests[start : start + at_once], count
+        )
+        for start in range(0, len(requests), at_once)
     ]
-    return torch.cat([winners for winners, _ in parts]), torch.cat([settled for _, settled in parts])
+    return torch.cat([winners for winners, _ in parts]), torch.cat([final for _, final in parts])
 
 
-def _race(
-    logits: torch.Tensor, peaks: torch.Tensor, draws: Sequence[SamplingRequest], count: int
+def _sample_rows(
+    logits: torch.Tensor, peaks: torch.Tensor, requests: Sequence[SamplingRequest], count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    keys = upload([noise_key(draw.seed, draw.index) for draw in draws], torch.int32, logits.device)
-    temperatures = _column(logits, [max(draw.sampling.temperature, _COLDEST) for draw in draws])
+    keys = upload([noise_key(request.seed, request.index) for request in requests], torch.int32, logits.device)
+    temperatures = _column(logits, [max(request.sampling.temperature, _COLDEST) for request in requests])
     scaled = (logits - peaks[:, None]).div_(temperatures)
-    if count == EVERYTHING:
+    if count == ALL_TOKENS:
         ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
-        scores = _weights(scaled, _least(scaled, draws)).div_(exponential(keys, ids))
+        scores = _weights(scaled, _least(scaled, requests)).div_(exponential(keys, ids))
         return scores.argmax(-1), torch.ones_like(peaks, dtype=torch.bool)
     whole = count == logits.shape[1]
     values, tokens = scaled.sort(-1, descending=True) if whole else scaled.topk(count, -1)
-    low, settled = _bound(values, scaled, draws)
+    low, final = _bound(values, scaled, requests)
     scores = _weights(values, low).div_(exponential(keys, tokens.to(torch.int32)))
     winners = tokens.gather(1, scores.argmax(-1, keepdim=True))
-    return winners[:, 0], settled[:, 0] | whole
+    return winners[:, 0], final[:, 0] | whole
 
 
 def _weights(values: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
@@ -89,43 +91,45 @@ def _weights(values: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
     return torch.where(values < low, 0.0, values.exp())
 
 
-def _least(scaled: torch.Tensor, draws: Sequence[SamplingRequest]) -> torch.Tensor:
+def _least(scaled: torch.Tensor, requests: Sequence[SamplingRequest]) -> torch.Tensor:
     """The lowest value that min-p keeps, ``[rows, 1]``; the best value is 0."""
-    return _column(scaled, [math.log(draw.sampling.min_p) if draw.sampling.min_p else -math.inf for draw in draws])
+    return _column(
+        scaled, [math.log(request.sampling.min_p) if request.sampling.min_p else -math.inf for request in requests]
+    )
 
 
 def _bound(
-    values: torch.Tensor, scaled: torch.Tensor, draws: Sequence[SamplingRequest]
+    values: torch.Tensor, scaled: torch.Tensor, requests: Sequence[SamplingRequest]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The lowest value that all filters keep, and whether it is known; both ``[rows, 1]``. ``values``: the best of
     ``scaled``, highest first. At the last of them there may be more equals, and a share may not have been reached."""
     last = values[:, -1:]
-    edge = _top_k_edge(values, draws)
-    low = torch.maximum(_least(scaled, draws), edge)
-    if any(draw.sampling.top_p < 1 for draw in draws):
-        low = torch.maximum(low, _top_p_edge(values, scaled, edge, draws))
+    edge = _top_k_edge(values, requests)
+    low = torch.maximum(_least(scaled, requests), edge)
+    if any(request.sampling.top_p < 1 for request in requests):
+        low = torch.maximum(low, _top_p_edge(values, scaled, edge, requests))
     return low, ((low > last) & (edge != last)) | (last == -math.inf)
 
 
-def _top_k_edge(values: torch.Tensor, draws: Sequence[SamplingRequest]) -> torch.Tensor:
-    if not any(draw.sampling.top_k for draw in draws):
+def _top_k_edge(values: torch.Tensor, requests: Sequence[SamplingRequest]) -> torch.Tensor:
+    if not any(request.sampling.top_k for request in requests):
         return torch.full_like(values[:, :1], -math.inf)
-    tops = upload([[draw.sampling.top_k] for draw in draws], torch.int64, values.device)
+    tops = upload([[request.sampling.top_k] for request in requests], torch.int64, values.device)
     edge = values.gather(1, (tops - 1).clamp(0, values.shape[1] - 1))
     return edge.masked_fill(tops == 0, -math.inf)
 
 
 def _top_p_edge(
-    values: torch.Tensor, scaled: torch.Tensor, edge: torch.Tensor, draws: Sequence[SamplingRequest]
+    values: torch.Tensor, scaled: torch.Tensor, edge: torch.Tensor, requests: Sequence[SamplingRequest]
 ) -> torch.Tensor:
     """The smallest set of the best whose share of what top-k leaves is ``top_p``; sums are in float64, because the
     order in which a sum is done may depend on the number of rows."""
     weights = _weights(values, edge)
     kept = weights.sum(-1, keepdim=True, dtype=torch.float64)
-    if not all(draw.sampling.top_k for draw in draws):
+    if not all(request.sampling.top_k for request in requests):
         whole = scaled.exp().sum(-1, keepdim=True, dtype=torch.float64)
         kept = torch.where(edge == -math.inf, whole, kept)
-    shares = _column(values, [draw.sampling.top_p for draw in draws], torch.float64)
+    shares = _column(values, [request.sampling.top_p for request in requests], torch.float64)
     better = weights.cumsum(-1, dtype=torch.float64) - weights
     lowest = values.masked_fill(better >= shares * kept, math.inf).amin(-1, keepdim=True)
     return lowest.masked_fill(shares >= 1, -math.inf)
@@ -140,14 +144,14 @@ _ODD = 0x9E3779B97F4A7C15
 
 
 def noise_key(seed: int, index: int) -> tuple[int, int]:
-    """Two signed 32-bit numbers for the ``index``-th draw of a text with this seed (any integer; those that are equal
-    modulo 2**64 are one)."""
+    """Two signed 32-bit numbers for the ``index``-th request of a text with this seed (any integer; those that are
+    equal modulo 2**64 are one)."""
     key = _mix64((_mix64(seed & _MASK) + (index + 1) * _ODD) & _MASK)
     return _signed(key & 0xFFFFFFFF), _signed(key >> 32)
 
 
 def exponential(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Independent draws of the exponential distribution with mean 1.
+    """Independent requests of the exponential distribution with mean 1.
 
     ``keys``: int32 ``[rows, 2]``; ``ids``: int32 ``[rows, n]`` or ``[n]``, for all rows. Float32 ``[rows, n]``, above 0
     and at most 16.7; a row's number for an id depends on its key and on the id alone.

@@ -1,23 +1,26 @@
-"""The few shapes that steps which only decode are brought to, so that each can be recorded once.
-
-A shape holds a step with no more slots and no longer texts. Rows go by 1, 2, 4, 8 and then by eights, more coarsely
-where there are many; widths double.
-
-Steps that only decode, as forwards of a few fixed shapes: each is recorded once, and replayed with new numbers.
+"""Decode steps as forwards of a few fixed shapes, which CUDA graphs record once and replay with new numbers.
 
     rows of a step -> the smallest shape that holds them -> its inputs are filled -> replay -> logits
 
-Row ``i`` of such a forward is slot ``i``. Texts take the lowest free slot, so those that write are among the first,
-and attention reads the cache where it lies, as in any other step. To gather the caches of the rows first would make
-three passes over memory of one; reading idle slots costs less, unless nearly all are idle or nearly all texts are much
-shorter than the longest. Such steps, and those with prompts, are left to the ordinary way.
+Row ``i`` of such a forward is slot ``i``. Texts get the lowest free slot, so the slots in use are among the first, and
+attention reads the cache where it lies, as in any other step. Gathering the caches of the rows first would pass over
+memory three times; reading idle slots costs less, unless nearly all slots are idle or nearly all texts are much shorter
+than the longest. Such steps, and those with prompts, are carried out the ordinary way.
 
-Row ``i`` that is idle is a token at position 0 which nobody looks at. Its keys go to one position more that every slot
-has behind its last: what an idle slot holds may still be the beginning of another text.
+An idle row is a token at position 0 whose result is not used. Its keys are written to one extra position behind the
+last one of its slot, because the slot may still hold the beginning of another text.
+
+All graphs are captured, and compared with ordinary steps, while the version loads: a capture during serving would hold
+up every text. They share one memory pool, large enough for the largest graph, because only one of them runs at a time.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
+import math
+import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,18 +28,25 @@ from itertools import product
 
 import torch
 
-from tfs_lite.adapters.cuda.graphs import Capture, Captured
-from tfs_lite.adapters.language.attention import Serving
+from tfs_lite.adapters.cuda.graphs import Capture, Captured, Forward, capture_on
+from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, Pool
+from tfs_lite.adapters.failures import sentence
+from tfs_lite.adapters.language.attention import CachedAttention
 from tfs_lite.adapters.language.cache import Cache
-from tfs_lite.adapters.language.engine_stream import on_host
-from tfs_lite.adapters.language.layout import GPU_CALL_BYTES, Call, Layout, Part
+from tfs_lite.adapters.language.engine_stream import on_host, synchronize
+from tfs_lite.adapters.language.layout import GPU_CALL_BYTES, AttentionCall, Layout, Part
 from tfs_lite.adapters.language.network import Network
-from tfs_lite.core.generation import Rows, Step
+from tfs_lite.adapters.language.self_check import ALLOWED
+from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
+from tfs_lite.core.servable import ServableId
 
 MAX_SHAPES = 96
 FIRST_WIDTH = 128
+IDLE_BYTES = 16 * GPU_CALL_BYTES
+"""Bytes of one layer's cache: reading so much in vain takes as long as starting the operators of a layer one by one."""
 _LEAST_ROWS = 8
 _PER_OCTAVE = (8, 4, 2, 1)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +100,6 @@ def _widths(length: int, first: int) -> list[int]:
         widths.append(width)
         width *= 2
     return [*widths, length]
-
-
-IDLE_BYTES = 16 * GPU_CALL_BYTES
-"""Of the cache of one layer. To read so much for nothing takes as long as to start a layer's operators one by one."""
 
 
 class FixedDecode:
@@ -177,7 +183,7 @@ class FixedDecode:
         part = Part(slots, slots, (shape.width,) * shape.rows)
         layout = _FixedLayout(ids[None], positions[None], self._slots[slots], order, [part], network.dtype)
         logits = network.forward(
-            layout.ids, layout.positions, order, _FixedServing(network.cache, layout, write_positions)
+            layout.ids, layout.positions, order, _FixedAttention(network.cache, layout, write_positions)
         )
         if self._out is None:
             self._out = torch.empty_like(logits)
@@ -189,12 +195,12 @@ class _FixedLayout(Layout):
 
     __slots__ = ()
 
-    def _call(self, part: Part, window: int | None, masks_only: bool) -> Call:
+    def _call(self, part: Part, window: int | None, masks_only: bool) -> AttentionCall:
         columns = slice(0, max(part.ends))
-        return Call(part, columns, self._mask(part, columns, window))
+        return AttentionCall(part, columns, self._mask(part, columns, window))
 
 
-class _FixedServing(Serving):
+class _FixedAttention(CachedAttention):
     """Writes keys to ``write_positions``, int64 [rows], in place of their positions."""
 
     __slots__ = ()
@@ -202,3 +208,81 @@ class _FixedServing(Serving):
     def __init__(self, cache: Cache, layout: Layout, write_positions: torch.Tensor) -> None:
         super().__init__(cache, layout)
         self._positions = write_positions
+
+
+def capture_decode(network: Network, servable_id: ServableId) -> None:
+    """Gives ``network``, made with ``fixed`` on a GPU, its ``decoding``. With the engine's stream current, after the
+    self-check, before the first text. If that does not work the log says why, and all steps are ordinary ones."""
+    pool, began = Pool(network.device), time.monotonic()
+    gc.collect()  # A capture does not bear that graphs of other versions go meanwhile.
+    decoding = FixedDecode(network, pool.drop)
+    shapes = decode_shapes(network.slots, network.length)
+    why = record_and_check(network, decoding, _in_turn(network.device, capture_on(network.device, pool)), shapes)
+    if why:
+        logger.warning("%s decodes without CUDA graphs: %s", servable_id, why)
+        return
+    seconds = time.monotonic() - began
+    logger.info("%s decodes with %d CUDA graphs, captured and checked in %.1f s", servable_id, len(shapes), seconds)
+
+
+@torch.inference_mode()
+def record_and_check(network: Network, decoding: FixedDecode, capture: Capture, shapes: Sequence[Shape]) -> str:
+    """Sets ``network.decoding``, and returns nothing; or closes ``decoding``, and returns why. The cache is clean
+    afterwards."""
+    why = ""
+    try:
+        decoding.record(capture, shapes)
+        worst = worst_difference(network, decoding)
+        allowed = ALLOWED.get(network.dtype, ALLOWED[torch.bfloat16])
+        if not worst <= allowed:
+            why = f"logits differ by {worst:.2g} of their spread from those of ordinary steps, {allowed:.2g} is allowed"
+    except Exception as error:
+        why = sentence(error)
+    finally:
+        network.cache.clear(everything=True)
+    if why:
+        synchronize(network.device)
+        decoding.close()
+    else:
+        network.decoding = decoding
+    return why
+
+
+def worst_difference(network: Network, decoding: FixedDecode) -> float:
+    """Between the logits of every recorded shape and those of the same step done the ordinary way, in parts of their
+    spread; infinite for what is no number. The cache is full of random numbers, before and after."""
+    device, numbers = network.device, random.Random(0)
+    noise = torch.Generator(device).manual_seed(0)
+    for tensor in (*network.cache.keys.values(), *network.cache.values.values()):
+        tensor.normal_(generator=noise)
+    wide = torch.promote_types(network.dtype, torch.float32)
+    worst = 0.0
+    for shape in decoding.shapes:
+        step = Step(_rows(shape, network.vocabulary, numbers))
+        plain, fixed = network.logits(step).to(wide), decoding.run(step.rows, shape).to(wide)
+        spread = (plain.max() - plain.min()).item() or 1.0
+        difference = (plain - fixed).abs().max().item() / spread
+        worst = max(worst, difference if math.isfinite(difference) else math.inf)
+    return worst
+
+
+def _rows(shape: Shape, vocabulary: int, numbers: random.Random) -> list[Rows]:
+    """In any order, some of the shape's slots; the last slot and the last position are among them."""
+    slots = [slot for slot in range(shape.rows - 1) if numbers.random() < 0.7]
+    ends = {slot: numbers.randrange(shape.width) for slot in slots} | {shape.rows - 1: shape.width - 1}
+    rows = [
+        Rows(slot, start, [numbers.randrange(vocabulary)], SamplingRequest(Sampling(), 0, 0, (), 0))
+        for slot, start in ends.items()
+    ]
+    numbers.shuffle(rows)
+    return rows
+
+
+def _in_turn(device: torch.device, capture: Capture) -> Capture:
+    """Loads, unloads and other captures of the device wait, and this one for them."""
+
+    def with_the_lock(host: Sequence[torch.Tensor], forward: Forward) -> Captured:
+        with DEVICE_LOCKS.of(device):
+            return capture(host, forward)
+
+    return with_the_lock

@@ -38,7 +38,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AttentionCall:
     """A part, and what of the cache it reads: ``columns`` of its slots. ``mask``: added to the scores, [texts, 1, 1,
     columns] or [1, 1, rows, columns]; None: every row sees every column, or with ``causal``, each up to its own."""
 
@@ -103,9 +103,9 @@ class Layout:
     wanted: torch.Tensor | None
     parts: Sequence[Part]
     dtype: torch.dtype
-    _calls: dict[tuple[int | None, bool], list[Call]] = field(default_factory=dict)
+    _calls: dict[tuple[int | None, bool], list[AttentionCall]] = field(default_factory=dict)
 
-    def calls(self, window: int | None, masks_only: bool = False) -> list[Call]:
+    def calls(self, window: int | None, masks_only: bool = False) -> list[AttentionCall]:
         """The attention calls of a layer whose rows see the last ``window`` positions (None: all). ``masks_only``:
         none with ``causal``. The same list for every layer that asks alike."""
         known = self._calls.get((window, masks_only))
@@ -124,17 +124,17 @@ class Layout:
             if end < max(part.ends)
         ]
 
-    def _call(self, part: Part, window: int | None, masks_only: bool) -> Call:
+    def _call(self, part: Part, window: int | None, masks_only: bool) -> AttentionCall:
         low = 0 if window is None else max(min(part.ends) - window, 0)
         high = max(part.ends)
         columns = slice(low, high)
         equal = min(part.ends) == high
         if equal:
-            return Call(part, columns)
+            return AttentionCall(part, columns)
         fits = window is None or high <= window
         if part.one_text and fits and part.ends[0] == 1 and not masks_only:
-            return Call(part, columns, causal=True)
-        return Call(part, columns, self._mask(part, columns, window))
+            return AttentionCall(part, columns, causal=True)
+        return AttentionCall(part, columns, self._mask(part, columns, window))
 
     def _mask(self, part: Part, columns: slice, window: int | None) -> torch.Tensor:
         own = self.positions[0, part.rows, None]

@@ -14,7 +14,14 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from tfs_lite.adapters.language.attention import ATTENTION, KEYWORD, Passage, Probing, Serving, not_batchable
+from tfs_lite.adapters.language.attention import (
+    ATTENTION,
+    KEYWORD,
+    AttentionContext,
+    CachedAttention,
+    ShapeProbe,
+    not_batchable,
+)
 from tfs_lite.adapters.language.cache import Cache
 from tfs_lite.adapters.language.layout import CPU_CALL_BYTES, GPU_CALL_BYTES, layout_of
 from tfs_lite.adapters.language.packed import packed_bytes
@@ -64,12 +71,12 @@ class Network:
         self.vocabulary = int(module.config.get_text_config().vocab_size)
         module.set_attn_implementation(ATTENTION)
         try:
-            probing = self._probe()
+            probe = self._probe()
         except BaseException:
             module.set_attn_implementation(self._attention)
             raise
-        self.dtype = probing.dtype or module.dtype
-        self.cache = Cache(probing.shapes, slots, length + fixed, self.dtype, self.device)
+        self.dtype = probe.dtype or module.dtype
+        self.cache = Cache(probe.shapes, slots, length + fixed, self.dtype, self.device)
         call_bytes = CPU_CALL_BYTES if self.device.type == "cpu" else GPU_CALL_BYTES
         self._call_cost = call_bytes / self.cache.position_bytes if call_cost is None else call_cost
 
@@ -88,11 +95,11 @@ class Network:
         layout = layout_of(step, self.device, self.dtype, self._call_cost)
         ends = [(rows.slot, rows.start + len(rows.tokens)) for rows in step.rows]
         self.cache.begin(ends, layout.masked_widths)
-        passage = Serving(self.cache, layout)
-        return self.forward(layout.ids, layout.positions, layout.wanted, passage)
+        context = CachedAttention(self.cache, layout)
+        return self.forward(layout.ids, layout.positions, layout.wanted, context)
 
     def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | None, passage: Passage
+        self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | None, context: AttentionContext
     ) -> torch.Tensor:
         """The module's own. ``ids`` and ``positions``: int64 [1, rows]. ``wanted``: the rows whose logits come back;
         None: all. Nothing is checked."""
@@ -101,7 +108,7 @@ class Network:
             position_ids=positions,
             use_cache=False,
             logits_to_keep=0 if wanted is None else wanted,
-            **{KEYWORD: passage},
+            **{KEYWORD: context},
         )
         logits: torch.Tensor = output.logits[0]
         return logits
@@ -128,14 +135,14 @@ class Network:
             self._module.set_attn_implementation(ATTENTION)
 
     @torch.inference_mode()
-    def _probe(self) -> Probing:
-        probing = Probing()
+    def _probe(self) -> ShapeProbe:
+        probe = ShapeProbe()
         zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         try:
-            self.forward(zero, zero, None, probing)
+            self.forward(zero, zero, None, probe)
         except TypeError as error:
             raise not_batchable(f"{type(self._module).__name__} does not take rows of several texts: {error}") from None
-        return probing
+        return probe
 
     def _check(self, step: Step) -> None:
         """A GPU could not be used any more after an index out of range."""

@@ -58,7 +58,7 @@ def _growing_rotary(name: str, config: Any, length: int | None) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SelfCheckResult:
     """``difference``: the largest between two logits, in parts of the spread of the plain forward's. ``other_tokens``:
     of ``positions``, those where the best token is another one although it was ahead by more than is ``allowed``.
     ``layers``: those whose attention was exchanged; without one the numbers of a model that hardly looks back may be
@@ -70,7 +70,7 @@ class Verdict:
     positions: int
     layers: int
     cause: str = ""
-    is_sound: bool = True
+    is_finite: bool = True
     """The plain forward gives numbers."""
 
     @property
@@ -85,7 +85,7 @@ class Verdict:
         )
 
 
-def self_check(network: Network, module: PreTrainedModel) -> Verdict:
+def self_check(network: Network, module: PreTrainedModel) -> SelfCheckResult:
     """Compares ``network`` with its own ``module``. Before it serves, on the thread that will step it or while nobody
     does; its cache is clean afterwards. What a forward raises becomes the ``cause``, but for memory that is not
     there."""
@@ -98,14 +98,14 @@ def self_check(network: Network, module: PreTrainedModel) -> Verdict:
         raise
     except Exception as error:
         cause = f"{type(module).__name__} cannot serve several texts at once: {error}"
-        return Verdict(math.inf, allowed, 0, 0, layers, cause)
+        return SelfCheckResult(math.inf, allowed, 0, 0, layers, cause)
     finally:
         network.cache.clear()
     differences = [difference for difference, _ in compared]
     worst = math.inf if any(map(math.isnan, differences)) else max(differences)
-    is_sound = all(bool(torch.isfinite(logits).all()) for logits in plain)
+    is_finite = all(bool(torch.isfinite(logits).all()) for logits in plain)
     others, positions = sum(others for _, others in compared), sum(map(len, texts))
-    return Verdict(worst, allowed, others, positions, layers, is_sound=is_sound)
+    return SelfCheckResult(worst, allowed, others, positions, layers, is_finite=is_finite)
 
 
 def _texts(network: Network, module: PreTrainedModel) -> list[list[int]]:

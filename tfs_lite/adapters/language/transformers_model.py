@@ -24,7 +24,7 @@ from tfs_lite.adapters.language.engine_stream import EngineStream
 from tfs_lite.adapters.language.family import network_config
 from tfs_lite.adapters.language.hf_files import GENERATION_CONFIG, check_settings, eos_ids, read_optional, recognises
 from tfs_lite.adapters.language.packed import pack, packed_bytes
-from tfs_lite.adapters.language.sampler import draw
+from tfs_lite.adapters.language.sampler import sample
 from tfs_lite.adapters.language.weights import load_network
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
@@ -47,7 +47,7 @@ class StepNetwork(Protocol):
     """A network with slots, however it carries out a step."""
 
     def logits(self, step: Step) -> torch.Tensor:
-        """[wanted, vocabulary], in the order that :func:`~tfs_lite.adapters.language.sampler.draw` takes them."""
+        """[wanted, vocabulary], in the order that :func:`~tfs_lite.adapters.language.sampler.sample` takes them."""
 
     def resident_bytes(self) -> int:
         """Weights and cache."""
@@ -104,7 +104,7 @@ class TransformersModel(LanguageModel, OpenedModel):
 
     def step(self, step: Step) -> Sequence[SampledToken]:
         with torch.inference_mode(), self._stream.current():
-            return draw(self._network.logits(step), step)
+            return sample(self._network.logits(step), step)
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         """UNIMPLEMENTED: an engine steps it."""
@@ -115,7 +115,7 @@ class TransformersModel(LanguageModel, OpenedModel):
 
     def close(self) -> None:
         """Drops weights and cache. After the last step."""
-        self._stream.settle()
+        self._stream.synchronize()
         self._network.close()
         del self._network
         self._stream.close()
@@ -127,18 +127,18 @@ def open_transformers(request: OpenRequest) -> TransformersModel:
     returns, because an idle one would slow the engine down."""
     check_settings(request.settings)
     wanted = generation_settings(request.settings)
-    with _final():
+    with _files_refused():
         return _in_a_thread(lambda: _open_on_a_stream(request, wanted))
 
 
 def reserved(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
     """See :func:`~tfs_lite.adapters.language.budget.reserve`."""
-    with _final():
+    with _files_refused():
         return reserve(files, settings, on_gpu)
 
 
 @contextmanager
-def _final() -> Iterator[None]:
+def _files_refused() -> Iterator[None]:
     """What was found in the files stays so until they change."""
     try:
         yield
@@ -175,12 +175,12 @@ def _open(request: OpenRequest, wanted: GenerationSettings, stream: EngineStream
     module = load_network(request.files, config, dtype, request.device)
     vocabulary = _vocabulary(module)
     sources = [read_optional(request.files, GENERATION_CONFIG), *_eos_of(module), {"eos_token_id": end}]
-    network, why = _packed(module, request, slots, length) if wanted.packed_weights else None, ""
+    network, why = _packed_network(module, request, slots, length) if wanted.packed_weights else None, ""
     if network is None:
         if packed_bytes(module):
             del module
             module = load_network(request.files, config, dtype, request.device)
-        network, why = network_of(module, request.device, slots, length, wanted.fallback == "interleaved", graphs)
+        network, why = choose_network(module, request.device, slots, length, wanted.fallback == "interleaved", graphs)
     limits = Limits(slots, length, vocabulary, _eos(request, sources, vocabulary))
     logger.info(
         "%s: %s in %s, weights of %d MiB, cache of %d places of %d tokens, %d MiB; %s",
@@ -198,14 +198,14 @@ def _open(request: OpenRequest, wanted: GenerationSettings, stream: EngineStream
     return TransformersModel(network, codec, limits, request.device, not why, stream)
 
 
-def _packed(module: PreTrainedModel, request: OpenRequest, slots: int, length: int) -> StepNetwork | None:
+def _packed_network(module: PreTrainedModel, request: OpenRequest, slots: int, length: int) -> StepNetwork | None:
     """The network with its weights laid out anew; None if they stay as they are, or if that does not do: not every
     family leaves its weights to its layers."""
     from tfs_lite.adapters.language.self_check import needs_fallback
 
     if needs_fallback(module, length) is not None or not pack(module):
         return None
-    found = _together(module, request.device, slots, length)
+    found = _batched_network(module, request.device, slots, length)
     if isinstance(found, str):
         logger.info("%s: weights stay as they are: %s", request.id, found)
         return None
@@ -214,14 +214,14 @@ def _packed(module: PreTrainedModel, request: OpenRequest, slots: int, length: i
 
 def _capture(network: StepNetwork, request: OpenRequest) -> None:
     """Records the decode steps of a network that takes texts together, on a GPU."""
-    from tfs_lite.adapters.language.cuda_decode import capture_decode
+    from tfs_lite.adapters.language.fixed_decode import capture_decode
     from tfs_lite.adapters.language.network import Network
 
     if isinstance(network, Network):
         capture_decode(network, request.id)
 
 
-def network_of(
+def choose_network(
     module: PreTrainedModel,
     device: torch.device,
     slots: int,
@@ -238,7 +238,7 @@ def network_of(
     why = needs_fallback(module, length)
     if why is None:
         attention = module.config._attn_implementation
-        found = _together(module, device, slots, length, fixed)
+        found = _batched_network(module, device, slots, length, fixed)
         if not isinstance(found, str):
             return found, ""
         why = found
@@ -248,7 +248,7 @@ def network_of(
     return InterleavedNetwork(module, device, slots, length), why
 
 
-def _together(
+def _batched_network(
     module: PreTrainedModel, device: torch.device, slots: int, length: int, fixed: bool = False
 ) -> StepNetwork | str:
     """The network that takes many texts in one forward, or why it cannot be had."""
@@ -257,14 +257,14 @@ def _together(
 
     try:
         network = Network(module, device, slots, length, fixed=fixed)
-        verdict = self_check(network, module)
+        result = self_check(network, module)
     except Exception as error:
         if out_of_memory(error):
             raise
         return sentence(error)
-    if not verdict.is_sound:
+    if not result.is_finite:
         raise failed_precondition(f"what the network computes in {module.dtype} is not finite: try another dtype")
-    return network if verdict.ok else str(verdict)
+    return network if result.ok else str(result)
 
 
 def _vocabulary(module: PreTrainedModel) -> int:

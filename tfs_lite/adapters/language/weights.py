@@ -78,7 +78,7 @@ def load_network(
     headers = read_headers(files)
     made = network_class(config)
     own = config if made.config_class in (None, type(config)) else config.get_text_config()
-    found = _filled(_made_in(made, dtype), own, files, headers)
+    found = _load_weights(_with_dtype(made, dtype), own, files, headers)
     if isinstance(found, ServingError):
         raise found
     module, report = found
@@ -87,14 +87,14 @@ def load_network(
     module.config.dtype = dtype
     _check_numbers(module)
     if device.type == "cpu":
-        _own(module)
+        _copy_tensors(module)
     torch.nn.Module.to(module, device)
     module.requires_grad_(False)
     module.train(False)
     return module
 
 
-def _filled(
+def _load_weights(
     made: Any, config: PreTrainedConfig, files: VersionFiles, headers: Mapping[str, TensorHeader]
 ) -> tuple[PreTrainedModel, Report] | ServingError:
     """The module, and which tensors did not go where. An error is returned: one that is raised here would hold on to
@@ -117,7 +117,7 @@ def _filled(
             return failed_precondition(f"{CONFIG} and the weights make no {made.__name__}: {sentence(error)}")
 
 
-def _made_in(made: type[PreTrainedModel], dtype: torch.dtype) -> type[PreTrainedModel]:
+def _with_dtype(made: type[PreTrainedModel], dtype: torch.dtype) -> type[PreTrainedModel]:
     """``made``, with parameters of ``dtype`` from the beginning.
 
     transformers would set torch's default dtype meanwhile, which is the whole process's: tensors of other models that
@@ -133,7 +133,7 @@ def _made_in(made: type[PreTrainedModel], dtype: torch.dtype) -> type[PreTrained
     return type(made.__name__, (made,), {"__init__": constructor, "__module__": made.__module__})
 
 
-def _own(module: torch.nn.Module) -> None:
+def _copy_tensors(module: torch.nn.Module) -> None:
     """Gives the tensors memory of their own. Those that needed no cast are a view of the file still, and would change
     or end the process with it."""
     for tensor in (*module.parameters(), *module.buffers()):

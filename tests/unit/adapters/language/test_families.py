@@ -83,10 +83,10 @@ def test_in_single_precision_only_a_tie_may_end_otherwise(family: str) -> None:
 def test_the_family_passes_its_self_check(family: str) -> None:
     module = build(family)
     assert needs_fallback(module, 64) is None
-    verdict = self_check(Network(module, "cpu", slots=3, length=64), module)
-    assert verdict.ok, str(verdict)
-    assert verdict.difference < 1e-6
-    assert verdict.positions == 50
+    result = self_check(Network(module, "cpu", slots=3, length=64), module)
+    assert result.ok, str(result)
+    assert result.difference < 1e-6
+    assert result.positions == 50
 
 
 @pytest.mark.parametrize("slots", [1, 2, 8])

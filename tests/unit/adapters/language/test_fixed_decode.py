@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from tfs_lite.adapters.cuda.graphs import Captured, Forward
-from tfs_lite.adapters.language.cuda_decode import record_and_check, worst_difference
 from tfs_lite.adapters.language.engine_stream import EngineStream
-from tfs_lite.adapters.language.fixed_decode import FixedDecode, Shape
+from tfs_lite.adapters.language.fixed_decode import FixedDecode, Shape, record_and_check, worst_difference
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import self_check
 from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
@@ -76,7 +75,7 @@ def test_texts_decoded_in_fixed_shapes_are_those_written_alone(family: str, pois
     assert poison or company.reused > 3
 
 
-def _filled(network: Network) -> list[list[int]]:
+def _load_weights(network: Network) -> list[list[int]]:
     """Four texts of 3, 10, 20 and 31 tokens."""
     numbers = random.Random(1)
     texts = [[numbers.randrange(VOCABULARY) for _ in range(count)] for count in (3, 10, 20, 31)]
@@ -94,7 +93,7 @@ def _plain(network: Network, tokens: list[int]) -> torch.Tensor:
 def test_logits_come_in_the_order_of_the_step_whatever_the_slots(slots: list[int]) -> None:
     network = fixed_network()
     decoding = attached(network)
-    texts = _filled(network)
+    texts = _load_weights(network)
     step = Step([Rows(slot, len(texts[slot]), [7 + slot], DRAW) for slot in slots])
     expected = torch.stack([_plain(network, [*texts[slot], 7 + slot]) for slot in slots])
     torch.testing.assert_close(network.logits(step), expected)
@@ -103,7 +102,7 @@ def test_logits_come_in_the_order_of_the_step_whatever_the_slots(slots: list[int
 
 def test_idle_slots_keep_what_they_hold() -> None:
     network = fixed_network()
-    texts = _filled(network)
+    texts = _load_weights(network)
     decoding = FixedDecode(network, lambda: None)
     tensors = [*network.cache.keys.values(), *network.cache.values.values()]
     before = [tensor[:, :, :LENGTH].clone() for tensor in tensors]
@@ -122,7 +121,7 @@ def test_idle_slots_keep_what_they_hold() -> None:
 def test_copies_come_before_a_step_of_a_fixed_shape() -> None:
     network = fixed_network()
     decoding = attached(network)
-    texts = _filled(network)
+    texts = _load_weights(network)
     step = Step([Rows(0, 15, [9], DRAW), Rows(2, 20, [8], DRAW)], [Copy(2, 0, 15)])
     expected = torch.stack([_plain(network, [*texts[2][:15], 9]), _plain(network, [*texts[2], 8])])
     torch.testing.assert_close(network.logits(step), expected)
@@ -153,7 +152,7 @@ def test_a_text_may_fill_its_slot_to_the_last_position() -> None:
 def test_steps_that_do_not_only_decode_are_ordinary_ones(step: Step) -> None:
     network = fixed_network()
     decoding = attached(network)
-    _filled(network)
+    _load_weights(network)
     rows = sum(1 for entry in step.rows if entry.draw is not None)
     assert network.logits(step).shape == (rows, VOCABULARY)
     assert decoding.replays == 0
@@ -163,7 +162,7 @@ def test_a_step_that_would_read_too_much_for_nothing_is_an_ordinary_one() -> Non
     network = fixed_network()
     positions = 40
     decoding = attached(network, idle_bytes=positions * network.cache.position_bytes)
-    texts = _filled(network)
+    texts = _load_weights(network)
     for slot, replays in ((3, 0), (2, 0), (1, 1), (0, 2)):
         found = network.logits(Step([Rows(slot, len(texts[slot]), [5], DRAW)]))
         torch.testing.assert_close(found[0], _plain(network, [*texts[slot], 5]))
@@ -173,7 +172,7 @@ def test_a_step_that_would_read_too_much_for_nothing_is_an_ordinary_one() -> Non
 def test_slots_that_no_shape_holds_are_served_all_the_same() -> None:
     network = fixed_network()
     decoding = attached(network, [Shape(2, 16)])
-    texts = _filled(network)
+    texts = _load_weights(network)
     for slot, replays in ((2, 0), (3, 0), (0, 1), (1, 2)):
         found = network.logits(Step([Rows(slot, len(texts[slot]), [5], DRAW)]))
         torch.testing.assert_close(found[0], _plain(network, [*texts[slot], 5]))
@@ -244,7 +243,7 @@ def test_records_that_answer_otherwise_are_not_used(
     assert "of their spread" in why
     assert network.decoding is None
     assert dropped == ["record"] * len(SHAPES) + ["pool"]
-    texts = _filled(network)
+    texts = _load_weights(network)
     found = network.logits(Step([Rows(0, 3, [5], DRAW)]))
     torch.testing.assert_close(found[0], _plain(network, [*texts[0], 5]))
 
@@ -296,5 +295,5 @@ def test_on_the_cpu_an_engine_has_no_stream_of_its_own() -> None:
     stream = EngineStream(torch.device("cpu"))
     with stream.current():
         assert torch.ones(2).sum() == 2
-    stream.settle()
+    stream.synchronize()
     stream.close()

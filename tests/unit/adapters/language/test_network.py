@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tfs_lite.adapters.language.attention import KEYWORD, attention
+from tfs_lite.adapters.language.attention import KEYWORD, LayerInputs, attention
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.status import ServingError, StatusCode
@@ -127,10 +127,10 @@ class _Layer(torch.nn.Module):
 
 
 class _Echo:
-    """A passage that attends to nothing."""
+    """A context that attends to nothing."""
 
-    def attend(self, layer: int, query: torch.Tensor, *rest: object) -> torch.Tensor:
-        return query
+    def attend(self, inputs: LayerInputs) -> torch.Tensor:
+        return inputs.query
 
 
 @pytest.mark.parametrize(

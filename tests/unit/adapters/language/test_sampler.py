@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from tfs_lite.adapters.language.exponential_sampling import exponential, noise_key
-from tfs_lite.adapters.language.sampler import draw
+from tfs_lite.adapters.language.sampler import sample
 from tfs_lite.core.generation import Rows, SampledToken, Sampling, SamplingRequest, Step
 
 GREEDY = Sampling(temperature=0)
@@ -35,7 +35,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def _draw(
+def _request(
     sampling: Sampling = GREEDY,
     seed: int = 0,
     index: int = 0,
@@ -45,25 +45,25 @@ def _draw(
     return SamplingRequest(sampling, seed, index, history, 4, frozenset(banned))
 
 
-def _step(*draws: SamplingRequest) -> Step:
-    return Step([Rows(slot, 0, [1], one) for slot, one in enumerate(draws)])
+def _step(*requests: SamplingRequest) -> Step:
+    return Step([Rows(slot, 0, [1], one) for slot, one in enumerate(requests)])
 
 
 def _logits(rows: int, vocabulary: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def _tokens(logits: torch.Tensor, *draws: SamplingRequest) -> list[int | None]:
-    return [drawn.token for drawn in draw(logits, _step(*draws))]
+def _tokens(logits: torch.Tensor, *requests: SamplingRequest) -> list[int | None]:
+    return [sampled.token for sampled in sample(logits, _step(*requests))]
 
 
-def _counts(row: torch.Tensor, sampling: Sampling, times: int, seed: int = 11, **others: Any) -> torch.Tensor:
-    """How often each token is drawn, over ``times`` indices of one text."""
+def _histogram(row: torch.Tensor, sampling: Sampling, times: int, seed: int = 11, **others: Any) -> torch.Tensor:
+    """How often each token is sampled, over ``times`` indices of one text."""
     counts = torch.zeros(len(row), dtype=torch.int64)
     for start in range(0, times, 500):
-        draws = [_draw(sampling, seed, index, **others) for index in range(start, min(start + 500, times))]
-        drawn = torch.tensor(_tokens(row.expand(len(draws), -1), *draws))
-        counts += torch.bincount(drawn, minlength=len(row))
+        requests = [_request(sampling, seed, index, **others) for index in range(start, min(start + 500, times))]
+        sampled = torch.tensor(_tokens(row.expand(len(requests), -1), *requests))
+        counts += torch.bincount(sampled, minlength=len(row))
     return counts
 
 
@@ -115,7 +115,7 @@ SAMPLINGS: Mapping[str, Sampling] = {
 @pytest.mark.parametrize("vocabulary", [40, 1500])
 def test_tokens_are_drawn_by_their_exact_probabilities(name: str, vocabulary: int) -> None:
     row = _logits(1, vocabulary, seed=3)[0]
-    _fits(_counts(row, SAMPLINGS[name], 8000), _exact(row, SAMPLINGS[name]))
+    _fits(_histogram(row, SAMPLINGS[name], 8000), _exact(row, SAMPLINGS[name]))
 
 
 WIDE = {
@@ -131,25 +131,25 @@ WIDE = {
 def test_filters_that_keep_more_than_the_first_candidates_are_exact_too(name: str) -> None:
     sampling, spread = WIDE[name]
     row = _logits(1, 1300, seed=4, spread=spread)[0]
-    counts, expected = _counts(row, sampling, 3000), _exact(row, sampling)
+    counts, expected = _histogram(row, sampling, 3000), _exact(row, sampling)
     assert not counts[expected == 0].any()
     _fits(counts.view(100, 13).sum(-1), expected.view(100, 13).sum(-1))
 
 
 @pytest.mark.parametrize("name", list(SAMPLINGS))
 def test_filters_keep_the_tokens_that_those_of_transformers_keep(name: str) -> None:
-    """So many draws that each of the twelve tokens comes up if it is kept."""
+    """So many requests that each of the twelve tokens comes up if it is kept."""
     row = _logits(1, 12, seed=5, spread=1.0)[0]
-    drawn = _counts(row, SAMPLINGS[name], 3000) > 0
-    assert drawn.tolist() == (_exact(row, SAMPLINGS[name]) > 0).tolist()
+    sampled = _histogram(row, SAMPLINGS[name], 3000) > 0
+    assert sampled.tolist() == (_exact(row, SAMPLINGS[name]) > 0).tolist()
 
 
 def test_seeds_and_indices_are_independent_of_one_another() -> None:
-    """Pairs of draws that have neighbouring indices, or neighbouring seeds, fit the product of the distributions."""
+    """Pairs of requests that have neighbouring indices, or neighbouring seeds, fit the product of the distributions."""
     row = _logits(1, 6, seed=6, spread=1.0)[0]
     exact = _exact(row, Sampling())
-    draws = [_draw(Sampling(), seed, index) for seed in range(100) for index in range(101)]
-    grid = torch.tensor(_tokens(row.expand(len(draws), -1), *draws)).view(100, 101)
+    requests = [_request(Sampling(), seed, index) for seed in range(100) for index in range(101)]
+    grid = torch.tensor(_tokens(row.expand(len(requests), -1), *requests)).view(100, 101)
     for first, second in ((grid[:, :-1], grid[:, 1:]), (grid[:-1], grid[1:])):
         pairs = torch.bincount((first * 6 + second).flatten(), minlength=36)
         _fits(pairs, (exact[:, None] * exact).flatten())
@@ -158,24 +158,24 @@ def test_seeds_and_indices_are_independent_of_one_another() -> None:
 def _mixed(vocabulary: int) -> tuple[torch.Tensor, list[SamplingRequest]]:
     samplings = [*SAMPLINGS.values(), *(sampling for sampling, _ in WIDE.values()), GREEDY, Sampling(top_k=1)]
     logits = torch.cat([_logits(1, vocabulary, seed, 0.3 + seed % 4) for seed in range(len(samplings))])
-    draws = [_draw(sampling, 100 + row, row, banned=[row] * (row % 2)) for row, sampling in enumerate(samplings)]
-    return logits, draws
+    requests = [_request(sampling, 100 + row, row, banned=[row] * (row % 2)) for row, sampling in enumerate(samplings)]
+    return logits, requests
 
 
 @pytest.mark.parametrize("vocabulary", [100, 2000])
 def test_text_draws_the_same_alone_and_in_any_company_and_slot(vocabulary: int) -> None:
-    logits, draws = _mixed(vocabulary)
-    together = _tokens(logits, *draws)
-    alone = [_tokens(logits[row : row + 1], one)[0] for row, one in enumerate(draws)]
-    order = list(range(len(draws)))[::-1]
-    turned = _tokens(logits[order], *(draws[row] for row in order))
+    logits, requests = _mixed(vocabulary)
+    together = _tokens(logits, *requests)
+    alone = [_tokens(logits[row : row + 1], one)[0] for row, one in enumerate(requests)]
+    order = list(range(len(requests)))[::-1]
+    turned = _tokens(logits[order], *(requests[row] for row in order))
     assert together == alone == turned[::-1]
 
 
 def test_other_seed_and_other_index_draw_other_tokens() -> None:
     row = torch.zeros(1, 5000)
-    seeds = {_tokens(row, _draw(Sampling(), seed))[0] for seed in range(100)}
-    indices = {_tokens(row, _draw(Sampling(), 5, index))[0] for index in range(100)}
+    seeds = {_tokens(row, _request(Sampling(), seed))[0] for seed in range(100)}
+    indices = {_tokens(row, _request(Sampling(), 5, index))[0] for index in range(100)}
     assert len(seeds) > 90
     assert len(indices) > 90
 
@@ -206,14 +206,14 @@ def test_best_token_is_the_lowest_of_equals(dtype: torch.dtype, sampling: Sampli
     generator = torch.Generator().manual_seed(1)
     logits = torch.randint(0, 4, (6, 5003), generator=generator).to(dtype)
     expected = [int((row == row.max()).nonzero()[0]) for row in logits]
-    assert _tokens(logits, *[_draw(sampling)] * 6) == expected
+    assert _tokens(logits, *[_request(sampling)] * 6) == expected
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.01}, {"top_k": 128}])
 def test_equals_at_the_edge_of_a_filter_are_all_kept(filters: dict[str, Any]) -> None:
     row = torch.full((600,), -5.0)
     row[100:400] = 1.0
-    counts = _counts(row, Sampling(**filters), 3000)
+    counts = _histogram(row, Sampling(**filters), 3000)
     expected = torch.zeros(600, dtype=torch.float64)
     expected[100:400] = 1 / 300
     _fits(counts, expected)
@@ -222,7 +222,7 @@ def test_equals_at_the_edge_of_a_filter_are_all_kept(filters: dict[str, Any]) ->
 @pytest.mark.parametrize("temperature", [1e-3, 1e-40])
 def test_very_cold_is_the_best_token(temperature: float) -> None:
     logits = _logits(4, 500)
-    assert _tokens(logits, *[_draw(Sampling(temperature=temperature))] * 4) == logits.argmax(-1).tolist()
+    assert _tokens(logits, *[_request(Sampling(temperature=temperature))] * 4) == logits.argmax(-1).tolist()
 
 
 def _only(values: Mapping[int, float], vocabulary: int = 10) -> torch.Tensor:
@@ -234,8 +234,8 @@ def _only(values: Mapping[int, float], vocabulary: int = 10) -> torch.Tensor:
 
 def _logprobs(row: torch.Tensor, **options: Any) -> list[float]:
     """Of all ten tokens, after bias and penalties."""
-    (drawn,) = draw(row, _step(_draw(Sampling(temperature=0, logprobs=10, **options))))
-    return [value for _, value in sorted(drawn.top)]
+    (sampled,) = sample(row, _step(_request(Sampling(temperature=0, logprobs=10, **options))))
+    return [value for _, value in sorted(sampled.top)]
 
 
 def test_repetition_penalty_is_for_prompt_and_output_and_by_sign() -> None:
@@ -268,16 +268,16 @@ def test_penalties_and_bans_are_of_one_row_only_and_logits_stay_as_they_are() ->
     row = _only({3: 5.0, 8: 4.9, 6: 4.8})
     logits, before = row.expand(5, -1).contiguous(), row.expand(5, -1).clone()
     strong = {"temperature": 0, "repetition_penalty": 1.2}
-    draws = [
-        _draw(),
-        _draw(Sampling(**strong)),
-        _draw(Sampling(temperature=0, frequency_penalty=0.1)),
-        _draw(Sampling(temperature=0, logit_bias={8: 2.0})),
-        _draw(banned=[3, 8, 70]),
+    requests = [
+        _request(),
+        _request(Sampling(**strong)),
+        _request(Sampling(temperature=0, frequency_penalty=0.1)),
+        _request(Sampling(temperature=0, logit_bias={8: 2.0})),
+        _request(banned=[3, 8, 70]),
     ]
-    assert _tokens(logits, *draws) == [3, 6, 3, 8, 6]
+    assert _tokens(logits, *requests) == [3, 6, 3, 8, 6]
     assert torch.equal(logits, before)
-    assert _tokens(logits, *draws[:1] * 5) == [3] * 5
+    assert _tokens(logits, *requests[:1] * 5) == [3] * 5
 
 
 def test_banned_tokens_are_never_drawn() -> None:
@@ -285,7 +285,7 @@ def test_banned_tokens_are_never_drawn() -> None:
     banned = row.topk(3).indices.tolist()
     masked = row.clone()
     masked[banned] = -math.inf
-    _fits(_counts(row, Sampling(), 4000, banned=banned), masked.double().softmax(-1))
+    _fits(_histogram(row, Sampling(), 4000, banned=banned), masked.double().softmax(-1))
 
 
 BROKEN = [math.nan, math.inf]
@@ -298,38 +298,38 @@ def test_row_that_is_no_numbers_is_broken_and_the_others_are_not(value: float, n
     logits = _logits(4, 300)
     logits[1, 17] = value
     logits[2] = -math.inf
-    drawn = draw(logits, _step(*[_draw(sampling)] * 4))
-    assert drawn[1] == drawn[2] == SampledToken(broken=True)
-    alone = [draw(logits[row : row + 1], _step(_draw(sampling)))[0] for row in (0, 3)]
-    assert [drawn[0], drawn[3]] == alone
-    assert drawn[0].token is not None
+    sampled = sample(logits, _step(*[_request(sampling)] * 4))
+    assert sampled[1] == sampled[2] == SampledToken(broken=True)
+    alone = [sample(logits[row : row + 1], _step(_request(sampling)))[0] for row in (0, 3)]
+    assert [sampled[0], sampled[3]] == alone
+    assert sampled[0].token is not None
 
 
 def test_ban_does_not_hide_that_a_logit_was_no_number() -> None:
     logits = _logits(3, 20)
     logits[0, 5], logits[1, 5] = math.nan, math.inf
-    drawn = draw(logits, _step(*[_draw(banned=[5])] * 3))
-    assert [one.broken for one in drawn] == [True, True, False]
+    sampled = sample(logits, _step(*[_request(banned=[5])] * 3))
+    assert [one.broken for one in sampled] == [True, True, False]
 
 
 def test_row_of_which_every_token_is_banned_is_broken() -> None:
-    assert draw(_logits(1, 20), _step(_draw(banned=range(20)))) == [SampledToken(broken=True)]
+    assert sample(_logits(1, 20), _step(_request(banned=range(20)))) == [SampledToken(broken=True)]
 
 
 def test_tokens_that_are_impossible_are_neither_drawn_nor_among_the_best() -> None:
     row = torch.full((1, 3000), -math.inf)
     row[0, [7, 2999]] = torch.tensor([1.0, 1.5])
     for sampling in (Sampling(logprobs=5), Sampling(top_k=50, logprobs=5), Sampling(top_p=0.99, logprobs=5)):
-        drawn = [draw(row, _step(_draw(sampling, seed)))[0] for seed in range(30)]
-        assert {one.token for one in drawn} == {7, 2999}
-        assert {tuple(token for token, _ in one.top) for one in drawn} == {(2999, 7)}
+        sampled = [sample(row, _step(_request(sampling, seed)))[0] for seed in range(30)]
+        assert {one.token for one in sampled} == {7, 2999}
+        assert {tuple(token for token, _ in one.top) for one in sampled} == {(2999, 7)}
 
 
 def test_logprobs_are_natural_before_temperature_and_best_first() -> None:
     logits = _logits(3, 200)
     exact = logits.double().log_softmax(-1)
-    draws = [_draw(Sampling(temperature=2.0, top_k=40, logprobs=logprobs), seed=4) for logprobs in (0, 3, None)]
-    first, second, third = draw(logits, _step(*draws))
+    requests = [_request(Sampling(temperature=2.0, top_k=40, logprobs=logprobs), seed=4) for logprobs in (0, 3, None)]
+    first, second, third = sample(logits, _step(*requests))
     assert first.token is not None
     assert second.token is not None
     assert first.logprob == pytest.approx(float(exact[0, first.token]), abs=1e-5)
@@ -341,27 +341,27 @@ def test_logprobs_are_natural_before_temperature_and_best_first() -> None:
 
 
 def test_targets_are_scored_by_the_logits_as_they_are_and_the_last_row_may_serve_twice() -> None:
-    """One text draws from a row of its own, one from the row of its last target, one is scored, one neither."""
+    """One text requests from a row of its own, one from the row of its last target, one is scored, one neither."""
     logits = _logits(2 + 1 + 3 + 70, 150, seed=12)
     exact = logits.double().log_softmax(-1)
     penalised = Sampling(temperature=0, repetition_penalty=5.0, logit_bias={9: 50.0})
     long = [token % 150 for token in range(7, 77)]
     step = Step(
         [
-            Rows(0, 0, [1, 2, 3, 4], _draw(), targets=[10, 11], top=2),
-            Rows(1, 4, [1, 2, 3], _draw(penalised), targets=[5, 6, 7]),
+            Rows(0, 0, [1, 2, 3, 4], _request(), targets=[10, 11], top=2),
+            Rows(1, 4, [1, 2, 3], _request(penalised), targets=[5, 6, 7]),
             Rows(2, 0, [4, 4], None),
             Rows(3, 0, [1] * 71, None, targets=long, top=1),
         ]
     )
-    own, twice, none, scored = draw(logits, step)
+    own, twice, none, scored = sample(logits, step)
     assert own.token == int(logits[2].argmax())
     assert twice.token == 9
     assert none == SampledToken()
     assert scored.token is None
-    for drawn, first, targets, top in ((own, 0, [10, 11], 2), (twice, 3, [5, 6, 7], 0), (scored, 6, long, 1)):
-        assert [target.token for target in drawn.targets] == targets
-        for row, target in enumerate(drawn.targets, first):
+    for sampled, first, targets, top in ((own, 0, [10, 11], 2), (twice, 3, [5, 6, 7], 0), (scored, 6, long, 1)):
+        assert [target.token for target in sampled.targets] == targets
+        for row, target in enumerate(sampled.targets, first):
             assert target.logprob == pytest.approx(float(exact[row, target.token]), abs=1e-5)
             assert [token for token, _ in target.top] == exact[row].topk(top).indices.tolist()
 
@@ -369,8 +369,8 @@ def test_targets_are_scored_by_the_logits_as_they_are_and_the_last_row_may_serve
 def test_target_row_that_is_no_numbers_breaks_its_text_only() -> None:
     logits = _logits(4, 50)
     logits[1, 3] = math.nan
-    step = Step([Rows(0, 0, [1, 2, 3], _draw(), targets=[5, 6]), Rows(1, 0, [1], _draw())])
-    broken, fine = draw(logits, step)
+    step = Step([Rows(0, 0, [1, 2, 3], _request(), targets=[5, 6]), Rows(1, 0, [1], _request())])
+    broken, fine = sample(logits, step)
     assert broken == SampledToken(broken=True)
     assert fine.token == int(logits[3].argmax())
 
@@ -379,21 +379,21 @@ def test_target_row_that_is_no_numbers_breaks_its_text_only() -> None:
 @pytest.mark.parametrize("name", ["plain", "all"])
 def test_other_types_draw_like_float32_of_the_same_numbers(dtype: torch.dtype, name: str) -> None:
     logits = _logits(8, 300).to(dtype)
-    draws = [_draw(SAMPLINGS[name], seed) for seed in range(8)]
-    assert _tokens(logits, *draws) == _tokens(logits.float(), *draws)
+    requests = [_request(SAMPLINGS[name], seed) for seed in range(8)]
+    assert _tokens(logits, *requests) == _tokens(logits.float(), *requests)
 
 
 def test_nothing_wanted_gives_nothing() -> None:
-    assert draw(torch.empty(0, 50), Step([Rows(0, 0, [1, 2])])) == [SampledToken()]
-    assert draw(torch.empty(0, 50), Step([])) == []
+    assert sample(torch.empty(0, 50), Step([Rows(0, 0, [1, 2])])) == [SampledToken()]
+    assert sample(torch.empty(0, 50), Step([])) == []
 
 
 def test_other_number_of_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="expected 2 rows"):
-        draw(_logits(3, 50), _step(_draw(), _draw()))
+        sample(_logits(3, 50), _step(_request(), _request()))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_gpu_draws_the_tokens_of_the_cpu() -> None:
-    logits, draws = _mixed(3000)
-    assert _tokens(logits.cuda(), *draws) == _tokens(logits, *draws)
+    logits, requests = _mixed(3000)
+    assert _tokens(logits.cuda(), *requests) == _tokens(logits, *requests)

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tfs_lite.adapters.language.network import Network
-from tfs_lite.adapters.language.self_check import Verdict, needs_fallback, self_check
+from tfs_lite.adapters.language.self_check import SelfCheckResult, needs_fallback, self_check
 from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.language.tiny_transformers import ALONE, build
@@ -24,12 +24,12 @@ def test_one_that_claims_it_can_is_caught_by_the_numbers(family: str, monkeypatc
     module = build(family)
     monkeypatch.setattr(type(module), "_supports_attention_backend", True)
     assert needs_fallback(module) is None
-    verdict = self_check(Network(module, "cpu", slots=3, length=64), module)
-    assert not verdict.ok
-    assert verdict.difference > 0.1 > verdict.allowed
-    assert verdict.other_tokens > 5
-    assert not verdict.cause
-    assert f"{verdict.other_tokens} of 50 best tokens" in str(verdict)
+    result = self_check(Network(module, "cpu", slots=3, length=64), module)
+    assert not result.ok
+    assert result.difference > 0.1 > result.allowed
+    assert result.other_tokens > 5
+    assert not result.cause
+    assert f"{result.other_tokens} of 50 best tokens" in str(result)
 
 
 def test_one_that_does_not_pass_on_what_a_step_is_refuses_and_stays_as_it_was() -> None:
@@ -70,9 +70,9 @@ def test_layers_of_another_kind_need_the_fallback() -> None:
 def test_it_takes_what_room_there_is_and_leaves_none_of_it_used(slots: int, length: int, positions: int) -> None:
     module = build("qwen2")
     network = Network(module, "cpu", slots, length)
-    verdict = self_check(network, module)
-    assert verdict.ok, str(verdict)
-    assert verdict.positions == positions
+    result = self_check(network, module)
+    assert result.ok, str(result)
+    assert result.positions == positions
     for tensor in (*network.cache.keys.values(), *network.cache.values.values()):
         assert not tensor.any()
 
@@ -80,9 +80,9 @@ def test_it_takes_what_room_there_is_and_leaves_none_of_it_used(slots: int, leng
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_each_precision_has_a_bound_of_its_own(dtype: torch.dtype) -> None:
     module = build("llama", dtype)
-    verdict = self_check(Network(module, "cpu", slots=3, length=32), module)
-    assert verdict.ok, str(verdict)
-    assert 0 < verdict.difference < verdict.allowed
+    result = self_check(Network(module, "cpu", slots=3, length=32), module)
+    assert result.ok, str(result)
+    assert 0 < result.difference < result.allowed
 
 
 def test_a_network_that_mixes_its_texts_up_is_caught() -> None:
@@ -94,32 +94,32 @@ def test_a_network_that_mixes_its_texts_up_is_caught() -> None:
             return found.roll(1, 0) if len(step.rows) > 1 else found
 
     module = build("llama")
-    verdict = self_check(Mixed(module, "cpu", slots=3, length=64), module)
-    assert not verdict.ok
-    assert verdict.other_tokens > 0
+    result = self_check(Mixed(module, "cpu", slots=3, length=64), module)
+    assert not result.ok
+    assert result.other_tokens > 0
 
 
 def test_a_forward_that_raises_is_the_cause_and_not_an_error() -> None:
     module = build("llama")
     network = Network(module, "cpu", slots=2, length=64)
     module.model.layers[1].self_attn.layer_idx = 7
-    verdict = self_check(network, module)
-    assert not verdict.ok
-    assert "LlamaForCausalLM cannot serve several texts" in str(verdict)
+    result = self_check(network, module)
+    assert not result.ok
+    assert "LlamaForCausalLM cannot serve several texts" in str(result)
 
 
 def test_logits_that_are_no_numbers_do_not_pass() -> None:
     module = build("gpt2")
     with torch.no_grad():
         module.lm_head.weight[3] = torch.nan
-    verdict = self_check(Network(module, "cpu", slots=2, length=64), module)
-    assert not verdict.ok
-    assert not verdict.is_sound
+    result = self_check(Network(module, "cpu", slots=2, length=64), module)
+    assert not result.ok
+    assert not result.is_finite
 
 
 def test_no_exchanged_attention_does_not_pass_however_near_the_numbers() -> None:
-    assert Verdict(0.0, 1e-3, 0, 50, layers=2).ok
-    assert not Verdict(0.0, 1e-3, 0, 50, layers=0).ok
+    assert SelfCheckResult(0.0, 1e-3, 0, 50, layers=2).ok
+    assert not SelfCheckResult(0.0, 1e-3, 0, 50, layers=0).ok
 
 
 def test_the_network_serves_after_its_check() -> None:

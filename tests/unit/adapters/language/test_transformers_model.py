@@ -267,7 +267,7 @@ def test_error_of_the_load_keeps_its_kind_across_the_thread(tmp_path, monkeypatc
     def full(*args):
         raise torch.OutOfMemoryError("no room for the cache")
 
-    monkeypatch.setattr(transformers_model, "_together", full)
+    monkeypatch.setattr(transformers_model, "_batched_network", full)
     with pytest.raises(torch.OutOfMemoryError):
         open_transformers(request_for(tmp_path))
 
