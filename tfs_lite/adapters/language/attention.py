@@ -1,8 +1,8 @@
-"""The attention function that a transformers model calls, in place of its own, while it serves many texts at once.
+"""The attention function that replaces the one of a transformers model while it serves many texts at once.
 
-Importing this registers the function with transformers under :data:`ATTENTION`. A forward carries what it is to do in
-a keyword of its own, :data:`KEYWORD`, that the model passes on to every layer. Whatever a model asks for that would
-change the result and is not done here, is an error: it must never be ignored.
+Importing this module registers the function with transformers under :data:`ATTENTION`. Each forward has an attention
+context, which the model passes to every layer as the keyword :data:`KEYWORD`. An option that would change the result
+and is not supported is an error, and never ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfs_lite.adapters.language.layout import AttentionCall, Layout
 from tfs_lite.core.status import ServingError, StatusCode
 
 ATTENTION = "tfs_lite_slots"
-"""The name must not remind transformers of its own backends, which it treats by name."""
+"""The name must not contain that of a backend of transformers, which are recognised by name."""
 KEYWORD = "tfs_lite_attention_context"
 
 _HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "output_attentions", "output_router_logits"})
@@ -50,7 +50,7 @@ def not_batchable(message: str) -> ServingError:
 
 
 class CachedAttention:
-    """The passage of a step: writes its keys and values, and attends to what the slots hold."""
+    """The context of a step: it writes the keys and values of its rows, and attends to what the slots hold."""
 
     __slots__ = ("_cache", "_layout", "_positions")
 
@@ -76,8 +76,9 @@ class CachedAttention:
 def _attend(
     call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
 ) -> torch.Tensor:
-    """[rows of the call, heads, size]. Query heads that share a key's head become more rows of one text (where every
-    text has one row), or a dimension in which keys do not move (where there is one text): keys are not copied."""
+    """Returns [rows of the call, heads, size]. Keys are not copied for query heads that share a key head: these become
+    more rows of a text where every text has one row, or a dimension over which keys are expanded where there is one
+    text."""
     grouped, key, value = _operands(call, queries, keys, values)
     if call.part.one_text:
         spread = (-1, grouped.shape[1], -1, -1)
@@ -89,7 +90,7 @@ def _attend(
 def _attend_capped(
     call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, softcap: float
 ) -> torch.Tensor:
-    """The same with scores that are bent towards ``softcap`` before the mask, for which torch has no kernel."""
+    """As :func:`_attend`, with scores capped softly at ``softcap`` before the mask, for which torch has no kernel."""
     grouped, key, value = _operands(call, queries, keys, values)
     shape = grouped.shape[:-1]
     if call.part.one_text:
@@ -119,7 +120,7 @@ def _rows(call: AttentionCall, out: torch.Tensor) -> torch.Tensor:
 
 
 class ShapeProbe:
-    """The passage of one single row, which sees itself alone: notes the shapes of all layers."""
+    """The context of a single row, which attends only to itself. It records the shapes of all layers."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}
@@ -147,8 +148,7 @@ def attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What a layer of the model calls; shapes as in :class:`AttentionContext`. UNIMPLEMENTED for what cannot be
-    done."""
+    """Called by each layer of the model; shapes as in :class:`LayerInputs`. UNIMPLEMENTED for unsupported options."""
     context: AttentionContext | None = others.pop(KEYWORD, None)
     name = type(module).__name__
     if context is None:

@@ -1,9 +1,9 @@
-"""How much memory a language model will take, before it is loaded: weights at the wanted dtype, and the whole cache.
+"""The memory that a language model will take, computed before it is loaded: weights and the whole cache.
 
     2 (keys and values) * layers * slots * heads * length * head size * bytes of a number
 
-Numbers come from ``config.json`` and the headers of the weights; neither torch nor transformers is asked. What a family
-calls its numbers differs; where one is not found the larger guess counts, because this is an upper bound.
+The numbers come from ``config.json`` and the headers of the weights, without transformers. Families name these numbers
+differently; where one is not found the larger guess is taken, because the result is an upper bound.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ HEAD_SIZES = ("head_dim", "v_head_dim", "global_head_dim", "kv_channels")
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 GROWING_ROPES = frozenset({"dynamic", "longrope"})
 FEW_LAYERS = 128
-"""So many may be called for by any weights: layers may share them."""
+"""Any model may have this many layers, because layers may share weights."""
 FEW_NUMBERS, SLACK = 1024, 4
-"""A size of a network may be as large as the one, or so many times as large as the largest dimension of a tensor."""
+"""A size of the network may be as large as the first, or as the second times the largest dimension of a tensor."""
 ROWS_IN_FLOAT = 4
 """Copies of one step's logits that sampling has at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """In bytes. ``working``: logits of a step, and what else is small."""
+    """Sizes in bytes. ``working``: logits of a step, and other small buffers."""
 
     weights: int
     cache: int
@@ -57,8 +57,8 @@ def reserve(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
 
 
 def budget(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> Budget:
-    """ServingError if the files cannot be read, or the settings have no sense. An output layer that shares the input's
-    weights has its own when they are packed."""
+    """ServingError if the files cannot be read or the settings are invalid. An output layer that shares the weights of
+    the input layer gets a copy when weights are packed."""
     wanted = generation_settings(settings)
     root = read_config(files.directory)
     config = text_part(root)
@@ -78,8 +78,8 @@ def budget(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> Budget
 
 
 def length_of(wanted: GenerationSettings, on_gpu: bool, config: Json) -> int:
-    """Tokens of one text: at most those that the network was made for. Unless more are asked for, not so many that
-    what it makes of a position depends on the longest text of a step. ``config``: its part about texts."""
+    """The tokens of one text, at most as many as the network was made for. Unless the settings ask for more, not beyond
+    the length from which rotary positions depend on the longest text of a step. ``config``: the text part."""
     length = wanted.length(on_gpu, _largest(config, LENGTH))
     return length if wanted.max_model_len else min(length, _steady_length(config) or length)
 
@@ -91,13 +91,13 @@ def dtype_name(wanted: GenerationSettings, on_gpu: bool) -> str:
 
 
 def text_part(config: Json) -> Json:
-    """The part about texts, of a model that takes other things too."""
+    """The text part of the config of a multimodal model; else the config itself."""
     found = config.get("text_config")
     return found if isinstance(found, dict) else config
 
 
 def cache_numbers(config: Json) -> int:
-    """Numbers that the cache holds for one position of one text, at most; 0 for networks without attention.
+    """The most numbers that the cache holds for one position of one text; 0 for networks without attention.
     FAILED_PRECONDITION for values that are no sizes."""
     layers, heads, width = (_largest(config, names) for names in (LAYERS, HEADS, WIDTH))
     if not layers or not (heads or width):
@@ -107,8 +107,8 @@ def cache_numbers(config: Json) -> int:
 
 
 def _check_layers(root: Json, headers: Mapping[str, TensorHeader]) -> None:
-    """FAILED_PRECONDITION if the weights are not those of such a network, by far: to find that out later would take the
-    memory and the time of a network that there is not."""
+    """FAILED_PRECONDITION if the config has far more layers than the weights: finding that out later would cost the
+    memory and the time of building such a network."""
     for part in (root, *(value for value in root.values() if isinstance(value, dict))):
         layers = _largest(part, LAYERS) or 0
         if layers > max(FEW_LAYERS, len(headers)):
@@ -118,7 +118,7 @@ def _check_layers(root: Json, headers: Mapping[str, TensorHeader]) -> None:
 
 
 def _check_sizes(config: Json, headers: Mapping[str, TensorHeader]) -> None:
-    """As :func:`_check_layers`."""
+    """As :func:`_check_layers`, for widths and the vocabulary."""
     most = max((SLACK * size for header in headers.values() for size in header.shape), default=0)
     for name in ("vocab_size", *WIDTH, *INNER):
         if (found := _largest(config, (name,)) or 0) > max(FEW_NUMBERS, most):
@@ -126,7 +126,7 @@ def _check_sizes(config: Json, headers: Mapping[str, TensorHeader]) -> None:
 
 
 def _steady_length(config: Json) -> int | None:
-    """How far positions mean the same in texts of any length; None: always."""
+    """Up to which position rotary embeddings do not depend on the length of a text; None means for all positions."""
     found = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(found, dict):
         return None
@@ -144,7 +144,7 @@ def _head_size(config: Json, heads: int, width: int) -> int:
 
 
 def _largest(config: Json, names: Iterable[str]) -> int | None:
-    """Of the fields that are there; a list has a value for each layer. None if there are none."""
+    """The largest of these fields, which may be lists with a value for each layer; None if there are none."""
     found = [number for name in names for number in _sizes(name, config.get(name))]
     return max(found, default=None)
 

@@ -5,8 +5,8 @@ It needs no training, and no file but a ``tokenizer_config.json`` in the words o
     {"tokenizer_class": "ByteTokenizer", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true,
      "chat_template": "..."}
 
-Special tokens are numbered in the order of :data:`ROLES`, as far as they are there, then come those of
-``additional_special_tokens``. In a text they are recognised as they are written.
+Special tokens are numbered in the order of :data:`ROLES`, then come those of ``additional_special_tokens``. They are
+recognised in a text where they are written out.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class ByteCodec:
 
 
 def byte_codec(config: Mapping[str, object], render: Render | None) -> tuple[ByteCodec, int | None]:
-    """The tokenizer of such a ``tokenizer_config.json``, and its end of text. DATA_LOSS for what is no special token.
-    Pure."""
+    """The tokenizer of such a ``tokenizer_config.json``, and its end of text. DATA_LOSS for an invalid special
+    token."""
     roles = role_texts(config)
     more = config.get("additional_special_tokens") or []
     if not isinstance(more, list):
@@ -107,7 +107,7 @@ def byte_codec(config: Mapping[str, object], render: Render | None) -> tuple[Byt
 
 
 def role_texts(config: Mapping[str, object]) -> dict[str, str]:
-    """The special tokens that have a role, which templates know by it. DATA_LOSS for what is none."""
+    """The special tokens by role, as chat templates name them. DATA_LOSS for an invalid one."""
     return {role: _text(role, config[role]) for role in ROLES if config.get(role) is not None}
 
 

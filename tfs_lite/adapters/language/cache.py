@@ -1,8 +1,8 @@
-"""Keys and values of the texts that are being written, one slot each, allocated once and written where they lie.
+"""Keys and values of the running texts: one slot for each text, allocated once and written in place.
 
-A slot is taken over with whatever its last text has left there. Where one attention call reads several slots, it
-reads the shorter ones past their end, under a mask: what lies there must be finite, because a mask does not undo NaN.
-So the cache knows up to where a slot may hold something, and clears what is left over when it would be read.
+A slot still holds what its last text left. An attention call that reads several slots reads the shorter ones past their
+end, under a mask, and a mask does not undo NaN. So the cache knows up to which position a slot may hold something, and
+clears what is left over before it is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfs_lite.core.generation import Copy
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Of one layer: heads of keys and values, and the sizes of a key and of a value."""
+    """Heads of keys and values of one layer, and the sizes of a key and of a value."""
 
     heads: int
     key: int
@@ -27,10 +27,10 @@ class LayerShape:
 
 
 class Cache:
-    """``slots`` texts of up to ``length`` positions. One thread.
+    """The cache of ``slots`` texts of up to ``length`` positions. One thread.
 
-    ``keys`` and ``values``: by layer's number, [slots, heads, length, size], with zeros where nothing was written.
-    They never move.
+    ``keys`` and ``values``: by number of the layer, [slots, heads, length, size], with zeros where nothing was written.
+    Their memory never moves.
     """
 
     def __init__(
@@ -49,26 +49,26 @@ class Cache:
             layer: (self.keys[layer].permute(0, 2, 1, 3), self.values[layer].permute(0, 2, 1, 3)) for layer in shapes
         }
         self._used = [0] * slots
-        """From this position on a slot holds zeros."""
+        """The position from which on each slot holds zeros."""
 
     @property
     def position_bytes(self) -> int:
-        """Of one position in one layer, at most."""
+        """The most bytes of one position in one layer."""
         return max((2 * t.shape[1] * t.shape[3] * t.element_size() for t in self._tensors), default=1)
 
     def resident_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._tensors)
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """In order."""
+        """Makes the copies, in order."""
         for wanted in copies:
             for tensor in self._tensors:
                 tensor[wanted.target, :, : wanted.count] = tensor[wanted.source, :, : wanted.count]
             self._note(wanted.target, wanted.count)
 
     def begin(self, ends: Sequence[tuple[int, int]], read_past: Sequence[tuple[int, int, int]]) -> None:
-        """Before the rows of a step are written. ``ends``: of each text, its slot and how many positions it will
-        have. ``read_past``: slot, end and end of reading of those that are read past their end."""
+        """Called before the rows of a step are written. ``ends``: the slot of each text and how many positions it will
+        have. ``read_past``: slot, end and end of reading of the texts that are read past their end."""
         for slot, end in ends:
             self._note(slot, end)
         for slot, end, _ in read_past:
@@ -86,7 +86,7 @@ class Cache:
         to_values.index_put_((slots, positions), values)
 
     def clear(self, everything: bool = False) -> None:
-        """Nothing is left of any text. ``everything``: also of what was written without ``begin``."""
+        """Clears all slots; with ``everything`` also what was written without ``begin``."""
         for slot, used in enumerate([self.length] * self.slots if everything else self._used):
             for tensor in self._tensors if used else ():
                 tensor[slot, :, :used].zero_()
@@ -97,8 +97,8 @@ class Cache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On the CPU straight from the system: pages that nobody writes take no memory, and all of it goes back as soon as
-    the tensor is gone, which the heap does not promise."""
+    """On the CPU the memory is mapped from the system: pages that are never written take no memory, and all of it is
+    given back with the tensor, which the heap does not promise."""
     count = math.prod(shape)
     if device.type != "cpu" or not count:
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -2,13 +2,12 @@
 
     open_codec(files)  ->  (codec, its end of text), or None where there is no tokenizer
 
-Files are read by transformers, which knows what a ``tokenizer.json`` leaves out; requests then go to the ``tokenizers``
-library itself, whose tokenizer nothing changes any more, so that any number of threads can use it. Nothing is fetched,
-and no code of the version is run.
+Files are read by transformers, which knows what a ``tokenizer.json`` leaves out. Requests then go to a tokenizer of the
+``tokenizers`` library, which is not changed any more, so any number of threads can use it. Nothing is fetched, and no
+code of the version is run.
 
-Streams do not use that library's ``DecodeStream``: it fails for good where bytes of a fallback vocabulary make up no
-character, and it looks at all it holds back for each token, without bound.
-"""
+Streams do not use the library's ``DecodeStream``: it fails for good after bytes of a fallback vocabulary that make up
+no character, and for each token it decodes all that it holds back, without bound."""
 
 from __future__ import annotations
 
@@ -37,7 +36,8 @@ VOCABULARIES = frozenset(
     | {"tekken.json", "tiktoken.model"}
 )
 MAX_HELD = 8
-"""Tokens that a stream holds back: a character has four bytes, so more are no beginning of one."""
+"""The most tokens that a stream holds back. A character has four bytes at most, so more are not the beginning of
+one."""
 MAX_TEMPLATE_BYTES = 1 << 20
 INCOMPLETE = "\ufffd"
 logger = logging.getLogger(__name__)
@@ -92,14 +92,15 @@ class Codec:
         return b"" if token in self._special else self.token_bytes(token)
 
     def _letters(self, text: str) -> bytes:
-        """A byte-level vocabulary writes each byte as a letter; what is not written so stands for itself."""
+        """The bytes of a token of a byte-level vocabulary, which writes each byte as a letter. Other text stands for
+        itself."""
         try:
             return bytes(self._bytes[letter] for letter in text)
         except KeyError:
             return text.encode()
 
     def _piece(self, text: str, token: int) -> str:
-        """With the space at its beginning, which a text that begins with the token lacks."""
+        """The text of a token, with its leading space, which the library drops at the beginning of a text."""
         alone = self.decode([token], False)
         return f" {alone}" if text.startswith("\u2581") and not alone.startswith(" ") else alone
 
@@ -129,7 +130,7 @@ class WindowStream:
         return text[len(self._told_text) :] if text.startswith(self._told_text) else self._decode(self._held)
 
     def _tell(self, new: str) -> str:
-        """Tokens without a text, such as special ones, leave the window as it is."""
+        """Returns the new text and moves the window, but not for tokens without text, such as special ones."""
         if new:
             self._told = self._held
             self._told_text = self._decode(self._told)
@@ -138,8 +139,8 @@ class WindowStream:
 
 
 def open_codec(files: VersionFiles) -> tuple[TextCodec, int | None] | None:
-    """None if the version has no tokenizer. PERMISSION_DENIED for one with code of its own, FAILED_PRECONDITION or
-    DATA_LOSS for one that does not work."""
+    """The codec and its end of text; None if the version has no tokenizer. PERMISSION_DENIED for a tokenizer with code
+    of its own, FAILED_PRECONDITION or DATA_LOSS for one that does not work."""
     if not files.names & (VOCABULARIES | {CONFIG}):
         return None
     config = read_optional(files, CONFIG)
@@ -220,8 +221,8 @@ def _read_template(files: VersionFiles) -> str:
 
 
 def _try_template(render: Render | None, templates: Iterable[str]) -> None:
-    """FAILED_PRECONDITION for a template that is not well-formed, or has no end. What it thinks of the messages does
-    not matter. ``templates``: the texts that ``render`` may come from."""
+    """FAILED_PRECONDITION for a template that is not well-formed or does not end. Whether it accepts the messages does
+    not matter. ``templates``: the sources that ``render`` may use."""
     if render is None:
         return
     from jinja2 import TemplateSyntaxError
@@ -240,14 +241,15 @@ def _try_template(render: Render | None, templates: Iterable[str]) -> None:
 
 
 def _decoder_kinds(tokenizer: Tokenizer) -> list[str]:
-    """Names of the steps that make a text of tokens."""
+    """Names of the steps of the decoder."""
     found = json.loads(tokenizer.to_str()).get("decoder") or {}
     steps = found.get("decoders", [found])
     return [str(step.get("type")) for step in steps]
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Letter -> byte: printable ones of Latin 1 stand for themselves, the others for those from 256 on, in order."""
+    """Letter -> byte: printable letters of Latin 1 stand for themselves, those from 256 on for the other bytes, in
+    order."""
     plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}

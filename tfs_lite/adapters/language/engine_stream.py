@@ -1,14 +1,9 @@
-"""The stream of one engine on a GPU.
+"""The CUDA stream of one engine, and copies from the host to the device that do not wait for it.
 
-Each has its own, so that the steps of two versions do not wait for one another, and so that steps can be captured: that
-cannot be done on the stream that all others share.
-
-Numbers of the host on their way to where a network is, without waiting for it.
-
-An ordinary copy to a GPU waits until the GPU has done all that it was asked before: the few numbers that a draw needs
-would cost the whole forward. A copy from pinned memory does not wait. The memory is torch's own, fresh for each copy,
-and torch does not use it again before the copy has taken place, however soon the tensor on the host is dropped.
-"""
+Each engine has a stream of its own, so that the steps of two versions do not wait for one another, and because steps
+cannot be captured on the default stream. An ordinary copy to a GPU waits for all earlier work, so the few numbers that
+sampling needs would wait for the whole forward; a copy from pinned memory does not. torch allocates that memory anew
+for each copy and does not reuse it before the copy is done, even if the tensor on the host is dropped at once."""
 
 from __future__ import annotations
 
@@ -22,9 +17,9 @@ from tfs_lite.adapters.cuda.memory import STREAMS
 
 
 class EngineStream:
-    """Where all work of one version on a GPU is done, from its load to its end, in order. On the CPU there is none.
+    """The stream on which all work of one version on a GPU is done, in order. On the CPU there is no stream.
 
-    Whatever thread is inside ``current`` works on it; one at a time.
+    The thread inside ``current`` works on it; one thread at a time.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,12 +30,12 @@ class EngineStream:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def synchronize(self) -> None:
-        """Waits until the device has done everything."""
+        """Waits until all work on the stream is done."""
         with self.current():
             synchronize(self._device)
 
     def close(self) -> None:
-        """Nobody is inside, and what was allocated there is gone or will not be used any more."""
+        """No thread may be inside ``current``, and nothing that was allocated on the stream may be used any more."""
         self.synchronize()
         stream, self._stream = self._stream, None
         if stream is not None:
@@ -48,24 +43,23 @@ class EngineStream:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for the current stream. Its errors were reported by whoever caused them."""
+    """Waits for the current stream. Errors are dropped: the call that caused them has reported them."""
     if device.type == "cuda":
         with suppress(RuntimeError):
             torch.cuda.current_stream(device).synchronize()
 
 
 def upload(numbers: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A list of numbers, or of lists of equal lengths, as a tensor on ``device``, in the order of its current
-    stream."""
+    """A list of numbers, or of lists of equal lengths, as a tensor on ``device``, copied on its current stream."""
     return on_host(numbers, dtype, device).to(device, non_blocking=True)
 
 
 def upload_array(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """The same for an array, which on the CPU is shared."""
+    """As :func:`upload`, for an array; on the CPU its memory is shared."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def on_host(numbers: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On the host, in memory that ``device`` copies from by itself. Nobody may write to it afterwards."""
+    """A tensor on the host, in pinned memory for a GPU. It must not be written to afterwards."""
     return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")

@@ -1,17 +1,15 @@
-"""The request of a token at random: an exponential race among the tokens that the filters keep.
+"""Random sampling of a token among those that top-k, top-p and min-p keep, by exponential noise (the Gumbel trick).
 
-Token ``i`` of probability ``p`` gets noise ``e`` of mean 1, and the highest ``p / e`` wins; its probability is ``p``
-exactly, whatever the scale of ``p``. Top-k, top-p and min-p each keep the tokens from some logit on, so together they
-are one lower bound. It is looked for among the best 128 tokens of a row, then among the best 1024, then 8192, and only
-then in the whole row, which has to be sorted for it. A row without top-k and top-p needs no order: all its tokens race.
+A token of probability ``p`` gets exponential noise ``e`` of mean 1, and the highest ``p / e`` wins, which happens with
+probability ``p`` exactly, at any scale of ``p``. Top-k, top-p and min-p each keep the tokens from some logit on, so
+together they are one lower bound. It is searched among the best 128 tokens of a row, then 1024, then 8192, and only
+then in the whole row, which has to be sorted. A row without top-k and top-p needs no order. How many tokens are looked
+at depends on the row alone, and the result does not depend on it.
 
-Which of these ways a row takes depends on the row alone, and its result does not depend on the way.
-
-Noise for the request of a token, as a function of the seed, the number of the token in its text, and the token's id.
-
-There is no generator with a state, so a text gets the same noise alone, in company, in another slot, and after it was
-put off and computed again. Seed and number become 64 bits of key on the host; key and id are hashed on the device with
-32-bit integer arithmetic, which wraps around in the same way everywhere, so that a CPU and a GPU have the same bits.
+The noise is a function of the seed, the number of the token in its text, and the token's id. There is no generator with
+state, so a text gets the same noise alone, beside other texts, in another slot, and after a preemption. Seed and number
+become a 64-bit key on the host; key and id are hashed on the device with 32-bit integer arithmetic, which wraps around
+alike everywhere, so CPU and GPU get the same bits.
 """
 
 from __future__ import annotations
@@ -25,19 +23,19 @@ from tfs_lite.adapters.language.engine_stream import upload
 from tfs_lite.core.generation import Sampling, SamplingRequest
 
 ALL_TOKENS = 0
-"""Instead of a number of candidates: all tokens race, in no order."""
+"""In place of a number of candidates: all tokens, in no order."""
 _COUNTS = (128, 1024, 8192)
 _NUMBERS_AT_ONCE = 1 << 16
-"""On the CPU, where whole rows race: the hash has many steps, which should find their numbers in its cache."""
+"""For whole rows on the CPU: the hash has many steps, whose numbers should stay in the processor's cache."""
 _COLDEST = 1e-30
-"""Temperatures below are taken as this one; by then the best token has all the probability."""
+"""Lower temperatures are taken as this one, at which the best token has all the probability."""
 
 
 def first_count(sampling: Sampling, vocabulary: int) -> int:
     """How many of a row's best tokens to look at first."""
     if sampling.top_p >= 1 and (sampling.top_k == 0 or sampling.top_k >= vocabulary):
         return ALL_TOKENS
-    # One more than top-k: the next one tells whether the last is one of several equals.
+    # One more than top-k, to see whether the last token is one of several equals.
     return next((count for count in _COUNTS if sampling.top_k < count <= vocabulary), vocabulary)
 
 
@@ -49,13 +47,12 @@ def next_count(count: int, vocabulary: int) -> int:
 def sample_exponential(
     logits: torch.Tensor, peaks: torch.Tensor, requests: Sequence[SamplingRequest], count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens that win, int64 ``[rows]``, and whether that is settled, bool ``[rows]``: it is not where the filters
-    may keep tokens beyond the best ``count``.
+    """The sampled tokens, int64 ``[rows]``, and whether they are final, bool ``[rows]``: not where the filters may keep
+    tokens beyond the best ``count``.
 
     ``logits``: float32 ``[rows, vocabulary]``, which is not changed; ``peaks``: the highest of each row, ``[rows]``.
-    Temperatures are above 0. Among equals at the edge of top-k or top-p all are kept. Rows whose peak is no number, or
-    infinite, come out as anything.
-    """
+    Temperatures are above 0. Of equals at the edge of top-k or top-p all are kept. Rows whose peak is not finite give
+    any token."""
     at_once = len(requests)
     if count not in _COUNTS and not logits.is_cuda:
         at_once = max(_NUMBERS_AT_ONCE // logits.shape[1], 1)
@@ -87,7 +84,7 @@ def _sample_rows(
 
 
 def _weights(values: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """Probabilities, up to a factor, of what is kept; 0 for the rest."""
+    """Probabilities, up to a factor, of the tokens that are kept; 0 for the rest."""
     return torch.where(values < low, 0.0, values.exp())
 
 
@@ -176,7 +173,7 @@ def _hash(low: torch.Tensor, high: torch.Tensor, ids: torch.Tensor) -> torch.Ten
 
 
 def _fold(bits: torch.Tensor, shift: int) -> torch.Tensor:
-    """In slot: the bits, xor themselves shifted right with zeros coming in."""
+    """Xors the bits with themselves shifted right, zeros coming in; in place."""
     shifted = bits >> shift
     shifted &= (1 << (32 - shift)) - 1
     return bits.bitwise_xor_(shifted)

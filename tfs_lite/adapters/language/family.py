@@ -1,6 +1,6 @@
-"""Which network a version is: its ``config.json``, as the transformers library understands it.
+"""The config and the class of a version's network, from its ``config.json`` and the transformers library.
 
-The library is heavy and optional, so it is imported when a version is opened, and not before.
+The library is heavy and optional, so it is imported when the first version is opened.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ OF_CLASSIFIERS = frozenset({"id2label", "label2id", "num_labels", "_num_labels"}
 
 
 def load_library() -> Any:
-    """transformers, which says nothing on its own: what it has to say goes to the log, errors only. FAILED_PRECONDITION
-    without the extra. Any thread, also the first time: the library puts another module in its own slot while it is
-    imported, so a plain ``import`` that waits for the one of another thread would come back with an empty one."""
+    """Imports transformers, and lets it log errors only. FAILED_PRECONDITION without the extra. Any thread, also for
+    the first time: the library replaces its own module while it is imported, so a plain ``import`` that waits for that
+    of another thread would return an empty module."""
     try:
         transformers = importlib.import_module("transformers")
         library_logging = importlib.import_module("transformers.utils.logging")
@@ -52,8 +52,8 @@ def load_library() -> Any:
 
 
 def network_config(files: VersionFiles) -> PreTrainedConfig:
-    """``config.json`` as transformers understands it: an object that nobody else has. FAILED_PRECONDITION if it is none
-    of a decoder that transformers knows; errors of :func:`~tfs_lite.adapters.language.hf_files.read_config`."""
+    """``config.json`` as a new config object of transformers. FAILED_PRECONDITION if it is not that of a decoder that
+    transformers knows; errors of :func:`~tfs_lite.adapters.language.hf_files.read_config`."""
     fields = read_config(files.directory)
     library = load_library()
     kind = fields["model_type"]
@@ -68,7 +68,7 @@ def network_config(files: VersionFiles) -> PreTrainedConfig:
 
 
 def network_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class of transformers that generates. FAILED_PRECONDITION for encoders and other networks that do not."""
+    """The class of the network. FAILED_PRECONDITION for encoders and other networks that do not generate."""
     library = load_library()
     kind = config.model_type
     known = library.MODEL_FOR_CAUSAL_LM_MAPPING

@@ -76,12 +76,12 @@ def decode_shapes(slots: int, length: int, most: int = MAX_SHAPES) -> list[Shape
 
 
 def smallest(shapes: Sequence[Shape], rows: int, width: int) -> Shape | None:
-    """The cheapest one that holds so much; ``shapes`` has the largest first."""
+    """The cheapest shape with these rows and this width, or None; ``shapes`` has the largest first."""
     return next((shape for shape in reversed(shapes) if shape.rows >= rows and shape.width >= width), None)
 
 
 def _largest_first(shapes: Iterable[Shape]) -> list[Shape]:
-    """The order in which the memory of a record is enough for those that follow."""
+    """The order in which the memory of each record is enough for those that follow."""
     return sorted(shapes, key=lambda shape: (shape.positions, shape.rows), reverse=True)
 
 
@@ -110,7 +110,7 @@ class FixedDecode:
     """
 
     def __init__(self, network: Network, drop: Callable[[], None], idle_bytes: int = IDLE_BYTES) -> None:
-        """``drop``: gives back what the records' memory was taken from."""
+        """``drop`` frees the memory pool of the records."""
         self._network = network
         self._drop = drop
         self._idle_positions = idle_bytes // network.cache.position_bytes
@@ -122,11 +122,11 @@ class FixedDecode:
 
     @property
     def shapes(self) -> Sequence[Shape]:
-        """Those that were recorded."""
+        """The recorded shapes."""
         return self._shapes
 
     def record(self, capture: Capture, shapes: Sequence[Shape]) -> None:
-        """``shapes``: the largest first. What ``capture`` raises comes through. Places are as they were."""
+        """Records the shapes, the largest first. Errors of ``capture`` come through. Slots keep what they hold."""
         for shape in shapes:
             idle = self._numbers((), shape)
             self._captured[shape] = capture([idle], partial(self._forward, shape))
@@ -134,12 +134,12 @@ class FixedDecode:
 
     def logits(self, step: Step) -> torch.Tensor | None:
         """As :meth:`Network.logits`, which has checked the step and made its copies; valid until the next call. None,
-        with nothing done: the step is better done the ordinary way."""
+        with nothing done, for a step that is better carried out the ordinary way."""
         shape = self._shape_for(step.rows)
         return None if shape is None else self.run(step.rows, shape)
 
     def run(self, rows: Sequence[Rows], shape: Shape) -> torch.Tensor:
-        """Of rows with one token each that fit into the shape."""
+        """The logits of rows with one token each that fit into the shape."""
         ends = [(entry.slot, entry.start + 1) for entry in rows]
         self._network.cache.begin(ends, [(slot, end, shape.width) for slot, end in ends if end < shape.width])
         self.replays += 1
@@ -147,7 +147,7 @@ class FixedDecode:
         return logits[: len(rows)]
 
     def close(self) -> None:
-        """When the device is done with the last replay."""
+        """To be called when the device has finished the last replay."""
         for captured in self._captured.values():
             captured.forget()
         self._captured.clear()
@@ -164,8 +164,8 @@ class FixedDecode:
         return shape
 
     def _numbers(self, rows: Sequence[Rows], shape: Shape) -> torch.Tensor:
-        """int64 [4, rows of the shape], on the host: of each slot its token, its position, where its keys go; and the
-        slots whose logits are wanted, in the order of the step."""
+        """The inputs of a forward on the host, int64 [4, rows of the shape]: for each slot its token, its position and
+        the position to which its keys are written; then the slots whose logits are wanted, in the order of the step."""
         ids, positions, order = ([0] * shape.rows for _ in range(3))
         write_positions = [self._network.length] * shape.rows
         for index, entry in enumerate(rows):
@@ -175,8 +175,8 @@ class FixedDecode:
         return on_host([ids, positions, write_positions, order], torch.long, self._network.device)
 
     def _forward(self, shape: Shape, numbers: torch.Tensor) -> torch.Tensor:
-        """The logits come out in memory that all shapes share: each of its own would be held for ever. It is made by
-        the first forward, of the largest shape, which is an ordinary one."""
+        """The logits are written to memory that all shapes share. The first forward, of the largest shape, makes it,
+        which is not captured."""
         network = self._network
         ids, positions, write_positions, order = numbers.unbind()
         slots = slice(0, shape.rows)
@@ -191,7 +191,7 @@ class FixedDecode:
 
 
 class _FixedLayout(Layout):
-    """Every row is read up to the end of its part, under a mask."""
+    """A layout in which every row reads up to the end of its part, under a mask."""
 
     __slots__ = ()
 
@@ -201,7 +201,7 @@ class _FixedLayout(Layout):
 
 
 class _FixedAttention(CachedAttention):
-    """Writes keys to ``write_positions``, int64 [rows], in place of their positions."""
+    """Writes keys to ``write_positions``, int64 [rows], instead of their positions."""
 
     __slots__ = ()
 
@@ -211,10 +211,11 @@ class _FixedAttention(CachedAttention):
 
 
 def capture_decode(network: Network, servable_id: ServableId) -> None:
-    """Gives ``network``, made with ``fixed`` on a GPU, its ``decoding``. With the engine's stream current, after the
-    self-check, before the first text. If that does not work the log says why, and all steps are ordinary ones."""
+    """Gives ``network``, made with ``fixed`` on a GPU, its ``decoding``. It has to be called with the engine's stream
+    current, after the self-check and before the first text. If the capture fails, the reason is logged and all steps
+    are ordinary ones."""
     pool, began = Pool(network.device), time.monotonic()
-    gc.collect()  # A capture does not bear that graphs of other versions go meanwhile.
+    gc.collect()  # Graphs of other versions must not be destroyed during a capture.
     decoding = FixedDecode(network, pool.drop)
     shapes = decode_shapes(network.slots, network.length)
     why = record_and_check(network, decoding, _in_turn(network.device, capture_on(network.device, pool)), shapes)
@@ -227,8 +228,8 @@ def capture_decode(network: Network, servable_id: ServableId) -> None:
 
 @torch.inference_mode()
 def record_and_check(network: Network, decoding: FixedDecode, capture: Capture, shapes: Sequence[Shape]) -> str:
-    """Sets ``network.decoding``, and returns nothing; or closes ``decoding``, and returns why. The cache is clean
-    afterwards."""
+    """Sets ``network.decoding`` and returns an empty string; or closes ``decoding`` and returns the reason. The cache
+    is clear afterwards."""
     why = ""
     try:
         decoding.record(capture, shapes)
@@ -249,8 +250,8 @@ def record_and_check(network: Network, decoding: FixedDecode, capture: Capture, 
 
 
 def worst_difference(network: Network, decoding: FixedDecode) -> float:
-    """Between the logits of every recorded shape and those of the same step done the ordinary way, in parts of their
-    spread; infinite for what is no number. The cache is full of random numbers, before and after."""
+    """The largest difference between the logits of a recorded shape and those of the same step carried out the ordinary
+    way, in parts of their spread; infinite for NaN. The cache is filled with random numbers."""
     device, numbers = network.device, random.Random(0)
     noise = torch.Generator(device).manual_seed(0)
     for tensor in (*network.cache.keys.values(), *network.cache.values.values()):
@@ -267,7 +268,7 @@ def worst_difference(network: Network, decoding: FixedDecode) -> float:
 
 
 def _rows(shape: Shape, vocabulary: int, numbers: random.Random) -> list[Rows]:
-    """In any order, some of the shape's slots; the last slot and the last position are among them."""
+    """Rows in some of the shape's slots, in any order; the last slot and the last position are among them."""
     slots = [slot for slot in range(shape.rows - 1) if numbers.random() < 0.7]
     ends = {slot: numbers.randrange(shape.width) for slot in slots} | {shape.rows - 1: shape.width - 1}
     rows = [
@@ -279,7 +280,7 @@ def _rows(shape: Shape, vocabulary: int, numbers: random.Random) -> list[Rows]:
 
 
 def _in_turn(device: torch.device, capture: Capture) -> Capture:
-    """Loads, unloads and other captures of the device wait, and this one for them."""
+    """Serialises the capture with loads, unloads and other captures on the device."""
 
     def with_the_lock(host: Sequence[torch.Tensor], forward: Forward) -> Captured:
         with DEVICE_LOCKS.of(device):

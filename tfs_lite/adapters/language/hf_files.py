@@ -1,13 +1,12 @@
-"""What a version of a language model must hold, and what it must not.
+"""The files of a language model's version: what must be there, and what is refused.
 
     config.json                                    what the network is
     model.safetensors, or model.safetensors.index.json and the files that it names
     generation_config.json, tokenizer.json, ...    optional
 
-That is what ``save_pretrained`` of transformers writes. Nothing here needs transformers or torch: what is wrong shows
-before anything heavy is done. Code and pickles of a version are never touched, whoever trusts it.
-
-Which fields of a model's config make no sense for a language model: its engine decides what they would say.
+That is what ``save_pretrained`` of transformers writes. Nothing here needs transformers or torch, so errors show before
+anything heavy is done. Code and pickles of a version are never used, also if its path is trusted. The file also knows
+which fields of a model config a language model cannot have, because its engine decides them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Json = Mapping[str, Any]
 
 
 def recognises(files: VersionFiles) -> bool:
-    """Also a version whose weights are pickles, so that somebody says what is wrong with it."""
+    """Whether the version is one of this platform; also with pickled weights, so that the error names them."""
     if CONFIG not in files.names or files.names & OTHER_PLATFORMS:
         return False
     return any(name.endswith((SAFETENSORS, *PICKLES)) or name == INDEX for name in files.names)
@@ -119,7 +118,7 @@ def weight_files(files: VersionFiles) -> tuple[str, ...]:
 
 
 def shown(names: Iterable[str]) -> str:
-    """The first few names, and how many there are beside them."""
+    """The first few names, and how many more there are."""
     ordered = sorted(names)
     more = f" and {len(ordered) - MAX_SHOWN} more" if len(ordered) > MAX_SHOWN else ""
     return ", ".join(ordered[:MAX_SHOWN]) + more
@@ -163,7 +162,7 @@ def _check_shard(directory: str, name: str) -> None:
 
 
 def _is_below(directory: str, name: str) -> bool:
-    """Links are followed."""
+    """Whether the file lies below the directory; links are followed."""
     if os.path.isabs(name) or ".." in name.split("/") or "\\" in name or "\0" in name:
         return False
     root = os.path.realpath(directory)
@@ -180,11 +179,11 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "model_warmup": "a language model does not run single requests; it is run while it is loaded, see also warmup",
     }
 )
-"""Field -> why it has to go."""
+"""Field -> why it is refused."""
 
 
 def check_settings(settings: ModelSettings) -> None:
-    """INVALID_ARGUMENT, with the field's name, for what a language model cannot have. Pure."""
+    """INVALID_ARGUMENT, with the field's name, for settings that a language model cannot have."""
     for name, reason in REFUSED.items():
         if getattr(settings, name):
             raise invalid_argument(f"{name}: {reason}")

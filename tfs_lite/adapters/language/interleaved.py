@@ -1,12 +1,9 @@
-"""Language models that cannot be batched: every slot has an ordinary cache, and texts go through the network singly.
+"""The fallback for language models that cannot be batched: every slot has a cache of the library, and the texts of a
+step go through the network one after the other.
 
-Some families compute their attention by themselves, and do not let many texts of different lengths share one forward.
-They are served with the plain forward of the library, one text after the other within a step. Results are exactly those
-of plain generation; what is missing is the gain of a batch.
-
-Families that keep a running state instead of keys and values (Mamba and its like) cannot go back to a prefix, and are
-refused.
-"""
+Some families compute attention by themselves, and texts of different lengths cannot share a forward. Results are
+exactly those of plain generation, without the gain of a batch. Families that keep a running state instead of keys and
+values (such as Mamba) cannot go back to a prefix, and are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"}
 class InterleavedNetwork:
     """A causal language model with one cache for each of ``slots``, of at most ``length`` tokens.
 
-    One thread at a time. A cache grows with its text and stays when the text has ended, until the slot starts anew.
+    One thread at a time. A cache grows with its text and is kept after its end, until the slot starts with a new text.
     """
 
     def __init__(self, module: PreTrainedModel, device: torch.device | str, slots: int, length: int) -> None:
@@ -44,12 +41,12 @@ class InterleavedNetwork:
         self._vocabulary, self._token_bytes = self._probe()
 
     def logits(self, step: Step) -> torch.Tensor:
-        """``[wanted, vocabulary]`` on the device: in the order of ``step.rows``, of each its first ``len(targets)``
-        rows, and the last one if it draws, which is not repeated.
+        """Returns ``[wanted, vocabulary]`` on the device: in the order of ``step.rows``, of each its first
+        ``len(targets)`` rows, and the last one if it draws, each row once.
 
-        Copies come first. ``start`` may be less than what a slot holds: the rest of it is forgotten. ValueError,
-        before anything is changed, for a slot that holds less than ``start`` or less than is to be copied, or would
-        hold more than ``length``. After another error the slots of the step hold at least what is before their rows.
+        Copies come first. ``start`` may be less than what a slot holds; the rest is dropped. ValueError, before
+        anything is changed, for a slot that holds less than ``start`` or than is copied, or would hold more than
+        ``length``. After another error the slots of the step hold at least the tokens before their rows.
         """
         self._check(step)
         with torch.inference_mode():
@@ -59,13 +56,13 @@ class InterleavedNetwork:
             return torch.cat(parts) if parts else self._nothing()
 
     def resident_bytes(self) -> int:
-        """Weights, and the caches when every slot is full."""
+        """The bytes of the weights, and of the caches when every slot is full."""
         tensors = {id(tensor): tensor for tensor in (*self._module.parameters(), *self._module.buffers())}
         weights: int = sum(tensor.nbytes for tensor in tensors.values())
         return weights + len(self._caches) * self._length * self._token_bytes
 
     def close(self) -> None:
-        """Nothing refers to the caches but the network."""
+        """Nothing to do: only the network refers to the caches."""
 
     def _forward(self, rows: Rows) -> torch.Tensor:
         self._caches[rows.slot] = cache = _shortened(self._caches[rows.slot], rows.start)
@@ -76,7 +73,8 @@ class InterleavedNetwork:
             raise
 
     def _run(self, cache: DynamicCache, start: int, tokens: Sequence[int], wanted: Sequence[int]) -> torch.Tensor:
-        """Logits of the ``wanted`` ones of the tokens; the cache, which holds ``start``, has these too then."""
+        """The logits of the ``wanted`` tokens, by index. The cache holds ``start`` tokens before, and these too
+        after."""
         options: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "return_dict": True}
         keep = torch.tensor(wanted, dtype=torch.int64, device=self._device)
         if self._takes_positions:
@@ -136,8 +134,7 @@ def _wanted(rows: Rows) -> list[int]:
 
 
 def _shortened(cache: DynamicCache, count: int) -> DynamicCache:
-    """The cache with its first ``count`` tokens, which all layers have; a forward that failed may have left some of
-    them with more."""
+    """The cache, cut to its first ``count`` tokens. A forward that failed may have left some layers with more."""
     if count == 0:
         return DynamicCache()
     layers: list[Any] = cache.layers

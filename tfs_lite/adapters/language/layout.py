@@ -1,9 +1,9 @@
-"""Where the rows of a step lie in one forward, and which attention calls they make.
+"""The layout of a step: the order of its rows in one forward, and the attention calls that they make.
 
 A forward takes all rows of a step as one sequence, without padding: first the texts with one row, by slot, then those
-with more. Attention reads the cache where it lies: neighbouring slots are read by one call, as long as their lengths
-are not so unequal that reading past the shorter ones costs more than another call. Everything that is the same in all
-layers (indices, masks) is made here once per step.
+with more. Attention reads the cache in place: neighbouring slots are read by one call, unless their lengths are so
+unequal that reading past the shorter ones costs more than another call. Indices and masks, which are the same in all
+layers, are made once per step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfs_lite.adapters.language.engine_stream import upload
 from tfs_lite.core.generation import Rows, Step
 
 CPU_CALL_BYTES = 512 << 10
-"""What is read of the cache in the time that one more call takes."""
+"""Bytes of the cache that are read in the time that one more call takes."""
 GPU_CALL_BYTES = 64 << 20
 
 
@@ -39,8 +39,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """A part, and what of the cache it reads: ``columns`` of its slots. ``mask``: added to the scores, [texts, 1, 1,
-    columns] or [1, 1, rows, columns]; None: every row sees every column, or with ``causal``, each up to its own."""
+    """A part, and the ``columns`` of its slots that it reads. ``mask`` is added to the scores, [texts, 1, 1, columns]
+    or [1, 1, rows, columns]; None means that every row sees every column, or with ``causal`` those up to its own."""
 
     part: Part
     columns: slice
@@ -49,7 +49,8 @@ class AttentionCall:
 
 
 def parts_of(rows: Sequence[Rows], call_cost: float) -> list[Part]:
-    """For ``rows`` in the order of a forward. ``call_cost``: of a call, in positions that could be read instead."""
+    """The parts of ``rows`` in the order of a forward. ``call_cost``: the cost of a call, in positions that could be
+    read in its time."""
     parts: list[Part] = []
     before = 0
     for entry in rows:
@@ -73,7 +74,7 @@ def _joins(last: Part, slot: int, end: int, call_cost: float) -> bool:
 
 
 def in_order(rows: Sequence[Rows]) -> list[int]:
-    """The order of a forward: single rows by slot, then the others."""
+    """Indices of the rows in the order of a forward: single rows by slot, then the others."""
     return sorted(range(len(rows)), key=lambda index: (len(rows[index].tokens) > 1, rows[index].slot))
 
 
@@ -95,7 +96,7 @@ def wanted_rows(rows: Sequence[Rows], order: Sequence[int]) -> list[int]:
 @dataclass(slots=True, eq=False)
 class Layout:
     """A step as a forward takes it. Tensors are int64, on the network's device: ``ids`` and ``positions`` [1, rows],
-    ``slots`` [rows], ``wanted`` [wanted rows] or None: all rows, in the forward's order."""
+    ``slots`` [rows], ``wanted`` [wanted rows], or None for all rows in the order of the forward."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -106,8 +107,8 @@ class Layout:
     _calls: dict[tuple[int | None, bool], list[AttentionCall]] = field(default_factory=dict)
 
     def calls(self, window: int | None, masks_only: bool = False) -> list[AttentionCall]:
-        """The attention calls of a layer whose rows see the last ``window`` positions (None: all). ``masks_only``:
-        none with ``causal``. The same list for every layer that asks alike."""
+        """The attention calls of a layer whose rows see the last ``window`` positions, or all with None.
+        ``masks_only``: no call is ``causal``. Layers with the same arguments get the same list."""
         known = self._calls.get((window, masks_only))
         if known is None:
             known = self._calls[window, masks_only] = [self._call(part, window, masks_only) for part in self.parts]
@@ -115,7 +116,7 @@ class Layout:
 
     @property
     def masked_widths(self) -> list[tuple[int, int, int]]:
-        """Of every text that is read past its end, where the call reads its neighbours: slot, end, end of reading."""
+        """Slot, end and end of reading of every text that is read past its end by a call for several slots."""
         return [
             (part.slots.start + index, end, max(part.ends))
             for part in self.parts
@@ -147,7 +148,7 @@ class Layout:
 
 
 def layout_of(step: Step, device: torch.device, dtype: torch.dtype, call_cost: float) -> Layout:
-    """``dtype``: of masks. One small tensor goes to the device."""
+    """The layout of a step, with masks of ``dtype``. One small tensor goes to the device."""
     order = in_order(step.rows)
     rows = [step.rows[index] for index in order]
     count = sum(len(entry.tokens) for entry in rows)

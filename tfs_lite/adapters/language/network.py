@@ -1,8 +1,7 @@
 """A transformers model that takes rows of many texts in one forward, and keeps their keys and values in slots.
 
-The model is not changed: its attention is exchanged by name, and the forward is told its positions and which logits
-are wanted.
-"""
+The model is not changed: its attention is replaced by name, and positions and wanted logits are arguments of its
+forward."""
 
 from __future__ import annotations
 
@@ -29,10 +28,10 @@ from tfs_lite.core.generation import Step
 
 
 class Decoding(Protocol):
-    """Another way to carry out steps that only decode."""
+    """An alternative way to carry out steps that only decode."""
 
     def logits(self, step: Step) -> torch.Tensor | None:
-        """Of a step that was checked, after its copies; None, with nothing done, for one that it does not take."""
+        """The logits of a checked step after its copies; None, with nothing done, for a step that it does not take."""
 
     def close(self) -> None: ...
 
@@ -41,12 +40,12 @@ class Network:
     """The weights of ``module``, which must be on ``device`` already, and a cache of ``slots`` texts of up to
     ``length`` positions in the dtype of its keys.
 
-    From now on the module is this network's: it is in eval mode, and its config names another attention, so that
-    neither it nor another module with the same config object can be used otherwise, but within :meth:`ordinary`.
-    UNIMPLEMENTED, with the module as it was: it cannot be used like this. What :func:`self_check` finds must be heard
+    The network owns the module: it is in eval mode, and its config names another attention, so neither it nor another
+    module with the same config object can be used otherwise, except within :meth:`ordinary`. The constructor raises
+    UNIMPLEMENTED, with the module as it was, if the module cannot be used like this. :func:`self_check` must pass
     before the network serves. One thread at a time.
 
-    ``decoding`` is tried first, once somebody has set it; the logits of its steps are valid until the next one.
+    ``decoding``, if set, is tried first; the logits of its steps are valid until the next step.
     """
 
     def __init__(
@@ -59,8 +58,9 @@ class Network:
         call_cost: float | None = None,
         fixed: bool = False,
     ) -> None:
-        """``call_cost``: of an attention call, in positions of a slot that could be read instead; None: a guess from
-        their size. ``fixed``: for a ``decoding`` of fixed shapes every slot has one position more."""
+        """``call_cost``: the cost of an attention call, in positions of a slot that could be read in its time; None
+        means a guess from their size. ``fixed``: every slot gets one more position, for a ``decoding`` of fixed
+        shapes."""
         self.slots = slots
         self.length = length
         self.device = torch.device(device)
@@ -82,9 +82,9 @@ class Network:
 
     @torch.inference_mode()
     def logits(self, step: Step) -> torch.Tensor:
-        """Carries out a step's copies and forward. Returns [wanted rows, vocabulary] on the device, in the module's
-        dtype: in the order of ``step.rows``, of each as many of its first rows as it has targets, and its last one if
-        it draws (a row once). ValueError, before anything is changed, for a step that the cache cannot hold."""
+        """Carries out the copies and the forward of a step. Returns [wanted rows, vocabulary] on the device, in the
+        module's dtype: in the order of ``step.rows``, of each its first ``len(targets)`` rows, and its last one if it
+        draws, each row once. ValueError, before anything is changed, for a step that the cache cannot hold."""
         self._check(step)
         self.cache.copy(step.copies)
         if not step.rows:
@@ -101,8 +101,8 @@ class Network:
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor | None, context: AttentionContext
     ) -> torch.Tensor:
-        """The module's own. ``ids`` and ``positions``: int64 [1, rows]. ``wanted``: the rows whose logits come back;
-        None: all. Nothing is checked."""
+        """The forward of the module. ``ids`` and ``positions``: int64 [1, rows]. ``wanted``: the rows whose logits are
+        returned; None means all. Nothing is checked."""
         output = self._module(
             input_ids=ids,
             position_ids=positions,
@@ -114,7 +114,7 @@ class Network:
         return logits
 
     def close(self) -> None:
-        """Gives up ``decoding``, which refers to the cache. After the last step, when the device is done with it."""
+        """Closes ``decoding``, which refers to the cache. To be called when the device has finished the last step."""
         decoding, self.decoding = self.decoding, None
         if decoding is not None:
             decoding.close()
@@ -127,7 +127,7 @@ class Network:
 
     @contextmanager
     def ordinary(self) -> Iterator[PreTrainedModel]:
-        """The module with the attention it came with. No step meanwhile."""
+        """The module with its own attention. No step may run inside."""
         self._module.set_attn_implementation(self._attention)
         try:
             yield self._module
@@ -145,7 +145,7 @@ class Network:
         return probe
 
     def _check(self, step: Step) -> None:
-        """A GPU could not be used any more after an index out of range."""
+        """Checks all indices: after an index out of range a GPU cannot be used any more."""
         for rows in step.rows:
             end = rows.start + len(rows.tokens)
             if not (0 <= rows.slot < self.slots and 0 <= rows.start < end <= self.length):

@@ -42,10 +42,10 @@ class PackedLinear(nn.Module):
 
 
 def pack(module: nn.Module) -> int:
-    """Replaces the large linear layers of a model in inference mode, and tells how many bytes of weights they hold.
+    """Replaces the large linear layers of a model in inference mode, and returns the bytes of their weights.
 
-    Parameters that other layers use too (a tied embedding) stay as they are, beside the packed copy. 0, with the model
-    unchanged, where the device, the dtype or this torch does not bear it.
+    Parameters that other layers use too (a tied embedding) are kept in addition to the packed copy. Returns 0, with the
+    model unchanged, where the device, the dtype or this version of torch does not support it.
     """
     found = list(_layers(module))
     if not found or not _works(found[0][2].dtype):
@@ -61,7 +61,7 @@ def pack(module: nn.Module) -> int:
 
 
 def packed_bytes(module: nn.Module) -> int:
-    """Of the weights that :func:`pack` has taken over, which are no parameters any more."""
+    """The bytes of the weights that :func:`pack` has packed, which are no parameters any more."""
     return sum(layer.nbytes for layer in module.modules() if isinstance(layer, PackedLinear))
 
 
@@ -80,7 +80,7 @@ def _layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor, t
 
 
 def _works(dtype: torch.dtype) -> bool:
-    """Whether the operators are there, and compute the product."""
+    """Whether the operators exist and compute the product."""
     try:
         weight = torch.linspace(-1, 1, 64 * 48).reshape(64, 48).to(dtype)
         bias = torch.linspace(0, 1, 64).to(dtype)

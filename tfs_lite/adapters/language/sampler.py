@@ -28,14 +28,14 @@ from tfs_lite.core.generation import MAX_LOGPROBS, Rows, SampledToken, Sampling,
 
 Ids = npt.NDArray[np.int64]
 _BEST = -1
-"""Instead of a number of candidates: the best token, no race."""
+"""In place of a number of candidates: the best token, without noise."""
 _SCORED_AT_ONCE = 64
-"""Rows whose targets are scored; a bound on the float32 copy of a long prompt's logits."""
+"""Rows whose targets are scored together, which bounds the float32 copy of a long prompt's logits."""
 
 
 @dataclass(slots=True)
 class _Choice:
-    """``token`` None: the logits were no numbers."""
+    """``token`` is None if the logits are not finite."""
 
     token: int | None
     logprob: float | None = None
@@ -44,8 +44,8 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Where the rows of one of ``step.rows`` are in the matrix: those with targets from ``first`` on, and the one to
-    request from."""
+    """The rows of the matrix that belong to one of ``step.rows``: those with targets from ``first`` on, and the one to
+    sample from."""
 
     rows: Rows
     first: int
@@ -53,7 +53,7 @@ class _Span:
 
 
 def sample(logits: torch.Tensor, step: Step) -> list[SampledToken]:
-    """One for each of ``step.rows``.
+    """Returns one result for each of ``step.rows``.
 
     ``logits``: any float type, any device, ``[wanted, vocabulary]``, not changed. Its rows are those of ``step.rows``
     in order, of each the first ``len(targets)``, then the last one if it requests; that one is not repeated where it
@@ -129,7 +129,8 @@ def _choice(peak: float, token: float) -> _Choice:
 
 
 def _sample_all(work: torch.Tensor, requests: Sequence[SamplingRequest]) -> list[_Choice]:
-    """A token for every row: rows that go the same way go together, and those that are not settled go again."""
+    """Samples a token for every row. Rows with the same number of candidates go together, and rows whose result is not
+    final go again with more."""
     vocabulary = work.shape[1]
     peaks = work.amax(-1)
     choices = [_Choice(None) for _ in requests]
@@ -155,7 +156,7 @@ def _first_count(sampling: Sampling, vocabulary: int) -> int:
 def _table(
     work: torch.Tensor, peaks: torch.Tensor, requests: Sequence[SamplingRequest], count: int, rows: Sequence[int]
 ) -> torch.Tensor:
-    """Float64 ``[len(rows), 3]``: the highest logit, the token, and whether it is settled."""
+    """Returns float64 ``[len(rows), 3]``: the highest logit, the token, and whether it is final."""
     logits, highest = _take(work, rows), _take(peaks, rows)
     if count == _BEST:
         tokens, final = logits.argmax(-1), torch.ones_like(highest, dtype=torch.bool)

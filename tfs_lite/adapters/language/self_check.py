@@ -1,8 +1,8 @@
-"""Whether a model may serve many texts in one forward: by what its class says, and by numbers.
+"""Checks whether a model may serve many texts in one forward: by the properties of its class, and by numbers.
 
-A family that ignores the exchanged attention does not fail: it answers wrongly. So every model is compared with itself
-before it serves: logits of texts that went through the network in pieces, in company, in slots that held something
-else, against those of a plain forward over each whole text.
+A family that ignores the replaced attention does not fail; it gives wrong answers. So every model is compared with
+itself before it serves: logits of texts that went through the network in chunks, together, in used slots, against those
+of a plain forward over each whole text.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 def needs_fallback(module: PreTrainedModel, length: int | None = None) -> str | None:
-    """Why the model cannot serve several texts, of up to ``length`` positions, in one forward; None: by what it says
-    of itself, it can. Nothing is run."""
+    """Why the model cannot serve several texts of up to ``length`` positions in one forward; None if its class and
+    config say that it can. Nothing is run."""
     name, config = type(module).__name__, module.config.get_text_config()
     if not getattr(module, "_supports_attention_backend", False):
         return f"{name} has an attention that cannot be exchanged"
@@ -46,7 +46,7 @@ def needs_fallback(module: PreTrainedModel, length: int | None = None) -> str | 
 
 
 def _growing_rotary(name: str, config: Any, length: int | None) -> str | None:
-    """Rotary embeddings that change with the longest text in a forward."""
+    """The reason, if rotary embeddings change with the longest text in a forward."""
     found = getattr(config, "rope_parameters", None) or {}
     for rope in (found, *found.values()):
         if not isinstance(rope, Mapping) or rope.get("rope_type") not in GROWING_ROPES:
@@ -59,10 +59,10 @@ def _growing_rotary(name: str, config: Any, length: int | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SelfCheckResult:
-    """``difference``: the largest between two logits, in parts of the spread of the plain forward's. ``other_tokens``:
-    of ``positions``, those where the best token is another one although it was ahead by more than is ``allowed``.
-    ``layers``: those whose attention was exchanged; without one the numbers of a model that hardly looks back may be
-    near. ``cause``: why there are no numbers."""
+    """``difference``: the largest difference of two logits, in parts of the spread of the plain forward's.
+    ``other_tokens``: at how many of the ``positions`` the best token differs although it was ahead by more than
+    ``allowed``. ``layers``: how many layers use the replaced attention; a model with none could pass by numbers alone.
+    ``cause``: why there are no numbers."""
 
     difference: float
     allowed: float
@@ -71,7 +71,7 @@ class SelfCheckResult:
     layers: int
     cause: str = ""
     is_finite: bool = True
-    """The plain forward gives numbers."""
+    """Whether all logits of the plain forward are finite."""
 
     @property
     def ok(self) -> bool:
@@ -86,9 +86,8 @@ class SelfCheckResult:
 
 
 def self_check(network: Network, module: PreTrainedModel) -> SelfCheckResult:
-    """Compares ``network`` with its own ``module``. Before it serves, on the thread that will step it or while nobody
-    does; its cache is clean afterwards. What a forward raises becomes the ``cause``, but for memory that is not
-    there."""
+    """Compares ``network`` with its own ``module``, before it serves. No other thread may step it; its cache is clear
+    afterwards. An error of a forward becomes the ``cause``, except for lack of memory."""
     allowed, layers = ALLOWED.get(module.dtype, ALLOWED[torch.bfloat16]), len(network.cache.keys)
     try:
         texts = _texts(network, module)
@@ -139,7 +138,7 @@ def _served(network: Network, texts: list[list[int]]) -> list[torch.Tensor]:
 
 
 def _steps(texts: list[list[int]]) -> Iterator[list[Rows]]:
-    """Every text in chunks, and its last tokens one by one; each begins a step after the one before."""
+    """Every text in chunks and its last tokens one by one; each text begins one step after the one before."""
     done = [0] * len(texts)
     begun = 0
     while done != [len(text) for text in texts]:

@@ -1,10 +1,9 @@
-"""Whether a chat template comes to an end: rendered once in a process of its own, with bounds on time and memory.
+"""Checks that a chat template ends: it is rendered once in a child process, with bounds on time and memory.
 
     check_end(template) -> python -m tfs_lite.adapters.language.template_probe < template
 
-A template is a program. The sandbox that it runs in keeps it from files and from Python, and bounds neither loops nor
-texts that double: one such template would take the server with it when a version is loaded.
-"""
+A template is a program. Its sandbox keeps it from files and from Python, and bounds neither loops nor the size of
+texts: one such template could stop the server when a version is loaded."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ _TOO_MUCH = 3
 
 
 def check_end(template: str) -> None:
-    """FAILED_PRECONDITION if it does not come to an end with a message, within the bounds. A template that raises has
-    come to one."""
+    """FAILED_PRECONDITION if the template does not end within the bounds for one message. A template that raises has
+    ended."""
     command = [sys.executable, "-m", __name__]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
@@ -45,7 +44,7 @@ def check_end(template: str) -> None:
 
 
 def _environment() -> Any:
-    """As transformers makes it, as far as it matters to whether a template ends."""
+    """The environment of transformers, as far as it matters to whether a template ends."""
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

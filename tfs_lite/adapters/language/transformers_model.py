@@ -1,9 +1,9 @@
 """Platform ``transformers``: a language model as ``save_pretrained`` writes it, behind an engine that batches texts.
 
-    settings and files are checked -> weights -> a network with slots -> compared with itself -> TransformersModel
+settings and files are checked -> weights -> a network with slots -> self-check -> TransformersModel
 
-The version needs no trust: none of its files is code or pickle, or it is refused. transformers is imported when the
-first version is opened. A family that gives other answers in a batch than alone is served one text at a time.
+The version needs no trust, because files with code and pickles are refused. transformers is imported when the first
+version is opened. A family that gives other answers in a batch than alone is served one text at a time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class StepNetwork(Protocol):
-    """A network with slots, however it carries out a step."""
+    """A network with slots."""
 
     def logits(self, step: Step) -> torch.Tensor:
         """[wanted, vocabulary], in the order that :func:`~tfs_lite.adapters.language.sampler.sample` takes them."""
@@ -53,7 +53,7 @@ class StepNetwork(Protocol):
         """Weights and cache."""
 
     def close(self) -> None:
-        """Gives up what refers to the cache. After the last step, when the device is done with it."""
+        """Drops what refers to the cache. To be called when the device has finished the last step."""
 
 
 class TransformersModel(LanguageModel, OpenedModel):
@@ -68,7 +68,7 @@ class TransformersModel(LanguageModel, OpenedModel):
         batches: bool,
         stream: EngineStream,
     ) -> None:
-        """``stream``: the one that the network was made on; the model closes it."""
+        """``stream`` is the one that the network was made on; the model closes it."""
         self._network = network
         self._stream = stream
         self._codec = codec
@@ -114,7 +114,7 @@ class TransformersModel(LanguageModel, OpenedModel):
         return self._resident
 
     def close(self) -> None:
-        """Drops weights and cache. After the last step."""
+        """Drops weights and cache. To be called after the last step."""
         self._stream.synchronize()
         self._network.close()
         del self._network
@@ -122,9 +122,9 @@ class TransformersModel(LanguageModel, OpenedModel):
 
 
 def open_transformers(request: OpenRequest) -> TransformersModel:
-    """INVALID_ARGUMENT for settings, FAILED_PRECONDITION, PERMISSION_DENIED or DATA_LOSS for files that are not served,
-    with the name of the field, file or tensor. Any thread; all work of torch is done in one that is over when this
-    returns, because an idle one would slow the engine down."""
+    """Opens a version. INVALID_ARGUMENT for settings; FAILED_PRECONDITION, PERMISSION_DENIED or DATA_LOSS for files
+    that are not served, with the name of the field, file or tensor. Any thread. All work of torch is done in a new
+    thread that ends before this returns, because an idle thread that has used torch would slow the engine down."""
     check_settings(request.settings)
     wanted = generation_settings(request.settings)
     with _files_refused():
@@ -139,7 +139,7 @@ def reserved(files: VersionFiles, settings: ModelSettings, on_gpu: bool) -> int:
 
 @contextmanager
 def _files_refused() -> Iterator[None]:
-    """What was found in the files stays so until they change."""
+    """Turns FAILED_PRECONDITION into FILES_REFUSED: a retry is of no use until the files change."""
     try:
         yield
     except ServingError as error:
@@ -199,8 +199,8 @@ def _open(request: OpenRequest, wanted: GenerationSettings, stream: EngineStream
 
 
 def _packed_network(module: PreTrainedModel, request: OpenRequest, slots: int, length: int) -> StepNetwork | None:
-    """The network with its weights laid out anew; None if they stay as they are, or if that does not do: not every
-    family leaves its weights to its layers."""
+    """The network with packed weights; None if there is nothing to pack, or if the result does not pass its self-check:
+    some families read weights outside of their layers."""
     from tfs_lite.adapters.language.self_check import needs_fallback
 
     if needs_fallback(module, length) is not None or not pack(module):
@@ -213,7 +213,7 @@ def _packed_network(module: PreTrainedModel, request: OpenRequest, slots: int, l
 
 
 def _capture(network: StepNetwork, request: OpenRequest) -> None:
-    """Records the decode steps of a network that takes texts together, on a GPU."""
+    """Captures the decode steps of a batched network on a GPU."""
     from tfs_lite.adapters.language.fixed_decode import capture_decode
     from tfs_lite.adapters.language.network import Network
 
@@ -229,9 +229,9 @@ def choose_network(
     may_fall_back: bool,
     fixed: bool = False,
 ) -> tuple[StepNetwork, str]:
-    """The network, and why it takes one text at a time; empty: it takes them together, and was found to give the same
-    answers so. ``fixed``: with room for decode steps of fixed shapes. FAILED_PRECONDITION, with what was found, if it
-    may not fall back."""
+    """The network, and why it takes one text at a time; the reason is empty for a batched network, which has passed its
+    self-check. ``fixed``: with room for decode steps of fixed shapes. FAILED_PRECONDITION, with the reason, if it may
+    not fall back."""
     from tfs_lite.adapters.language.interleaved import InterleavedNetwork
     from tfs_lite.adapters.language.self_check import needs_fallback
 
@@ -251,7 +251,7 @@ def choose_network(
 def _batched_network(
     module: PreTrainedModel, device: torch.device, slots: int, length: int, fixed: bool = False
 ) -> StepNetwork | str:
-    """The network that takes many texts in one forward, or why it cannot be had."""
+    """The network that takes many texts in one forward, or the reason why there is none."""
     from tfs_lite.adapters.language.network import Network
     from tfs_lite.adapters.language.self_check import self_check
 
@@ -268,7 +268,7 @@ def _batched_network(
 
 
 def _vocabulary(module: PreTrainedModel) -> int:
-    """Of what comes out."""
+    """The number of logits of a row."""
     head = module.get_output_embeddings()  # type: ignore[no-untyped-call]
     weight = getattr(head, "weight", None)
     return int(module.config.get_text_config().vocab_size if weight is None else weight.shape[0])
@@ -281,7 +281,7 @@ def _eos_of(module: PreTrainedModel) -> Iterator[Mapping[str, object]]:
 
 
 def _eos(request: OpenRequest, sources: Sequence[Mapping[str, object]], vocabulary: int) -> frozenset[int]:
-    """Of the first source that knows tokens of the vocabulary."""
+    """The end-of-text tokens of the first source that has any in the vocabulary."""
     for source in sources:
         ids = eos_ids([source])
         known = frozenset(token for token in ids if 0 <= token < vocabulary)

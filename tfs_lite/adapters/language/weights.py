@@ -1,10 +1,10 @@
-"""Weights of a version: what the headers of its files say, and the network that they are put into.
+"""Weights of a version: the headers of its files, and the network that they are loaded into.
 
-    read_headers(files)  ->  budget: how much memory that takes     (no torch)
+    read_headers(files)  ->  budget: how much memory that takes
     load_network(files)  ->  a module of transformers, on its device
 
-transformers gets tensors, never a path: it looks for nothing, and nothing is fetched. What it only warns of, tensors
-that are missing or have another shape, is an error here that names file and tensor.
+transformers gets tensors and never a path, so it searches and fetches nothing. Tensors that are missing or have another
+shape, of which it only warns, are errors here that name file and tensor.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 Report = Mapping[str, Collection[Any]]
 logger = logging.getLogger(__name__)
 _transformers_lock = threading.Lock()
-"""Held while transformers makes a network: meanwhile it has functions of its own and of torch exchanged, for the whole
-process, and two of them would not find back."""
+"""Held while transformers makes a network: it patches functions of its own and of torch for the whole process, and two
+threads at once would not restore them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ def load_network(
 def _load_weights(
     made: Any, config: PreTrainedConfig, files: VersionFiles, headers: Mapping[str, TensorHeader]
 ) -> tuple[PreTrainedModel, Report] | ServingError:
-    """The module, and which tensors did not go where. An error is returned: one that is raised here would hold on to
-    the weights."""
+    """The module, and a report of tensors that do not fit. An error is returned and not raised, because its traceback
+    would keep the weights in memory."""
     with ExitStack() as stack, _transformers_lock:
         try:
             module, report = made.from_pretrained(
@@ -118,10 +118,10 @@ def _load_weights(
 
 
 def _with_dtype(made: type[PreTrainedModel], dtype: torch.dtype) -> type[PreTrainedModel]:
-    """``made``, with parameters of ``dtype`` from the beginning.
+    """A subclass of ``made`` whose parameters have ``dtype`` from the beginning.
 
-    transformers would set torch's default dtype meanwhile, which is the whole process's: tensors of other models that
-    run at that moment would come out in it.
+    transformers would set torch's default dtype instead, which is that of the whole process: other models that run at
+    that moment would compute in it.
     """
     if dtype is torch.float32:
         return made
@@ -134,14 +134,13 @@ def _with_dtype(made: type[PreTrainedModel], dtype: torch.dtype) -> type[PreTrai
 
 
 def _copy_tensors(module: torch.nn.Module) -> None:
-    """Gives the tensors memory of their own. Those that needed no cast are a view of the file still, and would change
-    or end the process with it."""
+    """Copies the tensors. Those that needed no cast are still mapped from the file, and would change with it."""
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.data.clone()
 
 
 def _check_numbers(module: torch.nn.Module) -> None:
-    """DATA_LOSS for weights that are no numbers: the files were overwritten, or the training came to grief."""
+    """DATA_LOSS for weights that are not finite: the files were overwritten, or the training failed."""
     for name, parameter in module.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise damaged(f"the weights have numbers that are not finite, in {name}")
@@ -160,7 +159,7 @@ def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
 def _tensors(
     files: VersionFiles, headers: Mapping[str, TensorHeader], stack: ExitStack
 ) -> Iterator[tuple[str, object]]:
-    """By name, what reads each tensor when it is needed. The files stay open as long as the stack."""
+    """By name, a slice that reads the tensor when it is needed. The files stay open as long as the stack."""
     opened = {
         name: stack.enter_context(_opened(files.directory, name)) for name in {each.file for each in headers.values()}
     }
