@@ -1,9 +1,9 @@
-"""How a language model runs: the ``parameters`` of its config, in the names that vLLM and transformers have for them.
+"""The ``parameters`` in the config of a language model, with the names that vLLM and transformers use.
 
     max_batch_size: 8
     parameters { key: "max_model_len" value { string_value: "1024" } }
 
-All of it is optional. ``max_batch_size`` of the config is the number of slots, unless ``max_num_seqs`` says so.
+All parameters are optional. ``max_batch_size`` of the config is the number of slots, unless ``max_num_seqs`` is set.
 """
 
 from __future__ import annotations
@@ -34,47 +34,47 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 
 
 class GenerationSettings(Settings):
-    """None: what suits the device and the model."""
+    """None means a default for the device and the model."""
 
     max_num_seqs: Annotated[int, Field(ge=1, le=MAX_SLOTS)] | None = None
-    """Places: texts that run at once."""
+    """The number of cache slots: texts that run at once."""
     max_model_len: Count | None = None
     """Tokens of one text, prompt and output together; at most what the model was made for."""
     max_batched_tokens: Count | None = None
-    """Rows of one step; not less than slots."""
+    """The most rows of one step; at least as many as slots."""
     prefill_chunk: Count | None = None
-    """Rows of one prompt in one step."""
+    """The most rows of one prompt in one step."""
     prefill_slowdown: Annotated[float, Field(ge=1.05, le=1000)] = 1.8
-    """How many times as long as without prompts a step may take that reads prompts beside texts that decode. At least
-    16 rows of a long prompt are read in a step all the same, and prompts of 64 rows together."""
+    """How many times as long a step of decoding texts may take when it reads prompts as well. A step always reads at
+    least 16 rows of a long prompt, and short prompts of 64 rows together."""
     prefix_reuse: Flag = True
-    """Whether a prompt that begins as another one did gets that one's cache."""
+    """Whether a prompt reuses the cache of another text with the same first tokens."""
     max_queue: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Texts that wait; past it they are refused. None: four for each slot."""
+    """The most texts that wait; further ones are refused. None means four for each slot."""
     max_queued_tokens: Count | None = None
-    """Prompt tokens of those. None: as many as all slots hold."""
+    """The most prompt tokens of the texts that wait. None means as many as all slots hold."""
     queue_timeout: Seconds = 30.0
     """Seconds until a text that still waits is refused."""
     policy: Literal["fifo", "longest_first", "shortest_first"] = "fifo"
-    """Who of those that wait comes next, within one priority. The last two go by ``max_tokens``, for offline work."""
+    """Which waiting text of one priority comes next. The last two policies go by ``max_tokens``, for offline work."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of weights and cache. auto: float32 on the CPU, bfloat16 on a GPU."""
+    """The dtype of weights and cache. auto means float32 on the CPU and bfloat16 on a GPU."""
     fallback: Literal["interleaved", "refuse"] = "interleaved"
-    """What becomes of a model that gives other answers in a batch than alone: one text at a time in each step, or an
-    error."""
+    """How a model is served that gives other answers in a batch than alone: one text at a time in each step, or not at
+    all."""
     packed_weights: Flag = True
-    """On the CPU large linear layers are laid out anew at load: steps take a half to a third of the time. A model whose
-    output layer shares the weights of its input layer then holds them twice."""
+    """Whether large linear layers are repacked at load on the CPU, by which steps take a half to a third of the time. A
+    model whose output layer shares the weights of its input layer then holds them twice."""
     cuda_graphs: Flag = False
-    """On a GPU, steps that only decode are captured at load. Not run on a GPU yet, and therefore off."""
+    """Whether steps that only decode are captured as CUDA graphs at load."""
     stream_idle_timeout: Seconds = 60.0
-    """Seconds after which a client of a stream of OpenAI's API that reads nothing is given up."""
+    """Seconds after which a stream of OpenAI's API is ended whose client reads nothing."""
 
     def slots(self, on_gpu: bool) -> int:
         return self.max_num_seqs or (GPU_SLOTS if on_gpu else CPU_SLOTS)
 
     def length(self, on_gpu: bool, of_model: int | None) -> int:
-        """``of_model``: what the model was made for; None: it has no bound."""
+        """``of_model``: the length that the model was made for; None if it has no bound."""
         wanted = self.max_model_len or (GPU_LENGTH if on_gpu else CPU_LENGTH)
         return min(wanted, of_model) if of_model else wanted
 
@@ -92,7 +92,7 @@ class GenerationSettings(Settings):
 
 
 def generation_settings(settings: ModelSettings) -> GenerationSettings:
-    """INVALID_ARGUMENT, with the name, for a parameter that is not known or has no sense."""
+    """INVALID_ARGUMENT, with the name, for an unknown parameter or an invalid value."""
     known = GenerationSettings.model_fields
     for name in settings.parameters:
         if name not in known:

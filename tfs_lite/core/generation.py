@@ -1,12 +1,11 @@
-"""What is asked of a language model, what it answers, and what its engine asks of the network.
+"""Requests to language models, their answers, and the steps that an engine makes with the model.
 
-    front door -> Generation (a prompt and how to go on with it) -> engine -> Piece, Piece, ... -> front door
-    engine     -> Step (rows of many texts) -> LanguageModel.step -> Drawn (the next token of each)
+    front end -> Generation (a prompt and its sampling) -> engine -> Piece, Piece, ... -> front end
+    engine    -> Step (rows of many texts) -> LanguageModel.step -> SampledToken (the next token of each text)
 
-A *text* is one prompt with its output. A *row* is one token position that goes through the network in a step. A *slot*
-holds the keys and values (the cache) of one text. Everything is in tokens, which are numbers below the vocabulary's
-size; the model's :class:`TextCodec` turns texts into tokens and back.
-"""
+A *text* is one prompt with its output (vLLM: a sequence). A *row* is one token position that goes through the network
+in a step. A *slot* holds the keys and values of one text (its cache). Tokens are numbers below the size of the
+vocabulary; the model's :class:`TextCodec` turns strings into tokens and back."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import invalid_argument
 
 MAX_LOGPROBS = 20
-"""Of the best tokens at one position."""
+"""The most best tokens that can be asked for at one position."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
-"""Of one stop string."""
+"""The most characters of one stop string."""
 
 
 class Finish(enum.Enum):
-    """Why a text has ended well. The values are OpenAI's words; what ends otherwise ends with a status."""
+    """Why a text has ended. The values are OpenAI's; a text that fails ends with a status instead."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -40,8 +39,9 @@ class Sampling:
     """How the next token is chosen from the logits, in this order: bias and penalties, temperature, top-k, top-p,
     min-p, draw. Names and meanings are those of vLLM and transformers.
 
-    ``temperature`` 0: the best token, the lowest of equals. ``top_k`` 0: all. ``logprobs`` None: not wanted; k: of the
-    chosen token, and of the k best, after bias and penalties and before temperature. ``seed`` None: any.
+    With ``temperature`` 0 the best token is chosen, of equals the lowest. ``top_k`` 0 keeps all tokens. ``logprobs`` k
+    asks for the log probabilities of the chosen token and of the k best ones, after bias and penalties and before
+    temperature; None asks for none. ``seed`` None means a random seed.
     """
 
     temperature: float = 1.0
@@ -57,7 +57,7 @@ class Sampling:
 
     @property
     def plain(self) -> bool:
-        """Whether the best logit is the answer, as it comes out of the network."""
+        """Whether the token with the best logit is the result, with nothing else to compute."""
         return self.temperature == 0 and not self.changes_logits and self.logprobs is None
 
     @property
@@ -68,7 +68,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages for the model's chat template, each with ``role`` and ``content``, as OpenAI has them."""
+    """OpenAI's messages for the chat template of the model, each with ``role`` and ``content``."""
 
     messages: tuple[Mapping[str, Any], ...]
 
@@ -78,14 +78,13 @@ Prompt = Sequence[int] | str | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One text that is wanted.
+    """A request for one text.
 
-    ``max_tokens`` None: as many as the context holds. Before ``min_tokens`` neither an end of text nor a stop token is
-    drawn. ``stop``: texts that end it, and are left out unless ``include_stop``. ``echo``: the prompt comes back in
-    front, as text. ``score_prompt``: with the log probabilities of its tokens, which takes ``sampling.logprobs``.
-    ``seed_shift`` is added to the seed: the number of the text among several with one seed. ``priority``: lower is
-    sooner.
-    """
+    ``max_tokens`` None means as many as the context holds. Before ``min_tokens`` neither end of text nor a stop token
+    is drawn. ``stop``: strings that end the text, and are left out unless ``include_stop``. ``echo``: the output begins
+    with the prompt, as a string. ``score_prompt``: with the log probabilities of the prompt's tokens; it requires
+    ``sampling.logprobs``. ``seed_shift`` is added to the seed, for several texts with one seed. A lower ``priority`` is
+    more urgent."""
 
     prompt: Prompt
     max_tokens: int | None = None
@@ -103,8 +102,8 @@ class Generation:
 
 
 def check_generation(wanted: Generation, vocabulary: int, has_text: bool) -> None:
-    """INVALID_ARGUMENT, with the name of the field, for values that no request may have. Lengths are checked where the
-    prompt's tokens are known."""
+    """INVALID_ARGUMENT, with the name of the field, for invalid values. Lengths are checked where the prompt's tokens
+    are known."""
     _check_sampling(wanted.sampling, vocabulary)
     _within("max_tokens", wanted.max_tokens, 0)
     _within("min_tokens", wanted.min_tokens, 0)
@@ -143,7 +142,7 @@ def _check_sampling(sampling: Sampling, vocabulary: int) -> None:
 
 
 def _within(name: str, value: float | None, least: float, most: float = math.inf, above: bool = False) -> None:
-    """NaN is never within. ``above``: ``least`` itself is not either."""
+    """INVALID_ARGUMENT outside of the bounds, and for NaN. With ``above``, ``least`` itself is outside."""
     if value is None or ((value > least if above else value >= least) and value <= most):
         return
     low = f"more than {least}" if above else f"at least {least}"
@@ -158,8 +157,8 @@ def _check_token(name: str, token: int, vocabulary: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token at its position: log probabilities are natural. ``top``: the best tokens there, best first. None: of the
-    first token of a prompt, which nothing predicts."""
+    """The natural log probability of a token at its position; None for the first token of a prompt. ``top``: the best
+    tokens there, best first."""
 
     token: int
     logprob: float | None
@@ -168,7 +167,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one text. ``cached``: of the prompt, those whose keys and values were there already."""
+    """Numbers of tokens of one text. ``cached``: prompt tokens whose keys and values were reused."""
 
     prompt: int
     output: int
@@ -177,9 +176,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """More of one text. ``tokens`` are the new ones; ``text`` may lag behind them, because a character or a stop string
-    may be incomplete. The last piece of a text has ``finish`` and ``usage``, and ``stop``: the token or the text that
-    ended it. With ``echo`` the first piece begins with the prompt's text, and with ``score_prompt`` its ``logprobs``
+    """The next part of one text. ``tokens`` are the new ones; ``text`` may lag behind them, because a character or a
+    stop string may be incomplete. The last piece of a text has ``finish``, ``usage``, and ``stop``, the token or string
+    that ended it. With ``echo`` the first piece begins with the prompt, and with ``score_prompt`` its ``logprobs``
     begin with those of the prompt."""
 
     index: int
@@ -191,14 +190,32 @@ class Piece:
     usage: Usage | None = None
 
 
+def join_pieces(pieces: Sequence[Piece]) -> Piece:
+    """Consecutive pieces of one text as one piece. ValueError without any."""
+    if not pieces:
+        raise ValueError("a text has one piece at least")
+    if len(pieces) == 1:
+        return pieces[0]
+    last = pieces[-1]
+    return Piece(
+        last.index,
+        tuple(token for piece in pieces for token in piece.tokens),
+        "".join(piece.text for piece in pieces),
+        tuple(each for piece in pieces for each in piece.logprobs),
+        last.finish,
+        last.stop,
+        last.usage,
+    )
+
+
 class TextStream(Protocol):
-    """Text of tokens that come one by one. One thread."""
+    """Decodes tokens one by one. One thread."""
 
     def push(self, token: int) -> str:
-        """The text that is complete now; empty while a character is not."""
+        """The text that is complete now; empty while a character is incomplete."""
 
     def flush(self) -> str:
-        """What was held back: the text ends here."""
+        """The text that was held back; called at the end."""
 
 
 class TextCodec(Protocol):
@@ -208,26 +225,27 @@ class TextCodec(Protocol):
     def has_chat_template(self) -> bool: ...
 
     def encode(self, text: str) -> list[int]:
-        """With the special tokens that the tokenizer puts around a prompt. INVALID_ARGUMENT for what it cannot
-        encode."""
+        """The tokens of a prompt, with the tokenizer's special tokens. INVALID_ARGUMENT for text that cannot be
+        encoded."""
 
     def chat(self, prompt: ChatPrompt) -> list[int]:
-        """By the chat template, up to where the assistant speaks. INVALID_ARGUMENT without one, or if it refuses the
-        messages."""
+        """The tokens of a chat by the chat template, up to the assistant's answer. INVALID_ARGUMENT without a template,
+        or if it refuses the messages."""
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def stream(self, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
-        """``after``: the tokens before, whose text is not told again; a space may depend on them. The last few do."""
+        """``after``: the tokens before, whose text is not repeated, because a leading space may depend on them; the
+        last few are enough."""
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that the token alone stands for; they need not be complete characters."""
+        """The bytes of the token alone, which may be incomplete characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a loaded language model can do. ``slots``: texts at once. ``length``: tokens of one text, prompt and output
-    together. ``eos``: tokens that end a text."""
+    """The limits of a loaded language model. ``slots``: texts at once. ``length``: tokens of one text, prompt and
+    output together. ``vocabulary``: its size. ``eos``: tokens that end a text."""
 
     slots: int
     length: int
@@ -237,9 +255,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """The next token of a text is wanted. ``index``: how many were drawn before; with ``seed`` it determines the noise,
-    whoever shares the step. ``history``: prompt and output so far, of which ``prompt_length`` are the prompt; it must
-    not be changed before the step is over. ``banned``: tokens that may not be drawn."""
+    """A request for the next token of a text. ``index``: how many were drawn before; with ``seed`` it determines the
+    noise, whatever else is in the step. ``history``: prompt and output so far, of which the first ``prompt_length`` are
+    the prompt; it must not change before the end of the step. ``banned``: tokens that may not be drawn."""
 
     sampling: Sampling
     seed: int
@@ -252,8 +270,8 @@ class SamplingRequest:
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Consecutive rows of the text in ``slot``: ``tokens`` at the positions from ``start`` on, which is how many the
-    slot holds already. ``draw``: the token after the last row is wanted. ``targets``: the tokens that follow the rows,
-    whose log probabilities are wanted (with as many best ones as ``top``); there may be one less than rows."""
+    slot holds already. ``draw``: asks for the token after the last row. ``targets``: the tokens that follow the rows,
+    whose log probabilities are wanted, with the ``top`` best ones; they may be one fewer than the rows."""
 
     slot: int
     start: int
@@ -265,7 +283,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The first ``count`` positions of a slot, to be had in another one before the step."""
+    """Copies the first ``count`` positions of a slot to another slot before the step."""
 
     source: int
     target: int
@@ -274,7 +292,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward of the network. Places in ``rows`` are distinct. Copies come first, in order."""
+    """One forward of the network. Slots in ``rows`` are distinct. Copies come first, in order."""
 
     rows: Sequence[Rows]
     copies: Sequence[Copy] = ()
@@ -282,9 +300,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """For one of the rows of a step. ``token`` None: nothing was wanted, or (``broken``) the logits were no numbers.
-    ``logprob`` and ``top`` are there where ``Sampling.logprobs`` asks for them; ``targets`` are those of
-    ``Rows.targets``."""
+    """The result for one of the ``rows`` of a step. ``token`` is None if none was wanted, or with ``broken``, if the
+    logits are not finite. ``logprob`` and ``top`` are set if ``Sampling.logprobs`` asks for them; ``targets`` are the
+    scores of ``Rows.targets``."""
 
     token: int | None = None
     logprob: float | None = None
@@ -295,9 +313,9 @@ class SampledToken:
 
 @runtime_checkable
 class LanguageModel(Model, Protocol):
-    """A decoder with a cache of ``limits.slots`` slots. ``run`` is not for it: it raises UNIMPLEMENTED.
+    """A decoder with a cache of ``limits.slots`` slots. Its ``run`` raises UNIMPLEMENTED.
 
-    Threads: ``step`` by one thread at a time; the rest by any, also beside it.
+    One thread at a time may call ``step``; any thread may call the other methods, also during a step.
     """
 
     @property
@@ -305,28 +323,27 @@ class LanguageModel(Model, Protocol):
 
     @property
     def codec(self) -> TextCodec | None:
-        """None: it takes and gives tokens only."""
+        """The tokenizer; None if the model takes and gives tokens only."""
 
     @property
     def shares_compute(self) -> bool:
-        """Whether its steps should take turns with those of other models of the process: on the CPU, where two teams of
-        threads slow each other down many times over. Those of a GPU have a thread each."""
+        """Whether its steps take turns with those of other models of the process. They do on the CPU, where two thread
+        pools slow each other down many times over; each model on a GPU has a thread of its own."""
 
     @property
     def batches(self) -> bool:
-        """Whether a step with many rows costs less than as many steps: false for the fallback of families that cannot
-        be batched."""
+        """Whether a step with many texts costs less than as many steps: false for families that cannot be batched."""
 
     def step(self, step: Step) -> Sequence[SampledToken]:
         """Writes the rows' keys and values into their slots, and returns one :class:`SampledToken` for each of
-        ``step.rows``. May raise anything; then slots have whatever they had, or the rows of this step, and it may be
-        called again."""
+        ``step.rows``. It may raise anything; the slots then hold what they held, or the rows of this step, and the step
+        may be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step. ``kind``: prefill, decode or mixed. ``gaps``: seconds since the token before, of each text that got
-    one that was not its first."""
+    """The report of one step. ``kind``: prefill, decode or mixed. ``gaps``: seconds since the token before, of each
+    text that got a token which was not its first."""
 
     id: ServableId
     kind: str
@@ -340,9 +357,9 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class TextReport:
-    """One text that has ended. ``outcome``: stop, length, cancelled, deadline, timeout, error. Times are in seconds
-    from its submission; None: it did not get there. ``cached_asked``: prompt tokens looked up among those of other
-    texts."""
+    """The report of a text that has ended. ``outcome``: stop, length, cancelled, deadline, timeout or error. Times are
+    in seconds from its submission; None means that it did not get there. ``cached_asked``: prompt tokens that were
+    looked up in the cache."""
 
     id: ServableId
     outcome: str
@@ -357,7 +374,8 @@ class TextReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What an engine is doing now. Tokens: ``reserved`` for texts that run, ``written``, of ``capacity``."""
+    """The state of an engine: numbers of texts, and tokens of the cache: ``reserved`` for running texts, ``written``,
+    and the ``capacity``."""
 
     running: int
     waiting: int
@@ -368,7 +386,7 @@ class EngineState:
 
 OnStep = Callable[[StepReport], None]
 OnText = Callable[[TextReport], None]
-"""Both are told on the engine's thread; they must be short and must not raise."""
+"""Both are called on the engine's thread; they must be short and must not raise."""
 
 
 def ignore_report(report: StepReport | TextReport) -> None:

@@ -1,9 +1,7 @@
-"""What the metrics page says about language models: how long texts wait for their first token and for each one after,
-how many tokens come out, how full the slots are.
+"""Metrics of language models: times to the first and between tokens, numbers of tokens, use of the cache slots.
 
-Meanings are those of vLLM's metrics, so that what is known of its dashboards carries over. Steps and texts are counted
-on the engine's thread; what is a state is read when the page is asked for, also of versions that are being drained.
-"""
+Meanings are those of vLLM's metrics. Steps and texts are counted on the engine's thread; states of engines are read
+when the page is requested, also those of versions that are being drained."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ _BATCHES_TEXT = "1 if texts share each step; 0 for a family that is stepped one 
 
 
 class HasState(Protocol):
-    """A language model's servable."""
+    """The part of a language model's servable that is read here."""
 
     @property
     def batches(self) -> bool: ...
@@ -102,18 +100,18 @@ class GenerationMetrics:
             self._asked.cell(version)[0] += report.cached_asked
 
     def watch(self, servable_id: ServableId, servable: HasState) -> None:
-        """Its state is on the page until it is unloaded, also while it is drained."""
+        """Shows the state of the engine until it is unloaded, also while it is drained."""
         self._engines.watch(servable_id, servable)
 
     def version_gone(self, servable_id: ServableId) -> None:
-        """The version was unloaded: its series go when enough younger ones have gone too, its state at once. An answer
-        that is still being sent may keep it in memory."""
+        """The version was unloaded. Its state is dropped at once, although an answer that is still being sent may keep
+        it in memory; its series are dropped after those of enough later versions."""
         self._engines.forget(servable_id)
         with self._guard.lock:
             self._gone.version(servable_id)
 
     def model_gone(self, name: str) -> None:
-        """The model is served no more: all its series go."""
+        """The model is no longer served: drops all its series."""
         with self._guard.lock:
             self._gone.model(name)
 
@@ -129,7 +127,7 @@ class GenerationMetrics:
 
 
 class _Engines(Collector):
-    """Reads the states once per page, on the thread that makes the page."""
+    """Reads the states of the engines once for each page, on the thread that makes it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards what follows

@@ -1,11 +1,10 @@
-"""Language models in tensors: what a request's arrays ask for, and what an answer's arrays say.
+"""The tensors of language models: arrays of a request to texts, and texts to arrays of the answer.
 
     inputs, parameters  ->  texts_of  ->  Generation, Generation, ...  ->  the model
-    Piece               ->  piece_outputs  ->  arrays of one text, as it goes on
-    Piece, Piece, ...   ->  join, one for each text  ->  whole_outputs  ->  arrays of the whole answer
+    Piece               ->  piece_outputs  ->  arrays of a part of one text
+    Piece, Piece, ...   ->  join_pieces, for each text  ->  whole_outputs  ->  arrays of the whole answer
 
-Every input is optional, but one of the prompts is needed. A value for sampling is there once, for all texts, or once
-for each.
+Every input is optional, but for one of the prompts. A sampling value is sent once, for all texts, or once for each.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.protocols.dtypes import Array
 
 MAX_TEXTS = 128
-"""Of one request."""
+"""The most texts of one request."""
 DEFAULT_MAX_TOKENS = 16
 NO_TOKEN = -1
-"""Fills the rows of ``token_ids`` behind the end of shorter texts."""
+"""Fills the rows of ``token_ids`` after the end of shorter texts."""
 
 TEXT_INPUT = "text_input"
 INPUT_IDS = "input_ids"
@@ -54,9 +53,9 @@ _OF_EACH: Mapping[str, DataType] = {
 }
 """One value, or one for each text."""
 _OF_ALL: Mapping[str, DataType] = {"stop": DataType.STRING, "stop_token_ids": DataType.INT64}
-"""Any number of values for all texts alike; [n, number]: those of each."""
+"""Any number of values for all texts, or [n, number] for each text."""
 STREAM = "stream"
-"""A parameter that Triton's clients of language models send. Which way they ask says the same."""
+"""A parameter that Triton's clients of language models send. It is ignored: the route says the same."""
 _VALUES = {**_OF_EACH, **_OF_ALL}
 _OF_SAMPLING = frozenset(Sampling.__dataclass_fields__)
 _EXPECTED: Mapping[DataType, tuple[type | tuple[type, ...], str]] = {
@@ -70,7 +69,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def generation_signature(has_text: bool) -> Signature:
-    """Of every language model; ``has_text``: it has a tokenizer.
+    """The signature of a language model; ``has_text``: it has a tokenizer.
 
     Inputs: ``text_input`` STRING [n] (with a tokenizer) or ``input_ids`` INT64 [length] or [n, length]; the rest of any
     shape. Outputs, for n texts: ``text_output`` STRING [n] (with a tokenizer), ``token_ids`` INT64 [n, longest], filled
@@ -91,13 +90,13 @@ def generation_signature(has_text: bool) -> Signature:
 
 
 def texts_of(inputs: Mapping[str, Tensor], parameters: Mapping[str, Any] = _NONE) -> list[Generation]:
-    """What a request wants: one text for each prompt. ``inputs`` fit the signature; ``parameters`` are single values
-    under the names of the inputs that are no prompts. Without ``max_tokens`` a text gets 16; texts that share one
-    ``seed`` have ``seed_shift`` 0, 1, 2 and so on.
+    """The texts of a request, one for each prompt. ``inputs`` fit the signature; ``parameters`` are single values under
+    the names of the inputs that are no prompts. ``max_tokens`` is 16 by default; texts that share one ``seed`` have
+    ``seed_shift`` 0, 1, 2 and so on.
 
     INVALID_ARGUMENT, with the name: no prompt or two kinds, more than 128, a number of values that is neither 1 nor
-    that of the prompts, a parameter that is unknown, of another type or sent as an input as well. Whether the values
-    make sense is checked where they are used."""
+    that of the prompts, a parameter that is unknown, of another type or sent as an input as well. The values are
+    checked where they are used."""
     if TEXT_INPUT in parameters and not {TEXT_INPUT, INPUT_IDS} & inputs.keys():
         raise invalid_argument(
             f"{TEXT_INPUT} is an input, no parameter; a model without a tokenizer has {INPUT_IDS} only"
@@ -116,30 +115,14 @@ def texts_of(inputs: Mapping[str, Tensor], parameters: Mapping[str, Any] = _NONE
     return [_text(prompt, index, len(prompts), values) for index, prompt in enumerate(prompts)]
 
 
-def join(pieces: Sequence[Piece]) -> Piece:
-    """All pieces of one text, in their order, as if they had come at once. ValueError for none."""
-    if not pieces:
-        raise ValueError("a text has one piece at least")
-    last = pieces[-1]
-    return Piece(
-        last.index,
-        tuple(token for piece in pieces for token in piece.tokens),
-        "".join(piece.text for piece in pieces),
-        tuple(each for piece in pieces for each in piece.logprobs),
-        last.finish,
-        last.stop,
-        last.usage,
-    )
-
-
 def piece_outputs(piece: Piece, has_text: bool) -> dict[str, Array]:
-    """One piece of one text: the outputs of the signature with n = 1. ``text_output`` and ``token_ids`` are what is new
-    (there may be none); ``finish_reason`` is empty and the counts of tokens are 0 until the last piece."""
+    """The outputs of the signature for one piece of one text, with n = 1. ``text_output`` and ``token_ids`` hold what
+    is new and may be empty; ``finish_reason`` is empty and the counts of tokens are 0 before the last piece."""
     return whole_outputs([piece], has_text)
 
 
 def whole_outputs(results: Sequence[Piece], has_text: bool) -> dict[str, Array]:
-    """``results``: for each text, in order, all of it (see :func:`join`). The outputs of the signature."""
+    """The outputs of the signature for whole texts, in order (see :func:`~tfs_lite.core.generation.join_pieces`)."""
     ids = np.full((len(results), max((len(piece.tokens) for piece in results), default=0)), NO_TOKEN, np.int64)
     for row, piece in zip(ids, results, strict=True):
         row[: len(piece.tokens)] = piece.tokens
@@ -175,7 +158,7 @@ def _check_count(name: str, count: int) -> None:
 
 
 def _values(name: str, array: Array, texts: int) -> list[Any]:
-    """Of an input that is no prompt."""
+    """The values of an input that is no prompt."""
     if name not in _VALUES:
         raise _unknown("input", name)
     if name in _OF_ALL:

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.core.generation import Finish, Generation, Piece, Sampling, TokenLogprob, Usage
+from tfs_lite.core.generation import Finish, Generation, Piece, Sampling, TokenLogprob, Usage, join_pieces
 from tfs_lite.core.signature import DataType, check_input_names
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import from_numpy, to_numpy
 from tfs_lite.protocols.generation_tensors import (
     MAX_TEXTS,
     generation_signature,
-    join,
     piece_outputs,
     texts_of,
     whole_outputs,
@@ -233,7 +232,7 @@ def pieces() -> list[Piece]:
 
 
 def test_pieces_of_a_text_are_joined_to_all_of_it():
-    assert join(pieces()) == Piece(
+    assert join_pieces(pieces()) == Piece(
         1,
         (5, 6, 7, 8),
         "hé!",
@@ -242,15 +241,17 @@ def test_pieces_of_a_text_are_joined_to_all_of_it():
         "end",
         Usage(4, 4),
     )
+    first = pieces()[0]
+    assert join_pieces([first]) is first
     with pytest.raises(ValueError, match="one piece"):
-        join([])
+        join_pieces([])
 
 
 @pytest.mark.parametrize("has_text", [True, False], ids=["text", "ids"])
 def test_answers_have_exactly_the_outputs_of_the_signature(has_text):
     specs = generation_signature(has_text).outputs
     for outputs in (
-        whole_outputs([join(pieces()), Piece(0, finish=Finish.LENGTH, usage=Usage(2, 0))], has_text),
+        whole_outputs([join_pieces(pieces()), Piece(0, finish=Finish.LENGTH, usage=Usage(2, 0))], has_text),
         piece_outputs(pieces()[0], has_text),
     ):
         assert list(outputs) == [spec.name for spec in specs]
@@ -261,7 +262,7 @@ def test_answers_have_exactly_the_outputs_of_the_signature(has_text):
 
 def test_shorter_texts_are_filled_up_with_what_is_no_token():
     short = Piece(0, (9,), "x", finish=Finish.LENGTH, usage=Usage(3, 1))
-    outputs = whole_outputs([short, join(pieces())], True)
+    outputs = whole_outputs([short, join_pieces(pieces())], True)
     assert outputs["token_ids"].tolist() == [[9, -1, -1, -1], [5, 6, 7, 8]]
     assert outputs["text_output"].tolist() == [b"x", "hé!".encode()]
     assert outputs["finish_reason"].tolist() == [b"length", b"stop"]

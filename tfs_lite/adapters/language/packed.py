@@ -20,7 +20,7 @@ WORTH_PACKING = 1 << 16
 """Weights of a layer: below it a call costs more than it saves."""
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Of the largest result."""
+"""Parts of the largest result."""
 _ROWS = (1, 7)
 logger = logging.getLogger(__name__)
 

@@ -179,7 +179,7 @@ def _add_logprobs(work: torch.Tensor, requests: Sequence[SamplingRequest], choic
 
 
 def _score(logits: torch.Tensor, spans: Sequence[_Span]) -> list[TokenLogprob | None]:
-    """Of all targets in order; None where the logits are no numbers."""
+    """The scores of all targets in order; None where the logits are not finite."""
     wanted = [
         (span.first + number, target, span.rows.top)
         for span in spans
@@ -193,7 +193,7 @@ def _score(logits: torch.Tensor, spans: Sequence[_Span]) -> list[TokenLogprob | 
 
 
 def _logprobs(logits: torch.Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenLogprob | None]:
-    """For each row of float32 logits the log probability of a token, with so many best ones."""
+    """The log probability of one token for each row of float32 logits, with the ``tops`` best tokens of the row."""
     sums = logits.logsumexp(-1, keepdim=True)
     asked = upload(tokens, torch.int64, logits.device)[:, None]
     columns = [sums, logits.gather(1, asked) - sums]

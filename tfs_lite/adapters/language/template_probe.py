@@ -68,7 +68,7 @@ def _raise(message: str) -> None:
 
 
 def main() -> int:
-    """In the child."""
+    """The child process."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,10 +1,10 @@
 """Answers in the shapes of OpenAI's API: completions, chat completions, chunks, log probabilities, errors, models.
 
-    Piece, Piece, ... -> merged -> Printer.whole               one body
-    Piece             -> Printer.chunks, Printer.usage_chunk   bodies of server-sent events
+Piece, Piece, ... -> join_pieces -> Printer.whole          one body
+Piece             -> Printer.chunks, Printer.usage_chunk   bodies of server-sent events
 
-Everything is JSON in UTF-8. OpenAI has no word for two things, and vLLM's are taken: ``stop_reason`` is the token or
-the text that ended a choice, and ``token_ids`` are its tokens.
+Everything is JSON in UTF-8. Two fields are those of vLLM: ``stop_reason`` is the token or the string that ended a
+choice, and ``token_ids`` are its tokens.
 """
 
 from __future__ import annotations
@@ -20,39 +20,24 @@ from tfs_lite.core.generation import Piece, TextCodec, TokenLogprob, Usage
 from tfs_lite.protocols.openai.request import OpenAiRequest
 
 LEAST_LOGPROB = -9999.0
-"""What JSON has instead of minus infinity."""
+"""Stands for minus infinity, which JSON does not have."""
 PIECE_BYTES, TOKEN_BYTES = 300, 120
-"""About what a choice, and a token with its log probability, take in print."""
+"""About how many bytes a choice, and a token with its log probability, take as JSON."""
 OWNER = "tfs_lite"
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What all chunks of an answer share. ``created`` is in seconds since 1970; ``fingerprint``: ``name:version``."""
+    """The fields that all chunks of an answer share. ``created`` is in seconds since 1970; ``fingerprint`` is
+    ``name:version``."""
 
     id: str
     created: int
     fingerprint: str
 
 
-def merged(pieces: Sequence[Piece]) -> Piece:
-    """Consecutive pieces of one text as one; there is one at least."""
-    if len(pieces) == 1:
-        return pieces[0]
-    last = pieces[-1]
-    return Piece(
-        last.index,
-        tuple(token for piece in pieces for token in piece.tokens),
-        "".join(piece.text for piece in pieces),
-        tuple(entry for piece in pieces for entry in piece.logprobs),
-        last.finish,
-        last.stop,
-        last.usage,
-    )
-
-
 def printed_size(pieces: Iterable[Piece]) -> int:
-    """About how many bytes they make."""
+    """About how many bytes the pieces take as JSON."""
     return sum(
         PIECE_BYTES + len(piece.text) + sum(TOKEN_BYTES * (1 + len(entry.top)) for entry in piece.logprobs)
         for piece in pieces
@@ -60,8 +45,8 @@ def printed_size(pieces: Iterable[Piece]) -> int:
 
 
 class Printer:
-    """The answer to one request. It remembers how far each choice has come: pieces of a choice in order, one thread at
-    a time. ``codec`` None: the model knows no texts."""
+    """Prints the answer to one request. It keeps the position in each choice, so pieces of a choice have to come in
+    order, on one thread at a time. ``codec`` None means that the model has no tokenizer."""
 
     def __init__(self, head: AnswerHead, request: OpenAiRequest, codec: TextCodec | None) -> None:
         self._request = request
@@ -74,7 +59,7 @@ class Printer:
         self._tail: dict[str, Any] = {"system_fingerprint": head.fingerprint}
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
-        """The answer at once; each piece is a whole text, in order of their numbers."""
+        """The whole answer; each piece is a whole text, in order of their indices."""
         choice = self._whole_chat if self._request.chat else self._completion
         usage = usage_tree((piece.usage for piece in pieces), self._request.n)
         return orjson.dumps(
@@ -82,13 +67,13 @@ class Printer:
         )
 
     def chunks(self, piece: Piece) -> list[bytes]:
-        """What tells a stream's reader about ``piece``: one chunk, or in a chat up to three."""
+        """The chunks for ``piece`` in a stream: one, or in a chat up to three."""
         choices = self._chat_deltas(piece) if self._request.chat else [self._completion(piece)]
         usage = {"usage": None} if self._request.include_usage else {}
         return [orjson.dumps({**self._chunk_head, "choices": [one], **usage, **self._tail}) for one in choices]
 
     def usage_chunk(self, usages: Iterable[Usage | None]) -> bytes:
-        """The last chunk, for readers who want it. ``usages``: of each text, in order."""
+        """The last chunk, where ``include_usage`` asks for it. ``usages``: of each text, in order."""
         usage = usage_tree(usages, self._request.n)
         return orjson.dumps({**self._chunk_head, "choices": [], "usage": usage, **self._tail})
 
@@ -111,7 +96,7 @@ class Printer:
         }
 
     def _chat_deltas(self, piece: Piece) -> list[dict[str, Any]]:
-        """The role before the first, and the end by itself."""
+        """The deltas of a piece. The role comes before the first text, and the end has a delta of its own."""
         found = []
         if piece.index not in self._begun:
             self._begun.add(piece.index)
@@ -143,7 +128,7 @@ class Printer:
         return {"content": content, "refusal": None}
 
     def _legacy_logprobs(self, piece: Piece) -> dict[str, Any]:
-        """Offsets count characters from the beginning of the choice's text, which has the prompt with ``echo``."""
+        """Offsets count characters from the beginning of the choice's text, which includes the prompt with ``echo``."""
         spell, entries = self._spell, piece.logprobs
         offset = self._offsets.setdefault(piece.index, _Offset())
         return {
@@ -154,7 +139,7 @@ class Printer:
         }
 
     def _best(self, entry: TokenLogprob) -> dict[str, float | None] | None:
-        """Of tokens that look alike, the best one counts."""
+        """The best tokens by name; of tokens with one name the best counts."""
         if entry.logprob is None:
             return None
         found: dict[str, float | None] = {}
@@ -164,18 +149,18 @@ class Printer:
 
 
 class _Speller:
-    """How tokens look, each by itself."""
+    """The text of single tokens."""
 
     def __init__(self, codec: TextCodec | None, skip_special: bool) -> None:
         self._codec = codec
         self._skip_special = skip_special
 
     def text(self, token: int) -> str:
-        """A token that is no complete character has replacement characters. Without a codec, its number."""
+        """The text of a token, with replacement characters for incomplete ones; without a codec its number."""
         return f"token_id:{token}" if self._codec is None else self._codec.token_bytes(token).decode("utf-8", "replace")
 
     def name(self, token: int) -> str:
-        """As completions tell tokens apart: one that is no complete character by its bytes."""
+        """The name of a token in completions; for incomplete characters it has the bytes."""
         data = b"" if self._codec is None else self._codec.token_bytes(token)
         try:
             return data.decode() if data else self.text(token)
@@ -191,7 +176,7 @@ class _Speller:
         }
 
     def shown(self, token: int) -> bytes:
-        """What it adds to the text: special tokens nothing, where they are skipped."""
+        """The bytes that a token adds to the text; skipped special tokens add none."""
         codec = self._codec
         if codec is None:
             return b""
@@ -201,21 +186,21 @@ class _Speller:
 
 
 class _Offset:
-    """Counts the characters of a text that comes in tokens."""
+    """Counts the characters of a text token by token."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._count = 0
 
     def step(self, data: bytes) -> int:
-        """Where the token with these bytes begins."""
+        """The offset of the token with these bytes."""
         begins = self._count
         self._count += len(self._decoder.decode(data))
         return begins
 
 
 def usage_tree(usages: Iterable[Usage | None], n: int) -> dict[str, Any]:
-    """Of all texts, in order. A prompt counts once, however many choices it has."""
+    """The usage of all texts, in order. A prompt counts once for all of its choices."""
     prompt = output = cached = 0
     for index, usage in enumerate(usages):
         if usage is None:
@@ -233,7 +218,7 @@ def usage_tree(usages: Iterable[Usage | None], n: int) -> dict[str, Any]:
 
 
 def error_text(message: str, kind: str, param: str | None = None, code: str | None = None) -> bytes:
-    """An error's body, or event. ``kind`` is OpenAI's ``type``."""
+    """The body or event of an error. ``kind`` is OpenAI's ``type``."""
     tree = {"message": _printable(message), "type": kind, "param": param and _printable(param), "code": code}
     return orjson.dumps({"error": tree})
 
@@ -247,7 +232,7 @@ def model_text(name: str, created: int) -> bytes:
 
 
 def models_text(models: Mapping[str, int]) -> bytes:
-    """Names and when they were created."""
+    """The list of models; ``models`` has names and when they were created."""
     return orjson.dumps({"object": "list", "data": [model_tree(name, created) for name, created in models.items()]})
 
 
@@ -260,5 +245,5 @@ def _number(logprob: float | None) -> float | None:
 
 
 def _printable(text: str) -> str:
-    """Names from requests may hold anything."""
+    """Text from requests may hold lone surrogates."""
     return text.encode("utf-8", "replace").decode()

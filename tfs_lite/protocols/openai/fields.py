@@ -1,10 +1,10 @@
-"""Which fields OpenAI's completions and chat completions have here, of which types, and what is wrong with a body.
+"""The fields of OpenAI's completions and chat completions that are supported, their types, and errors about them.
 
-    body -> tree -> [is every name known] -> [is anything asked for that is not supported] -> Completion, Chat
+    body -> tree -> [is every name known] -> [are refused fields empty] -> Completion, Chat
 
-Every name that OpenAI's API has belongs to one of three kinds: fields that count, neutral ones, which change no answer
-and may hold anything, and refused ones, which would change it: those may be null, false or empty only. A name of
-neither kind is a mistake, and the answer tells the nearest known one.
+A field of OpenAI's API is of one of three kinds: supported; neutral, which changes no answer and may hold anything; or
+refused, which would change the answer and may only be null, false or empty. Any other name is an error, which names the
+nearest known one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.json.text import loads
 
 MAX_TEXTS = 128
-"""Prompts times ``n``, of one request."""
+"""The most prompts times ``n`` of one request."""
 MAX_TIMEOUT = 86_400.0
 """Seconds."""
 
@@ -30,7 +30,7 @@ NEUTRAL = frozenset(
         *("safety_identifier", "service_tier", "store", "user"),
     )
 )
-"""They tell who asks and how it is to be kept, paid for or sped up."""
+"""They say who sends the request, and how it is stored, billed or sped up."""
 REFUSED = frozenset(
     (
         *("allowed_token_ids", "audio", "bad_words", "best_of", "chat_template", "chat_template_kwargs"),
@@ -64,7 +64,7 @@ Stops = Annotated[list[str], BeforeValidator(_as_list)]
 
 
 class StreamOptions(BaseModel):
-    """``include_obfuscation`` changes the bytes of a stream only, and is not looked at."""
+    """``include_obfuscation`` only changes the bytes of a stream, and is ignored."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     include_usage: bool | None = None
@@ -72,7 +72,8 @@ class StreamOptions(BaseModel):
 
 
 class Common(BaseModel):
-    """What both have. None: not said. The second half are vLLM's extensions, and ``timeout``, in seconds."""
+    """The fields of both requests; None means that the field was not sent. The second half are vLLM's extensions, and
+    ``timeout``, in seconds."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     model: Annotated[str, Field(min_length=1)]
@@ -102,7 +103,7 @@ class Common(BaseModel):
 
 
 class Completion(Common):
-    """``prompt`` is looked at elsewhere: it may be large."""
+    """``prompt`` may be large, and is checked in ``request``."""
 
     prompt: Any
     echo: bool | None = None
@@ -141,7 +142,7 @@ def is_nothing(value: object) -> bool:
 
 
 def _asks_nothing(name: str, value: object, tree: dict[str, Any]) -> bool:
-    """Whether a field that is not supported holds what would be done anyway."""
+    """Whether a refused field holds a value that changes nothing."""
     if is_nothing(value):
         return True
     match name:
@@ -178,13 +179,13 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def shorten(value: object) -> str:
-    """For messages."""
+    """The value, shortened for a message."""
     text = repr(value) if isinstance(value, str | int | float | bool | None) else _type_of(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _type_of(value: object) -> str:
-    """In the words of JSON."""
+    """The type of the value in the words of JSON."""
     match value:
         case None:
             return "null"

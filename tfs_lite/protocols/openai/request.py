@@ -2,10 +2,9 @@
 
     read_completion, read_chat: bytes -> OpenAiRequest(model, texts, ...)
 
-Several prompts, and several choices of each, are as many texts: choice ``i`` of prompt ``p`` is text ``p * n + i``, and
-its seed is ``i`` more than the request's. Whether a model is there, how long its texts may be and which tokens it has
-is found out later; everything else that can be wrong with a body is told here, with the field's name.
-"""
+Each choice of each prompt is a text: choice ``i`` of prompt ``p`` is text ``p * n + i``, and its seed is ``i`` more
+than that of the request. Checks that need the model (its context and its tokens) come later; all other errors are found
+here, and name the field."""
 
 from __future__ import annotations
 
@@ -28,17 +27,18 @@ from tfs_lite.protocols.openai.fields import (
 )
 
 DEFAULT_MAX_TOKENS = 16
-"""Of completions; chat has the rest of the context."""
+"""The default of completions; a chat may fill the context."""
 MAX_PROMPT_TOKENS = 1 << 22
-"""Of all prompts that are given as tokens: no context is as long, and they take many times their size in the body."""
+"""The most tokens of all prompts that are sent as tokens. No context is as long, and in memory they take many times
+their size in the body."""
 MAX_MESSAGES = 10_000
 _ROLES = ("system", "developer", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAiRequest:
-    """``model`` as it was sent. ``n``: choices of each prompt. ``top``: how many of the best tokens are told at each
-    position; None: no log probabilities are. ``timeout`` is in seconds."""
+    """``model`` as it was sent. ``n``: choices of each prompt. ``top``: how many of the best tokens are returned for
+    each position; None means no log probabilities. ``timeout`` is in seconds."""
 
     model: str
     texts: tuple[Generation, ...]
@@ -52,7 +52,7 @@ class OpenAiRequest:
 
 
 def read_completion(body: bytes) -> OpenAiRequest:
-    """INVALID_ARGUMENT; FieldError where it is about a field. Any thread; takes long for large bodies."""
+    """Raises INVALID_ARGUMENT, as FieldError where it is about a field. Any thread; takes long for large bodies."""
     sent = read_fields(Completion, body)
     prompts = _prompts(sent.prompt)
     echo = bool(sent.echo)
@@ -100,7 +100,7 @@ def _request(
 
 
 def _rest(sent: Common, max_tokens: int | None, logprobs: int | None) -> dict[str, Any]:
-    """Of a Generation, all that has nothing to do with its prompt."""
+    """All fields of a Generation but those of its prompt."""
     return {
         "max_tokens": max_tokens,
         "min_tokens": sent.min_tokens or 0,
@@ -139,7 +139,7 @@ def _bias(sent: Mapping[str, float]) -> dict[int, float]:
 
 
 def _prompts(sent: Any) -> list[Prompt]:
-    """A text, texts, tokens, or lists of tokens."""
+    """The prompts: a text, texts, tokens, or lists of tokens."""
     if isinstance(sent, np.ndarray):
         sent = _plain(sent)
     if isinstance(sent, str):
@@ -167,7 +167,7 @@ def _tokens(sent: Any, where: str) -> tuple[int, ...]:
 
 
 def _plain(sent: np.ndarray[Any, Any]) -> Any:
-    """What a large array in the body was."""
+    """The list that a large array in the body stands for."""
     _check_count(sent.size)
     return sent.tolist()
 
@@ -182,7 +182,7 @@ def _no_prompt(message: str) -> FieldError:
 
 
 def _message(sent: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Its content as one text; what nobody said is left out."""
+    """The message with its content as one text, without empty fields."""
     where = f"messages[{index}]"
     role = sent.get("role")
     if not isinstance(role, str) or role not in _ROLES:

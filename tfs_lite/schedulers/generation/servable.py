@@ -25,12 +25,13 @@ from tfs_lite.core.generation import (
     TextCodec,
     TextReport,
     ignore_report,
+    join_pieces,
 )
 from tfs_lite.core.model import Model, PredictCall, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, check_output_filter, find_signature
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
-from tfs_lite.protocols.generation_tensors import generation_signature, join, whole_outputs
+from tfs_lite.protocols.generation_tensors import generation_signature, whole_outputs
 from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
 from tfs_lite.schedulers.generation.engine import Engine, Job
 from tfs_lite.schedulers.generation.generation_task import GenerationTask
@@ -260,7 +261,9 @@ class GenerativeServable(Traits):
         call = task.call
         if call.on_piece is not None:
             return {}
-        outputs: Mapping[str, Tensor] = whole_outputs([join(each) for each in task.release()], self.codec is not None)
+        outputs: Mapping[str, Tensor] = whole_outputs(
+            [join_pieces(each) for each in task.release()], self.codec is not None
+        )
         if call.outputs:
             outputs = {name: outputs[name] for name in call.outputs}
         if call.on_part is None:

@@ -20,14 +20,14 @@ from urllib.parse import unquote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tfs_lite.core.generation import Piece, TextCodec
+from tfs_lite.core.generation import Piece, TextCodec, join_pieces
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import REST, RequestMetrics, RequestRecord
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
-from tfs_lite.protocols.openai.answers import AnswerHead, Printer, merged, printed_size
+from tfs_lite.protocols.openai.answers import AnswerHead, Printer, printed_size
 from tfs_lite.protocols.openai.fields import MAX_TIMEOUT, FieldError
 from tfs_lite.protocols.openai.request import OpenAiRequest, read_chat, read_completion
 from tfs_lite.protocols.runs import Run
@@ -198,7 +198,7 @@ class OpenAiApp:
 
         inference = await self._begin(asking, add).answer()
         printer = self._printer(asking, verb, inference.id)
-        pieces = [merged(each) for each in found]
+        pieces = [join_pieces(each) for each in found]
         body = await self._http.run(printed_size(pieces) > COMFORTABLE_BYTES, lambda: printer.whole(pieces))
         return Response(body, headers={VERSION_HEADER: str(inference.id.version)}, media_type=JSON.media_type)
 

@@ -17,10 +17,9 @@ from typing import Any
 
 from starlette.responses import Response
 
-from tfs_lite.core.generation import Piece, Usage
+from tfs_lite.core.generation import Piece, Usage, join_pieces
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.openai.answers import merged
 from tfs_lite.server.http.connection import ABORT, WRITE_TIMEOUT
 from tfs_lite.server.http.events import EVENT_TYPE, event
 from tfs_lite.server.http.replies import HttpError
@@ -86,7 +85,7 @@ class Pieces:
 
     def take(self) -> list[Piece]:
         """One for each choice that has something to tell, in the order in which they got it."""
-        taken = [merged(self._waiting.pop(index)) for index in self._ready]
+        taken = [join_pieces(self._waiting.pop(index)) for index in self._ready]
         self._ready.clear()
         return taken
 

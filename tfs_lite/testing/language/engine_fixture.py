@@ -38,11 +38,10 @@ from tfs_lite.adapters.language.transformers_model import PLATFORM
 from tfs_lite.config.generation import generation_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.generation import Generation, LanguageModel, Piece, StepReport, TextReport, Usage
+from tfs_lite.core.generation import Generation, LanguageModel, Piece, StepReport, TextReport, Usage, join_pieces
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status
-from tfs_lite.protocols.generation_tensors import join
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.serving.servable_factory import engine_settings
 from tfs_lite.testing.language.tiny_transformers import Greedy
@@ -162,7 +161,7 @@ class Told:
     def whole(self) -> Piece:
         """Of a text that has ended well."""
         self.wait()
-        return join(self.pieces)
+        return join_pieces(self.pieces)
 
     @property
     def usage(self) -> Usage:

@@ -12,7 +12,6 @@ from tfs_lite.protocols.openai.answers import (
     AnswerHead,
     Printer,
     error_text,
-    merged,
     model_text,
     models_text,
     printed_size,
@@ -201,17 +200,6 @@ def test_tokens_of_a_model_without_a_tokenizer_have_numbers_for_names() -> None:
     )
     (entry,) = logprobs_of([TokenLogprob(7, -1.0)], chat=True, top=0, codec=None)["content"]
     assert (entry["token"], entry["bytes"]) == ("token_id:7", None)
-
-
-def test_merged_pieces_are_one_with_the_end_of_the_last() -> None:
-    entries = (TokenLogprob(A, -1.0), TokenLogprob(B, -2.0))
-    pieces = [
-        Piece(2, (A,), "a", entries[:1]),
-        Piece(2, (), "?"),
-        Piece(2, (B,), "b", entries[1:], Finish.STOP, "!", Usage(1, 2)),
-    ]
-    assert merged(pieces) == Piece(2, (A, B), "a?b", entries, Finish.STOP, "!", Usage(1, 2))
-    assert merged(pieces[:1]) is pieces[0]
 
 
 def test_size_of_pieces_grows_with_their_log_probabilities() -> None:

@@ -19,12 +19,13 @@ from tfs_lite.core.generation import (
     Sampling,
     SamplingRequest,
     StepReport,
+    join_pieces,
 )
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.protocols.generation_tensors import generation_signature, join
+from tfs_lite.protocols.generation_tensors import generation_signature
 from tfs_lite.schedulers.generation.loop import StepLoop
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
@@ -221,7 +222,7 @@ def test_pieces_come_before_the_end_and_are_all_of_each_text(house):
     asked = house.submit(*wanted, pieces=True)
     assert asked.result() == {}
     for index, (each, text) in enumerate(zip(prompts, wanted, strict=True)):
-        whole = join([piece for piece in asked.pieces if piece.index == index])
+        whole = join_pieces([piece for piece in asked.pieces if piece.index == index])
         assert list(whole.tokens) == greedy(each, text.max_tokens)
         assert (whole.finish, whole.usage.prompt, whole.usage.output) == (Finish.LENGTH, len(each), text.max_tokens)
     assert sum(piece.finish is not None for piece in asked.pieces) == len(prompts)
