@@ -53,22 +53,6 @@ def resets_of_one_stream(attacker: Attacker) -> Iterator[bytes]:
     return chain([call], repeat(h2.rst_stream(1), 100_000))
 
 
-def pings(attacker: Attacker) -> Iterator[bytes]:
-    return repeat(h2.ping(), 100_000)
-
-
-def echoes(attacker: Attacker) -> Iterator[bytes]:
-    return repeat(h2.ping(ack=True), 100_000)
-
-
-def settings(attacker: Attacker) -> Iterator[bytes]:
-    return repeat(h2.settings([(h2.INITIAL_WINDOW, 65_535)]), 100_000)
-
-
-def settings_acks(attacker: Attacker) -> Iterator[bytes]:
-    return repeat(h2.settings_ack(), 100_000)
-
-
 def empty_data(attacker: Attacker) -> Iterator[bytes]:
     return chain([h2.headers(1, attacker.request_block(WAIT))], repeat(h2.data(1), 100_000))
 
@@ -89,25 +73,9 @@ def endless_continuations(attacker: Attacker) -> Iterator[bytes]:
     return chain([first], repeat(h2.continuation(1, bytes(1000), last=False), 100_000))
 
 
-def window_updates(attacker: Attacker) -> Iterator[bytes]:
-    return repeat(h2.window_update(0, 1), 1_000_000)
-
-
 def window_updates_of_ended_streams(attacker: Attacker) -> Iterator[bytes]:
     call = h2.headers(1, attacker.request_block("/no/such"), ended=True)
     return chain([call], repeat(h2.window_update(1, 1), 1_000_000))
-
-
-def priorities(attacker: Attacker) -> Iterator[bytes]:
-    return (h2.priority(stream, stream - 1) for stream in islice(streams(), 100_000))
-
-
-def unknown_frames(attacker: Attacker) -> Iterator[bytes]:
-    return (h2.raw(kind % 246 + 10, 0xFF, kind) for kind in range(100_000))
-
-
-def goaways(attacker: Attacker) -> Iterator[bytes]:
-    return repeat(h2.goaway(), 100_000)
 
 
 def refused_calls(attacker: Attacker) -> Iterator[bytes]:
@@ -121,45 +89,74 @@ def malformed_calls(attacker: Attacker) -> Iterator[bytes]:
     return (h2.headers(stream, block, ended=True) for stream in islice(streams(), 100_000))
 
 
-FLOODS: dict[Frames, tuple[str, int, tuple[float, float]]] = {
-    rapid_resets: ("rapid_reset", 150, LIMITS.resets),
-    resets_of_answered_calls: ("rapid_reset", 150, LIMITS.resets),
-    resets_of_one_stream: ("rapid_reset", 13, LIMITS.resets),
-    pings: ("too_many_pings", 17, (1 + LIMITS.max_ping_strikes, 0)),
-    echoes: ("ping_flood", 17, LIMITS.pings),
-    settings: ("settings_flood", 15, LIMITS.settings),
-    settings_acks: ("settings_flood", 9, LIMITS.settings),
-    empty_data: ("empty_frame_flood", 9, LIMITS.empty_frames),
-    padding: ("empty_frame_flood", 265, LIMITS.empty_frames),
-    empty_continuations: ("empty_frame_flood", 50, LIMITS.empty_frames),
-    endless_continuations: ("header_bomb", 1009, (LIMITS.max_continuations, 0)),
-    window_updates: ("window_update_flood", 13, LIMITS.window_updates),
-    window_updates_of_ended_streams: ("window_update_flood", 13, LIMITS.window_updates),
-    priorities: ("odd_frame_flood", 14, LIMITS.unexpected_frames),
-    unknown_frames: ("odd_frame_flood", 9, LIMITS.unexpected_frames),
-    goaways: ("odd_frame_flood", 17, LIMITS.unexpected_frames),
-    refused_calls: ("stream_error_flood", 150, (LIMITS.max_streams + LIMITS.stream_errors[0], LIMITS.stream_errors[1])),
-    malformed_calls: ("stream_error_flood", 160, LIMITS.stream_errors),
+FLOODS: dict[str, tuple[str, int, tuple[float, float], Frames]] = {
+    "rapid_resets": ("rapid_reset", 150, LIMITS.resets, rapid_resets),
+    "resets_of_answered_calls": ("rapid_reset", 150, LIMITS.resets, resets_of_answered_calls),
+    "resets_of_one_stream": ("rapid_reset", 13, LIMITS.resets, resets_of_one_stream),
+    "pings": ("too_many_pings", 17, (1 + LIMITS.max_ping_strikes, 0), lambda attacker: repeat(h2.ping(), 100_000)),
+    "echoes": ("ping_flood", 17, LIMITS.pings, lambda attacker: repeat(h2.ping(ack=True), 100_000)),
+    "settings": (
+        "settings_flood",
+        15,
+        LIMITS.settings,
+        lambda attacker: repeat(h2.settings([(h2.INITIAL_WINDOW, 65_535)]), 100_000),
+    ),
+    "settings_acks": ("settings_flood", 9, LIMITS.settings, lambda attacker: repeat(h2.settings_ack(), 100_000)),
+    "empty_data": ("empty_frame_flood", 9, LIMITS.empty_frames, empty_data),
+    "padding": ("empty_frame_flood", 265, LIMITS.empty_frames, padding),
+    "empty_continuations": ("empty_frame_flood", 50, LIMITS.empty_frames, empty_continuations),
+    "endless_continuations": ("header_bomb", 1009, (LIMITS.max_continuations, 0), endless_continuations),
+    "window_updates": (
+        "window_update_flood",
+        13,
+        LIMITS.window_updates,
+        lambda attacker: repeat(h2.window_update(0, 1), 1_000_000),
+    ),
+    "window_updates_of_ended_streams": (
+        "window_update_flood",
+        13,
+        LIMITS.window_updates,
+        window_updates_of_ended_streams,
+    ),
+    "priorities": (
+        "odd_frame_flood",
+        14,
+        LIMITS.unexpected_frames,
+        lambda attacker: (h2.priority(stream, stream - 1) for stream in islice(streams(), 100_000)),
+    ),
+    "unknown_frames": (
+        "odd_frame_flood",
+        9,
+        LIMITS.unexpected_frames,
+        lambda attacker: (h2.raw(kind % 246 + 10, 0xFF, kind) for kind in range(100_000)),
+    ),
+    "goaways": ("odd_frame_flood", 17, LIMITS.unexpected_frames, lambda attacker: repeat(h2.goaway(), 100_000)),
+    "refused_calls": (
+        "stream_error_flood",
+        150,
+        (LIMITS.max_streams + LIMITS.stream_errors[0], LIMITS.stream_errors[1]),
+        refused_calls,
+    ),
+    "malformed_calls": ("stream_error_flood", 160, LIMITS.stream_errors, malformed_calls),
 }
-"""The kind that is counted, about how large a frame of it is, and the budget in frames."""
+"""The kind that is counted, about how large a frame of it is, the limit in frames, and the frames."""
 
 
-@pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.__name__)
-def test_flood_ends_its_connection_within_its_budget(flood: Frames) -> None:
-    kind, size, (burst, per_second) = FLOODS[flood]
-    with AttackTest() as attack:
-        others = attack.numbers.bytes_received
-        attacker = attack.attacker()
-        attacker.flood(packed(flood(attacker)))
-        assert attacker.end() == (
-            CALM,
-            "a header block far too large" if kind == "header_bomb" else kind,
-        )
-        seconds = attacker.seconds
-        attack.expect_closed(kind)
-        most = size * (burst + per_second * seconds) + READ_AT_ONCE + 1000 * attack.control.answered
-        assert attack.numbers.bytes_received - others < most * (3 if flood is resets_of_answered_calls else 1)
-        assert attack.numbers.streams <= 1
+@pytest.mark.parametrize("name", FLOODS)
+def test_flood_ends_its_connection_within_its_budget(attack: AttackTest, name: str) -> None:
+    kind, size, (burst, per_second), flood = FLOODS[name]
+    others = attack.numbers.bytes_received
+    attacker = attack.attacker()
+    attacker.flood(packed(flood(attacker)))
+    assert attacker.end() == (
+        CALM,
+        "a header block far too large" if kind == "header_bomb" else kind,
+    )
+    seconds = attacker.seconds
+    attack.expect_closed(kind)
+    most = size * (burst + per_second * seconds) + READ_AT_ONCE + 1000 * attack.control.answered
+    assert attack.numbers.bytes_received - others < most * (3 if name == "resets_of_answered_calls" else 1)
+    assert attack.numbers.streams <= 1
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
@@ -203,35 +200,30 @@ def rapid_resets_from(first: int, block: bytes) -> Iterator[bytes]:
         yield h2.headers(stream, block) + h2.rst_stream(stream)
 
 
-def test_pings_between_answers_are_bounded_by_what_the_server_sends() -> None:
+def test_pings_between_answers_are_bounded_by_what_the_server_sends(attack: AttackTest, attacker: Attacker) -> None:
     """Every answer forgives strikes, but not any number of PINGs."""
-    with AttackTest() as attack:
-        attacker = attack.attacker()
-        block = attacker.request_block("/no/such")
-        flood = (h2.headers(stream, block, ended=True) + 10 * h2.ping() for stream in islice(streams(), 100_000))
-        attacker.flood(packed(flood))
-        assert attacker.end()[0] is CALM
-        assert attack.numbers.calls["", 12] < 1000
-        wait_until(lambda: attack.numbers.closed["ping_flood"] + attack.numbers.closed["too_many_pings"] == 1, "closed")
+    block = attacker.request_block("/no/such")
+    flood = (h2.headers(stream, block, ended=True) + 10 * h2.ping() for stream in islice(streams(), 100_000))
+    attacker.flood(packed(flood))
+    assert attacker.end()[0] is CALM
+    assert attack.numbers.calls["", 12] < 1000
+    wait_until(lambda: attack.numbers.closed["ping_flood"] + attack.numbers.closed["too_many_pings"] == 1, "closed")
 
 
-def test_client_that_measures_the_delay_with_every_answer_is_no_flood() -> None:
+def test_client_that_measures_the_delay_with_every_answer_is_no_flood(attack: AttackTest) -> None:
     """Stock clients send a PING for an answer's first bytes, to learn how large a window is worth while."""
-    with AttackTest() as attack:
-        friend = attack.attacker()
-        block = friend.request_block(ECHO)
-        for stream in range(1, 2001, 2):
-            friend.send(h2.headers(stream, block) + h2.data(stream, MESSAGE, ended=True))
-            friend.read_until(lambda frame: frame.kind == h2.HEADERS and frame.ended)
-            friend.sync()
-        assert attack.numbers.closed.total() == 0
+    friend = attack.attacker()
+    block = friend.request_block(ECHO)
+    for stream in range(1, 2001, 2):
+        friend.send(h2.headers(stream, block) + h2.data(stream, MESSAGE, ended=True))
+        friend.read_until(lambda frame: frame.kind == h2.HEADERS and frame.ended)
+        friend.sync()
+    assert attack.numbers.closed.total() == 0
 
 
-def test_calls_go_on_after_the_clients_goaway_without_end() -> None:
+def test_calls_go_on_after_the_clients_goaway_without_end(attacker: Attacker) -> None:
     """GOAWAY is about streams of the server, of which there are none."""
-    with AttackTest() as attack:
-        attacker = attack.attacker()
-        attacker.send(h2.goaway(0, ErrorCode.INTERNAL_ERROR, b"bye"))
-        for stream in range(1, 401, 2):
-            attacker.request(stream, ECHO, MESSAGE)
-            assert attacker.status(stream)[0] == 0
+    attacker.send(h2.goaway(0, ErrorCode.INTERNAL_ERROR, b"bye"))
+    for stream in range(1, 401, 2):
+        attacker.request(stream, ECHO, MESSAGE)
+        assert attacker.status(stream)[0] == 0

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tfs_lite.server.grpc.metrics import TransportCollector
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_attacks import AttackTest
+from tfs_lite.testing.grpc.http2_attacks import Attacker, AttackTest
 from tfs_lite.testing.grpc.transport_fixture import ECHO, LOOPS, PATIENCE, WAIT
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -74,17 +74,16 @@ def test_peer_that_has_vanished_is_asked_and_given_up_with_its_calls() -> None:
 @pytest.mark.parametrize(
     "sent", [HTTP1, CLIENT_HELLO, bytes(range(256)) * 100, b"\0"], ids=["http1", "tls", "bytes", "0"]
 )
-def test_what_is_no_http2_is_closed_at_once(sent: bytes) -> None:
-    with AttackTest() as attack:
-        for _ in range(50):
-            attacker = attack.attacker(preface=False)
-            attacker.send(sent)
-            if sent == HTTP1:
-                assert attacker.socket.recv(1000).startswith(HTTP1_ANSWER)
-            else:
-                assert attacker.end()[0] is ErrorCode.PROTOCOL_ERROR
-            attacker.close()
-        attack.expect_closed("no_http2", 50)
+def test_what_is_no_http2_is_closed_at_once(attack: AttackTest, sent: bytes) -> None:
+    for _ in range(50):
+        attacker = attack.attacker(preface=False)
+        attacker.send(sent)
+        if sent == HTTP1:
+            assert attacker.socket.recv(1000).startswith(HTTP1_ANSWER)
+        else:
+            assert attacker.end()[0] is ErrorCode.PROTOCOL_ERROR
+        attacker.close()
+    attack.expect_closed("no_http2", 50)
 
 
 @pytest.mark.parametrize("begun", [b"", CLIENT_HELLO[:50], b"no TLS at all"], ids=["nothing", "half", "rubbish"])
@@ -104,35 +103,30 @@ def test_handshakes_that_are_never_finished_are_given_up(begun: bytes) -> None:
         attack.expect_closed("handshake", 50)
 
 
-def test_metrics_page_names_what_ended_each_connection() -> None:
-    with AttackTest() as attack:
-        registry = CollectorRegistry()
-        registry.register(TransportCollector(attack.numbers))
-        for sent in (h2.ping() * 1000, h2.priority(1) * 10_000, h2.settings() * 1000, h2.raw(0xEE, 0, 0) * 10_000):
-            attacker = attack.attacker()
-            attacker.flood([sent])
-            attacker.end()
-        attack.expect_closed("odd_frame_flood", 2)
-        attack.expect_closed("settings_flood")
-        attack.expect_closed("too_many_pings")
-        lines = generate_latest(registry).decode().splitlines()
-        for kind, count in {"odd_frame_flood": 2, "settings_flood": 1, "too_many_pings": 1}.items():
-            assert f'tfs_lite_grpc_connections_closed_total{{kind="{kind}"}} {count}.0' in lines
+def test_metrics_page_names_what_ended_each_connection(attack: AttackTest) -> None:
+    registry = CollectorRegistry()
+    registry.register(TransportCollector(attack.numbers))
+    for sent in (h2.ping() * 1000, h2.priority(1) * 10_000, h2.settings() * 1000, h2.raw(0xEE, 0, 0) * 10_000):
+        attacker = attack.attacker()
+        attacker.flood([sent])
+        attacker.end()
+    attack.expect_closed("odd_frame_flood", 2)
+    attack.expect_closed("settings_flood")
+    attack.expect_closed("too_many_pings")
+    lines = generate_latest(registry).decode().splitlines()
+    for kind, count in {"odd_frame_flood": 2, "settings_flood": 1, "too_many_pings": 1}.items():
+        assert f'tfs_lite_grpc_connections_closed_total{{kind="{kind}"}} {count}.0' in lines
 
 
-def test_attacker_that_stays_after_its_goaway_is_put_out() -> None:
+def test_attacker_that_stays_after_its_goaway_is_put_out(attack: AttackTest, attacker: Attacker) -> None:
     """It neither closes its side nor stops sending."""
-    with AttackTest() as attack:
-        attacker = attack.attacker()
-        attacker.flood((h2.ping() * 1000 for _ in range(100_000)), read=False)
-        attack.expect_closed("too_many_pings")
+    attacker.flood((h2.ping() * 1000 for _ in range(100_000)), read=False)
+    attack.expect_closed("too_many_pings")
 
 
-def test_attacker_that_stays_silently_after_its_goaway_is_put_out() -> None:
-    with AttackTest() as attack:
-        attacker = attack.attacker()
-        attacker.send(h2.ping() * 10)
-        attacker.read_until(lambda frame: frame.kind == h2.GOAWAY)
-        attack.expect_closed("too_many_pings")
-        with attack.channel() as channel:
-            assert channel.unary_unary(ECHO)(b"x", timeout=PATIENCE) == b"x"
+def test_attacker_that_stays_silently_after_its_goaway_is_put_out(attack: AttackTest, attacker: Attacker) -> None:
+    attacker.send(h2.ping() * 10)
+    attacker.read_until(lambda frame: frame.kind == h2.GOAWAY)
+    attack.expect_closed("too_many_pings")
+    with attack.channel() as channel:
+        assert channel.unary_unary(ECHO)(b"x", timeout=PATIENCE) == b"x"

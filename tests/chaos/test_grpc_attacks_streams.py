@@ -9,7 +9,7 @@ from itertools import islice, repeat
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_attacks import AttackTest
+from tfs_lite.testing.grpc.http2_attacks import Attacker, AttackTest
 from tfs_lite.testing.grpc.transport_fixture import ECHO, PATIENCE, WAIT
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -31,34 +31,35 @@ FAULTS: dict[str, tuple[Callable[[int], bytes], ErrorCode]] = {
 
 @pytest.mark.parametrize("stubborn", [False, True], ids=["", "stubborn"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_streams_that_the_server_is_made_to_reset_are_as_dear_as_resets(fault: str, stubborn: bool) -> None:
+def test_streams_that_the_server_is_made_to_reset_are_as_dear_as_resets(
+    attack: AttackTest, fault: str, stubborn: bool
+) -> None:
     provoke, code = FAULTS[fault]
-    with AttackTest() as attack:
-        attack.service.stubborn = stubborn
-        attacker = attack.attacker()
-        block = attacker.request_block(WAIT)
+    attack.service.stubborn = stubborn
+    attacker = attack.attacker()
+    block = attacker.request_block(WAIT)
 
-        def call(at: int) -> bytes:
-            return h2.headers(at, block) + h2.data(at, MESSAGE, ended=True)
+    def call(at: int) -> bytes:
+        return h2.headers(at, block) + h2.data(at, MESSAGE, ended=True)
 
-        first = range(1, 201, 2)
-        attacker.send(*map(call, first))
-        attack.wait("started", 100)
-        attacker.flood(
-            b"".join(map(provoke, first)) + call(at) + provoke(at) if at == 201 else call(at) + provoke(at)
-            for at in range(201, 100_201, 2)
-        )
-        assert attacker.end() == (ErrorCode.ENHANCE_YOUR_CALM, "stream_error_flood")
-        most = LIMITS.stream_errors[0] + LIMITS.stream_errors[1] * attacker.seconds
-        assert set(attacker.resets()) <= {(at, code) for at in range(1, 100_201, 2)}
-        assert LIMITS.stream_errors[0] <= len(attacker.resets()) <= most
-        attack.expect_closed("stream_error_flood")
-        happened = attack.service.happened
-        assert happened["started"] <= most + 1
-        assert attack.numbers.resets_sent <= most
-        wait_until(lambda: happened["cancelled"] == happened["started"], "all were told", PATIENCE)
-        if stubborn:
-            assert attack.numbers.streams >= 100, "they run on, and count"
+    first = range(1, 201, 2)
+    attacker.send(*map(call, first))
+    attack.wait("started", 100)
+    attacker.flood(
+        b"".join(map(provoke, first)) + call(at) + provoke(at) if at == 201 else call(at) + provoke(at)
+        for at in range(201, 100_201, 2)
+    )
+    assert attacker.end() == (ErrorCode.ENHANCE_YOUR_CALM, "stream_error_flood")
+    most = LIMITS.stream_errors[0] + LIMITS.stream_errors[1] * attacker.seconds
+    assert set(attacker.resets()) <= {(at, code) for at in range(1, 100_201, 2)}
+    assert LIMITS.stream_errors[0] <= len(attacker.resets()) <= most
+    attack.expect_closed("stream_error_flood")
+    happened = attack.service.happened
+    assert happened["started"] <= most + 1
+    assert attack.numbers.resets_sent <= most
+    wait_until(lambda: happened["cancelled"] == happened["started"], "all were told", PATIENCE)
+    if stubborn:
+        assert attack.numbers.streams >= 100, "they run on, and count"
 
 
 def test_calls_whose_time_is_up_keep_their_places_while_their_handlers_run() -> None:
@@ -102,45 +103,40 @@ def test_100000_refused_calls_leave_nothing_behind() -> None:
         assert attacker.status(200_003)[0] == 0
 
 
-def test_frames_for_streams_that_the_server_has_reset_are_a_flood_in_the_end() -> None:
-    with AttackTest() as attack:
-        attacker = attack.attacker()
-        attacker.send(h2.headers(1, attacker.request_block(WAIT)), h2.window_update(1, 0))
-        attacker.flood(repeat(h2.data(1, b"x") * 100, 10_000))
-        assert attacker.end() == (ErrorCode.ENHANCE_YOUR_CALM, "odd_frame_flood")
-        attack.expect_closed("odd_frame_flood")
+def test_frames_for_streams_that_the_server_has_reset_are_a_flood_in_the_end(
+    attack: AttackTest, attacker: Attacker
+) -> None:
+    attacker.send(h2.headers(1, attacker.request_block(WAIT)), h2.window_update(1, 0))
+    attacker.flood(repeat(h2.data(1, b"x") * 100, 10_000))
+    assert attacker.end() == (ErrorCode.ENHANCE_YOUR_CALM, "odd_frame_flood")
+    attack.expect_closed("odd_frame_flood")
 
 
-def test_data_for_streams_that_are_answered_is_a_flood_in_the_end() -> None:
-    with AttackTest() as attack:
-        attacker = attack.attacker()
-        attacker.send(h2.headers(1, attacker.request_block("/no/such"), ended=True))
-        attacker.flood(repeat(h2.data(1, b"x") * 100, 10_000))
-        assert attacker.end() == (ErrorCode.ENHANCE_YOUR_CALM, "stream_error_flood")
-        assert set(attacker.resets()) == {(1, ErrorCode.STREAM_CLOSED)}
-        assert len(attacker.resets()) <= LIMITS.stream_errors[0] + LIMITS.stream_errors[1] * attacker.seconds
-        attack.expect_closed("stream_error_flood")
+def test_data_for_streams_that_are_answered_is_a_flood_in_the_end(attack: AttackTest, attacker: Attacker) -> None:
+    attacker.send(h2.headers(1, attacker.request_block("/no/such"), ended=True))
+    attacker.flood(repeat(h2.data(1, b"x") * 100, 10_000))
+    assert attacker.end() == (ErrorCode.ENHANCE_YOUR_CALM, "stream_error_flood")
+    assert set(attacker.resets()) == {(1, ErrorCode.STREAM_CLOSED)}
+    assert len(attacker.resets()) <= LIMITS.stream_errors[0] + LIMITS.stream_errors[1] * attacker.seconds
+    attack.expect_closed("stream_error_flood")
 
 
-def test_stream_numbers_run_out_and_the_connection_goes_on_to_its_end() -> None:
-    with AttackTest() as attack:
-        attacker = attack.attacker()
-        attacker.request(2**31 - 1, ECHO, MESSAGE)
-        assert attacker.status(2**31 - 1)[0] == 0
-        attacker.send(*islice(repeat(h2.headers(1, attacker.request_block(ECHO), ended=True)), 1))
-        assert attacker.end()[0] is ErrorCode.PROTOCOL_ERROR
-        attack.expect_closed("protocol")
+def test_stream_numbers_run_out_and_the_connection_goes_on_to_its_end(attack: AttackTest, attacker: Attacker) -> None:
+    attacker.request(2**31 - 1, ECHO, MESSAGE)
+    assert attacker.status(2**31 - 1)[0] == 0
+    attacker.send(*islice(repeat(h2.headers(1, attacker.request_block(ECHO), ended=True)), 1))
+    assert attacker.end()[0] is ErrorCode.PROTOCOL_ERROR
+    attack.expect_closed("protocol")
 
 
-def test_many_attackers_at_once_each_come_to_their_own_end() -> None:
+def test_many_attackers_at_once_each_come_to_their_own_end(attack: AttackTest) -> None:
     """Forty connections, and each comes again with what ended it."""
-    with AttackTest() as attack:
-        for _ in range(2):
-            attackers = [attack.attacker() for _ in range(20)]
-            block = attackers[0].request_block(WAIT)
-            for attacker in attackers:
-                calls = (h2.headers(at, block) + h2.rst_stream(at) for at in range(1, 20_001, 2))
-                attacker.flood(b"".join(islice(calls, 100)) for _ in range(100))
-            for attacker in attackers:
-                assert attacker.end() == (ErrorCode.ENHANCE_YOUR_CALM, "rapid_reset")
-        attack.expect_closed("rapid_reset", 40)
+    for _ in range(2):
+        attackers = [attack.attacker() for _ in range(20)]
+        block = attackers[0].request_block(WAIT)
+        for attacker in attackers:
+            calls = (h2.headers(at, block) + h2.rst_stream(at) for at in range(1, 20_001, 2))
+            attacker.flood(b"".join(islice(calls, 100)) for _ in range(100))
+        for attacker in attackers:
+            assert attacker.end() == (ErrorCode.ENHANCE_YOUR_CALM, "rapid_reset")
+    attack.expect_closed("rapid_reset", 40)

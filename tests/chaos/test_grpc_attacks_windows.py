@@ -10,6 +10,7 @@ import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
 from tfs_lite.testing.grpc.http2_attacks import Attacker, AttackTest
+from tfs_lite.testing.grpc.http2_peer import message
 from tfs_lite.testing.grpc.transport_fixture import COUNT, ECHO, FLOW, LOOPS, PATIENCE, WAIT
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -20,10 +21,6 @@ WIDE_OPEN = {h2.INITIAL_WINDOW: WIDEST}
 LARGE = 64 * KIB
 """Of one answer."""
 SHORT = Limits(write_timeout=0.3)
-
-
-def message(contents: bytes) -> bytes:
-    return b"\0" + len(contents).to_bytes(4, "big") + contents
 
 
 def calls(attacker: Attacker, path: str, contents: bytes, first: int = 1) -> Iterator[bytes]:
@@ -107,68 +104,61 @@ def test_answers_behind_a_shut_window_are_given_up_in_time() -> None:
         attack.expect_closed("slow_reader")
 
 
-def test_answer_in_steps_of_one_byte_arrives_and_costs_no_more_than_its_steps() -> None:
+def test_answer_in_steps_of_one_byte_arrives_and_costs_no_more_than_its_steps(attack: AttackTest) -> None:
     size = 3000
-    with AttackTest() as attack:
-        attacker = attack.attacker({h2.INITIAL_WINDOW: 0})
-        attacker.send(*islice(calls(attacker, ECHO, bytes(size)), 1))
-        attacker.flood(repeat(h2.window_update(1, 1), size + 5))
-        attacker.read_until(lambda frame: frame.kind == h2.HEADERS and frame.ended)
-        assert attack.numbers.closed.total() == 0
+    attacker = attack.attacker({h2.INITIAL_WINDOW: 0})
+    attacker.send(*islice(calls(attacker, ECHO, bytes(size)), 1))
+    attacker.flood(repeat(h2.window_update(1, 1), size + 5))
+    attacker.read_until(lambda frame: frame.kind == h2.HEADERS and frame.ended)
+    assert attack.numbers.closed.total() == 0
 
 
-def test_windows_of_all_streams_changed_to_and_fro_are_a_flood_soon() -> None:
-    with AttackTest() as attack:
-        attacker = attack.attacker()
-        attacker.send(*islice(calls(attacker, WAIT, b"x"), 1000))
-        attack.wait("started", 1000)
-        to_and_fro = [h2.settings([(h2.INITIAL_WINDOW, size)]) for size in (0, 1 << 20)]
-        attacker.flood(repeat(b"".join(to_and_fro), 10_000))
-        assert attacker.end() == (ErrorCode.ENHANCE_YOUR_CALM, "settings_flood")
-        attack.expect_closed("settings_flood")
+def test_windows_of_all_streams_changed_to_and_fro_are_a_flood_soon(attack: AttackTest, attacker: Attacker) -> None:
+    attacker.send(*islice(calls(attacker, WAIT, b"x"), 1000))
+    attack.wait("started", 1000)
+    to_and_fro = [h2.settings([(h2.INITIAL_WINDOW, size)]) for size in (0, 1 << 20)]
+    attacker.flood(repeat(b"".join(to_and_fro), 10_000))
+    assert attacker.end() == (ErrorCode.ENHANCE_YOUR_CALM, "settings_flood")
+    attack.expect_closed("settings_flood")
 
 
-def test_thousands_of_settings_in_a_frame_change_every_window_once() -> None:
+def test_thousands_of_settings_in_a_frame_change_every_window_once(attack: AttackTest, attacker: Attacker) -> None:
     """2700 entries for 1000 streams, and that 18 times, would be 50 million changes for 300 KB."""
-    with AttackTest() as attack:
-        attacker = attack.attacker()
-        attacker.send(*islice(calls(attacker, WAIT, b"x"), 1000))
-        attack.wait("started", 1000)
-        entries = [(h2.INITIAL_WINDOW, size) for size in (0, 1 << 20)] * 1350
-        attack.control.slowest = 0.0
-        attacker.send(*[h2.settings(entries) for _ in range(18)])
-        attacker.sync()
-        attack.control.wait_more()
-        assert attack.control.slowest < 1
-        windows = [stream.window for made in attack.connections() for stream in made.streams.values()]
-        assert windows.count(1 << 20) == 1000
+    attacker.send(*islice(calls(attacker, WAIT, b"x"), 1000))
+    attack.wait("started", 1000)
+    entries = [(h2.INITIAL_WINDOW, size) for size in (0, 1 << 20)] * 1350
+    attack.control.slowest = 0.0
+    attacker.send(*[h2.settings(entries) for _ in range(18)])
+    attacker.sync()
+    attack.control.wait_more()
+    assert attack.control.slowest < 1
+    windows = [stream.window for made in attack.connections() for stream in made.streams.values()]
+    assert windows.count(1 << 20) == 1000
 
 
 @pytest.mark.parametrize("stream", [0, 1])
-def test_window_beyond_the_largest_ends_what_it_is_of(stream: int) -> None:
-    with AttackTest() as attack:
-        attacker = attack.attacker(WIDE_OPEN)
-        attacker.send(*islice(calls(attacker, WAIT, b"x"), 1))
-        attack.wait("started", 1)
-        attacker.send(*[h2.window_update(stream, WIDEST)] * 2)
-        if stream:
-            ended = attacker.read_until(lambda frame: frame.kind == h2.RST_STREAM)
-            assert ended.value == ErrorCode.FLOW_CONTROL_ERROR
-            attacker.sync()
-        else:
-            assert attacker.end()[0] is ErrorCode.FLOW_CONTROL_ERROR
-            attack.expect_closed("protocol")
+def test_window_beyond_the_largest_ends_what_it_is_of(attack: AttackTest, stream: int) -> None:
+    attacker = attack.attacker(WIDE_OPEN)
+    attacker.send(*islice(calls(attacker, WAIT, b"x"), 1))
+    attack.wait("started", 1)
+    attacker.send(*[h2.window_update(stream, WIDEST)] * 2)
+    if stream:
+        ended = attacker.read_until(lambda frame: frame.kind == h2.RST_STREAM)
+        assert ended.value == ErrorCode.FLOW_CONTROL_ERROR
+        attacker.sync()
+    else:
+        assert attacker.end()[0] is ErrorCode.FLOW_CONTROL_ERROR
+        attack.expect_closed("protocol")
 
 
-def test_slow_reader_of_a_stream_holds_its_handler_and_nobody_elses() -> None:
-    with AttackTest() as attack:
-        attacker = attack.attacker({h2.INITIAL_WINDOW: 100})
-        attacker.request(1, COUNT, message(b"100000"))
-        settle(attack, "yielded")
-        assert attack.service.happened["yielded"] < 100
-        assert attack.numbers.unsent <= 10
-        attacker.request(3, COUNT, message(b"3"))
-        assert attacker.status(3) == (0, "")
+def test_slow_reader_of_a_stream_holds_its_handler_and_nobody_elses(attack: AttackTest) -> None:
+    attacker = attack.attacker({h2.INITIAL_WINDOW: 100})
+    attacker.request(1, COUNT, message(b"100000"))
+    settle(attack, "yielded")
+    assert attack.service.happened["yielded"] < 100
+    assert attack.numbers.unsent <= 10
+    attacker.request(3, COUNT, message(b"3"))
+    assert attacker.status(3) == (0, "")
 
 
 def test_streams_reset_while_nothing_is_read_leave_nothing_in_the_line() -> None:

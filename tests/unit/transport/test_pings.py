@@ -14,31 +14,34 @@ from tfs_lite.transport.pings import PingPolicy
 LIMITS = Limits(min_ping_interval=10, max_ping_strikes=2, ping_without_calls=True)
 
 
-def verdicts(policy: PingPolicy, times: list[float], frames_sent: int = 0, busy: bool = True) -> list[bool]:
+def allowed(policy: PingPolicy, times: list[float], frames_sent: int = 0, busy: bool = True) -> list[bool]:
     return [policy.allows(now, frames_sent, busy) for now in times]
 
 
-def test_pings_at_the_interval_are_allowed_for_ever() -> None:
-    assert all(verdicts(PingPolicy(LIMITS), [10.0 * at for at in range(1000)]))
-
-
-def test_one_early_ping_beyond_the_strikes_is_too_many() -> None:
-    assert verdicts(PingPolicy(LIMITS), [0, 1, 2, 3]) == [True, True, True, False]
-
-
-def test_ping_in_time_does_not_take_strikes_back() -> None:
-    assert verdicts(PingPolicy(LIMITS), [0, 1, 10, 11, 20, 21]) == [True, True, True, True, True, False]
-
-
-def test_early_ping_does_not_put_the_next_one_off() -> None:
-    assert verdicts(PingPolicy(LIMITS), [0, 9, 10, 19, 20]) == [True] * 5
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([10.0 * at for at in range(1000)], [True] * 1000),
+        ([0, 1, 2, 3], [True, True, True, False]),
+        ([0, 1, 10, 11, 20, 21], [True] * 5 + [False]),
+        ([0, 9, 10, 19, 20], [True] * 5),
+    ],
+    ids=[
+        "pings at the interval are allowed for ever",
+        "one early ping beyond the strikes is too many",
+        "a ping in time does not take strikes back",
+        "an early ping does not put the next one off",
+    ],
+)
+def test_pings_that_come_too_early_are_counted(times: list[float], expected: list[bool]) -> None:
+    assert allowed(PingPolicy(LIMITS), times) == expected
 
 
 def test_what_is_sent_for_a_call_forgives_all() -> None:
     policy = PingPolicy(LIMITS)
-    assert verdicts(policy, [0, 1, 2]) == [True] * 3
-    assert verdicts(policy, [3, 4, 5], frames_sent=1) == [True] * 3
-    assert verdicts(policy, [6], frames_sent=1) == [False]
+    assert allowed(policy, [0, 1, 2]) == [True] * 3
+    assert allowed(policy, [3, 4, 5], frames_sent=1) == [True] * 3
+    assert allowed(policy, [6], frames_sent=1) == [False]
 
 
 def test_pings_after_answers_are_never_too_many() -> None:
@@ -49,13 +52,13 @@ def test_pings_after_answers_are_never_too_many() -> None:
 
 def test_without_a_call_two_hours_have_to_pass() -> None:
     limits = Limits(min_ping_interval=10, max_ping_strikes=1)
-    assert verdicts(PingPolicy(limits), [0, 7199, 7199.5], busy=False) == [True, True, False]
-    assert verdicts(PingPolicy(limits), [0, 7200, 14400], busy=False) == [True, True, True]
-    assert verdicts(PingPolicy(limits), [0, 10, 20], busy=True) == [True, True, True]
+    assert allowed(PingPolicy(limits), [0, 7199, 7199.5], busy=False) == [True, True, False]
+    assert allowed(PingPolicy(limits), [0, 7200, 14400], busy=False) == [True, True, True]
+    assert allowed(PingPolicy(limits), [0, 10, 20], busy=True) == [True, True, True]
 
 
 def test_no_bound_for_strikes_allows_any_number() -> None:
-    assert all(verdicts(PingPolicy(Limits(max_ping_strikes=0)), [0.0] * 1000))
+    assert all(allowed(PingPolicy(Limits(max_ping_strikes=0)), [0.0] * 1000))
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.server import Server
 
 pytestmark = pytest.mark.parametrize("loop", sorted(LOOPS))
-ECHOED = struct.pack(">BI", 0, 1) + b"x"
+ECHOED = h2.message(b"x")
 
 
 def is_goaway(frame: h2.Frame) -> bool:
@@ -223,7 +222,7 @@ def test_request_that_stalls_is_answered(loop: str) -> None:
     with TransportFixture(loop, Limits(request_timeout=0.2)) as server:
         raw = opened(server)
         raw.request(1, WAIT, ECHOED)
-        raw.request(3, ECHO, struct.pack(">BI", 0, 9) + b"x", end=False)
+        raw.request(3, ECHO, h2.message(b"x", size=9), end=False)
         assert raw.status(3)[0] == 4
         server.service.open()
         assert raw.status(1)[0] == 0
@@ -234,7 +233,7 @@ def test_client_that_reads_nothing_is_cut(loop: str, windows: str) -> None:
     with TransportFixture(loop, Limits(write_timeout=0.3)) as server:
         raw = server.dial({h2.INITIAL_WINDOW: 0 if windows == "shut" else 2**31 - 1})
         raw.send(h2.window_update(0, 2**30))
-        raw.request(1, FLOW, struct.pack(">BI", 0, 6) + b"100000")
+        raw.request(1, FLOW, h2.message(b"100000"))
         closed_as(server, "slow_reader")
 
 

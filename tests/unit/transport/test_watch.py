@@ -1,15 +1,15 @@
-"""What is done about a connection, decided over snapshots; and when looks are taken, on a loop whose time is moved."""
+"""What is due for a connection, decided over snapshots; and when connections are checked, as time is moved by hand."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from typing import Any
 
 import pytest
 
+from tfs_lite.testing.grpc.manual_loop import ManualLoop
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.watch import (
     DRAIN_ECHO,
@@ -82,7 +82,7 @@ def test_calls_inside_keep_a_connection_from_being_idle() -> None:
     assert decided(idle_since=0.0, busy=True) is None
 
 
-def test_what_waits_is_no_matter_while_some_of_it_leaves() -> None:
+def test_unsent_output_is_no_fault_while_some_of_it_leaves() -> None:
     assert decided(unsent=True, last_progress=499.0) is None
 
 
@@ -127,7 +127,7 @@ def test_limits_without_an_end_never_end_anything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "tick"),
+    ("limits", "interval"),
     [
         (Limits(), MAX_INTERVAL),
         (Limits(handshake_timeout=2), 0.2),
@@ -136,33 +136,12 @@ def test_limits_without_an_end_never_end_anything() -> None:
         (Limits(max_connection_age_grace=0), MAX_INTERVAL),
     ],
 )
-def test_looks_are_taken_often_enough_for_the_shortest_timeout(limits: Limits, tick: float) -> None:
-    assert check_interval(limits) == pytest.approx(tick)
-
-
-class StillLoop(asyncio.SelectorEventLoop):
-    """Its time is moved by hand."""
-
-    now = 100.0
-
-    def time(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        """One turn of the loop, so much later."""
-        self.now += seconds
-        self.run_until_complete(asyncio.sleep(0))
-
-
-@pytest.fixture
-def loop() -> Iterator[StillLoop]:
-    made = StillLoop()
-    yield made
-    made.close()
+def test_connections_are_checked_often_enough_for_the_shortest_timeout(limits: Limits, interval: float) -> None:
+    assert check_interval(limits) == pytest.approx(interval)
 
 
 class CheckedConnection:
-    """A connection that records when it was looked at."""
+    """Records when it was checked."""
 
     def __init__(self, then: Callable[[], object] = lambda: None) -> None:
         self.times: list[float] = []
@@ -173,40 +152,40 @@ class CheckedConnection:
         self._then()
 
 
-def test_every_connection_is_looked_at_once_a_tick(loop: StillLoop) -> None:
+def test_every_connection_is_checked_once_an_interval(manual_loop: ManualLoop) -> None:
     watched = [CheckedConnection(), CheckedConnection()]
-    watch = Watch(loop, 1.0, lambda: watched)
+    watch = Watch(manual_loop, 1.0, lambda: watched)
     watch.start()
     for _ in range(30):
-        loop.advance(0.1)
+        manual_loop.advance(0.1)
     watch.stop()
     for _ in range(30):
-        loop.advance(0.1)
+        manual_loop.advance(0.1)
     for one in watched:
         assert len(one.times) in (2, 3)
         assert all(later - earlier > 0.99 for earlier, later in zip(one.times, one.times[1:], strict=False))
 
 
-def test_many_connections_are_looked_at_in_several_turns_of_the_loop(loop: StillLoop) -> None:
+def test_many_connections_are_checked_in_several_turns_of_the_loop(manual_loop: ManualLoop) -> None:
     order: list[str] = []
     first, last = (
-        CheckedConnection(lambda: loop.call_soon(order.append, "another")),
+        CheckedConnection(lambda: manual_loop.call_soon(order.append, "another")),
         CheckedConnection(lambda: order.append("last")),
     )
     between = [CheckedConnection() for _ in range(2 * SLICE)]
-    watch = Watch(loop, 1.0, lambda: [first, *between, last])
+    watch = Watch(manual_loop, 1.0, lambda: [first, *between, last])
     watch.start()
     for _ in range(5):
-        loop.advance(0.3)
+        manual_loop.advance(0.3)
     watch.stop()
     assert order == ["another", "last"]
     assert all(len(one.times) == 1 for one in between)
 
 
-def test_watch_may_be_stopped_within_a_look(loop: StillLoop) -> None:
+def test_watch_may_be_stopped_within_a_check(manual_loop: ManualLoop) -> None:
     watched = [CheckedConnection(lambda: watch.stop())]
-    watch = Watch(loop, 1.0, lambda: watched)
+    watch = Watch(manual_loop, 1.0, lambda: watched)
     watch.start()
     for _ in range(5):
-        loop.advance(1.5)
+        manual_loop.advance(1.5)
     assert len(watched[0].times) == 1

@@ -122,6 +122,11 @@ def headers(
     return raw(HEADERS, flags, stream, first) + b"".join(rest)
 
 
+def message(contents: bytes = b"", flag: int = 0, size: int | None = None) -> bytes:
+    """A message of gRPC; ``size``: what its prefix claims, if not the truth."""
+    return struct.pack(">BI", flag, len(contents) if size is None else size) + contents
+
+
 # What a server sends.
 
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import gzip
 import logging
-import struct
 import time
 import zlib
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import grpc
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
+from tfs_lite.testing.grpc.http2_peer import message
 from tfs_lite.testing.grpc.transport_fixture import ECHO, FAIL, LOOPS, PATIENCE, WAIT, Refused, TransportFixture
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.grpc import call as call_module
@@ -48,10 +48,6 @@ def failure(channel: grpc.Channel, path: str, request: bytes, timeout: float | N
     with pytest.raises(grpc.RpcError) as caught:
         call(channel, path, request, timeout, **more)
     return caught.value
-
-
-def message(contents: bytes, flag: int = 0, size: int | None = None) -> bytes:
-    return struct.pack(">BI", flag, len(contents) if size is None else size) + contents
 
 
 @pytest.mark.parametrize("size", [0, 1, 16_379, 16_380, 300_000, 4_000_000])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import struct
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,7 @@ import grpc
 import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
+from tfs_lite.testing.grpc.http2_peer import message
 from tfs_lite.testing.grpc.transport_fixture import (
     COUNT,
     FLOW,
@@ -42,10 +42,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[TransportFixture]:
 def channel(server: TransportFixture) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(server.target) as made:
         yield made
-
-
-def message(contents: bytes, flag: int = 0, size: int | None = None) -> bytes:
-    return struct.pack(">BI", flag, len(contents) if size is None else size) + contents
 
 
 def is_data(frame: h2.Frame) -> bool:
