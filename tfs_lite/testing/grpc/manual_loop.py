@@ -18,16 +18,16 @@ class ManualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        timer = super().call_at(when, callback, *args, context=context)
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, **more: Any) -> asyncio.TimerHandle:
+        timer = super().call_at(when, callback, *args, **more)
         self.timers.append(timer)
         return timer
 
     def advance(self, seconds: float) -> None:
         """Runs what falls due on the way, each at its own time, and at least one turn of the loop."""
         end = self.now + seconds
-        while (dues := [when for when in self.armed if when <= end]) and (due := min(dues)) <= end:
-            self.now = max(self.now, due)
+        while due := [when for when in self.armed if when <= end]:
+            self.now = max(self.now, min(due))
             self.run_until_complete(asyncio.sleep(0))
         self.now = end
         self.run_until_complete(asyncio.sleep(0))
