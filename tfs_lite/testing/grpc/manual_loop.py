@@ -18,7 +18,9 @@ class ManualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, **more: Any) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, **more: Any
+    ) -> asyncio.TimerHandle:
         timer = super().call_at(when, callback, *args, **more)
         self.timers.append(timer)
         return timer
