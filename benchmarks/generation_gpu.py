@@ -86,7 +86,7 @@ class Ours:
 
     def __call__(self, prompts: Prompts, tokens: int) -> list[list[int]]:
         from tfs_lite.core.generation import Generation, Sampling
-        from tfs_lite.core.model import PredictCall
+        from tfs_lite.core.model import GenerationCall
 
         greedy = Sampling(temperature=0.0)
         texts = [Generation(tuple(prompt), tokens, sampling=greedy, ignore_eos=True) for prompt in prompts]
@@ -98,7 +98,7 @@ class Ours:
             results.append(result)
             done.set()
 
-        call = PredictCall(
+        call = GenerationCall(
             "serving_default",
             {},
             (),

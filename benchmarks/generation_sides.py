@@ -281,11 +281,11 @@ class Ours(Side):
     def begin(self, workload: Sequence[Asked], on_piece: Any, on_done: Any) -> Any:
         """All of it in one call, which comes back at once."""
         from tfs_lite.core.generation import Generation, Sampling
-        from tfs_lite.core.model import PredictCall
+        from tfs_lite.core.model import GenerationCall
 
         greedy = Sampling(temperature=0.0)
         texts = [Generation(asked.prompt, asked.tokens, sampling=greedy, ignore_eos=True) for asked in workload]
-        call = PredictCall("serving_default", {}, (), None, lambda result: on_done(), texts=texts, on_piece=on_piece)
+        call = GenerationCall("serving_default", {}, (), None, lambda result: on_done(), texts=texts, on_piece=on_piece)
         self._servable.submit(call)
         return call
 

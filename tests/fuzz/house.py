@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from tfs_lite.config.model_server import ModelServerConfig, from_proto
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.model import PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
 from tfs_lite.core.signature import (
     CLASSIFY_METHOD,
@@ -173,7 +173,7 @@ FUNCTIONS: dict[str, tuple[Signature, Callable[[Mapping[str, Any]], Outputs]]] =
 class Model:
     """Answers on the caller's thread."""
 
-    platform = "test"
+    traits = Traits("test")
     signatures = {key: signature for key, (signature, _) in FUNCTIONS.items()}  # noqa: RUF012
 
     def submit(self, call: PredictCall) -> None:

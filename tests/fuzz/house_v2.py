@@ -27,7 +27,7 @@ from starlette.requests import Request
 
 from tfs_lite.config.model_export import config_json, config_message
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.model import PredictCall, Traits
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.messages import Message
@@ -131,15 +131,15 @@ MODELS = (*FUNCTIONS, "repeat", "nobody")
 class Answerer:
     """Answers on the caller's thread."""
 
-    platform = "test"
-    decoupled = False
-    labels: Mapping[str, Sequence[str]] = {"y": ("zero", "", "two")}
-
     def __init__(
-        self, signature: Signature, function: Callable[[Mapping[str, Any]], Outputs], max_batch_size: int
+        self,
+        signature: Signature,
+        function: Callable[[Mapping[str, Any]], Outputs],
+        max_batch_size: int,
+        decoupled: bool = False,
     ) -> None:
         self.signatures = {DEFAULT_SIGNATURE: signature}
-        self.max_batch_size = max_batch_size
+        self.traits = Traits("test", max_batch_size, {"y": ("zero", "", "two")}, decoupled)
         self._function = function
 
     def submit(self, call: PredictCall) -> None:
@@ -159,11 +159,9 @@ class Answerer:
 class Repeat(Answerer):
     """An answer for each number of the request, up to ``MAX_PARTS``; a negative number is a failure."""
 
-    decoupled = True
-
     def __init__(self) -> None:
         signature = Signature((TensorSpec("IN", DataType.INT32, (_N,)),), (TensorSpec("OUT", DataType.INT32, (1,)),))
-        super().__init__(signature, dict, 0)
+        super().__init__(signature, dict, 0, decoupled=True)
 
     def submit(self, call: PredictCall) -> None:
         numbers = cast("Any", call.inputs["IN"])

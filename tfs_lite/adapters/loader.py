@@ -31,7 +31,7 @@ from tfs_lite.adapters.trust import NO_TRUST, TrustedPaths
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.model import Model, Servable, resize
+from tfs_lite.core.model import Model, Servable
 from tfs_lite.core.resources import ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
@@ -214,7 +214,7 @@ class ArtifactLoader(Loader):
         removed = [opened.models[index] for index in change.remove]
         try:
             alike = all(model.signatures == servable.signatures for model in added)
-            joined = alike and ((not added and not removed) or resize(servable, added, removed))
+            joined = alike and ((not added and not removed) or servable.resize(added, removed))
         except BaseException:
             _close(added)
             raise

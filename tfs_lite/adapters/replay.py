@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from tfs_lite.core.generation import GenerationCall
 from tfs_lite.core.model import PredictCall, Servable
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -100,7 +101,8 @@ def _outputs(servable: Servable, run: Run, seconds: float) -> Outputs:
         answers.append(answer)
         answered.set()
 
-    call = PredictCall(run.signature, run.inputs, run.outputs, time.monotonic() + seconds, done)
+    kind = GenerationCall if servable.traits.generates else PredictCall
+    call = kind(run.signature, run.inputs, run.outputs, time.monotonic() + seconds, done)
     servable.submit(call)
     if not answered.wait(seconds):
         servable.cancel(call)

@@ -14,9 +14,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
-from tfs_lite.core.model import Model
+from tfs_lite.core.model import Model, Servable, ServableCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import invalid_argument
 
@@ -340,6 +340,41 @@ class LanguageModel(Model, Protocol):
         may be repeated."""
 
 
+@dataclass(slots=True, eq=False)
+class GenerationCall(ServableCall):
+    """A request for texts, on its way through a :class:`LanguageServable`.
+
+    What is to be generated stands in ``texts``, or, where these are empty, in ``inputs`` (tensors of the model's
+    signature) and ``parameters`` (what a V2 request says beside its inputs). ``on_piece`` is told about each piece of
+    the texts, on any thread, before ``on_done``, which then gets no outputs; it never blocks. Without it ``on_done``
+    gets the whole answer as outputs of the signature.
+    """
+
+    texts: Sequence[Generation] = ()
+    on_piece: Callable[[Piece], None] | None = None
+    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+
+
+class LanguageServable(Servable, Protocol):
+    """A servable around a language model: its ``traits.generates``."""
+
+    @property
+    def codec(self) -> TextCodec | None:
+        """None means that it takes and gives tokens only."""
+
+    @property
+    def retry_seconds(self) -> float:
+        """After how long a call that was refused may find room: a guess."""
+
+    def submit(self, call: GenerationCall) -> None: ...
+
+    def cancel(self, call: GenerationCall) -> None: ...
+
+
+def is_language_servable(servable: Servable) -> TypeGuard[LanguageServable]:
+    return servable.traits.generates
+
+
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """The report of one step. ``kind``: prefill, decode or mixed. ``gaps``: seconds since the token before, of each
@@ -387,7 +422,3 @@ class EngineState:
 OnStep = Callable[[StepReport], None]
 OnText = Callable[[TextReport], None]
 """Both are called on the engine's thread; they must be short and must not raise."""
-
-
-def ignore_report(report: StepReport | TextReport) -> None:
-    """For servers without metrics."""

@@ -11,15 +11,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
-
-if TYPE_CHECKING:
-    from tfs_lite.core.generation import Generation, Piece
 
 Shapes = Mapping[str, tuple[tuple[int, ...], Any]]
 """Input name -> (shape, numpy dtype)."""
@@ -128,16 +124,19 @@ class SequenceFlags:
 
 
 @dataclass(slots=True, eq=False)
-class PredictCall:
-    """One request on its way through a servable.
+class ServableCall:
+    """One request on its way through a servable: what requests of every kind have.
 
-    ``deadline`` is in seconds of ``time.monotonic``. ``on_done`` is called exactly once, on any thread, with the
-    outputs or with the status of the failure; it must be short and must not raise. ``priority`` (1 is the most urgent;
-    0: the default) and ``timeout`` (seconds in the queue; 0: the default) count where the model's settings have them.
-    ``sequence`` is for models with state. ``on_part``, for models with several answers to a request (``decoupled``), is
-    called with each of them, in order, on any thread, before ``on_done``, which then gets no outputs.
-    The servable fills in ``queue_seconds``, the wait, and ``run_seconds``, the time in the model, before ``on_done``;
-    ``admitted`` is set once the call has been let into the queue, and stays false for one refused at once.
+    ``inputs`` and ``outputs`` are those of the signature; no outputs means all. ``deadline`` is in seconds of
+    ``time.monotonic``. ``on_done`` is called exactly once, on any thread, with the outputs or with the status of the
+    failure; it must be short and must not raise. ``priority`` (1 is the most urgent; 0: the default) and ``timeout``
+    (seconds in the queue; 0: the default) count where the model's settings have them. ``arrived`` is when the request
+    came, in seconds of ``time.monotonic``; 0 means that it was not noted.
+
+    The servable fills in the rest before ``on_done``: ``queue_seconds``, the wait; ``run_seconds``, the time in the
+    model, and of that ``copy_seconds``, the time for putting inputs together and for handing outputs out. It sets
+    ``admitted`` once the call is in its queue; a call that is refused at once stays without. ``ticket`` is its own note
+    while the call is inside.
     """
 
     signature: str
@@ -145,61 +144,77 @@ class PredictCall:
     outputs: tuple[str, ...]
     deadline: float | None
     on_done: Callable[[Mapping[str, Tensor] | Status], None]
-    priority: int = field(default=0)
-    timeout: float = field(default=0.0)
-    queue_seconds: float = field(default=0.0)
-    run_seconds: float = field(default=0.0)
-    ticket: object = field(default=None)
-    """The servable's own note while the call is inside."""
-    sequence: SequenceFlags | None = field(default=None)
-    on_part: Callable[[Mapping[str, Tensor]], None] | None = field(default=None)
-    admitted: bool = field(default=False)
-    part_seconds: list[float] | None = field(default=None)
-    """Of a call with several answers: how long the model took for each, up to a number of them."""
-    cached: bool = field(default=False)
-    """The answer came from the response cache; the model was not asked."""
-    arrived: float = field(default=0.0)
-    """When it came, in seconds of ``time.monotonic``; 0: nobody noted it."""
-    moving_seconds: tuple[float, float] = field(default=(0.0, 0.0))
-    """Of ``run_seconds``, the time for putting inputs together and for handing outputs out."""
-    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    """What the request says to the model beside its inputs; V2 only."""
-    texts: Sequence[Generation] = field(default=())
-    """For language models, instead of inputs: what is to be generated."""
-    on_piece: Callable[[Piece], None] | None = field(default=None)
-    """For language models: told about each piece of the texts, on any thread, before ``on_done``, which then gets no
-    outputs. It never blocks. None: the whole answer is wanted at once."""
+    priority: int = 0
+    timeout: float = 0.0
+    arrived: float = 0.0
+    queue_seconds: float = 0.0
+    run_seconds: float = 0.0
+    copy_seconds: tuple[float, float] = (0.0, 0.0)
+    admitted: bool = False
+    ticket: object = None
 
 
-class Traits:
-    """What protocols want to know of a servable beside its signatures; whoever makes one sets what differs.
+@dataclass(slots=True, eq=False)
+class PredictCall(ServableCall):
+    """A request for tensors. A language model takes a :class:`~tfs_lite.core.generation.GenerationCall` instead.
 
-    ``max_batch_size`` and ``labels`` are what the model's config says: the most rows of a request, 0 where the config
-    knows of no batch; and the names of classes by output. ``decoupled``: calls may have several answers, or none.
-    ``keeps_sequences``: calls belong to sequences. ``generates``: it is a language model, whose calls may have texts
-    instead of inputs, and whose answer comes whole or, to ``on_piece``, in pieces.
+    ``sequence`` is for models with state. ``on_part``, for models with several answers to a request (``decoupled``), is
+    called with each of them, in order, on any thread, before ``on_done``, which then gets no outputs; it may block the
+    model. The servable fills in ``part_seconds``, the time that the model took for each of the first answers, and
+    ``cached``: the answer came from the response cache, and the model was not run.
     """
 
+    sequence: SequenceFlags | None = None
+    on_part: Callable[[Mapping[str, Tensor]], None] | None = None
+    part_seconds: list[float] | None = None
+    cached: bool = False
+
+
+ModelAndVersion = tuple[str, int | None]
+"""A model's name and version; None means the newest version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a servable is, beside its signatures. Fixed when it is made.
+
+    Whatever makes a servable gives it one. A servable around another one has the inner one's, with
+    ``dataclasses.replace`` for what differs.
+
+    - ``platform``: what made the model.
+    - ``max_batch_size``: the most rows of a request that the model's config names; 0 where it names no batch.
+    - ``labels``: names of classes, by output. The mapping of an ensemble asks its models at each look.
+    - ``decoupled``: a call may have several answers, or none, and needs ``on_part``.
+    - ``generates``: it is a :class:`~tfs_lite.core.generation.LanguageServable`, which takes calls of its own kind.
+    - ``keeps_sequences``: calls belong to sequences, and need ``sequence``.
+    - ``has_item_steps``: each request is preprocessed and postprocessed on its own.
+    - ``composing``: for an ensemble, the models of its steps, each once.
+    - ``versions``: tells which versions of other models an answer would depend on now, for an ensemble; raises
+      NOT_FOUND if one is missing.
+    - ``stream_idle_timeout``: after how many seconds a client is given up that reads nothing of a stream. None leaves
+      that to the protocol.
+    """
+
+    platform: str
     max_batch_size: int = 0
-    labels: Mapping[str, Sequence[str]] = MappingProxyType({})
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     decoupled: bool = False
-    keeps_sequences: bool = False
     generates: bool = False
-
-    def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
-        """More instances join, and others leave; at least one has to stay. Requests are served all the time.
-
-        True: ``add`` is taken over, and each of ``remove`` is closed once nobody is inside any more. False: nothing has
-        changed, because it is closed or not possible here. One thread at a time, not beside ``close``."""
-        return False
+    keeps_sequences: bool = False
+    has_item_steps: bool = False
+    composing: tuple[ModelAndVersion, ...] = ()
+    versions: Callable[[], tuple[ServableId, ...]] = tuple
+    stream_idle_timeout: float | None = None
 
 
 class Servable(Protocol):
-    """A model that any number of threads may call. Made by a loader, given out through handles. Most have
-    :class:`Traits`, too; one without has the defaults."""
+    """One or more models behind a scheduler, for any number of threads. Made by a loader, given out through handles.
+
+    It takes calls of one kind: ``PredictCall`` (:class:`PredictServable`) or, where ``traits.generates``,
+    ``GenerationCall`` (:class:`~tfs_lite.core.generation.LanguageServable`)."""
 
     @property
-    def platform(self) -> str: ...
+    def traits(self) -> Traits: ...
 
     @property
     def signatures(self) -> Mapping[str, Signature]: ...
@@ -216,28 +231,43 @@ class Servable(Protocol):
     def models(self) -> Sequence[Model]:
         """The instances."""
 
-    def submit(self, call: PredictCall) -> None:
-        """Queues the call and returns at once. A full queue answers UNAVAILABLE, an expired deadline
+    def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
+        """Lets instances join and others leave while requests are served; at least one has to stay.
+
+        True: ``add`` is taken over, and each of ``remove`` is closed as soon as no call is inside it. False: nothing
+        has changed, because the servable is closed or cannot do it. One thread at a time, not beside ``close``."""
+
+    def submit(self, call: Any) -> None:
+        """Queues a call of its kind and returns at once. A full queue answers UNAVAILABLE, an expired deadline
         DEADLINE_EXCEEDED, through ``on_done``."""
 
-    def cancel(self, call: PredictCall) -> None:
+    def cancel(self, call: Any) -> None:
         """The caller has lost interest: a call that waits leaves the queue and is answered CANCELLED at once; one that
-        runs is answered as ever. Any thread, also after the answer."""
+        runs is answered as ever, or CANCELLED where it can be stopped. Any thread, also after the answer."""
 
     def close(self) -> None:
-        """Ends its threads and closes the model. Called once, when no handle is left and every call is answered."""
+        """Ends its threads and closes the models. Called once, when no handle is left and every call is answered."""
 
 
-def resize(servable: Servable, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
-    """See :meth:`Traits.resize`; False for a servable without."""
-    found: Callable[[Sequence[Model], Collection[Model]], bool] | None = getattr(servable, "resize", None)
-    return found is not None and found(add, remove)
+class PredictServable(Servable, Protocol):
+    """A servable that answers tensors with tensors."""
+
+    def submit(self, call: PredictCall) -> None: ...
+
+    def cancel(self, call: PredictCall) -> None: ...
+
+
+class FixedInstances:
+    """The part of a :class:`Servable` that keeps the instances that it was made with."""
+
+    def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
     """One run of a model. ``rows`` are those of requests, ``padding`` those added to reach an allowed size;
-    ``queue_seconds`` has the wait of every call in it. ``moving_seconds``: of ``run_seconds``, the time for putting
+    ``queue_seconds`` has the wait of every call in it. ``copy_seconds``: of ``run_seconds``, the time for putting
     inputs together and for handing outputs out."""
 
     id: ServableId
@@ -246,20 +276,11 @@ class BatchReport:
     run_seconds: float
     queue_seconds: tuple[float, ...]
     ok: bool
-    moving_seconds: tuple[float, float] = (0.0, 0.0)
+    copy_seconds: tuple[float, float] = (0.0, 0.0)
 
 
 OnBatch = Callable[[BatchReport], None]
 """Told about every run, on the thread that ran it, before the callers are; must be short and must not raise."""
 
-
-def nobody_counts(report: BatchReport) -> None:
-    """For servers without metrics."""
-
-
-OnCall = Callable[[ServableId, PredictCall, Mapping[str, Tensor] | Status], None]
-"""Told about every call that has ended, and how, whoever made it; must be short and must not raise."""
-
-
-def nobody_asks(servable_id: ServableId, call: PredictCall, result: Mapping[str, Tensor] | Status) -> None:
-    """For servers without statistics of calls."""
+OnCall = Callable[[ServableId, ServableCall, Mapping[str, Tensor] | Status], None]
+"""Told about every call that has ended, and how; must be short and must not raise."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from tfs_lite.core.model import Model, PredictCall, Servable, resize
+from tfs_lite.core.model import Model, PredictCall, PredictServable
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -34,7 +34,7 @@ class CachedServable:
 
     def __init__(
         self,
-        inner: Servable,
+        inner: PredictServable,
         cache: ResponseCache,
         servable_id: ServableId,
         *,
@@ -45,19 +45,12 @@ class CachedServable:
         is how many answers may wait for earlier ones (Triton's ``preserve_ordering``); with 0 hits overtake."""
         self.inner = inner
         self.id = servable_id
-        self.max_batch_size: int = getattr(inner, "max_batch_size", 0)
-        self.labels: Mapping[str, Sequence[str]] = getattr(inner, "labels", {})
-        self.decoupled: bool = getattr(inner, "decoupled", False)
-        self.keeps_sequences = False
+        self.traits = inner.traits
         self._cache = cache
         self._ordered = ordered
         self._order = Order() if ordered else None
         self._monotonic = monotonic
         cache.open(servable_id)
-
-    @property
-    def platform(self) -> str:
-        return self.inner.platform
 
     @property
     def signatures(self) -> Mapping[str, Signature]:
@@ -74,10 +67,6 @@ class CachedServable:
     @property
     def models(self) -> Sequence[Model]:
         return self.inner.models
-
-    @property
-    def has_item_steps(self) -> bool:
-        return bool(getattr(self.inner, "has_item_steps", False))
 
     def submit(self, call: PredictCall) -> None:
         """As the inner servable; also UNAVAILABLE when too many answers wait for an earlier one."""
@@ -106,7 +95,7 @@ class CachedServable:
 
     def resize(self, add: Sequence[Model] = (), remove: Collection[Model] = ()) -> bool:
         """As the inner servable; kept answers stay."""
-        return resize(self.inner, add, remove)
+        return self.inner.resize(add, remove)
 
     def close(self) -> None:
         self.inner.close()
@@ -114,9 +103,8 @@ class CachedServable:
 
     def _versions(self) -> tuple[ServableId, ...]:
         """The answer of an ensemble depends on the versions of its models, too."""
-        versions: Callable[[], tuple[ServableId, ...]] = getattr(self.inner, "versions", tuple)
         try:
-            return versions()
+            return self.traits.versions()
         except ServingError:
             return ()  # a model is missing, and the call will fail
 

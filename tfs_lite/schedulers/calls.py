@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from tfs_lite.core.model import BatchReport, OnBatch, PredictCall
+from tfs_lite.core.model import BatchReport, OnBatch, ServableCall
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
 
@@ -16,7 +16,7 @@ CANCELLED = Status(StatusCode.CANCELLED, "the caller cancelled the request")
 logger = logging.getLogger(__name__)
 
 
-def finish(call: PredictCall, answer: Answer, name: str) -> None:
+def finish(call: ServableCall, answer: Answer, name: str) -> None:
     """Answers a call; ``name`` is the servable it was sent to, for the log."""
     try:
         call.on_done(answer)

@@ -11,9 +11,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, Traits, WorkerLost, nobody_counts
+from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, Traits, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode
@@ -33,7 +35,7 @@ class _Instance:
         self.thread = threading.Thread(target=serve, args=(self,), name=name, daemon=True)
 
 
-class DecoupledServable(Traits):
+class DecoupledServable:
     """A :class:`~tfs_lite.core.model.Servable`. One thread for each model.
 
     Promises: answers of a call come in order, and ``on_done`` once, after the last; a call that is cancelled or whose
@@ -42,8 +44,6 @@ class DecoupledServable(Traits):
     model raises, also after some answers.
     """
 
-    decoupled = True
-
     def __init__(
         self,
         models: Sequence[Model],
@@ -51,11 +51,12 @@ class DecoupledServable(Traits):
         *,
         clock: Clock,
         max_queued_calls: int = 1000,
-        on_batch: OnBatch = nobody_counts,
+        on_batch: OnBatch = ignore,
+        traits: Traits | None = None,
     ) -> None:
-        """Takes the models over: closes them in the end."""
+        """Takes the models over: closes them in the end. ``traits`` None: those of the platform alone."""
+        self.traits = replace(traits or Traits(models[0].platform), decoupled=True)
         self._id = servable_id
-        self._platform = models[0].platform
         self._signatures = models[0].signatures
         self._name = f"{servable_id.name}-{servable_id.version}"
         self._clock = clock
@@ -76,10 +77,6 @@ class DecoupledServable(Traits):
     def models(self) -> Sequence[Model]:
         with self._changed:
             return tuple(instance.model for instance in self._instances)
-
-    @property
-    def platform(self) -> str:
-        return self._platform
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
-from tfs_lite.core.model import Model, PredictCall, Servable, Traits, resize
+from tfs_lite.core.model import Model, PredictCall, PredictServable
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.rules import BatchRule
@@ -78,7 +78,7 @@ class _PendingCall:
     answered: bool = field(default=False)
 
 
-class ItemServable(Traits):
+class ItemServable:
     """A :class:`~tfs_lite.core.model.Servable` in front of another one, for models that have item steps.
 
     Order: ``submit``, ``cancel`` and ``resize`` any number of times, then ``close`` once. Threads: all any, but
@@ -94,7 +94,7 @@ class ItemServable(Traits):
 
     def __init__(
         self,
-        inner: Servable,
+        inner: PredictServable,
         models: Sequence[Model],
         name: str,
         *,
@@ -105,6 +105,7 @@ class ItemServable(Traits):
         """Takes ``inner`` over, which closes the ``models`` in the end; calls go to them in turn. ``name`` is for
         threads and messages, ``max_waiting`` bounds the calls before ``preprocess``."""
         self.inner = inner
+        self.traits = replace(inner.traits, has_item_steps=True)
         self._name = name
         self._max_waiting = max_waiting
         self._monotonic = monotonic
@@ -124,16 +125,8 @@ class ItemServable(Traits):
             thread.start()
 
     @property
-    def platform(self) -> str:
-        return self.inner.platform
-
-    @property
     def signatures(self) -> Mapping[str, Signature]:
         return self.inner.signatures
-
-    @property
-    def has_item_steps(self) -> bool:
-        return True
 
     @property
     def pending(self) -> int:
@@ -177,7 +170,7 @@ class ItemServable(Traits):
         """A model leaves the inner servable when the last call that has begun with it is answered."""
         staying = [model for model in self._rotation if all(model is not one for one in remove)]
         with self._resizing:
-            if not (staying or add) or not resize(self.inner, add):
+            if not (staying or add) or not self.inner.resize(add):
                 return False
         with self._changed:
             self._rotation = deque((*staying, *add))
@@ -192,7 +185,7 @@ class ItemServable(Traits):
             self._leaving = [model for model in self._leaving if id(model) in self._open_calls]
         if free:
             with self._resizing:
-                resize(self.inner, (), free)
+                self.inner.resize((), free)
 
     def close(self) -> None:
         """Answers what waits for ``preprocess``, ends the threads after what has run, closes the inner servable."""

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import BatchReport, OnBatch, PredictCall
+from tfs_lite.core.model import BatchReport, OnBatch, ServableCall
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.state import ManagerState, ServableState
@@ -30,8 +30,6 @@ from tfs_lite.serving.sequences.routes import SequenceRoutes
 from tfs_lite.serving.servable_factory import ServableEnvironment
 from tfs_lite.serving.statistics.statistics import InferenceStatistics
 from tfs_lite.serving.statistics.trace_settings import V2Settings
-
-ENSEMBLE = "ensemble"
 
 
 class RequestServices:
@@ -72,7 +70,7 @@ class RequestServices:
             generation=self.generation,
         )
 
-    def on_call(self, servable_id: ServableId, call: PredictCall, result: Mapping[str, Tensor] | Status) -> None:
+    def on_call(self, servable_id: ServableId, call: ServableCall, result: Mapping[str, Tensor] | Status) -> None:
         """A call has ended: a request, or a step of an ensemble."""
         self.statistics.on_call(servable_id, call, result)
         self.settings.on_call(servable_id, call, result)
@@ -80,8 +78,7 @@ class RequestServices:
     def on_event(self, event: ServableState) -> None:
         """Of the manager, on its publisher's thread, under the bus."""
         if event.state is ManagerState.AVAILABLE:
-            ensemble, generates = self._kind_of(event.id)
-            self.statistics.opened(event.id, ensemble, self._load_seconds(event.id), generates)
+            self.statistics.opened(event.id, self._is_ensemble(event.id), self._load_seconds(event.id))
         elif event.state is ManagerState.UNLOADING:
             self.routes.version_leaving(event.id)
         elif event.state is ManagerState.END:
@@ -109,11 +106,9 @@ class RequestServices:
 
         return on_batch
 
-    def _kind_of(self, servable_id: ServableId) -> tuple[bool, bool]:
-        """Whether it is an ensemble, and whether it is a language model."""
+    def _is_ensemble(self, servable_id: ServableId) -> bool:
         try:
             with self._lookup(ModelRef(servable_id.name, servable_id.version)) as handle:
-                servable = handle.servable
-                return servable.platform == ENSEMBLE, bool(getattr(servable, "generates", False))
+                return bool(handle.servable.traits.composing)
         except ServingError:
-            return False, False
+            return False

@@ -25,10 +25,11 @@ from tfs_lite.config.batching import (
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.server_files import read_batching_parameters
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.generation import LanguageModel, ignore_report
+from tfs_lite.core.generation import LanguageModel
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import Model, OnBatch, OnCall, Servable, nobody_asks, nobody_counts
+from tfs_lite.core.model import Model, OnBatch, OnCall, PredictServable, Servable, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature, SymbolicDim
 from tfs_lite.core.status import invalid_argument, not_found
@@ -128,9 +129,9 @@ class ServableEnvironment:
     ``cache`` None means that no responses are cached.
     """
 
-    on_batch: OnBatch = nobody_counts
-    on_run: OnBatch = nobody_counts
-    on_call: OnCall = nobody_asks
+    on_batch: OnBatch = ignore
+    on_run: OnBatch = ignore
+    on_call: OnCall = ignore
     on_forgotten: OnForgotten | None = None
     generation: GenerationMetrics | None = None
     resolve: Resolve = no_other_models
@@ -149,7 +150,7 @@ class ServableFactory:
     def __call__(self, models: Sequence[Model], request: OpenRequest) -> Servable:
         """Takes the models over. Raises ServingError, with the models left to the caller."""
         settings, environment = request.settings, self._environment
-        made: Servable
+        made: PredictServable
         if models and isinstance(models[0], LanguageModel):
             return self._generative(models, request)
         if settings.ensemble_scheduling is not None:
@@ -179,27 +180,23 @@ class ServableFactory:
             request.id,
             engine_settings(wanted, model),
             clock=self._clock,
-            on_step=metrics.on_step if metrics else ignore_report,
-            on_text=metrics.on_text if metrics else ignore_report,
+            on_step=metrics.on_step if metrics else ignore,
+            on_text=metrics.on_text if metrics else ignore,
         )
-        made.stream_idle_timeout = wanted.stream_idle_timeout
         if metrics is not None:
             metrics.watch(request.id, made)
         return made
 
-    def _of_models(self, models: Sequence[Model], request: OpenRequest) -> Servable:
-        settings, labels = request.settings, _labels(request)
-        made: BatchingServable | ItemServable | SequenceServable | DecoupledServable
+    def _of_models(self, models: Sequence[Model], request: OpenRequest) -> PredictServable:
+        settings = request.settings
+        traits = Traits(models[0].platform, settings.max_batch_size, _labels(request))
         if settings.sequence_batching is not None:
-            made = self._sequences(models, request)
-        elif settings.model_transaction_policy.decoupled:
-            made = self._decoupled(models, request)
-        else:
-            made = self._batching(models, request)
-        made.max_batch_size, made.labels = settings.max_batch_size, labels
-        return made
+            return self._sequences(models, request, traits)
+        if settings.model_transaction_policy.decoupled:
+            return self._decoupled(models, request, traits)
+        return self._batching(models, request, traits)
 
-    def _sequences(self, models: Sequence[Model], request: OpenRequest) -> SequenceServable:
+    def _sequences(self, models: Sequence[Model], request: OpenRequest, traits: Traits) -> SequenceServable:
         return SequenceServable(
             models,
             request.id,
@@ -211,7 +208,7 @@ class ServableFactory:
             max_queued=self._batching_options.max_queued_calls,
         )
 
-    def _decoupled(self, models: Sequence[Model], request: OpenRequest) -> DecoupledServable:
+    def _decoupled(self, models: Sequence[Model], request: OpenRequest, traits: Traits) -> DecoupledServable:
         if any(model.worker.kind != "thread" for model in models):
             raise invalid_argument(
                 "model_transaction_policy.decoupled: such a model runs in a thread of the server; say worker: "
@@ -220,7 +217,9 @@ class ServableFactory:
         most, on_run = self._batching_options.max_queued_calls, self._environment.on_run
         return DecoupledServable(models, request.id, clock=self._clock, max_queued_calls=most, on_batch=on_run)
 
-    def _batching(self, models: Sequence[Model], request: OpenRequest) -> BatchingServable | ItemServable:
+    def _batching(
+        self, models: Sequence[Model], request: OpenRequest, traits: Traits
+    ) -> BatchingServable | ItemServable:
         items = models[0].has_item_steps
         settings = self._batching_options.settings(request, list(models[0].signatures.values()))
         inner = BatchingServable(
@@ -231,6 +230,7 @@ class ServableFactory:
             on_batch=self._environment.on_batch if settings.merges else self._environment.on_run,
             threads=self._batching_options.threads,
             rule_of=ItemRule.of if items else BatchRule.of,
+            traits=traits,
         )
         if not items:
             return inner
@@ -238,7 +238,7 @@ class ServableFactory:
         threads = 1 if settings.preserve_ordering else ITEM_THREADS
         return ItemServable(inner, models, name, threads=threads, max_waiting=self._batching_options.max_queued_calls)
 
-    def _cached(self, made: Servable, request: OpenRequest) -> Servable:
+    def _cached(self, made: PredictServable, request: OpenRequest) -> Servable:
         wanted, cache = request.settings.response_cache, self._environment.cache
         if cache is None or wanted is None or not wanted.enable:
             return made

@@ -70,7 +70,7 @@ def test_empty_version_is_loaded_and_answers(version: Path, platform: str) -> No
     assert loader.estimate_resources() == main_ram(0)
     servable = loader.servable
     assert servable is not None
-    assert (servable.platform, list(servable.signatures)) == ("ensemble", [DEFAULT_SIGNATURE])
+    assert (servable.traits.platform, list(servable.signatures)) == ("ensemble", [DEFAULT_SIGNATURE])
     assert ask(servable, {"IN": [1, 2]})[1].outputs["OUT"].tolist() == [2, 3]
     loader.unload()
     assert loader.servable is None

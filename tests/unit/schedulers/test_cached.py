@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tfs_lite.core.model import Model, PredictCall
+from tfs_lite.core.model import Model, PredictCall, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
@@ -257,13 +257,10 @@ def test_answers_that_wait_for_an_earlier_one_are_bounded(make, model):
 class InParts:
     """Answers every call in two parts, or at once if its caller takes none."""
 
-    platform = "test"
+    traits = Traits("test", max_batch_size=7, labels={"y": ("a",)}, decoupled=True)
     signatures = Squares.signatures
     pending = pending_rows = 0
     models = ()
-    decoupled = True
-    max_batch_size = 7
-    labels: ClassVar = {"y": ("a",)}
 
     def __init__(self) -> None:
         self.calls = 0
@@ -298,15 +295,11 @@ def test_answers_in_parts_are_passed_on_and_not_kept(cache):
 
 def test_it_looks_like_the_servable_inside(cache, make, model):
     servable = CachedServable(InParts(), cache, ID)
-    assert (servable.decoupled, servable.max_batch_size, servable.labels) == (True, 7, {"y": ("a",)})
+    assert servable.traits == InParts.traits
     servable.close()
     servable = make()
-    assert (servable.decoupled, servable.max_batch_size, servable.labels) == (False, 0, {})
-    assert (servable.platform, servable.models, servable.signatures) == ("test", (model,), model.signatures)
-    assert (servable.keeps_sequences, servable.has_item_steps, servable.pending, servable.pending_rows) == (
-        *(False, False),
-        *(0, 0),
-    )
+    assert (servable.traits, servable.models, servable.signatures) == (Traits("test"), (model,), model.signatures)
+    assert (servable.pending, servable.pending_rows) == (0, 0)
 
 
 def test_a_version_that_is_unloaded_takes_its_answers_and_counts_with_it(cache, model):

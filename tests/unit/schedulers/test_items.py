@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from tfs_lite.core.model import Model, PredictCall, WorkerLost
+from tfs_lite.core.model import FixedInstances, Model, PredictCall, Traits, WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.schedulers.batching.settings import BatchSettings
@@ -72,10 +72,10 @@ class StepModel(Model):
         return {"y": w + 1, "z": -w}
 
 
-class HeldServable:
+class HeldServable(FixedInstances):
     """Holds calls until ``run``, which answers the oldest; ``now`` answers at once."""
 
-    platform = "test"
+    traits = Traits("test")
     signatures: ClassVar = {DEFAULT_SIGNATURE: SIGNATURE}
 
     def __init__(self, now: bool = False) -> None:
@@ -209,7 +209,7 @@ def test_only_the_outputs_asked_for_come_back(serve):
 
 def test_it_shows_what_the_inner_servable_shows(serve, inner):
     servable = serve(inner)
-    assert servable.platform == "test"
+    assert servable.traits == Traits("test", has_item_steps=True)
     assert servable.signatures is inner.signatures
 
 

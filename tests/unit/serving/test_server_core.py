@@ -50,7 +50,7 @@ def test_handle_gives_the_version_asked_for_and_holds_it(start: Start, publish: 
         publish("m", 2)
         wait_until(lambda: state(core, 2) is VersionState.AVAILABLE, "version 2 is available", 30)
         wait_until(lambda: state(core, 1) is VersionState.UNLOADING, "version 1 waits for its handle", 30)
-        assert handle.servable.platform == "pytorch_export"
+        assert handle.servable.traits.platform == "pytorch_export"
     wait_until(lambda: state(core, 1) is VersionState.END, "version 1 is unloaded", 30)
 
 

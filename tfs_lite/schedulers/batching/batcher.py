@@ -13,8 +13,9 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock, Timer
-from tfs_lite.core.model import Model, OnBatch, PredictCall, Traits, WorkerLost, nobody_counts
+from tfs_lite.core.model import Model, OnBatch, PredictCall, Traits, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode
@@ -35,7 +36,7 @@ call that is cancelled or late has left the queue, but its answer waits."""
 logger = logging.getLogger(__name__)
 
 
-class BatchingServable(Traits):
+class BatchingServable:
     """A :class:`~tfs_lite.core.model.Servable`.
 
     Order: ``submit``, ``cancel`` and ``resize`` any number of times, then ``close`` once. Threads: all any, but
@@ -54,14 +55,17 @@ class BatchingServable(Traits):
         settings: BatchSettings = ALONE,
         *,
         clock: Clock,
-        on_batch: OnBatch = nobody_counts,
+        on_batch: OnBatch = ignore,
         threads: int = 1,
         rule_of: RuleOf = BatchRule.of,
+        traits: Traits | None = None,
     ) -> None:
         """Takes the models over: closes them in the end. ``threads`` is how many each model gets, as far as it allows
-        them. ``rule_of`` says which calls may share a run."""
+        them. ``rule_of`` says which calls may share a run. ``traits`` None means those of the platform
+        alone."""
         self.id = servable_id
         self.models: Sequence[Model] = tuple(models)
+        self.traits = traits or Traits(models[0].platform)
         self._name = f"{servable_id.name}-{servable_id.version}"
         self._clock = clock
         self._execution = Execution(servable_id, self._name, clock, on_batch, self._ended)
@@ -82,10 +86,6 @@ class BatchingServable(Traits):
         self._saturation = saturation_of(models, len(workers))
         for worker in workers:
             worker.thread.start()
-
-    @property
-    def platform(self) -> str:
-        return self.models[0].platform
 
     @property
     def pending(self) -> int:

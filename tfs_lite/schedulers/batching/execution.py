@@ -51,7 +51,7 @@ class Execution:
             return
         self._ended(queue, ended, sum(sizes), ended - started)
         for call, answer in zip(calls, answers, strict=True):
-            call.run_seconds, call.moving_seconds = ended - started, moving
+            call.run_seconds, call.copy_seconds = ended - started, moving
             finish(call, answer, self._name)
         if lost is not None:
             raise lost

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
 from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.model import ModelAndVersion
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode, invalid_argument
 from tfs_lite.schedulers.ensemble.checks import check_steps
 from tfs_lite.schedulers.ensemble.run import pin
-from tfs_lite.schedulers.ensemble.types import Graph, Interface, Step, interface_of
+from tfs_lite.schedulers.ensemble.types import Graph, Step, interface_of
 
 Resolve = Callable[[str, int | None], ServableHandle]
 """Returns a handle for a model's name and version (None means the newest); NOT_FOUND if it is not available."""
-Wanted = tuple[str, int | None]
-"""A model and its version; None means the newest."""
+Wanted = ModelAndVersion
 
 
 def check_models(graph: Graph, resolve: Resolve) -> None:
@@ -41,16 +41,7 @@ def check_models(graph: Graph, resolve: Resolve) -> None:
             raise invalid_argument(f"ensemble {graph.name} contains itself: the steps of ensembles must make no cycle")
         if missing:
             raise _waits_for(graph, missing)
-        check_steps(graph, [_interface_to_check(newest[step.model]) for step in graph.steps])
-
-
-def _interface_to_check(handle: ServableHandle) -> Interface:
-    if getattr(handle.servable, "decoupled", False):
-        raise ServingError(
-            StatusCode.UNIMPLEMENTED,
-            f"model {handle.id.name} gives several answers to a request; ensembles of such models are not served yet",
-        )
-    return pin(handle, interface_of).interface
+        check_steps(graph, [pin(newest[step.model], interface_of).interface for step in graph.steps])
 
 
 def _waits_for(graph: Graph, missing: Sequence[Wanted]) -> ServingError:
@@ -92,18 +83,10 @@ def contains(name: str, models: Iterable[str], resolve: Resolve) -> bool:
         seen.add(model)
         try:
             with resolve(model, None) as handle:
-                open_names.extend(inner for inner, _ in composing_of(handle.servable))
+                open_names.extend(inner for inner, _ in handle.servable.traits.composing)
         except ServingError:
             continue
     return False
-
-
-def composing_of(servable: object) -> tuple[Wanted, ...]:
-    """The models of an ensemble's steps, whatever wraps the ensemble; none for anything else."""
-    while servable is not None and not hasattr(servable, "composing"):
-        servable = getattr(servable, "inner", None)
-    found: tuple[Wanted, ...] = getattr(servable, "composing", ())
-    return found
 
 
 def model_text(wanted: Wanted) -> str:
@@ -118,5 +101,5 @@ def versions_of(wanted: Iterable[Wanted], resolve: Resolve) -> tuple[ServableId,
     for item in wanted:
         with resolve(*item) as handle:
             found.append(handle.id)
-            found.extend(versions_of(composing_of(handle.servable), resolve))
+            found.extend(versions_of(handle.servable.traits.composing, resolve))
     return tuple(found)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import cast
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import OnCall, PredictCall, Servable
+from tfs_lite.core.model import OnCall, PredictCall, PredictServable
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, check_input_names, find_signature
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.dtypes import Array
@@ -43,14 +43,20 @@ class Pin:
     """The version that runs a step of this request, whatever is loaded meanwhile."""
 
     handle: ServableHandle
-    servable: Servable
+    servable: PredictServable
     signature: Signature
     interface: Interface
 
 
 def pin(handle: ServableHandle, interface_of: Callable[[Signature], Interface]) -> Pin:
-    """FAILED_PRECONDITION for a model that has no signature of the usual name."""
-    servable: Servable = handle.servable
+    """FAILED_PRECONDITION for a model that has no signature of the usual name, UNIMPLEMENTED for one that gives several
+    answers."""
+    servable: PredictServable = handle.servable
+    if servable.traits.decoupled:
+        raise ServingError(
+            StatusCode.UNIMPLEMENTED,
+            f"model {handle.id.name} gives several answers to a request; ensembles of such models are not served yet",
+        )
     signature = find_signature(servable.signatures, DEFAULT_SIGNATURE)
     return Pin(handle, servable, signature, interface_of(signature))
 
@@ -222,8 +228,8 @@ class EnsembleRun:
         call = self._call
         call.queue_seconds += step_call.queue_seconds
         call.run_seconds += step_call.run_seconds
-        before, behind = step_call.moving_seconds
-        call.moving_seconds = (call.moving_seconds[0] + before, call.moving_seconds[1] + behind)
+        before, behind = step_call.copy_seconds
+        call.copy_seconds = (call.copy_seconds[0] + before, call.copy_seconds[1] + behind)
 
     def _end(self, step: Step, result: Answer) -> None:
         with self._lock:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import Model, OnCall, PredictCall, SequenceFlags, nobody_asks
+from tfs_lite.core.model import FixedInstances, Model, OnCall, PredictCall, SequenceFlags, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -35,6 +36,8 @@ __all__ = ["EnsembleServable", "Resolve", "ResolveSequence"]
 ResolveSequence = Callable[[str, int | None, SequenceFlags], ServableHandle]
 """Like ``Resolve``, for a request of a sequence, which stays with the version that it began on."""
 
+ENSEMBLE = "ensemble"
+"""The platform."""
 MAX_REQUESTS = 1000
 MAX_DEPTH = 16
 """Ensembles inside one another."""
@@ -42,7 +45,7 @@ MAX_PLANS = 64
 """Choices of outputs that are remembered."""
 
 
-class EnsembleServable:
+class EnsembleServable(FixedInstances):
     """A :class:`~tfs_lite.core.model.Servable`, and a model of another ensemble as well.
 
     Order: ``submit`` and ``cancel`` any number of times, then ``close`` once. Threads: all any. Promises: every call is
@@ -53,15 +56,12 @@ class EnsembleServable:
     ``in ensemble 'NAME', `` before them.
     """
 
-    platform = "ensemble"
-    decoupled = False
-
     def __init__(
         self,
         servable_id: ServableId,
         model_settings: ModelSettings,
         resolve: Resolve,
-        on_call: OnCall = nobody_asks,
+        on_call: OnCall = ignore,
         *,
         resolve_sequence: ResolveSequence | None = None,
         max_requests: int = MAX_REQUESTS,
@@ -83,6 +83,14 @@ class EnsembleServable:
         scheduling = model_settings.ensemble_scheduling
         self._max_requests = (scheduling.max_inflight_requests if scheduling else 0) or max_requests
         self._wanted = {step.index: wanted_by(step) for step in self._graph.steps}
+        composing = tuple(dict.fromkeys(self._wanted.values()))
+        self.traits = Traits(
+            ENSEMBLE,
+            max_batch_size=self._graph.max_batch_size,  # 0: its tensors have no batch dimension
+            labels=_Labels(self.origins, resolve),
+            composing=composing,
+            versions=partial(versions_of, composing, resolve),
+        )
         self._interfaces: dict[Wanted, tuple[Signature, Interface]] = {}  # by the last version seen; a write is atomic
         self._plans: dict[tuple[str, ...], Plan] = {}  # like it
         self._lock = threading.Lock()  # guards the two below
@@ -95,43 +103,15 @@ class EnsembleServable:
         return self._signatures
 
     @property
-    def max_batch_size(self) -> int:
-        """0 means that its tensors have no batch dimension."""
-        return self._graph.max_batch_size
-
-    @property
-    def composing(self) -> tuple[Wanted, ...]:
-        """The models of its steps, each once, by name and version (None means the newest)."""
-        return tuple(dict.fromkeys(self._wanted.values()))
-
-    @property
     def origins(self) -> Mapping[str, tuple[Wanted, str]]:
         """For each output the model that gives it, and that model's name for it."""
         makers = self._graph.makers
         made = {name: makers[name] for name in self._graph.signature.output_names if name in makers}
         return {name: (wanted_by(step), output) for name, (step, output) in made.items()}
 
-    @property
-    def labels(self) -> Mapping[str, Sequence[str]]:
-        """Labels of the classes, by output: those of the models that give the outputs, as far as they are available."""
-        found: dict[str, Sequence[str]] = {}
-        for name, (wanted, output) in self.origins.items():
-            try:
-                with self._resolve(*wanted) as handle:
-                    labels = getattr(handle.servable, "labels", {})
-            except ServingError:
-                continue
-            if output in labels:
-                found[name] = labels[output]
-        return found
-
     def missing(self) -> tuple[Wanted, ...]:
-        """The models of :attr:`composing` that are not available now; requests fail as long as there are any."""
-        return missing_of(self.composing, self._resolve)
-
-    def versions(self) -> tuple[ServableId, ...]:
-        """Which versions a call would use now, those of ensembles inside included. NOT_FOUND if one is missing."""
-        return versions_of(self.composing, self._resolve)
+        """The models of ``traits.composing`` that are not available now; requests fail as long as there are any."""
+        return missing_of(self.traits.composing, self._resolve)
 
     @property
     def pending(self) -> int:
@@ -237,3 +217,26 @@ class EnsembleServable:
         if known is None or known[0] is not signature:
             known = self._interfaces[wanted] = (signature, interface_of(signature))
         return known[1]
+
+
+class _Labels(Mapping[str, Sequence[str]]):
+    """Names of classes, by output: those of the models that give the outputs, as far as these are available now."""
+
+    def __init__(self, origins: Mapping[str, tuple[Wanted, str]], resolve: Resolve) -> None:
+        self._origins = origins
+        self._resolve = resolve
+
+    def __getitem__(self, name: str) -> Sequence[str]:
+        wanted, output = self._origins[name]
+        try:
+            with self._resolve(*wanted) as handle:
+                labels: Mapping[str, Sequence[str]] = handle.servable.traits.labels
+                return labels[output]
+        except ServingError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._origins if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Sequence
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.generation import (
     EngineState,
@@ -23,7 +24,6 @@ from tfs_lite.core.generation import (
     SampledToken,
     Step,
     StepReport,
-    ignore_report,
 )
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status, StatusCode
@@ -61,8 +61,8 @@ class Engine:
         *,
         clock: Clock,
         loop: StepLoop,
-        on_step: OnStep = ignore_report,
-        on_text: OnText = ignore_report,
+        on_step: OnStep = ignore,
+        on_text: OnText = ignore,
     ) -> None:
         """``settings`` must not have more slots, or longer ones, than the model."""
         self._model = model

@@ -13,8 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tfs_lite.core.generation import Piece
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.generation import GenerationCall, Piece
 from tfs_lite.core.status import Status
 from tfs_lite.schedulers.generation.job import Job
 from tfs_lite.schedulers.generation.tokenizing import Work
@@ -40,7 +39,7 @@ class GenerationTask:
     """Any thread may call any method, but for ``on_event``, which is for the engine's. ``arrived`` is in seconds of the
     servable's clock."""
 
-    def __init__(self, call: PredictCall, arrived: float) -> None:
+    def __init__(self, call: GenerationCall, arrived: float) -> None:
         self.call = call
         self.arrived = arrived
         self.work: Work | None = None

@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.generation import (
     EngineState,
+    GenerationCall,
     LanguageModel,
     Limits,
     OnStep,
@@ -24,10 +26,9 @@ from tfs_lite.core.generation import (
     StepReport,
     TextCodec,
     TextReport,
-    ignore_report,
     join_pieces,
 )
-from tfs_lite.core.model import Model, PredictCall, Traits
+from tfs_lite.core.model import FixedInstances, Model, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, check_output_filter, find_signature
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
@@ -46,12 +47,12 @@ _SEEDS = 2**64
 logger = logging.getLogger(__name__)
 
 
-class GenerativeServable(Traits):
+class GenerativeServable(FixedInstances):
     """A :class:`~tfs_lite.core.model.Servable` around one :class:`~tfs_lite.core.generation.LanguageModel`.
 
     A call has ``texts``, or inputs of the signature (see :func:`~tfs_lite.protocols.generation_tensors.texts_of`). With
     ``on_piece`` it gets every piece, whose ``index`` is the position of the text, and ``on_done`` has no outputs;
-    without, ``on_done`` has the outputs of the signature, or with ``on_part`` these are its only part.
+    without, ``on_done`` has the outputs of the signature.
 
     ``on_done`` is called once, after the last piece, when none of the texts runs any more. A text that fails fails its
     call: the others are cancelled, and no further piece comes. Errors: INVALID_ARGUMENT; UNAVAILABLE (QUEUE_FULL,
@@ -60,11 +61,6 @@ class GenerativeServable(Traits):
     called on the engine's thread, so they must be short.
     """
 
-    generates = True
-    decoupled = True
-    stream_idle_timeout: float
-    """Seconds after which a front end gives up a client that reads nothing. Set only where the config has a value."""
-
     def __init__(
         self,
         model: LanguageModel,
@@ -72,13 +68,15 @@ class GenerativeServable(Traits):
         settings: EngineSettings,
         *,
         clock: Clock,
-        on_step: OnStep = ignore_report,
-        on_text: OnText = ignore_report,
+        on_step: OnStep = ignore,
+        on_text: OnText = ignore,
         loop: StepLoop | None = None,
+        stream_idle_timeout: float | None = None,
     ) -> None:
         """Owns the model, and closes it. ``loop`` None means the shared loop of the process for a CPU model, else a
-        loop of its own."""
+        loop of its own. ``stream_idle_timeout`` is as in :class:`~tfs_lite.core.model.Traits`."""
         self.model = model
+        self.traits = Traits(model.platform, decoupled=True, generates=True, stream_idle_timeout=stream_idle_timeout)
         self.id = servable_id
         self._name = f"model {servable_id.name} version {servable_id.version}"
         short = f"{servable_id.name}-{servable_id.version}"
@@ -97,10 +95,6 @@ class GenerativeServable(Traits):
         self._engine = Engine(
             model, servable_id, settings, clock=clock, loop=loop, on_step=self._step_ended, on_text=self._text_ended
         )
-
-    @property
-    def platform(self) -> str:
-        return self.model.platform
 
     @property
     def signatures(self) -> Mapping[str, Signature]:
@@ -144,7 +138,7 @@ class GenerativeServable(Traits):
     def state(self) -> EngineState:
         return self._engine.state()
 
-    def submit(self, call: PredictCall) -> None:
+    def submit(self, call: GenerationCall) -> None:
         """Never blocks: long prompts are tokenized on another thread."""
         task = call.ticket = GenerationTask(call, self._clock.monotonic())
         if self._is_late(call):
@@ -156,7 +150,7 @@ class GenerativeServable(Traits):
         else:
             self._prepare_later(task, weight)
 
-    def cancel(self, call: PredictCall) -> None:
+    def cancel(self, call: GenerationCall) -> None:
         """Cancels the call; one that runs ends within a step."""
         task = call.ticket
         if not isinstance(task, GenerationTask):
@@ -266,13 +260,7 @@ class GenerativeServable(Traits):
         )
         if call.outputs:
             outputs = {name: outputs[name] for name in call.outputs}
-        if call.on_part is None:
-            return outputs
-        try:
-            call.on_part(outputs)
-        except Exception:
-            logger.exception("a caller of %s broke its contract: on_part must not raise", self._name)
-        return {}
+        return outputs
 
     def _end(self, task: GenerationTask, answer: Answer) -> None:
         """Answers the call, unless it was answered before."""
@@ -300,7 +288,7 @@ class GenerativeServable(Traits):
         self._last_report = report
         self._on_text(report)
 
-    def _is_late(self, call: PredictCall) -> bool:
+    def _is_late(self, call: GenerationCall) -> bool:
         return call.deadline is not None and call.deadline <= self._clock.monotonic()
 
     def _unloaded(self) -> Status:

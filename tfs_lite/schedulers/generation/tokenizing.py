@@ -1,6 +1,6 @@
 """Checks the texts of a call and tokenizes their prompts; long prompts go to a thread of their own.
 
-PredictCall -> weigh -> light: prepare at once; heavy: [queue] -> prepare on the thread -> Prepared, Prepared, ...
+GenerationCall -> weigh -> light: prepare at once; heavy: [queue] -> prepare on the thread -> Prepared, Prepared, ...
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfs_lite.core.generation import ChatPrompt, Generation, Limits, Prompt, TextCodec, check_generation
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.generation import ChatPrompt, Generation, GenerationCall, Limits, Prompt, TextCodec, check_generation
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.protocols.generation_tensors import INPUT_IDS, MAX_TEXTS, TEXT_INPUT, texts_of
 
@@ -40,7 +39,7 @@ class Prepared:
     limit: int
 
 
-def weigh(call: PredictCall) -> int:
+def weigh(call: GenerationCall) -> int:
     """About how many characters :func:`prepare` would tokenize. A prompt that several texts share counts once."""
     if call.texts:
         return sum(_weight(prompt) for prompt in {id(text.prompt): text.prompt for text in call.texts}.values())
@@ -50,7 +49,7 @@ def weigh(call: PredictCall) -> int:
     )
 
 
-def prepare(call: PredictCall, codec: TextCodec | None, limits: Limits) -> list[Prepared]:
+def prepare(call: GenerationCall, codec: TextCodec | None, limits: Limits) -> list[Prepared]:
     """All texts of a call, checked and tokenized. Any thread; :func:`weigh` says how long it takes.
 
     Texts without a priority of their own get the call's. Raises INVALID_ARGUMENT, with the number of the prompt where

@@ -8,11 +8,13 @@ All requests of a sequence go to one instance, in their order, one at a time.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
-from tfs_lite.core.model import Model, OnBatch, PredictCall, Traits, nobody_counts
+from tfs_lite.core.model import FixedInstances, Model, OnBatch, PredictCall, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Signature
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
@@ -32,7 +34,7 @@ from tfs_lite.schedulers.sequence.settings import (
 from tfs_lite.schedulers.sequence.states import States
 
 
-class SequenceServable(Traits):
+class SequenceServable(FixedInstances):
     """A :class:`~tfs_lite.core.model.Servable` whose calls belong to sequences (``PredictCall.sequence``).
 
     Order: ``submit`` and ``cancel`` any number of times, perhaps ``stop``, then ``close`` once. Threads: all any, but
@@ -52,19 +54,18 @@ class SequenceServable(Traits):
     not a row for each of the inputs', INTERNAL for anything else the model does.
     """
 
-    keeps_sequences = True
-
     def __init__(
         self,
         models: Sequence[Model],
         servable_id: ServableId,
         settings: ModelSettings,
         clock: Clock,
-        on_batch: OnBatch = nobody_counts,
+        on_batch: OnBatch = ignore,
         on_forgotten: OnForgotten | None = None,
         *,
         directory: Path | None = None,
         max_queued: int = MAX_QUEUED,
+        traits: Traits | None = None,
     ) -> None:
         """Takes the models over: closes them in the end. ``settings`` have ``sequence_batching``. ``directory``: where
         the versions of the model lie. ``on_forgotten`` is told the id of every sequence that has ended, and of one that
@@ -74,7 +75,7 @@ class SequenceServable(Traits):
             raise invalid_argument("sequence_batching: a model with preprocess or postprocess cannot have sequences")
         self.id = servable_id
         self.models = tuple(models)
-        self.max_batch_size = settings.max_batch_size
+        self.traits = replace(traits or Traits(models[0].platform, settings.max_batch_size), keeps_sequences=True)
         controls, states = Controls.of(settings), States.of(settings, directory)
         signatures = models[0].signatures
         self._plans = {
@@ -91,10 +92,6 @@ class SequenceServable(Traits):
         else:
             self._runner = DirectWorkers(manager, models, direct_settings_of(settings), on_batch, implicit)
         self._runner.start()
-
-    @property
-    def platform(self) -> str:
-        return self.models[0].platform
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

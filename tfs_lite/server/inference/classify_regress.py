@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.metrics.requests import RequestRecord
@@ -41,10 +42,6 @@ Infer: TypeAlias = Callable[[ModelRef, Message, RequestRecord, float | None], Aw
 """``classify`` and ``regress``: the model, an Input, the record and the deadline -> the response."""
 
 
-def nobody_counts(model: str, examples: int) -> None:
-    """For servers without metrics of examples."""
-
-
 class Inferences:
     """Used on the event loop only. ``max_bytes`` bounds what values that are sent once may fill by being repeated.
     ``on_examples`` is told the model and the number of examples of every MultiInference that was answered."""
@@ -55,7 +52,7 @@ class Inferences:
         check_method_names: bool = False,
         *,
         max_bytes: int = MAX_FILL_BYTES,
-        on_examples: Callable[[str, int], None] = nobody_counts,
+        on_examples: Callable[[str, int], None] = ignore,
         background: BackgroundRunner | None = None,
     ) -> None:
         self._predictor = predictor

@@ -18,9 +18,10 @@ from functools import partial
 from time import monotonic
 from typing import TypeAlias, cast
 
-from tfs_lite.core.generation import Generation, Piece
+from tfs_lite.core.callbacks import ignore
+from tfs_lite.core.generation import Generation, GenerationCall, Piece
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import OnCall, PredictCall, SequenceFlags, Servable, nobody_asks
+from tfs_lite.core.model import OnCall, PredictCall, SequenceFlags, Servable, ServableCall
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import Signature, Tensor
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, invalid_argument
@@ -100,7 +101,7 @@ class Predictor:
         metrics: RequestMetrics,
         max_bytes: int = MAX_FILL_BYTES,
         lookup_sequence: SequenceLookup | None = None,
-        on_call: OnCall = nobody_asks,
+        on_call: OnCall = ignore,
     ) -> None:
         """``lookup_sequence`` is asked instead of ``lookup`` for requests of a sequence; None: they are like others.
         ``on_call`` is told, on the loop, about every call that has ended."""
@@ -166,7 +167,8 @@ class Predictor:
     ) -> PendingRequest:
         """Takes the handle over once it has queued every call."""
         servable: Servable = handle.servable
-        if getattr(servable, "has_item_steps", False):
+        traits = servable.traits
+        if traits.has_item_steps:
             record.late = Reason.JOB_EXPIRED
         if not runs:
             raise invalid_argument("nothing is to be run")
@@ -176,22 +178,9 @@ class Predictor:
         assert deadlines is not None
         request = _Request(handle, outbox, self._metrics, record.late, options, self._on_call)
         now = monotonic()
+        make_call = _generation_call if traits.generates else _predict_call
         calls = [
-            PredictCall(
-                run.signature,
-                self._inputs(signatures, run),
-                run.outputs,
-                deadline,
-                partial(request.done, index),
-                options.priority,
-                options.timeout,
-                sequence=options.sequence,
-                on_part=request.part if options.on_part is not None else None,
-                arrived=now,
-                parameters=options.parameters,
-                texts=options.texts,
-                on_piece=request.piece if options.on_piece is not None else None,
-            )
+            make_call(request, index, run, self._inputs(signatures, run), deadline, now)
             for index, run in enumerate(runs)
         ]
         request.expect(calls)
@@ -219,8 +208,8 @@ class _Request:
     happens on the loop. Holds the version until the last call is answered."""
 
     __slots__ = (
-        *("_calls", "_handle", "_left", "_metrics", "_on_call", "_options", "_outbox"),
-        *("answer", "id", "late", "outputs", "room"),
+        *("_calls", "_handle", "_left", "_metrics", "_on_call", "_outbox"),
+        *("answer", "id", "late", "options", "outputs", "room"),
     )
 
     def __init__(
@@ -238,14 +227,14 @@ class _Request:
         self._left = 0
         self._outbox = outbox
         self._metrics = metrics
-        self._options = options
+        self.options = options
         self._on_call = on_call
-        self._calls: Sequence[PredictCall] = ()
+        self._calls: Sequence[ServableCall] = ()
         self.outputs: list[Mapping[str, Array]] = []
         self.room = _NO_ROOM if options.on_part is None else threading.Semaphore(MAX_PARTS)
         self.answer: asyncio.Future[Sequence[Mapping[str, Array]]] = outbox.loop.create_future()
 
-    def expect(self, calls: Sequence[PredictCall]) -> None:
+    def expect(self, calls: Sequence[ServableCall]) -> None:
         """Before the first is submitted."""
         self._calls = calls
         self._left = len(calls)
@@ -289,13 +278,50 @@ class _Request:
     def _pass_on(self, index: int, result: Result | Piece) -> None:
         if self.answer.done():
             return
-        if index == _PART and self._options.on_part is not None:
-            self._options.on_part(self.id, cast("Mapping[str, Array]", result))
-        elif index == _PIECE and self._options.on_piece is not None:
-            self._options.on_piece(self.id, cast("Piece", result))
+        if index == _PART and self.options.on_part is not None:
+            self.options.on_part(self.id, cast("Mapping[str, Array]", result))
+        elif index == _PIECE and self.options.on_piece is not None:
+            self.options.on_piece(self.id, cast("Piece", result))
 
 
 _Posted: TypeAlias = tuple[_Request, int, Result | Piece]
+
+
+def _predict_call(
+    request: _Request, index: int, run: Run, inputs: Mapping[str, Array], deadline: float | None, now: float
+) -> ServableCall:
+    options = request.options
+    return PredictCall(
+        run.signature,
+        inputs,
+        run.outputs,
+        deadline,
+        partial(request.done, index),
+        options.priority,
+        options.timeout,
+        now,
+        sequence=options.sequence,
+        on_part=request.part if options.on_part is not None else None,
+    )
+
+
+def _generation_call(
+    request: _Request, index: int, run: Run, inputs: Mapping[str, Array], deadline: float | None, now: float
+) -> ServableCall:
+    options = request.options
+    return GenerationCall(
+        run.signature,
+        inputs,
+        run.outputs,
+        deadline,
+        partial(request.done, index),
+        options.priority,
+        options.timeout,
+        now,
+        texts=options.texts,
+        on_piece=request.piece if options.on_piece is not None else None,
+        parameters=options.parameters,
+    )
 
 
 class PendingRequest:
@@ -308,7 +334,7 @@ class PendingRequest:
         request: _Request,
         servable: Servable,
         runs: Sequence[Run],
-        calls: Sequence[PredictCall],
+        calls: Sequence[ServableCall],
         record: RequestRecord,
         deadline: float | None,
         deadlines: Deadlines[_Request],

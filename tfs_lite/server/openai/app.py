@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tfs_lite.core.generation import Piece, TextCodec, join_pieces
+from tfs_lite.core.generation import LanguageServable, Piece, TextCodec, is_language_servable, join_pieces
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
@@ -81,14 +81,13 @@ def is_openai(path: str) -> bool:
 class _OpenAiCall:
     """One request. ``codec`` and ``retry_seconds`` are those of the model once it is found."""
 
-    __slots__ = ("_arrived", "_servable", "call", "codec", "record", "ref", "sent")
+    __slots__ = ("_arrived", "_servable", "call", "record", "ref", "sent")
 
     def __init__(self, record: RequestRecord, call: HttpCall, arrived: float) -> None:
         self.record = record
         self.call = call
         self._arrived = arrived
-        self._servable: Servable | None = None
-        self.codec: TextCodec | None = None
+        self._servable: LanguageServable | None = None
         self.sent: OpenAiRequest
         self.ref: ModelRef
 
@@ -99,17 +98,22 @@ class _OpenAiCall:
 
     @property
     def retry_seconds(self) -> float:
-        return float(getattr(self._servable, "retry_seconds", 1.0))
+        """After how long a request that was refused may be tried again."""
+        return 1.0 if self._servable is None else self._servable.retry_seconds
+
+    @property
+    def codec(self) -> TextCodec | None:
+        return None if self._servable is None else self._servable.codec
 
     def idle(self, usual: float) -> float:
         """Seconds after which a reader is given up: those of the model's settings, where it has some."""
-        return float(getattr(self._servable, "stream_idle_timeout", usual))
+        own = None if self._servable is None else self._servable.traits.stream_idle_timeout
+        return usual if own is None else own
 
     def plan(self, servable: Servable) -> Sequence[Run]:
-        if not getattr(servable, "generates", False):
+        if not is_language_servable(servable):
             raise FieldError("model", f"The model '{self.sent.model}' is no language model")
-        self.codec = getattr(servable, "codec", None)
-        if self.codec is None and not self.sent.token_ids:
+        if servable.codec is None and not self.sent.token_ids:
             message = f"The model '{self.sent.model}' has no tokenizer and answers no text; set return_token_ids"
             raise FieldError("return_token_ids", message)
         self._servable = servable

@@ -85,4 +85,4 @@ class OpenAiModels:
 
     def _is_language_model(self, ref: ModelRef) -> bool:
         with self._lookup(ref) as handle:
-            return bool(getattr(handle.servable, "generates", False))
+            return bool(handle.servable.traits.generates)

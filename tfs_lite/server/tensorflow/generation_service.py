@@ -104,7 +104,7 @@ class PredictStreamedService:
         _check_state(request)
 
         def plan(servable: Servable) -> Sequence[Run]:
-            if not getattr(servable, "generates", False):
+            if not servable.traits.generates:
                 message = f"model '{model.name}' is no language model: it has no pieces to stream; call Predict"
                 raise ServingError(StatusCode.UNIMPLEMENTED, message)
             signatures = servable.signatures

@@ -3,22 +3,20 @@
     InferRequest -> version -> checks, shared memory -> Predictor
                                                         -> wanted outputs, classes, shared memory -> InferAnswer
 
-The models say with attributes of their servables what V2 wants to know beside the signatures: ``max_batch_size``,
-``decoupled`` (several answers to a request, or none), ``labels`` (of the classes, by output) and ``generates``: a
-language model answers whole, or piece by piece to whoever wants pieces.
+A decoupled model may have several answers to a request, or none. A language model answers whole, or piece by piece
+where the client takes pieces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from tfs_lite.core.generation import Piece
-from tfs_lite.core.model import Servable
+from tfs_lite.core.model import Servable, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
+from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
 from tfs_lite.protocols.dtypes import Array
@@ -44,17 +42,6 @@ class SharedMemory(Protocol):
         """The tensor that is there; it may be read-only. ``name`` and ``model`` are for messages."""
 
     def write(self, place: SharedMemoryPlace, array: Array) -> object: ...
-
-
-@dataclass(slots=True)
-class _Traits:
-    """What V2 wants to know of the version that answers."""
-
-    max_batch_size: int = 0
-    decoupled: bool = False
-    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ()
-    generates: bool = False
 
 
 OnAnswer = Callable[[InferAnswer], None]
@@ -101,7 +88,9 @@ class V2Inference:
 
         def plan(servable: Servable) -> Sequence[Run]:
             signatures = servable.signatures
-            started.traits = traits = _traits_of(servable, signatures)
+            started.traits = traits = servable.traits
+            declared = signatures.get(DEFAULT_SIGNATURE)
+            started.outputs = declared.output_names if declared is not None else ()
             if traits.decoupled and not traits.generates and on_part is None:
                 raise ServingError(StatusCode.UNIMPLEMENTED, _DECOUPLED)
             started.found = True
@@ -149,18 +138,6 @@ class V2Inference:
         return lookup_error(request.model, request.version, self._versions_of(request.model))
 
 
-def _traits_of(servable: Servable, signatures: Mapping[str, Signature]) -> _Traits:
-    signature = signatures.get(DEFAULT_SIGNATURE)
-    generates = getattr(servable, "generates", False)
-    return _Traits(
-        0 if generates else getattr(servable, "max_batch_size", None) or 0,
-        getattr(servable, "decoupled", False),
-        getattr(servable, "labels", {}),
-        signature.output_names if signature is not None else (),
-        generates,
-    )
-
-
 def _is_left_out(tensor: SentTensor) -> bool:
     """Whether it is an empty list of ``generate``, which says as much as nothing where every input is optional."""
     return isinstance(tensor, RawTensor) and not tensor.shape and not len(tensor.data)
@@ -170,7 +147,18 @@ class PendingV2Request:
     """A request that is queued. On the loop only. ``traits`` and ``inside`` are there once it has begun. ``complete``:
     the last piece of a text has been told."""
 
-    __slots__ = ("_brief", "_failure", "_in_pieces", "_memory", "_request", "complete", "found", "inside", "traits")
+    __slots__ = (
+        "_brief",
+        "_failure",
+        "_in_pieces",
+        "_memory",
+        "_request",
+        "complete",
+        "found",
+        "inside",
+        "outputs",
+        "traits",
+    )
 
     def __init__(self, request: InferRequest, memory: SharedMemory | None, in_pieces: bool, brief: bool) -> None:
         self._request = request
@@ -180,7 +168,8 @@ class PendingV2Request:
         self._failure: ServingError | None = None
         self.complete = False
         self.found = False
-        self.traits = _Traits()
+        self.traits = Traits("")
+        self.outputs: tuple[str, ...] = ()
         self.inside: PendingRequest
 
     @property
@@ -202,7 +191,7 @@ class PendingV2Request:
 
     def took(self) -> None:
         """The client has been sent a part; the model may go on if it waited for that, which none does for pieces."""
-        if not (self.generates and self._in_pieces):
+        if not self.generates:
             self.inside.took()
 
     def cancel(self) -> None:
@@ -221,7 +210,7 @@ class PendingV2Request:
 
     def tell_piece(self, on_part: OnAnswer, servable_id: ServableId, piece: Piece) -> None:
         """The same for a piece of a text."""
-        has_text = TEXT_OUTPUT in self.traits.outputs
+        has_text = TEXT_OUTPUT in self.outputs
         self.complete = piece.finish is not None
         if self._brief and not self.complete and not (piece.text if has_text else piece.tokens):
             return
@@ -232,9 +221,9 @@ class PendingV2Request:
 
     def make_answer(self, servable_id: ServableId, outputs: Mapping[str, Array]) -> InferAnswer:
         """The wanted outputs that are there, in the order in which they were wanted, or in the model's."""
-        request, traits = self._request, self.traits
+        request = self._request
         wanted = {output.name: output for output in request.outputs}
-        names = wanted or self._readable or traits.outputs or outputs
+        names = wanted or self._readable or self.outputs or outputs
         found = {name: self._finished(outputs[name], name, wanted.get(name)) for name in names if name in outputs}
         return InferAnswer(servable_id, request.id, found, wanted)
 
@@ -243,7 +232,7 @@ class PendingV2Request:
         """The outputs of a brief answer; nothing if it is none."""
         if not (self._brief and self.generates):
             return ()
-        return (TEXT_OUTPUT if TEXT_OUTPUT in self.traits.outputs else TOKEN_IDS, FINISH_REASON)
+        return (TEXT_OUTPUT if TEXT_OUTPUT in self.outputs else TOKEN_IDS, FINISH_REASON)
 
     def _finished(self, array: Array, name: str, wanted: WantedOutput | None) -> Array:
         if wanted is None:

@@ -103,7 +103,7 @@ class V2ServerControl:
             return ModelMetadata(
                 name,
                 tuple(map(str, ready)),
-                servable.platform,
+                servable.traits.platform,
                 tuple(map(_tensor, signature.inputs if signature else ())),
                 tuple(map(_tensor, signature.outputs if signature else ())),
             )
@@ -114,7 +114,7 @@ class V2ServerControl:
             return config_message(
                 self._core.settings_of(servable),
                 name,
-                servable.platform,
+                servable.traits.platform,
                 _main(servable.signatures),
                 gpu=uses_gpu(self._core.options.device),
             )

@@ -81,7 +81,7 @@ class SequenceRoutes:
 
     def _begin(self, ref: ModelRef, id: SequenceId) -> ServableHandle:
         handle = self._lookup(ref)
-        if not getattr(handle.servable, "keeps_sequences", False):
+        if not handle.servable.traits.keeps_sequences:
             return handle
         share = HandleShare(handle)
         given = share.take()

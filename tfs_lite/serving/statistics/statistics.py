@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfs_lite.core.model import BatchReport, PredictCall
+from tfs_lite.core.generation import GenerationCall
+from tfs_lite.core.model import BatchReport, PredictCall, ServableCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -92,7 +93,6 @@ class _Version:
     """The counts of one loaded version."""
 
     ensemble: bool = False
-    generates: bool = False
     last: int = 0
     rows: int = 0
     runs: int = 0
@@ -128,18 +128,16 @@ class InferenceStatistics:
         servable_id: ServableId,
         ensemble: bool = False,
         load_seconds: float | None = None,
-        generates: bool = False,
     ) -> None:
-        """``ensemble``, ``generates`` (a language model): it has no runs of its own; its requests are counted as
-        such."""
+        """``ensemble``: it has no runs of its own; its requests are counted as such, as a language model's are."""
         with self._lock:
-            self._versions[servable_id] = _Version(ensemble, generates, load_seconds=load_seconds)
+            self._versions[servable_id] = _Version(ensemble, load_seconds=load_seconds)
 
     def closed(self, servable_id: ServableId) -> None:
         with self._lock:
             self._versions.pop(servable_id, None)
 
-    def on_call(self, servable_id: ServableId, call: PredictCall, result: Mapping[str, Tensor] | Status) -> None:
+    def on_call(self, servable_id: ServableId, call: ServableCall, result: Mapping[str, Tensor] | Status) -> None:
         """A request has ended."""
         failed = isinstance(result, Status)
         if failed and not call.admitted:
@@ -149,7 +147,7 @@ class InferenceStatistics:
             version = self._versions.get(servable_id)
             if version is None:
                 return
-            if call.part_seconds is not None:
+            if isinstance(call, PredictCall) and call.part_seconds is not None:
                 _count_parts(version, call.part_seconds, result)
             if isinstance(result, Status):
                 version.failed.add(seconds)
@@ -157,19 +155,20 @@ class InferenceStatistics:
                 return
             version.success.add(seconds)
             version.queue.add(call.queue_seconds)
-            if call.cached:
+            if isinstance(call, PredictCall) and call.cached:
                 return
-            if version.ensemble or version.generates:
-                rows = _texts(call) if version.generates else _rows(call)
-                self._count_run(version, rows, call.run_seconds, (0.0, 0.0))
-            version.compute.add(call.run_seconds, call.moving_seconds)
+            if isinstance(call, GenerationCall):
+                self._count_run(version, _texts(call), call.run_seconds, (0.0, 0.0))
+            elif version.ensemble:
+                self._count_run(version, _rows(call), call.run_seconds, (0.0, 0.0))
+            version.compute.add(call.run_seconds, call.copy_seconds)
 
     def on_batch(self, report: BatchReport) -> None:
         """A model was run; failed runs count as executions, without rows."""
         with self._lock:
             version = self._versions.get(report.id)
             if version is not None:
-                self._count_run(version, report.rows, report.run_seconds, report.moving_seconds, report)
+                self._count_run(version, report.rows, report.run_seconds, report.copy_seconds, report)
 
     def statistics(self, servable_ids: Iterable[ServableId]) -> list[ModelStatistics]:
         """One entry for each; zeros for a version without requests."""
@@ -239,12 +238,12 @@ def reason_of(status: Status, ensemble: bool) -> str:
     return "BACKEND" if status.code in (StatusCode.INTERNAL, StatusCode.INVALID_ARGUMENT) else "OTHER"
 
 
-def _rows(call: PredictCall) -> int:
+def _rows(call: ServableCall) -> int:
     """Of a request to an ensemble, whose runs are not counted."""
     return max((array.shape[0] for array in call.inputs.values() if array.shape), default=1) or 1
 
 
-def _texts(call: PredictCall) -> int:
+def _texts(call: GenerationCall) -> int:
     """Of a request to a language model."""
     if call.texts:
         return len(call.texts)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.model import ServableCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
@@ -95,7 +95,7 @@ class V2Settings:
             self._tracing = any(found.get("trace_level", ("OFF",)) != ("OFF",) for found in tables)
             return self._settings(model)
 
-    def on_call(self, servable_id: ServableId, call: PredictCall, result: Mapping[str, Tensor] | Status) -> None:
+    def on_call(self, servable_id: ServableId, call: ServableCall, result: Mapping[str, Tensor] | Status) -> None:
         """A request has ended: it may be one that is traced."""
         if self._tracing and call.arrived and self._chosen(servable_id.name):
             traces.info("%s", json.dumps(self._trace(servable_id, call, result)))
@@ -115,14 +115,14 @@ class V2Settings:
             active.left -= active.left > 0
             return True
 
-    def _trace(self, servable_id: ServableId, call: PredictCall, result: Mapping[str, Tensor] | Status) -> object:
+    def _trace(self, servable_id: ServableId, call: ServableCall, result: Mapping[str, Tensor] | Status) -> object:
         started = call.arrived + call.queue_seconds
         moments = {
             "REQUEST_START": call.arrived,
             "QUEUE_START": call.arrived,
             "COMPUTE_START": started,
-            "COMPUTE_INPUT_END": started + call.moving_seconds[0],
-            "COMPUTE_OUTPUT_START": started + call.run_seconds - call.moving_seconds[1],
+            "COMPUTE_INPUT_END": started + call.copy_seconds[0],
+            "COMPUTE_OUTPUT_START": started + call.run_seconds - call.copy_seconds[1],
             "COMPUTE_END": started + call.run_seconds,
             "REQUEST_END": time.monotonic(),
         }

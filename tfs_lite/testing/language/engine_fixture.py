@@ -38,8 +38,16 @@ from tfs_lite.adapters.language.transformers_model import PLATFORM
 from tfs_lite.config.generation import generation_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.generation import Generation, LanguageModel, Piece, StepReport, TextReport, Usage, join_pieces
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.generation import (
+    Generation,
+    GenerationCall,
+    LanguageModel,
+    Piece,
+    StepReport,
+    TextReport,
+    Usage,
+    join_pieces,
+)
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Status
 from tfs_lite.schedulers.generation.servable import GenerativeServable
@@ -131,7 +139,7 @@ def _generated(module: Any, wanted: Generation, room: int) -> Greedy:
 class Told:
     """What has come for one call. Complete, and no more changed, when ``over`` is set."""
 
-    call: PredictCall
+    call: GenerationCall
     on_piece: Callable[[Piece], None] | None = None
     on_over: Callable[[], None] | None = None
     pieces: list[Piece] = field(default_factory=list)
@@ -178,7 +186,7 @@ class Told:
 
 def _told(wanted: Sequence[Generation]) -> Told:
     told: Told
-    call = PredictCall("serving_default", {}, (), None, lambda answer: told.end(answer), texts=tuple(wanted))
+    call = GenerationCall("serving_default", {}, (), None, lambda answer: told.end(answer), texts=tuple(wanted))
     told = Told(call)
     return told
 

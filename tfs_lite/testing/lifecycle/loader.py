@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tfs_lite.core.loader import Loader
+from tfs_lite.core.model import Traits
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -16,6 +17,8 @@ UNAVAILABLE = Status(StatusCode.UNAVAILABLE, "injected failure")
 
 class FakeServable:
     """What a :class:`FakeLoader` loads. ``alive`` turns False when it is unloaded."""
+
+    traits = Traits("fake")
 
     def __init__(self, servable_id: ServableId) -> None:
         self.id = servable_id

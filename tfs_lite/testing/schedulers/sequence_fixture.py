@@ -13,7 +13,7 @@ import threading
 
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.model import SequenceFlags
+from tfs_lite.core.model import SequenceFlags, Traits
 from tfs_lite.core.servable import ModelRef, ServableData, ServableId, ServableRequest
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import ServingError
@@ -28,7 +28,7 @@ M = ModelRef("m")
 class Keeper:
     """A servable that keeps sequences by the rules of the scheduler: START makes one, END ends it."""
 
-    keeps_sequences = True
+    traits = Traits("test", keeps_sequences=True)
 
     def __init__(self, servable_id: ServableId) -> None:
         self.id = servable_id

@@ -10,7 +10,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import Model, PredictCall
+from tfs_lite.core.model import Model, PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode, not_found
@@ -62,21 +62,19 @@ class FunctionModel(Model):
 
 
 class FunctionServable(OwnClockServable):
-    """Every request runs alone, on one thread. ``max_batch_size`` and ``labels`` are what V2 asks for."""
+    """Every request runs alone, on one thread."""
 
     def __init__(self, model: FunctionModel, servable_id: ServableId, max_batch_size: int = 0) -> None:
-        super().__init__([model], servable_id)
-        self.model = model
-        self.max_batch_size = max_batch_size
         self.labels: dict[str, Sequence[str]] = {}
+        super().__init__([model], servable_id, traits=Traits("test", max_batch_size, self.labels))
+        self.model = model
 
 
 class Repeater:
     """A decoupled servable: one answer for each number of the request, and none for none. A negative number is a
     failure."""
 
-    platform = "test"
-    decoupled = True
+    traits = Traits("test", decoupled=True)
     signatures: Mapping[str, Signature] = {DEFAULT_SIGNATURE: REPEAT}
 
     def __init__(self) -> None:

@@ -79,7 +79,7 @@ class HouseControl(V2Settings):
 
     def model_config(self, name: str, version: int | None) -> Message:
         servable = self._house.servables[name, version or 1]
-        settings = ModelSettings(max_batch_size=getattr(servable, "max_batch_size", 0))
+        settings = ModelSettings(max_batch_size=servable.traits.max_batch_size)
         message: Message = config_message(settings, name, "test", self._signature(name, version))
         return message
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from tfs_lite.core.model import Model, PredictCall, WorkerLost
+from tfs_lite.core.model import Model, PredictCall, Traits, WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -153,7 +153,7 @@ def test_calls_run_one_after_the_other_on_one_other_thread(model, answers, serve
 def test_it_shows_what_the_model_shows(model, serve):
     servable = serve(model)
     assert servable.id == ID
-    assert servable.platform == "test"
+    assert servable.traits == Traits("test")
     assert servable.signatures is model.signatures
     assert servable.models == (model,)
     servable.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType
@@ -44,7 +46,7 @@ def test_newest_version_is_checked_whichever_a_step_names(fixture: EnsembleFixtu
 
 def test_model_with_several_answers_is_refused(fixture: EnsembleFixture) -> None:
     servable = fixture.serve("a", adder(1))
-    servable.decoupled = True  # type: ignore[attr-defined]
+    servable.traits = replace(servable.traits, decoupled=True)
     with pytest.raises(ServingError, match="model a gives several answers") as caught:
         fixture.ensemble("e", single("a"))
     assert caught.value.code is StatusCode.UNIMPLEMENTED
@@ -65,4 +67,5 @@ def test_ensemble_looks_like_a_model(fixture: EnsembleFixture) -> None:
         ("IN", DataType.FLOAT, "batch"),
         ("OUT", DataType.FLOAT, "batch"),
     ]
-    assert (e.platform, e.max_batch_size, e.models, e.decoupled, e.pending) == ("ensemble", 8, (), False, 0)
+    assert (e.traits.platform, e.traits.max_batch_size, e.traits.decoupled) == ("ensemble", 8, False)
+    assert (e.models, e.pending) == ((), 0)

@@ -10,7 +10,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.schedulers.cached import CachedServable
-from tfs_lite.schedulers.ensemble.models import composing_of, contains
+from tfs_lite.schedulers.ensemble.models import contains
 from tfs_lite.schedulers.ensemble.servable import MAX_DEPTH, EnsembleServable
 from tfs_lite.schedulers.response_cache import ResponseCache
 from tfs_lite.testing.schedulers.ensembles import (
@@ -41,7 +41,7 @@ def test_ensembles_may_be_steps(fixture: EnsembleFixture) -> None:
     )
     assert ask(outer, {"IN": [0, 0]})[1].outputs["OUT"].tolist() == [22, 22]
     assert fixture.counted() == ["a", "b", "inner", "a", "b", "inner"]
-    assert (outer.composing, inner.composing) == ((("inner", None),), (("a", None), ("b", None)))
+    assert (outer.traits.composing, inner.traits.composing) == ((("inner", None),), (("a", None), ("b", None)))
     assert outer.origins == {"OUT": (("inner", None), "OUT")}
 
 
@@ -89,7 +89,7 @@ def test_ensemble_behind_a_cache_is_looked_into(fixture: EnsembleFixture) -> Non
     fixture.serve("c", adder(1))
     inner = EnsembleServable(ServableId("b", 1), ModelSettings.model_validate(through("c")), fixture.resolve)
     fixture.add(inner.id, CachedServable(inner, ResponseCache(1000), inner.id))
-    assert composing_of(fixture.servables[-1]) == (("c", None),)
+    assert fixture.servables[-1].traits.composing == (("c", None),)
     assert contains("c", ["b"], fixture.resolve)
 
 

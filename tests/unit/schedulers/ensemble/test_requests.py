@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -132,8 +133,9 @@ def test_sequence_that_has_lost_its_version_is_told_so(fixture: EnsembleFixture)
 
 def test_labels_are_those_of_the_models_that_give_the_outputs(fixture: EnsembleFixture) -> None:
     e = diamond(fixture)
-    assert e.labels == {}
-    fixture.servables[1].labels = {"y": ["cat", "dog"], "z": ["other"]}
-    assert e.labels == {"LEFT": ["cat", "dog"]}
+    assert dict(e.traits.labels) == {}
+    left = fixture.servables[1]
+    left.traits = replace(left.traits, labels={"y": ["cat", "dog"], "z": ["other"]})
+    assert dict(e.traits.labels) == {"LEFT": ["cat", "dog"]}
     fixture.map.withdraw(ServableId("left", 1), lambda: None)
-    assert e.labels == {}
+    assert dict(e.traits.labels) == {}

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.model import PredictCall, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.core.status import Status, StatusCode
@@ -128,7 +128,7 @@ class Shortcut:
     """A servable that answers on the submitting thread, with what ``compute`` makes of the inputs. ``depths`` has the
     stack's at each call."""
 
-    platform = "numpy"
+    traits = Traits("numpy")
 
     def __init__(self, signature: Signature, compute: object) -> None:
         self.signatures = {DEFAULT_SIGNATURE: signature}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.core.generation import Finish, Generation, Piece, Usage
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.generation import Finish, Generation, GenerationCall, Piece, Usage
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.generation.generation_task import GenerationTask
@@ -25,7 +24,7 @@ def last(index: int) -> Piece:
 
 @pytest.fixture
 def task() -> GenerationTask:
-    return GenerationTask(PredictCall(DEFAULT_SIGNATURE, {}, (), None, lambda _: None), 0.0)
+    return GenerationTask(GenerationCall(DEFAULT_SIGNATURE, {}, (), None, lambda _: None), 0.0)
 
 
 def test_call_dropped_before_its_tokens_are_there_never_enters(task):

@@ -14,6 +14,7 @@ from tfs_lite.core.generation import (
     ChatPrompt,
     Finish,
     Generation,
+    GenerationCall,
     Limits,
     Piece,
     Sampling,
@@ -21,7 +22,6 @@ from tfs_lite.core.generation import (
     StepReport,
     join_pieces,
 )
-from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -51,7 +51,9 @@ class Asked:
         self.ended, self.first = threading.Event(), threading.Event()
         inputs = fields.pop("inputs", {})
         outputs = fields.pop("outputs", ())
-        self.call = PredictCall(DEFAULT_SIGNATURE, inputs, outputs, fields.pop("deadline", None), self._done, **fields)
+        self.call = GenerationCall(
+            DEFAULT_SIGNATURE, inputs, outputs, fields.pop("deadline", None), self._done, **fields
+        )
         self.call.texts = texts
         if pieces:
             self.call.on_piece = self._take
@@ -229,16 +231,7 @@ def test_pieces_come_before_the_end_and_are_all_of_each_text(house):
     assert asked.call.admitted
 
 
-def test_call_that_takes_parts_gets_the_whole_answer_as_one(house):
-    asked = Asked(Generation([1], 2, sampling=GREEDY))
-    asked.call.on_part = asked.parts.append
-    house.servable.submit(asked.call)
-    assert asked.result() == {}
-    (part,) = asked.parts
-    assert part["token_ids"].tolist() == [greedy([1], 2)]
-
-
-@pytest.mark.parametrize("takes", ["on_piece", "on_part", "on_done"])
+@pytest.mark.parametrize("takes", ["on_piece", "on_done"])
 def test_caller_that_breaks_its_contract_hurts_only_itself(house, caplog, takes):
     ended = threading.Event()
 

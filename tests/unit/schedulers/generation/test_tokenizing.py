@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfs_lite.core.generation import ChatPrompt, Generation, Limits, Sampling
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.generation import ChatPrompt, Generation, GenerationCall, Limits, Sampling
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.schedulers.generation.tokenizing import LIGHT, Prepared, TokenizerThread, Work, prepare, weigh
@@ -21,8 +20,8 @@ LIMITS = Limits(4, 64, VOCABULARY, frozenset({END}))
 CHAT = ChatPrompt(({"role": "user", "content": "hi"},))
 
 
-def asked(*texts: Generation, inputs: Mapping[str, Any] | None = None, priority: int = 0) -> PredictCall:
-    return PredictCall(DEFAULT_SIGNATURE, inputs or {}, (), None, lambda _: None, priority=priority, texts=texts)
+def asked(*texts: Generation, inputs: Mapping[str, Any] | None = None, priority: int = 0) -> GenerationCall:
+    return GenerationCall(DEFAULT_SIGNATURE, inputs or {}, (), None, lambda _: None, priority=priority, texts=texts)
 
 
 class CountingCodec(ByteCodec):

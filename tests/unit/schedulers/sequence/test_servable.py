@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.model import PredictCall, Servable
+from tfs_lite.core.model import PredictCall, Servable, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
@@ -44,12 +44,7 @@ def fixture(make_kind: Make) -> Any:
 
 def test_is_a_servable_with_what_clients_see(fixture: Any) -> None:
     servable: Servable = fixture.servable
-    assert (fixture.servable.keeps_sequences, fixture.servable.decoupled, fixture.servable.max_batch_size) == (
-        True,
-        False,
-        2,
-    )
-    assert servable.platform == "test"
+    assert servable.traits == Traits("test", max_batch_size=2, keeps_sequences=True)
     assert list(servable.models) == fixture.models
     assert servable.signatures[DEFAULT_SIGNATURE].input_names == ("INPUT",)
 

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.model import PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import (
     CLASSIFY_METHOD,
@@ -45,7 +45,7 @@ SENT = rows({"rooms": [2], "size": [3.0, 4.0]}, {"rooms": [1], "size": [5.0, 6.0
 class Estate:
     """A servable that answers at once: two classes and a price for every row."""
 
-    platform = "test"
+    traits = Traits("test")
     signatures: ClassVar[dict[str, Signature]] = {
         "serving_default": Signature(HOUSE, (SCORES, CLASSES, TensorSpec("hidden")), CLASSIFY_METHOD),
         "price": Signature(HOUSE, (PRICE,), REGRESS_METHOD),

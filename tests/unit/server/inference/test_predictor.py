@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.model import PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument, not_found
@@ -33,7 +33,7 @@ ONE = np.ones(1, np.float32)
 class Adder:
     """A servable that answers each call on a thread of its own, when its gate is open."""
 
-    platform = "test"
+    traits = Traits("test")
     signatures: ClassVar[dict[str, Signature]] = {DEFAULT_SIGNATURE: ADD, "add_five": ADD_FIVE}
 
     def __init__(self) -> None:

@@ -6,11 +6,13 @@ import gzip
 import math
 import zlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 
+from tfs_lite.core.model import Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.server.openai.app import OpenAiSettings, is_openai
@@ -331,7 +333,7 @@ def test_model_that_fails_is_500_without_its_reasons() -> None:
 
 def test_what_nobody_expected_is_an_internal_error_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with serving_openai() as served:
-        served.servables["m"] = {1: None}
+        served.servables["m"] = {1: SimpleNamespace(traits=Traits("test"))}
         answer = served.post(COMPLETIONS, {"model": "m", "prompt": "x"})
         assert (answer.status_code, error(answer)["message"]) == (400, "The model 'm' is no language model")
         served.servables["m"] = 5  # type: ignore[assignment]

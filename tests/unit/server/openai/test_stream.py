@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, MutableMapping
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -300,7 +301,8 @@ def test_connection_of_a_reader_that_sleeps_is_cut_at_once_where_the_server_know
     with serving_openai(settings=settings) as served:
         gate = served.add("m", script=SCRIPT)
         if whose == "model":
-            served.servables["m"][1].stream_idle_timeout = 0.1
+            servable = served.servables["m"][1]
+            servable.traits = replace(servable.traits, stream_idle_timeout=0.1)
         gate.shut()
         reader = Reader()
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import PredictCall
+from tfs_lite.core.model import PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import (
     CLASSIFY_METHOD,
@@ -47,7 +47,7 @@ SENT = rows({"x": [1.5]}, {"x": [2.5]})
 class Echo:
     """Answers at once."""
 
-    platform = "test"
+    traits = Traits("test")
     signatures: ClassVar[dict[str, Signature]] = {
         "serving_default": Signature((X, K), OUTPUTS),
         "scored": Signature((X,), OUTPUTS, CLASSIFY_METHOD),

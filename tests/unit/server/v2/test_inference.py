@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfs_lite.core.model import PredictCall, SequenceFlags
+from tfs_lite.core.model import PredictCall, SequenceFlags, Traits
 from tfs_lite.core.signature import DataType, SymbolicDim
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import Array
@@ -221,7 +221,7 @@ def test_a_decoupled_model_needs_somebody_to_tell_parts(house: House) -> None:
 class Noting(Repeater):
     """Keeps what it was asked."""
 
-    decoupled = False
+    traits = Traits("test")
 
     def __init__(self) -> None:
         super().__init__()

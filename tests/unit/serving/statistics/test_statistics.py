@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from tfs_lite.core.generation import Generation
+from tfs_lite.core.generation import Generation, GenerationCall
 from tfs_lite.core.model import BatchReport, PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
@@ -39,7 +37,7 @@ def book(clock: Clock) -> InferenceStatistics:
 def call(rows: int = 1, admitted: bool = True, arrived: float = 99.5) -> PredictCall:
     made = PredictCall("serving_default", {"x": np.zeros((rows, 2))}, (), None, lambda answer: None)
     made.admitted, made.arrived = admitted, arrived
-    made.queue_seconds, made.run_seconds, made.moving_seconds = 0.25, 0.125, (0.03125, 0.0625)
+    made.queue_seconds, made.run_seconds, made.copy_seconds = 0.25, 0.125, (0.03125, 0.0625)
     return made
 
 
@@ -121,8 +119,9 @@ def test_ensemble_counts_its_requests_as_runs_and_all_failures_as_other(book):
     ids=["texts", "rows of tokens", "tokens", "texts that were read elsewhere"],
 )
 def test_language_model_counts_its_requests_as_runs_and_their_texts_as_rows(book, inputs, texts, rows):
-    book.opened(M1, generates=True)
-    made = replace(call(), inputs=inputs, texts=(Generation("x"),) * texts)
+    book.opened(M1)
+    done = call()
+    made = GenerationCall("s", inputs, (), None, done.on_done, admitted=True, texts=(Generation("x"),) * texts)
     book.on_call(M1, made, {})
     assert (of(book).inference_count, of(book).execution_count, of(book).last_inference) == (rows, 1, 1_000_000_500)
     book.on_call(M1, made, TIMEOUT)
