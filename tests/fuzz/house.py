@@ -239,7 +239,7 @@ class House:
         )
         self.bodies = resources.bodies
         rest = RestService(predictor, inferences, self._metrics, resources, settings, MakeLog())
-        self._pages = MetricsPages(self._registry, self._metrics.upstream, None)
+        self._pages = MetricsPages(self._registry, self._metrics.tensorflow, None)
         pages = ModelPages(core)
         self._app = HttpApp(rest, pages, self._health, self._metrics, resources, self._pages, enable_cors=True)
         self._handlers = {row.name: row.handler for service in services for row in service.methods()}

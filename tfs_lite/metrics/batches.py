@@ -1,7 +1,7 @@
-"""What the metrics page says about batches: how long calls wait, how many share a run, what is added to fill it up.
+"""Metrics of batches: the wait of calls, the calls of each run, the padding.
 
-Counted on the thread that ran the model, while callers wait for their answers: counting is short. What is a state (what
-waits now, which workers are up) is read when the page is asked for.
+They are counted on the thread that ran the model, while callers wait for their answers, so that counting has to be
+cheap. State (waiting calls, workers) is read when the page is requested.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tfs_lite.metrics.series import (
     add_one,
     add_sorted,
 )
-from tfs_lite.metrics.tensorflow import UpstreamMetrics
+from tfs_lite.metrics.tensorflow import TensorflowMetrics
 
 SECONDS = (
     *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
@@ -35,8 +35,8 @@ NUMBERS = tuple(2.0**power for power in range(14))
 PADDING = (0.0, *NUMBERS)
 
 
-class _Line(NamedTuple):
-    """Where the runs of one version are counted."""
+class _VersionCells(NamedTuple):
+    """The cells of the runs of one version."""
 
     waits: Cell
     rows: Cell
@@ -47,12 +47,12 @@ class _Line(NamedTuple):
 
 
 class BatchMetrics:
-    """Any thread may call any method. Runs are counted under ``upstream``'s names too, but for those of models that do
-    not merge calls: there TensorFlow Serving has no batching to speak of."""
+    """Any thread may call any method. Runs of models that merge calls are counted under TensorFlow Serving's names,
+    too."""
 
-    def __init__(self, registry: CollectorRegistry, upstream: UpstreamMetrics) -> None:
-        self._upstream = upstream
-        self._guard = upstream.batches
+    def __init__(self, registry: CollectorRegistry, tensorflow: TensorflowMetrics) -> None:
+        self._tensorflow = tensorflow
+        self._guard = tensorflow.batches
         self._waits = self._histogram("queue_seconds", "Time that a call waited for its run.", SECONDS)
         self._rows = self._histogram("size", "Rows of requests in a run.", NUMBERS)
         self._padding = self._histogram("padding_rows", "Rows added to a run to reach an allowed size.", PADDING)
@@ -63,62 +63,62 @@ class BatchMetrics:
         )
         self._series = (self._waits, self._rows, self._padding, self._calls, self._seconds, self._failures)
         self._gone = GoneVersions(self._drop)
-        self._lines: dict[tuple[str, int], _Line] = {}  # guarded by the guard's lock
+        self._cells: dict[tuple[str, int], _VersionCells] = {}  # guarded by the guard's lock
         registry.register(SeriesCollector(self._guard, self._series))
 
     def _histogram(self, name: str, text: str, limits: tuple[float, ...]) -> HistogramSeries:
         return HistogramSeries(self._guard, f"tfs_lite_batch_{name}", text, ("model", "version"), limits)
 
     def on_batch(self, report: BatchReport) -> None:
-        """A model that merges calls was run."""
+        """Counts a run of a model that merges calls."""
         waits, waited = sorted(report.queue_seconds), sum(report.queue_seconds)
         with self._guard.lock:
             self._count(report, waits, waited)
-            self._upstream.count_batch(waits, waited, report.rows, report.padding)
+            self._tensorflow.count_batch(waits, waited, report.rows, report.padding)
 
     def on_run(self, report: BatchReport) -> None:
-        """A model was run that takes every call alone."""
+        """Counts a run of a model that takes every call alone."""
         waits, waited = sorted(report.queue_seconds), sum(report.queue_seconds)
         with self._guard.lock:
             self._count(report, waits, waited)
 
     def version_gone(self, servable_id: ServableId) -> None:
-        """The version was unloaded: its series go when enough younger ones have gone too."""
+        """The version was unloaded; its series are dropped after some more unloads."""
         with self._guard.lock:
             self._gone.version(servable_id)
 
     def model_gone(self, name: str) -> None:
-        """The model is served no more: all its series go."""
+        """The model is no longer served; all its series are dropped."""
         with self._guard.lock:
             self._gone.model(name)
 
     def _count(self, report: BatchReport, waits: list[float], waited: float) -> None:
         key = (report.id.name, report.id.version)
-        line = self._lines.get(key) or self._make_line(key)
-        add_sorted(line.waits, SECONDS, waits, waited)
-        add_one(line.rows, NUMBERS, report.rows)
-        add_one(line.padding, PADDING, report.padding)
-        add_one(line.calls, NUMBERS, len(waits))
+        cells = self._cells.get(key) or self._make_cells(key)
+        add_sorted(cells.waits, SECONDS, waits, waited)
+        add_one(cells.rows, NUMBERS, report.rows)
+        add_one(cells.padding, PADDING, report.padding)
+        add_one(cells.calls, NUMBERS, len(waits))
         if report.ok:
-            add_one(line.seconds, SECONDS, report.run_seconds)
+            add_one(cells.seconds, SECONDS, report.run_seconds)
         else:
-            line.failures[0] += 1
+            cells.failures[0] += 1
 
-    def _make_line(self, key: tuple[str, int]) -> _Line:
+    def _make_cells(self, key: tuple[str, int]) -> _VersionCells:
         labels = (key[0], str(key[1]))
-        line = self._lines[key] = _Line(*(series.cell(labels) for series in self._series))
-        return line
+        cells = self._cells[key] = _VersionCells(*(series.cell(labels) for series in self._series))
+        return cells
 
     def _drop(self, **labels: str) -> None:
         for series in self._series:
             series.drop(**labels)
-        self._lines.clear()
+        self._cells.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """One instance of a version, and the worker that runs it. ``kind``: ``thread`` or ``process``. ``pid`` is None for
-    one that has no process of its own, or none just now; ``restarts`` counts those after the first start."""
+    """The worker of one instance of a version. ``kind``: ``thread`` or ``process``. ``pid`` is None without a process;
+    ``restarts`` counts the starts after the first."""
 
     id: ServableId
     instance: int
@@ -129,8 +129,8 @@ class WorkerState:
 
 
 class BatchStateCollector(Collector):
-    """Reads the current state once per page, on the thread that makes the page. ``waiting``: the rows of the calls that
-    wait for each version; the calls are among StateCollector's."""
+    """Reads the current state once per page, on the page's thread. ``waiting``: the waiting rows of each version; the
+    waiting calls are in StateCollector."""
 
     def __init__(
         self,

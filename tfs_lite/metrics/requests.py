@@ -1,10 +1,10 @@
 """Counts and times of requests, by model, version, method and code.
 
-Label values come from requests, so they are bounded: a model that is not served counts as ``unknown``, and the
-series of versions that are gone are dropped, the oldest first, once a model has left a number of them behind.
+Label values come from requests, so they are bounded: a model that is not served counts as ``unknown``, and of the
+versions that a model has unloaded only the latest keep their series.
 
-Every request is counted, so counting is short: where a kind of request is counted, under our names and upstream's, is
-looked up once and kept until a series is dropped.
+Every request is counted, so counting has to be cheap: the cells of each kind of request, under our names and TensorFlow
+Serving's, are looked up once and cached until a series is dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tfs_lite.metrics.series import (
     LengthSeries,
     SeriesCollector,
 )
-from tfs_lite.metrics.tensorflow import GRPC_METHODS, MICROSECONDS, UpstreamMetrics
+from tfs_lite.metrics.tensorflow import GRPC_METHODS, MICROSECONDS, TensorflowMetrics
 
 __all__ = ["GRPC", "KEPT_VERSIONS", "PREDICTIONS", "REST", "RequestMetrics", "RequestRecord"]
 
@@ -48,8 +48,8 @@ Kind: TypeAlias = tuple[str, str, str, int | None, StatusCode]
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request while it runs. ``version``, ``run_seconds``, the time in the model, and ``late``, what it means that
-    the deadline has passed (None: nothing but that), are filled in once they are known."""
+    """One request while it runs. ``version``, ``run_seconds`` (the time in the model) and ``late`` (the reason of a
+    missed deadline; None: no special one) are set once they are known."""
 
     method: str
     model: str
@@ -81,8 +81,9 @@ class _Recorded(RequestRecord):
         self._metrics.observe(self, _OK if error is None else _code_of(error), perf_counter() - self._started)
 
 
-class _Line(NamedTuple):
-    """Where one kind of request is counted: numbers of one, and times, in seconds and upstream in microseconds."""
+class _KindCells(NamedTuple):
+    """The cells of one kind of request. ``seconds`` is ours; ``latency`` and ``runtime`` are TensorFlow Serving's, in
+    microseconds."""
 
     counts: tuple[Cell, ...]
     seconds: Cell | None
@@ -91,15 +92,15 @@ class _Line(NamedTuple):
 
 
 class RequestMetrics:
-    """Any thread may call any method. ``is_known`` says whether a model of that name is served. What is counted here is
-    counted under ``upstream``'s names too."""
+    """Any thread may call any method. ``is_known`` tells whether a model of that name is served. Everything is counted
+    under TensorFlow Serving's names, too, in ``tensorflow``."""
 
     def __init__(
-        self, registry: CollectorRegistry, is_known: Callable[[str], bool], upstream: UpstreamMetrics | None = None
+        self, registry: CollectorRegistry, is_known: Callable[[str], bool], tensorflow: TensorflowMetrics | None = None
     ) -> None:
         self._is_known = is_known
-        self.upstream = upstream or UpstreamMetrics()
-        self._guard = guard = self.upstream.requests
+        self.tensorflow = tensorflow or TensorflowMetrics()
+        self._guard = guard = self.tensorflow.requests
         version = ("model", "version")
         self._count = CounterSeries(guard, "tfs_lite_requests", "Requests answered.", (*version, "method", "code"))
         self._seconds = HistogramSeries(
@@ -112,27 +113,27 @@ class RequestMetrics:
         self._rejected = CounterSeries(
             guard, "tfs_lite_requests_rejected", "Requests refused because a queue was full.", ("model",)
         )
-        self._inside = LengthSeries(guard, "tfs_lite_requests_in_flight", "Requests that hold a version.", version)
+        self._in_flight = LengthSeries(guard, "tfs_lite_requests_in_flight", "Requests that hold a version.", version)
         self._gone = GoneVersions(self._drop)
-        self._lines: dict[Kind, _Line] = {}  # guarded by the guard's lock, with the next one
+        self._cells: dict[Kind, _KindCells] = {}  # guarded by the guard's lock, with the next one
         self._dropped = guard.dropped
-        self._inside_of: dict[tuple[str, int], Cell] = {}
-        registry.register(SeriesCollector(guard, (self._count, self._seconds, self._rejected, self._inside)))
+        self._in_flight_of: dict[tuple[str, int], Cell] = {}
+        registry.register(SeriesCollector(guard, (self._count, self._seconds, self._rejected, self._in_flight)))
 
     def record(self, method: str, model: str, entrypoint: str = GRPC) -> _Recorded:
-        """Times the block and counts it under the code that it ended with."""
+        """Times the block and counts it under its final code."""
         return _Recorded(self, method, model, entrypoint)
 
     def observe(self, record: RequestRecord, code: StatusCode, seconds: float) -> None:
-        """The request of the record was answered with this code."""
+        """Counts the request of the record under this code."""
         model, version = record.model, record.version
         if version is None and model and not self._is_known(model):
             model = UNKNOWN
         kind = (record.method, model, record.entrypoint, version, code)
         guard = self._guard
         with guard.lock:
-            line = self._lines.get(kind) if guard.dropped == self._dropped else None
-            counts, own, latency, runtime = line or self._make_line(kind)
+            cells = self._cells.get(kind) if guard.dropped == self._dropped else None
+            counts, own, latency, runtime = cells or self._make_cells(kind)
             for count in counts:
                 count[0] += 1
             if own is not None:
@@ -147,61 +148,61 @@ class RequestMetrics:
                 runtime[bisect_left(MICROSECONDS, micros)] += 1
                 runtime[-1] += micros
 
-    def entered(self, servable_id: ServableId) -> None:
+    def started(self, servable_id: ServableId) -> None:
         """A request took a handle of this version."""
         key = (servable_id.name, servable_id.version)
-        inside = self._inside_of.get(key)
-        if inside is None:
-            inside = self._find_inside(key)
-        inside.append(1)
+        in_flight = self._in_flight_of.get(key)
+        if in_flight is None:
+            in_flight = self._find_in_flight(key)
+        in_flight.append(1)
 
-    def left(self, servable_id: ServableId) -> None:
-        """It gave the handle back."""
-        inside = self._inside_of.get((servable_id.name, servable_id.version))
-        if inside:
-            inside.pop()
+    def finished(self, servable_id: ServableId) -> None:
+        """The request released its handle."""
+        in_flight = self._in_flight_of.get((servable_id.name, servable_id.version))
+        if in_flight:
+            in_flight.pop()
 
     def version_gone(self, servable_id: ServableId) -> None:
-        """The version was unloaded: its series go when enough younger ones have gone too."""
+        """The version was unloaded; its series are dropped after some more unloads."""
         with self._guard.lock:
             self._gone.version(servable_id)
 
     def model_gone(self, name: str) -> None:
-        """The model is served no more: all its series go."""
+        """The model is no longer served; all its series are dropped."""
         with self._guard.lock:
             self._gone.model(name)
             self._rejected.drop(model=name)
-        self.upstream.model_gone(name)
+        self.tensorflow.model_gone(name)
 
     def _drop(self, **labels: str) -> None:
-        for series in (self._count, self._seconds, self._inside):
+        for series in (self._count, self._seconds, self._in_flight):
             series.drop(**labels)
         version = labels.get("version")
-        for key in [key for key in self._inside_of if key[0] == labels["model"] and version in (None, str(key[1]))]:
-            del self._inside_of[key]
+        for key in [key for key in self._in_flight_of if key[0] == labels["model"] and version in (None, str(key[1]))]:
+            del self._in_flight_of[key]
 
-    def _find_inside(self, key: tuple[str, int]) -> Cell:
+    def _find_in_flight(self, key: tuple[str, int]) -> Cell:
         with self._guard.lock:
-            cell = self._inside_of[key] = self._inside.cell((key[0], str(key[1])))
+            cell = self._in_flight_of[key] = self._in_flight.cell((key[0], str(key[1])))
             return cell
 
-    def _make_line(self, kind: Kind) -> _Line:
-        """Called under the lock. What is made may push out cells that older lines hold: those are looked up anew."""
+    def _make_cells(self, kind: Kind) -> _KindCells:
+        """Called under the lock. A new cell may push out an older one, and then every cached cell is looked up anew."""
         method, model, entrypoint, number, code = kind
         version = "" if number is None else str(number)
-        upstream = self.upstream.request_cells(method, model, entrypoint == GRPC, code)
+        theirs = self.tensorflow.request_cells(method, model, entrypoint == GRPC, code)
         counts = [self._count.cell((model, version, method, code.name))]
-        if upstream.requests is not None:
-            counts.append(upstream.requests)
+        if theirs.requests is not None:
+            counts.append(theirs.requests)
         if code in REJECTED:
             counts.append(self._rejected.cell((model,)))
         timed = code is StatusCode.OK and method in PREDICTIONS
         seconds = self._seconds.cell((model, version)) if timed else None
         if self._dropped != self._guard.dropped:
-            self._lines.clear()
+            self._cells.clear()
             self._dropped = self._guard.dropped
-        line = self._lines[kind] = _Line(tuple(counts), seconds, upstream.latency, upstream.runtime)
-        return line
+        cells = self._cells[kind] = _KindCells(tuple(counts), seconds, theirs.latency, theirs.runtime)
+        return cells
 
 
 def _code_of(error: BaseException) -> StatusCode:

@@ -1,10 +1,10 @@
-"""Counters, gauges and histograms that cost little to count and are written out when a page is asked for.
+"""Counters, gauges and histograms that are cheap to count and are written out when a page is requested.
 
-    Guard      one lock for the cells of many metrics: whoever counts takes it once for all that it counts
-    Cells      a metric's cells by label values; who counts often keeps the cells, and looks at ``Guard.dropped``
-    *Series    the same, told to prometheus_client in its own terms
+    Guard      one lock for the cells of many metrics, so that one acquisition covers everything that is counted
+    Cells      a metric's cells by label values; frequent callers cache cells and check ``Guard.dropped``
+    *Series    cells as metrics of prometheus_client
 
-A cell is a list: of one number, or a histogram's counts (one for each limit, one beyond the last) and then their sum.
+A cell is a list: one number, or a histogram's counts (one for each limit, one beyond the last) followed by their sum.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ Cell: TypeAlias = list[float]
 Labels: TypeAlias = tuple[str, ...]
 
 KEPT_VERSIONS = 8
-"""Versions of a model whose series stay readable after they are gone."""
+"""Unloaded versions of a model whose series are kept."""
 
 
 @dataclass(slots=True)
 class Guard:
-    """``lock`` guards the cells of every metric made with this guard, and ``dropped``: how many of them are gone. A
-    cell that was kept is counted on the page as long as that number is the same."""
+    """``lock`` guards the cells of every metric made with this guard, and ``dropped``, the number of dropped cells. A
+    cached cell is valid while that number stays the same."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     dropped: int = 0
 
 
 class Cells:
-    """The cells of one metric. Every method is called under the guard's lock. ``most``: how many are kept, the oldest
-    goes first; 0: all."""
+    """The cells of one metric. Every method is called under the guard's lock. ``most`` bounds the cells, and the oldest
+    is dropped first; 0: no bound."""
 
     def __init__(self, guard: Guard, labels: Sequence[str], limits: Sequence[float] = (), most: int = 0) -> None:
         self.guard = guard
@@ -53,7 +53,7 @@ class Cells:
         self._cells: dict[Labels, Cell] = {}
 
     def cell(self, labels: Labels) -> Cell:
-        """The cell of these label values, made if it is not there."""
+        """The cell of these label values, made if it does not exist."""
         found = self._cells.get(labels)
         return self._new(labels) if found is None else found
 
@@ -67,7 +67,7 @@ class Cells:
             self._forget(labels)
 
     def snapshot(self) -> dict[Labels, Cell]:
-        """A copy, in the order in which the cells were made."""
+        """A copy, in the order of creation."""
         return {labels: list(cell) for labels, cell in self._cells.items()}
 
     def _new(self, labels: Labels) -> Cell:
@@ -88,8 +88,8 @@ def add_one(cell: Cell, limits: Sequence[float], value: float) -> None:
 
 
 def add_sorted(cell: Cell, limits: Sequence[float], values: Sequence[float], total: float) -> None:
-    """Counts many values, in ascending order, whose sum is ``total``. Called under the lock. Takes a step for each
-    bucket that they fall into, not for each value."""
+    """Counts many values, in ascending order, whose sum is ``total``, with one step for each bucket that they fall
+    into. Called under the lock."""
     start, end = 0, len(values)
     while start < end:
         bucket = bisect_left(limits, values[start])
@@ -100,7 +100,7 @@ def add_sorted(cell: Cell, limits: Sequence[float], values: Sequence[float], tot
 
 
 class Series(Cells):
-    """A metric as prometheus_client knows it: a name, a sentence, and samples."""
+    """A metric of prometheus_client: a name, a help text, and samples."""
 
     def __init__(
         self, guard: Guard, name: str, text: str, labels: Sequence[str], limits: Sequence[float] = (), most: int = 0
@@ -108,43 +108,43 @@ class Series(Cells):
         super().__init__(guard, labels, limits, most)
         self._name = name
         self._text = text
-        self._made: dict[Labels, float] = {}
+        self._created: dict[Labels, float] = {}
 
-    def births(self) -> dict[Labels, float]:
-        """When each cell was made, in seconds since 1970. Called under the lock."""
-        return dict(self._made)
+    def creation_times(self) -> dict[Labels, float]:
+        """The creation time of each cell, in seconds since 1970. Called under the lock."""
+        return dict(self._created)
 
-    def family(self, cells: Mapping[Labels, Cell], births: Mapping[Labels, float]) -> Metric:
-        """The metric with what :meth:`snapshot` and :meth:`births` have returned. Needs no lock."""
+    def family(self, cells: Mapping[Labels, Cell], created: Mapping[Labels, float]) -> Metric:
+        """The metric with the results of :meth:`snapshot` and :meth:`creation_times`. Needs no lock."""
         raise NotImplementedError
 
     def _new(self, labels: Labels) -> Cell:
-        self._made[labels] = time.time()
+        self._created[labels] = time.time()
         return super()._new(labels)
 
     def _forget(self, labels: Labels) -> None:
         super()._forget(labels)
-        del self._made[labels]
+        del self._created[labels]
 
 
 class CounterSeries(Series):
     """A number that grows."""
 
-    def family(self, cells: Mapping[Labels, Cell], births: Mapping[Labels, float]) -> Metric:
+    def family(self, cells: Mapping[Labels, Cell], created: Mapping[Labels, float]) -> Metric:
         family = CounterMetricFamily(self._name, self._text, labels=self.labels)
         for labels, cell in cells.items():
-            family.add_metric(labels, cell[0], births.get(labels))
+            family.add_metric(labels, cell[0], created.get(labels))
         return family
 
 
 class LengthSeries(Series):
-    """A gauge of how many are somewhere: the length of the cell. Appending and popping need no lock."""
+    """A gauge whose value is the length of the cell. Appending and popping need no lock."""
 
     def __init__(self, guard: Guard, name: str, text: str, labels: Sequence[str]) -> None:
         super().__init__(guard, name, text, labels)
         self._empty = []
 
-    def family(self, cells: Mapping[Labels, Cell], births: Mapping[Labels, float]) -> Metric:
+    def family(self, cells: Mapping[Labels, Cell], created: Mapping[Labels, float]) -> Metric:
         family = GaugeMetricFamily(self._name, self._text, labels=self.labels)
         for labels, cell in cells.items():
             family.add_metric(labels, len(cell))
@@ -152,9 +152,9 @@ class LengthSeries(Series):
 
 
 class HistogramSeries(Series):
-    """Counts by upper limit, which belongs to its bucket."""
+    """Counts by inclusive upper limit."""
 
-    def family(self, cells: Mapping[Labels, Cell], births: Mapping[Labels, float]) -> Metric:
+    def family(self, cells: Mapping[Labels, Cell], created: Mapping[Labels, float]) -> Metric:
         family = HistogramMetricFamily(self._name, self._text, labels=self.labels)
         limits = [*map(floatToGoString, self.limits), "+Inf"]
         for labels, (*counts, total) in cells.items():
@@ -163,14 +163,14 @@ class HistogramSeries(Series):
                 running += count
                 buckets.append((limit, running))
             family.add_metric(labels, buckets, total)
-            if labels in births:
+            if labels in created:
                 names = dict(zip(self.labels, labels, strict=True))
-                family.add_sample(f"{self._name}_created", names, births[labels])
+                family.add_sample(f"{self._name}_created", names, created[labels])
         return family
 
 
 class SeriesCollector(Collector):
-    """Copies the cells under the lock, and writes them out outside of it."""
+    """Copies the cells under the lock and writes them out without it."""
 
     def __init__(self, guard: Guard, series: Sequence[Series]) -> None:
         self._guard = guard
@@ -182,28 +182,28 @@ class SeriesCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         with self._guard.lock:
-            seen = [(series, series.snapshot(), series.births()) for series in self._series]
-        with_births = _tells_births()
-        for series, cells, births in seen:
-            yield series.family(cells, births if with_births else {})
+            seen = [(series, series.snapshot(), series.creation_times()) for series in self._series]
+        with_created = _tells_creation_times()
+        for series, cells, created in seen:
+            yield series.family(cells, created if with_created else {})
 
 
-def _tells_births() -> bool:
-    """Whether prometheus_client writes out when a series was made, which its users may turn off."""
+def _tells_creation_times() -> bool:
+    """Whether prometheus_client shows creation times, which its users may turn off."""
     probe = Counter("probe", "Never on a page.", registry=None)
     return any(sample.name.endswith("_created") for metric in probe.collect() for sample in metric.samples)
 
 
 class GoneVersions:
-    """Bounds the series of versions that are gone. Called under the guard's lock. ``drop`` is told model and version,
-    or a model alone: its series go."""
+    """Bounds the series of unloaded versions. Called under the guard's lock. ``drop`` gets a model and a version, or a
+    model alone, whose series are to be dropped."""
 
     def __init__(self, drop: Callable[..., None]) -> None:
         self._drop = drop
         self._gone: dict[str, deque[str]] = {}
 
     def version(self, servable_id: ServableId) -> None:
-        """The version was unloaded: its series go when enough younger ones have gone too."""
+        """The version was unloaded; its series are dropped after some more unloads."""
         gone = self._gone.setdefault(servable_id.name, deque())
         version = str(servable_id.version)
         if version in gone:
@@ -213,6 +213,6 @@ class GoneVersions:
             self._drop(model=servable_id.name, version=gone.popleft())
 
     def model(self, name: str) -> None:
-        """The model is served no more: all its series go."""
+        """The model is no longer served; all its series are dropped."""
         self._gone.pop(name, None)
         self._drop(model=name)

@@ -1,7 +1,7 @@
-"""The metrics of TensorFlow Serving, under its names, for the dashboards that people already have.
+"""The metrics of TensorFlow Serving under its names, for existing dashboards.
 
-They are fed where ours are, by the same calls, and printed on a page of their own. What steers TensorFlow itself is
-left out, and so is ``batching_session/input_batch_size``, which counts a request once for each of its tensors.
+They are counted by the same calls as ours and printed on a page of their own. Metrics of TensorFlow itself are left
+out, and so is ``batching_session/input_batch_size``, which counts a request once for each of its tensors.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ CONTENT_TYPE = "text/plain"
 PREFIX = "/tensorflow/serving/"
 BATCHING = f"{PREFIX}batching_session/"
 RUNTIME = "TF1"
-"""The value that dashboards select by; it says nothing about PyTorch."""
+"""The label value that dashboards select by."""
 POOL = ""
-"""What the stock server says for the name of its thread pool."""
+"""The name of the thread pool in the stock server."""
 MICROSECONDS = exponential_buckets(10, 1.8, 33)
 QUEUING = exponential_buckets(100, 1.2, 52)
 QUEUING_SECONDS = tuple(limit / 1e6 for limit in QUEUING)
 EXAMPLES = exponential_buckets(1, 2, 15)
 BATCH_SIZES = exponential_buckets(1, 2, 14)
 GRPC_METHODS = ("Predict", "Classify", "Regress")
-"""gRPC's other methods are not counted upstream. Over REST every request is."""
+"""TensorFlow Serving counts no other method of gRPC. Over REST it counts every request."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCells:
-    """What one kind of request is counted in; ``requests`` is None for those that upstream does not count. The times
-    are in microseconds, by the limits of MICROSECONDS."""
+    """The cells of one kind of request; ``requests`` is None for requests that TensorFlow Serving does not count. The
+    times are in microseconds, with the limits MICROSECONDS."""
 
     requests: Cell | None = None
     latency: Cell | None = None
     runtime: Cell | None = None
 
 
-class UpstreamMetrics:
-    """Any thread may call any method, but for those that say which lock their callers hold: ``requests.lock`` guards
-    what is counted for each request, ``batches.lock`` what is counted for each run of a model."""
+class TensorflowMetrics:
+    """``requests.lock`` guards what is counted for each request, ``batches.lock`` what is counted for each run of a
+    model. Any thread; methods that need a lock say so."""
 
     def __init__(self) -> None:
         self.requests, self.batches = Guard(), Guard()
@@ -71,7 +71,7 @@ class UpstreamMetrics:
         return (*by_model_name, *others, self._queuing, self._runs, self._processed, self._padding)
 
     def request_cells(self, method: str, model: str, over_grpc: bool, code: StatusCode) -> RequestCells:
-        """Good until ``requests.dropped`` changes. Called under ``requests.lock``."""
+        """The cells are valid until ``requests.dropped`` changes. Called under ``requests.lock``."""
         if over_grpc and method not in GRPC_METHODS:
             return RequestCells()
         requests = self._requests.cells.cell((model, code.name))
@@ -82,22 +82,9 @@ class UpstreamMetrics:
         latency = self._latency.cells.cell((model, api, "GRPC" if over_grpc else "REST"))
         return RequestCells(requests, latency, self._runtime.cells.cell((model, method, RUNTIME)) if verb else None)
 
-    def on_request(
-        self, method: str, model: str, over_grpc: bool, code: StatusCode, seconds: float, run_seconds: float
-    ) -> None:
-        """A request was answered, in ``seconds``, of which the model ran ``run_seconds``."""
-        with self.requests.lock:
-            cells = self.request_cells(method, model, over_grpc, code)
-            if cells.requests is not None:
-                cells.requests[0] += 1
-            for cell, value in ((cells.latency, seconds * 1e6), (cells.runtime, run_seconds * 1e6)):
-                if cell is not None:
-                    cell[bisect_left(MICROSECONDS, value)] += 1
-                    cell[-1] += value
-
     def count_batch(self, waits: Sequence[float], waited: float, rows: int, padding: int) -> None:
-        """A model was run for calls that had waited so many seconds, in ascending order, ``waited`` in all. Called
-        under ``batches.lock``."""
+        """Counts a run of a model. ``waits``: the seconds that its calls waited, in ascending order; ``waited``: their
+        sum. Called under ``batches.lock``."""
         size = rows + padding
         add_sorted(self._queuing.cells.cell((POOL,)), QUEUING_SECONDS, waits, waited * 1e6)
         self._runs.cells.cell(())[0] += 1
@@ -106,16 +93,16 @@ class UpstreamMetrics:
             cell[-1] += value
 
     def on_examples(self, model: str, number: int) -> None:
-        """A MultiInference request with so many examples."""
+        """Counts the examples of a MultiInference request."""
         self._examples.observe((model,), number)
         self._example_total.add((model,), number)
 
     def on_logged(self, model: str, code: str) -> None:
-        """A request was logged, or should have been."""
+        """Counts a logged request by its outcome."""
         self._logged.add((model, code))
 
     def on_warm_up(self, path: str, status: Status, seconds: float, records: int) -> None:
-        """The message is not part of the label: it may be anything."""
+        """Counts a warm-up. The status message is no label, because it is unbounded."""
         self._warm_up.observe((path, status.code.name), seconds * 1e6)
         self._warm_up_records.add((path, status.code.name), records)
 
@@ -130,7 +117,7 @@ class UpstreamMetrics:
         return "".join(f"{line}\n" for metric in self._all for line in metric.lines()).encode()
 
     def counter_value(self, name: str) -> float | None:
-        """The first cell of the metric with this path; None if there is no such metric."""
+        """The value of the first cell of the metric with this path; None if there is no such metric."""
         metric = {
             f"{PREFIX}request_count": self._requests,
             f"{PREFIX}request_example_count_total": self._example_total,

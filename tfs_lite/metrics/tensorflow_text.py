@@ -1,7 +1,7 @@
 """Counters and histograms that print exactly as TensorFlow Serving prints its own.
 
-The usual library appends ``_total`` to counters and adds lines of its own, so whoever scrapes TensorFlow Serving's
-names today would find none of them. These two know only what that page needs. Any thread may call any method.
+prometheus_client appends ``_total`` to counters and adds lines, so that scrapers would not find TensorFlow Serving's
+names. Any thread may call any method.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tfs_lite.metrics.series import Cell, Cells, Guard, Labels
 
 _NAME = re.compile(r"[^a-zA-Z0-9_]")
 MAX_CELLS = 1000
-"""Of one metric. Beyond it the oldest cell goes."""
+"""Of one metric. Beyond it the oldest cell is dropped."""
 
 
 def exponential_buckets(scale: float, growth: float, count: int) -> tuple[float, ...]:
@@ -24,7 +24,7 @@ def exponential_buckets(scale: float, growth: float, count: int) -> tuple[float,
 
 class RawMetric:
     """``name`` is a path like ``/tensorflow/serving/request_count``; ``labels`` are the names of a cell's labels.
-    Who holds the guard's lock counts in ``cells``."""
+    ``cells`` are guarded by the guard's lock."""
 
     kind = ""
 
@@ -41,7 +41,7 @@ class RawMetric:
             self.cells.drop(**{label: value})
 
     def lines(self) -> Iterator[str]:
-        """The metric as text, line by line; nothing before the first observation."""
+        """The metric as text, line by line; no lines before the first observation."""
         with self._guard.lock:
             cells = self.cells.snapshot()
         if cells:
@@ -114,5 +114,5 @@ def _short(number: float) -> str:
 
 
 def escaped(value: str) -> str:
-    """The value of a label, as Prometheus text has it."""
+    """A label value in Prometheus text."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,12 +1,12 @@
 """The files of a request log: their names, how they grow, and how they end.
 
-    PREFIX.<yyyymmdd-hhmmss, UTC>.<process>.<number>.tfrecord          finished: whole, and never touched again
+    PREFIX.<yyyymmdd-hhmmss, UTC>.<process>.<number>.tfrecord          finished: complete, never changed again
     PREFIX.<yyyymmdd-hhmmss, UTC>.<process>.<number>.tfrecord.open     being written
 
-A file belongs to whoever holds its lock (``flock``), so no two servers ever write into one, also when they share the
-prefix. The system drops the lock of a process that dies: the next server with that prefix finds the file unlocked, cuts
-it behind its last whole record and finishes it. Only names of exactly this form are ever looked at, renamed or deleted.
-All functions block on the disk and raise its OSError.
+A file belongs to the process that holds its lock (``flock``), so that two servers with one prefix never write into the
+same file. The system drops the lock of a process that dies: the next server with that prefix finds the file unlocked,
+truncates it behind its last complete record and finishes it. Only names of exactly this form are read, renamed or
+deleted. All functions block on the disk and raise its OSError.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from tfs_lite.protocols.tfrecord import FOOTER_BYTES, HEADER_BYTES, read_records
 FINISHED = ".tfrecord"
 OPEN = ".tfrecord.open"
 MODE = 0o640
-"""Records hold what clients sent: not for everyone on the machine."""
-REST_SECONDS = 0.0001
-RECORDS_BETWEEN_RESTS = 64
+"""Records hold data of clients, so that other users of the machine may not read them."""
+PAUSE_SECONDS = 0.0001
+RECORDS_BETWEEN_PAUSES = 64
 _MAX_TRIES = 1000
 _ANY_RECORD = 2**31
 
 
-def rest() -> None:
-    """Lets other threads have the interpreter lock. Without a true pause a busy thread gives it away only every 5 ms,
-    and each request would wait that long."""
-    time.sleep(REST_SECONDS)
+def pause() -> None:
+    """Yields the interpreter lock. Without a sleep a busy thread releases it only every 5 ms, and each request would
+    wait that long."""
+    time.sleep(PAUSE_SECONDS)
 
 
 class LogFile:
-    """A file that is being written. ``size`` is the length of what is known to be whole, in bytes. One thread."""
+    """A file that is being written. ``size`` is the length of its complete records, in bytes. One thread."""
 
     def __init__(self, descriptor: int, path: str, number: int) -> None:
         self.path = path
@@ -48,33 +48,33 @@ class LogFile:
 
     @property
     def removed(self) -> bool:
-        """Somebody deleted it; what is written into it is lost."""
+        """Whether the file was deleted, so that records written to it are lost."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def append(self, data: bytes) -> None:
-        """Whole records. After an error only :meth:`finish` and :meth:`abandon` make sense."""
+        """Writes complete records. After an error only :meth:`finish` and :meth:`abandon` may be called."""
         left = memoryview(data)
         while left:
             left = left[os.write(self._descriptor, left) :]
         self.size += len(data)
 
     def finish(self) -> None:
-        """Cuts off what is not whole and gives the file its final name; an empty file goes. When that fails, it stays
-        for the next server to finish."""
+        """Truncates an incomplete record and gives the file its final name; an empty file is deleted. A file for which
+        that fails is finished by the next server."""
         try:
             os.ftruncate(self._descriptor, self.size)
-            _settle(self.path, self.size)
+            _rename_final(self.path, self.size)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
-        """Closes it as it is."""
+        """Closes the file as it is."""
         os.close(self._descriptor)
 
 
 def create(prefix: str, seconds: float, number: int) -> LogFile:
-    """A new, locked, empty file for the time ``seconds`` since the epoch. Its number is the next free one from
-    ``number`` on."""
+    """Makes a locked, empty file for the time ``seconds`` since the epoch, with the next free number from ``number``
+    on."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(seconds))
     for tried in range(number, number + _MAX_TRIES):
         path = f"{prefix}.{stamp}.{os.getpid()}.{tried:04d}{OPEN}"
@@ -97,7 +97,7 @@ def prune(prefix: str, keep: int) -> None:
 
 
 def recover(prefix: str) -> None:
-    """Finishes what servers that died have left behind. A file that resists stays as it is."""
+    """Finishes the open files of servers that died. A file for which that fails stays as it is."""
     for path in _list(prefix, OPEN):
         with contextlib.suppress(OSError):
             _take_over(path)
@@ -127,15 +127,15 @@ def _take_over(path: str) -> None:
         with contextlib.suppress(ServingError):
             for number, record in enumerate(read_records(file, _ANY_RECORD)):
                 size += HEADER_BYTES + len(record) + FOOTER_BYTES
-                if number % RECORDS_BETWEEN_RESTS == 0:
-                    rest()
+                if number % RECORDS_BETWEEN_PAUSES == 0:
+                    pause()
         os.ftruncate(descriptor, size)
-        _settle(path, size)
+        _rename_final(path, size)
 
 
 def _owned(descriptor: int, path: str, lock_needed: bool) -> bool:
-    """Whether we have the lock of the file, and it still has that name. A file system may know no locks: a file that
-    we made ourselves is ours all the same, another is not."""
+    """Whether this process has the lock of the file, and the file still has that name. On a file system without locks
+    only a file that this process has made counts as locked."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -149,7 +149,7 @@ def _owned(descriptor: int, path: str, lock_needed: bool) -> bool:
         return False
 
 
-def _settle(path: str, size: int) -> None:
+def _rename_final(path: str, size: int) -> None:
     if size:
         os.rename(path, _final(path))
     else:

@@ -1,8 +1,8 @@
-"""Which requests are logged: sampling on the event loop, everything else on a thread of its own.
+"""Samples requests for the request log. Sampling runs on the event loop, everything else on a thread of its own.
 
-A model is logged when its config says so (``logging_config``). The log can neither slow nor fail a request: an offer is
-one look into a dict, for a logged model also a random number and a place in a bounded queue. What does not fit, cannot
-be written or cannot be made is counted and dropped.
+A model is logged if its config has a ``logging_config``. The log can neither slow nor fail a request: an offer costs a
+lookup in a dict, and for a logged model a random number and an entry in a bounded queue. Entries that do not fit,
+cannot be made or cannot be written are counted and dropped.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 class RequestLog(Protocol):
-    """What a service knows of the log."""
+    """The log as services see it."""
 
     def offer(self, servable_id: ServableId, signature: str, size: int, make: Callable[[], Message]) -> None:
-        """A request was answered by this version. Returns at once and raises nothing.
+        """Offers an answered request. Returns at once and raises nothing.
 
-        If it is logged, ``make`` is called later, on the log's thread: it returns a PredictionLog with its ``log_type``
-        set; the metadata is added. ``size``: bytes of request and answer, which stay in memory until then.
+        For a request that is sampled, ``make`` is called later, on the log's thread, and returns a PredictionLog with
+        its ``log_type``; the log adds the metadata. ``size``: bytes of request and answer, which stay in memory until
+        then.
         """
 
 
@@ -48,7 +49,7 @@ NO_LOG: Final[RequestLog] = _NoLog()
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """One log, of all models with the same settings. ``sampling`` is the SamplingConfig for the metadata."""
+    """The log of all models with equal settings. ``sampling`` is the SamplingConfig for the metadata."""
 
     rate: float
     sampling: Message
@@ -62,9 +63,9 @@ def _ignore(model: str, code: str) -> None:
 class RequestLogs:
     """The logs of all models. ``offer`` on the event loop; ``check``, ``configure`` and ``close`` on other threads.
 
-    ``on_result(model, code)`` is called on any thread for each record, with the canonical code's name: OK when it was
-    handed to the system, RESOURCE_EXHAUSTED when the queue was full, UNAVAILABLE when the disk did not take it or the
-    server ended first, INTERNAL when it could not be made. ``chance`` gives numbers in [0, 1).
+    ``on_result(model, code)`` is called on any thread for each record with the name of a canonical code: OK after the
+    write, RESOURCE_EXHAUSTED if the queue was full, UNAVAILABLE if the disk failed or the server ended first, INTERNAL
+    if the record could not be made. ``chance`` returns numbers in [0, 1).
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class RequestLogs:
         self._thread.put(Entry(log.writer, log.sampling, servable_id, signature, seconds, size, make))
 
     def check(self, models: Mapping[str, LoggingSettings]) -> None:
-        """Raises what :meth:`configure` would raise. Logs that are being written are not looked at again."""
+        """Raises what :meth:`configure` would raise. Logs that are being written are not checked again."""
         with self._lock:
             known = self._logs
         for name, settings in models.items():
@@ -100,10 +101,10 @@ class RequestLogs:
                 _check_directory(name, settings)
 
     def configure(self, models: Mapping[str, LoggingSettings]) -> None:
-        """These models are logged from now on, and no others. Equal settings share one log; a log that stays keeps
-        its file; one that goes is finished after what is queued for it.
+        """From now on exactly these models are logged. Models with equal settings share one log. A log that stays keeps
+        its file; one that is removed is finished after its queued entries.
 
-        FAILED_PRECONDITION when a directory is missing or cannot be written to; then nothing has changed.
+        FAILED_PRECONDITION, with nothing changed, if a directory is missing or not writable.
         """
         self.check(models)
         with self._lock:
@@ -118,7 +119,7 @@ class RequestLogs:
                 self._thread.retire(old[settings].writer)
 
     def close(self) -> None:
-        """Writes what is queued, within ``drain_seconds``, and finishes all files. Later offers are not taken."""
+        """Writes the queued entries, within ``drain_seconds``, and finishes all files. Later offers are ignored."""
         with self._lock:
             self._closed = True
             self._by_model = {}

@@ -1,7 +1,7 @@
 """The thread that writes request logs, and the bounded queue in front of it.
 
-Whoever offers an entry spends a microsecond and never waits: an entry that does not fit is counted and dropped. The
-thread makes the records, one at a time with a pause after each, so that requests get the interpreter lock in between.
+To queue an entry takes a microsecond and never waits: an entry that does not fit is counted and dropped. The thread
+makes the records one at a time, with a pause after each, so that requests get the interpreter lock in between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.serving import model_spec
-from tfs_lite.request_log.files import rest
+from tfs_lite.request_log.files import pause
 from tfs_lite.request_log.writer import NEVER, LogLimits, LogWriter, OnResult
 
 logger = logging.getLogger(__name__)
@@ -28,8 +28,8 @@ MAX_REMEMBERED_CAUSES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One request that is to be logged. ``make`` gives its PredictionLog; ``size`` counts against the queue's bound,
-    in bytes; ``seconds`` since the epoch is when it was answered."""
+    """One request to be logged. ``make`` returns its PredictionLog; ``size``, in bytes, counts against the queue's
+    bound; ``seconds`` is the time of the answer, since the epoch."""
 
     writer: LogWriter
     sampling: Message
@@ -77,12 +77,12 @@ class LogThread:
         self._thread = threading.Thread(target=self._run, name="tfs-request-log", daemon=True)
 
     def start(self) -> None:
-        """Begins to work; once more has no effect."""
+        """Starts the thread; a second call has no effect."""
         if self._thread.ident is None:
             self._thread.start()
 
     def put(self, entry: Entry) -> None:
-        """Queues the entry, or drops it: RESOURCE_EXHAUSTED when it does not fit, UNAVAILABLE after the end."""
+        """Queues the entry, or drops it with RESOURCE_EXHAUSTED if it does not fit, UNAVAILABLE after the end."""
         with self._changed:
             refused = self._refusal(entry)
             if refused is None:
@@ -93,14 +93,14 @@ class LogThread:
             self._on_result(entry.id.name, refused.name)
 
     def retire(self, writer: LogWriter) -> None:
-        """Finishes the writer's file, after what is queued for it."""
+        """Finishes the writer's file after its queued entries."""
         with self._changed:
             self._queue.append(writer)
             self._changed.notify()
 
     def close(self) -> None:
-        """Writes what is queued, finishes all files and ends the thread; what takes longer than ``drain_seconds`` is
-        dropped. Blocks that long at most. May be called more than once."""
+        """Writes the queued entries, finishes all files and ends the thread, within ``drain_seconds``; the entries left
+        then are dropped. May be called more than once."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -126,10 +126,10 @@ class LogThread:
             try:
                 if isinstance(item, Entry):
                     self._write(item)
-                    rest()
+                    pause()
                 elif isinstance(item, LogWriter):
                     item.finish()
-                self._keep_time()
+                self._run_timers()
             except Exception:
                 logger.exception("request log: a step failed; the next record comes as planned")
         for writer in self._writers:
@@ -138,7 +138,7 @@ class LogThread:
             self._timer.cancel()
 
     def _take(self) -> Entry | LogWriter | _Signal:
-        """Waits for the next thing to do. What the entry before it weighed is free again."""
+        """Waits for the next item and releases the bytes of the one before."""
         with self._changed:
             self._bytes -= self._in_work
             self._in_work = 0
@@ -153,7 +153,7 @@ class LogThread:
 
     def _write(self, entry: Entry) -> None:
         model, writer = entry.id.name, entry.writer
-        if writer.resting:
+        if writer.paused:
             self._on_result(model, StatusCode.UNAVAILABLE.name)
             return
         try:
@@ -172,8 +172,8 @@ class LogThread:
             self._causes.add(cause)
             logger.warning("request log: a record of model %s could not be made", model, exc_info=error)
 
-    def _keep_time(self) -> None:
-        """Lets writers do what is due, and sees to it that the thread is woken when the next thing is."""
+    def _run_timers(self) -> None:
+        """Ticks the writers that are due and sets the timer for the next one."""
         now = self._clock.monotonic()
         if now >= self._due:
             for writer in self._writers:

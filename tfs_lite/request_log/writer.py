@@ -1,8 +1,7 @@
-"""Writes one log: gathers records, appends them to its file, begins a new file in time, and outlives a sick disk.
+"""Writes one log: buffers records, appends them to its file, rotates files, and survives disk failures.
 
-Records are written together, a fraction of a megabyte or a second's worth at a time. After a failure of the disk the
-log rests for a while, and a new file is begun with the first record after that; what came in between is counted and
-dropped.
+Records are written together, up to a quarter of a megabyte or a second's worth at a time. After a disk failure the log
+pauses for a while and counts and drops its records; the first record after the pause begins a new file.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from tfs_lite.request_log.files import LogFile, create, prune, recover
 logger = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
-GATHERED_BYTES = 256 * 1024
-GATHERED_RECORDS = 100
-"""Records are written once they are as many, or as many bytes: a larger step would hold the interpreter lock long."""
+BUFFERED_BYTES = 256 * 1024
+BUFFERED_RECORDS = 100
+"""The buffer is written at this size. A larger write would hold the interpreter lock too long."""
 NEVER = math.inf
 
 OnResult = Callable[[str, str], None]
-"""What became of one record: its model, and the name of a canonical code."""
+"""Gets the outcome of one record: its model, and the name of a canonical code."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogLimits:
-    """Bounds of request logs: of the one queue, and of the files of each prefix. ``files`` includes the open one."""
+    """Bounds of the queue, and of the files of each prefix. ``files`` includes the open one."""
 
     queued_records: int = 1000
     queued_bytes: int = 64 * MIB
@@ -46,7 +45,7 @@ class LogLimits:
 
 
 class LogWriter:
-    """The files of one prefix. All on one thread, which waits for the disk. Nothing is raised."""
+    """The files of one prefix. On one thread, which waits for the disk. Raises nothing."""
 
     def __init__(self, prefix: str, limits: LogLimits, clock: Clock, on_result: OnResult) -> None:
         self._prefix = prefix
@@ -56,43 +55,43 @@ class LogWriter:
         self._file: LogFile | None = None
         self._number = 0
         self._old_at = NEVER
-        self._gathered: list[bytes] = []
-        self._gathered_bytes = 0
-        self._models: list[str] = []  # of what is gathered
+        self._buffer: list[bytes] = []
+        self._buffered_bytes = 0
+        self._models: list[str] = []  # of the buffered records
         self._write_at = NEVER
-        self._resting_until = -math.inf
-        self._rest_seconds = limits.retry_seconds
+        self._paused_until = -math.inf
+        self._pause_seconds = limits.retry_seconds
         self._causes: set[int | None] = set()
 
     @property
     def due(self) -> float:
-        """When :meth:`tick` has something to do, in the clock's monotonic seconds; ``NEVER`` when nothing is open."""
+        """When :meth:`tick` has to be called, in the clock's monotonic seconds; ``NEVER`` if no file is open."""
         return min(self._write_at, self._old_at)
 
     @property
-    def resting(self) -> bool:
-        """The disk failed a moment ago: records would be dropped."""
-        return self._clock.monotonic() < self._resting_until
+    def paused(self) -> bool:
+        """Whether the disk failed recently, so that records are dropped."""
+        return self._clock.monotonic() < self._paused_until
 
     def append(self, model: str, record: bytes) -> None:
-        """Takes a record; ``on_result`` tells sooner or later what became of it."""
+        """Buffers a record; ``on_result`` gets its outcome now or later."""
         framed = frame(record)
         size = self._file.size if self._file else 0
-        if size + self._gathered_bytes and size + self._gathered_bytes + len(framed) > self._limits.file_bytes:
+        if size + self._buffered_bytes and size + self._buffered_bytes + len(framed) > self._limits.file_bytes:
             self.finish()
-        if self.resting:
+        if self.paused:
             self._on_result(model, StatusCode.UNAVAILABLE.name)
             return
-        if not self._gathered:
+        if not self._buffer:
             self._write_at = self._clock.monotonic() + self._limits.write_seconds
-        self._gathered.append(framed)
-        self._gathered_bytes += len(framed)
+        self._buffer.append(framed)
+        self._buffered_bytes += len(framed)
         self._models.append(model)
-        if self._gathered_bytes >= GATHERED_BYTES or len(self._gathered) >= GATHERED_RECORDS:
+        if self._buffered_bytes >= BUFFERED_BYTES or len(self._buffer) >= BUFFERED_RECORDS:
             self._write()
 
     def tick(self) -> None:
-        """Does what is due."""
+        """Writes or finishes if that is due."""
         now = self._clock.monotonic()
         if now >= self._old_at:
             self.finish()
@@ -100,9 +99,9 @@ class LogWriter:
             self._write()
 
     def finish(self) -> None:
-        """Writes what is gathered and finishes the file. A later record begins a new one."""
+        """Writes the buffer and finishes the file. A later record begins a new one."""
         self._write()
-        file = self._let_go()
+        file = self._detach_file()
         if file is None:
             return
         try:
@@ -110,24 +109,24 @@ class LogWriter:
         except OSError as error:
             self._failed(error)
         else:
-            self._rest_seconds = self._limits.retry_seconds
+            self._pause_seconds = self._limits.retry_seconds
             self._causes.clear()
 
     def _write(self) -> None:
-        if not self._gathered:
+        if not self._buffer:
             return
-        data, models = b"".join(self._gathered), self._models
-        self._gathered, self._gathered_bytes, self._models, self._write_at = [], 0, [], NEVER
+        data, models = b"".join(self._buffer), self._models
+        self._buffer, self._buffered_bytes, self._models, self._write_at = [], 0, [], NEVER
         code = StatusCode.OK
         try:
-            self._current().append(data)
+            self._open_file().append(data)
         except OSError as error:
             self._failed(error)
             code = StatusCode.UNAVAILABLE
         for model in models:
             self._on_result(model, code.name)
 
-    def _current(self) -> LogFile:
+    def _open_file(self) -> LogFile:
         if self._file is not None and self._file.removed:
             logger.warning(
                 "request log %s: its file was deleted while it was written; a new one is begun", self._prefix
@@ -141,20 +140,20 @@ class LogWriter:
             self._old_at = self._clock.monotonic() + self._limits.file_seconds
         return self._file
 
-    def _let_go(self) -> LogFile | None:
+    def _detach_file(self) -> LogFile | None:
         file, self._file, self._old_at = self._file, None, NEVER
         return file
 
     def _drop(self) -> None:
-        file = self._let_go()
+        file = self._detach_file()
         if file is not None:
             with contextlib.suppress(OSError):
                 file.finish()
 
     def _failed(self, error: OSError) -> None:
         self._drop()
-        self._resting_until = self._clock.monotonic() + self._rest_seconds
-        self._rest_seconds = min(2 * self._rest_seconds, self._limits.max_retry_seconds)
+        self._paused_until = self._clock.monotonic() + self._pause_seconds
+        self._pause_seconds = min(2 * self._pause_seconds, self._limits.max_retry_seconds)
         if error.errno not in self._causes:
             self._causes.add(error.errno)
             logger.warning("request log %s: %s; records are dropped until it works again", self._prefix, error.strerror)

@@ -85,7 +85,7 @@ class Endpoints:
         core.registry.register(BodyCollector(self._resources.bodies))
         self._metrics_pages = MetricsPages(
             core.registry,
-            core.request_metrics.upstream,
+            core.request_metrics.tensorflow,
             settings.metrics_path,
             lambda: core.services.statistics.lines(core.queues()),
         )
@@ -100,7 +100,7 @@ class Endpoints:
             self._predictor,
             options.enable_signature_method_name_check,
             max_bytes=options.max_message_bytes,
-            on_examples=core.request_metrics.upstream.on_examples,
+            on_examples=core.request_metrics.tensorflow.on_examples,
             background=self._large_bodies,
         )
         self._predict_settings = PredictSettings.from_options(options)

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.responses import Response
 
 from tfs_lite.metrics.tensorflow import CONTENT_TYPE as TENSORFLOW_CONTENT_TYPE
-from tfs_lite.metrics.tensorflow import UpstreamMetrics
+from tfs_lite.metrics.tensorflow import TensorflowMetrics
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
 MAX_PENDING_PAGES = 16
@@ -25,7 +25,7 @@ class MetricsPages:
     def __init__(
         self,
         registry: CollectorRegistry,
-        tensorflow: UpstreamMetrics,
+        tensorflow: TensorflowMetrics,
         tensorflow_path: str | None,
         triton_lines: Callable[[], Iterable[str]] = tuple,
     ) -> None:

@@ -68,8 +68,8 @@ class ServerCore:
         self.states = ModelStates(self._monitor, self._journal, self.changes)
         # What is counted and logged.
         self.request_metrics = RequestMetrics(self.registry, self.states.is_configured)
-        self.batch_metrics = BatchMetrics(self.registry, self.request_metrics.upstream)
-        self.request_logs = RequestLogs(self.clock, self.request_metrics.upstream.on_logged)
+        self.batch_metrics = BatchMetrics(self.registry, self.request_metrics.tensorflow)
+        self.request_logs = RequestLogs(self.clock, self.request_metrics.tensorflow.on_logged)
         self._metrics = LifecycleMetrics(self.registry)
         self._gone = GoneModels()
         self.services = RequestServices(options, self.clock, self.registry, self.states, self._journal, self.handle)
@@ -294,9 +294,9 @@ class ServerCore:
 
     def counter_value(self, name: str) -> float:
         """The first cell of a counter, under TensorFlow Serving's name or ours; 0 if there is no such counter."""
-        upstream = self.request_metrics.upstream.counter_value(name)
-        if upstream is not None:
-            return upstream
+        value = self.request_metrics.tensorflow.counter_value(name)
+        if value is not None:
+            return value
         for family in self.registry.collect():
             for sample in family.samples:
                 if sample.name in (name, f"{name}_total"):
@@ -337,8 +337,8 @@ class ServerCore:
         self.changes.notify()
 
     def _on_warm_up(self, report: WarmupReport) -> None:
-        upstream = self.request_metrics.upstream
-        upstream.on_warm_up(report.directory, report.status, report.seconds, report.records)
+        metrics = self.request_metrics.tensorflow
+        metrics.on_warm_up(report.directory, report.status, report.seconds, report.records)
 
     def _on_event(self, timed: TimedState) -> None:
         """After each event of the manager, on its publisher's thread, under the bus."""

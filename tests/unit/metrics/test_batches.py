@@ -10,25 +10,20 @@ from tfs_lite.core.model import BatchReport
 from tfs_lite.core.servable import ServableId
 from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerState
 from tfs_lite.metrics.series import KEPT_VERSIONS
-from tfs_lite.metrics.tensorflow import UpstreamMetrics
+from tfs_lite.metrics.tensorflow import TensorflowMetrics
 
 M1 = ServableId("m", 1)
 LABELS = {"model": "m", "version": "1"}
 
 
 @pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
+def tensorflow() -> TensorflowMetrics:
+    return TensorflowMetrics()
 
 
 @pytest.fixture
-def upstream() -> UpstreamMetrics:
-    return UpstreamMetrics()
-
-
-@pytest.fixture
-def metrics(registry: CollectorRegistry, upstream: UpstreamMetrics) -> BatchMetrics:
-    return BatchMetrics(registry, upstream)
+def metrics(registry: CollectorRegistry, tensorflow: TensorflowMetrics) -> BatchMetrics:
+    return BatchMetrics(registry, tensorflow)
 
 
 def report(
@@ -86,7 +81,7 @@ def test_a_failed_run_is_counted_but_not_timed(metrics: BatchMetrics, registry: 
 
 
 def test_runs_on_many_threads_are_all_counted(
-    metrics: BatchMetrics, registry: CollectorRegistry, upstream: UpstreamMetrics
+    metrics: BatchMetrics, registry: CollectorRegistry, tensorflow: TensorflowMetrics
 ) -> None:
     def count() -> None:
         for version in range(1, 201):
@@ -100,7 +95,7 @@ def test_runs_on_many_threads_are_all_counted(
     for version in ("1", "2"):
         assert value(registry, "batch_size_count", version=version) == 400
         assert value(registry, "batch_queue_seconds_count", version=version) == 800
-    assert upstream.counter_value("/tensorflow/serving/batching_session/wrapped_run_count") == 800
+    assert tensorflow.counter_value("/tensorflow/serving/batching_session/wrapped_run_count") == 800
 
 
 def test_series_of_versions_that_are_gone_are_dropped_the_oldest_first(
@@ -154,10 +149,12 @@ def test_the_usual_parser_reads_the_page(metrics: BatchMetrics, registry: Collec
     assert {f"tfs_lite_batch_{name}" for name in (*histograms, "failures")} <= names
 
 
-def test_upstream_counts_batches_without_naming_the_model(metrics: BatchMetrics, upstream: UpstreamMetrics) -> None:
+def test_tensorflow_serving_counts_batches_without_a_model(
+    metrics: BatchMetrics, tensorflow: TensorflowMetrics
+) -> None:
     metrics.on_batch(report(rows=3, padding=1, waits=(0.004, 0.0002)))
     metrics.on_batch(report(ServableId("n", 7), rows=4, padding=0, waits=(0.0001,)))
-    lines = upstream.page().decode().splitlines()
+    lines = tensorflow.page().decode().splitlines()
     name = ":tensorflow:serving:batching_session:"
     for line in (
         f'{name}queuing_latency_bucket{{thread_pool_name="",le="100"}} 1',
@@ -173,9 +170,9 @@ def test_upstream_counts_batches_without_naming_the_model(metrics: BatchMetrics,
         assert line in lines
 
 
-def test_runs_of_single_calls_are_no_batches_upstream(
-    metrics: BatchMetrics, registry: CollectorRegistry, upstream: UpstreamMetrics
+def test_runs_of_single_calls_are_no_batches_of_tensorflow_serving(
+    metrics: BatchMetrics, registry: CollectorRegistry, tensorflow: TensorflowMetrics
 ) -> None:
     metrics.on_run(report(rows=1, padding=0, waits=(0.001,)))
     assert value(registry, "batch_size_count") == 1
-    assert upstream.page() == b""
+    assert tensorflow.page() == b""

@@ -26,11 +26,6 @@ class Engine:
 
 
 @pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
-
-
-@pytest.fixture
 def metrics(registry: CollectorRegistry) -> GenerationMetrics:
     return GenerationMetrics(registry)
 

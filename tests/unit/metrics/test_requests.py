@@ -17,20 +17,15 @@ def page(registry: CollectorRegistry) -> str:
 
 
 @pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
-
-
-@pytest.fixture
 def metrics(registry: CollectorRegistry) -> RequestMetrics:
     return RequestMetrics(registry, lambda name: name == "m")
 
 
 def serve(metrics: RequestMetrics, version: int) -> None:
-    metrics.entered(ServableId("m", version))
+    metrics.started(ServableId("m", version))
     with metrics.record("Predict", "m") as record:
         record.version = version
-    metrics.left(ServableId("m", version))
+    metrics.finished(ServableId("m", version))
 
 
 def test_latency_is_kept_per_model_and_version(metrics: RequestMetrics, registry: CollectorRegistry) -> None:
@@ -114,22 +109,22 @@ def test_a_full_queue_is_counted_by_model(metrics: RequestMetrics, registry: Col
     assert registry.get_sample_value("tfs_lite_requests_rejected_total", {"model": "m"}) == 2
 
 
-def test_requests_inside_are_those_that_entered_and_did_not_leave(
+def test_requests_in_flight_are_those_that_started_and_did_not_finish(
     metrics: RequestMetrics, registry: CollectorRegistry
 ) -> None:
     labels = {"model": "m", "version": "1"}
-    metrics.entered(ServableId("m", 1))
-    metrics.entered(ServableId("m", 1))
-    metrics.left(ServableId("m", 1))
+    metrics.started(ServableId("m", 1))
+    metrics.started(ServableId("m", 1))
+    metrics.finished(ServableId("m", 1))
     assert registry.get_sample_value("tfs_lite_requests_in_flight", labels) == 1
-    metrics.left(ServableId("m", 1))
+    metrics.finished(ServableId("m", 1))
     assert registry.get_sample_value("tfs_lite_requests_in_flight", labels) == 0
 
 
-def test_what_is_counted_here_is_counted_upstream_with_the_time_in_the_model(metrics: RequestMetrics) -> None:
+def test_requests_are_counted_under_the_names_of_tensorflow_serving_too(metrics: RequestMetrics) -> None:
     with metrics.record("Predict", "m") as record:
         record.version, record.run_seconds = 1, 0.0005
-    lines = metrics.upstream.page().decode().splitlines()
+    lines = metrics.tensorflow.page().decode().splitlines()
     assert ':tensorflow:serving:request_count{model_name="m",status="OK"} 1' in lines
     assert ':tensorflow:serving:request_latency_count{model_name="m",API="Predict",entrypoint="GRPC"} 1' in lines
     assert ':tensorflow:serving:runtime_latency_sum{model_name="m",API="Predict",runtime="TF1"} 500' in lines
@@ -139,13 +134,13 @@ def test_counting_goes_on_after_series_were_dropped_on_either_page(
     metrics: RequestMetrics, registry: CollectorRegistry
 ) -> None:
     serve(metrics, 1)
-    metrics.upstream.model_gone("m")
+    metrics.tensorflow.model_gone("m")
     serve(metrics, 1)
     assert count(registry, "OK") == 2
-    assert metrics.upstream.counter_value("/tensorflow/serving/request_count") == 1
+    assert metrics.tensorflow.counter_value("/tensorflow/serving/request_count") == 1
     metrics.model_gone("m")
     serve(metrics, 1)
-    metrics.entered(ServableId("m", 1))
+    metrics.started(ServableId("m", 1))
     assert count(registry, "OK") == 1
     assert registry.get_sample_value("tfs_lite_requests_in_flight", {"model": "m", "version": "1"}) == 1
 
@@ -156,7 +151,7 @@ def test_names_pushed_out_of_the_other_page_are_counted_again(registry: Collecto
         with metrics.record("Predict", name):
             pass
     assert count(registry, "OK", version="") == 3
-    assert ':tensorflow:serving:request_count{model_name="m",status="OK"} 2' in metrics.upstream.page().decode()
+    assert ':tensorflow:serving:request_count{model_name="m",status="OK"} 2' in metrics.tensorflow.page().decode()
 
 
 def test_requests_on_many_threads_are_all_counted(metrics: RequestMetrics, registry: CollectorRegistry) -> None:

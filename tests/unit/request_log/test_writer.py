@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tfs_lite.protocols.tfrecord import frame, read_records
 from tfs_lite.request_log.files import finished
-from tfs_lite.request_log.writer import GATHERED_BYTES, GATHERED_RECORDS, NEVER, LogLimits, LogWriter
+from tfs_lite.request_log.writer import BUFFERED_BYTES, BUFFERED_RECORDS, NEVER, LogLimits, LogWriter
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 LIMITED_DISK = """
@@ -88,7 +88,7 @@ def test_records_are_written_a_second_later_together(log: Log) -> None:
     assert log.results == {("m", "OK"): 2}
 
 
-@pytest.mark.parametrize("data", [[bytes(GATHERED_BYTES)], [b"x"] * GATHERED_RECORDS])
+@pytest.mark.parametrize("data", [[bytes(BUFFERED_BYTES)], [b"x"] * BUFFERED_RECORDS])
 def test_much_is_written_at_once(tmp_path: Path, data: list[bytes]) -> None:
     log = Log(str(tmp_path / "m"), LogLimits())
     for item in data:
@@ -188,7 +188,7 @@ def test_a_directory_that_went_before_the_file_ended_is_told(log: Log, caplog: p
     log.advance(1.0)
     shutil.rmtree(Path(log.prefix).parent)
     log.writer.finish()
-    assert log.writer.resting
+    assert log.writer.paused
     assert "No such file or directory" in caplog.text
 
 
@@ -200,7 +200,7 @@ def test_the_rest_after_failures_doubles_up_to_a_bound_and_a_good_file_ends_that
         log.writer.append("m", b"x")
         log.writer.finish()
         waited = 0.0
-        while log.writer.resting:
+        while log.writer.paused:
             log.clock.advance(1.0)
             waited += 1.0
         rests.append(waited)
@@ -212,7 +212,7 @@ def test_the_rest_after_failures_doubles_up_to_a_bound_and_a_good_file_ends_that
     log.writer.append("m", b"x")
     log.writer.finish()
     log.clock.advance(1.0)
-    assert not log.writer.resting
+    assert not log.writer.paused
 
 
 def test_records_are_dropped_and_counted_while_the_log_rests(log: Log) -> None:

@@ -264,7 +264,7 @@ def test_upstreams_page_is_nowhere_when_it_is_turned_off(server: RestFixture) ->
 @pytest.mark.parametrize("path", ["/monitoring/prometheus/metrics", "/v1/metrics", "/metrics"])
 def test_upstreams_page_is_where_it_is_told_to_be(serve: Serve, path: str) -> None:
     server = serve(metrics_path=path, enable_cors=True)
-    server.request_metrics.upstream.on_logged("m", "OK")
+    server.request_metrics.tensorflow.on_logged("m", "OK")
     page = ':tensorflow:serving:request_log_count{model_name="m",status_code="OK"} 1\n'
     for method in ("GET", "POST"):
         answer = server.client.request(method, path)

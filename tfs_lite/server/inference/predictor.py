@@ -185,7 +185,7 @@ class Predictor:
         ]
         request.expect(calls)
         started = PendingRequest(request, servable, runs, calls, record, deadline, deadlines)
-        self._metrics.entered(request.id)
+        self._metrics.started(request.id)
         for call in calls:
             servable.submit(call)
         if deadline is not None:
@@ -264,7 +264,7 @@ class _Request:
         self._on_call(self.id, self._calls[index], result)
         if not self._left:
             self._calls = ()
-            self._metrics.left(self.id)
+            self._metrics.finished(self.id)
             self._handle.release()
         if self.answer.done() or self._outbox.loop.is_closed():
             return

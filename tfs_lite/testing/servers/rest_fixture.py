@@ -175,7 +175,7 @@ class RestFixture:
         self.log = ListLog()
         self.background = background or BackgroundRunner("REST", 2, 8)
         self.http = HttpResources(HttpLimits(**limits), self.background)
-        self._pages = MetricsPages(self.registry, metrics.upstream, metrics_path)
+        self._pages = MetricsPages(self.registry, metrics.tensorflow, metrics_path)
         core: Any = self
         predictor = Predictor(self.handle, metrics)
         settings = PredictSettings(check_method_names=check_method_names)
