@@ -1,0 +1,69 @@
+"""The shape of the package: what a newcomer relies on when looking for something.
+
+The floors themselves are contracts of import-linter in ``pyproject.toml``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "tfs_lite"
+MOST_FILES = 22
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+
+def imports_of(module: str) -> Iterator[tuple[str, str]]:
+    """The modules of the package that ``module`` imports, anywhere in its text, with the names that it takes."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in MODULES:
+                    yield inner, ""
+                elif node.module in MODULES:
+                    yield node.module, alias.name
+
+
+def test_no_folder_has_more_files_than_a_reader_takes_in() -> None:
+    folders: dict[Path, int] = {}
+    for path in MODULES.values():
+        folders[path.parent] = folders.get(path.parent, 0) + 1
+    crowded = {str(folder): count for folder, count in folders.items() if count > MOST_FILES}
+    assert crowded == {}
+
+
+def test_every_folder_says_what_is_in_it() -> None:
+    rooms = [path for path in MODULES.values() if path.name == "__init__.py"]
+    silent = [str(path) for path in rooms if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert silent == []
+
+
+def test_no_files_import_one_another_in_a_circle() -> None:
+    """Imports for types and inside functions count. Only the package itself looks its public names up on demand."""
+    graph = {
+        module: {other for other, _ in imports_of(module)} - {module, "tfs_lite"}
+        for module in MODULES
+        if module != "tfs_lite"
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
+
+
+def test_no_file_imports_a_private_name_of_another() -> None:
+    found = [
+        f"{module}: {other}.{name}"
+        for module in MODULES
+        for other, name in imports_of(module)
+        if name.startswith("_") and name != "__version__"
+    ]
+    assert found == []
