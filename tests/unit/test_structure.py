@@ -6,16 +6,18 @@ The floors themselves are contracts of import-linter in ``pyproject.toml``.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "tfs_lite"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "tfs_lite"
 MOST_FILES = 22
 MODULES = {
-    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
 }
 
@@ -67,3 +69,22 @@ def test_no_file_imports_a_private_name_of_another() -> None:
         if name.startswith("_") and name != "__version__"
     ]
     assert found == []
+
+
+NOT_OURS = {"model.py"}
+"""Files of users."""
+
+
+def test_the_pages_name_only_files_that_are_there() -> None:
+    files = [
+        str(path)
+        for folder in ("tfs_lite", "tests", "benchmarks", "examples")
+        for path in ROOT.glob(f"{folder}/**/*.py")
+    ]
+    missing = [
+        f"{page.name}: {name}"
+        for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md"))
+        for name in re.findall(r"`((?:\w+/)*\w+\.py)`", page.read_text())
+        if name not in NOT_OURS and not any(file.endswith(f"/{name}") for file in files)
+    ]
+    assert missing == []
