@@ -26,7 +26,7 @@ from tfs_lite.adapters.language.transformers_model import open_transformers
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
 from tfs_lite.core.servable import ServableId
-from tfs_lite.testing.language.tiny_transformers import FAMILIES, Company, build, greedy
+from tfs_lite.testing.language.tiny_transformers import FAMILIES, RandomBatches, build, greedy
 from tfs_lite.testing.language.tiny_transformers import VOCABULARY as TINY
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -191,7 +191,7 @@ def test_captured_steps_of_every_family_write_what_it_writes_alone(family, poiso
         capture_decode(network, ServableId(family, 1))
         assert network.decoding is not None
         before = network.decoding.replays
-        company = Company(network, poison=poison, seed=3)
+        company = RandomBatches(network, poison=poison, seed=3)
         assert company.serve(wanted) == [greedy(build(family), *one).tokens for one in wanted]
         assert network.decoding.replays > before + 10
     stream.synchronize()

@@ -15,8 +15,15 @@ import httpx
 import psutil
 import pytest
 
-from tfs_lite.testing.language.concurrent_readers import ConcurrentReaders, Page, StalledReader
-from tfs_lite.testing.language.language_clients import PATIENCE, STREAMS, WHOLE, Asked, LanguageClient, Refused
+from tfs_lite.testing.language.concurrent_readers import ConcurrentReaders, MetricsPage, StalledReader
+from tfs_lite.testing.language.language_clients import (
+    PATIENCE,
+    STREAMS,
+    WHOLE,
+    LanguageClient,
+    LanguageRequest,
+    Refused,
+)
 from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language
 from tfs_lite.testing.servers.models import TaggedArchives
 from tfs_lite.testing.servers.probe import Probe
@@ -35,7 +42,7 @@ DONE = "tfs_lite_generation_text_seconds_count"
 
 class House:
     def __init__(self, server: ServerProcess, probe: Probe, repository: Path) -> None:
-        self.server, self.probe, self.page, self.repository = server, probe, Page(server), repository
+        self.server, self.probe, self.page, self.repository = server, probe, MetricsPage(server), repository
 
 
 def serve(repository: Path, *flags: str) -> ServerProcess:
@@ -54,13 +61,13 @@ def house(tmp_path_factory: pytest.TempPathFactory, archives: TaggedArchives) ->
     assert server.exit_code == 0
 
 
-def ask(client: LanguageClient, door: str, asked: Asked) -> str:
+def ask(client: LanguageClient, door: str, asked: LanguageRequest) -> str:
     if door in WHOLE:
         return client.whole(door, asked).text
-    return "".join(bit.text for bit in client.pieces(door, asked))
+    return "".join(chunk.text for chunk in client.pieces(door, asked))
 
 
-def alone(house: House, asked: Asked) -> str:
+def alone(house: House, asked: LanguageRequest) -> str:
     with LanguageClient(house.server) as client:
         return ask(client, "predict", asked)
 
@@ -72,10 +79,10 @@ def visit(house: House, number: int) -> str:
     """One client, who behaves as its number says. Returns what became of it."""
     numbers = random.Random(number)
     door, manner = DOORS[number % len(DOORS)], numbers.choice(["stays", "leaves", "leaves", "deadline"])
-    asked = Asked("wide", f"client {number} says", numbers.randrange(1, 120))
+    asked = LanguageRequest("wide", f"client {number} says", numbers.randrange(1, 120))
     patience = PATIENCE
     if manner == "deadline":
-        asked = Asked(asked.model, asked.prompt, asked.tokens, timeout=numbers.uniform(0.002, 0.3))
+        asked = LanguageRequest(asked.model, asked.prompt, asked.tokens, timeout=numbers.uniform(0.002, 0.3))
     if manner == "leaves" and door in WHOLE:
         patience = numbers.uniform(0.001, 0.2)
     stays = numbers.randrange(0, asked.tokens) if manner == "leaves" else asked.tokens
@@ -96,7 +103,7 @@ def test_two_hundred_clients_that_leave_at_any_moment_leave_nothing_behind(house
     process = psutil.Process(house.server.pid)
     rounds: list[Counter[str]] = []
     sizes = []
-    expected = alone(house, Asked("wide", "hello", 20))
+    expected = alone(house, LanguageRequest("wide", "hello", 20))
     for start in (1000, 2000):  # the first round fills pools and caches
         with ThreadPoolExecutor(AT_ONCE) as pool:
             rounds.append(Counter(pool.map(lambda number: visit(house, number), range(start, start + LEAVING // 2))))
@@ -109,12 +116,12 @@ def test_two_hundred_clients_that_leave_at_any_moment_leave_nothing_behind(house
     assert min(found["whole"], found["left"], found["deadline"]) >= 10, found
     assert house.page.outcomes("wide")["cancelled"] >= 10
     assert sizes[1] - sizes[0] < GROWTH, sizes
-    assert alone(house, Asked("wide", "hello", 20)) == expected
+    assert alone(house, LanguageRequest("wide", "hello", 20)) == expected
     assert "Traceback" not in house.server.log()
 
 
 def test_the_place_of_one_who_leaves_is_free_at_once(house):
-    first, second = Asked("narrow", "first", LONG), Asked("narrow", "second", 4)
+    first, second = LanguageRequest("narrow", "first", LONG), LanguageRequest("narrow", "second", 4)
     expected = alone(house, second)
     for door in STREAMS:
         before = house.page.outcomes("narrow")
@@ -134,7 +141,7 @@ def ended(house: House, model: str, version: int = 1) -> float:
 
 @pytest.mark.parametrize("door", ["openai", "v2_events"])
 def test_stream_whose_reader_pauses_until_the_text_is_over_brings_everything(house, door):
-    asked = Asked("wide", "a long story", LONG)
+    asked = LanguageRequest("wide", "a long story", LONG)
     expected, before = alone(house, asked), ended(house, "wide")
     with StalledReader(house.server, door, asked) as sleeper:
         wait_until(lambda: ended(house, "wide") == before + 1, "the text is over", PATIENCE)
@@ -150,18 +157,18 @@ def test_stream_whose_reader_pauses_until_the_text_is_over_brings_everything(hou
 
 @pytest.mark.parametrize("door", ["v2_stream", "predict_streamed"])
 def test_grpc_stream_whose_reader_pauses_until_the_text_is_over_brings_everything(house, door):
-    asked = Asked("wide", "a long story", LONG)
+    asked = LanguageRequest("wide", "a long story", LONG)
     expected, before = alone(house, asked), ended(house, "wide")
     with LanguageClient(house.server) as client, closing(client.pieces(door, asked)) as pieces:
         first = next(pieces)
         wait_until(lambda: ended(house, "wide") == before + 1, "the text is over", PATIENCE)
-        bits = [first, *pieces]
-    assert "".join(bit.text for bit in bits) == expected
-    assert bits[-1].finish == "length"
+        chunks = [first, *pieces]
+    assert "".join(chunk.text for chunk in chunks) == expected
+    assert chunks[-1].finish == "length"
 
 
 def test_readers_that_never_read_hold_up_neither_others_nor_the_unloading(house):
-    model, asked = "unread", Asked("unread", "hello", LONG)
+    model, asked = "unread", LanguageRequest("unread", "hello", LONG)
     publish_language(house.repository / model, 1, WIDE)
     house.probe.wait_available(model, 1)
     expected = alone(house, asked)
@@ -185,9 +192,9 @@ def test_readers_that_never_read_hold_up_neither_others_nor_the_unloading(house)
 
 def test_full_queue_refuses_at_once_by_every_door_and_harms_nobody(house):
     first, *others = asked = [
-        Asked("narrow", "one", 3 * LONG),
-        Asked("narrow", "two", 40),
-        Asked("narrow", "three", 40),
+        LanguageRequest("narrow", "one", 3 * LONG),
+        LanguageRequest("narrow", "two", 40),
+        LanguageRequest("narrow", "three", 40),
     ]
     expected = [alone(house, each) for each in asked]
     refused: dict[str, Refused] = {}
@@ -200,11 +207,11 @@ def test_full_queue_refuses_at_once_by_every_door_and_harms_nobody(house):
         with LanguageClient(house.server) as client:
             for door in DOORS:
                 with pytest.raises(Refused) as caught:
-                    ask(client, door, Asked("narrow", "four", 4))
+                    ask(client, door, LanguageRequest("narrow", "four", 4))
                 refused[door] = caught.value
         assert running.over + waiting.over == 0, "the refusals came after a text had ended"
     assert running.failures + waiting.failures == []
-    assert [heard.text for heard in (*running.heard, *waiting.heard)] == expected
+    assert [response.text for response in (*running.responses, *waiting.responses)] == expected
     codes = {door: each.code for door, each in refused.items()}
     assert codes == {
         **dict.fromkeys(("openai", "openai_whole"), 429),
@@ -220,13 +227,13 @@ def test_full_queue_refuses_at_once_by_every_door_and_harms_nobody(house):
 
 
 def test_two_language_models_and_another_one_are_served_and_counted_side_by_side(house):
-    wide, narrow = Asked("wide", "side by side", 40), Asked("narrow", "side by side", 40)
+    wide, narrow = LanguageRequest("wide", "side by side", 40), LanguageRequest("narrow", "side by side", 40)
     expected = alone(house, wide), alone(house, narrow)
     assert expected[0] != expected[1]
     names = ("tfs_lite_generation_output_tokens_total", "tfs_lite_requests_total")
     before = {(name, model): house.page.total(name, model=model) for name in names for model in ("wide", "narrow")}
     rows = house.page.total(names[1], model="digits")
-    asked: Sequence[tuple[str, Asked]] = [("openai", wide), ("v2_events", narrow), ("v2_stream", wide)]
+    asked: Sequence[tuple[str, LanguageRequest]] = [("openai", wide), ("v2_events", narrow), ("v2_stream", wide)]
     stop, answers = threading.Event(), []
 
     def call_digits() -> None:
@@ -235,13 +242,13 @@ def test_two_language_models_and_another_one_are_served_and_counted_side_by_side
 
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(call_digits)
-        with ConcurrentReaders(house.server, asked) as audience:
+        with ConcurrentReaders(house.server, asked) as readers:
             pass
         wait_until(lambda: bool(answers), "the other model has answered", PATIENCE)
         stop.set()
         calling.result(PATIENCE)
-    assert audience.failures == []
-    assert [heard.text for heard in audience.heard] == [expected[0], expected[1], expected[0]]
+    assert readers.failures == []
+    assert [response.text for response in readers.responses] == [expected[0], expected[1], expected[0]]
     assert set(answers) == {3}
     gained = {key: house.page.total(key[0], model=key[1]) - value for key, value in before.items()}
     assert [gained[names[0], model] for model in ("wide", "narrow")] == [80, 40]
@@ -266,20 +273,20 @@ def ending(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 def test_streams_that_run_are_finished_when_the_server_is_told_to_end(ending):
-    asked = Asked("lm", "the end", LONG)  # with slots left for those who knock meanwhile
+    asked = LanguageRequest("lm", "the end", LONG)  # with slots left for those who knock meanwhile
     with LanguageClient(ending) as client:
         expected = ask(client, "predict", asked)
-    with ConcurrentReaders(ending, [(door, asked) for door in STREAMS + STREAMS]) as audience:
-        audience.wait_begun()
-        assert Page(ending).state("lm")[0] == 8
+    with ConcurrentReaders(ending, [(door, asked) for door in STREAMS + STREAMS]) as readers:
+        readers.wait_begun()
+        assert MetricsPage(ending).state("lm")[0] == 8
         ending.terminate()
         ending.wait_status("/readyz", 503)
         with LanguageClient(ending) as late:
             for door, code in (("openai", 503), ("v2_grpc", "UNAVAILABLE")):
                 assert wait_until(lambda door=door: refusal(late, door), f"{door} takes no more") == code
-        assert audience.over < 8, "the texts were over before the server refused others"
-    assert audience.failures == []
-    assert [heard.text for heard in audience.heard] == [expected] * 8
+        assert readers.over < 8, "the texts were over before the server refused others"
+    assert readers.failures == []
+    assert [response.text for response in readers.responses] == [expected] * 8
     assert ending.wait() == 0
     assert "Traceback" not in ending.log()
 
@@ -287,20 +294,20 @@ def test_streams_that_run_are_finished_when_the_server_is_told_to_end(ending):
 def refusal(client: LanguageClient, door: str) -> int | str:
     """Empty if there was none."""
     try:
-        ask(client, door, Asked("lm", "too late", 1))
+        ask(client, door, LanguageRequest("lm", "too late", 1))
     except Refused as refused:
         return refused.code
     return ""
 
 
 def test_second_signal_ends_the_server_in_mid_text(ending):
-    asked = Asked("lm", "the end", 4000)
-    with ConcurrentReaders(ending, [(door, asked) for door in STREAMS]) as audience:
-        audience.wait_begun()
+    asked = LanguageRequest("lm", "the end", 4000)
+    with ConcurrentReaders(ending, [(door, asked) for door in STREAMS]) as readers:
+        readers.wait_begun()
         ending.terminate()
         ending.wait_status("/readyz", 503)
         assert ending.exit_code is None
         ending.terminate()
         ending.wait(30)
-    assert len(audience.failures) == len(STREAMS)
-    assert all(heard.finish == "" for heard in audience.heard)
+    assert len(readers.failures) == len(STREAMS)
+    assert all(response.finish == "" for response in readers.responses)

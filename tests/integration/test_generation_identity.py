@@ -22,10 +22,10 @@ from tfs_lite.testing.language.engine_fixture import (
     ENDS,
     VOCABULARY,
     EngineFixture,
+    Response,
     ScheduledRequest,
-    Told,
+    generate_alone,
     saved,
-    written,
 )
 from tfs_lite.testing.language.tiny_transformers import Greedy
 
@@ -70,7 +70,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]
         if family not in known:
             directory = saved(family, tmp_path_factory.mktemp(family))
             asked = _asked(random.Random(11))
-            known[family] = Saved(directory, asked, written(directory, asked, ROOM))
+            known[family] = Saved(directory, asked, generate_alone(directory, asked, ROOM))
             _check(known[family])
         return known[family]
 
@@ -116,10 +116,10 @@ def _pairs(model: Saved) -> list[tuple[Generation, Greedy]]:
     return list(zip(model.asked, model.alone, strict=True))
 
 
-def _agree(told: list[Told], model: Saved) -> tuple[int, int]:
+def _agree(responses: list[Response], model: Saved) -> tuple[int, int]:
     """(tokens that were compared, texts that went another way where two logits were too close to call)."""
     tokens = close = 0
-    for one, (wanted, alone) in zip(told, _pairs(model), strict=True):
+    for one, (wanted, alone) in zip(responses, _pairs(model), strict=True):
         whole = one.whole
         came = list(whole.tokens)
         other = next((at for at, pair in enumerate(zip(came, alone.tokens, strict=False)) if pair[0] != pair[1]), None)
@@ -137,7 +137,7 @@ def _agree(told: list[Told], model: Saved) -> tuple[int, int]:
     return tokens, close
 
 
-def _visits(model: Saved, seed: int, ranks: tuple[int, ...] = (0,)) -> list[ScheduledRequest]:
+def _requests(model: Saved, seed: int, ranks: tuple[int, ...] = (0,)) -> list[ScheduledRequest]:
     """At random moments, with random priorities."""
     numbers = random.Random(seed)
     return [
@@ -146,26 +146,28 @@ def _visits(model: Saved, seed: int, ranks: tuple[int, ...] = (0,)) -> list[Sche
     ]
 
 
-def _with_guests(visits: list[ScheduledRequest], model: Saved, seed: int) -> tuple[list[ScheduledRequest], list[int]]:
+def _with_guests(
+    scheduled: list[ScheduledRequest], model: Saved, seed: int
+) -> tuple[list[ScheduledRequest], list[int]]:
     """Others come in between, ask for a lot, and leave early; and where they are."""
     numbers = random.Random(seed)
-    mixed: list[tuple[ScheduledRequest, bool]] = [(visit, False) for visit in visits]
+    mixed: list[tuple[ScheduledRequest, bool]] = [(request, False) for request in scheduled]
     for number in range(GUESTS):
         prompt = model.asked[number * 5].prompt[:200]
         wanted = Generation(prompt, max_tokens=300, sampling=GREEDY, ignore_eos=True, priority=numbers.choice([-1, 0]))
         guest = ScheduledRequest(wanted, after=numbers.randrange(4), leaves=numbers.choice([1, 2, 7, 30]))
         mixed.insert(numbers.randrange(1, len(mixed)), (guest, True))
-    return [visit for visit, _ in mixed], [at for at, (_, is_guest) in enumerate(mixed) if is_guest]
+    return [request for request, _ in mixed], [at for at, (_, is_guest) in enumerate(mixed) if is_guest]
 
 
-def _cached(told: list[Told]) -> int:
-    return sum(one.usage.cached > 0 for one in told)
+def _cached(responses: list[Response]) -> int:
+    return sum(one.usage.cached > 0 for one in responses)
 
 
-def _tell(family: str, how: str, found: tuple[int, int], house: EngineFixture) -> None:
+def _tell(family: str, how: str, found: tuple[int, int], fixture: EngineFixture) -> None:
     print(
         f"{family} {how}: {TEXTS} texts, {found[0]} tokens compared, {found[1]} too close to call, "
-        f"{len(house.steps)} steps, {house.preempted} preemptions"
+        f"{len(fixture.steps)} steps, {fixture.preempted} preemptions"
     )
 
 
@@ -178,14 +180,14 @@ each_case = pytest.mark.parametrize(
 @each_case
 def test_texts_served_together_are_those_written_alone(family: str, more: dict[str, str], model_of) -> None:
     model = model_of(family)
-    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=7, prefix_reuse="false", **more) as house:
-        assert house.servable.model.batches == (family not in ALONE)
-        assert (house.packed_bytes > 0) == (family.startswith("wide") and not more)
-        told = house.serve(_visits(model, seed=1))
-        found = _agree(told, model)
-        assert max(report.texts for report in house.steps) == 7
-        assert _cached(told) == 0
-        _tell(family, "together", found, house)
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=7, prefix_reuse="false", **more) as fixture:
+        assert fixture.servable.model.batches == (family not in ALONE)
+        assert (fixture.packed_bytes > 0) == (family.startswith("wide") and not more)
+        responses = fixture.serve(_requests(model, seed=1))
+        found = _agree(responses, model)
+        assert max(report.texts for report in fixture.steps) == 7
+        assert _cached(responses) == 0
+        _tell(family, "together", found, fixture)
 
 
 @each_case
@@ -193,24 +195,24 @@ def test_neither_chunks_nor_neighbours_nor_preemption_change_a_text(
     family: str, more: dict[str, str], model_of
 ) -> None:
     model = model_of(family)
-    visits, guests = _with_guests(_visits(model, seed=2, ranks=(0, 0, 0, -1, 1)), model, seed=3)
+    scheduled, guests = _with_guests(_requests(model, seed=2, ranks=(0, 0, 0, -1, 1)), model, seed=3)
     with EngineFixture(
         model.directory, max_model_len=ROOM, max_num_seqs=3, prefill_chunk=13, max_batched_tokens=24, **more
-    ) as house:
-        told = house.serve(visits)
-        stayed = [one for at, one in enumerate(told) if at not in guests]
+    ) as fixture:
+        responses = fixture.serve(scheduled)
+        stayed = [one for at, one in enumerate(responses) if at not in guests]
         found = _agree(stayed, model)
         assert _cached(stayed) >= 5, "hardly any prompt began as another one"
-        assert house.preempted >= 3
-        assert max(report.rows for report in house.steps) <= 24
-        assert any(report.kind == "mixed" for report in house.steps)
+        assert fixture.preempted >= 3
+        assert max(report.rows for report in fixture.steps) <= 24
+        assert any(report.kind == "mixed" for report in fixture.steps)
         for at in guests:
-            assert told[at].status is not None
-            assert told[at].status.code is StatusCode.CANCELLED
-        assert any(told[at].tokens for at in guests), "all guests left before their first token"
-        state = house.servable.state()
+            assert responses[at].status is not None
+            assert responses[at].status.code is StatusCode.CANCELLED
+        assert any(responses[at].tokens for at in guests), "all guests left before their first token"
+        state = fixture.servable.state()
         assert (state.running, state.waiting, state.written) == (0, 0, 0)
-        _tell(family, "crowded", found, house)
+        _tell(family, "crowded", found, fixture)
 
 
 SEEDED = Generation(
@@ -227,9 +229,9 @@ each_of_several = pytest.mark.parametrize(
 
 
 def _seeded_alone(model: Saved, more: dict[str, str]) -> list[int]:
-    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as house:
-        tokens = list(house.ask(SEEDED).whole.tokens)
-        other = house.ask(replace(SEEDED, sampling=replace(SEEDED.sampling, seed=100))).whole.tokens
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as fixture:
+        tokens = list(fixture.ask(SEEDED).whole.tokens)
+        other = fixture.ask(replace(SEEDED, sampling=replace(SEEDED.sampling, seed=100))).whole.tokens
     assert len(tokens) == SEEDED.max_tokens
     assert len(set(tokens)) >= 15
     assert list(other) != tokens, "the seed has no effect"
@@ -240,14 +242,14 @@ def _seeded_alone(model: Saved, more: dict[str, str]) -> list[int]:
 def test_a_seed_gives_one_text_alone_and_in_company(family: str, more: dict[str, str], model_of) -> None:
     model = model_of(family)
     alone = _seeded_alone(model, more)
-    visits = _visits(model, seed=4)[:24]
+    scheduled = _requests(model, seed=4)[:24]
     at = [3, 9, 17]
     for index in at:
-        visits.insert(index, ScheduledRequest(SEEDED, after=1))
-    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=5, prefill_chunk=32, **more) as house:
-        told = house.serve(visits)
-        assert [list(told[index].whole.tokens) for index in at] == [alone] * 3
-        assert max(report.texts for report in house.steps) == 5
+        scheduled.insert(index, ScheduledRequest(SEEDED, after=1))
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=5, prefill_chunk=32, **more) as fixture:
+        responses = fixture.serve(scheduled)
+        assert [list(responses[index].whole.tokens) for index in at] == [alone] * 3
+        assert max(report.texts for report in fixture.steps) == 5
 
 
 @each_of_several
@@ -255,12 +257,12 @@ def test_a_seed_gives_one_text_in_a_slot_that_was_used(family: str, more: dict[s
     model = model_of(family)
     alone = _seeded_alone(model, more)
     longer = Generation(_tokens(random.Random(22), 300), max_tokens=4, sampling=GREEDY)
-    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as house:
-        assert house.ask(longer).usage.cached == 0
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as fixture:
+        assert fixture.ask(longer).usage.cached == 0
         for cached in (0, len(SEEDED.prompt) - 1, len(SEEDED.prompt) - 1):
-            told = house.ask(SEEDED)
-            assert list(told.whole.tokens) == alone
-            assert told.usage.cached == cached
+            responses = fixture.ask(SEEDED)
+            assert list(responses.whole.tokens) == alone
+            assert responses.usage.cached == cached
 
 
 @each_of_several
@@ -268,35 +270,35 @@ def test_a_seed_gives_one_text_after_others_took_its_slot(family: str, more: dic
     model = model_of(family)
     alone = _seeded_alone(model, more)
     urgent = Generation(_tokens(random.Random(23), 130), max_tokens=5, sampling=GREEDY, priority=-1)
-    others: list[Told] = []
-    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as house:
+    others: list[Response] = []
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as fixture:
 
         def interrupt(piece: Piece) -> None:
             if len(seeded) in (5, 23):
-                others.append(house.ask(urgent))
+                others.append(fixture.ask(urgent))
             seeded.extend(piece.tokens)
 
         seeded: list[int] = []
-        whole = house.ask(SEEDED, on_piece=interrupt).whole
+        whole = fixture.ask(SEEDED, on_piece=interrupt).whole
         assert list(whole.tokens) == seeded == alone
         assert [list(other.whole.tokens) for other in others] == [list(others[0].whole.tokens)] * 2
-        assert [report.preemptions for report in house.texts] == [0, 0, 2]
-        assert house.preempted == 2
+        assert [report.preemptions for report in fixture.texts] == [0, 0, 2]
+        assert fixture.preempted == 2
 
 
 @each_of_several
 def test_a_prompt_that_goes_on_from_an_answer_is_read_from_there(family: str, more: dict[str, str], model_of) -> None:
     model = model_of(family)
     first = Generation(_tokens(random.Random(24), 40), max_tokens=9, sampling=GREEDY, ignore_eos=True)
-    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as house:
-        said = list(house.ask(first).whole.tokens)
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=1, **more) as fixture:
+        said = list(fixture.ask(first).whole.tokens)
         held = [*first.prompt, *said]
         asked = [replace(first, prompt=[*held, *_tokens(random.Random(seed), 30)]) for seed in (25, 26)]
-        told = [house.ask(wanted) for wanted in asked]
-        came = [list(one.whole.tokens) for one in told]
+        responses = [fixture.ask(wanted) for wanted in asked]
+        came = [list(one.whole.tokens) for one in responses]
         # The last token of an answer was never read itself; the second goes on from the same answer.
-        assert [one.usage.cached for one in told] == [len(held) - 1, len(held)]
-    assert [said, *came] == [text.tokens for text in written(model.directory, [first, *asked], ROOM)]
+        assert [one.usage.cached for one in responses] == [len(held) - 1, len(held)]
+    assert [said, *came] == [text.tokens for text in generate_alone(model.directory, [first, *asked], ROOM)]
 
 
 @each_of_several
@@ -304,19 +306,19 @@ def test_pieces_put_together_are_the_whole_answer(family: str, more: dict[str, s
     model = model_of(family)
     plain = Generation("Zwölf Boxkämpfer jagen Viktor", max_tokens=60, sampling=GREEDY, ignore_eos=True)
     sampled = replace(plain, prompt="quer über den Deich", sampling=SEEDED.sampling)
-    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=4, **more) as house:
-        said = house.ask(plain).whole.text
+    with EngineFixture(model.directory, max_model_len=ROOM, max_num_seqs=4, **more) as fixture:
+        said = fixture.ask(plain).whole.text
         assert len(said) >= 20
         stopped = replace(plain, stop=(said[11:13],), echo=True)
         asked = [plain, sampled, stopped, replace(sampled, max_tokens=1)]
-        told = [house.ask(wanted) for wanted in asked]
-        wholes = [one.whole for one in told]
-        outputs = house.answer(asked)
-        assert all(len(one.pieces) == len(one.tokens) for one in told)
+        responses = [fixture.ask(wanted) for wanted in asked]
+        wholes = [one.whole for one in responses]
+        outputs = fixture.answer(asked)
+        assert all(len(one.pieces) == len(one.tokens) for one in responses)
         assert outputs["text_output"].tolist() == [whole.text.encode() for whole in wholes]
         for row, whole in zip(outputs["token_ids"].tolist(), wholes, strict=True):
             assert [token for token in row if token >= 0] == list(whole.tokens)
-        codec = house.servable.codec
+        codec = fixture.servable.codec
         for wanted, whole in zip(asked, wholes, strict=True):
             if wanted is not stopped:
                 assert whole.text == codec.decode(whole.tokens)

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from tfs_lite.core.status import StatusCode
-from tfs_lite.testing.language.concurrent_readers import ConcurrentReaders, Page
-from tfs_lite.testing.language.language_clients import Asked, LanguageClient
+from tfs_lite.testing.language.concurrent_readers import ConcurrentReaders, MetricsPage
+from tfs_lite.testing.language.language_clients import LanguageClient, LanguageRequest
 from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language
 from tfs_lite.testing.servers.probe import Probe
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
@@ -30,7 +30,7 @@ OUTPUT = 60
 
 class House:
     def __init__(self, server: ServerProcess, probe: Probe, repository: Path) -> None:
-        self.server, self.probe, self.page, self.repository = server, probe, Page(server), repository
+        self.server, self.probe, self.page, self.repository = server, probe, MetricsPage(server), repository
         self.process = psutil.Process(server.pid)
 
     def publish(self, model: str, version: int, size: Size = LARGE) -> Path:
@@ -44,8 +44,8 @@ class House:
 
     def ask(self, model: str, prompt: str = "hello", tokens: int = 4) -> tuple[int, str]:
         with LanguageClient(self.server) as client:
-            bit = client.whole("v2_generate", Asked(model, prompt, tokens))
-        return bit.version, bit.text
+            chunk = client.whole("v2_generate", LanguageRequest(model, prompt, tokens))
+        return chunk.version, chunk.text
 
 
 def _serve(repository: Path, policy: str) -> Iterator[House]:
@@ -99,13 +99,13 @@ def test_two_versions_at_once_take_the_room_of_both(available):
     house.publish(model, 1)
     house.probe.wait_available(model, 1)
     before = house.ask(model)
-    with ConcurrentReaders(house.server, [("openai", Asked(model, "hello", LONG))]) as audience:
-        audience.wait_begun()
+    with ConcurrentReaders(house.server, [("openai", LanguageRequest(model, "hello", LONG))]) as readers:
+        readers.wait_begun()
         house.publish(model, 2)
         status = house.probe.wait_failed(model, 2).status
     assert status.code is StatusCode.RESOURCE_EXHAUSTED
-    assert audience.failures == []
-    assert audience.heard[0].versions == {1}
+    assert readers.failures == []
+    assert readers.responses[0].versions == {1}
     assert house.ask(model) == before
     house.clear(model)
 
@@ -114,13 +114,13 @@ def test_with_the_resource_policy_room_for_one_is_enough(sparing):
     house, model = sparing, "alternates"
     house.publish(model, 1)
     house.probe.wait_available(model, 1)
-    with ConcurrentReaders(house.server, [("openai", Asked(model, "hello", LONG))]) as audience:
-        audience.wait_begun()
+    with ConcurrentReaders(house.server, [("openai", LanguageRequest(model, "hello", LONG))]) as readers:
+        readers.wait_begun()
         house.publish(model, 2)
         house.probe.wait_states(model, {1: "UNLOADING", 2: "START"})
     house.probe.wait_available(model, 2)
-    assert audience.failures == []
-    assert audience.heard[0].versions == {1}
+    assert readers.failures == []
+    assert readers.responses[0].versions == {1}
     assert house.ask(model)[0] == 2
     house.clear(model)
 

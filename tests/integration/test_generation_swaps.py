@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.language.concurrent_readers import ConcurrentReaders, Page
-from tfs_lite.testing.language.language_clients import PATIENCE, STREAMS, WHOLE, Asked, LanguageClient, Refused
+from tfs_lite.testing.language.concurrent_readers import ConcurrentReaders, MetricsPage
+from tfs_lite.testing.language.language_clients import (
+    PATIENCE,
+    STREAMS,
+    WHOLE,
+    LanguageClient,
+    LanguageRequest,
+    Refused,
+)
 from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language, write_language
 from tfs_lite.testing.servers.probe import Probe
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
@@ -30,7 +37,7 @@ class House:
     """A server whose models ``writes_1`` and ``writes_2`` tell what versions of odd and of even numbers write."""
 
     def __init__(self, server: ServerProcess, probe: Probe, repository: Path) -> None:
-        self.server, self.probe, self.page = server, probe, Page(server)
+        self.server, self.probe, self.page = server, probe, MetricsPage(server)
         self._repository = repository
         self._written = [repository.with_name(f"{repository.name}-weights-{seed}") for seed in (1, 2)]
         for seed, directory in enumerate(self._written, 1):
@@ -47,11 +54,13 @@ class House:
         seed = 2 - version % 2
         if (seed, prompt) not in self._alone:
             with LanguageClient(self.server) as client:
-                self._alone[seed, prompt] = client.whole("v2_grpc", Asked(f"writes_{seed}", prompt, LONG)).text
+                self._alone[seed, prompt] = client.whole(
+                    "v2_grpc", LanguageRequest(f"writes_{seed}", prompt, LONG)
+                ).text
         if tokens == LONG:
             return self._alone[seed, prompt]
         with LanguageClient(self.server) as client:
-            return client.whole("v2_grpc", Asked(f"writes_{seed}", prompt, tokens)).text
+            return client.whole("v2_grpc", LanguageRequest(f"writes_{seed}", prompt, tokens)).text
 
     def running(self, model: str, version: int) -> float:
         return self.page.total("tfs_lite_generation_running", model=model, version=str(version))
@@ -89,47 +98,47 @@ def model(request: pytest.FixtureRequest) -> str:
     return re.sub(r"\W+", "_", request.node.name).removeprefix("test_")
 
 
-def streams(model: str, doors: tuple[str, ...] = ("openai", "v2_events")) -> list[tuple[str, Asked]]:
+def streams(model: str, doors: tuple[str, ...] = ("openai", "v2_events")) -> list[tuple[str, LanguageRequest]]:
     doors_and_prompts = itertools.islice(zip(itertools.cycle(doors), itertools.cycle(PROMPTS), strict=False), RUNNING)
-    return [(door, Asked(model, prompt, LONG)) for door, prompt in doors_and_prompts]
+    return [(door, LanguageRequest(model, prompt, LONG)) for door, prompt in doors_and_prompts]
 
 
-def check_whole(house: House, audience: ConcurrentReaders, version: int) -> None:
+def check_whole(house: House, readers: ConcurrentReaders, version: int) -> None:
     """Every stream has brought everything that the version writes, and nothing else."""
-    assert audience.failures == []
-    for heard in audience.heard:
-        assert heard.versions == {version}
-        assert heard.text == house.alone(version, heard.asked.prompt, LONG), heard.door
-        assert heard.finish == "length"
+    assert readers.failures == []
+    for response in readers.responses:
+        assert response.versions == {version}
+        assert response.text == house.alone(version, response.request.prompt, LONG), response.api
+        assert response.finish == "length"
 
 
 def check_new(house: House, model: str, version: int) -> None:
     """Whoever comes now is answered by the version, whatever the door."""
     expected = house.alone(version, PROMPTS[0], SHORT)
-    asked = Asked(model, PROMPTS[0], SHORT)
+    asked = LanguageRequest(model, PROMPTS[0], SHORT)
     with LanguageClient(house.server) as client:
         for door in STREAMS:
-            bits = list(client.pieces(door, asked))
-            assert {bit.version for bit in bits} == {version}
-            assert "".join(bit.text for bit in bits) == expected, door
+            chunks = list(client.pieces(door, asked))
+            assert {chunk.version for chunk in chunks} == {version}
+            assert "".join(chunk.text for chunk in chunks) == expected, door
         for door in WHOLE:
-            bit = client.whole(door, asked)
-            assert bit.version in (version, 0)  # the REST API of TensorFlow Serving does not say which
-            assert bit.text == expected, door
+            chunk = client.whole(door, asked)
+            assert chunk.version in (version, 0)  # the REST API of TensorFlow Serving does not say which
+            assert chunk.text == expected, door
 
 
 @pytest.mark.parametrize("doors", [("openai", "v2_events"), STREAMS], ids=["events", "all_doors"])
 def test_streams_end_on_the_version_they_began_on_while_new_ones_get_the_next(available, model, doors):
     house = available
     house.publish(model, 1)
-    with ConcurrentReaders(house.server, streams(model, doors)) as audience:
-        audience.wait_begun()
+    with ConcurrentReaders(house.server, streams(model, doors)) as readers:
+        readers.wait_begun()
         house.publish(model, 2)
         assert house.running(model, 1) == RUNNING, "the texts ended before version 2 came"
         check_new(house, model, 2)
         assert house.running(model, 1) > 0
         assert house.probe.states(model)[1] == "UNLOADING"
-    check_whole(house, audience, 1)
+    check_whole(house, readers, 1)
     house.probe.wait_states(model, {1: "END", 2: "AVAILABLE"}, SOON)
     wait_until(lambda: not house.page.values("tfs_lite_generation_running", model=model, version="1"), "its state goes")
     check_new(house, model, 2)
@@ -138,11 +147,11 @@ def test_streams_end_on_the_version_they_began_on_while_new_ones_get_the_next(av
 def test_with_the_resource_policy_the_next_version_waits_for_the_streams_of_the_old_one(sparing, model):
     house = sparing
     house.publish(model, 1)
-    with ConcurrentReaders(house.server, streams(model)) as audience:
-        audience.wait_begun()
+    with ConcurrentReaders(house.server, streams(model)) as readers:
+        readers.wait_begun()
         house.publish(model, 2, wait=False)
         house.probe.wait_states(model, {1: "UNLOADING", 2: "START"})
-        refused = refusals(house, Asked(model, PROMPTS[0], SHORT))
+        refused = refusals(house, LanguageRequest(model, PROMPTS[0], SHORT))
         assert house.probe.states(model) == {1: "UNLOADING", 2: "START"}
         assert house.running(model, 1) == RUNNING
     assert refused == {
@@ -151,13 +160,13 @@ def test_with_the_resource_policy_the_next_version_waits_for_the_streams_of_the_
         **dict.fromkeys(("v2_grpc", "predict", "predict_streamed"), "NOT_FOUND"),
         "v2_stream": "ERROR",
     }
-    check_whole(house, audience, 1)
+    check_whole(house, readers, 1)
     house.probe.wait_available(model, 2)
     assert house.probe.states(model) == {1: "END", 2: "AVAILABLE"}
     check_new(house, model, 2)
 
 
-def refusals(house: House, asked: Asked) -> dict[str, int | str]:
+def refusals(house: House, asked: LanguageRequest) -> dict[str, int | str]:
     """By door."""
     found: dict[str, int | str] = {}
     with LanguageClient(house.server) as client:
@@ -201,14 +210,14 @@ class Crowd:
                 self._call_once(client, next(doors), next(prompts))
 
     def _call_once(self, client: LanguageClient, door: str, prompt: str) -> None:
-        asked = Asked(self._model, prompt, SHORT)
+        asked = LanguageRequest(self._model, prompt, SHORT)
         try:
-            bits = list(client.pieces(door, asked)) if door in STREAMS else [client.whole(door, asked)]
+            chunks = list(client.pieces(door, asked)) if door in STREAMS else [client.whole(door, asked)]
         except Exception as error:
             self.failures.append(f"{door}: {error!r}")
             return
-        for version in {bit.version for bit in bits}:
-            self.texts.append((version, prompt, "".join(bit.text for bit in bits)))
+        for version in {chunk.version for chunk in chunks}:
+            self.texts.append((version, prompt, "".join(chunk.text for chunk in chunks)))
 
 
 def test_swaps_under_load_lose_no_text(available, model):

@@ -1,8 +1,8 @@
-"""Readers of language models' streams, many at once or asleep, and what the server's metrics say meanwhile.
+"""Concurrent and stalled readers of language models' streams, and the metrics of their server.
 
-with Audience(server, [("openai", Asked("m", "hello")), ...]) as audience:
-    audience.wait_begun()
-assert audience.failures == []
+with ConcurrentReaders(server, [("openai", LanguageRequest("m", "hello")), ...]) as readers:
+    readers.wait_begun()
+assert readers.failures == []
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tfs_lite.testing.language.language_clients import (
     PATIENCE,
-    Asked,
-    Bit,
+    Chunk,
     LanguageClient,
+    LanguageRequest,
     openai_body,
     path_of,
     v2_body,
@@ -31,38 +31,38 @@ from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 
 @dataclass(slots=True, eq=False)
-class Heard:
-    """What one stream has brought. ``begun``: the first piece is there, or the failure."""
+class StreamedResponse:
+    """What one stream has received. ``begun`` is set by the first piece or the failure."""
 
-    door: str
-    asked: Asked
-    bits: list[Bit] = field(default_factory=list)
+    api: str
+    request: LanguageRequest
+    chunks: list[Chunk] = field(default_factory=list)
     failure: Exception | None = None
     begun: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def text(self) -> str:
-        return "".join(bit.text for bit in self.bits)
+        return "".join(chunk.text for chunk in self.chunks)
 
     @property
     def versions(self) -> set[int]:
-        return {bit.version for bit in self.bits}
+        return {chunk.version for chunk in self.chunks}
 
     @property
     def finish(self) -> str:
-        return self.bits[-1].finish if self.bits else ""
+        return self.chunks[-1].finish if self.chunks else ""
 
 
 class ConcurrentReaders:
-    """Streams that are asked for and read at the same time, each by a thread and a connection of its own. In a ``with``
-    block, which ends when all of them have."""
+    """Streams that are requested and read at the same time, each by a thread and a connection of its own. A context
+    manager, which ends when all streams have ended."""
 
-    def __init__(self, server: ServerProcess, asked: Sequence[tuple[str, Asked]]) -> None:
-        self.heard = [Heard(door, each) for door, each in asked]
+    def __init__(self, server: ServerProcess, requests: Sequence[tuple[str, LanguageRequest]]) -> None:
+        self.responses = [StreamedResponse(api, each) for api, each in requests]
         self._server = server
-        self._together = threading.Barrier(len(asked), timeout=PATIENCE)
-        self._threads = [threading.Thread(target=self._listen, args=(heard,)) for heard in self.heard]
+        self._together = threading.Barrier(len(requests), timeout=PATIENCE)
+        self._threads = [threading.Thread(target=self._listen, args=(response,)) for response in self.responses]
 
     def __enter__(self) -> ConcurrentReaders:
         for thread in self._threads:
@@ -73,45 +73,45 @@ class ConcurrentReaders:
         self.wait()
 
     def wait_begun(self) -> None:
-        """Until every stream has brought something."""
-        for heard in self.heard:
-            assert heard.begun.wait(PATIENCE), f"{heard.door} brought nothing"
+        """Waits until every stream has received something."""
+        for response in self.responses:
+            assert response.begun.wait(PATIENCE), f"{response.api} brought nothing"
 
     def wait(self) -> None:
-        for heard, thread in zip(self.heard, self._threads, strict=True):
+        for response, thread in zip(self.responses, self._threads, strict=True):
             thread.join(2 * PATIENCE)
-            assert not thread.is_alive(), f"{heard.door} did not end: {heard.text[-100:]!r}"
+            assert not thread.is_alive(), f"{response.api} did not end: {response.text[-100:]!r}"
 
     @property
     def over(self) -> int:
-        return sum(heard.over.is_set() for heard in self.heard)
+        return sum(response.over.is_set() for response in self.responses)
 
     @property
     def failures(self) -> list[str]:
-        return [f"{heard.door}: {heard.failure!r}" for heard in self.heard if heard.failure is not None]
+        return [f"{response.api}: {response.failure!r}" for response in self.responses if response.failure is not None]
 
-    def _listen(self, heard: Heard) -> None:
+    def _listen(self, response: StreamedResponse) -> None:
         try:
             with LanguageClient(self._server) as client:
                 self._together.wait()
-                for bit in client.pieces(heard.door, heard.asked):
-                    heard.bits.append(bit)
-                    heard.begun.set()
+                for chunk in client.pieces(response.api, response.request):
+                    response.chunks.append(chunk)
+                    response.begun.set()
         except Exception as error:
-            heard.failure = error
+            response.failure = error
         finally:
-            heard.begun.set()
-            heard.over.set()
+            response.begun.set()
+            response.over.set()
 
 
 class StalledReader:
-    """A client that has asked for a stream of events and reads nothing until it is told to; what the system keeps for
-    it is little, and the events of OpenAI's door are large. A context manager."""
+    """A client that has requested a stream and reads nothing until ``events`` is called. Its receive buffer is small,
+    and OpenAI's events are large. A context manager."""
 
-    def __init__(self, server: ServerProcess, door: str, asked: Asked) -> None:
-        openai = door == "openai"
-        path = "/openai/v1/completions" if openai else f"/v2/models/{path_of(asked)}/generate_stream"
-        body = json.dumps(openai_body(asked, stream=True, logprobs=5) if openai else v2_body(asked)).encode()
+    def __init__(self, server: ServerProcess, api: str, request: LanguageRequest) -> None:
+        openai = api == "openai"
+        path = "/openai/v1/completions" if openai else f"/v2/models/{path_of(request)}/generate_stream"
+        body = json.dumps(openai_body(request, stream=True, logprobs=5) if openai else v2_body(request)).encode()
         self._connection = socket.socket()
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         self._connection.settimeout(PATIENCE)
@@ -126,7 +126,7 @@ class StalledReader:
         self._connection.close()
 
     def events(self) -> list[Any]:
-        """Reads to the end, and returns the events, without ``[DONE]``. OSError if it was cut off."""
+        """Reads to the end, and returns the events without ``[DONE]``. OSError if the stream was cut off."""
         data = b"".join(iter(lambda: self._connection.recv(65536), b""))
         _, _, body = data.partition(b"\r\n\r\n")
         content = b"".join(_chunks(body))
@@ -146,14 +146,14 @@ def _chunks(body: bytes) -> Iterator[bytes]:
         body = body[count + 2 :]
 
 
-class Page:
-    """The metrics of one server."""
+class MetricsPage:
+    """The metrics page of one server."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._server = server
 
     def total(self, name: str, **labels: str) -> float:
-        """Over all series with these labels."""
+        """The sum over all series with these labels."""
         return sum(self.values(name, **labels))
 
     def values(self, name: str, **labels: str) -> list[float]:
@@ -168,7 +168,7 @@ class Page:
         ]
 
     def outcomes(self, model: str) -> Counter[str]:
-        """How many texts of the model have ended how."""
+        """How many texts of the model have ended with each outcome."""
         found: Counter[str] = Counter()
         for outcome in ("stop", "length", "cancelled", "deadline", "timeout", "error"):
             found[outcome] = int(self.total("tfs_lite_generation_text_seconds_count", model=model, outcome=outcome))

@@ -1,11 +1,11 @@
-"""Language models from a directory, behind their engine: who asks, when, and what came back.
+"""Language models from a directory, behind their engine: requests at given steps, and their responses.
 
     saved(family, directory)      # config, weights and tokenizer, as save_pretrained writes them
-    written(directory, asked)     # what transformers itself generates, one text at a time
-    with GenerationHouse(directory, max_num_seqs=3) as house:
-        house.serve(visits)       # texts that arrive while others run
+    generate_alone(directory, wanted)     # what transformers itself generates, one text at a time
+    with EngineFixture(directory, max_num_seqs=3) as fixture:
+        fixture.serve(requests)   # texts that arrive while others run
 
-Moments are steps of the engine, not times: the next text comes so many steps after the one before.
+Requests are scheduled in steps of the engine: the next one comes so many steps after the one before.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ itself."""
 
 
 def in_a_thread(work: Callable[[], T]) -> T:
-    """One that is over afterwards: an idle one that has used torch would slow the engine down."""
+    """Runs ``work`` in a thread that ends: an idle thread that has used torch would slow the engine down."""
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(work).result()
 
@@ -106,7 +106,7 @@ def saved(family: str, directory: Path) -> Path:
     return directory
 
 
-def written(directory: Path, asked: Sequence[Generation], room: int) -> list[Greedy]:
+def generate_alone(directory: Path, asked: Sequence[Generation], room: int) -> list[Greedy]:
     """The plain model's greedy texts, each generated alone. ``room``: tokens of prompt and output together."""
     return in_a_thread(partial(_written, directory, asked, room))
 
@@ -136,8 +136,8 @@ def _generated(module: Any, wanted: Generation, room: int) -> Greedy:
 
 
 @dataclass(slots=True, eq=False)
-class Told:
-    """What has come for one call. Complete, and no more changed, when ``over`` is set."""
+class Response:
+    """The response to one call; complete when ``over`` is set."""
 
     call: GenerationCall
     on_piece: Callable[[Piece], None] | None = None
@@ -146,7 +146,7 @@ class Told:
     answer: Any = None
     over: threading.Event = field(default_factory=threading.Event)
 
-    def hear(self, piece: Piece) -> None:
+    def take_piece(self, piece: Piece) -> None:
         self.pieces.append(piece)
         if self.on_piece is not None:
             self.on_piece(piece)
@@ -167,7 +167,7 @@ class Told:
 
     @property
     def whole(self) -> Piece:
-        """Of a text that has ended well."""
+        """All pieces of a text that has ended well, as one."""
         self.wait()
         return join_pieces(self.pieces)
 
@@ -178,23 +178,23 @@ class Told:
         return found
 
     def wait(self) -> None:
-        """Until it has ended. AssertionError if it failed."""
+        """Waits until it has ended. AssertionError if it failed."""
         if not self.over.wait(PATIENCE):
             raise TimeoutError("the text has not ended")
         assert self.status is None, self.status
 
 
-def _told(wanted: Sequence[Generation]) -> Told:
-    told: Told
-    call = GenerationCall("serving_default", {}, (), None, lambda answer: told.end(answer), texts=tuple(wanted))
-    told = Told(call)
-    return told
+def _response(wanted: Sequence[Generation]) -> Response:
+    response: Response
+    call = GenerationCall("serving_default", {}, (), None, lambda answer: response.end(answer), texts=tuple(wanted))
+    response = Response(call)
+    return response
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """A text that comes ``after`` so many steps; None of them pass when nobody is there. ``leaves``: it is cancelled
-    that many steps later, unless it has ended."""
+    """A text that comes ``after`` so many steps, or at once when no other text runs. ``leaves``: it is cancelled that
+    many steps later, unless it has ended."""
 
     wanted: Generation
     after: int = 0
@@ -214,7 +214,7 @@ class EngineFixture:
         self.steps: list[StepReport] = []
         self.texts: list[TextReport] = []
         self._clock = SystemClock()
-        self._crowd: _Crowd | None = None
+        self._arrivals: _Arrivals | None = None
         self.servable = GenerativeServable(
             model,
             request.id,
@@ -233,7 +233,7 @@ class EngineFixture:
 
     @property
     def packed_bytes(self) -> int:
-        """Of the layers that are laid out anew."""
+        """The bytes of packed layers."""
         model: Any = self.servable.model
         return packed_bytes(model._network._module)
 
@@ -246,52 +246,54 @@ class EngineFixture:
         wanted: Generation,
         on_piece: Callable[[Piece], None] | None = None,
         on_over: Callable[[], None] | None = None,
-    ) -> Told:
-        """Any thread. ``on_piece`` and ``on_over`` are called on the engine's."""
-        told = _told((wanted,))
-        told.on_piece, told.on_over = on_piece, on_over
-        self.send(told)
-        return told
+    ) -> Response:
+        """Submits a text. Any thread. ``on_piece`` and ``on_over`` are called on the engine's."""
+        response = _response((wanted,))
+        response.on_piece, response.on_over = on_piece, on_over
+        self.send(response)
+        return response
 
-    def send(self, told: Told) -> None:
-        """Its pieces are wanted as they come."""
-        told.call.on_piece = told.hear
-        self.servable.submit(told.call)
+    def send(self, response: Response) -> None:
+        """Submits a call that gets its pieces as they come."""
+        response.call.on_piece = response.take_piece
+        self.servable.submit(response.call)
 
     def answer(self, wanted: Sequence[Generation]) -> Mapping[str, Any]:
         """The outputs of one call that asks for the whole answer at once."""
-        told = _told(wanted)
-        self.servable.submit(told.call)
-        told.wait()
-        outputs: Mapping[str, Any] = told.answer
+        response = _response(wanted)
+        self.servable.submit(response.call)
+        response.wait()
+        outputs: Mapping[str, Any] = response.answer
         return outputs
 
-    def serve(self, visits: Sequence[ScheduledRequest]) -> list[Told]:
-        """All of them, in order, when the last one has ended."""
-        self._crowd = crowd = _Crowd(self, visits)
-        crowd.begin()
-        if not crowd.over.wait(PATIENCE):
-            raise TimeoutError(f"{crowd.present} texts have not ended, {len(visits) - len(crowd.told)} have not come")
-        self._crowd = None
-        return crowd.told
+    def serve(self, requests: Sequence[ScheduledRequest]) -> list[Response]:
+        """Serves all requests, and returns their responses in order when the last one has ended."""
+        self._arrivals = arrivals = _Arrivals(self, requests)
+        arrivals.begin()
+        if not arrivals.over.wait(PATIENCE):
+            raise TimeoutError(
+                f"{arrivals.present} texts have not ended, {len(requests) - len(arrivals.response)} have not come"
+            )
+        self._arrivals = None
+        return arrivals.response
 
     def _stepped(self, report: StepReport) -> None:
         self.steps.append(report)
-        if self._crowd is not None:
-            self._crowd.step()
+        if self._arrivals is not None:
+            self._arrivals.step()
 
 
-class _Crowd:
-    """Lets the visits come. After ``begin`` everything is done on the engine's thread."""
+class _Arrivals:
+    """Submits the scheduled requests; after ``begin`` everything is done on the engine's thread."""
 
-    def __init__(self, house: EngineFixture, visits: Sequence[ScheduledRequest]) -> None:
-        self._house = house
-        self._left = list(visits[::-1])
+    def __init__(self, fixture: EngineFixture, requests: Sequence[ScheduledRequest]) -> None:
+        self._fixture = fixture
+        self._left = list(requests[::-1])
         self._now = 0
         self._next = 0
-        self._leaving: list[tuple[int, Told]] = []
+        self._leaving: list[tuple[int, Response]] = []
         self.present = 0
-        self.told: list[Told] = []
+        self.response: list[Response] = []
         self.over = threading.Event()
 
     def begin(self) -> None:
@@ -299,21 +301,21 @@ class _Crowd:
 
     def step(self) -> None:
         self._now += 1
-        for due, told in self._leaving:
+        for due, response in self._leaving:
             if due == self._now:
-                self._house.servable.cancel(told.call)
+                self._fixture.servable.cancel(response.call)
         while self._left and self._next + self._left[-1].after <= self._now:
             self._enter(self._left.pop())
 
-    def _enter(self, visit: ScheduledRequest) -> None:
+    def _enter(self, request: ScheduledRequest) -> None:
         self._next = self._now
         self.present += 1
-        told = _told((visit.wanted,))
-        told.on_over = self._ended
-        self.told.append(told)
-        if visit.leaves is not None:
-            self._leaving.append((self._now + visit.leaves, told))
-        self._house.send(told)  # last: it may be at its end already when this returns
+        response = _response((request.wanted,))
+        response.on_over = self._ended
+        self.response.append(response)
+        if request.leaves is not None:
+            self._leaving.append((self._now + request.leaves, response))
+        self._fixture.send(response)  # last: it may be at its end already when this returns
 
     def _ended(self) -> None:
         self.present -= 1

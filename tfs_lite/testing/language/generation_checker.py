@@ -1,7 +1,7 @@
-"""What the plans of a roster have to be, and what the slots then really hold: the reference of its simulation.
+"""The reference of the scheduler's simulation: checks its plans, and models what the slots hold.
 
-It keeps every slot token by token, carries each plan out on that, in any of the ways in which an engine may, and says
-with an AssertionError what is not as it should be. Time is virtual.
+It keeps every slot token by token, carries out each plan in any of the ways that an engine may, and raises
+AssertionError for what is wrong. Time is virtual.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GARBAGE = -1
 
 
 class GenerationChecker:
-    """A roster, and what a plain description of it expects. One thread; ``submit`` and ``step`` in any order,
+    """A scheduler, and what a plain description of it expects. One thread; ``submit`` and ``step`` in any order,
     ``now`` may grow between them, ``finish`` at the end."""
 
     def __init__(self, wanted: EngineSettings) -> None:
@@ -32,7 +32,7 @@ class GenerationChecker:
         self.took: set[tuple[GenerationState, GenerationState]] = set()
         self.counts = dict.fromkeys(("plans", "ended", "preempted", "copies", "reused", "late", "refused"), 0)
 
-    # What comes from outside.
+    # Requests.
 
     def submit(self, prompt: list[int], limit: int, priority: int, patience: float | None, reusable: bool) -> None:
         lengths = [text.prompt_length for text in self.order()] + [len(prompt)]
@@ -73,8 +73,8 @@ class GenerationChecker:
     # One step.
 
     def step(self, fails: int | None = None, mode: str = "together") -> bool:
-        """``fails``: which of its texts does. ``mode``: all texts go together; each goes again alone, after all of it
-        has been tried; or nothing was done at all, and all texts fail. Whether there was anything to do."""
+        """Makes one step; False if there was nothing to do. ``fails``: which of its texts fails. ``mode``: all texts go
+        together; each is repeated alone after that; or nothing is done, and all texts fail."""
         self.expire()
         running, waiting = list(self.scheduler.running), self.order()
         were = {text: (text.phase, text.done, text.slot) for text in running}
@@ -114,7 +114,7 @@ class GenerationChecker:
             slot[scheduled.start : end] = scheduled.text.tokens[scheduled.start : end]
 
     def break_one(self, scheduled: ScheduledTokens) -> None:
-        """It has written something, and is out."""
+        """Fails a text that has written something."""
         assert scheduled.text.slot is not None
         self.contents[scheduled.text.slot][scheduled.start : scheduled.start + scheduled.count] = [
             GARBAGE
@@ -135,7 +135,7 @@ class GenerationChecker:
             else:
                 assert (text.phase is Phase.DECODE) == (text.output > 0 and text.behind == 1 and scheduled.draws)
 
-    # What has to be so.
+    # Invariants.
 
     def rank(self, text: GenerationState) -> tuple[float, ...]:
         """Lower is sooner."""
@@ -180,7 +180,7 @@ class GenerationChecker:
         were: dict[GenerationState, Any],
     ) -> None:
         admitted, preempted = list(plan.admitted), list(plan.preempted)
-        assert admitted == waiting[: len(admitted)], "somebody was passed over"
+        assert admitted == waiting[: len(admitted)], "a text was passed over"
         free = self.settings.slots - len(running)
         assert len(preempted) == max(0, len(admitted) - free), "a slot was free"
         for number, victim in enumerate(preempted):
@@ -209,7 +209,7 @@ class GenerationChecker:
     def check_head(
         self, plan: Plan, running: list[GenerationState], waiting: list[GenerationState], schedule: set[GenerationState]
     ) -> None:
-        """Who is next waits for a reason."""
+        """The first waiting text waits for a reason."""
         rest = waiting[len(plan.admitted) :]
         read = {copy.source for copy in plan.copies}
         full = sum(scheduled.count for scheduled in plan.schedule) == self.settings.rows
@@ -218,7 +218,7 @@ class GenerationChecker:
             return
         assert free <= read, "a slot is free"
         lower = [text for text in running if text not in plan.preempted and self.outranks(rest[0], text)]
-        assert free or not lower or max(lower, key=self.rank).slot in read, "nobody gives way"
+        assert free or not lower or max(lower, key=self.rank).slot in read, "no text is preempted"
 
     def check_state(self) -> None:
         state = self.scheduler.state()
@@ -228,7 +228,7 @@ class GenerationChecker:
         assert state.written <= state.reserved <= state.capacity == self.settings.slots * self.settings.length
 
     def finish(self) -> None:
-        """Everything ends, in no more steps than there are rows, and then every slot is to be had."""
+        """All texts end, in no more steps than there are rows, and every slot is free then."""
         rows = sum(len(text.tokens) + text.limit for text in self.live)
         for _ in range(rows * (1 + self.counts["plans"]) + 1):
             if not self.step():

@@ -1,7 +1,7 @@
 """A language model without a network: the next token is a hash of what its slot holds.
 
-It is fast and exact, and it depends on every single token of the cache, so a mistake of whoever plans the steps shows
-in the output. It also checks each promise that a step makes, and keeps what it found in ``complaints``.
+It is fast and exact, and it depends on every token of the cache, so a mistake of the scheduler shows in the output. It
+also checks the contract of each step, and keeps violations in ``complaints``.
 """
 
 from __future__ import annotations

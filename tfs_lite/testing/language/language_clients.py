@@ -1,11 +1,11 @@
-"""Clients of language models, by every door of a real server: texts in pieces, and whole.
+"""Clients of language models for every API of a real server: texts in pieces, and whole.
 
     with LanguageClient(server) as client:
-        for bit in client.pieces("openai", Asked("m", "hello")): ...
-        client.whole("predict", Asked("m", "hello")).text
+        for chunk in client.pieces("openai", LanguageRequest("m", "hello")): ...
+        client.whole("predict", LanguageRequest("m", "hello")).text
 
-Texts are greedy, and end by their number of tokens only. Whoever stops taking pieces (``close`` of the iterator) ends
-the connection or cancels the call. Needs httpx.
+Texts are greedy, and end by their number of tokens only. Closing the iterator ends the connection or cancels the call.
+Needs httpx.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LanguageRequest:
     """``timeout``: seconds until the server is to give up, where the door knows of such a thing."""
 
     model: str
@@ -55,7 +55,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Bit:
+class Chunk:
     """More of a text. ``finish`` is empty before the last one."""
 
     version: int
@@ -89,19 +89,19 @@ class LanguageClient:
         self._http.close()
         self._channel.close()
 
-    def pieces(self, door: str, asked: Asked) -> Iterator[Bit]:
+    def pieces(self, api: str, request: LanguageRequest) -> Iterator[Chunk]:
         """By one of STREAMS. Raises Refused; what breaks raises errors of httpx."""
-        doors: dict[str, Callable[[Asked], Iterator[Bit]]] = {
+        apis: dict[str, Callable[[LanguageRequest], Iterator[Chunk]]] = {
             "openai": self._openai,
             "v2_events": self._v2_events,
             "v2_stream": self._v2_stream,
             "predict_streamed": self._predict_streamed,
         }
-        return doors[door](asked)
+        return apis[api](request)
 
-    def whole(self, door: str, asked: Asked) -> Bit:
+    def whole(self, api: str, request: LanguageRequest) -> Chunk:
         """By one of WHOLE."""
-        doors: dict[str, Callable[[Asked], Bit]] = {
+        apis: dict[str, Callable[[LanguageRequest], Chunk]] = {
             "openai_whole": self._openai_whole,
             "v2_generate": self._v2_generate,
             "v2_infer": self._v2_infer,
@@ -109,12 +109,12 @@ class LanguageClient:
             "predict": self._predict,
             "rest_predict": self._rest_predict,
         }
-        return doors[door](asked)
+        return apis[api](request)
 
     # HTTP.
 
-    def _openai(self, asked: Asked) -> Iterator[Bit]:
-        with contextlib.closing(self._events("/openai/v1/completions", openai_body(asked, stream=True))) as events:
+    def _openai(self, request: LanguageRequest) -> Iterator[Chunk]:
+        with contextlib.closing(self._events("/openai/v1/completions", openai_body(request, stream=True))) as events:
             for data in events:
                 if data == b"[DONE]":
                     return
@@ -122,19 +122,19 @@ class LanguageClient:
                 _check(event)
                 (choice,) = event["choices"]
                 version = int(event["system_fingerprint"].rpartition(":")[2])
-                yield Bit(version, choice["text"], choice["finish_reason"] or "")
+                yield Chunk(version, choice["text"], choice["finish_reason"] or "")
         raise Refused("BROKEN", "the events ended without [DONE]")
 
-    def _v2_events(self, asked: Asked) -> Iterator[Bit]:
-        bit = Bit(0, "")
-        path = f"/v2/models/{path_of(asked)}/generate_stream"
-        with contextlib.closing(self._events(path, v2_body(asked))) as events:
+    def _v2_events(self, request: LanguageRequest) -> Iterator[Chunk]:
+        chunk = Chunk(0, "")
+        path = f"/v2/models/{path_of(request)}/generate_stream"
+        with contextlib.closing(self._events(path, v2_body(request))) as events:
             for data in events:
                 event = json.loads(data)
                 _check(event)
-                bit = Bit(int(event["model_version"]), event["text_output"], event.get("finish_reason", ""))
-                yield bit
-        if not bit.finish:
+                chunk = Chunk(int(event["model_version"]), event["text_output"], event.get("finish_reason", ""))
+                yield chunk
+        if not chunk.finish:
             raise Refused("BROKEN", "the events ended without the text's end")
 
     def _events(self, path: str, body: Any) -> Generator[bytes]:
@@ -147,25 +147,25 @@ class LanguageClient:
                 *events, rest = (rest + data).split(b"\n\n")
                 yield from (event.removeprefix(b"data: ") for event in events if event.startswith(b"data: "))
 
-    def _openai_whole(self, asked: Asked) -> Bit:
-        answer = self._post("/openai/v1/completions", openai_body(asked))
+    def _openai_whole(self, request: LanguageRequest) -> Chunk:
+        answer = self._post("/openai/v1/completions", openai_body(request))
         (choice,) = answer["choices"]
-        return Bit(int(answer["system_fingerprint"].rpartition(":")[2]), choice["text"], choice["finish_reason"])
+        return Chunk(int(answer["system_fingerprint"].rpartition(":")[2]), choice["text"], choice["finish_reason"])
 
-    def _v2_generate(self, asked: Asked) -> Bit:
-        answer = self._post(f"/v2/models/{path_of(asked)}/generate", v2_body(asked))
-        return Bit(int(answer["model_version"]), answer["text_output"], answer["finish_reason"])
+    def _v2_generate(self, request: LanguageRequest) -> Chunk:
+        answer = self._post(f"/v2/models/{path_of(request)}/generate", v2_body(request))
+        return Chunk(int(answer["model_version"]), answer["text_output"], answer["finish_reason"])
 
-    def _v2_infer(self, asked: Asked) -> Bit:
-        text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [asked.prompt]}
-        answer = self._post(f"/v2/models/{path_of(asked)}/infer", {"inputs": [text], "parameters": asked.values})
+    def _v2_infer(self, request: LanguageRequest) -> Chunk:
+        text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [request.prompt]}
+        answer = self._post(f"/v2/models/{path_of(request)}/infer", {"inputs": [text], "parameters": request.values})
         found = {output["name"]: output["data"][0] for output in answer["outputs"]}
-        return Bit(int(answer["model_version"]), found["text_output"], found["finish_reason"])
+        return Chunk(int(answer["model_version"]), found["text_output"], found["finish_reason"])
 
-    def _rest_predict(self, asked: Asked) -> Bit:
-        inputs = {"text_input": [asked.prompt], **{name: [value] for name, value in asked.values.items()}}
-        answer = self._post(f"/v1/models/{asked.model}:predict", {"inputs": inputs})["outputs"]
-        return Bit(0, answer["text_output"][0], answer["finish_reason"][0])
+    def _rest_predict(self, request: LanguageRequest) -> Chunk:
+        inputs = {"text_input": [request.prompt], **{name: [value] for name, value in request.values.items()}}
+        answer = self._post(f"/v1/models/{request.model}:predict", {"inputs": inputs})["outputs"]
+        return Chunk(0, answer["text_output"][0], answer["finish_reason"][0])
 
     def _post(self, path: str, body: Any) -> Any:
         answer = self._http.post(path, json=body)
@@ -175,27 +175,27 @@ class LanguageClient:
 
     # gRPC.
 
-    def _v2_stream(self, asked: Asked) -> Iterator[Bit]:
-        bit = Bit(0, "")
-        for message in self._stream(_STREAM_INFER, v2_request(asked), v2.ModelStreamInferResponse, asked.timeout):
+    def _v2_stream(self, request: LanguageRequest) -> Iterator[Chunk]:
+        chunk = Chunk(0, "")
+        for message in self._stream(_STREAM_INFER, v2_request(request), v2.ModelStreamInferResponse, request.timeout):
             if message.error_message:
                 raise Refused("ERROR", message.error_message)
-            bit = _v2_bit(message.infer_response)
-            yield bit
-        if not bit.finish:
+            chunk = _v2_chunk(message.infer_response)
+            yield chunk
+        if not chunk.finish:
             raise Refused("BROKEN", "the stream ended without the text's end")
 
-    def _predict_streamed(self, asked: Asked) -> Iterator[Bit]:
-        bit = Bit(0, "")
-        for message in self._stream(_STREAMED, predict_request(asked), PredictResponse, asked.timeout):
-            bit = _predict_bit(message)
-            yield bit
-        if not bit.finish:
+    def _predict_streamed(self, request: LanguageRequest) -> Iterator[Chunk]:
+        chunk = Chunk(0, "")
+        for message in self._stream(_STREAMED, predict_request(request), PredictResponse, request.timeout):
+            chunk = _predict_chunk(message)
+            yield chunk
+        if not chunk.finish:
             raise Refused("BROKEN", "the stream ended without the text's end")
 
-    def _stream(self, path: str, request: Any, answer: Any, timeout: float | None) -> Iterator[Any]:
-        method = self._channel.stream_stream(path, type(request).SerializeToString, answer.FromString)
-        call = method(iter([request]), timeout=timeout or self._patience)
+    def _stream(self, path: str, message: Any, answer: Any, timeout: float | None) -> Iterator[Any]:
+        method = self._channel.stream_stream(path, type(message).SerializeToString, answer.FromString)
+        call = method(iter([message]), timeout=timeout or self._patience)
         try:
             yield from call
         except grpc.RpcError as error:
@@ -203,16 +203,16 @@ class LanguageClient:
         finally:
             call.cancel()
 
-    def _v2_grpc(self, asked: Asked) -> Bit:
-        return _v2_bit(self._unary(_INFER, v2_request(asked), v2.ModelInferResponse, asked.timeout))
+    def _v2_grpc(self, request: LanguageRequest) -> Chunk:
+        return _v2_chunk(self._unary(_INFER, v2_request(request), v2.ModelInferResponse, request.timeout))
 
-    def _predict(self, asked: Asked) -> Bit:
-        return _predict_bit(self._unary(_PREDICT, predict_request(asked), PredictResponse, asked.timeout))
+    def _predict(self, request: LanguageRequest) -> Chunk:
+        return _predict_chunk(self._unary(_PREDICT, predict_request(request), PredictResponse, request.timeout))
 
-    def _unary(self, path: str, request: Any, answer: Any, timeout: float | None) -> Any:
+    def _unary(self, path: str, message: Any, answer: Any, timeout: float | None) -> Any:
         """After its own patience it cancels the call; ``timeout`` goes with the call."""
-        method = self._channel.unary_unary(path, type(request).SerializeToString, answer.FromString)
-        call = method.future(request, timeout=timeout)
+        method = self._channel.unary_unary(path, type(message).SerializeToString, answer.FromString)
+        call = method.future(message, timeout=timeout)
         try:
             return call.result(self._patience)
         except grpc.FutureTimeoutError:
@@ -222,41 +222,41 @@ class LanguageClient:
             raise Refused(error.code().name, error.details()) from None
 
 
-def openai_body(asked: Asked, **more: Any) -> dict[str, Any]:
-    model = asked.model if asked.version is None else f"{asked.model}:{asked.version}"
-    values = {"max_tokens": asked.tokens, "temperature": 0, "ignore_eos": True, **more}
-    if asked.timeout is not None:
-        values["timeout"] = asked.timeout
-    return {"model": model, "prompt": asked.prompt, **values}
+def openai_body(request: LanguageRequest, **more: Any) -> dict[str, Any]:
+    model = request.model if request.version is None else f"{request.model}:{request.version}"
+    values = {"max_tokens": request.tokens, "temperature": 0, "ignore_eos": True, **more}
+    if request.timeout is not None:
+        values["timeout"] = request.timeout
+    return {"model": model, "prompt": request.prompt, **values}
 
 
-def v2_body(asked: Asked) -> dict[str, Any]:
-    return {"text_input": asked.prompt, "parameters": asked.values}
+def v2_body(request: LanguageRequest) -> dict[str, Any]:
+    return {"text_input": request.prompt, "parameters": request.values}
 
 
-def v2_request(asked: Asked) -> Any:
-    request = v2.ModelInferRequest(model_name=asked.model, model_version=str(asked.version or ""))
-    text = request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
-    text.contents.bytes_contents.append(asked.prompt.encode())
+def v2_request(request: LanguageRequest) -> Any:
+    message = v2.ModelInferRequest(model_name=request.model, model_version=str(request.version or ""))
+    text = message.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    text.contents.bytes_contents.append(request.prompt.encode())
     fields = {bool: "bool_param", int: "int64_param", float: "double_param"}
-    for name, value in asked.values.items():
-        setattr(request.parameters[name], fields[type(value)], value)
-    return request
+    for name, value in request.values.items():
+        setattr(message.parameters[name], fields[type(value)], value)
+    return message
 
 
-def predict_request(asked: Asked) -> Any:
+def predict_request(request: LanguageRequest) -> Any:
     arrays = {
-        "text_input": np.array([asked.prompt.encode()], object),
-        "max_tokens": np.array([asked.tokens], np.int32),
+        "text_input": np.array([request.prompt.encode()], object),
+        "max_tokens": np.array([request.tokens], np.int32),
         "temperature": np.zeros(1, np.float32),
         "ignore_eos": np.ones(1, np.bool_),
     }
     inputs = {name: encode(array) for name, array in arrays.items()}
-    return PredictRequest(model_spec=model_spec(ModelRef(asked.model, asked.version)), inputs=inputs)
+    return PredictRequest(model_spec=model_spec(ModelRef(request.model, request.version)), inputs=inputs)
 
 
-def path_of(asked: Asked) -> str:
-    return asked.model if asked.version is None else f"{asked.model}/versions/{asked.version}"
+def path_of(request: LanguageRequest) -> str:
+    return request.model if request.version is None else f"{request.model}/versions/{request.version}"
 
 
 def _check(event: Mapping[str, Any]) -> None:
@@ -264,16 +264,16 @@ def _check(event: Mapping[str, Any]) -> None:
         raise Refused("ERROR", str(event["error"]))
 
 
-def _v2_bit(answer: Any) -> Bit:
+def _v2_chunk(answer: Any) -> Chunk:
     found = {}
     for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
         found[output.name] = decode_raw(output.datatype, tuple(output.shape), raw, output.name)
-    return Bit(int(answer.model_version), _text(found["text_output"]), _text(found["finish_reason"]))
+    return Chunk(int(answer.model_version), _text(found["text_output"]), _text(found["finish_reason"]))
 
 
-def _predict_bit(answer: Any) -> Bit:
+def _predict_chunk(answer: Any) -> Chunk:
     found = {name: decode(answer.outputs[name], name) for name in ("text_output", "finish_reason")}
-    return Bit(answer.model_spec.version.value, _text(found["text_output"]), _text(found["finish_reason"]))
+    return Chunk(answer.model_spec.version.value, _text(found["text_output"]), _text(found["finish_reason"]))
 
 
 def _text(array: Any) -> str:

@@ -1,6 +1,6 @@
-"""Real engines in front of a model whose words are set: for tests of the protocols that language models speak.
+"""Real engines with a model whose output is given: for tests of the protocols of language models.
 
-servable = language("grüße")   # whatever is asked, it says that, byte by byte, and ends
+servable = language("grüße")   # every prompt gets this text, byte by byte
 """
 
 from __future__ import annotations
@@ -19,43 +19,53 @@ from tfs_lite.testing.language.byte_codec import END, VOCABULARY, ByteCodec
 from tfs_lite.testing.language.hash_model import HashModel
 
 BROKEN = "\x00"
-"""In the words: there the model fails."""
-PATIENCE = 20.0
+"""A character of the text at which the model fails."""
+PATIENCE = 30.0
 
 
 class Gate:
-    """Holds the model's steps up once it is shut. ``open`` lets all through, ``let`` some."""
+    """Holds the steps of a model while it is shut; in the end it has to be open. ``held``: steps that wait now."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards what follows
-        self._left: int | None = None
+        self._allowed: int | None = None
+        """The steps that may pass; None while the gate is open."""
         self.held = 0
 
     def shut(self) -> None:
-        self.let(0)
-
-    def let(self, count: int) -> None:
-        """So many more steps."""
         with self._changed:
-            self._left = count
+            self._allowed = 0
+
+    def let(self, count: int = 1) -> None:
+        """Shuts the gate, and allows so many more steps."""
+        with self._changed:
+            self._allowed = (self._allowed or 0) + count
             self._changed.notify_all()
 
     def open(self) -> None:
         with self._changed:
-            self._left = None
+            self._allowed = None
             self._changed.notify_all()
 
+    def wait(self) -> None:
+        """Waits until a step is held."""
+        with self._changed:
+            held = self._changed.wait_for(lambda: self.held and self._allowed == 0, PATIENCE)
+        assert held, "no step came"
+
     def __call__(self, step: Step) -> None:
+        """Called on the engine's thread before each step."""
         with self._changed:
             self.held += 1
-            self._changed.wait_for(lambda: self._left is None or self._left > 0, PATIENCE)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._allowed != 0, PATIENCE)
             self.held -= 1
-            if self._left is not None:
-                self._left -= 1
+            if self._allowed:
+                self._allowed -= 1
 
 
 class LanguageServable(GenerativeServable):
-    """In real time, with a loop and a clock of its own. ``steps`` holds the model up."""
+    """A servable in real time, with a loop and a clock of its own. ``steps`` can hold the model."""
 
     def __init__(self, model: HashModel, servable_id: ServableId, settings: EngineSettings, steps: Gate) -> None:
         self.steps = steps
@@ -80,7 +90,7 @@ def language(
     length: int = 64,
     max_queue: int = 8,
 ) -> LanguageServable:
-    """Says ``words`` to every prompt; None: what the hash of the prompt gives."""
+    """A model that answers every prompt with ``words``; None means the hash of the prompt."""
     steps = Gate()
     choose: Any = None
     if words is not None:

@@ -1,4 +1,4 @@
-"""OpenAI's door in front of language models without a network: real sockets, predictor, engines and codecs.
+"""OpenAI's API for language models without a network: real sockets, predictor, engines and codecs.
 
 with serving_openai() as served:
     served.add("m", script="Hello")
@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.generation import Limits, SamplingRequest, Step
+from tfs_lite.core.generation import Limits, SamplingRequest
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import invalid_argument, not_found
@@ -35,52 +35,13 @@ from tfs_lite.server.openai.app import OpenAiApp, OpenAiSettings
 from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
 from tfs_lite.testing.language.byte_codec import END, VOCABULARY, ByteCodec
 from tfs_lite.testing.language.hash_model import Choose, HashModel
+from tfs_lite.testing.language.language_servables import Gate
 from tfs_lite.testing.servers.process import wait_until
 
 PATIENCE = 30.0
 CREATED = 1_700_000_000.5
 """When every model became available, and NOW."""
 ROOT = "/openai/v1"
-
-
-class Gate:
-    """Holds a model before each step. While it is shut, ``let`` allows single steps; in the end it has to be open."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()  # guards the others
-        self._open = True
-        self._allowed = 0
-        self._waiting = False
-
-    def __call__(self, step: Step) -> None:
-        """On the engine's thread."""
-        with self._changed:
-            self._waiting = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._open or self._allowed > 0, PATIENCE)
-            self._allowed = max(self._allowed - 1, 0)
-            self._waiting = False
-
-    def shut(self) -> None:
-        with self._changed:
-            self._open = False
-
-    def let(self, steps: int = 1) -> None:
-        with self._changed:
-            self._allowed += steps
-            self._changed.notify_all()
-
-    def open(self) -> None:
-        with self._changed:
-            self._open = True
-            self._changed.notify_all()
-
-    def wait(self) -> None:
-        """Until a step is held."""
-        with self._changed:
-            held = self._changed.wait_for(lambda: self._waiting and not self._allowed, PATIENCE)
-        if not held:
-            raise AssertionError("no step came")
 
 
 def spelling(script: str) -> Callable[[Sequence[int], SamplingRequest], int]:
@@ -106,7 +67,7 @@ class OpenAiServed:
         self._lock = threading.Lock()  # guards handles
         self.registry = CollectorRegistry()
         self.metrics = RequestMetrics(self.registry, self.servables.__contains__)
-        self.loop = LoopThread("tfs-openai-house")
+        self.loop = LoopThread("tfs-openai-fixture")
         self.slow = BackgroundRunner("OpenAI", 2, 8)
         self.http = HttpResources(HttpLimits(max_body_bytes, timeout_seconds=PATIENCE), self.slow)
         self.app = OpenAiApp(

@@ -1,7 +1,7 @@
-"""Small random transformers models of many families, their plain greedy texts, and texts served in company.
+"""Small random transformers models of many families, their plain greedy texts, and the same texts served in batches.
 
-Weights are drawn so widely that a model does not repeat itself: a wrong position or a wrong neighbour shows at once.
-"""
+Weights are so widely distributed that a model does not repeat itself: a wrong position or a mixed-up text shows at
+once."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "phi": lambda: PhiConfig(**_COMMON),
     "gpt_neox": lambda: GPTNeoXConfig(**_COMMON),
 }
-"""Those that many texts can share a forward of."""
+"""Families whose texts can share a forward."""
 
 ALONE: dict[str, Callable[[], PreTrainedConfig]] = {
     "bloom": lambda: BloomConfig(**_OLD, hidden_size=48),
@@ -67,11 +67,13 @@ ALONE: dict[str, Callable[[], PreTrainedConfig]] = {
     "mpt": lambda: MptConfig(vocab_size=VOCABULARY, d_model=48, n_layers=2, n_heads=4, **_WIDE),
     "stablelm": lambda: StableLmConfig(**_COMMON, num_key_value_heads=6),
 }
-"""Those that would answer wrongly, or cannot be told whose rows they get."""
+"""Families that would answer wrongly, or do not pass the attention context on."""
+REPRESENTATIVES = ("gpt2", "llama", "mistral")
+"""One family for each kind of cache: a head for each query head, shared heads, and a sliding window."""
 
 
 _SEEDS = {"phi": 2}
-"""Of weights that repeat themselves less."""
+"""Seeds of weights that repeat themselves less."""
 
 
 def build(family: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
@@ -110,9 +112,9 @@ class _Text:
     done: int = 0
 
 
-class Company:
-    """Serves texts together: they come at random, get random slots, chunks and steps, take over what other slots
-    hold of their beginning, and leave their slots dirty, with ``poison`` as NaN."""
+class RandomBatches:
+    """Serves texts in random batches: they come at random steps, get random slots and chunks, reuse prefixes of other
+    slots, and leave their slots dirty, with ``poison`` as NaN."""
 
     def __init__(self, network: Network, *, chunk: int = 7, poison: bool = False, seed: int = 0) -> None:
         self._network = network

@@ -11,7 +11,7 @@ import torch
 
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import needs_fallback, self_check
-from tfs_lite.testing.language.tiny_transformers import FAMILIES, VOCABULARY, Company, Greedy, build, greedy
+from tfs_lite.testing.language.tiny_transformers import FAMILIES, VOCABULARY, Greedy, RandomBatches, build, greedy
 
 LONGEST = 44
 DISTINCT = 20
@@ -57,7 +57,7 @@ def _outputs(family: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_texts_in_company_are_those_written_alone(family: str) -> None:
-    company = Company(Network(build(family), "cpu", slots=4, length=64), seed=2)
+    company = RandomBatches(Network(build(family), "cpu", slots=4, length=64), seed=2)
     assert company.serve(_wanted()) == _outputs(family)
     assert company.copied, "no text began with what another slot holds"
     assert company.mixed, "no step had prompts and single rows"
@@ -66,14 +66,14 @@ def test_texts_in_company_are_those_written_alone(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_broken_text_left_in_a_slot_does_not_spoil_the_next(family: str) -> None:
-    company = Company(Network(build(family), "cpu", slots=3, length=64), poison=True, seed=4)
+    company = RandomBatches(Network(build(family), "cpu", slots=3, length=64), poison=True, seed=4)
     assert company.serve(_wanted() * 2) == _outputs(family) * 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_single_precision_only_a_tie_may_end_otherwise(family: str) -> None:
     alone = _alone(family, torch.float32)
-    company = Company(Network(build(family, torch.float32), "cpu", slots=5, length=64), seed=6)
+    company = RandomBatches(Network(build(family, torch.float32), "cpu", slots=5, length=64), seed=6)
     for served, text in zip(company.serve(_wanted()), alone, strict=True):
         other = next((i for i, pair in enumerate(zip(served, text.tokens, strict=True)) if pair[0] != pair[1]), None)
         assert other is None or text.ahead[other] < CLOSE
@@ -93,11 +93,11 @@ def test_the_family_passes_its_self_check(family: str) -> None:
 @pytest.mark.parametrize("chunk", [1, 3, 40])
 def test_neither_slots_nor_chunks_change_a_text(slots: int, chunk: int) -> None:
     network = Network(build("llama"), "cpu", slots, length=64)
-    assert Company(network, chunk=chunk, seed=8).serve(_wanted()) == _outputs("llama")
+    assert RandomBatches(network, chunk=chunk, seed=8).serve(_wanted()) == _outputs("llama")
 
 
 @pytest.mark.parametrize("call_cost", [0, 10, 1_000_000])
 @pytest.mark.parametrize("family", ["gpt2", "mistral", "gemma2"])
 def test_how_texts_share_attention_calls_does_not_change_them(family: str, call_cost: float) -> None:
     network = Network(build(family), "cpu", slots=4, length=64, call_cost=call_cost)
-    assert Company(network, poison=True, seed=10).serve(_wanted()) == _outputs(family)
+    assert RandomBatches(network, poison=True, seed=10).serve(_wanted()) == _outputs(family)

@@ -14,7 +14,7 @@ from tfs_lite.adapters.language.fixed_decode import FixedDecode, Shape, record_a
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import self_check
 from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
-from tfs_lite.testing.language.tiny_transformers import FAMILIES, VOCABULARY, Company, build, greedy
+from tfs_lite.testing.language.tiny_transformers import FAMILIES, VOCABULARY, RandomBatches, build, greedy
 
 DRAW = SamplingRequest(Sampling(), 0, 0, [], 0)
 LENGTH = 64
@@ -69,7 +69,7 @@ def test_texts_decoded_in_fixed_shapes_are_those_written_alone(family: str, pois
     network = fixed_network(family)
     decoding = attached(network)
     module = build(family)
-    company = Company(network, poison=poison, seed=3)
+    company = RandomBatches(network, poison=poison, seed=3)
     assert company.serve(_wanted()) == [greedy(module, *one).tokens for one in _wanted()]
     assert decoding.replays > 10
     assert poison or company.reused > 3
