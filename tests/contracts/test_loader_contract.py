@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import main_ram
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 ID = ServableId("m", 1)
@@ -29,9 +28,7 @@ def test_servable_is_there_between_load_and_unload_only() -> None:
 def test_failed_load_leaves_nothing_and_may_be_tried_again() -> None:
     loader = fake(2)
     for _ in range(2):
-        with pytest.raises(ServingError) as raised:
-            loader.load(ID)
-        assert raised.value.code is StatusCode.UNAVAILABLE
+        refusal(loader.load, ID, code=StatusCode.UNAVAILABLE)
         assert loader.servable is None
     loader.load(ID)
     assert loader.servable is not None
@@ -40,8 +37,7 @@ def test_failed_load_leaves_nothing_and_may_be_tried_again() -> None:
 def test_estimate_can_be_asked_at_any_time_and_never_grows() -> None:
     loader = fake(1)
     assert loader.estimate_resources() == main_ram(10)
-    with pytest.raises(ServingError):
-        loader.load(ID)
+    refusal(loader.load, ID)
     assert loader.estimate_resources() == main_ram(10)
     loader.load(ID)
     assert loader.estimate_resources() == main_ram(4)

@@ -21,6 +21,7 @@ from tfs_lite.config.server_files import parse_batching_parameters, read_batchin
 from tfs_lite.config.text import MAX_FILE_BYTES
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
+from tfs_lite.testing.errors import refusal
 
 PROTO_TEXT = """
 max_batch_size { value: 64 }
@@ -53,10 +54,7 @@ def parse(text: str, name: str = "b.yaml") -> BatchingParameters:
 
 
 def error_of(text: str, name: str) -> str:
-    with pytest.raises(ServingError) as raised:
-        parse(text, name)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    return str(raised.value)
+    return refusal(parse, text, name)
 
 
 def test_both_syntaxes_say_the_same() -> None:
@@ -227,11 +225,9 @@ def test_a_file_is_read_below_the_working_directory(tmp_path: Path) -> None:
 
 
 def version_error(directory: Path) -> str:
-    with pytest.raises(ServingError) as raised:
-        read_version_parameters(directory)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    assert str(directory.parent) not in str(raised.value)
-    return str(raised.value)
+    message = refusal(read_version_parameters, directory)
+    assert str(directory.parent) not in message
+    return message
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from tfs_lite.config.ensemble import EnsembleScheduling, EnsembleStep
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Document, build
 from tfs_lite.config.text import parse_model_settings
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError
+from tfs_lite.testing.errors import refusal
 
 PROTO_TEXT = """
 platform: "ensemble"
@@ -64,11 +65,8 @@ def ensemble(*steps: dict[str, Any], inputs: str = "in", outputs: str = "out", *
     return build(ModelSettings, Document(data))
 
 
-def refusal(*steps: dict[str, Any], **fields: Any) -> str:
-    with pytest.raises(ServingError) as raised:
-        ensemble(*steps, **fields)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    return str(raised.value)
+def message_of(*steps: dict[str, Any], **fields: Any) -> str:
+    return refusal(ensemble, *steps, **fields)
 
 
 @pytest.mark.parametrize(("text", "name"), [(PROTO_TEXT, "c.pbtxt"), (YAML, "c.yaml")], ids=["text", "yaml"])
@@ -147,11 +145,11 @@ def test_steps_may_be_listed_in_any_order_and_share_tensors() -> None:
 def test_a_mistake_names_the_step_and_the_tensor(
     steps: list[dict[str, Any]], fields: dict[str, Any], message: str
 ) -> None:
-    assert message in refusal(*steps, **fields)
+    assert message in message_of(*steps, **fields)
 
 
 def test_a_cycle_is_told_in_the_order_in_which_steps_need_one_another() -> None:
-    message = refusal(step("a", "in c", "out a"), step("b", "a", "b"), step("c", "b", "c"))
+    message = message_of(step("a", "in c", "out a"), step("b", "a", "b"), step("c", "b", "c"))
     circle = message.partition("cycle: ")[2].split(" needs ")
     needs = {"0": "2", "1": "0", "2": "1"}
     numbers = [each.split()[1] for each in circle]

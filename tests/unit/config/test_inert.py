@@ -13,8 +13,8 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.settings import Settings
 from tfs_lite.config.syntax import parse_proto_text, to_plain
 from tfs_lite.config.text import parse_model_settings
-from tfs_lite.core.status import ServingError
 from tfs_lite.protocols import messages
+from tfs_lite.testing.errors import refusal
 
 EVERYTHING = """
 name: "m" platform: "python" backend: "python" runtime: "r" default_model_filename: "model.py"
@@ -116,9 +116,7 @@ def _settings_in(annotation: Any) -> type[Settings] | None:
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_its_place(text: str, message: str) -> None:
-    with pytest.raises(ServingError) as raised:
-        parse_model_settings(text, "c")
-    assert str(raised.value).startswith(message)
+    assert refusal(parse_model_settings, text, "c").startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +131,4 @@ def test_what_cannot_be_honoured_is_refused_with_its_place(text: str, message: s
     ],
 )
 def test_a_mistake_in_yaml_names_its_place(text: str, message: str) -> None:
-    with pytest.raises(ServingError) as raised:
-        parse_model_settings(text, "c.yaml")
-    assert message in str(raised.value)
+    assert message in refusal(parse_model_settings, text, "c.yaml")

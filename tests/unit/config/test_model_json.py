@@ -15,13 +15,11 @@ from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.config.tensors import ModelTensor
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.errors import refusal
 
 
-def refusal(text: str | bytes) -> str:
-    with pytest.raises(ServingError) as raised:
-        settings_of_json(text, "config of m")
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    return str(raised.value)
+def message_of(text: str | bytes) -> str:
+    return refusal(settings_of_json, text, "config of m")
 
 
 def test_fields_are_those_of_the_file() -> None:
@@ -75,15 +73,15 @@ def test_fields_are_those_of_the_file() -> None:
     ids=range(24),
 )
 def test_a_mistake_names_the_field(text: str, message: str) -> None:
-    assert message in refusal(text)
+    assert message in message_of(text)
 
 
 def test_a_text_that_is_too_large_is_refused_unread() -> None:
-    assert refusal(b" " * (MAX_JSON_BYTES + 1)) == f"config of m: larger than {MAX_JSON_BYTES} bytes"
+    assert message_of(b" " * (MAX_JSON_BYTES + 1)) == f"config of m: larger than {MAX_JSON_BYTES} bytes"
 
 
 def test_half_a_character_is_refused() -> None:
-    assert "config of m: JSON Parse error" in refusal('{"name": "\ud800"}')
+    assert "config of m: JSON Parse error" in message_of('{"name": "\ud800"}')
 
 
 FIELDS = st.sampled_from(sorted(ModelSettings.model_fields))

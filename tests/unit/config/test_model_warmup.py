@@ -12,7 +12,7 @@ from tfs_lite.config.settings import Document, build
 from tfs_lite.config.signatures import MAX_WARMUP_REQUESTS
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.signature import DataType
-from tfs_lite.core.status import ServingError
+from tfs_lite.testing.errors import refusal
 
 PROTO_TEXT = """
 model_warmup {
@@ -102,9 +102,7 @@ def test_samples_may_have_what_the_scheduler_feeds() -> None:
     ids=str,
 )
 def test_a_mistake_names_the_field(samples: list[dict[str, Any]], fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ServingError) as raised:
-        settings(*samples, **fields)
-    assert message in str(raised.value)
+    assert message in refusal(settings, *samples, **fields)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +118,4 @@ def test_a_mistake_names_the_field(samples: list[dict[str, Any]], fields: dict[s
 )
 def test_a_sample_fits_the_declared_inputs(inputs: dict[str, Any], message: str) -> None:
     declared = [{"name": name, "data_type": "TYPE_FP32", "dims": [2]} for name in ("x", "y")]
-    with pytest.raises(ServingError) as raised:
-        settings(sample(inputs=inputs), input=declared, sequence_batching=SEQUENCE)
-    assert message in str(raised.value)
+    assert message in refusal(settings, sample(inputs=inputs), input=declared, sequence_batching=SEQUENCE)

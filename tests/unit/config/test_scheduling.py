@@ -9,8 +9,8 @@ import pytest
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.scheduling import MAX_INSTANCES, DynamicBatching, InstanceGroup, ModelQueuePolicy, Resource
 from tfs_lite.config.text import parse_model_settings
-from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
+from tfs_lite.testing.errors import refusal
 
 PROTO_TEXT = """
 max_batch_size: 8
@@ -49,10 +49,7 @@ SYNTAXES = pytest.mark.parametrize(("text", "name"), [(PROTO_TEXT, "c.pbtxt"), (
 
 
 def error_of(text: str, name: str) -> str:
-    with pytest.raises(ServingError) as raised:
-        parse_model_settings(text, name)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    return str(raised.value)
+    return refusal(parse_model_settings, text, name)
 
 
 @SYNTAXES

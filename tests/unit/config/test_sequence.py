@@ -19,7 +19,8 @@ from tfs_lite.config.sequence import (
 from tfs_lite.config.settings import Document, build
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.signature import DataType, SymbolicDim, TensorSpec
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError
+from tfs_lite.testing.errors import refusal
 
 PROTO_TEXT = """
 max_batch_size: 4
@@ -78,11 +79,8 @@ def settings(sequence: dict[str, Any], **fields: Any) -> ModelSettings:
     return build(ModelSettings, Document({"sequence_batching": sequence, **fields}))
 
 
-def refusal(sequence: dict[str, Any], **fields: Any) -> str:
-    with pytest.raises(ServingError) as raised:
-        settings(sequence, **fields)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    return str(raised.value)
+def message_of(sequence: dict[str, Any], **fields: Any) -> str:
+    return refusal(settings, sequence, **fields)
 
 
 @SYNTAXES
@@ -239,7 +237,7 @@ def test_a_model_without_sequences_has_no_names_of_its_own() -> None:
     ids=str,
 )
 def test_a_mistake_names_the_field(sequence: dict[str, Any], message: str) -> None:
-    assert message in refusal(sequence)
+    assert message in message_of(sequence)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +263,7 @@ def test_a_mistake_names_the_field(sequence: dict[str, Any], message: str) -> No
 def test_a_mistake_beside_the_block_names_the_field(
     sequence: dict[str, Any], fields: dict[str, Any], message: str
 ) -> None:
-    assert message in refusal(sequence, **fields)
+    assert message in message_of(sequence, **fields)
 
 
 def test_two_strategies_in_text_format_are_a_mistake_with_its_place() -> None:
@@ -275,8 +273,6 @@ def test_two_strategies_in_text_format_are_a_mistake_with_its_place() -> None:
 
 def test_a_mistake_in_a_control_names_its_line() -> None:
     text = 'sequence_batching {\n control_input { name: "s"\n control {\n int32_false_true: [1] } } }'
-    with pytest.raises(ServingError) as raised:
-        parse_model_settings(text, "c")
-    assert str(raised.value).startswith(
+    assert refusal(parse_model_settings, text, "c").startswith(
         "c:4:2: sequence_batching.control_input[0].control[0].int32_false_true: expected two values"
     )

@@ -13,7 +13,7 @@ from tfs_lite.config.settings import Document, build
 from tfs_lite.config.signatures import ModelSignature, WarmupRequest, short_method
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.signature import CLASSIFY_METHOD, PREDICT_METHOD, REGRESS_METHOD
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.errors import refusal
 
 YAML = """
 signatures:
@@ -57,11 +57,8 @@ def signature(**fields: Any) -> ModelSignature:
     return build(ModelSettings, Document({"signatures": {"s": fields}})).signatures["s"]
 
 
-def refusal(**fields: Any) -> str:
-    with pytest.raises(ServingError) as raised:
-        build(ModelSettings, Document(fields))
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    return str(raised.value)
+def message_of(**fields: Any) -> str:
+    return refusal(build, ModelSettings, Document(fields))
 
 
 def test_both_syntaxes_mean_the_same() -> None:
@@ -138,12 +135,12 @@ def test_methods_have_a_short_and_a_long_name(name: str, long: str) -> None:
     ],
 )
 def test_a_mistake_in_a_signature_names_the_field(fields: dict[str, Any], message: str) -> None:
-    assert message in refusal(signatures={"s": fields})
+    assert message in message_of(signatures={"s": fields})
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../labels.txt", "a/../../b", "..", "a\0b"])
 def test_labels_outside_of_the_model_are_refused(name: str) -> None:
-    message = refusal(signatures={"s": {"method_name": "classify", "label_filename": name}})
+    message = message_of(signatures={"s": {"method_name": "classify", "label_filename": name}})
     assert "leads out of the model's directory" in message
 
 
@@ -153,7 +150,7 @@ def test_labels_below_the_model_are_fine(name: str) -> None:
 
 
 def test_a_signature_needs_a_name() -> None:
-    assert "at least 1 character" in refusal(signatures={"": {}})
+    assert "at least 1 character" in message_of(signatures={"": {}})
 
 
 @pytest.mark.parametrize(
@@ -170,7 +167,7 @@ def test_a_signature_needs_a_name() -> None:
     ],
 )
 def test_a_mistake_in_a_warm_up_request_names_the_field(requests: list[Any], message: str) -> None:
-    assert message in refusal(warmup=requests)
+    assert message in message_of(warmup=requests)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +184,7 @@ def test_a_mistake_in_a_warm_up_request_names_the_field(requests: list[Any], mes
     ],
 )
 def test_a_mistake_in_a_file_has_its_place(name: str, text: str, place: str) -> None:
-    with pytest.raises(ServingError) as raised:
-        parse_model_settings(text, name)
-    assert str(raised.value).startswith(place)
+    assert refusal(parse_model_settings, text, name).startswith(place)
 
 
 GUIDE = Path(__file__).parents[3] / "docs" / "signatures.md"

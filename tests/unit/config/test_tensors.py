@@ -11,7 +11,7 @@ from tfs_lite.config.settings import Document, build
 from tfs_lite.config.tensors import ModelTensor, Reshape
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.signature import DataType
-from tfs_lite.core.status import ServingError
+from tfs_lite.testing.errors import refusal
 
 PROTO_TEXT = """
 input {
@@ -98,6 +98,4 @@ def test_a_reshape_keeps_the_elements(dims: list[int], shape: list[int]) -> None
     ids=str,
 )
 def test_a_mistake_names_the_field(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ServingError) as raised:
-        build(ModelSettings, Document(fields))
-    assert message in str(raised.value)
+    assert message in refusal(build, ModelSettings, Document(fields))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tfs_lite.core.manifest import Manifest, ManifestFile, parse_manifest, parse_version, sha256_of
 from tfs_lite.core.servable import MAX_VERSION
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.errors import refusal
 
 DIGEST = "0" * 64
 
@@ -68,8 +69,7 @@ def test_the_beginning_of_a_manifest_is_never_taken_for_one(
 ) -> None:
     whole = Manifest(files).to_bytes().rstrip()
     part = whole[: data.draw(st.integers(0, len(whole) - 1))]
-    with pytest.raises(ServingError, match="not whole JSON"):
-        parse_manifest(part)
+    assert "not whole JSON" in refusal(parse_manifest, part)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,7 @@ def test_a_malformed_manifest_is_refused_with_the_field_at_fault(document: objec
 
 def test_deeply_nested_and_binary_manifests_are_refused() -> None:
     for data in (b"[" * 200_000, b"\xff\xfe\x00", b""):
-        with pytest.raises(ServingError):
-            parse_manifest(data)
+        refusal(parse_manifest, data)
 
 
 def test_sizes_that_differ_are_named_with_what_was_listed_and_found() -> None:
@@ -111,6 +110,4 @@ def test_sizes_that_differ_are_named_with_what_was_listed_and_found() -> None:
 
 def test_hashing_gives_the_sha256_and_can_be_cancelled() -> None:
     assert sha256_of(io.BytesIO(b"abc")).startswith("ba7816bf8f01cfea")
-    with pytest.raises(ServingError) as caught:
-        sha256_of(io.BytesIO(b"abc"), cancelled=lambda: True)
-    assert caught.value.code is StatusCode.CANCELLED
+    refusal(sha256_of, io.BytesIO(b"abc"), cancelled=lambda: True, code=StatusCode.CANCELLED)

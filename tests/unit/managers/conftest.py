@@ -55,14 +55,19 @@ class Basic:
     def load(self, version: int) -> None:
         self.manager.load_servable(ServableId("m", version), self._collect(f"load {version}"))
 
+    def load_now(self, version: int, loader: Loader | None = None) -> Loader:
+        """Manages the version, asks for its load, and runs what is queued."""
+        loader = self.manage(version, loader)
+        self.load(version)
+        self.loads.run_all()
+        return loader
+
     def unload(self, version: int) -> None:
         self.manager.unload_servable(ServableId("m", version), self._collect(f"unload {version}"))
 
     def make_ready(self, *versions: int) -> None:
         for version in versions:
-            self.manage(version)
-            self.load(version)
-            self.loads.run_all()
+            self.load_now(version)
             assert self.state(version) is HarnessState.READY
 
     def state(self, version: int) -> HarnessState | None:

@@ -20,8 +20,7 @@ LIFE = ["Start", "Loading", "Available"]
 
 def fail(fixture: ManagerFixture, revision: str = "r1") -> None:
     fixture.loading[ServableId("m", 1)] = {"failures": -1, "failure": BAD}
-    fixture.aspire("m", 1, revision=revision)
-    fixture.settle()
+    fixture.serve("m", 1, revision=revision)
     fixture.loading.clear()
     assert fixture.state("m", 1) is S.ERROR
 
@@ -34,23 +33,20 @@ def once() -> ManagerFixture:
 
 def test_error_with_the_same_revision_is_left_alone(once: ManagerFixture) -> None:
     fail(once)
-    once.aspire("m", 1, revision="r1")
-    once.settle()
+    once.serve("m", 1, revision="r1")
     assert once.history("m", 1) == ["Start", "Loading", "End(INVALID_ARGUMENT)"]
 
 
 def test_error_with_another_revision_is_loaded_anew(once: ManagerFixture) -> None:
     fail(once)
-    once.aspire("m", 1, revision="r2")
-    once.settle()
+    once.serve("m", 1, revision="r2")
     assert once.history("m", 1) == ["Start", "Loading", "End(INVALID_ARGUMENT)", *LIFE]
     assert [loader.loads for loader in once.loaders[ServableId("m", 1)]] == [1, 1]
 
 
 def test_repair_of_one_version_leaves_its_ready_sibling_alone(once: ManagerFixture) -> None:
     once.loading[ServableId("m", 1)] = {"failures": -1}
-    once.aspire("m", 1, 2, revision="r1")
-    once.settle()
+    once.serve("m", 1, 2, revision="r1")
     once.loading.clear()
     once.emit("m", [once.data("m", 1, "r2"), once.data("m", 2, "r1")])
     once.settle()
@@ -60,8 +56,7 @@ def test_repair_of_one_version_leaves_its_ready_sibling_alone(once: ManagerFixtu
 def test_errored_item_that_comes_back_healthy_is_loaded(once: ManagerFixture) -> None:
     once.emit("m", [ServableData.error(ServableId("m", 1), BAD, "r1")])
     once.settle()
-    once.aspire("m", 1, revision="r1")
-    once.settle()
+    once.serve("m", 1, revision="r1")
     assert once.history("m", 1) == ["End(INVALID_ARGUMENT)", *LIFE]
 
 
@@ -74,11 +69,9 @@ def test_errored_item_that_comes_back_errored_is_left_alone(once: ManagerFixture
 
 def test_error_that_nobody_wants_any_more_is_dropped(once: ManagerFixture) -> None:
     fail(once)
-    once.aspire("m")
-    once.settle()
+    once.serve("m")
     assert once.state("m", 1) is None
-    once.aspire("m", 1, revision="r1")
-    once.settle()
+    once.serve("m", 1, revision="r1")
     assert once.ready("m") == [1]
 
 
@@ -92,10 +85,8 @@ def full() -> ManagerFixture:
     for (name, version), size in sizes.items():
         fixture.loading[ServableId(name, version)] = {"estimate": main_ram(size)}
     fixture.aspire("a", 1)
-    fixture.aspire("m", 1)
-    fixture.settle()
-    fixture.aspire("m", 2)
-    fixture.settle()
+    fixture.serve("m", 1)
+    fixture.serve("m", 2)
     assert fixture.status("m", 2).code is StatusCode.RESOURCE_EXHAUSTED
     assert fixture.ready("m") == [1]
     return fixture
@@ -103,8 +94,7 @@ def full() -> ManagerFixture:
 
 def test_version_that_lacked_memory_is_tried_again_when_another_model_was_unloaded() -> None:
     fixture = full()
-    fixture.aspire("a")
-    fixture.settle()
+    fixture.serve("a")
     assert fixture.ready("m") == [2]
     assert fixture.history("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)", *LIFE]
     assert fixture.history("m", 1) == [*LIFE, "Unloading", "End"]
@@ -113,8 +103,7 @@ def test_version_that_lacked_memory_is_tried_again_when_another_model_was_unload
 def test_version_that_lacked_memory_is_not_tried_again_before_something_was_unloaded() -> None:
     fixture = full()
     for _ in range(3):
-        fixture.aspire("m", 2)
-        fixture.settle()
+        fixture.serve("m", 2)
     assert fixture.history("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)"]
 
 
@@ -122,36 +111,29 @@ def test_version_that_still_lacks_memory_is_tried_once_per_unload() -> None:
     fixture = full()
     fixture.loading[ServableId("b", 1)] = {"estimate": main_ram(1)}
     for _ in range(2):
-        fixture.aspire("b", 1)
-        fixture.settle()
-        fixture.aspire("b")
-        fixture.settle()
-        fixture.aspire("m", 2)
-        fixture.settle()
+        fixture.serve("b", 1)
+        fixture.serve("b")
+        fixture.serve("m", 2)
     assert fixture.history("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)"] * 3
     assert fixture.ready("m") == [1]
 
 
 def test_version_that_ran_out_of_memory_while_loading_is_tried_again_too() -> None:
     fixture = ManagerFixture(max_num_load_retries=0)
-    fixture.aspire("a", 1)
-    fixture.settle()
+    fixture.serve("a", 1)
     assert fixture.ready("a") == [1]
     full_gpu = Status(StatusCode.RESOURCE_EXHAUSTED, "GPU 0 is full")
     fixture.loading[ServableId("m", 1)] = {"failures": 1, "failure": full_gpu}
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     assert fixture.status("m", 1) == full_gpu
-    fixture.aspire("a")
-    fixture.settle()
+    fixture.serve("a")
     assert (fixture.ready("m"), fixture.loader("m", 1).loads) == ([1], 2)
 
 
 def test_version_that_lacked_memory_and_is_not_wanted_any_more_is_not_tried_again() -> None:
     fixture = full()
     fixture.aspire("m", 1)
-    fixture.aspire("a")
-    fixture.settle()
+    fixture.serve("a")
     assert fixture.history("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)"]
 
 
@@ -160,7 +142,6 @@ def test_version_dropped_by_the_very_tick_that_could_try_it_again_is_dropped() -
     fixture.aspire("a")
     fixture.tick()
     fixture.unloads.run_all()  # room now
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     assert fixture.history("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)"]
     assert fixture.ready("m") == [1]

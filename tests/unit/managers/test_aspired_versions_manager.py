@@ -1,18 +1,17 @@
-"""Wishes and what becomes of them: lists, coalescing, versions that come back, ticks."""
+"""Aspired lists and what becomes of them: coalescing, versions that come back, ticks."""
 
 from __future__ import annotations
 
 import threading
 
-import pytest
-
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
 from tfs_lite.core.state import ManagerState
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.policies import POLICIES, Action, ActionKind
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
 from tfs_lite.testing.lifecycle.loader import FakeLoader
@@ -24,8 +23,7 @@ LIFE = ["Start", "Loading", "Available"]
 
 
 def serve(fixture: ManagerFixture, *versions: int, name: str = "m") -> None:
-    fixture.aspire(name, *versions)
-    fixture.settle()
+    fixture.serve(name, *versions)
     assert fixture.ready(name) == sorted(versions)
 
 
@@ -36,9 +34,7 @@ def test_manager_without_a_policy_is_refused() -> None:
     options = AspiredVersionsManagerOptions(
         clock=VirtualClock(), load_executor=ManualExecutor(), unload_executor=ManualExecutor(), policy=None
     )
-    with pytest.raises(ServingError, match="needs a policy") as raised:
-        AspiredVersionsManager(options)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    assert "needs a policy" in refusal(AspiredVersionsManager, options)
 
 
 def test_list_does_nothing_until_the_next_tick(fixture: ManagerFixture) -> None:
@@ -56,8 +52,7 @@ def test_empty_list_for_an_unknown_stream_does_nothing(fixture: ManagerFixture) 
 
 def test_newer_list_replaces_one_that_nobody_looked_at(fixture: ManagerFixture) -> None:
     fixture.aspire("m", 1)
-    fixture.aspire("m", 2)
-    fixture.settle()
+    fixture.serve("m", 2)
     assert (fixture.history("m", 1), fixture.ready("m")) == ([], [2])
 
 
@@ -98,8 +93,7 @@ def test_loader_offered_for_a_version_that_is_managed_is_dropped(fixture: Manage
 def test_ready_version_with_another_revision_goes_on_serving_and_is_logged_once(fixture, caplog) -> None:
     serve(fixture, 1)
     for _ in range(3):
-        fixture.aspire("m", 1, revision="changed")
-        fixture.settle()
+        fixture.serve("m", 1, revision="changed")
     assert fixture.history("m", 1) == LIFE
     assert caplog.text.count("changed on disk while it is served") == 1
 
@@ -113,8 +107,7 @@ def test_erroneous_item_does_not_disturb_its_siblings(fixture: ManagerFixture) -
 def test_streams_do_not_delay_one_another(fixture: ManagerFixture) -> None:
     serve(fixture, 1, name="a")
     handle = fixture.manager.get_servable_handle(ServableRequest.latest("a"))
-    fixture.aspire("a")
-    fixture.settle()
+    fixture.serve("a")
     fixture.aspire("a", 1)  # waits for the handle
     serve(fixture, 1, name="b")
     assert fixture.state("a", 1) is S.QUIESCING
@@ -134,10 +127,8 @@ def test_callback_does_nothing_once_the_manager_is_closed(fixture: ManagerFixtur
 def test_version_aspired_again_while_it_unloads_waits_for_the_old_incarnation(fixture: ManagerFixture) -> None:
     serve(fixture, 1)
     handle = fixture.manager.get_servable_handle(ServableRequest.latest("m"))
-    fixture.aspire("m")
-    fixture.settle()
-    fixture.aspire("m", 1, 2)
-    fixture.settle()
+    fixture.serve("m")
+    fixture.serve("m", 1, 2)
     assert fixture.history("m", 2) == []  # the whole list waits
     assert len(fixture.loaders[ServableId("m", 1)]) == 2
     handle.release()
@@ -150,12 +141,9 @@ def test_version_aspired_again_while_it_unloads_waits_for_the_old_incarnation(fi
 def test_list_that_waits_can_still_be_replaced(fixture: ManagerFixture) -> None:
     serve(fixture, 1)
     handle = fixture.manager.get_servable_handle(ServableRequest.latest("m"))
-    fixture.aspire("m")
-    fixture.settle()
-    fixture.aspire("m", 1)
-    fixture.settle()
-    fixture.aspire("m", 2)
-    fixture.settle()
+    fixture.serve("m")
+    fixture.serve("m", 1)
+    fixture.serve("m", 2)
     assert (fixture.ready("m"), fixture.state("m", 1)) == ([2], S.QUIESCING)
     handle.release()
     fixture.settle()
@@ -165,8 +153,7 @@ def test_list_that_waits_can_still_be_replaced(fixture: ManagerFixture) -> None:
 def test_ready_version_that_is_aspired_again_simply_stays(fixture: ManagerFixture) -> None:
     serve(fixture, 1)
     fixture.loading[ServableId("m", 2)] = {"failures": -1}
-    fixture.aspire("m", 2)
-    fixture.settle()
+    fixture.serve("m", 2)
     fixture.aspire("m", 1)  # back from a broken upgrade
     fixture.settle()
     fixture.settle()
@@ -248,8 +235,7 @@ def test_policy_that_fails_on_one_stream_does_not_stop_the_others(caplog) -> Non
 
     fixture = ManagerFixture(Moody())
     fixture.aspire("bad", 1)
-    fixture.aspire("good", 1)
-    fixture.settle()
+    fixture.serve("good", 1)
     assert (fixture.ready("bad"), fixture.ready("good")) == ([], [1])
     assert "the policy failed on bad" in caplog.text
 
@@ -291,8 +277,7 @@ def test_tick_thread_without_load_threads_loads_by_itself() -> None:
 def test_every_action_asks_for_the_next_tick_also_an_unload_that_waits_for_a_handle() -> None:
     changes: list[int] = []
     fixture = ManagerFixture(on_change=lambda: changes.append(1))
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     with fixture.manager.get_servable_handle(ServableRequest.latest("m")):
         fixture.aspire("m")
         before = len(changes)

@@ -7,6 +7,7 @@ import pytest
 from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.harness import HarnessState
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 
 S = HarnessState
@@ -22,9 +23,7 @@ def test_managed_version_is_new_and_says_start(basic) -> None:
 def test_managing_an_id_twice_is_refused_and_the_first_stays(basic) -> None:
     first = basic.manage(1)
     second = FakeLoader()
-    with pytest.raises(ServingError, match="already being managed") as raised:
-        basic.manage(1, second)
-    assert raised.value.code is StatusCode.FAILED_PRECONDITION
+    assert "already being managed" in refusal(basic.manage, 1, second, code=StatusCode.FAILED_PRECONDITION)
     basic.load(1)
     basic.loads.run_all()
     assert (first.loads, second.loads, basic.events) == (1, 0, ["Start 1", "Loading 1", "Available 1"])
@@ -226,9 +225,7 @@ def test_unload_that_raises_is_logged_and_counts_as_unloaded(basic, caplog) -> N
     def fail() -> None:
         raise RuntimeError("stuck")
 
-    basic.manage(1, FakeLoader(while_unloading=fail))
-    basic.load(1)
-    basic.loads.run_all()
+    basic.load_now(1, FakeLoader(while_unloading=fail))
     basic.unload(1)
     basic.unloads.run_all()
     assert (basic.state(1), basic.codes()[-1]) == (S.DISABLED, "unload 1: OK")
@@ -240,9 +237,7 @@ def test_loader_that_loads_nothing_has_failed(make_basic) -> None:
         servable = None
 
     basic = make_basic(max_num_load_retries=0)
-    basic.manage(1, Empty())
-    basic.load(1)
-    basic.loads.run_all()
+    basic.load_now(1, Empty())
     assert basic.codes() == ["load 1: INTERNAL"]
 
 

@@ -11,8 +11,9 @@ import pytest
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
 from tfs_lite.managers.harness import HarnessState
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
 from tfs_lite.testing.lifecycle.loader import FakeLoader
 
@@ -68,9 +69,7 @@ def test_everything_ready_is_unloaded_in_order(basic) -> None:
 
 def test_new_and_queued_and_waiting_versions_end(make_basic) -> None:
     basic = make_basic(threads=1)
-    retried = basic.manage(1, FakeLoader(failures=-1))
-    basic.load(1)
-    basic.loads.run_all()
+    retried = basic.load_now(1, FakeLoader(failures=-1))
     basic.manage(2)
     basic.load(2)
     basic.manage(3)
@@ -91,13 +90,10 @@ def test_closing_twice_is_closing_once(basic) -> None:
 def test_nothing_can_be_asked_of_a_closed_manager(basic) -> None:
     basic.make_ready(1)
     basic.manager.close()
-    with pytest.raises(ServingError, match="shutting down"):
-        basic.manage(2)
+    assert "shutting down" in refusal(basic.manage, 2, code=StatusCode.FAILED_PRECONDITION)
     basic.load(1)
     assert basic.outcomes[-1][1].code is StatusCode.FAILED_PRECONDITION
-    with pytest.raises(ServingError) as raised:
-        basic.manager.get_servable_handle(ServableRequest.latest("m"))
-    assert raised.value.code is StatusCode.NOT_FOUND
+    refusal(basic.manager.get_servable_handle, ServableRequest.latest("m"), code=StatusCode.NOT_FOUND)
 
 
 def test_version_in_use_is_never_unloaded_under_its_user(basic) -> None:

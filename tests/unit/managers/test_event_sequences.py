@@ -21,10 +21,8 @@ def fixture_with(version: int = 1, options: dict | None = None, **loading: objec
 
 def test_version_that_comes_and_goes_says_all_five_states() -> None:
     fixture = ManagerFixture()
-    fixture.aspire("m", 1)
-    fixture.settle()
-    fixture.aspire("m")
-    fixture.settle()
+    fixture.serve("m", 1)
+    fixture.serve("m")
     assert fixture.history("m", 1) == ["Start", "Loading", "Available", "Unloading", "End"]
     assert fixture.state("m", 1) is None
 
@@ -39,8 +37,7 @@ def test_item_that_arrives_with_an_error_only_ends() -> None:
 
 def test_failed_estimate_ends_without_loading() -> None:
     fixture = fixture_with(estimate_failures=-1, options={"ram": 15, "max_num_load_retries": 0})
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     assert fixture.history("m", 1) == ["Start", "End(UNAVAILABLE)"]
     assert fixture.status("m", 1).message.startswith(
         "Error while attempting to reserve resources to load servable {name: m version: 1}: "
@@ -50,15 +47,13 @@ def test_failed_estimate_ends_without_loading() -> None:
 
 def test_lack_of_resources_ends_once_without_loading() -> None:
     fixture = fixture_with(estimate=main_ram(16), options={"ram": 15})
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     assert fixture.history("m", 1) == ["Start", "End(RESOURCE_EXHAUSTED)"]
 
 
 def test_failing_load_ends_after_all_attempts() -> None:
     fixture = fixture_with(failures=-1, options={"max_num_load_retries": 2, "load_retry_interval": 10})
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     for _ in range(5):
         fixture.clock.advance(10)
         fixture.settle()
@@ -80,8 +75,7 @@ def test_load_that_succeeds_on_a_retry() -> None:
 def test_error_that_is_not_to_be_retried_ends_after_one_attempt() -> None:
     options = {"should_retry_model_load": lambda status: status.code is not StatusCode.INVALID_ARGUMENT}
     fixture = fixture_with(failures=-1, failure=BAD, options=options)
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     assert fixture.history("m", 1) == ["Start", "Loading", "End(INVALID_ARGUMENT)"]
     assert (fixture.loader("m", 1).loads, fixture.clock.pending) == (1, 0)
 
@@ -118,8 +112,7 @@ def test_unaspired_while_loading_and_the_load_fails() -> None:
 
 def test_unaspired_while_waiting_for_a_retry_ends_at_once() -> None:
     fixture = fixture_with(failures=-1)
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     assert fixture.state("m", 1) is HarnessState.LOADING
     fixture.aspire("m")
     fixture.tick()
@@ -173,38 +166,32 @@ def test_unaspired_while_it_waits_for_memory() -> None:
 def test_errored_version_emitted_again_with_reload_on() -> None:
     options = {"enable_reload_servables_with_error": True, "max_num_load_retries": 0}
     fixture = fixture_with(failures=-1, options=options)
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     fixture.loading.clear()
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     assert fixture.history("m", 1) == ["Start", "Loading", "End(UNAVAILABLE)", "Start", "Loading", "Available"]
 
 
 def test_aspired_again_after_its_unload() -> None:
     fixture = ManagerFixture()
     for versions in ([1], [], [1]):
-        fixture.aspire("m", *versions)
-        fixture.settle()
+        fixture.serve("m", *versions)
     life = ["Start", "Loading", "Available"]
     assert fixture.history("m", 1) == [*life, "Unloading", "End", *life]
 
 
 def test_ready_version_unloads_when_the_manager_closes() -> None:
     fixture = ManagerFixture()
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     fixture.manager.close()
     assert fixture.history("m", 1) == ["Start", "Loading", "Available", "Unloading", "End"]
 
 
 def test_handle_held_during_unload_delays_the_end_only() -> None:
     fixture = ManagerFixture()
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     handle = fixture.manager.get_available_servable_handles()[ServableId("m", 1)]
-    fixture.aspire("m")
-    fixture.settle()
+    fixture.serve("m")
     assert fixture.history("m", 1) == ["Start", "Loading", "Available", "Unloading"]
     assert handle.servable.alive
     handle.release()
@@ -221,11 +208,9 @@ def test_handle_held_during_unload_delays_the_end_only() -> None:
 )
 def test_upgrade_loads_and_unloads_in_the_order_of_its_policy(policy: str, chronicle: list[tuple[str, int]]) -> None:
     fixture = ManagerFixture(policy)
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     fixture.events.clear()
-    fixture.aspire("m", 2)
-    fixture.settle()
+    fixture.serve("m", 2)
     assert fixture.timeline() == chronicle
 
 
@@ -239,10 +224,8 @@ def test_available_is_published_when_obtainable_and_before_ready_unloading_while
             seen.append((event.state.value, fixture.ready("m"), fixture.state("m", 1).value))
 
     fixture.bus.subscribe(look)
-    fixture.aspire("m", 1)
-    fixture.settle()
-    fixture.aspire("m")
-    fixture.settle()
+    fixture.serve("m", 1)
+    fixture.serve("m")
     assert seen == [
         ("Start", [], "new"),
         ("Loading", [], "loading"),
@@ -259,6 +242,5 @@ def test_end_comes_after_the_loader_has_unloaded() -> None:
         lambda timed: timed.event.state.value == "End" and unloads_at_end.append(fixture.loader("m", 1).unloads)
     )
     for versions in ([1], []):
-        fixture.aspire("m", *versions)
-        fixture.settle()
+        fixture.serve("m", *versions)
     assert unloads_at_end == [1]

@@ -7,8 +7,7 @@ from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
 
 def test_no_version_of_a_list_that_waits_is_unloaded_by_an_older_list() -> None:
     fixture = ManagerFixture()
-    fixture.aspire("m", 1, 2)
-    fixture.settle()
+    fixture.serve("m", 1, 2)
     fixture.aspire("m")
     action = fixture.tick()
     assert action is not None
@@ -24,8 +23,7 @@ def test_no_version_of_a_list_that_waits_is_unloaded_by_an_older_list() -> None:
 
 def test_last_ready_version_stays_while_the_only_wanted_one_is_still_leaving() -> None:
     fixture = ManagerFixture()
-    fixture.aspire("m", 1, 2)
-    fixture.settle()
+    fixture.serve("m", 1, 2)
     handle = fixture.manager.get_servable_handle(ServableRequest.specific("m", 1))
     fixture.aspire("m")
     fixture.tick()

@@ -43,17 +43,13 @@ def test_broken_version_does_not_hold_up_a_healthy_one_on_a_single_thread(make_b
 @pytest.mark.parametrize("interval", [0, -1])
 def test_retries_without_interval_follow_at_once(make_basic, interval: float) -> None:
     basic = make_basic(load_retry_interval=interval, max_num_load_retries=3)
-    loader = basic.manage(1, FakeLoader(failures=-1))
-    basic.load(1)
-    basic.loads.run_all()
+    loader = basic.load_now(1, FakeLoader(failures=-1))
     assert (loader.loads, basic.state(1), basic.clock.pending) == (4, S.ERROR, 0)
 
 
 def test_no_retries_means_one_attempt(make_basic) -> None:
     basic = make_basic(max_num_load_retries=0)
-    loader = basic.manage(1, FakeLoader(failures=-1))
-    basic.load(1)
-    basic.loads.run_all()
+    loader = basic.load_now(1, FakeLoader(failures=-1))
     assert (loader.loads, basic.codes()) == (1, ["load 1: UNAVAILABLE"])
 
 
@@ -65,9 +61,7 @@ def test_predicate_sees_each_failure_and_may_end_the_retries(make_basic) -> None
         return len(seen) < 2
 
     basic = make_basic(should_retry_model_load=should_retry, load_retry_interval=0)
-    loader = basic.manage(1, FakeLoader(failures=-1))
-    basic.load(1)
-    basic.loads.run_all()
+    loader = basic.load_now(1, FakeLoader(failures=-1))
     assert (loader.loads, seen) == (2, [StatusCode.UNAVAILABLE] * 2)
 
 
@@ -81,9 +75,7 @@ def test_predicate_that_raises_ends_the_retries(make_basic, caplog) -> None:
         raise RuntimeError("mine")
 
     basic = make_basic(should_retry_model_load=broken)
-    basic.manage(1, FakeLoader(failures=-1))
-    basic.load(1)
-    basic.loads.run_all()
+    basic.load_now(1, FakeLoader(failures=-1))
     assert basic.codes() == ["load 1: UNAVAILABLE"]
     assert "should_retry_model_load failed" in caplog.text
 
@@ -93,9 +85,7 @@ def test_unexpected_exception_becomes_a_status_and_its_traceback_is_logged(make_
         raise KeyError("weights")
 
     basic = make_basic(max_num_load_retries=0)
-    basic.manage(1, FakeLoader(while_loading=crash))
-    basic.load(1)
-    basic.loads.run_all()
+    basic.load_now(1, FakeLoader(while_loading=crash))
     assert basic.outcomes == [("load 1", Status(StatusCode.UNKNOWN, "KeyError: 'weights'"))]
     assert "Traceback" in caplog.text
 
@@ -117,9 +107,7 @@ def test_cancel_while_estimating_ends_at_once(make_basic) -> None:
             basic.manager.set_aspired(ID, False)
             return super().estimate_resources()
 
-    loader = basic.manage(1, Cancelling())
-    basic.load(1)
-    basic.loads.run_all()
+    loader = basic.load_now(1, Cancelling())
     assert (loader.loads, basic.codes(), basic.state(1)) == (0, ["load 1: CANCELLED"], S.ERROR)
 
 
@@ -151,9 +139,7 @@ def test_cancel_while_the_attempt_runs_makes_its_failure_the_last(basic) -> None
 
 
 def test_cancel_between_attempts_ends_at_once_with_the_last_failure(basic) -> None:
-    loader = basic.manage(1, FakeLoader(failures=-1, failure=FATAL))
-    basic.load(1)
-    basic.loads.run_all()
+    loader = basic.load_now(1, FakeLoader(failures=-1, failure=FATAL))
     basic.manager.set_aspired(ID, False)
     assert basic.outcomes == [("load 1", FATAL)]
     basic.clock.advance(600)
@@ -161,9 +147,7 @@ def test_cancel_between_attempts_ends_at_once_with_the_last_failure(basic) -> No
 
 
 def test_cancel_of_a_queued_retry_ends_at_once(basic) -> None:
-    loader = basic.manage(1, FakeLoader(failures=1))
-    basic.load(1)
-    basic.loads.run_all()
+    loader = basic.load_now(1, FakeLoader(failures=1))
     basic.clock.advance(60)
     basic.manager.set_aspired(ID, False)
     basic.loads.run_all()
@@ -180,9 +164,7 @@ def test_cancel_of_a_ready_version_changes_nothing(basic) -> None:
 
 
 def test_timer_of_an_ended_load_does_nothing_to_its_successor(basic) -> None:
-    basic.manage(1, FakeLoader(failures=-1))
-    basic.load(1)
-    basic.loads.run_all()
+    basic.load_now(1, FakeLoader(failures=-1))
     basic.manager.set_aspired(ID, False)
     basic.manager.stop_managing_servable(ID)
     successor = basic.manage(1, FakeLoader(failures=1))
@@ -211,16 +193,12 @@ def test_failing_estimate_is_retried_like_a_load(make_basic) -> None:
 
 def test_attempts_to_load_are_counted_apart_from_attempts_to_estimate(make_basic) -> None:
     basic = make_basic(ram=15, max_num_load_retries=2, load_retry_interval=0)
-    loader = basic.manage(1, FakeLoader(estimate_failures=2, failures=2))
-    basic.load(1)
-    basic.loads.run_all()
+    loader = basic.load_now(1, FakeLoader(estimate_failures=2, failures=2))
     assert (basic.state(1), loader.loads) == (S.READY, 3)
 
 
 def test_without_a_tracker_nothing_is_estimated(basic) -> None:
-    loader = basic.manage(1, FakeLoader(estimate_failures=-1))
-    basic.load(1)
-    basic.loads.run_all()
+    loader = basic.load_now(1, FakeLoader(estimate_failures=-1))
     assert (basic.state(1), loader.estimates) == (S.READY, 0)
 
 

@@ -186,9 +186,7 @@ def test_estimate_that_fails_after_the_load_leaves_the_one_before(basic, caplog)
         loader.estimate_failures = -1
 
     loader.while_loading = break_estimates
-    basic.manage(1, loader)
-    basic.load(1)
-    basic.loads.run_all()
+    basic.load_now(1, loader)
     assert basic.state(1) is S.READY
     basic.sized(2, 6)
     basic.loads.run_all()
@@ -198,9 +196,7 @@ def test_estimate_that_fails_after_the_load_leaves_the_one_before(basic, caplog)
 
 def test_device_that_the_machine_does_not_have_fails_the_load(make_basic) -> None:
     basic = make_basic(ram=15, max_num_load_retries=0)
-    basic.manage(1, FakeLoader(estimate=ResourceAllocation({Resource("tpu", RAM): 1})))
-    basic.load(1)
-    basic.loads.run_all()
+    basic.load_now(1, FakeLoader(estimate=ResourceAllocation({Resource("tpu", RAM): 1})))
     assert basic.codes() == ["load 1: INVALID_ARGUMENT"]
     assert "no device 'tpu'" in basic.outcomes[0][1].message
 

@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from tfs_lite.core.servable import ServableId, ServableRequest
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
 from tfs_lite.managers.serving_map import ServingMap
+from tfs_lite.testing.errors import refusal
 
 
 def serving(*versions: int, name: str = "m") -> ServingMap:
@@ -45,10 +46,7 @@ def test_request_is_answered_by_number_and_not_by_age(request_: ServableRequest,
     ],
 )
 def test_what_is_not_there_is_not_found(request_: ServableRequest, text: str) -> None:
-    with pytest.raises(ServingError) as raised:
-        serving(1).lookup(request_)
-    assert raised.value.code is StatusCode.NOT_FOUND
-    assert str(raised.value) == f"Servable not found for request: {text}"
+    assert refusal(serving(1).lookup, request_, code=StatusCode.NOT_FOUND) == f"Servable not found for request: {text}"
 
 
 def test_latest_falls_back_to_the_next_lower_version_while_the_highest_drains() -> None:
@@ -94,8 +92,7 @@ def test_name_whose_last_version_is_withdrawn_is_not_found() -> None:
     found = serving(1)
     found.withdraw(ServableId("m", 1), lambda: None)
     assert found.ids() == []
-    with pytest.raises(ServingError):
-        found.lookup(ServableRequest.latest("m"))
+    refusal(found.lookup, ServableRequest.latest("m"), code=StatusCode.NOT_FOUND)
 
 
 def test_same_id_may_come_back_after_it_was_withdrawn_and_counts_anew() -> None:

@@ -21,8 +21,7 @@ def with_ready(*versions: int, policy: str = "availability", broken: tuple[int, 
     fixture = ManagerFixture(policy, max_num_load_retries=0)
     for version in broken:
         fixture.loading[ServableId("m", version)] = {"failures": -1}
-    fixture.aspire("m", *versions)
-    fixture.settle()
+    fixture.serve("m", *versions)
     assert fixture.ready("m") == sorted(versions)
     return fixture
 
@@ -75,8 +74,7 @@ def test_resource_unloads_before_it_loads(
 
 def test_failed_upgrade_keeps_the_old_version_until_a_better_one_comes() -> None:
     fixture = with_ready(1, broken=(2,))
-    fixture.aspire("m", 2)
-    fixture.settle()
+    fixture.serve("m", 2)
     assert fixture.state("m", 2) is HarnessState.ERROR
     fixture.aspire("m", 3)
     assert steps(fixture) == ["load 3", "unload 1"]
@@ -85,8 +83,7 @@ def test_failed_upgrade_keeps_the_old_version_until_a_better_one_comes() -> None
 
 def test_error_that_is_still_wanted_and_an_old_version_stay_as_they_are() -> None:
     fixture = with_ready(0, broken=(1,))
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     for _ in range(3):
         fixture.aspire("m", 1)
         assert steps(fixture) == []
@@ -95,8 +92,7 @@ def test_error_that_is_still_wanted_and_an_old_version_stay_as_they_are() -> Non
 
 def test_two_new_versions_load_side_by_side_and_the_old_one_goes_when_either_is_ready() -> None:
     fixture = ManagerFixture(threads=2)
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     fixture.aspire("m", 2, 3)
     assert [str(fixture.tick().id.version), str(fixture.tick().id.version)] == ["3", "2"]
     assert fixture.tick() is None
@@ -133,8 +129,7 @@ def test_swap_that_does_not_fit_keeps_the_old_version_and_says_why() -> None:
     fixture = ManagerFixture(ram=15)
     for version in (1, 2):
         fixture.loading[ServableId("m", version)] = {"estimate": main_ram(10)}
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     fixture.aspire("m", 2)
     assert steps(fixture) == ["load 2"]
     assert fixture.ready("m") == [1]
@@ -147,8 +142,7 @@ def test_swap_that_does_not_fit_twice_works_with_the_resource_policy() -> None:
     fixture = ManagerFixture("resource", ram=15)
     for version in (1, 2):
         fixture.loading[ServableId("m", version)] = {"estimate": main_ram(10)}
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     fixture.aspire("m", 2)
     assert steps(fixture) == ["unload 1", "load 2"]
     assert fixture.ready("m") == [2]

@@ -31,9 +31,7 @@ class Dependent(FakeLoader):
 
 def test_load_waits_without_using_up_attempts_or_threads(make_basic) -> None:
     basic = make_basic(threads=1, max_num_load_retries=0)
-    loader = basic.manage(9, Dependent(basic, 1, 2, 3))
-    basic.load(9)
-    basic.loads.run_all()
+    loader = basic.load_now(9, Dependent(basic, 1, 2, 3))
     for version in (1, 2):
         assert (basic.state(9), basic.loads.running, basic.loads.queued) == (S.LOADING, [], [])
         assert basic.clock.pending == 0
@@ -62,13 +60,9 @@ def test_model_that_comes_during_the_attempt_is_not_missed(basic) -> None:
 
 
 def test_nothing_is_tried_again_before_something_has_changed(basic) -> None:
-    loader = basic.manage(9, Dependent(basic, 1))
-    basic.load(9)
-    basic.loads.run_all()
+    loader = basic.load_now(9, Dependent(basic, 1))
     basic.clock.advance(10_000)
-    basic.manage(2, FakeLoader(failures=-1))
-    basic.load(2)
-    basic.loads.run_all()
+    basic.load_now(2, FakeLoader(failures=-1))
     assert (loader.loads, basic.state(9)) == (1, S.LOADING)
 
 
@@ -99,9 +93,7 @@ def test_those_that_wait_for_one_another_come_in_turn(basic) -> None:
 
 def test_other_failures_of_the_load_count_as_ever(make_basic) -> None:
     basic = make_basic(max_num_load_retries=1, load_retry_interval=0)
-    loader = basic.manage(9, Dependent(basic, 1, failures=2))
-    basic.load(9)
-    basic.loads.run_all()
+    loader = basic.load_now(9, Dependent(basic, 1, failures=2))
     assert basic.state(9) is S.LOADING
     basic.make_ready(1)
     assert (basic.state(9), loader.loads) == (S.ERROR, 3)
@@ -110,17 +102,13 @@ def test_other_failures_of_the_load_count_as_ever(make_basic) -> None:
 
 def test_same_code_without_the_reason_is_a_failure(make_basic) -> None:
     basic = make_basic(max_num_load_retries=0)
-    basic.manage(9, FakeLoader(failures=1, failure=Status(StatusCode.UNAVAILABLE, WAITS)))
-    basic.load(9)
-    basic.loads.run_all()
+    basic.load_now(9, FakeLoader(failures=1, failure=Status(StatusCode.UNAVAILABLE, WAITS)))
     assert basic.state(9) is S.ERROR
 
 
 @pytest.mark.parametrize("close", [False, True], ids=["cancelled", "closed"])
 def test_waiting_load_ends_with_what_it_waits_for(basic, close: bool) -> None:
-    loader = basic.manage(9, Dependent(basic, 1))
-    basic.load(9)
-    basic.loads.run_all()
+    loader = basic.load_now(9, Dependent(basic, 1))
     if close:
         basic.manager.close()
     else:
@@ -159,9 +147,7 @@ def test_who_waits_for_models_keeps_nobody_waiting_for_memory(make_basic) -> Non
 
 def test_wait_is_logged_once_and_not_as_a_failure(basic, caplog) -> None:
     caplog.set_level(logging.INFO, "tfs_lite.managers")
-    basic.manage(9, Dependent(basic, 1, 2, 3))
-    basic.load(9)
-    basic.loads.run_all()
+    basic.load_now(9, Dependent(basic, 1, 2, 3))
     basic.make_ready(1)
     basic.make_ready(2)
     about = [record for record in caplog.records if WAITS in record.getMessage()]
@@ -173,14 +159,11 @@ def test_version_that_is_served_stays_while_its_successor_waits(fixture) -> None
         if not fixture.ready("other"):
             raise ServingError(StatusCode.UNAVAILABLE, WAITS, Reason.WAITS_FOR_MODELS)
 
-    fixture.aspire("m", 1)
-    fixture.settle()
+    fixture.serve("m", 1)
     fixture.loading[ServableId("m", 2)] = {"while_loading": look}
-    fixture.aspire("m", 2)
-    fixture.settle()
+    fixture.serve("m", 2)
     assert (fixture.ready("m"), fixture.state("m", 2)) == ([1], S.LOADING)
-    fixture.aspire("other", 5)
-    fixture.settle()
+    fixture.serve("other", 5)
     assert (fixture.ready("m"), fixture.ready("other")) == ([2], [5])
     assert fixture.history("m", 2) == ["Start", "Loading", "Available"]
     assert fixture.violations() == []
@@ -191,9 +174,7 @@ def test_version_that_waits_and_is_not_wanted_any_more_ends(fixture) -> None:
         raise ServingError(StatusCode.UNAVAILABLE, WAITS, Reason.WAITS_FOR_MODELS)
 
     fixture.loading[ServableId("m", 1)] = {"while_loading": look}
-    fixture.aspire("m", 1)
-    fixture.settle()
-    fixture.aspire("m")
-    fixture.settle()
+    fixture.serve("m", 1)
+    fixture.serve("m")
     assert fixture.state("m", 1) is None
     assert fixture.history("m", 1) == ["Start", "Loading", "End(UNAVAILABLE)"]

@@ -7,10 +7,11 @@ import pytest
 
 from tfs_lite.config.diff import diff
 from tfs_lite.config.model_server import ModelServerConfig
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError
 from tfs_lite.serving.config_checks import check_actual_platforms, check_models, source_config, version_labels
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
+from tfs_lite.testing.errors import refusal
 
 PLATFORMS = ("python", "pytorch_export")
 
@@ -23,26 +24,21 @@ def model(name: str = "m", path: str = "/models/m", **rest: Any) -> dict[str, An
     return {"name": name, "base_path": path, **rest}
 
 
-def refusal(*args: Any) -> ServingError:
-    with pytest.raises(ServingError) as caught:
-        check_models(*args)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    return caught.value
-
-
 def test_known_platform_and_none_are_accepted() -> None:
     check_models(config(model(), model("n", model_platform="python")), PLATFORMS, ())
 
 
 def test_unknown_platform_offers_the_nearest() -> None:
-    assert str(refusal(config(model(model_platform="pytorch_exprt")), PLATFORMS, ())) == (
+    assert refusal(check_models, config(model(model_platform="pytorch_exprt")), PLATFORMS, ()) == (
         'model m requests unsupported platform "pytorch_exprt"; did you mean "pytorch_export"?'
     )
-    assert "this server has: python, pytorch_export" in str(refusal(config(model(model_platform="zzz")), PLATFORMS, ()))
+    assert "this server has: python, pytorch_export" in refusal(
+        check_models, config(model(model_platform="zzz")), PLATFORMS, ()
+    )
 
 
 def test_uri_is_refused() -> None:
-    assert "URI" in str(refusal(config(model(path="gs://bucket/m")), PLATFORMS, ()))
+    assert "URI" in refusal(check_models, config(model(path="gs://bucket/m")), PLATFORMS, ())
 
 
 def test_base_path_must_lie_below_an_allowed_root(tmp_path: Path) -> None:
@@ -52,8 +48,8 @@ def test_base_path_must_lie_below_an_allowed_root(tmp_path: Path) -> None:
     check_models(config(model(path=str(inside / "m"))), PLATFORMS, (str(inside),))
     check_models(config(model(path=str(inside / "not_there_yet"))), PLATFORMS, (str(inside),))
     for path in (outside, tmp_path / "models2", inside / ".." / "elsewhere"):
-        error = refusal(config(model(path=str(path))), PLATFORMS, (str(inside),))
-        assert str(error) == "model m: base_path is outside the allowed roots (--allowed_model_base_paths)"
+        error = refusal(check_models, config(model(path=str(path))), PLATFORMS, (str(inside),))
+        assert error == "model m: base_path is outside the allowed roots (--allowed_model_base_paths)"
 
 
 def test_link_does_not_lead_out_of_an_allowed_root(tmp_path: Path) -> None:
@@ -61,7 +57,7 @@ def test_link_does_not_lead_out_of_an_allowed_root(tmp_path: Path) -> None:
     inside.mkdir()
     outside.mkdir()
     (inside / "m").symlink_to(outside)
-    refusal(config(model(path=str(inside / "m"))), PLATFORMS, (str(inside),))
+    refusal(check_models, config(model(path=str(inside / "m"))), PLATFORMS, (str(inside),))
 
 
 def test_platform_that_was_found_out_cannot_be_changed_either() -> None:

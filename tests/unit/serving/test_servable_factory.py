@@ -17,11 +17,12 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.model import BatchReport, Model, PredictCall, WorkerStatus
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
-from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.metrics.batches import WorkerState
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.servable_factory import BatchingOptions, ServableEnvironment, ServableFactory, worker_states
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 
 ID = ServableId("m", 7)
@@ -131,24 +132,20 @@ def test_file_of_a_version_counts_only_where_that_is_asked_for(tmp_path: Path) -
 
 def test_mistake_in_the_file_of_a_version_is_told(tmp_path: Path) -> None:
     (tmp_path / VERSION_FILE).write_text("max_batch_size { value: none }")
-    with pytest.raises(ServingError) as caught:
-        settings(request(tmp_path), enable_batching=True, enable_per_model_batching_parameters=True)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    assert VERSION_FILE in str(caught.value)
-    assert str(tmp_path.parent) not in str(caught.value)
+    message = refusal(settings, request(tmp_path), enable_batching=True, enable_per_model_batching_parameters=True)
+    assert VERSION_FILE in message
+    assert str(tmp_path.parent) not in message
 
 
 @pytest.mark.parametrize(
     "option", [{"batching_parameters_file": "x"}, {"enable_per_model_batching_parameters": True}], ids=str
 )
 def test_settings_of_batching_without_batching_are_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(ServingError, match="is set without setting enable_batching to true"):
-        plan(**option)
+    assert "is set without setting enable_batching to true" in refusal(plan, **option)
 
 
 def test_file_that_is_not_there_is_told_when_the_server_starts(tmp_path: Path) -> None:
-    with pytest.raises(ServingError):
-        plan(enable_batching=True, batching_parameters_file=str(tmp_path / "none"))
+    refusal(plan, enable_batching=True, batching_parameters_file=str(tmp_path / "none"))
 
 
 class Doubler(Model):
@@ -286,8 +283,7 @@ def test_models_stay_with_the_caller_when_the_settings_are_wrong(tmp_path: Path)
     (tmp_path / VERSION_FILE).write_text("max_batch_size { value: 0 }")
     fixture, model = House(enable_batching=True, enable_per_model_batching_parameters=True), Doubler()
     before = set(threading.enumerate())
-    with pytest.raises(ServingError):
-        fixture.make([model], request(tmp_path))
+    refusal(fixture.make, [model], request(tmp_path))
     assert not model.closed
     assert set(threading.enumerate()) == before
 

@@ -10,9 +10,10 @@ import pytest
 
 from tfs_lite.config.text import parse_model_server_config
 from tfs_lite.core.servable import ModelRef, VersionState
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.in_process import QUICK, config_text, entry
 from tfs_lite.testing.servers.process import wait_until
 
@@ -55,16 +56,13 @@ def test_handle_gives_the_version_asked_for_and_holds_it(start: Start, publish: 
 
 
 def test_model_without_a_name_is_no_model(start: Start) -> None:
-    with pytest.raises(ServingError, match="ModelSpec has no name specified"):
-        start().handle(ModelRef(""))
+    assert "ModelSpec has no name specified" in refusal(start().handle, ModelRef(""))
 
 
 def test_labels_are_not_known_before_the_first_config() -> None:
     core = ServerCore(ServerOptions())
     try:
-        with pytest.raises(ServingError) as caught:
-            core.handle(ModelRef("m", label="stable"))
-        assert caught.value.code is StatusCode.UNAVAILABLE
+        refusal(core.handle, ModelRef("m", label="stable"), code=StatusCode.UNAVAILABLE)
     finally:
         core.close(0.0)
 
@@ -98,8 +96,9 @@ def test_waits_end_when_the_core_is_told_to_stop(start: Start) -> None:
     core = start(entry("m"))
     core.stop_waiting()
     core.wait_for_all()
-    with pytest.raises(ServingError, match="shutting down"):
-        core.reload(parse_model_server_config("model_config_list {}", "next"))
+    assert "shutting down" in refusal(
+        core.reload, parse_model_server_config("model_config_list {}", "next"), code=StatusCode.UNAVAILABLE
+    )
 
 
 def test_model_availability_is_told_for_served_models_only(start: Start, publish: Publish) -> None:

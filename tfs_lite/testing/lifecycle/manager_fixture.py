@@ -70,6 +70,11 @@ class ManagerFixture:
         """Emits the list, without a tick."""
         self.emit(name, [self.data(name, version, revision) for version in versions])
 
+    def serve(self, name: str, *versions: int, revision: str = "") -> list[Action]:
+        """Emits the list and lets everything happen that follows from it. Returns the actions."""
+        self.aspire(name, *versions, revision=revision)
+        return self.settle()
+
     def tick(self) -> Action | None:
         return self.manager.tick()
 
