@@ -42,24 +42,24 @@ class Target(TargetBase[str]):
         self._inside.release()
 
 
-class Bench:
+class SourceFixture:
     """A source that offers version 3 of model "m" at ``path``; ``close`` ends it."""
 
     def __init__(self, source: Source[str], path: str, close: Callable[[], None] = lambda: None) -> None:
         self.source, self.path, self.close = source, path, close
 
 
-def _in_memory(tmp_path: Path) -> Bench:
+def _in_memory(tmp_path: Path) -> SourceFixture:
     clock = VirtualClock()
     disk = MemoryDisk(clock)
     disk.write("/models/m/3/model.py", b"class Model: ...")
     clock.advance(60)
     config = SourceConfig((ServableToMonitor("m", "/models/m"),), poll_interval=0.001)
     source = FileSystemStoragePathSource(config, disk, clock, watch=False)
-    return Bench(source, "/models/m/3", source.close)
+    return SourceFixture(source, "/models/m/3", source.close)
 
 
-def _on_disk(tmp_path: Path) -> Bench:
+def _on_disk(tmp_path: Path) -> SourceFixture:
     (tmp_path / "model.py").write_bytes(b"class Model: ...")
     path = publish(str(tmp_path / "model.py"), str(tmp_path / "m"), 3).path
     clock = SystemClock()
@@ -70,27 +70,27 @@ def _on_disk(tmp_path: Path) -> Bench:
         source.close()
         clock.close()
 
-    return Bench(source, path, close)
+    return SourceFixture(source, path, close)
 
 
 @pytest.fixture(params=[_in_memory, _on_disk], ids=["in_memory", "on_disk"])
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    bench = request.param(tmp_path)
-    yield bench
-    bench.close()
+def fixture(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SourceFixture]:
+    fixture = request.param(tmp_path)
+    yield fixture
+    fixture.close()
 
 
-def test_the_version_is_emitted_with_its_path_once_there_is_somewhere_to_send_it(bench: Bench) -> None:
+def test_the_version_is_emitted_with_its_path_once_there_is_somewhere_to_send_it(fixture: SourceFixture) -> None:
     target = Target()
-    connect(bench.source, target)
+    connect(fixture.source, target)
     assert target.heard.wait(BOUND)
     (item,) = target.lists["m"]
-    assert (item.id, item.payload, item.status.ok) == (ServableId("m", 3), bench.path, True)
-    bench.close()
+    assert (item.id, item.payload, item.status.ok) == (ServableId("m", 3), fixture.path, True)
+    fixture.close()
     assert target.broken_promises == []
 
 
-def test_a_target_that_has_gone_does_not_disturb_the_source(bench: Bench) -> None:
+def test_a_target_that_has_gone_does_not_disturb_the_source(fixture: SourceFixture) -> None:
     target = Target()
     callback = target.aspired_versions_callback()
     called = threading.Event()
@@ -100,16 +100,16 @@ def test_a_target_that_has_gone_does_not_disturb_the_source(bench: Bench) -> Non
         called.set()
 
     target.detach()
-    bench.source.set_aspired_versions_callback(call)
+    fixture.source.set_aspired_versions_callback(call)
     assert called.wait(BOUND)
     assert target.lists == {}
 
 
-def test_after_closing_nothing_is_emitted(bench: Bench) -> None:
+def test_after_closing_nothing_is_emitted(fixture: SourceFixture) -> None:
     target = Target()
-    connect(bench.source, target)
+    connect(fixture.source, target)
     assert target.heard.wait(BOUND)
-    bench.close()
+    fixture.close()
     target.lists.clear()
-    bench.close()
+    fixture.close()
     assert target.lists == {}

@@ -330,7 +330,7 @@ def test_contradictory_model_settings_are_refused_by_relative_name(
 )
 def test_platform_that_the_server_lacks_is_refused_with_its_place(text: str, name: str, words: str) -> None:
     assert refusal(parse_model_server_config, text, name, WORKING_DIRECTORY, PLATFORMS) == words
-    assert parse(text, name).models, "without a server's platforms nobody can tell"
+    assert parse(text, name).models, "without a server's platforms it cannot be told"
 
 
 def test_platforms_of_the_server_and_the_choice_by_artefact_are_taken() -> None:

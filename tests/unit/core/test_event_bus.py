@@ -18,7 +18,7 @@ def test_event_is_stamped_once_and_reaches_subscribers_in_the_order_of_subscript
     assert seen == [("first", TimedEvent("e", 100.0)), ("second", TimedEvent("e", 100.0))]
 
 
-def test_publishing_to_nobody_does_nothing() -> None:
+def test_publishing_without_subscribers_does_nothing() -> None:
     EventBus(VirtualClock()).publish("e")
 
 

@@ -86,7 +86,7 @@ def test_everything_else_is_no_key_of_it(key: bytes, certificates: bytes, proble
 
 
 @pytest.mark.parametrize("format", [serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.TraditionalOpenSSL])
-def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked_for_it(format: serialization.PrivateFormat) -> None:
+def test_a_key_with_a_pass_phrase_is_refused_without_asking_for_it(format: serialization.PrivateFormat) -> None:
     assert key_problem(encrypted(format), CERT) == "is encrypted; gRPC takes keys without a pass phrase only"
 
 

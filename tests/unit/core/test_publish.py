@@ -187,7 +187,7 @@ def test_of_two_publishers_of_one_number_one_is_told_that_it_exists(source: Path
     assert os.listdir(base) == ["3"]
 
 
-def test_a_published_directory_is_readable_by_whoever_the_umask_allows(source: Path, base: Path) -> None:
+def test_a_published_directory_is_readable_as_the_umask_allows(source: Path, base: Path) -> None:
     before = os.umask(0o022)
     try:
         path = Path(publish(str(source), str(base)).path)

@@ -50,7 +50,7 @@ def test_empty_list_for_an_unknown_stream_does_nothing(fixture: ManagerFixture) 
     assert fixture.events == []
 
 
-def test_newer_list_replaces_one_that_nobody_looked_at(fixture: ManagerFixture) -> None:
+def test_newer_list_replaces_one_that_no_tick_has_seen(fixture: ManagerFixture) -> None:
     fixture.aspire("m", 1)
     fixture.serve("m", 2)
     assert (fixture.history("m", 1), fixture.ready("m")) == ([], [2])

@@ -253,7 +253,7 @@ def test_works_without_an_event_bus(make_basic) -> None:
     assert basic.events == []
 
 
-def test_whoever_acts_on_changes_is_told(make_basic) -> None:
+def test_on_change_is_called_after_each_change(make_basic) -> None:
     told = []
     basic = make_basic(on_change=lambda: told.append(basic.state(1)))
     basic.make_ready(1)

@@ -1,4 +1,4 @@
-"""Events in the order of the changes, whoever publishes them."""
+"""Events in the order of the changes, on whichever thread they are published."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_every_third_version_broken_changes_nothing_for_users(make_threaded) -> 
 
 @pytest.mark.parametrize("policy", ["availability", "resource"])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_wishes_from_many_threads(make_threaded, policy: str, seed: int) -> None:
+def test_random_lists_from_many_threads(make_threaded, policy: str, seed: int) -> None:
     fixture = make_threaded(policy, ram=100)
     watch = Watch(fixture)
     lock = threading.Lock()  # guards fixture.loaders
@@ -178,8 +178,8 @@ def test_random_wishes_from_many_threads(make_threaded, policy: str, seed: int) 
         }
     users = Users(fixture, watch, threads=2, must_succeed=False)
 
-    def wish(own: random.Random) -> None:
-        for _ in range(400):
+    def emit_lists(own: random.Random) -> None:
+        for _ in range(150):
             versions = own.sample(range(8), own.randrange(4))
             with lock:
                 data = [fixture.data("m", version, str(own.randrange(3))) for version in versions]
@@ -187,7 +187,7 @@ def test_random_wishes_from_many_threads(make_threaded, policy: str, seed: int) 
             fixture.manager.set_num_load_threads(own.randrange(4))
             fixture.manager.get_managed_servable_state_snapshots()
 
-    in_threads(wish, [random.Random(f"{seed}/{index}") for index in range(3)])
+    in_threads(emit_lists, [random.Random(f"{seed}/{index}") for index in range(3)])
     users.stop()
     fixture.manager.set_num_load_threads(2)
     fixture.loading[ServableId("m", 9)] = {}

@@ -103,7 +103,7 @@ def test_two_new_versions_load_side_by_side_and_the_old_one_goes_when_either_is_
     assert (action.kind.value, action.id.version) == ("unload", 1)
 
 
-def test_resource_policy_waits_for_a_load_that_nobody_wants_any_more() -> None:
+def test_resource_policy_waits_for_a_load_that_is_no_longer_aspired() -> None:
     fixture = ManagerFixture("resource")
     fixture.aspire("m", 1)
     fixture.tick()

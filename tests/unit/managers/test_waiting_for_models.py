@@ -129,7 +129,7 @@ def test_load_that_was_cancelled_during_its_attempt_does_not_wait(basic) -> None
     assert basic.state(9) is S.ERROR
 
 
-def test_who_waits_for_models_keeps_nobody_waiting_for_memory(make_basic) -> None:
+def test_load_that_waits_for_models_does_not_keep_others_parked(make_basic) -> None:
     basic = make_basic(ram=15)
     basic.manage(9, Dependent(basic, 1, estimate=main_ram(10)))
     basic.load(9)

@@ -76,7 +76,7 @@ def test_file_says_sizes_delay_and_threads(written: Path) -> None:
     assert plan(**options).threads == 3
 
 
-def test_threads_that_nobody_wrote_down_are_one() -> None:
+def test_without_a_written_number_there_is_one_thread() -> None:
     assert plan(enable_batching=True).threads == 1
     assert plan().threads == 1
 

@@ -105,7 +105,7 @@ def test_model_availability_is_told_for_served_models_only(start: Start, publish
     publish("m", 1)
     core = start(entry("m"), entry("n"))
     core.wait_for_first(first_attempt_counts=True)
-    assert [core.is_model_available(name) for name in ("m", "n", "nobody")] == [True, False, None]
+    assert [core.is_model_available(name) for name in ("m", "n", "missing")] == [True, False, None]
 
 
 def test_counter_that_is_not_there_is_zero(start: Start) -> None:

@@ -70,7 +70,7 @@ def test_files_hidden_names_and_other_directories_are_no_versions(
     ]
 
 
-def test_a_missing_base_path_emits_nothing_and_disturbs_nobody(
+def test_a_missing_base_path_emits_nothing_and_does_not_disturb_the_others(
     start: Start, put: Any, target: Any, disk: MemoryDisk
 ) -> None:
     put("a", 1)

@@ -68,7 +68,7 @@ def test_the_end_of_writing_below_a_version_is_noticed(watch: Watch, tmp_path: P
     assert watch.notices(lambda: (tmp_path / "1" / "assets" / "words").write_bytes(b"x"))
 
 
-def test_reading_hidden_names_and_other_names_wake_nobody(watch: Watch, tmp_path: Path) -> None:
+def test_reading_hidden_names_and_other_names_cause_no_call(watch: Watch, tmp_path: Path) -> None:
     version = tmp_path / "base" / "1"
     version.mkdir(parents=True)
     model = version / "model.pt2"
@@ -108,7 +108,7 @@ def test_a_base_path_that_is_replaced_is_watched_anew(watch: Watch, tmp_path: Pa
         base.mkdir()
         watch.called.clear()
         while not watch.on(*points_for(str(base))):
-            assert watch.called.wait(BOUND), "the new directory is not watched and nobody asked to look again"
+            assert watch.called.wait(BOUND), "the new directory is not watched, and no other look was asked for"
             watch.called.clear()
         assert watch.notices(lambda: (base / "1").mkdir())
 

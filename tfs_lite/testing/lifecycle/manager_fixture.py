@@ -97,20 +97,20 @@ class ManagerFixture:
     def wait_for(self, goal: ManagerState, *ids: ServableId, timeout: float = 60) -> None:
         """For managers with threads: returns when each of these versions has reached ``goal``. AssertionError if one
         ended instead, or on a timeout."""
-        changed = threading.Event()
-        subscription = self.monitor.subscribe(lambda timed: changed.set())
-        try:
-            while True:
-                changed.clear()
-                states = {found: self.monitor.get_state(found) for found in ids}
-                reached = {found for found, state in states.items() if state and state.state is goal}
-                if len(reached) == len(states):
-                    return
-                ended = [s for found, s in states.items() if s and s.state is ManagerState.END and found not in reached]
-                assert not ended, ended
-                assert changed.wait(timeout), states
-        finally:
-            subscription.close()
+        done = threading.Event()
+
+        def states() -> dict[ServableId, ServableState | None]:
+            return {wanted: self.monitor.get_state(wanted) for wanted in ids}
+
+        def look(timed: object = None) -> None:
+            if all(found and found.state in (goal, ManagerState.END) for found in states().values()):
+                done.set()
+
+        subscription = self.monitor.subscribe(look)
+        look()
+        assert done.wait(timeout), states()
+        subscription.close()
+        assert all(found and found.state is goal for found in states().values()), states()
 
     # Seeing.
 

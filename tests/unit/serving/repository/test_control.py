@@ -173,7 +173,7 @@ def test_name_that_leads_out_of_the_repository_is_refused(fixture: RepositoryFix
     assert "must not contain path traversal characters" in str(error)
 
 
-@pytest.mark.parametrize("name", ["nobody", "...", "..m"])
+@pytest.mark.parametrize("name", ["missing", "...", "..m"])
 def test_unknown_name_is_an_internal_error(fixture: RepositoryFixture, name: str) -> None:
     error = fixture.failure(name)
     assert error.code is StatusCode.INTERNAL
@@ -413,7 +413,7 @@ def test_uploaded_code_is_not_trusted_by_itself(fixture: RepositoryFixture) -> N
     assert fixture.versions("m") == set()
 
 
-@pytest.mark.parametrize("name", ["nobody", "", "../x"])
+@pytest.mark.parametrize("name", ["missing", "", "../x"])
 def test_unload_of_what_is_not_loaded_succeeds(fixture: RepositoryFixture, name: str) -> None:
     fixture.control.unload(name)
 
@@ -481,7 +481,7 @@ def test_models_of_the_start_are_loaded_and_a_bad_one_stops_none(fixture: Reposi
     fixture.write("bad", 1, 0, BROKEN)
     assert set(fixture.control.load_first(["*"])) == {"bad"}
     assert fixture.versions("m") == {1}
-    assert set(fixture.control.load_first(["m", "nobody"])) == {"nobody"}
+    assert set(fixture.control.load_first(["m", "missing"])) == {"missing"}
 
 
 def test_models_of_a_config_file_are_loaded_by_name_with_its_policy_and_labels(tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ def test_ensemble_whose_model_fails_is_not_loaded(fixture: RepositoryFixture) ->
 
 
 def test_ensemble_of_a_model_that_is_not_there_is_not_loaded(fixture: RepositoryFixture) -> None:
-    put(fixture, "e", "nobody")
+    put(fixture, "e", "missing")
     error = fixture.failure("e")
-    assert (error.code, "'nobody', failed to poll" in str(error)) == (StatusCode.INTERNAL, True)
+    assert (error.code, "'missing', failed to poll" in str(error)) == (StatusCode.INTERNAL, True)
 
 
 def test_ensembles_in_a_circle_are_refused(fixture: RepositoryFixture) -> None:

@@ -52,53 +52,53 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def follow(file: Path, target: Target) -> ConfigFileWatcher:
+def watch(file: Path, target: Target) -> ConfigFileWatcher:
     applied = read_model_server_config(str(file), file.parent)
     return ConfigFileWatcher(str(file), file.parent, 3600.0, applied, target.apply)
 
 
 def test_unchanged_file_is_not_applied_again(file: Path) -> None:
     target = Target()
-    follower = follow(file, target)
-    follower.poll()
+    watcher = watch(file, target)
+    watcher.poll()
     file.write_text("# a comment changes nothing\n" + ONE)
-    follower.poll()
+    watcher.poll()
     assert target.applied == []
 
 
 def test_changed_file_is_applied_once(file: Path) -> None:
     target = Target()
-    follower = follow(file, target)
+    watcher = watch(file, target)
     file.write_text(TWO)
-    follower.poll()
-    follower.poll()
+    watcher.poll()
+    watcher.poll()
     assert target.applied == [["two"]]
 
 
 def test_file_that_was_not_applied_is_tried_again_and_logged_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = Target()
     target.refuse = "no"
-    follower = follow(file, target)
+    watcher = watch(file, target)
     file.write_text(TWO)
     for _ in range(3):
-        follower.poll()
+        watcher.poll()
     assert target.applied == [["two"]] * 3
     assert len(caplog.records) == 1
     target.refuse = ""
-    follower.poll()
-    follower.poll()
+    watcher.poll()
+    watcher.poll()
     assert target.applied == [["two"]] * 4
 
 
 def test_file_that_goes_back_after_a_failure_is_applied(file: Path) -> None:
     target = Target()
     target.refuse = "no"
-    follower = follow(file, target)
+    watcher = watch(file, target)
     file.write_text(TWO)
-    follower.poll()
+    watcher.poll()
     target.refuse = ""
     file.write_text(ONE)
-    follower.poll()
+    watcher.poll()
     assert target.applied == [["two"], ["one"]]
 
 
@@ -107,28 +107,28 @@ def test_broken_or_missing_file_leaves_everything_as_it_is(
     file: Path, text: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = Target()
-    follower = follow(file, target)
+    watcher = watch(file, target)
     if text is None:
         file.unlink()
     else:
         file.write_text(text)
     for _ in range(3):
-        follower.poll()
+        watcher.poll()
     assert target.applied == []
     assert len(caplog.records) == 1
     file.write_text(ONE)
-    follower.poll()
+    watcher.poll()
     assert target.applied == []
 
 
-def test_file_is_followed_on_a_thread_of_its_own(file: Path) -> None:
+def test_file_is_watched_on_a_thread_of_its_own(file: Path) -> None:
     target = Target()
     applied = read_model_server_config(str(file), file.parent)
-    follower = ConfigFileWatcher(str(file), file.parent, 0.02, applied, target.apply)
-    follower.start()
+    watcher = ConfigFileWatcher(str(file), file.parent, 0.02, applied, target.apply)
+    watcher.start()
     file.write_text(TWO)
     target.wait_for(["two"])
-    follower.close()
+    watcher.close()
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def clock() -> Iterator[SystemClock]:
     clock.close()
 
 
-def follow_repository(path: Path, clock: SystemClock, target: Target) -> RepositoryWatcher:
+def watch_repository(path: Path, clock: SystemClock, target: Target) -> RepositoryWatcher:
     options = ServerOptions(model_repository=str(path), file_system_poll_wait_seconds=0.02)
 
     def check(config: ModelServerConfig) -> None:
@@ -158,20 +158,20 @@ def follow_repository(path: Path, clock: SystemClock, target: Target) -> Reposit
 
 def test_models_of_the_repository_come_and_go(repository: Path, clock: SystemClock) -> None:
     target = Target()
-    follower = follow_repository(repository, clock, target)
-    first = follower.first_look()
+    watcher = watch_repository(repository, clock, target)
+    first = watcher.first_look()
     assert [(model.name, model.base_path) for model in first.models] == [
         ("a", str(repository / "a")),
         ("b", str(repository / "b")),
     ]
     assert target.applied == []
-    follower.start()
+    watcher.start()
     (repository / "c" / "1").mkdir(parents=True)
     target.wait_for(["a", "b", "c"])
     (repository / "a" / "1").rmdir()
     (repository / "a").rmdir()
     target.wait_for(["b", "c"])
-    follower.close()
+    watcher.close()
 
 
 @pytest.mark.parametrize("name", ["forbidden", "with:colon"])
@@ -179,23 +179,23 @@ def test_model_that_cannot_be_served_does_not_hide_the_others(
     repository: Path, clock: SystemClock, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (repository / name / "1").mkdir(parents=True)
-    follower = follow_repository(repository, clock, Target())
-    assert [model.name for model in follower.first_look().models] == ["a", "b"]
+    watcher = watch_repository(repository, clock, Target())
+    assert [model.name for model in watcher.first_look().models] == ["a", "b"]
     assert f"model {name!r} of the repository is not served" in caplog.text
-    follower.close()
+    watcher.close()
 
 
-def test_failed_reload_does_not_end_the_following(repository: Path, clock: SystemClock) -> None:
+def test_failed_reload_does_not_end_the_watching(repository: Path, clock: SystemClock) -> None:
     target = Target()
     target.refuse = "no"
-    follower = follow_repository(repository, clock, target)
-    follower.first_look()
-    follower.start()
+    watcher = watch_repository(repository, clock, target)
+    watcher.first_look()
+    watcher.start()
     (repository / "c" / "1").mkdir(parents=True)
     target.wait_for(["a", "b", "c"])
     (repository / "d" / "1").mkdir(parents=True)
     target.wait_for(["a", "b", "c", "d"])
-    follower.close()
+    watcher.close()
 
 
 def policies(config: ModelServerConfig) -> dict[str, object]:
@@ -206,14 +206,14 @@ def test_version_policy_in_the_config_of_a_model_is_followed(repository: Path, c
     target = Target()
     file = repository / "a" / "config.pbtxt"
     file.write_text("version_policy { all { } }")
-    follower = follow_repository(repository, clock, target)
-    assert policies(follower.first_look()) == {"a": All(), "b": Latest()}
-    follower.start()
+    watcher = watch_repository(repository, clock, target)
+    assert policies(watcher.first_look()) == {"a": All(), "b": Latest()}
+    watcher.start()
     file.write_text("version_policy { specific { versions: [ 1, 3 ] } }")
     target.wait_for_config(lambda config: policies(config)["a"] == Specific(versions=(1, 3)))
     file.write_text("version_policy { latest { num_versions: 2 } } max_batch_size: 8")
     target.wait_for_config(lambda config: policies(config)["a"] == Latest(num_versions=2))
-    follower.close()
+    watcher.close()
 
 
 def test_wrong_config_leaves_the_version_policy_as_it_was(
@@ -222,19 +222,19 @@ def test_wrong_config_leaves_the_version_policy_as_it_was(
     target = Target()
     file = repository / "a" / "config.pbtxt"
     file.write_text("version_policy { all { } }")
-    follower = follow_repository(repository, clock, target)
-    follower.first_look()
-    follower.start()
+    watcher = watch_repository(repository, clock, target)
+    watcher.first_look()
+    watcher.start()
     file.write_text("version_policy { none { } }")
     wait_until(lambda: "its version policy stays as it is" in caplog.text, "the mistake was seen", 30)
     (repository / "c" / "1").mkdir(parents=True)
     target.wait_for_config(lambda config: "c" in policies(config))
     assert policies(target.configs[-1])["a"] == All()
     assert caplog.text.count("its version policy stays as it is") == 1
-    follower.close()
+    watcher.close()
 
 
 def test_repository_that_is_not_there_is_refused(tmp_path: Path, clock: SystemClock) -> None:
-    follower = follow_repository(tmp_path / "nothing", clock, Target())
-    assert "--model_repository" in refusal(follower.first_look, code=StatusCode.FAILED_PRECONDITION)
-    follower.close()
+    watcher = watch_repository(tmp_path / "nothing", clock, Target())
+    assert "--model_repository" in refusal(watcher.first_look, code=StatusCode.FAILED_PRECONDITION)
+    watcher.close()

@@ -1,4 +1,4 @@
-"""Versions that failed and get another chance: after a repair, or when memory became free."""
+"""Versions that failed and are loaded anew: after a repair, or when memory became free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BAD = Status(StatusCode.INVALID_ARGUMENT, "not a model")
 LIFE = ["Start", "Loading", "Available"]
 
 
-# Errors that get another chance.
+# After a repair.
 
 
 def fail(fixture: ManagerFixture, revision: str = "r1") -> None:
@@ -67,7 +67,7 @@ def test_errored_item_that_comes_back_errored_is_left_alone(once: ManagerFixture
     assert once.history("m", 1) == ["End(INVALID_ARGUMENT)"]
 
 
-def test_error_that_nobody_wants_any_more_is_dropped(once: ManagerFixture) -> None:
+def test_error_that_is_no_longer_aspired_is_dropped(once: ManagerFixture) -> None:
     fail(once)
     once.serve("m")
     assert once.state("m", 1) is None
@@ -75,7 +75,7 @@ def test_error_that_nobody_wants_any_more_is_dropped(once: ManagerFixture) -> No
     assert once.ready("m") == [1]
 
 
-# Memory that becomes free later.
+# When memory becomes free.
 
 
 def full() -> ManagerFixture:
