@@ -36,7 +36,7 @@ def predict_log(text: str) -> Callable[[], Message]:
     return make
 
 
-class House:
+class LogFixture:
     """Logs of models in a directory, in virtual time."""
 
     def __init__(self, directory: Path, limits: LogLimits | None = None, chances: Iterable[float] = ()) -> None:
@@ -92,10 +92,10 @@ def read(path: str) -> list[str]:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path)
-    yield house
-    house.logs.close()
+def fixture(tmp_path: Path) -> Iterator[LogFixture]:
+    fixture = LogFixture(tmp_path)
+    yield fixture
+    fixture.logs.close()
     assert not running()
 
 
@@ -103,30 +103,30 @@ def running() -> bool:
     return any(thread.name == THREAD for thread in threading.enumerate())
 
 
-def test_a_record_holds_the_request_and_what_is_known_about_it(house: House) -> None:
-    house.configure(ranker=house.settings("log", attributes=3, per_task_sampling_configs=({"dc": "x"},)))
-    house.offer("ranker", "hello", version=7)
-    house.logs.close()
-    (log,) = logs_in(*finished(str(house.directory / "log")))
+def test_a_record_holds_the_request_and_what_is_known_about_it(fixture: LogFixture) -> None:
+    fixture.configure(ranker=fixture.settings("log", attributes=3, per_task_sampling_configs=({"dc": "x"},)))
+    fixture.offer("ranker", "hello", version=7)
+    fixture.logs.close()
+    (log,) = logs_in(*finished(str(fixture.directory / "log")))
     assert log.WhichOneof("log_type") == "predict_log"
     assert log.predict_log.request.model_spec.name == "hello"
     metadata = log.log_metadata
     spec = metadata.model_spec
     assert (spec.name, spec.version.value, spec.signature_name) == ("ranker", 7, "serving_default")
-    assert metadata.timestamp_secs == int(house.clock.time())
+    assert metadata.timestamp_secs == int(fixture.clock.time())
     assert (metadata.sampling_config.sampling_rate, metadata.sampling_config.attributes) == (1.0, 3)
     assert metadata.sampling_config.per_task_sampling_configs[0].dc == "x"
-    assert house.results == {("ranker", "OK"): 1}
+    assert fixture.results == {("ranker", "OK"): 1}
 
 
-def test_the_time_of_a_record_is_that_of_the_answer(house: House) -> None:
-    house.configure(m=house.settings())
-    answered = int(house.clock.time())
-    house.offer("m", "x")
-    house.wait_open("m", "x")
-    house.clock.advance(100.0)
-    house.logs.close()
-    assert logs_in(*finished(str(house.directory / "m")))[0].log_metadata.timestamp_secs == answered
+def test_the_time_of_a_record_is_that_of_the_answer(fixture: LogFixture) -> None:
+    fixture.configure(m=fixture.settings())
+    answered = int(fixture.clock.time())
+    fixture.offer("m", "x")
+    fixture.wait_open("m", "x")
+    fixture.clock.advance(100.0)
+    fixture.logs.close()
+    assert logs_in(*finished(str(fixture.directory / "m")))[0].log_metadata.timestamp_secs == answered
 
 
 def test_a_model_without_settings_costs_no_chance_and_is_never_made(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_model_without_settings_costs_no_chance_and_is_never_made(tmp_path: Pa
         raise AssertionError("nobody asked for this")
 
     logs = RequestLogs(VirtualClock(), chance=never)
-    other = House(tmp_path).settings(rate=0.0)
+    other = LogFixture(tmp_path).settings(rate=0.0)
     for configured in ({}, {"m": other}):
         logs.configure(configured)
         logs.offer(ServableId("m", 1), "serving_default", 1, never)
@@ -145,46 +145,46 @@ def test_a_model_without_settings_costs_no_chance_and_is_never_made(tmp_path: Pa
 
 
 def test_so_many_are_logged_as_the_rate_says(tmp_path: Path) -> None:
-    house = House(tmp_path, chances=[0.0, 0.24, 0.25, 0.9, 0.1])
-    house.configure(m=house.settings(rate=0.25))
-    house.offer("m", "a", "b", "c", "d", "e")
-    house.logs.close()
-    assert house.finished() == ["a", "b", "e"]
+    fixture = LogFixture(tmp_path, chances=[0.0, 0.24, 0.25, 0.9, 0.1])
+    fixture.configure(m=fixture.settings(rate=0.25))
+    fixture.offer("m", "a", "b", "c", "d", "e")
+    fixture.logs.close()
+    assert fixture.finished() == ["a", "b", "e"]
 
 
-def test_a_rate_for_this_server_overrides_the_common_one(house: House) -> None:
-    house.configure(m=house.settings(rate=0.0, per_task_sampling_configs=({"sampling_rate": 1.0},)))
-    house.offer("m", "x")
-    house.logs.close()
-    assert house.finished() == ["x"]
+def test_a_rate_for_this_server_overrides_the_common_one(fixture: LogFixture) -> None:
+    fixture.configure(m=fixture.settings(rate=0.0, per_task_sampling_configs=({"sampling_rate": 1.0},)))
+    fixture.offer("m", "x")
+    fixture.logs.close()
+    assert fixture.finished() == ["x"]
 
 
-def test_models_with_equal_settings_share_a_file_and_others_do_not(house: House) -> None:
-    house.configure(a=house.settings("both"), b=house.settings("both"), c=house.settings("alone"))
+def test_models_with_equal_settings_share_a_file_and_others_do_not(fixture: LogFixture) -> None:
+    fixture.configure(a=fixture.settings("both"), b=fixture.settings("both"), c=fixture.settings("alone"))
     for model in "abc":
-        house.offer(model, model)
-    house.logs.close()
-    assert (house.finished("both"), house.finished("alone")) == (["a", "b"], ["c"])
-    assert len(finished(str(house.directory / "both"))) == 1
-    assert house.results == {(model, "OK"): 1 for model in "abc"}
+        fixture.offer(model, model)
+    fixture.logs.close()
+    assert (fixture.finished("both"), fixture.finished("alone")) == (["a", "b"], ["c"])
+    assert len(finished(str(fixture.directory / "both"))) == 1
+    assert fixture.results == {(model, "OK"): 1 for model in "abc"}
 
 
-def test_records_reach_the_open_file_within_a_second(house: House) -> None:
-    house.configure(m=house.settings())
-    house.offer("m", "a")
-    first = house.wait_open("m", "a")
-    house.offer("m", "b")
-    assert house.wait_open("m", "a", "b") == first
+def test_records_reach_the_open_file_within_a_second(fixture: LogFixture) -> None:
+    fixture.configure(m=fixture.settings())
+    fixture.offer("m", "a")
+    first = fixture.wait_open("m", "a")
+    fixture.offer("m", "b")
+    assert fixture.wait_open("m", "a", "b") == first
 
 
-def test_an_old_file_is_finished_although_nothing_comes(house: House) -> None:
-    house.configure(m=house.settings())
-    house.offer("m", "a")
-    house.wait_open("m", "a")
+def test_an_old_file_is_finished_although_nothing_comes(fixture: LogFixture) -> None:
+    fixture.configure(m=fixture.settings())
+    fixture.offer("m", "a")
+    fixture.wait_open("m", "a")
 
     def later() -> bool:
-        house.clock.advance(3600.0)  # again and again: the log's thread may not have set its alarm yet
-        return house.finished("m") == ["a"]
+        fixture.clock.advance(3600.0)  # again and again: the log's thread may not have set its alarm yet
+        return fixture.finished("m") == ["a"]
 
     wait_until(later, "the file is finished")
 
@@ -208,69 +208,71 @@ def gate() -> Iterator[Gate]:
     gate.open.set()
 
 
-def hold(house: House, gate: Gate, size: int = 1) -> None:
+def hold(fixture: LogFixture, gate: Gate, size: int = 1) -> None:
     """The log's thread is busy until the gate opens."""
-    house.logs.offer(ServableId("m", 1), "serving_default", size, gate.make)
+    fixture.logs.offer(ServableId("m", 1), "serving_default", size, gate.make)
     assert gate.reached.wait(60)
 
 
 def test_what_does_not_fit_into_the_queue_is_dropped_and_counted(tmp_path: Path, gate: Gate) -> None:
-    house = House(tmp_path, LogLimits(queued_records=3))
-    house.configure(m=house.settings(), n=house.settings("n"))
-    hold(house, gate)
-    house.offer("m", "1", "2", "3", "4", "5")
-    house.offer("n", "6")
-    assert house.results == {("m", "RESOURCE_EXHAUSTED"): 2, ("n", "RESOURCE_EXHAUSTED"): 1}
+    fixture = LogFixture(tmp_path, LogLimits(queued_records=3))
+    fixture.configure(m=fixture.settings(), n=fixture.settings("n"))
+    hold(fixture, gate)
+    fixture.offer("m", "1", "2", "3", "4", "5")
+    fixture.offer("n", "6")
+    assert fixture.results == {("m", "RESOURCE_EXHAUSTED"): 2, ("n", "RESOURCE_EXHAUSTED"): 1}
     gate.open.set()
-    house.wait_open("m", "gate", "1", "2", "3")
-    house.offer("m", "7")
-    house.logs.close()
-    assert house.finished() == ["gate", "1", "2", "3", "7"]
+    fixture.wait_open("m", "gate", "1", "2", "3")
+    fixture.offer("m", "7")
+    fixture.logs.close()
+    assert fixture.finished() == ["gate", "1", "2", "3", "7"]
 
 
 def test_bytes_that_wait_are_bounded_the_record_in_work_included(tmp_path: Path, gate: Gate) -> None:
-    house = House(tmp_path, LogLimits(queued_bytes=100))
-    house.configure(m=house.settings())
-    house.offer("m", "larger than all", size=101)
-    hold(house, gate, size=60)
-    house.offer("m", "too large", size=41)
-    house.offer("m", "fits", size=40)
-    house.offer("m", "too much", size=1)
-    assert house.results == {("m", "RESOURCE_EXHAUSTED"): 3}
+    fixture = LogFixture(tmp_path, LogLimits(queued_bytes=100))
+    fixture.configure(m=fixture.settings())
+    fixture.offer("m", "larger than all", size=101)
+    hold(fixture, gate, size=60)
+    fixture.offer("m", "too large", size=41)
+    fixture.offer("m", "fits", size=40)
+    fixture.offer("m", "too much", size=1)
+    assert fixture.results == {("m", "RESOURCE_EXHAUSTED"): 3}
     gate.open.set()
-    house.wait_open("m", "gate", "fits")
-    house.offer("m", "all", size=100)
-    house.logs.close()
-    assert house.finished() == ["gate", "fits", "all"]
+    fixture.wait_open("m", "gate", "fits")
+    fixture.offer("m", "all", size=100)
+    fixture.logs.close()
+    assert fixture.finished() == ["gate", "fits", "all"]
 
 
-def test_a_record_that_cannot_be_made_is_counted_and_told_once(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_that_cannot_be_made_is_counted_and_told_once(
+    fixture: LogFixture, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail() -> Message:
         raise ValueError("nonsense")
 
-    house.configure(m=house.settings())
-    house.offer("m", "a")
+    fixture.configure(m=fixture.settings())
+    fixture.offer("m", "a")
     for _ in range(3):
-        house.logs.offer(ServableId("m", 1), "serving_default", 1, fail)
-    house.offer("m", "b")
-    house.logs.close()
-    assert house.finished() == ["a", "b"]
-    assert house.results == {("m", "OK"): 2, ("m", "INTERNAL"): 3}
+        fixture.logs.offer(ServableId("m", 1), "serving_default", 1, fail)
+    fixture.offer("m", "b")
+    fixture.logs.close()
+    assert fixture.finished() == ["a", "b"]
+    assert fixture.results == {("m", "OK"): 2, ("m", "INTERNAL"): 3}
     assert caplog.text.count("a record of model m could not be made") == 1
     assert "nonsense" in caplog.text
 
 
-def test_a_log_whose_directory_went_disturbs_no_other_log(house: House) -> None:
-    (house.directory / "sub").mkdir()
-    house.configure(m=house.settings(), sick=house.settings("sub/m"))
-    (house.directory / "sub").rmdir()
-    house.offer("sick", "lost")
-    wait_until(lambda: house.clock.advance(1.0) or house.results["sick", "UNAVAILABLE"] == 1, "it was noticed")
-    house.configure(m=house.settings(), sick=house.settings("sub/m"), more=house.settings("more"))
-    house.offer("m", "fine")
-    house.logs.close()
-    assert house.finished() == ["fine"]
-    assert house.results == {("sick", "UNAVAILABLE"): 1, ("m", "OK"): 1}
+def test_a_log_whose_directory_went_disturbs_no_other_log(fixture: LogFixture) -> None:
+    (fixture.directory / "sub").mkdir()
+    fixture.configure(m=fixture.settings(), sick=fixture.settings("sub/m"))
+    (fixture.directory / "sub").rmdir()
+    fixture.offer("sick", "lost")
+    wait_until(lambda: fixture.clock.advance(1.0) or fixture.results["sick", "UNAVAILABLE"] == 1, "it was noticed")
+    fixture.configure(m=fixture.settings(), sick=fixture.settings("sub/m"), more=fixture.settings("more"))
+    fixture.offer("m", "fine")
+    fixture.logs.close()
+    assert fixture.finished() == ["fine"]
+    assert fixture.results == {("sick", "UNAVAILABLE"): 1, ("m", "OK"): 1}
 
 
 def test_a_counter_that_fails_fails_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -278,7 +280,7 @@ def test_a_counter_that_fails_fails_nothing_else(tmp_path: Path, caplog: pytest.
         raise RuntimeError("no counter")
 
     logs = RequestLogs(VirtualClock(), fail, LogLimits(queued_bytes=10))
-    logs.configure({"m": House(tmp_path).settings()})
+    logs.configure({"m": LogFixture(tmp_path).settings()})
     logs.offer(ServableId("m", 1), "", 11, predict_log("dropped"))
     logs.offer(ServableId("m", 1), "", 1, predict_log("kept"))
     logs.close()
@@ -286,95 +288,95 @@ def test_a_counter_that_fails_fails_nothing_else(tmp_path: Path, caplog: pytest.
     assert "no counter" in caplog.text
 
 
-def test_a_bad_entry_changes_nothing(house: House) -> None:
-    house.configure(m=house.settings())
-    bad: Mapping[str, LoggingSettings] = {"n": house.settings("n"), "bad": house.settings("missing/m")}
-    for attempt in (house.logs.check, house.logs.configure):
+def test_a_bad_entry_changes_nothing(fixture: LogFixture) -> None:
+    fixture.configure(m=fixture.settings())
+    bad: Mapping[str, LoggingSettings] = {"n": fixture.settings("n"), "bad": fixture.settings("missing/m")}
+    for attempt in (fixture.logs.check, fixture.logs.configure):
         with pytest.raises(ServingError, match=r"^model bad: .*filename_prefix is .* there is no such dir") as raised:
             attempt(bad)
         assert raised.value.code is StatusCode.FAILED_PRECONDITION
-    house.offer("n", "x")
-    house.offer("m", "a")
-    house.wait_open("m", "a")
-    assert list(house.directory.glob("n*")) == []
+    fixture.offer("n", "x")
+    fixture.offer("m", "a")
+    fixture.wait_open("m", "a")
+    assert list(fixture.directory.glob("n*")) == []
 
 
-def test_a_log_that_stays_keeps_its_file_also_when_its_directory_looks_bad_now(house: House) -> None:
-    (house.directory / "sub").mkdir()
-    house.configure(m=house.settings("sub/m"))
-    house.offer("m", "a")
-    wait_until(lambda: house.clock.advance(0.5) or house.results["m", "OK"] == 1, "the record is written")
-    (house.directory / "sub").rename(house.directory / "moved")
-    house.configure(m=house.settings("sub/m"), n=house.settings("n"))
-    (house.directory / "moved").rename(house.directory / "sub")
-    house.offer("m", "b")
-    house.logs.close()
-    (path,) = finished(str(house.directory / "sub" / "m"))
+def test_a_log_that_stays_keeps_its_file_also_when_its_directory_looks_bad_now(fixture: LogFixture) -> None:
+    (fixture.directory / "sub").mkdir()
+    fixture.configure(m=fixture.settings("sub/m"))
+    fixture.offer("m", "a")
+    wait_until(lambda: fixture.clock.advance(0.5) or fixture.results["m", "OK"] == 1, "the record is written")
+    (fixture.directory / "sub").rename(fixture.directory / "moved")
+    fixture.configure(m=fixture.settings("sub/m"), n=fixture.settings("n"))
+    (fixture.directory / "moved").rename(fixture.directory / "sub")
+    fixture.offer("m", "b")
+    fixture.logs.close()
+    (path,) = finished(str(fixture.directory / "sub" / "m"))
     assert read(path) == ["a", "b"]
 
 
-def test_the_file_of_a_model_that_goes_is_finished_after_what_is_queued(house: House, gate: Gate) -> None:
-    house.configure(m=house.settings(), n=house.settings("n"))
-    hold(house, gate)
-    house.offer("m", "a", "b")
-    house.configure(n=house.settings("n"))
-    house.offer("m", "too late")
+def test_the_file_of_a_model_that_goes_is_finished_after_what_is_queued(fixture: LogFixture, gate: Gate) -> None:
+    fixture.configure(m=fixture.settings(), n=fixture.settings("n"))
+    hold(fixture, gate)
+    fixture.offer("m", "a", "b")
+    fixture.configure(n=fixture.settings("n"))
+    fixture.offer("m", "too late")
     gate.open.set()
-    house.wait_finished("m", "gate", "a", "b")
-    house.offer("n", "still there")
-    house.wait_open("n", "still there")
+    fixture.wait_finished("m", "gate", "a", "b")
+    fixture.offer("n", "still there")
+    fixture.wait_open("n", "still there")
 
 
-def test_a_new_rate_begins_a_new_file(house: House) -> None:
-    house.configure(m=house.settings(rate=1.0))
-    house.offer("m", "a")
-    house.configure(m=house.settings(rate=0.5))
-    house.offer("m", "b")
-    house.logs.close()
+def test_a_new_rate_begins_a_new_file(fixture: LogFixture) -> None:
+    fixture.configure(m=fixture.settings(rate=1.0))
+    fixture.offer("m", "a")
+    fixture.configure(m=fixture.settings(rate=0.5))
+    fixture.offer("m", "b")
+    fixture.logs.close()
     rates = [
         [log.log_metadata.sampling_config.sampling_rate for log in logs_in(path)]
-        for path in finished(str(house.directory / "m"))
+        for path in finished(str(fixture.directory / "m"))
     ]
     assert sorted(rates) == [[0.5], [1.0]]
 
 
-def test_a_shared_log_goes_on_while_one_model_needs_it(house: House) -> None:
-    house.configure(a=house.settings(), b=house.settings())
-    house.offer("a", "a")
-    path = house.wait_open("m", "a")
-    house.configure(b=house.settings())
-    house.offer("b", "b")
-    assert house.wait_open("m", "a", "b") == path
+def test_a_shared_log_goes_on_while_one_model_needs_it(fixture: LogFixture) -> None:
+    fixture.configure(a=fixture.settings(), b=fixture.settings())
+    fixture.offer("a", "a")
+    path = fixture.wait_open("m", "a")
+    fixture.configure(b=fixture.settings())
+    fixture.offer("b", "b")
+    assert fixture.wait_open("m", "a", "b") == path
 
 
-def test_the_end_writes_what_is_queued_and_takes_no_more(house: House) -> None:
-    house.configure(m=house.settings(), n=house.settings("n"))
+def test_the_end_writes_what_is_queued_and_takes_no_more(fixture: LogFixture) -> None:
+    fixture.configure(m=fixture.settings(), n=fixture.settings("n"))
     texts = [str(number) for number in range(50)]
-    house.offer("m", *texts)
-    house.offer("n", "n")
-    house.logs.close()
-    assert (house.finished(), house.finished("n")) == (texts, ["n"])
-    house.logs.close()
-    house.configure(m=house.settings())
-    house.offer("m", "too late")
-    assert house.results == {("m", "OK"): 50, ("n", "OK"): 1}
+    fixture.offer("m", *texts)
+    fixture.offer("n", "n")
+    fixture.logs.close()
+    assert (fixture.finished(), fixture.finished("n")) == (texts, ["n"])
+    fixture.logs.close()
+    fixture.configure(m=fixture.settings())
+    fixture.offer("m", "too late")
+    assert fixture.results == {("m", "OK"): 50, ("n", "OK"): 1}
 
 
 def test_the_end_does_not_wait_for_ever(tmp_path: Path, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
-    house = House(tmp_path, replace(LogLimits(), drain_seconds=0.01))
-    house.configure(m=house.settings())
-    hold(house, gate)
-    house.offer("m", "a", "b")
-    house.logs.close()
-    assert house.results == {("m", "UNAVAILABLE"): 2}
+    fixture = LogFixture(tmp_path, replace(LogLimits(), drain_seconds=0.01))
+    fixture.configure(m=fixture.settings())
+    hold(fixture, gate)
+    fixture.offer("m", "a", "b")
+    fixture.logs.close()
+    assert fixture.results == {("m", "UNAVAILABLE"): 2}
     assert "2 records are dropped at the end" in caplog.text
     gate.open.set()
     wait_until(lambda: not running(), "the thread ends")
-    assert house.finished() == ["gate"]
+    assert fixture.finished() == ["gate"]
 
 
 def test_logs_that_never_wrote_end_too(tmp_path: Path) -> None:
-    for configured in ({}, {"m": House(tmp_path).settings()}):
+    for configured in ({}, {"m": LogFixture(tmp_path).settings()}):
         logs = RequestLogs(VirtualClock())
         logs.configure(configured)
         logs.close()
@@ -382,17 +384,17 @@ def test_logs_that_never_wrote_end_too(tmp_path: Path) -> None:
 
 
 def test_offers_from_many_threads_are_all_accounted_for(tmp_path: Path) -> None:
-    house = House(tmp_path, LogLimits(queued_records=20, file_bytes=3000, files=1000))
-    house.configure(m=house.settings())
+    fixture = LogFixture(tmp_path, LogLimits(queued_records=20, file_bytes=3000, files=1000))
+    fixture.configure(m=fixture.settings())
     threads = [
-        threading.Thread(target=house.offer, args=("m", *(f"{who}-{number}" for number in range(100))))
+        threading.Thread(target=fixture.offer, args=("m", *(f"{who}-{number}" for number in range(100))))
         for who in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    house.logs.close()
-    texts = house.finished()
-    assert len(set(texts)) == len(texts) == house.results["m", "OK"]
-    assert house.results["m", "OK"] + house.results["m", "RESOURCE_EXHAUSTED"] == 400
+    fixture.logs.close()
+    texts = fixture.finished()
+    assert len(set(texts)) == len(texts) == fixture.results["m", "OK"]
+    assert fixture.results["m", "OK"] + fixture.results["m", "RESOURCE_EXHAUSTED"] == 400

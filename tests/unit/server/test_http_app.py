@@ -20,28 +20,11 @@ CORS = {"access-control-allow-origin", "access-control-allow-methods", "access-c
 Serve = Callable[..., RestFixture]
 
 MALFORMED = "Malformed request: {method} {path}"
-NO_STATUS = "Could not find any versions of model {path}"
-REFUSED = [
+REFUSED = [  # test_rest_routes.py has the whole grammar
     ("GET", "/v1/models/", 400, MALFORMED),
-    ("GET", "/v1/models?x=1", 400, MALFORMED),
-    ("POST", "/v1/models", 400, MALFORMED),
-    ("GET", "/v1/models/m/", 400, MALFORMED),
-    ("GET", "/v1/models/m:predict", 400, MALFORMED),
-    ("GET", "/v1/models/m/metadata/", 400, MALFORMED),
-    ("GET", "/v1/models/m/version/50", 400, MALFORMED),
-    ("GET", "/v1/models/m/versions/text", 400, MALFORMED),
-    ("GET", "/v1/models/m/label/x", 400, MALFORMED),
-    ("GET", "/v1/models/m/versions/1/labels/x", 400, MALFORMED),
     ("GET", "/v1/anything", 400, MALFORMED),
-    ("POST", "/v1/models/m", 400, MALFORMED),
-    ("POST", "/v1/models/m/metadata", 400, MALFORMED),
-    ("POST", "/v1/models/m:PREDICT", 400, MALFORMED),
-    ("POST", "/v1/models/m:predict/", 400, MALFORMED),
-    ("POST", "/v1/models/m:predict?x=1", 400, MALFORMED),
     ("POST", "/v1/models/m:explain", 400, MALFORMED),
     ("PUT", "/v1/models/m", 400, MALFORMED),
-    ("DELETE", "/v1/models/m", 400, MALFORMED),
-    ("PATCH", "/v1/models/m:predict", 400, MALFORMED),
     ("GET", "/v1/models/m/versions/9223372036854775808", 400, "Failed to convert version"),
     ("POST", "/v1/models/m/versions/99999999999999999999:predict", 400, "Failed to convert version"),
     ("GET", "/v1/models/m?x=1", 404, "Could not find any versions of model m?x=1"),
@@ -70,18 +53,13 @@ def test_request_that_nobody_answers_is_refused_in_json(
 
 ANSWERED = [
     ("GET", "/v1/models"),
-    ("GET", "/V1/Models"),
     ("GET", "/v1/models/m"),
-    ("GET", "/V1/MODELS/m"),
     ("GET", "/v1/models/%6D"),
     ("GET", "/v1/models/m/versions/7"),
-    ("GET", "/v1/models/m/versions/007"),
     ("GET", "/v1/models/m/labels/x"),
     ("GET", "/v1/models/m/metadata"),
-    ("GET", "/v1/models/m/versions/7/metadata"),
     ("GET", "/v1/models/m/labels/x/metadata"),
     ("POST", "/v1/models/m:predict"),
-    ("POST", "/v1/models/m/versions/7:predict"),
     ("POST", "/v1/models/m/labels/x:predict"),
     ("POST", "/V1/models/%6d:predict"),
     ("GET", "/openapi.json"),

@@ -50,8 +50,8 @@ def configured(root: Path, *models: str, **rest: Any) -> dict[str, Any]:
     return {"model_config_file": str(file), **rest}
 
 
-def health(house: ServerFixture, name: str) -> str:
-    with grpc.insecure_channel(house.target) as channel:
+def health(served: ServerFixture, name: str) -> str:
+    with grpc.insecure_channel(served.target) as channel:
         check = channel.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=HealthCheckRequest.SerializeToString,
@@ -64,12 +64,12 @@ def health(house: ServerFixture, name: str) -> str:
 
 def test_answers_name_their_version_and_a_new_version_takes_over(tmp_path: Path, publish: Publish) -> None:
     publish("m", 1)
-    with serving(tmp_path, **one(tmp_path)) as house:
-        assert house.version() == 1
-        assert list(house.client.metadata("m").signatures["serving_default"].input_names) == ["x"]
+    with serving(tmp_path, **one(tmp_path)) as served:
+        assert served.version() == 1
+        assert list(served.client.metadata("m").signatures["serving_default"].input_names) == ["x"]
         publish("m", 2)
-        house.wait_states({2: AVAILABLE, 1: END})
-        assert house.version() == 2
+        served.wait_states({2: AVAILABLE, 1: END})
+        assert served.version() == 2
 
 
 def test_no_request_fails_during_a_swap(tmp_path: Path, publish: Publish) -> None:
@@ -86,13 +86,13 @@ def test_no_request_fails_during_a_swap(tmp_path: Path, publish: Publish) -> Non
                 except Exception as error:
                     failures.append(error)
 
-    with serving(tmp_path, **one(tmp_path)) as house:
-        clients = [threading.Thread(target=client, args=(house.target,)) for _ in range(3)]
+    with serving(tmp_path, **one(tmp_path)) as served:
+        clients = [threading.Thread(target=client, args=(served.target,)) for _ in range(3)]
         for thread in clients:
             thread.start()
         for version in (2, 3, 4):
             publish("m", version)
-            house.wait_states({version: AVAILABLE, **dict.fromkeys(range(1, version), END)})
+            served.wait_states({version: AVAILABLE, **dict.fromkeys(range(1, version), END)})
             seen = versions.total()
             wait_until(lambda: versions.total() > seen + 20, "the clients go on", 30)  # noqa: B023 - used at once
         stop.set()
@@ -106,19 +106,19 @@ def test_ports_answer_before_the_first_model_is_loaded(tmp_path: Path, publish_p
     gate = tmp_path / "gate"
     gate.mkdir()
     publish_python("m", 1, waiting_source(1, gate))
-    with serving(tmp_path, ready=False, **one(tmp_path, trusted_model_base_paths=(str(tmp_path),))) as house:
-        assert httpx.get(house.url + "/livez").status_code == httpx.get(house.url + "/startupz").status_code == 200
-        assert httpx.get(house.url + "/readyz").status_code == 503
-        assert health(house, "") == health(house, "m") == "NOT_SERVING"
-        house.wait_states({1: LOADING})
+    with serving(tmp_path, ready=False, **one(tmp_path, trusted_model_base_paths=(str(tmp_path),))) as served:
+        assert httpx.get(served.url + "/livez").status_code == httpx.get(served.url + "/startupz").status_code == 200
+        assert httpx.get(served.url + "/readyz").status_code == 503
+        assert health(served, "") == health(served, "m") == "NOT_SERVING"
+        served.wait_states({1: LOADING})
         with pytest.raises(ServingError) as caught:
-            house.server.wait_ready(0.01)
+            served.server.wait_ready(0.01)
         assert caught.value.code is StatusCode.DEADLINE_EXCEEDED
         (gate / "open").touch()
-        house.server.wait_ready(30)
-        assert httpx.get(house.url + "/readyz").status_code == 200
-        assert health(house, "") == health(house, "m") == "SERVING"
-        assert house.version() == 1
+        served.server.wait_ready(30)
+        assert httpx.get(served.url + "/readyz").status_code == 200
+        assert health(served, "") == health(served, "m") == "SERVING"
+        assert served.version() == 1
 
 
 def test_one_bad_model_does_not_disturb_another_and_each_comes_back_without_restart(
@@ -128,81 +128,81 @@ def test_one_bad_model_does_not_disturb_another_and_each_comes_back_without_rest
     (tmp_path / "corrupt" / "1").mkdir(parents=True)
     (tmp_path / "corrupt" / "1" / "model.pt2").write_bytes(b"not an archive")
     models = (entry("fine"), entry("corrupt"), entry("missing"))
-    with serving(tmp_path, **configured(tmp_path, *models, load_retry_interval_micros=1000)) as house:
-        assert house.version("fine") == 1
-        reports = {model["name"]: model for model in httpx.get(house.url + "/v1/models").json()["models"]}
+    with serving(tmp_path, **configured(tmp_path, *models, load_retry_interval_micros=1000)) as served:
+        assert served.version("fine") == 1
+        reports = {model["name"]: model for model in httpx.get(served.url + "/v1/models").json()["models"]}
         assert "its base path does not exist" in reports["missing"]["reason"]
         with pytest.raises(ServingError, match="Could not find any versions of model missing: its base path") as caught:
-            house.client.status("missing")
+            served.client.status("missing")
         assert str(tmp_path) not in str(caught.value)
-        assert health(house, "missing") == health(house, "corrupt") == "NOT_SERVING"
-        assert house.status("corrupt")[1].status.message
+        assert health(served, "missing") == health(served, "corrupt") == "NOT_SERVING"
+        assert served.status("corrupt")[1].status.message
         publish("missing", 1)
         (tmp_path / "corrupt" / "1" / "model.pt2").unlink()
         (publish("other", 1) / "model.pt2").rename(tmp_path / "corrupt" / "1" / "model.pt2")
-        house.wait_states({1: AVAILABLE}, "missing")
-        house.wait_states({1: AVAILABLE}, "corrupt")
-        assert house.version("missing") == house.version("corrupt") == 1
+        served.wait_states({1: AVAILABLE}, "missing")
+        served.wait_states({1: AVAILABLE}, "corrupt")
+        assert served.version("missing") == served.version("corrupt") == 1
 
 
 def test_half_copied_version_waits_and_says_why(tmp_path: Path, publish: Publish) -> None:
     publish("m", 1)
     whole = (publish("other", 2) / "model.pt2").read_bytes()
-    with serving(tmp_path, **one(tmp_path)) as house:
+    with serving(tmp_path, **one(tmp_path)) as served:
         (tmp_path / "m" / "2").mkdir()
         (tmp_path / "m" / "2" / "model.pt2").write_bytes(whole[:-100])
-        wait_until(lambda: 2 in house.status(), "version 2 is seen", 30)
-        waiting = wait_until(lambda: house.status()[2], "")
+        wait_until(lambda: 2 in served.status(), "version 2 is seen", 30)
+        waiting = wait_until(lambda: served.status()[2], "")
         assert waiting.state is START
         assert waiting.status.code is StatusCode.UNAVAILABLE
-        wait_until(lambda: "model.pt2" in house.status()[2].status.message, "the reason names the file", 30)
-        assert house.version() == 1
+        wait_until(lambda: "model.pt2" in served.status()[2].status.message, "the reason names the file", 30)
+        assert served.version() == 1
         (tmp_path / "m" / "2" / "model.pt2").write_bytes(whole)
-        house.wait_states({2: AVAILABLE, 1: END})
+        served.wait_states({2: AVAILABLE, 1: END})
 
 
 def test_failed_attempt_shows_at_once_while_the_next_is_to_come(tmp_path: Path, publish_python: PublishPython) -> None:
     publish_python("m", 1, NO_DATABASE)
-    with serving(tmp_path, **one(tmp_path, trusted_model_base_paths=(str(tmp_path),))) as house:
-        status = house.status()[1]
+    with serving(tmp_path, **one(tmp_path, trusted_model_base_paths=(str(tmp_path),))) as served:
+        status = served.status()[1]
         assert status.state is LOADING
         assert "no database" in status.status.message
 
 
 def test_models_of_a_repository_come_and_go(tmp_path: Path, publish: Publish) -> None:
     publish("a", 1)
-    with serving(tmp_path, model_repository=str(tmp_path)) as house:
-        assert house.version("a") == 1
+    with serving(tmp_path, model_repository=str(tmp_path)) as served:
+        assert served.version("a") == 1
         publish("b", 5)
-        house.wait_states({5: AVAILABLE}, "b")
+        served.wait_states({5: AVAILABLE}, "b")
         (tmp_path / "a").rename(tmp_path / ".gone")
-        house.wait_states({1: END}, "a")
+        served.wait_states({1: END}, "a")
 
 
 def test_empty_repository_is_ready(tmp_path: Path) -> None:
-    with serving(tmp_path, model_repository=str(tmp_path)) as house:
-        assert httpx.get(house.url + "/v1/models").json() == {"models": []}
+    with serving(tmp_path, model_repository=str(tmp_path)) as served:
+        assert httpx.get(served.url + "/v1/models").json() == {"models": []}
 
 
 def test_config_file_is_followed(tmp_path: Path, publish: Publish) -> None:
     publish("a", 1)
     publish("b", 2)
     fields = configured(tmp_path, entry("a"), model_config_file_poll_wait_seconds=0.05)
-    with serving(tmp_path, **fields) as house:
+    with serving(tmp_path, **fields) as served:
         (tmp_path / "models.config").write_text("this is no config")
         (tmp_path / "models.config").write_text(config_text(tmp_path, entry("b")))
-        house.wait_states({2: AVAILABLE}, "b")
-        house.wait_states({1: END}, "a")
+        served.wait_states({2: AVAILABLE}, "b")
+        served.wait_states({1: END}, "a")
 
 
 def test_nothing_changes_in_control_mode_none(tmp_path: Path, publish: Publish) -> None:
     publish("m", 1)
-    with serving(tmp_path, **one(tmp_path, model_control_mode="none")) as house:
+    with serving(tmp_path, **one(tmp_path, model_control_mode="none")) as served:
         publish("m", 2)
         with pytest.raises(ServingError, match="model_control_mode none") as caught:
-            house.reload()
+            served.reload()
         assert caught.value.code is StatusCode.FAILED_PRECONDITION
-        assert house.states() == {1: AVAILABLE}
+        assert served.states() == {1: AVAILABLE}
 
 
 def test_labels_of_the_first_config_apply(tmp_path: Path, publish: Publish) -> None:
@@ -210,28 +210,28 @@ def test_labels_of_the_first_config_apply(tmp_path: Path, publish: Publish) -> N
     publish("m", 2)
     policy = "model_version_policy { all {} }"
     labels = 'version_labels { key: "stable" value: 1 } version_labels { key: "next" value: 3 }'
-    with serving(tmp_path, **configured(tmp_path, entry("m", policy + labels))) as house:
-        house.wait_states({2: AVAILABLE, 1: AVAILABLE})
-        assert house.version() == 2
-        assert house.version(label="stable") == 1
+    with serving(tmp_path, **configured(tmp_path, entry("m", policy + labels))) as served:
+        served.wait_states({2: AVAILABLE, 1: AVAILABLE})
+        assert served.version() == 2
+        assert served.version(label="stable") == 1
         with pytest.raises(ServingError, match=r"Servable not found for request: Specific\(m, 3\)"):
-            house.version(label="next")
+            served.version(label="next")
         publish("m", 3)
-        house.wait_states({3: AVAILABLE, 2: AVAILABLE, 1: AVAILABLE})
-        assert house.version(label="next") == 3
-        by_label = httpx.get(house.url + "/v1/models/m/labels/stable").json()["model_version_status"]
+        served.wait_states({3: AVAILABLE, 2: AVAILABLE, 1: AVAILABLE})
+        assert served.version(label="next") == 3
+        by_label = httpx.get(served.url + "/v1/models/m/labels/stable").json()["model_version_status"]
         assert [status["version"] for status in by_label] == ["1"]
 
 
 def test_readiness_can_wait_for_every_model(tmp_path: Path, publish: Publish) -> None:
     publish("a", 1)
     fields = configured(tmp_path, entry("a"), entry("b"), ready_requires_all_models=True)
-    with serving(tmp_path, ready=False, **fields) as house:
-        house.wait_states({1: AVAILABLE}, "a")
+    with serving(tmp_path, ready=False, **fields) as served:
+        served.wait_states({1: AVAILABLE}, "a")
         with pytest.raises(ServingError):
-            house.server.wait_ready(1.5)
+            served.server.wait_ready(1.5)
         publish("b", 1)
-        house.server.wait_ready(30)
+        served.server.wait_ready(30)
 
 
 def test_failed_first_load_can_end_the_server(tmp_path: Path) -> None:
@@ -260,13 +260,13 @@ def test_stop_answers_every_request_that_got_in(tmp_path: Path, publish: Publish
                     codes[error.code.name] += 1
                     return
 
-    with serving(tmp_path, **one(tmp_path)) as house:
-        clients = [threading.Thread(target=client, args=(house.target,)) for _ in range(8)]
+    with serving(tmp_path, **one(tmp_path)) as served:
+        clients = [threading.Thread(target=client, args=(served.target,)) for _ in range(8)]
         for thread in clients:
             thread.start()
         for _ in range(100):
             assert answered.acquire(timeout=30)
-        house.server.stop()
+        served.server.stop()
         for thread in clients:
             thread.join()
     assert codes == {"UNAVAILABLE": 8}
@@ -276,37 +276,37 @@ def test_stop_waits_for_a_request_that_takes_long(tmp_path: Path, publish_python
     gate = tmp_path / "gate"
     gate.mkdir()
     publish_python("m", 1, gated_source(1, gate))
-    with serving(tmp_path, **one(tmp_path, trusted_model_base_paths=(str(tmp_path),))) as house:
+    with serving(tmp_path, **one(tmp_path, trusted_model_base_paths=(str(tmp_path),))) as served:
         answers: list[int] = []
-        request = threading.Thread(target=lambda: answers.append(house.version()))
+        request = threading.Thread(target=lambda: answers.append(served.version()))
         request.start()
         wait_until((gate / "entered-1").exists, "the request is inside", 30)
-        stopping = threading.Thread(target=house.server.stop)
+        stopping = threading.Thread(target=served.server.stop)
         stopping.start()
-        wait_until(lambda: httpx.get(house.url + "/readyz").status_code == 503, "not ready", 30)
+        wait_until(lambda: httpx.get(served.url + "/readyz").status_code == 503, "not ready", 30)
         (gate / "open").touch()
         request.join()
         stopping.join()
         assert answers == [1]
-        assert house.server.wait(0)
+        assert served.server.wait(0)
 
 
 def test_pages_are_answered_until_everything_is_unloaded(tmp_path: Path, publish: Publish) -> None:
     publish("m", 1)
-    with serving(tmp_path, **one(tmp_path)) as house:
-        core = house.server.core
+    with serving(tmp_path, **one(tmp_path)) as served:
+        core = served.server.core
         with core.handle(ModelRef("m")):
-            stopping = threading.Thread(target=house.server.stop)
+            stopping = threading.Thread(target=served.server.stop)
             stopping.start()
             wait_until(lambda: core.models()[0].versions[0].state is VersionState.UNLOADING, "it unloads", 30)
-            assert httpx.get(house.url + "/livez").status_code == 200
-            assert httpx.get(house.url + "/readyz").status_code == 503
-            assert "tfs_lite_requests_total" in httpx.get(house.url + "/metrics").text
-            (model,) = httpx.get(house.url + "/v1/models").json()["models"]
+            assert httpx.get(served.url + "/livez").status_code == 200
+            assert httpx.get(served.url + "/readyz").status_code == 503
+            assert "tfs_lite_requests_total" in httpx.get(served.url + "/metrics").text
+            (model,) = httpx.get(served.url + "/v1/models").json()["models"]
             assert model["model_version_status"][0]["state"] == "UNLOADING"
         stopping.join()
         with pytest.raises(httpx.ConnectError):
-            httpx.get(house.url + "/livez")
+            httpx.get(served.url + "/livez")
 
 
 def test_second_stop_does_not_wait_for_requests(tmp_path: Path, publish_python: PublishPython) -> None:
@@ -314,12 +314,12 @@ def test_second_stop_does_not_wait_for_requests(tmp_path: Path, publish_python: 
     gate.mkdir()
     publish_python("m", 1, gated_source(1, gate))
     fields = one(tmp_path, trusted_model_base_paths=(str(tmp_path),), drain_timeout_seconds=100.0)
-    with serving(tmp_path, **fields) as house:
+    with serving(tmp_path, **fields) as served:
         codes: list[str] = []
 
         def call() -> None:
             try:
-                house.version()
+                served.version()
             except ServingError as error:
                 codes.append(error.code.name)
                 (gate / "open").touch()
@@ -327,7 +327,7 @@ def test_second_stop_does_not_wait_for_requests(tmp_path: Path, publish_python: 
         request = threading.Thread(target=call)
         request.start()
         wait_until((gate / "entered-1").exists, "the request is inside", 30)
-        stops = [threading.Thread(target=house.server.stop) for _ in range(2)]
+        stops = [threading.Thread(target=served.server.stop) for _ in range(2)]
         for thread in stops:
             thread.start()
         for thread in (request, *stops):
@@ -338,16 +338,16 @@ def test_second_stop_does_not_wait_for_requests(tmp_path: Path, publish_python: 
 
 def test_stopping_twice_and_before_the_start_is_fine(tmp_path: Path) -> None:
     Server(**one(tmp_path)).stop()
-    with serving(tmp_path, ready=False, **one(tmp_path)) as house:
-        house.server.stop()
-        house.server.stop()
+    with serving(tmp_path, ready=False, **one(tmp_path)) as served:
+        served.server.stop()
+        served.server.stop()
         with pytest.raises(ServingError, match="was stopped"):
-            house.server.wait_ready(30)
+            served.server.wait_ready(30)
 
 
 def test_stop_ends_a_start_that_hangs(tmp_path: Path) -> None:
-    with serving(tmp_path, ready=False, **one(tmp_path, ready_requires_all_models=True)) as house:
-        house.server.stop()
+    with serving(tmp_path, ready=False, **one(tmp_path, ready_requires_all_models=True)) as served:
+        served.server.stop()
 
 
 @pytest.mark.parametrize(("field", "flag"), [("port", "--port"), ("rest_api_port", "--rest_api_port")])
@@ -393,8 +393,8 @@ def test_start_that_cannot_work_is_refused(tmp_path: Path, fields: dict[str, Any
 
 
 def test_server_is_started_once(tmp_path: Path) -> None:
-    with serving(tmp_path, **one(tmp_path)) as house, pytest.raises(ServingError, match="started before"):
-        house.server.start()
+    with serving(tmp_path, **one(tmp_path)) as served, pytest.raises(ServingError, match="started before"):
+        served.server.start()
     with pytest.raises(ServingError, match="was not started"):
         _ = Server(**one(tmp_path)).port
 

@@ -55,24 +55,21 @@ def test_clients_going_ends_what_runs() -> None:
     assert code_of(main) is StatusCode.CANCELLED
 
 
-def test_nothing_is_left_of_a_call_that_was_answered() -> None:
-    async def main() -> None:
-        gone, calls = asyncio.Event(), HttpCalls(30)
+async def test_nothing_is_left_of_a_call_that_was_answered() -> None:
+    gone, calls = asyncio.Event(), HttpCalls(30)
 
-        async def receive() -> dict[str, str]:
-            await gone.wait()
-            return {"type": "http.disconnect"}
+    async def receive() -> dict[str, str]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
 
-        with calls.call() as call:
-            call.watch(receive)
-            await asyncio.sleep(0)
-        gone.set()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        await calls.drain(0)
-
-    asyncio.run(main())
+    with calls.call() as call:
+        call.watch(receive)
+        await asyncio.sleep(0)
+    gone.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await calls.drain(0)
 
 
 def test_error_of_the_work_itself_is_kept() -> None:
@@ -83,19 +80,16 @@ def test_error_of_the_work_itself_is_kept() -> None:
     assert code_of(main) is StatusCode.NOT_FOUND
 
 
-def test_cancelling_the_task_is_no_error_of_the_call() -> None:
-    async def main() -> None:
-        async def work() -> None:
-            with HttpCalls(30).call():
-                await forever()
+async def test_cancelling_the_task_is_no_error_of_the_call() -> None:
+    async def work() -> None:
+        with HttpCalls(30).call():
+            await forever()
 
-        task = asyncio.ensure_future(work())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def test_task_goes_on_after_a_call_that_was_ended() -> None:
@@ -137,22 +131,19 @@ def test_drain_waits_for_what_is_inside_and_lets_nothing_more_in() -> None:
     assert asyncio.run(main()) == ["refused", "answered", "drained"]
 
 
-def test_what_is_inside_when_the_grace_is_over_is_ended_and_a_shorter_grace_wins() -> None:
-    async def main() -> None:
-        calls = HttpCalls(None)
+async def test_what_is_inside_when_the_grace_is_over_is_ended_and_a_shorter_grace_wins() -> None:
+    calls = HttpCalls(None)
 
-        async def work() -> None:
-            with calls.call():
-                await forever()
+    async def work() -> None:
+        with calls.call():
+            await forever()
 
-        inside = asyncio.ensure_future(work())
-        await asyncio.sleep(0)
-        patient = asyncio.ensure_future(calls.drain(30))
-        await asyncio.sleep(0)
-        await calls.drain(0)
-        await patient
-        with pytest.raises(ServingError) as caught:
-            await inside
-        assert caught.value.code is StatusCode.UNAVAILABLE
-
-    asyncio.run(main())
+    inside = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    patient = asyncio.ensure_future(calls.drain(30))
+    await asyncio.sleep(0)
+    await calls.drain(0)
+    await patient
+    with pytest.raises(ServingError) as caught:
+        await inside
+    assert caught.value.code is StatusCode.UNAVAILABLE

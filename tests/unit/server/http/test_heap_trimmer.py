@@ -35,14 +35,11 @@ def test_small_bodies_leave_the_heap_alone() -> None:
     assert run([1, LARGE_BYTES - 1]) == 0
 
 
-def test_nothing_happens_after_the_end() -> None:
-    async def main() -> None:
-        runner = BackgroundRunner("test", 1, 4)
-        trimmer = HeapTrimmer(runner, delay=0.0)
-        trimmer.note(LARGE_BYTES)
-        trimmer.close()
-        runner.close()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
+async def test_nothing_happens_after_the_end() -> None:
+    runner = BackgroundRunner("test", 1, 4)
+    trimmer = HeapTrimmer(runner, delay=0.0)
+    trimmer.note(LARGE_BYTES)
+    trimmer.close()
+    runner.close()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)

@@ -9,73 +9,61 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
 
-def test_result_and_error_of_the_work_come_back() -> None:
-    async def main() -> None:
-        runner = BackgroundRunner("test", 1, 2)
-        assert await runner.run(lambda: threading.current_thread().name.startswith("tfs-test"))
-        with pytest.raises(ZeroDivisionError):
-            await runner.run(lambda: 1 / 0)
-        runner.close()
-
-    asyncio.run(main())
+async def test_result_and_error_of_the_work_come_back() -> None:
+    runner = BackgroundRunner("test", 1, 2)
+    assert await runner.run(lambda: threading.current_thread().name.startswith("tfs-test"))
+    with pytest.raises(ZeroDivisionError):
+        await runner.run(lambda: 1 / 0)
+    runner.close()
 
 
-def test_more_than_the_bound_is_refused_and_the_rest_is_done() -> None:
-    async def main() -> None:
-        runner, gate, begun = BackgroundRunner("test", 1, 2), threading.Event(), threading.Semaphore(0)
+async def test_more_than_the_bound_is_refused_and_the_rest_is_done() -> None:
+    runner, gate, begun = BackgroundRunner("test", 1, 2), threading.Event(), threading.Semaphore(0)
 
-        def work() -> bool:
-            begun.release()
-            return gate.wait(20)
+    def work() -> bool:
+        begun.release()
+        return gate.wait(20)
 
-        waiting = [asyncio.ensure_future(runner.run(work)) for _ in range(2)]
-        assert await asyncio.to_thread(begun.acquire, timeout=20)
-        with pytest.raises(ServingError) as caught:
-            await runner.run(lambda: None)
-        assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
-        gate.set()
-        assert await asyncio.gather(*waiting) == [True, True]
+    waiting = [asyncio.ensure_future(runner.run(work)) for _ in range(2)]
+    assert await asyncio.to_thread(begun.acquire, timeout=20)
+    with pytest.raises(ServingError) as caught:
         await runner.run(lambda: None)
-        runner.close()
-
-    asyncio.run(main())
-
-
-def test_work_goes_on_when_its_caller_is_cancelled() -> None:
-    async def main() -> None:
-        runner, gate = BackgroundRunner("test", 1, 2), threading.Event()
-        begun, done = threading.Event(), threading.Event()
-
-        def work() -> None:
-            begun.set()
-            gate.wait(20)
-            done.set()
-
-        task = asyncio.ensure_future(runner.run(work))
-        assert await asyncio.to_thread(begun.wait, 20)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        gate.set()
-        assert await asyncio.to_thread(done.wait, 20)
-        await asyncio.to_thread(runner.close)
-
-    asyncio.run(main())
+    assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
+    gate.set()
+    assert await asyncio.gather(*waiting) == [True, True]
+    await runner.run(lambda: None)
+    runner.close()
 
 
-def test_work_that_has_not_begun_is_dropped_when_its_caller_is_cancelled() -> None:
-    async def main() -> None:
-        runner, gate, ran = BackgroundRunner("test", 1, 3), threading.Event(), threading.Event()
-        first = asyncio.ensure_future(runner.run(lambda: gate.wait(20)))
-        abandoned = asyncio.ensure_future(runner.run(ran.set))
-        await asyncio.sleep(0)
-        abandoned.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await abandoned
-        last = asyncio.ensure_future(runner.run(ran.is_set))
-        gate.set()
-        await first
-        assert await last is False
-        runner.close()
+async def test_work_goes_on_when_its_caller_is_cancelled() -> None:
+    runner, gate = BackgroundRunner("test", 1, 2), threading.Event()
+    begun, done = threading.Event(), threading.Event()
 
-    asyncio.run(main())
+    def work() -> None:
+        begun.set()
+        gate.wait(20)
+        done.set()
+
+    task = asyncio.ensure_future(runner.run(work))
+    assert await asyncio.to_thread(begun.wait, 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gate.set()
+    assert await asyncio.to_thread(done.wait, 20)
+    await asyncio.to_thread(runner.close)
+
+
+async def test_work_that_has_not_begun_is_dropped_when_its_caller_is_cancelled() -> None:
+    runner, gate, ran = BackgroundRunner("test", 1, 3), threading.Event(), threading.Event()
+    first = asyncio.ensure_future(runner.run(lambda: gate.wait(20)))
+    abandoned = asyncio.ensure_future(runner.run(ran.set))
+    await asyncio.sleep(0)
+    abandoned.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await abandoned
+    last = asyncio.ensure_future(runner.run(ran.is_set))
+    gate.set()
+    await first
+    assert await last is False
+    runner.close()

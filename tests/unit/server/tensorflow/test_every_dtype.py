@@ -33,12 +33,12 @@ def module() -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFixture]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFixture]:
     root = tmp_path_factory.mktemp("dtypes")
     examples = tuple(torch.zeros(2, 3).to(TORCH_DTYPES[dtype]) for dtype in DTYPES)
     tfs_lite.save(module(), root / "m", example_inputs=examples, version=1, dynamic_shapes=[{} for _ in examples])
-    with serving(root, model_name="m", model_base_path=str(root / "m")) as house:
-        yield house
+    with serving(root, model_name="m", model_base_path=str(root / "m")) as served:
+        yield served
 
 
 def values(dtype: DataType) -> np.ndarray[Any, Any]:
@@ -51,11 +51,11 @@ def values(dtype: DataType) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("as_content", [False, True], ids=["typed fields", "tensor_content"])
-def test_every_type_of_torch_comes_back_bit_for_bit(house: ServerFixture, as_content: bool) -> None:
+def test_every_type_of_torch_comes_back_bit_for_bit(served: ServerFixture, as_content: bool) -> None:
     request = messages.PredictRequest(model_spec={"name": "m"})
     for dtype in DTYPES:
         request.inputs[dtype.text].CopyFrom(encode(values(dtype), as_content))
-    with grpc.insecure_channel(house.target) as channel:
+    with grpc.insecure_channel(served.target) as channel:
         data = channel.unary_unary(PREDICT)(request.SerializeToString(), timeout=60)
     answer = messages.PredictResponse.FromString(data)
     for dtype in DTYPES:

@@ -32,19 +32,19 @@ CANCEL = {"request_state": "CANCEL"}
 
 
 @pytest.fixture
-def house() -> Iterator[V2Fixture]:
-    house = V2Fixture()
-    house.add("lm", language(WORDS))
-    yield house
-    house.close()
-    wait_until(lambda: house.handles == 0, "handles")
+def models() -> Iterator[V2Fixture]:
+    models = V2Fixture()
+    models.add("lm", language(WORDS))
+    yield models
+    models.close()
+    wait_until(lambda: models.handles == 0, "handles")
 
 
 @pytest.fixture
-def channel(loop_thread: Any, house: V2Fixture) -> Iterator[grpc.Channel]:
-    predictor, settings = house.predictor, PredictSettings(1 << 20)
-    streamed = PredictStreamedService(predictor, house.metrics, settings)
-    plain = PredictionService(predictor, Inferences(predictor), house.lookup, house.metrics, settings)
+def channel(loop_thread: Any, models: V2Fixture) -> Iterator[grpc.Channel]:
+    predictor, settings = models.predictor, PredictSettings(1 << 20)
+    streamed = PredictStreamedService(predictor, models.metrics, settings)
+    plain = PredictionService(predictor, Inferences(predictor), models.lookup, models.metrics, settings)
     with GrpcFixture(loop_thread, chosen(), [*streamed.methods(), *plain.methods()], -1) as server:
         yield server.channel
 
@@ -100,9 +100,9 @@ def stream(channel: grpc.Channel) -> Iterator[Stream]:
     stream.calls.cancel()
 
 
-def count(house: V2Fixture, code: str, method: str = METHOD, model: str = "lm") -> float:
+def count(models: V2Fixture, code: str, method: str = METHOD, model: str = "lm") -> float:
     labels = {"model": model, "version": "1", "method": method, "code": code}
-    return house.registry.get_sample_value("tfs_lite_requests_total", labels) or 0
+    return models.registry.get_sample_value("tfs_lite_requests_total", labels) or 0
 
 
 def text(pieces: list[dict[str, Any]]) -> str:
@@ -112,7 +112,7 @@ def text(pieces: list[dict[str, Any]]) -> str:
 # One text after the other.
 
 
-def test_each_piece_is_an_answer_with_what_is_new(stream: Stream, house: V2Fixture) -> None:
+def test_each_piece_is_an_answer_with_what_is_new(stream: Stream, models: V2Fixture) -> None:
     stream.send(asked("hi", max_tokens=40))
     stream.end()
     pieces = stream.rest()
@@ -122,7 +122,7 @@ def test_each_piece_is_an_answer_with_what_is_new(stream: Stream, house: V2Fixtu
     last = pieces[-1]
     assert (last["prompt_tokens"], last["completion_tokens"]) == ([3], [len(pieces)])
     assert stream.calls.code() is grpc.StatusCode.OK
-    assert count(house, "OK") == 1
+    assert count(models, "OK") == 1
 
 
 def test_answers_name_version_and_signature_and_have_the_wanted_outputs(stream: Stream) -> None:
@@ -134,19 +134,19 @@ def test_answers_name_version_and_signature_and_have_the_wanted_outputs(stream: 
     assert outputs_of(answer) == {"finish_reason": [b"length"], "text_output": [b"g"]}
 
 
-def test_next_text_begins_when_the_one_before_has_ended(stream: Stream, house: V2Fixture) -> None:
-    steps = house.servables["lm", 1].steps
+def test_next_text_begins_when_the_one_before_has_ended(stream: Stream, models: V2Fixture) -> None:
+    steps = models.servables["lm", 1].steps
     steps.let(1)
     for limit in (2, 1, 2):
         stream.send(asked("hi", max_tokens=limit))
     assert stream.next()["token_ids"] == [[ord("g")]]
-    assert house.handles == 1
+    assert models.handles == 1
     steps.open()
     stream.end()
     pieces = stream.rest()
     assert text(pieces) == "r" + "g" + "gr"
     assert [piece["finish_reason"] for piece in pieces] == [[b"length"], [b"length"], [b""], [b"length"]]
-    assert count(house, "OK") == 3
+    assert count(models, "OK") == 3
 
 
 def test_stream_without_requests_is_empty(stream: Stream) -> None:
@@ -163,8 +163,8 @@ def test_tokens_may_be_sent_instead_of_texts(stream: Stream) -> None:
 # Cancelling.
 
 
-def test_cancel_ends_the_text_and_the_stream_goes_on(stream: Stream, house: V2Fixture) -> None:
-    model = house.servables["lm", 1]
+def test_cancel_ends_the_text_and_the_stream_goes_on(stream: Stream, models: V2Fixture) -> None:
+    model = models.servables["lm", 1]
     model.steps.let(1)
     stream.send(asked("hi"))
     assert stream.next()["text_output"] == [b"g"]
@@ -175,7 +175,7 @@ def test_cancel_ends_the_text_and_the_stream_goes_on(stream: Stream, house: V2Fi
     stream.end()
     assert text(stream.rest()) == "gr"
     wait_until(lambda: model.state().running == 0, "its slot is free")
-    assert (count(house, "CANCELLED"), count(house, "OK")) == (1, 1)
+    assert (count(models, "CANCELLED"), count(models, "OK")) == (1, 1)
 
 
 def test_cancel_that_comes_too_late_is_no_failure(stream: Stream) -> None:
@@ -188,29 +188,29 @@ def test_cancel_that_comes_too_late_is_no_failure(stream: Stream) -> None:
     assert [piece["finish_reason"] for piece in stream.rest()] == [[b"length"]]
 
 
-def test_client_that_goes_frees_its_slot(stream: Stream, house: V2Fixture) -> None:
-    model = house.servables["lm", 1]
+def test_client_that_goes_frees_its_slot(stream: Stream, models: V2Fixture) -> None:
+    model = models.servables["lm", 1]
     model.steps.let(1)
     stream.send(asked("hi"))
     stream.next()
     assert model.state().running == 1
     stream.calls.cancel()
-    wait_until(lambda: count(house, "CANCELLED"), "it is counted as cancelled")
+    wait_until(lambda: count(models, "CANCELLED"), "it is counted as cancelled")
     model.steps.open()
-    wait_until(lambda: model.state().running == 0 and house.handles == 0, "its slot is free")
+    wait_until(lambda: model.state().running == 0 and models.handles == 0, "its slot is free")
 
 
 # Failures.
 
 
-def test_a_failure_ends_the_stream_behind_the_pieces_before_it(stream: Stream, house: V2Fixture) -> None:
-    house.add("lm", language(f"ab{BROKEN}"))
+def test_a_failure_ends_the_stream_behind_the_pieces_before_it(stream: Stream, models: V2Fixture) -> None:
+    models.add("lm", language(f"ab{BROKEN}"))
     stream.send(asked("hi"))
     stream.send(asked("hi"))
     assert [stream.next()["text_output"] for _ in "ab"] == [[b"a"], [b"b"]]
     code, message = stream.failure()
     assert (code, "failed on this text" in message) == (grpc.StatusCode.INTERNAL, True)
-    assert count(house, "INTERNAL") == 1
+    assert count(models, "INTERNAL") == 1
 
 
 WRONG: Mapping[str, tuple[Any, str]] = {
@@ -241,20 +241,20 @@ def test_wrong_request_is_told_of_in_its_turn(stream: Stream) -> None:
     assert stream.failure()[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_other_models_have_no_pieces(stream: Stream, house: V2Fixture) -> None:
-    house.add_echo("echo", DataType.INT32, 1)
+def test_other_models_have_no_pieces(stream: Stream, models: V2Fixture) -> None:
+    models.add_echo("echo", DataType.INT32, 1)
     stream.send(asked("hi", model="echo"))
     code, message = stream.failure()
     assert (code, "'echo' is no language model" in message) == (grpc.StatusCode.UNIMPLEMENTED, True)
 
 
-def test_unknown_model_is_not_found(stream: Stream, house: V2Fixture) -> None:
+def test_unknown_model_is_not_found(stream: Stream, models: V2Fixture) -> None:
     stream.send(asked("hi", model="nobody"))
     assert stream.failure()[0] is grpc.StatusCode.NOT_FOUND
 
 
-def test_full_queue_is_a_status(stream: Stream, channel: grpc.Channel, house: V2Fixture) -> None:
-    model = house.add("lm", language(WORDS, slots=1, max_queue=0))
+def test_full_queue_is_a_status(stream: Stream, channel: grpc.Channel, models: V2Fixture) -> None:
+    model = models.add("lm", language(WORDS, slots=1, max_queue=0))
     model.steps.let(1)
     stream.send(asked("hi"))
     stream.next()
@@ -276,7 +276,7 @@ def predict(channel: grpc.Channel, request: Any) -> dict[str, Any]:
 
 
 def test_predict_gives_whole_texts_and_needs_none_of_the_optional_inputs(
-    channel: grpc.Channel, house: V2Fixture
+    channel: grpc.Channel, models: V2Fixture
 ) -> None:
     assert predict(channel, asked("a", "bc", max_tokens=np.array([1, 2], np.int32))) == {
         "text_output": [b"g", b"gr"],
@@ -286,7 +286,7 @@ def test_predict_gives_whole_texts_and_needs_none_of_the_optional_inputs(
         "completion_tokens": [1, 2],
     }
     assert predict(channel, asked("hi", outputs=("text_output",))) == {"text_output": [WORDS.encode()]}
-    assert count(house, "OK", "Predict") == 2
+    assert count(models, "OK", "Predict") == 2
 
 
 def test_predict_refuses_what_the_model_refuses(channel: grpc.Channel) -> None:

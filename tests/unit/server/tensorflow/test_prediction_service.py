@@ -77,7 +77,7 @@ class Log:
         self.offers.append((servable_id, signature, size, make))
 
 
-class House:
+class ServiceFixture:
     def __init__(self, **flags: Any) -> None:
         self.registry = CollectorRegistry()
         self.log = Log()
@@ -118,8 +118,8 @@ ANSWERS = {
 
 
 @pytest.fixture
-def house() -> House:
-    return House()
+def fixture() -> ServiceFixture:
+    return ServiceFixture()
 
 
 def predict(signature: str = "", outputs: Any = (), model: str = "m", **inputs: Any) -> Message:
@@ -154,9 +154,9 @@ def metadata(model: str = "m") -> Message:
     return messages.GetModelMetadataRequest(model_spec={"name": model}, metadata_field=["signature_def"])
 
 
-def refused(house: House, method: str, request: Any, code: StatusCode = StatusCode.INVALID_ARGUMENT) -> str:
+def refused(fixture: ServiceFixture, method: str, request: Any, code: StatusCode = StatusCode.INVALID_ARGUMENT) -> str:
     with pytest.raises(ServingError) as raised:
-        house.call(method, request)
+        fixture.call(method, request)
     assert raised.value.code is code
     return str(raised.value)
 
@@ -176,13 +176,13 @@ FIELDS = {
 }
 
 
-def test_every_method_of_the_service_is_there(house: House) -> None:
-    assert {method.path for method in house.service.methods()} == {f"{SERVICE}/{name}" for name in ANSWERS}
+def test_every_method_of_the_service_is_there(fixture: ServiceFixture) -> None:
+    assert {method.path for method in fixture.service.methods()} == {f"{SERVICE}/{name}" for name in ANSWERS}
 
 
 @pytest.mark.parametrize("method", ANSWERS)
-def test_every_method_is_counted_by_model_and_code(house: House, method: str) -> None:
-    house.call(method, REQUESTS[method])
+def test_every_method_is_counted_by_model_and_code(fixture: ServiceFixture, method: str) -> None:
+    fixture.call(method, REQUESTS[method])
     nobody = {
         "Predict": predict(model="nobody", x=[1], k=[2]),
         "Classify": classify(model="nobody"),
@@ -190,33 +190,33 @@ def test_every_method_is_counted_by_model_and_code(house: House, method: str) ->
         "MultiInference": multi(model="nobody"),
         "GetModelMetadata": metadata("nobody"),
     }
-    assert "Latest(nobody)" in refused(house, method, nobody[method], StatusCode.NOT_FOUND)
-    refused(house, method, b"")
-    counts = {(model, code): value for (found, model, code), value in house.counts().items() if found == method}
+    assert "Latest(nobody)" in refused(fixture, method, nobody[method], StatusCode.NOT_FOUND)
+    refused(fixture, method, b"")
+    counts = {(model, code): value for (found, model, code), value in fixture.counts().items() if found == method}
     assert counts.pop(("m", "OK")) == 1
     assert counts.pop(("unknown", "NOT_FOUND")) == 1
     assert {code: value for (_, code), value in counts.items()} == {"INVALID_ARGUMENT": 1}
 
 
 @pytest.mark.parametrize("method", ANSWERS)
-def test_bytes_that_are_no_message_are_invalid_and_not_counted(house: House, method: str) -> None:
-    assert "are not a tensorflow.serving." in refused(house, method, b"\xff\xff")
-    assert house.counts() == {}
+def test_bytes_that_are_no_message_are_invalid_and_not_counted(fixture: ServiceFixture, method: str) -> None:
+    assert "are not a tensorflow.serving." in refused(fixture, method, b"\xff\xff")
+    assert fixture.counts() == {}
 
 
 @pytest.mark.parametrize("method", sorted(set(ANSWERS) - {"MultiInference"}))
-def test_model_must_be_named(house: House, method: str) -> None:
-    assert refused(house, method, b"") == "Missing ModelSpec"
+def test_model_must_be_named(fixture: ServiceFixture, method: str) -> None:
+    assert refused(fixture, method, b"") == "Missing ModelSpec"
     unnamed = type(REQUESTS[method])()
     unnamed.CopyFrom(REQUESTS[method])
     unnamed.model_spec.name = ""
-    assert refused(house, method, unnamed) == "ModelSpec has no name specified"
+    assert refused(fixture, method, unnamed) == "ModelSpec has no name specified"
 
 
 # Predict
 
 
-def test_checks_of_predict_come_in_the_known_order(house: House) -> None:
+def test_checks_of_predict_come_in_the_known_order(fixture: ServiceFixture) -> None:
     broken = messages.TensorProto(dtype=1, tensor_shape={"dim": [{"size": -1}]})
     steps = [
         (predict("no", w=broken), 'Serving signature key "no" not found'),
@@ -230,36 +230,36 @@ def test_checks_of_predict_come_in_the_known_order(house: House) -> None:
     ]
     codes = [StatusCode.FAILED_PRECONDITION] + [StatusCode.INVALID_ARGUMENT] * 7
     for (request, words), code in zip(steps, codes, strict=True):
-        assert words in refused(house, "Predict", request, code)
+        assert words in refused(fixture, "Predict", request, code)
 
 
-def test_predict_fills_in_defaults(house: House) -> None:
-    answer = house.call("Predict", predict("half", ("outputs",), x=[1, 2]))
+def test_predict_fills_in_defaults(fixture: ServiceFixture) -> None:
+    answer = fixture.call("Predict", predict("half", ("outputs",), x=[1, 2]))
     assert {name: list(tensor.float_val) for name, tensor in answer.outputs.items()} == {"outputs": [6, 7]}
     assert (answer.model_spec.version.value, answer.model_spec.signature_name) == (7, "half")
 
 
 @pytest.mark.parametrize("key", ["scored", "valued"])
 def test_predict_works_on_signatures_of_other_methods(key: str) -> None:
-    house = House(check_method_names=True)
-    assert set(house.call("Predict", predict(key, x=[1])).outputs) == {"scores", "outputs", "text"}
+    fixture = ServiceFixture(check_method_names=True)
+    assert set(fixture.call("Predict", predict(key, x=[1])).outputs) == {"scores", "outputs", "text"}
 
 
-def test_predict_checks_the_method_name_before_the_inputs_where_the_server_says_so(house: House) -> None:
-    house.call("Predict", predict("half", x=[1]))
-    message = refused(House(check_method_names=True), "Predict", predict("half"))
+def test_predict_checks_the_method_name_before_the_inputs_where_the_server_says_so(fixture: ServiceFixture) -> None:
+    fixture.call("Predict", predict("half", x=[1]))
+    message = refused(ServiceFixture(check_method_names=True), "Predict", predict("half"))
     assert message.startswith("Expected prediction signature method_name")
     assert message.endswith("Was: tensorflow/serving/other")
 
 
 def test_repeated_values_fill_no_more_than_the_bound() -> None:
     short = messages.TensorProto(dtype=1, tensor_shape={"dim": [{"size": 26}]}, float_val=[1])
-    assert "at most 100 are allowed" in refused(House(max_bytes=100), "Predict", predict("scored", x=short))
+    assert "at most 100 are allowed" in refused(ServiceFixture(max_bytes=100), "Predict", predict("scored", x=short))
 
 
-def test_answers_carry_typed_fields_or_raw_bytes(house: House) -> None:
+def test_answers_carry_typed_fields_or_raw_bytes(fixture: ServiceFixture) -> None:
     request = predict("scored", x=[1.5])
-    typed, raw = house.call("Predict", request), House(as_tensor_content=True).call("Predict", request)
+    typed, raw = fixture.call("Predict", request), ServiceFixture(as_tensor_content=True).call("Predict", request)
     assert list(typed.outputs["outputs"].float_val) == [1.5]
     assert not typed.outputs["outputs"].tensor_content
     assert raw.outputs["outputs"].tensor_content == np.float32(1.5).tobytes()
@@ -273,10 +273,10 @@ def test_answers_carry_typed_fields_or_raw_bytes(house: House) -> None:
 
 
 @pytest.mark.parametrize("method", FIELDS)
-def test_answered_requests_are_offered_to_the_log(house: House, method: str) -> None:
+def test_answered_requests_are_offered_to_the_log(fixture: ServiceFixture, method: str) -> None:
     request = REQUESTS[method]
-    answer = house.call(method, request)
-    ((servable_id, signature, size, make),) = house.log.offers
+    answer = fixture.call(method, request)
+    ((servable_id, signature, size, make),) = fixture.log.offers
     assert servable_id == ServableId("m", 7)
     spec = answer.results[0].model_spec if method == "MultiInference" else answer.model_spec
     assert signature == spec.signature_name != ""
@@ -290,17 +290,17 @@ def test_answered_requests_are_offered_to_the_log(house: House, method: str) -> 
 
 @pytest.mark.parametrize("as_content", [False, True], ids=["typed", "content"])
 def test_requests_that_differ_in_numbers_are_answered_counted_and_logged_each_as_it_is(as_content: bool) -> None:
-    house = House(as_tensor_content=as_content)
+    fixture = ServiceFixture(as_tensor_content=as_content)
     requests = [predict(x=[number, 1], k=[10, 20]) for number in range(4)]
 
     async def main() -> list[bytes]:
-        ask = house.handlers["Predict"]
+        ask = fixture.handlers["Predict"]
         return [await ask(request.SerializeToString(), CallContext(None)) for request in requests]
 
     answers = [messages.PredictResponse.FromString(answer) for answer in asyncio.run(main())]
     assert [decode(answer.outputs["outputs"], "").tolist() for answer in answers] == [[n + 10, 21] for n in range(4)]
-    assert house.counts() == {("Predict", "m", "OK"): 4}
-    logs = [make().predict_log for _, _, _, make in house.log.offers]
+    assert fixture.counts() == {("Predict", "m", "OK"): 4}
+    logs = [make().predict_log for _, _, _, make in fixture.log.offers]
     assert [(log.request, log.response) for log in logs] == list(zip(requests, answers, strict=True))
 
 
@@ -313,13 +313,13 @@ def test_requests_that_differ_in_numbers_are_answered_counted_and_logged_each_as
         ("MultiInference", multi("nope")),
     ],
 )
-def test_refused_requests_are_not_logged(house: House, method: str, request_: Message) -> None:
-    refused(house, method, request_)
-    assert house.log.offers == []
+def test_refused_requests_are_not_logged(fixture: ServiceFixture, method: str, request_: Message) -> None:
+    refused(fixture, method, request_)
+    assert fixture.log.offers == []
 
 
-def test_metadata_is_not_logged(house: House) -> None:
-    packed = house.call("GetModelMetadata", metadata()).metadata["signature_def"]
+def test_metadata_is_not_logged(fixture: ServiceFixture) -> None:
+    packed = fixture.call("GetModelMetadata", metadata()).metadata["signature_def"]
     found = messages.SignatureDefMap.FromString(packed.value).signature_def
     assert set(found) == set(Echo.signatures)
-    assert house.log.offers == []
+    assert fixture.log.offers == []

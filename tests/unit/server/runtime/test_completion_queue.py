@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tfs_lite.server.runtime.event_loop import CompletionQueue
 
-PATIENCE = 30
+TIMEOUT = 30
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -27,24 +27,40 @@ class CountingLoop(asyncio.SelectorEventLoop):
 def run(main: Callable[[CountingLoop], Any]) -> None:
     loop = CountingLoop()
     try:
-        loop.run_until_complete(asyncio.wait_for(main(loop), PATIENCE))
+        loop.run_until_complete(asyncio.wait_for(main(loop), TIMEOUT))
     finally:
         loop.close()
 
 
-def in_thread(work: Callable[[], None]) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+def start_threads(works: Iterable[Callable[[], None]]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def join(threads: Iterable[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+
+
+def posts(queue: CompletionQueue[Any], items: Iterable[Any]) -> Callable[[], None]:
+    """Posts the items, on the thread that calls it."""
+
+    def post() -> None:
+        for item in items:
+            queue.post(item)
+
+    return post
 
 
 def test_items_of_other_threads_are_delivered_on_the_loop_in_order() -> None:
     async def main(loop: CountingLoop) -> None:
         got: list[tuple[int, int]] = []
-        outbox = CompletionQueue[int](lambda item: got.append((item, threading.get_ident())))
-        assert outbox.loop is loop
-        in_thread(lambda: [outbox.post(item) for item in range(100)] and None)  # type: ignore[func-returns-value]
+        queue = CompletionQueue[int](lambda item: got.append((item, threading.get_ident())))
+        assert queue.loop is loop
+        join(start_threads([posts(queue, range(100))]))
         assert got == []
         await asyncio.sleep(0)
         assert got == [(item, threading.get_ident()) for item in range(100)]
@@ -55,11 +71,11 @@ def test_items_of_other_threads_are_delivered_on_the_loop_in_order() -> None:
 def test_many_items_wake_the_loop_once() -> None:
     async def main(loop: CountingLoop) -> None:
         got: list[int] = []
-        outbox = CompletionQueue[int](got.append)
+        queue = CompletionQueue[int](got.append)
         for turn in range(3):
             before = loop.wake_ups
             for item in range(50):
-                outbox.post(item)
+                queue.post(item)
             assert loop.wake_ups == before + 1
             await asyncio.sleep(0)
             assert len(got) == 50 * (turn + 1)
@@ -74,11 +90,11 @@ def test_item_posted_while_others_are_delivered_comes_after_them() -> None:
         def deliver(item: int) -> None:
             got.append(item)
             if item < 10:
-                outbox.post(item + 10)
+                queue.post(item + 10)
 
-        outbox = CompletionQueue[int](deliver)
+        queue = CompletionQueue[int](deliver)
         for item in range(3):
-            outbox.post(item)
+            queue.post(item)
         for _ in range(2):
             await asyncio.sleep(0)
         assert got == [0, 1, 2, 10, 11, 12]
@@ -100,16 +116,10 @@ def test_nothing_is_lost_when_threads_post_while_the_loop_delivers() -> None:
             if not left:
                 all_there.set()
 
-        outbox = CompletionQueue[tuple[int, int]](deliver)
-        posting = [
-            threading.Thread(target=lambda number=number: [outbox.post((number, item)) for item in range(each)])  # type: ignore[misc]
-            for number in range(threads)
-        ]
-        for thread in posting:
-            thread.start()
+        queue = CompletionQueue[tuple[int, int]](deliver)
+        posting = start_threads(posts(queue, [(n, item) for item in range(each)]) for n in range(threads))
         await all_there.wait()
-        for thread in posting:
-            thread.join(PATIENCE)
+        join(posting)
         assert got == {number: list(range(each)) for number in range(threads)}
 
     run(main)
@@ -118,21 +128,21 @@ def test_nothing_is_lost_when_threads_post_while_the_loop_delivers() -> None:
 def test_items_posted_to_a_closed_loop_are_delivered_by_those_who_post() -> None:
     loop = CountingLoop()
     got: list[int] = []
-    outbox = loop.run_until_complete(made(got))
+    queue = loop.run_until_complete(make_queue(got.append))
     loop.close()
     for item in range(3):
-        outbox.post(item)
+        queue.post(item)
         assert got == list(range(item + 1))
 
 
 def test_items_on_their_way_when_the_loop_closes_are_delivered_by_the_next_to_post() -> None:
     loop = CountingLoop()
     got: list[int] = []
-    outbox = loop.run_until_complete(made(got))
-    outbox.post(1)
+    queue = loop.run_until_complete(make_queue(got.append))
+    queue.post(1)
     loop.close()
     assert got == []
-    outbox.post(2)
+    queue.post(2)
     assert got == [1, 2]
 
 
@@ -149,22 +159,12 @@ def test_threads_that_post_to_a_closed_loop_deliver_one_at_a_time() -> None:
         got.append(item)
         busy.release()
 
-    async def made() -> CompletionQueue[int]:
-        return CompletionQueue(deliver)
-
-    outbox = loop.run_until_complete(made())
+    queue = loop.run_until_complete(make_queue(deliver))
     loop.close()
-    posting = [
-        threading.Thread(target=lambda first=first: [outbox.post(n) for n in range(first, threads * each, threads)])  # type: ignore[misc]
-        for first in range(threads)
-    ]
-    for thread in posting:
-        thread.start()
-    for thread in posting:
-        thread.join(PATIENCE)
+    join(start_threads(posts(queue, range(first, threads * each, threads)) for first in range(threads)))
     assert not overlapped
     assert sorted(got) == list(range(threads * each))
 
 
-async def made(got: list[int]) -> CompletionQueue[int]:
-    return CompletionQueue(got.append)
+async def make_queue(deliver: Callable[[int], None]) -> CompletionQueue[int]:
+    return CompletionQueue(deliver)
