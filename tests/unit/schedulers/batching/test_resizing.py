@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.model import Model, PredictCall, resize
+from tfs_lite.core.model import Model, PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Status, StatusCode
@@ -204,11 +204,11 @@ def test_requests_are_answered_while_instances_join_and_leave(
 
     def grow_and_shrink() -> None:
         more = [model(), model()]
-        assert resize(servable, more)
+        assert servable.resize(more)
         assert list(servable.models) == [first, *more]
         flow.wait_more()
         wait_until(lambda: all(each.runs for each in more), "the new ones take part", PATIENCE)
-        assert resize(servable, (), more)
+        assert servable.resize((), more)
         wait_until(lambda: all(each.closed for each in more), "those that leave are closed", PATIENCE)
         assert list(servable.models) == [first]
         flow.wait_more()
@@ -230,7 +230,7 @@ def test_one_instance_takes_the_place_of_all(
     servable = make(list(old), clock)
     flow = Flow(servable, plus)
     flow.wait_more()
-    assert resize(servable, [new], old)
+    assert servable.resize([new], old)
     wait_until(lambda: all(each.closed for each in old), "the old ones are closed", PATIENCE)
     flow.wait_more()
     flow.end()
@@ -249,7 +249,7 @@ def test_instance_that_leaves_finishes_what_it_runs(
     asking = Asking(21, parts)
     servable.submit(asking.call)
     assert leaving.entered.acquire(timeout=PATIENCE)
-    assert resize(servable, [staying], [leaving])
+    assert servable.resize([staying], [leaving])
     other = Asking(1, parts)
     servable.submit(other.call)
     assert other.value == 2 + plus
@@ -271,10 +271,10 @@ def test_close_waits_for_an_instance_that_leaves(
     asking = Asking(21, make is decoupled)
     servable.submit(asking.call)
     assert leaving.entered.acquire(timeout=PATIENCE)
-    assert resize(servable, [staying], [leaving])
+    assert servable.resize([staying], [leaving])
     closer = threading.Thread(target=servable.close)
     closer.start()
-    wait_until(lambda: not resize(servable, [model()]), "it takes no instance any more", PATIENCE)
+    wait_until(lambda: not servable.resize([model()]), "it takes no instance any more", PATIENCE)
     assert leaving.closed == 0
     leaving.go.set()
     closer.join(PATIENCE)
@@ -287,10 +287,10 @@ def test_last_instance_does_not_leave_and_a_closed_servable_takes_none(
 ) -> None:
     only, late = model(), model()
     servable = make([only], clock)
-    assert not resize(servable, (), [only])
+    assert not servable.resize((), [only])
     assert list(servable.models) == [only]
     servable.close()
-    assert not resize(servable, [late])
+    assert not servable.resize([late])
     assert (only.closed, late.closed) == (1, 0)
 
 
