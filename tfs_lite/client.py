@@ -1,6 +1,6 @@
-"""A light client for TensorFlow Serving's gRPC API: this server, or any other that speaks it.
+"""A light client for TensorFlow Serving's gRPC API, of this server or any other.
 
-It needs grpc, numpy and our wire definitions; no torch, nothing of the server.
+It needs grpc, numpy and the protocols of this package, but neither torch nor the server.
 
     with Client("localhost:8500") as client:
         answer = client.predict("digits", {"x": images})
@@ -45,14 +45,14 @@ _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own: servers may share a port between processes
 )
 _NAME_BEHIND_SOCKET = (("grpc.ssl_target_name_override", "localhost"),)
-"""A path is no name that a certificate could be for."""
-_TELL_SECONDS = 1.0
-_REMEMBERED_MODELS = 64
+"""A certificate cannot be for a path."""
+_DIAGNOSIS_SECONDS = 1.0
+_MAX_CACHED_MODELS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """An answer: the outputs by name, and the one version that computed them."""
+    """An answer: the outputs by name, and the version that computed them."""
 
     outputs: Mapping[str, Array]
     model: str
@@ -62,7 +62,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What one version takes and gives, by signature key."""
+    """The signatures of one version, by key."""
 
     model: str
     version: int
@@ -70,22 +70,22 @@ class ModelMetadata:
 
 
 class HasProto(Protocol):
-    """Settings that know their message."""
+    """Settings that can be converted to their message."""
 
     def to_proto(self) -> Message: ...
 
 
 class Client:
-    """Calls one server. Any thread may call; calls do not wait for one another.
+    """A client of one server. Any thread may call; calls do not wait for one another.
 
-    The connection is made by the first call, which waits up to ``connect_timeout`` seconds for the server and then
-    raises UNAVAILABLE. Every call takes at most ``timeout`` seconds (DEADLINE_EXCEEDED). All failures are
+    The first call makes the connection: it waits up to ``connect_timeout`` seconds for the server and then raises
+    UNAVAILABLE. Every call takes at most ``timeout`` seconds (DEADLINE_EXCEEDED). All failures are
     :class:`ServingError` with the server's code and message.
 
-    ``address`` is ``host:port`` or ``unix:path``. With ``root_certificates`` (PEM) the connection is TLS, to a server
-    whose certificate comes from one of them; a server that wants to know its clients gets ``client_certificate``,
-    whose private key is ``client_key``. INVALID_ARGUMENT if they cannot be used. Behind ``unix:`` the server's
-    certificate must be for ``localhost``.
+    ``address`` is ``host:port`` or ``unix:path``. With ``root_certificates`` (PEM) the connection uses TLS and accepts
+    servers with a certificate from one of these authorities; ``client_certificate`` and its private key ``client_key``
+    are for servers that require certificates of clients. INVALID_ARGUMENT if they cannot be used. With ``unix:`` the
+    server's certificate must be for ``localhost``.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Client:
         else:
             self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._lock = threading.Lock()
-        """Guards _metadata, the latest of each model, version or label asked for."""
+        """Guards _metadata, which caches by model, version or label."""
         self._metadata: dict[ModelRef, ModelMetadata] = {}
 
     def __enter__(self) -> Self:
@@ -134,11 +134,11 @@ class Client:
         outputs: Sequence[str] = (),
         timeout: float | None = None,
     ) -> Prediction:
-        """Runs ``model`` once: the version or label asked for, else the newest version available.
+        """Runs ``model`` once: the given version or label, or the newest version available.
 
-        Arrays and tensors go with the dtype they have. Lists and Python numbers get the dtype that the model's
-        signature declares, which is fetched once and remembered; undeclared, floats are float32 and integers int64.
-        ``outputs`` asks for some outputs only.
+        Arrays and tensors keep their dtype. Lists and Python numbers get the dtype that the model's signature declares,
+        which is fetched once and cached; if it is undeclared, floats become float32 and integers int64. ``outputs``
+        names the outputs to return; empty means all.
         """
         ref = _reference(model, version, label, signature)
         request = messages.PredictRequest(model_spec=serving.model_spec(ref), output_filter=outputs)
@@ -158,7 +158,7 @@ class Client:
     def metadata(
         self, model: str, *, version: int | None = None, label: str | None = None, timeout: float | None = None
     ) -> ModelMetadata:
-        """The signatures of the version or label asked for, else of the newest version available."""
+        """The signatures of the given version or label, or of the newest version available."""
         ref = _reference(model, version, label)
         request = messages.GetModelMetadataRequest(model_spec=serving.model_spec(ref), metadata_field=["signature_def"])
         response = self._call(_METADATA, request, messages.GetModelMetadataResponse, timeout)
@@ -169,13 +169,13 @@ class Client:
         return ModelMetadata(answered.name, answered.version or 0, serving.read_signature_def_map(packed))
 
     def status(self, model: str, *, version: int | None = None, timeout: float | None = None) -> list[VersionStatus]:
-        """The state of every version that the server knows of, highest first, or of one."""
+        """The states of all versions that the server knows, highest first, or of one."""
         request = messages.GetModelStatusRequest(model_spec=serving.model_spec(ModelRef(model, version)))
         return serving.read_model_status(self._call(_STATUS, request, messages.GetModelStatusResponse, timeout))
 
     def reload(self, config: HasProto | Message, *, timeout: float | None = None) -> str:
-        """Replaces the server's whole config; returns when every new model is available, with what was applied in words
-        (empty from other servers).
+        """Replaces the server's whole config, and returns when every new model is available: a text that says what was
+        applied, which is empty from other servers.
 
         ``config`` is a ``ModelServerConfig``: the settings of ``tfs_lite.config``, or the message of any protobuf pool.
         """
@@ -206,7 +206,7 @@ class Client:
             raise ServingError(StatusCode(error.code().value[0]), error.details() or error.code().name) from error
 
     def _connect(self) -> None:
-        """Waits for the server with a health check; any answer will do, also that there is no such service."""
+        """Waits for the server by a health check; every answer suffices, also that there is no such service."""
         if self._connected:
             return
         check = self._channel.unary_unary(_HEALTH, request_serializer=None, response_deserializer=None)
@@ -223,10 +223,10 @@ class Client:
         self._connected = True
 
     def _last_failure(self) -> str:
-        """Why the connection failed, in gRPC's words: only a call that does not wait for one is told."""
+        """Why the connection failed, in gRPC's words, which only a call without ``wait_for_ready`` gets."""
         check = self._channel.unary_unary(_HEALTH, request_serializer=None, response_deserializer=None)
         try:
-            check(b"", timeout=_TELL_SECONDS)
+            check(b"", timeout=_DIAGNOSIS_SECONDS)
         except grpc.RpcError as error:
             return str(error.details() or error.code().name)
         return "it answers now"
@@ -247,7 +247,7 @@ class Client:
         if known is None:
             known = self.metadata(ref.name, version=ref.version, label=ref.label, timeout=timeout)
             with self._lock:
-                while len(self._metadata) >= _REMEMBERED_MODELS:
+                while len(self._metadata) >= _MAX_CACHED_MODELS:
                     del self._metadata[next(iter(self._metadata))]
                 self._metadata[key] = known
         signature = known.signatures.get(ref.signature or DEFAULT_SIGNATURE)
@@ -255,7 +255,7 @@ class Client:
         return next((spec.dtype for spec in specs if spec.name == name), DataType.INVALID)
 
     def _forget(self, ref: ModelRef, unless: int | None = None) -> None:
-        """Drops what is remembered of ``ref`` when it is not, or no longer, true: another version answers now."""
+        """Drops the cached metadata of ``ref``, except of version ``unless``, because another version answers now."""
         key = replace(ref, signature="")
         with self._lock:
             known = self._metadata.get(key)
@@ -270,7 +270,7 @@ def _reference(model: str, version: int | None, label: str | None, signature: st
 
 
 def _uses_tls(roots: bytes | None, key: bytes | None, certificate: bytes | None) -> bool:
-    """Whether the connection is to be TLS. gRPC would never connect, nor say why, with what is refused here."""
+    """Whether to use TLS. INVALID_ARGUMENT for files with which gRPC would not connect, nor say why."""
     if (key is None) != (certificate is None):
         raise invalid_argument("client_key and client_certificate belong together; only one of them is given")
     if roots is None and key is not None:
@@ -290,7 +290,7 @@ def _uses_tls(roots: bytes | None, key: bytes | None, certificate: bytes | None)
 
 
 def _from_python(value: Any, dtype: DataType) -> Array:
-    """Lists, numbers and texts as an array of ``dtype``. ValueError where that would lose a fraction."""
+    """Lists, numbers and texts as an array of ``dtype``. ValueError if that would lose a fraction."""
     natural = np.array(value)
     if dtype is DataType.STRING or natural.dtype.kind in "OSU":
         return np.array(value, dtype=object)

@@ -1,1 +1,1 @@
-"""The command line: serve, publish, status, predict, reload, check, demo. Nothing below this room imports it."""
+"""The command line: serve, publish, status, predict, record, reload, check, demo. No other package imports it."""

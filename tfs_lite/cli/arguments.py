@@ -1,4 +1,4 @@
-"""What the commands other than ``serve`` share: an argument parser with one-line errors, and a client."""
+"""The argument parser with one-line errors, and the client, of all commands but ``serve``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _TLS_FILES = {
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises UsageError, takes no abbreviations, and knows ``--json``."""
+    """An argument parser that raises UsageError, accepts no abbreviations, and has ``--json``."""
 
     def __init__(self, command: str, description: str) -> None:
         super().__init__(prog=f"tfs-lite {command}", description=description, allow_abbrev=False)
         self.add_argument("--json", action="store_true", help="print JSON instead of text")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The arguments; anything unknown is an error that offers the nearest option."""
+        """The arguments. The error for an unknown argument offers the nearest option."""
         args, unknown = self.parse_known_args(argv)
         for word in unknown:
             name = word.partition("=")[0]
@@ -57,7 +57,7 @@ def positive_int(text: str) -> int:
 
 
 def version_number(text: str) -> int:
-    """An argparse type: a version as it may stand in a directory's name."""
+    """An argparse type: a version number, as in a directory's name."""
     version = parse_version(text)
     if version is None:
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2^63-1, got {text!r}")
@@ -65,14 +65,14 @@ def version_number(text: str) -> int:
 
 
 def add_tls(parser: Parser) -> None:
-    """The files that a TLS connection needs; :func:`grpc_client` reads them."""
+    """Adds the options for the files of a TLS connection, which :func:`grpc_client` reads."""
     for name, text in _TLS_FILES.items():
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", metavar="FILE", help=text)
 
 
 def grpc_client(address: str, timeout: float, tls: argparse.Namespace) -> Client:
-    """A client that gives up after ``timeout`` seconds, and sooner when there is no server at all. ``tls``: arguments
-    with those of :func:`add_tls`."""
+    """A client whose calls fail after ``timeout`` seconds, and sooner if there is no server. ``tls`` are arguments with
+    the options of :func:`add_tls`."""
     from tfs_lite.client import Client
 
     files = {name: _read(getattr(tls, name), f"--{name}") for name in _TLS_FILES}

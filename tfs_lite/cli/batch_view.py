@@ -1,9 +1,8 @@
 """What ``status --verbose`` adds to each version: requests, batches, waits and workers, read from the metrics page.
 
-Of a language model the runs are the steps of its engine: rows are those of all texts in a step, and the time is that
-between a token of a text and the next.
-The page holds histograms, so times are estimates between two limits, and beyond the outermost limits only bounds. What
-the page does not have is not known, and is shown as a dash.
+The runs of a language model are the steps of its engine: the rows are those of all texts in a step, the times are those
+between two tokens of a text. The page has histograms, so times are estimates between two limits, or bounds beyond the
+outermost limits. A dash means that the page does not have the number.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ COLUMNS = ("model", "version", "state", "ok", "failed", "rows/run", "padding", "
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """A time in seconds; ``bound`` is ``<`` or ``>`` where all that is known is that it lies below or above."""
+    """A time in seconds; ``bound`` is ``<`` or ``>`` if the time is only known to be below or above that."""
 
     seconds: float
     bound: str = ""
@@ -56,7 +55,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Of one version, since its series began. None: not known. ``padding``: the share of all rows that was added."""
+    """The numbers of one version since its series began. None means unknown. ``padding`` is the share of added rows."""
 
     ok: int | None = None
     failed: int | None = None
@@ -71,14 +70,14 @@ class Numbers:
 
 
 NOTHING = Numbers()
-Known: TypeAlias = Mapping[tuple[str, int], Numbers]
+NumbersByVersion: TypeAlias = Mapping[tuple[str, int], Numbers]
 """Numbers by model and version."""
 Buckets: TypeAlias = Sequence[tuple[float, float]]
-"""Upper limit, and how many lie at or below it; the limits ascend to infinity."""
+"""Upper limits, ascending to infinity, and how many values lie at or below each."""
 
 
 def read_numbers(page: str) -> dict[tuple[str, int], Numbers]:
-    """The numbers of each version on the page. Raises ValueError for a page that is none."""
+    """The numbers of each version on the page. Raises ValueError if it is no page of metrics."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[tuple[str, int], _Samples] = {}
@@ -94,8 +93,8 @@ def read_numbers(page: str) -> dict[tuple[str, int], Numbers]:
 
 
 def quantile(buckets: Buckets, share: float) -> Quantile | None:
-    """The time that ``share`` of the values do not exceed, as if they lay evenly between the limits around them; None
-    without values."""
+    """The time that ``share`` of the values do not exceed, if they are spread evenly between the limits; None without
+    values."""
     if not buckets or buckets[-1][1] <= 0:
         return None
     rank, low, below = share * buckets[-1][1], 0.0, 0.0
@@ -110,7 +109,7 @@ def quantile(buckets: Buckets, share: float) -> Quantile | None:
     return None
 
 
-def verbose_table(models: Iterable[Model], known: Known) -> Table:
+def verbose_table(models: Iterable[Model], known: NumbersByVersion) -> Table:
     """A row for each version, and for each model without any."""
     rows: list[tuple[Any, ...]] = []
     for model in models:
@@ -121,8 +120,8 @@ def verbose_table(models: Iterable[Model], known: Known) -> Table:
     return table((*COLUMNS, "waiting", "workers", "reason"), rows)
 
 
-def verbose_json(models: Iterable[Model], known: Known) -> dict[str, Any]:
-    """The models as ever, each version with its ``numbers``."""
+def verbose_json(models: Iterable[Model], known: NumbersByVersion) -> dict[str, Any]:
+    """The same JSON as without ``--verbose``, with ``numbers`` in each version."""
     shown = [asdict(model) for model in models]
     for model in shown:
         for version in model["versions"]:
@@ -132,7 +131,7 @@ def verbose_json(models: Iterable[Model], known: Known) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Samples:
-    """What the page has on one version."""
+    """The samples of one version."""
 
     values: dict[str, float] = field(default_factory=dict)
     buckets: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -229,7 +228,7 @@ def _worker_text(worker: Worker) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Three digits at most, in the unit that suits."""
+    """At most three digits, in a suitable unit."""
     rounded = float(f"{seconds:.3g}")
     if rounded < 1e-3:
         return f"{rounded * 1e6:g} µs"

@@ -1,42 +1,60 @@
-"""``tfs-lite check PATH|CONFIG``: what would be served, and why the rest would not. A dry run: nothing is served, no
-code of a model is run.
+"""``tfs-lite check PATH|CONFIG``: what a server would serve, and why not the rest, without running any model.
 
 PATH is a model's base path or a model repository; CONFIG is a ModelServerConfig, validated with line and column first,
-and may be given as ``--model_config_file`` too. The other files of a server are checked under the names of its flags.
+and may also be given as ``--model_config_file``. A server's files for TLS, monitoring and batching are checked by its
+flags.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfs_lite.cli.arguments import Parser
-from tfs_lite.cli.check_files import FILE_FLAGS, check_files, files_as_json, print_files
 from tfs_lite.cli.output import DONE, FAILED, CliError, UsageError, console, print_json, table
 from tfs_lite.core.manifest import parse_version
+from tfs_lite.core.status import ServingError
 
 if TYPE_CHECKING:
     from tfs_lite.cli.check_models import ModelCheck
     from tfs_lite.config.model_server import ModelServerConfig
 
+FILE_FLAGS: Mapping[str, str] = {
+    "ssl_config_file": "TLS settings, as for serve",
+    "monitoring_config_file": "monitoring settings, as for serve",
+    "batching_parameters_file": "batching parameters, as for serve",
+}
 _STYLES = {"served": "green", "waiting": "yellow", "refused": "red", "not wanted": "dim"}
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """One file; ``problem`` is empty if a server would accept it."""
+
+    flag: str
+    path: str
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.problem
 
 
 def run(argv: Sequence[str]) -> int:
     args = _arguments(argv)
     files = check_files(args)
     if files and not args.json:
-        print_files(files)
+        _print_files(files)
     checks = _check(_config(_path(args)), args) if args.path or args.model_config_file else []
     bad_files = [f"--{file.flag}" for file in files if not file.ok]
     bad_models = [check.name for check in checks if not check.ok]
     if args.json:
         models = [_as_json(check) for check in checks]
-        print_json({"ok": not bad_files and not bad_models, "models": models, "files": files_as_json(files)})
+        print_json({"ok": not bad_files and not bad_models, "models": models, "files": _files_as_json(files)})
     elif checks or not files:
         _print_table(checks)
     if not bad_files and not bad_models:
@@ -72,7 +90,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
 
 
 def _add_option(parser: Parser, flag: str, metavar: str, text: str) -> None:
-    """A flag of serve, in both spellings; empty when it is not given."""
+    """Adds a flag of serve, in both spellings; its default is empty."""
     parser.add_argument(f"--{flag}", f"--{flag.replace('_', '-')}", default="", metavar=metavar, help=text)
 
 
@@ -86,7 +104,7 @@ def _path(args: Namespace) -> Path:
 
 
 def _config(path: Path) -> ModelServerConfig:
-    """What a server would be told to serve. Raises CliError or ServingError."""
+    """The config that a server would get. Raises CliError or ServingError."""
     from tfs_lite.config.model_server import one_model
     from tfs_lite.serving.config_sources import read_config_file
 
@@ -125,7 +143,7 @@ def _repository(path: Path) -> ModelServerConfig:
 
 
 def _check(config: ModelServerConfig, args: Namespace) -> list[ModelCheck]:
-    """As a server with these flags would see it."""
+    """Checks the models as a server with these flags would."""
     from tfs_lite.adapters.trust import TrustedPaths
     from tfs_lite.cli.check_models import check_model
     from tfs_lite.serving.config_checks import check_models, source_config
@@ -190,3 +208,39 @@ def _print_table(checks: Sequence[ModelCheck]) -> None:
 
 def _tensors(texts: Mapping[str, str] | None) -> str:
     return ", ".join(f"{name} {text}".rstrip() for name, text in texts.items()) if texts else "-"
+
+
+def check_files(args: Namespace) -> tuple[FileCheck, ...]:
+    """The files that ``args`` names, in the order of the flags."""
+    return tuple(_check_file(flag, getattr(args, flag)) for flag in FILE_FLAGS if getattr(args, flag))
+
+
+def _files_as_json(checks: Sequence[FileCheck]) -> list[dict[str, Any]]:
+    return [{"flag": check.flag, "path": check.path, "ok": check.ok, "problem": check.problem} for check in checks]
+
+
+def _print_files(checks: Sequence[FileCheck]) -> None:
+    from rich.text import Text
+
+    words = {True: Text("taken", style="green"), False: Text("refused", style="red")}
+    rows = [(check.path, f"--{check.flag}", words[check.ok], check.problem) for check in checks]
+    console().print(table(("file", "flag", "would be", "why not"), rows))
+
+
+def _check_file(flag: str, path: str) -> FileCheck:
+    try:
+        _reader(flag)(path, Path.cwd())
+    except ServingError as error:
+        return FileCheck(flag, path, str(error))
+    return FileCheck(flag, path)
+
+
+def _reader(flag: str) -> Callable[[str, Path], object]:
+    from tfs_lite.config import server_files
+
+    readers: Mapping[str, Callable[[str, Path], object]] = {
+        "ssl_config_file": server_files.read_ssl_config,
+        "monitoring_config_file": server_files.read_monitoring_config,
+        "batching_parameters_file": server_files.read_batching_parameters,
+    }
+    return readers[flag]

@@ -1,10 +1,8 @@
-"""What a server would do with the versions on disk, found out without serving anything or running any of their code.
+"""What a server would do with the versions on disk, and their signatures, without serving or running any of them.
 
-Completeness and choice of versions are the source's own (one look, as at the start of a server); platforms, trust and
-the inspection of archives are those of the loaders. A program is read where its config says something about it that may
-be wrong. Only what needs the model to run stays unchecked.
-
-Which signatures a version would have, as far as its config and artefact tell without running anything.
+The sources' own code decides which versions are complete and wanted (one poll, as at the start of a server); the
+loaders' own code decides on platforms and trust, and inspects archives. A program is read only if its config makes
+claims about it. Only what needs the model to run is not checked.
 """
 
 from __future__ import annotations
@@ -51,24 +49,24 @@ from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
 from tfs_lite.sources.version_scan import versions_in
 
 
-class Verdict(enum.Enum):
+class VersionVerdict(enum.Enum):
     """What a server that starts now would do with a version."""
 
     SERVED = "served"
     WAITING = "waiting"
-    """Not complete: it is taken up once it is."""
+    """Not complete: it is served once it is."""
     REFUSED = "refused"
     """Complete and wanted, but loading it would fail."""
     NOT_WANTED = "not wanted"
-    """The version policy passes it over."""
+    """The version policy does not select it."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionCheck:
-    """One version; ``reason`` says why it is not served, ``signatures`` how it could be called if it is."""
+    """One version: why it is not served (``reason``), or its ``signatures``."""
 
     version: int
-    verdict: Verdict
+    verdict: VersionVerdict
     platform: str = ""
     reason: str = ""
     signatures: tuple[SignatureCheck, ...] = ()
@@ -76,21 +74,21 @@ class VersionCheck:
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """One model, highest version first. ``problem``: why its base path has nothing to offer."""
+    """One model, highest version first. ``problem`` says why its base path has no versions to serve."""
 
     name: str
     base_path: str
     versions: tuple[VersionCheck, ...]
     problem: str = ""
     label_problems: tuple[str, ...] = ()
-    """Labels that would lead nowhere."""
+    """Labels of versions that would not be served."""
 
     @property
     def ok(self) -> bool:
-        """Something is served, and nothing that is wanted is held up."""
+        """Whether a version is served, and no wanted one is missing."""
         verdicts = {check.verdict for check in self.versions}
-        held_up = verdicts & {Verdict.WAITING, Verdict.REFUSED}
-        return Verdict.SERVED in verdicts and not held_up and not self.label_problems
+        missing = verdicts & {VersionVerdict.WAITING, VersionVerdict.REFUSED}
+        return VersionVerdict.SERVED in verdicts and not missing and not self.label_problems
 
 
 def check_model(
@@ -101,18 +99,20 @@ def check_model(
     labels: Mapping[str, int],
     own_batching: bool = False,
 ) -> ModelCheck:
-    """``platform`` empty: what the model's config says, else what the files mean. ``own_batching``: a version's
-    ``batching_params.pbtxt`` counts."""
+    """Checks the versions of one model. With an empty ``platform`` the model's config names it, or the files decide.
+    ``own_batching`` means that a version's ``batching_params.pbtxt`` is read."""
     look = _look(servable, quiet_period)
     wanted = {item.id.version: item.payload for item in look.aspired or ()}
     checks = [
         _check_version(ServableId(servable.name, version), path, platform, trusted, own_batching)
         for version, path in wanted.items()
     ]
-    checks += [VersionCheck(version, Verdict.WAITING, "", reason) for version, reason in look.report.waiting.items()]
+    checks += [
+        VersionCheck(version, VersionVerdict.WAITING, "", reason) for version, reason in look.report.waiting.items()
+    ]
     known = {check.version for check in checks}
     checks += [
-        VersionCheck(version, Verdict.NOT_WANTED, "", "the version policy takes others")
+        VersionCheck(version, VersionVerdict.NOT_WANTED, "", "the version policy takes others")
         for version in _versions(servable.base_path)
         if version not in known
     ]
@@ -123,19 +123,19 @@ def check_model(
 
 
 def _label_problems(labels: Mapping[str, int], checks: Sequence[VersionCheck]) -> tuple[str, ...]:
-    """Labels of versions that are not there or not wanted; what is refused or waits says so itself."""
+    """Labels of versions that are missing or not wanted; refused and waiting versions have reasons of their own."""
     verdicts = {check.version: check.verdict for check in checks}
     found = []
     for label, version in sorted(labels.items()):
         if version not in verdicts:
             found.append(f'label "{label}" names version {version}, which is not on disk')
-        elif verdicts[version] is Verdict.NOT_WANTED:
+        elif verdicts[version] is VersionVerdict.NOT_WANTED:
             found.append(f'label "{label}" names version {version}, which the version policy passes over')
     return tuple(found)
 
 
 def _look(servable: ServableToMonitor, quiet_period: float) -> Look:
-    """As the first look of a server, but with digests hashed before it returns."""
+    """The result of a server's first poll, with all digests computed."""
     executor = PoolExecutor("tfs-check", 0)
     inspector = VersionInspector(RealDisk(), SystemClock(), executor, on_progress=lambda: None)
     config = SourceConfig((servable,), quiet_period=quiet_period)
@@ -164,17 +164,17 @@ def _check_version(
         chosen = choose_platform(files, platform or settings.platform, PLATFORMS)
         found = chosen.name
         if not chosen.is_served:
-            return VersionCheck(version, Verdict.REFUSED, found, chosen.missing)
+            return VersionCheck(version, VersionVerdict.REFUSED, found, chosen.missing)
         trusts = all(trusted.allows(os.path.join(path, file)) for file in ("", *files.names))
         if chosen.needs_trust and not trusts:
             raise unsafe(f"platform {found} runs code of the version ({chosen.artefact})")
         own = _INSPECTIONS.get(found, _nothing_to_inspect)(files, trusts, settings)
         signatures = check_signatures(own, settings, path)
     except (ServingError, OSError) as error:
-        return VersionCheck(version, Verdict.REFUSED, found, str(status_of(error)))
+        return VersionCheck(version, VersionVerdict.REFUSED, found, str(status_of(error)))
     except Exception as error:  # of torch, for an archive that it cannot read
-        return VersionCheck(version, Verdict.REFUSED, found, str(load_failure(servable_id, error).status))
-    return VersionCheck(version, Verdict.SERVED, found, signatures=signatures)
+        return VersionCheck(version, VersionVerdict.REFUSED, found, str(load_failure(servable_id, error).status))
+    return VersionCheck(version, VersionVerdict.SERVED, found, signatures=signatures)
 
 
 def _inspect_exported(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
@@ -197,7 +197,7 @@ def _inspect_script(files: VersionFiles, trusted: bool, settings: ModelSettings)
 
 
 def _inspect_source(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
-    """That it is Python and may define a Model, whose inputs are declared if it is a plain class; by reading it."""
+    """Reads the source: it has to be Python and to define a Model; the inputs of a plain class have to be declared."""
     source = Path(files.directory, PYTHON_SOURCE).read_bytes()
     try:
         tree = ast.parse(source)
@@ -212,7 +212,7 @@ def _inspect_source(files: VersionFiles, trusted: bool, settings: ModelSettings)
 
 
 def _may_define_model(node: ast.AST) -> bool:
-    """Whether the name Model, or every name of another module, is given a meaning."""
+    """Whether the node assigns the name Model, or imports every name of a module."""
     if isinstance(node, ast.Name):
         return node.id == "Model" and isinstance(node.ctx, ast.Store)
     if isinstance(node, ast.alias):
@@ -229,7 +229,7 @@ def _has_only_predict(node: ast.AST) -> bool:
 
 
 def _inspect_language_model(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
-    """Settings, config, the headers of the weights and the tokenizer; no tensor is read."""
+    """Checks settings, config, the headers of the weights and the tokenizer, and reads no tensor."""
     check_settings(settings)
     budget(files, settings, on_gpu=False)
     network_config(files)
@@ -237,7 +237,7 @@ def _inspect_language_model(files: VersionFiles, trusted: bool, settings: ModelS
 
 
 def _nothing_to_inspect(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
-    """Platforms of other distributions say what is wrong when they load."""
+    """Platforms of other distributions have no inspection."""
     return None
 
 
@@ -247,13 +247,13 @@ _INSPECTIONS: Mapping[str, Callable[[VersionFiles, bool, ModelSettings], Signatu
     PYTHON: _inspect_source,
     LANGUAGE_MODEL: _inspect_language_model,
 }
-"""By platform: raises what loading would raise, and gives the model's own signature where that is known."""
+"""By platform: raises what loading would raise, and returns the model's own signature if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignatureCheck:
-    """One signature: ``predict``, ``classify`` or ``regress``, and its tensors by name, such as ``float[-1,3]``. None:
-    only the loaded model can tell."""
+    """One signature: ``predict``, ``classify`` or ``regress``, and its tensors by name, such as ``float[-1,3]``; None
+    if only the loaded model has them."""
 
     name: str
     method: str
@@ -262,14 +262,14 @@ class SignatureCheck:
 
 
 def check_signatures(own: Signature | None, settings: ModelSettings, directory: str) -> tuple[SignatureCheck, ...]:
-    """All signatures of a version. ``own`` is that of its model; None: not known here, so only files of labels are
-    looked at. Raises what loading would raise."""
+    """All signatures of a version. ``own`` is that of its model; if it is unknown (None), only files of labels are
+    checked. Raises what loading would raise."""
     if own is not None:
         return tuple(_known(key, mapping.signature) for key, mapping in mappings_of(own, settings, directory).items())
     methods = {DEFAULT_SIGNATURE: PREDICT_METHOD}
-    for key, wish in settings.signatures.items():
-        labels_of(wish, format_path(("signatures", key)), directory)
-        methods[key] = wish.method_name
+    for key, declared in settings.signatures.items():
+        labels_of(declared, format_path(("signatures", key)), directory)
+        methods[key] = declared.method_name
     return tuple(SignatureCheck(key, short_method(method)) for key, method in methods.items())
 
 

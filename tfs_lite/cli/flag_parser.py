@@ -1,8 +1,8 @@
-"""Reads a ``serve`` command line and its environment with the table of ``flags.py``.
+"""Reads the command line and the environment of ``serve`` by the table in ``flags.py``.
 
 ``--name=value`` or ``--name value``, underscores or hyphens; booleans also bare. ``TFS_LITE_<NAME>`` sets a default;
-the command line wins over it, and a later flag over an earlier one. Every mistake is a :class:`UsageError` of one
-line that names the flag or variable and says what was expected.
+the command line overrides it, and a later flag an earlier one. Every mistake is a :class:`UsageError` of one line that
+names the flag or variable and says what was expected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfs_lite.cli.flags import FLAGS, Flag, Kind
+from tfs_lite.cli.flags import FLAGS, Flag, FlagType
 from tfs_lite.cli.output import UsageError, nearest
 
 ENVIRONMENT_PREFIX = "TFS_LITE_"
@@ -24,7 +24,7 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The value of every flag, and which of them somebody gave (``given``: name -> as it was spelled)."""
+    """The value of every flag; ``given`` has those that the user set: name -> as it was spelled."""
 
     values: Mapping[str, Any]
     given: Mapping[str, str]
@@ -42,7 +42,7 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         word = words.popleft()
         flag, text = _split(word, words)
         value = _value(flag, text, f"--{flag.name}")
-        if flag.kind is Kind.LIST:
+        if flag.kind is FlagType.LIST:
             value = from_argv.get(flag.name, ()) + value
         from_argv[flag.name] = value
         given[flag.name] = f"--{flag.name}"
@@ -64,14 +64,14 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
 
 
 def _split(word: str, rest: deque[str]) -> tuple[Flag, str]:
-    """The flag that a word names and the text of its value, which may be the next word."""
+    """The flag that a word names, and the text of its value, which may be the next word."""
     if not word.startswith("--") or word == "--":
         raise UsageError(f"unexpected argument {word!r}: flags are written --name=value")
     name, equals, text = word[2:].partition("=")
     flag = _find(name.replace("-", "_"))
     if equals:
         return flag, text
-    if flag.kind is Kind.BOOL:
+    if flag.kind is FlagType.BOOL:
         return flag, rest.popleft() if rest and rest[0] in ("true", "false") else "true"
     if not rest or rest[0].startswith("--"):
         raise UsageError(f"--{flag.name} needs a value: expected {flag.expected}")
@@ -82,7 +82,7 @@ def _find(name: str) -> Flag:
     if name in _BY_NAME:
         return _BY_NAME[name]
     positive = _BY_NAME.get(name.removeprefix("no").removeprefix("_"))
-    if name.startswith("no") and positive is not None and positive.kind is Kind.BOOL:
+    if name.startswith("no") and positive is not None and positive.kind is FlagType.BOOL:
         raise UsageError(f"unknown flag --{name}: write --{positive.name}=false")
     raise UsageError(f"unknown flag --{name}{nearest(name, _BY_NAME, '--')}")
 
@@ -97,7 +97,7 @@ def _value(flag: Flag, text: str, spelled: str) -> Any:
 
 
 def _in_range(flag: Flag, value: Any) -> bool:
-    if flag.kind not in (Kind.INT, Kind.FLOAT):
+    if flag.kind not in (FlagType.INT, FlagType.FLOAT):
         return True
     low = -math.inf if flag.minimum is None else flag.minimum
     high = math.inf if flag.maximum is None else flag.maximum
@@ -124,17 +124,17 @@ def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-_PARSERS: Mapping[Kind, Any] = {
-    Kind.BOOL: _parse_bool,
-    Kind.INT: _parse_int,
-    Kind.FLOAT: _parse_float,
-    Kind.STRING: str,
-    Kind.LIST: _parse_list,
+_PARSERS: Mapping[FlagType, Any] = {
+    FlagType.BOOL: _parse_bool,
+    FlagType.INT: _parse_int,
+    FlagType.FLOAT: _parse_float,
+    FlagType.STRING: str,
+    FlagType.LIST: _parse_list,
 }
 
 
 def _refuse_unsupported(flag: Flag, value: Any, spelled: str) -> None:
     if flag.accepts(value):
         return
-    shown = str(value).lower() if flag.kind is Kind.BOOL else value
+    shown = str(value).lower() if flag.kind is FlagType.BOOL else value
     raise UsageError(f"{spelled}={shown} has no meaning for PyTorch: {flag.reason}; leave it out")

@@ -1,9 +1,8 @@
-"""Every flag of ``tfs-lite serve`` in one table: name, type, default, help, and what becomes of it here.
+"""Every flag of ``tfs-lite serve`` in one table: name, type, default, help, and whether it is honoured.
 
-The names, types and defaults are those of ``tensorflow_model_server``, so that its command lines work unchanged;
-ours follow. A flag is honoured, or steers something that PyTorch does not have. The latter passes when it asks for what
-happens anyway (its default, or a value in ``also_fine``) and is refused otherwise: nothing is accepted and ignored.
-``flag_parser.py`` reads command lines with this table.
+The names, types and defaults are those of ``tensorflow_model_server``, so that its command lines work unchanged, and
+some flags are ours. A flag for something that PyTorch does not have is accepted with its default or a value in
+``also_fine``, which ask for what happens anyway, and refused otherwise: no flag is accepted and ignored.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ INT64_MAX = 2**63 - 1
 _CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Kind(enum.Enum):
-    """What a value looks like on the command line."""
+class FlagType(enum.Enum):
+    """The type of a flag's value, and its words in error messages."""
 
     BOOL = "true or false"
     INT = "a whole number"
     FLOAT = "a number"
     STRING = "text"
     LIST = "a comma-separated list"
-    """May be given several times; the values add up, except that the command line replaces the environment."""
+    """A list may be given several times, which appends; the command line replaces the environment."""
 
 
 class Support(enum.Enum):
-    """What becomes of a flag here."""
+    """Whether a flag is honoured."""
 
     HONOURED = "honoured"
     NO_MEANING = "no meaning for PyTorch"
-    """It steers something that only TensorFlow has."""
+    """It is for something that only TensorFlow has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag. ``reason`` says why it is not honoured; ``pattern`` and ``expects`` narrow a text value."""
+    """One flag. ``reason`` says why it is not honoured; ``pattern`` and ``expects`` restrict a text value."""
 
     name: str
-    kind: Kind
+    kind: FlagType
     default: Any
     help: str
     group: str
@@ -57,7 +56,7 @@ class Flag:
 
     @property
     def expected(self) -> str:
-        """The words for an error message: what a value must look like."""
+        """What a value has to be, for error messages."""
         if self.expects:
             return self.expects
         low = "" if self.minimum is None else f" from {self.minimum:g}"
@@ -65,25 +64,25 @@ class Flag:
         return f"{self.kind.value}{low}{high}"
 
     def accepts(self, value: Any) -> bool:
-        """Whether the flag may have this value here."""
+        """Whether the flag may have this value."""
         return self.support is Support.HONOURED or value == self.default or value in self.also_fine
 
 
 class _Group:
-    """Makes the flags of one group of the help text."""
+    """Makes the flags of one group in the help text."""
 
     def __init__(self, title: str) -> None:
         self.title = title
 
-    def __call__(self, name: str, kind: Kind, default: Any, text: str, **rest: Any) -> Flag:
+    def __call__(self, name: str, kind: FlagType, default: Any, text: str, **rest: Any) -> Flag:
         words = rest.pop("words", "")
         if words:
             rest |= {"pattern": words, "expects": " or ".join(words.split("|"))}
-        if kind is Kind.INT:
+        if kind is FlagType.INT:
             rest.setdefault("maximum", INT32_MAX)
         return Flag(name, kind, default, text, self.title, **rest)
 
-    def no_meaning(self, name: str, kind: Kind, default: Any, reason: str, **rest: Any) -> Flag:
+    def no_meaning(self, name: str, kind: FlagType, default: Any, reason: str, **rest: Any) -> Flag:
         return self(name, kind, default, reason, support=Support.NO_MEANING, reason=reason, **rest)
 
 
@@ -93,7 +92,7 @@ _load = _Group("Versions and loading")
 _run = _Group("Running models")
 _process = _Group("The process")
 _tf = _Group("TensorFlow only (refused unless the value asks for what happens anyway)")
-_BOOL, _INT, _FLOAT, _STRING, _LIST = Kind.BOOL, Kind.INT, Kind.FLOAT, Kind.STRING, Kind.LIST
+_BOOL, _INT, _FLOAT, _STRING, _LIST = FlagType.BOOL, FlagType.INT, FlagType.FLOAT, FlagType.STRING, FlagType.LIST
 
 FLAGS: tuple[Flag, ...] = (
     _what("model_name", _STRING, "default", "name of the model below --model_base_path"),

@@ -1,7 +1,7 @@
-"""The entry point: finds the command, runs it, and turns every expected failure into one line and an exit code.
+"""The entry point: runs the command, and turns every expected failure into one line and an exit code.
 
-A command is a module with ``run(argv) -> exit code``. It is imported only when it is asked for, and it imports
-torch, the server or a client only when it needs them, so that ``tfs-lite --help`` and ``status`` answer at once.
+A command is a module with ``run(argv) -> exit code``. It is imported only when it is run, and imports torch, the server
+or a client only when it needs them, so that ``tfs-lite --help`` and ``status`` answer at once.
 """
 
 from __future__ import annotations

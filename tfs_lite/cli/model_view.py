@@ -1,4 +1,4 @@
-"""Models as ``status`` and ``reload`` show them: the same rows and the same JSON, whichever protocol they came by."""
+"""Models as ``status`` and ``reload`` show them: the same table and the same JSON for both protocols."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version; ``error`` is empty while nothing is wrong, else the code and the reason."""
+    """One version; ``error`` is its status code and message, or empty."""
 
     version: int
     state: str
@@ -25,14 +25,14 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model; ``reason`` says why it has nothing to offer."""
+    """One model; ``reason`` says why it has no versions to serve."""
 
     name: str
     versions: tuple[Version, ...] = ()
     reason: str = ""
 
 
-def ask_grpc(client: Client, name: str) -> Model:
+def read_grpc(client: Client, name: str) -> Model:
     """What the server says about one model. Raises ServingError."""
     versions = client.status(name)
     return Model(

@@ -1,6 +1,5 @@
-"""How commands print: JSON for machines, tables for people, both on standard output.
-
-How a command fails: an exit code and one sentence, never a stack.
+"""How commands print and fail: JSON or tables on standard output; for failures one sentence, without a stack, and an
+exit code.
 
 Exit codes: 0 done, 1 it failed (the sentence names the next step), 2 wrong usage.
 """
@@ -33,7 +32,7 @@ def print_json(value: Any) -> None:
 
 
 def console() -> Console:
-    """The terminal, or a wide plain page when standard output is none."""
+    """The terminal, or a wide plain page if standard output is no terminal."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL, highlight=False)
@@ -54,7 +53,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
 
 
 def state_text(state: str, failed: bool = False) -> Any:
-    """A state in its colour; red when the version failed."""
+    """A state in its colour; red if the version failed."""
     from rich.text import Text
 
     return Text(state, style="red" if failed else STATE_STYLES.get(state, ""))
@@ -76,7 +75,7 @@ class CliError(Exception):
 
 
 class UsageError(CliError):
-    """The command line itself is wrong; nothing was tried."""
+    """The command line is wrong; the command has done nothing."""
 
     exit_code = WRONG_USAGE
 
@@ -85,6 +84,6 @@ class UsageError(CliError):
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """``" (did you mean --port?)"`` when a known word is close, else nothing; to be appended to a message."""
+    """``" (did you mean --port?)"`` if a known word is similar, to append to a message; otherwise an empty text."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean {prefix}{close[0]}?)" if close else ""

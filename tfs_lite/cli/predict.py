@@ -103,7 +103,7 @@ def _describe_inputs(client: Client, args: Namespace) -> str:
 
 
 def print_prediction(answer: Prediction, as_json: bool) -> None:
-    """JSON has every value; the text for people shortens long arrays."""
+    """Prints every value as JSON, or a text that shortens long arrays."""
     if as_json:
         outputs = {name: _plain(array) for name, array in answer.outputs.items()}
         print_json(
@@ -119,7 +119,7 @@ def print_prediction(answer: Prediction, as_json: bool) -> None:
 
 
 def _plain(array: Any) -> Any:
-    """Nested lists of what JSON has: small floats widened, complex numbers as pairs, strings as text."""
+    """Nested lists for JSON: small floats are widened, complex numbers become pairs, strings texts."""
     if array.dtype == object:
         return _decode(array.tolist())
     if array.dtype.kind == "c":
@@ -130,7 +130,7 @@ def _plain(array: Any) -> Any:
 
 
 def _decode(value: Any) -> Any:
-    """Bytes as text, or as ``{"b64": ...}`` when they are none."""
+    """Bytes as text, or as ``{"b64": ...}`` if they are not UTF-8."""
     if isinstance(value, list):
         return [_decode(item) for item in value]
     try:

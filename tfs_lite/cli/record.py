@@ -1,4 +1,4 @@
-"""``tfs-lite record``: makes the file of requests that a version answers before it becomes available.
+"""``tfs-lite record``: makes the file of requests that warm up a version before it becomes available.
 
 Requests come from files with the JSON body of a ``:predict`` request (or from ``--input``, as ``tfs-lite predict``
 takes them): each is sent to a running server, and recorded if it was answered. With ``--from_log`` they come from
@@ -84,8 +84,7 @@ def _record_answered(args: Namespace) -> int:
 
 
 def _copy_logs(args: Namespace) -> int:
-    from tfs_lite.cli.record_logs import LogCopy
-    from tfs_lite.cli.warmup_file import append, locate
+    from tfs_lite.cli.warmup_file import LogCopy, append, locate
 
     path = locate(args.out)
     copy = LogCopy(path, args.model_name, args.limit)

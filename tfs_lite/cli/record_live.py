@@ -1,4 +1,4 @@
-"""Requests that are recorded because a running server has answered them."""
+"""Sends requests to a running server, and records those that it answers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from tfs_lite.client import Client
 
 Tensors = Callable[[Signature], Mapping[str, Array]]
-"""The inputs of a request, once its signature is known. Raises ServingError."""
+"""Makes the inputs of a request from its signature. Raises ServingError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a request comes from. ``read`` gives its signature's key (perhaps empty) and its inputs; it is called when
-    it is the request's turn, so that one is in memory at a time."""
+    """Where a request comes from. ``read`` returns its signature's key, which may be empty, and its inputs; it is
+    called when the request is sent, so that one request is in memory at a time."""
 
     name: str
     read: Callable[[], tuple[str, Tensors]]
@@ -47,8 +47,8 @@ class Refusal:
 
 
 def find_sources(files: Sequence[str], inputs: Sequence[str]) -> list[Source]:
-    """A request for each file, and one for all ``name=VALUE`` texts together. OSError for a file that is not there,
-    UsageError for a text that is none, CliError for a file that is too large."""
+    """A request for each file, and one for all ``name=VALUE`` texts together. OSError for a missing file, UsageError
+    for an invalid text, CliError for a file that is too large."""
     for name in files:
         size = Path(name).stat().st_size
         if size > MAX_LOG_BYTES:
@@ -64,8 +64,8 @@ class Recorder:
     """Sends requests to a model and makes logs of those that were answered; ``refused`` has the others. One thread."""
 
     def __init__(self, client: Client, model: str, signature: str) -> None:
-        """``signature`` is for requests that name none; empty: the default one. Asks the server for the signatures and
-        raises what it answers."""
+        """``signature`` is for requests that name none; empty means the default one. Gets the signatures from the
+        server, and raises its error."""
         self._client = client
         self._model = model
         self._signature = signature
@@ -101,7 +101,7 @@ def _read_file(path: Path) -> tuple[str, Tensors]:
 
 
 def _tensors(values: Mapping[str, Any], signature: Signature) -> Mapping[str, Array]:
-    """Arrays as they are; JSON with the element type of its input."""
+    """Arrays unchanged, and JSON values with the element types of their inputs."""
     return {
         name: value if hasattr(value, "__array__") else _tensor(name, value, signature)
         for name, value in values.items()

@@ -1,7 +1,7 @@
-"""``tfs-lite reload FILE``: gives a running server a new model config (text proto or YAML) and says what came of it.
+"""``tfs-lite reload FILE``: gives a running server a new model config (text proto or YAML) and shows its models.
 
-The file replaces the whole config: models that it does not list are unloaded. It is checked here first, so that a
-mistake is reported with its line and column.
+The file replaces the whole config: models that it does not list are unloaded. It is checked first, so that a mistake is
+reported with its line and column.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_seconds
-from tfs_lite.cli.model_view import Model, ask_grpc, print_models
+from tfs_lite.cli.model_view import Model, print_models, read_grpc
 from tfs_lite.cli.output import DONE
 from tfs_lite.core.status import ServingError, StatusCode
 
@@ -40,9 +40,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _ask(client: Client, name: str) -> Model:
-    """The model's versions; none when the server has not seen any yet."""
+    """The model's versions; none if the server has not seen any yet."""
     try:
-        return ask_grpc(client, name)
+        return read_grpc(client, name)
     except ServingError as error:
         if error.code is StatusCode.NOT_FOUND:
             return Model(name)

@@ -1,9 +1,8 @@
 """``tfs-lite serve``: a server in this process, from its flags to its exit code.
 
-The first SIGTERM or SIGINT starts a graceful stop (not ready, finish what is inside, unload, exit 0); the second ends
-the process at once with 128 plus the signal's number. Standard output gets one banner, the log goes to standard error.
-
-From the flags of ``serve`` to what a server takes: its options, torch's threads, and the help text.
+The first SIGTERM or SIGINT starts a graceful stop (not ready, finish the requests inside, unload, exit 0); the second
+ends the process at once with 128 plus the signal's number. Standard output gets one banner, the log goes to standard
+error. The flags become the server's options, the number of torch's threads, and the help text.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfs_lite import __version__
 from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX, Settings, parse_flags
-from tfs_lite.cli.flags import FLAGS, Flag, Kind
+from tfs_lite.cli.flags import FLAGS, Flag, FlagType
 from tfs_lite.cli.output import DONE, CliError, UsageError, print_json
 from tfs_lite.core.status import ServingError
 from tfs_lite.serving.options import ServerOptions
@@ -39,19 +38,19 @@ def run(argv: Sequence[str]) -> int:
         print(f"tfs_lite ModelServer: {__version__}\nPyTorch Library: {version('torch')}")
         return DONE
     options, threads = server_options(settings), torch_threads(settings)
-    alarm = Alarm()
+    stop = StopSignal()
     _start_logging(settings["log_level"])
     _set_torch_threads(*threads)
-    return _serve(options, alarm, settings["json"])
+    return _serve(options, stop, settings["json"])
 
 
-class Alarm:
-    """Wakes the main thread: for the first signal, or because the server has ended by itself.
+class StopSignal:
+    """Wakes the main thread at the first signal, or when the server has ended by itself.
 
-    Made and awaited on the main thread. A signal that comes just before the wait must not be lost: Python runs a
-    handler only when the main thread runs Python again, which a thread that waits does not. Therefore the number of the
-    signal goes into a pipe at the moment it comes (``signal.set_wakeup_fd``), and the wait is for the pipe, which stays
-    open until the process ends.
+    Made and awaited on the main thread. A signal just before the wait must not be lost: Python runs a handler only when
+    the main thread runs Python code, which a waiting thread does not. Therefore the signal's number is written to a
+    pipe at once (``signal.set_wakeup_fd``), and the main thread waits for the pipe, which stays open until the process
+    ends.
     """
 
     def __init__(self) -> None:
@@ -65,7 +64,7 @@ class Alarm:
     def wait(self) -> None:
         os.read(self._reader, 1)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Any thread may call it."""
         os.write(self._writer, b"!")
 
@@ -75,22 +74,22 @@ class Alarm:
         self._signalled = True
 
 
-def _serve(options: ServerOptions, alarm: Alarm, as_json: bool) -> int:
+def _serve(options: ServerOptions, stop: StopSignal, as_json: bool) -> int:
     from tfs_lite.server.server import Server
 
     server = Server(options)
     with server:
         _print_banner(server, as_json)
-        threading.Thread(target=_ring_at_end, args=(server, alarm), name="tfs-serve-wait", daemon=True).start()
-        alarm.wait()
+        threading.Thread(target=_notify_at_end, args=(server, stop), name="tfs-serve-wait", daemon=True).start()
+        stop.wait()
     if server.failure is not None:
         raise CliError(f"stopped, because --exit_on_initial_load_failure is set: {server.failure}")
     return DONE
 
 
-def _ring_at_end(server: Server, alarm: Alarm) -> None:
+def _notify_at_end(server: Server, stop: StopSignal) -> None:
     server.wait()
-    alarm.ring()
+    stop.notify()
 
 
 def _print_banner(server: Server, as_json: bool) -> None:
@@ -142,11 +141,11 @@ _FLAG_COLUMN = 42
 OWN_FLAGS = frozenset(
     {"log_level", "json", "version", "help", "enable_grpc_healthcheck_service", _SESSION, _INTRA, _INTER}
 )
-"""Flags that this command uses itself; the server has an option for every other one that is honoured."""
+"""Flags that this command uses itself; every other honoured flag is an option of the server."""
 
 
 def server_options(settings: Settings) -> ServerOptions:
-    """The checked options. Raises UsageError for settings that contradict one another or serve nothing."""
+    """The checked options. Raises UsageError if flags contradict one another, or there is nothing to serve."""
     if not (settings["model_base_path"] or settings["model_config_file"] or settings["model_repository"]):
         raise UsageError("nothing to serve: give --model_base_path, --model_repository or --model_config_file")
     values = {field.name: settings[field.name] for field in dataclasses.fields(ServerOptions)}
@@ -180,7 +179,7 @@ def help_text() -> str:
 
 
 def _help_line(flag: Flag) -> str:
-    name = f"--{flag.name}" + ("" if flag.kind is Kind.BOOL else f"={_word(flag)}")
+    name = f"--{flag.name}" + ("" if flag.kind is FlagType.BOOL else f"={_word(flag)}")
     default = f" [{_shown(flag.default)}]" if flag.in_environment and _shown(flag.default) else ""
     gap = name.ljust(_FLAG_COLUMN) if len(name) < _FLAG_COLUMN else f"{name}\n  {'':{_FLAG_COLUMN}}"
     return f"  {gap}{flag.help}{default}"
@@ -189,7 +188,7 @@ def _help_line(flag: Flag) -> str:
 def _word(flag: Flag) -> str:
     if flag.pattern:
         return flag.expects.replace(" or ", "|").replace(", ", "|")
-    return {Kind.INT: "N", Kind.FLOAT: "X", Kind.LIST: "A,B"}.get(flag.kind, "TEXT")
+    return {FlagType.INT: "N", FlagType.FLOAT: "X", FlagType.LIST: "A,B"}.get(flag.kind, "TEXT")
 
 
 def _shown(value: Any) -> str:

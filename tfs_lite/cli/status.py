@@ -1,7 +1,7 @@
 """``tfs-lite status [MODEL]``: the models of a running server, their versions, states and reasons.
 
-It asks the REST list, which knows every model; with ``--server`` it asks gRPC, which answers for one named model.
-``--verbose`` reads the metrics page, too.
+It reads the REST list, which has every model; with ``--server`` it uses gRPC, which answers for one named model.
+``--verbose`` also reads the metrics page.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfs_lite.cli.arguments import Parser, add_tls, grpc_client, positive_seconds
-from tfs_lite.cli.batch_view import Known, read_numbers, verbose_json, verbose_table
-from tfs_lite.cli.model_view import Model, ask_grpc, models_table, print_models, read_rest
+from tfs_lite.cli.batch_view import NumbersByVersion, read_numbers, verbose_json, verbose_table
+from tfs_lite.cli.model_view import Model, models_table, print_models, read_grpc, read_rest
 from tfs_lite.cli.output import DONE, CliError, UsageError, console, nearest, print_json
 from tfs_lite.core.status import ServingError
 
@@ -33,14 +33,14 @@ _LARGEST_PAGE = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a server said. ``known`` is None where its numbers were not asked for."""
+class ServerView:
+    """What a server answered. ``known`` is None without ``--verbose``."""
 
     models: list[Model]
-    known: Known | None = None
+    known: NumbersByVersion | None = None
 
 
-Fetch = Callable[[], Look]
+Fetch = Callable[[], ServerView]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -50,9 +50,9 @@ def run(argv: Sequence[str]) -> int:
     if args.server and args.verbose:
         raise UsageError("--verbose reads the metrics page, which gRPC has not: use --rest")
 
-    def fetch() -> Look:
+    def fetch() -> ServerView:
         models = over_grpc(args.server, args.model, args) if args.server else over_rest(args.rest, args.model)
-        return Look(models, numbers(args.rest) if args.verbose else None)
+        return ServerView(models, numbers(args.rest) if args.verbose else None)
 
     if not args.watch:
         _print(fetch(), args.json)
@@ -76,13 +76,13 @@ def _arguments(argv: Sequence[str]) -> Namespace:
 
 
 def over_grpc(address: str, name: str, tls: Namespace) -> list[Model]:
-    """The one model that gRPC was asked for."""
+    """The model of that name, over gRPC."""
     with grpc_client(address, _ANSWER_TIMEOUT, tls) as client:
-        return [ask_grpc(client, name)]
+        return [read_grpc(client, name)]
 
 
 def over_rest(address: str, name: str | None) -> list[Model]:
-    """Every model, or the one of that name. Raises CliError."""
+    """Every model, or the one of that name, over REST. Raises CliError."""
     models = [read_rest(item) for item in _get(f"http://{address}/v1/models")["models"]]
     if name is None:
         return models
@@ -93,8 +93,8 @@ def over_rest(address: str, name: str | None) -> list[Model]:
     return found
 
 
-def numbers(address: str) -> Known:
-    """What the metrics page knows of each version; nothing if there is no such page. Raises CliError."""
+def numbers(address: str) -> NumbersByVersion:
+    """The numbers of each version on the metrics page; none if there is no such page. Raises CliError."""
     url = f"http://{address}/metrics"
     page = _read(url, _LARGEST_PAGE, or_nothing=True)
     if len(page) > _LARGEST_PAGE:
@@ -113,7 +113,7 @@ def _get(url: str) -> Any:
 
 
 def _read(url: str, most: int, or_nothing: bool = False) -> bytes:
-    """At most a byte more than ``most``. ``or_nothing``: a page that is not there is empty."""
+    """The page, at most a byte more than ``most``. With ``or_nothing`` a missing page is empty."""
     try:
         with urllib.request.urlopen(url, timeout=_ANSWER_TIMEOUT) as answer:
             return bytes(answer.read(most + 1))
@@ -135,15 +135,15 @@ def _no_server(url: str, error: Exception) -> CliError:
 
 
 def _watch(fetch: Fetch, interval: float, as_json: bool) -> NoReturn:
-    """Looks again and again: in place on a terminal, elsewhere a new block for every change."""
+    """Shows the models repeatedly: in place on a terminal, elsewhere a new block for every change."""
     page = console()
     if page.is_terminal and not as_json:
         _watch_in_place(fetch, interval, page)
     shown: object = None
     while True:
-        seen = _look(fetch)
+        seen = _fetch(fetch)
         if seen != shown:
-            _print_look(seen, as_json)
+            _print_view(seen, as_json)
         shown = seen
         time.sleep(interval)
 
@@ -153,33 +153,33 @@ def _watch_in_place(fetch: Fetch, interval: float, page: Console) -> NoReturn:
 
     with Live(console=page, auto_refresh=False) as live:
         while True:
-            seen = _look(fetch)
+            seen = _fetch(fetch)
             live.update(seen if isinstance(seen, str) else _table(seen), refresh=True)
             time.sleep(interval)
 
 
-def _look(fetch: Fetch) -> Look | str:
-    """The models, or why there are none to see: a server that restarts does not end the watching."""
+def _fetch(fetch: Fetch) -> ServerView | str:
+    """The models, or why they cannot be read: watching goes on while a server restarts."""
     try:
         return fetch()
     except (CliError, ServingError) as error:
         return str(error)
 
 
-def _table(look: Look) -> Table:
-    return models_table(look.models) if look.known is None else verbose_table(look.models, look.known)
+def _table(view: ServerView) -> Table:
+    return models_table(view.models) if view.known is None else verbose_table(view.models, view.known)
 
 
-def _print(look: Look, as_json: bool) -> None:
-    if look.known is None or not (look.models or as_json):
-        print_models(look.models, as_json)
+def _print(view: ServerView, as_json: bool) -> None:
+    if view.known is None or not (view.models or as_json):
+        print_models(view.models, as_json)
     elif as_json:
-        print_json(verbose_json(look.models, look.known))
+        print_json(verbose_json(view.models, view.known))
     else:
-        console().print(_table(look))
+        console().print(_table(view))
 
 
-def _print_look(seen: Look | str, as_json: bool) -> None:
+def _print_view(seen: ServerView | str, as_json: bool) -> None:
     if not isinstance(seen, str):
         _print(seen, as_json)
     elif as_json:

@@ -1,10 +1,13 @@
-"""The warm-up file that ``tfs-lite record`` writes: where it lies, what is in it, and how records are added.
+"""The warm-up file that ``tfs-lite record`` writes, and the records of request logs that go into it.
 
-A file is replaced as a whole: whoever reads it sees it as it was or with everything that was added.
+The file is replaced as a whole: a reader sees either the old records or all of the new ones. A request log has what
+clients sent, perhaps for several models, and the same request many times. Each request is copied once, without the
+metadata of its logging.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -12,21 +15,24 @@ from pathlib import Path
 
 from tfs_lite.cli.output import CliError
 from tfs_lite.core.manifest import MANIFEST_NAME
-from tfs_lite.core.status import ServingError
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.prediction_log import (
     MAX_LOG_BYTES,
     MAX_WARMUP_RECORDS,
     WARMUP_DIRECTORY,
     WARMUP_FILE,
+    LoggedRequest,
+    logged_request,
+    parse_log,
 )
 from tfs_lite.protocols.tfrecord import read_records, write_record
 
 
 def locate(out: str) -> Path:
-    """The file that ``out`` means: itself, or the warm-up file of the version if it is a directory.
+    """The file ``out``, or the warm-up file of the version if it is a directory.
 
-    CliError for what must not be written: files of a published version, which a manifest describes, links, and what is
-    no file.
+    CliError for files of a published version, which a manifest describes, links, and other things than files.
     """
     path = Path(out)
     if path.is_dir():
@@ -45,7 +51,7 @@ def locate(out: str) -> Path:
 
 
 def records_of(path: Path) -> Iterator[bytes]:
-    """The records of a file, none if there is no file. The errors of ``read_records``, with the file's name."""
+    """The records of a file; none if it is missing. Errors as those of ``read_records``, with the file's name."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -56,8 +62,8 @@ def records_of(path: Path) -> Iterator[bytes]:
 
 
 def count_records(path: Path, room_for: int) -> int:
-    """How many records the file has. CliError if there is no room for so many more, the errors of ``read_records`` if
-    it cannot be read."""
+    """The number of records in the file. CliError if there is no room for so many more; otherwise errors as those of
+    ``read_records``."""
     count = sum(1 for _ in records_of(path))
     if count + room_for > MAX_WARMUP_RECORDS:
         raise CliError(
@@ -67,8 +73,8 @@ def count_records(path: Path, room_for: int) -> int:
 
 
 def append(path: Path, added: Iterable[bytes]) -> int:
-    """Adds records to the file, all of them or, when anything is raised, none; returns how many there were. With none
-    to add, nothing is touched. ``assets.extra`` is made if it is missing."""
+    """Adds all records to the file, or none if anything is raised; returns their number. Without records the file is
+    not changed. Makes ``assets.extra`` if it is missing."""
     if _in_assets(path):
         path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
@@ -90,6 +96,49 @@ def append(path: Path, added: Iterable[bytes]) -> int:
     return count
 
 
+class LogCopy:
+    """Selects records of request logs for the file ``path``, and counts those it skips. ``before`` is the number of
+    records that the file has now. Errors as those of ``read_records`` and ``parse_log``, with the name of the file."""
+
+    def __init__(self, path: Path, model: str, limit: int | None) -> None:
+        """An empty ``model`` means all models; without ``limit`` the file is filled up to the limit of servers."""
+        self._model = model
+        here = [_digest(_request(log)) for log in _logs(path)]
+        self._seen = set(here)
+        self.before = len(here)
+        room = MAX_WARMUP_RECORDS - self.before
+        self._room = room if limit is None else min(room, limit)
+        self.duplicates = self.other_models = self.unsupported = 0
+        self.more = False
+
+    def records(self, files: Iterable[Path]) -> Iterator[bytes]:
+        """The records to add, read one by one. Sets ``more`` and ends early when the limit is reached."""
+        for file in files:
+            if not file.is_file():
+                raise ServingError(StatusCode.NOT_FOUND, f"{file}: there is no such file")
+            for log in _logs(file):
+                if not self._wanted(_request(log)):
+                    continue
+                if self._room <= 0:
+                    self.more = True
+                    return
+                self._room -= 1
+                log.ClearField("log_metadata")
+                yield log.SerializeToString()
+
+    def _wanted(self, request: LoggedRequest | None) -> bool:
+        if request is None:
+            self.unsupported += 1
+        elif self._model and request.model_names != {self._model}:
+            self.other_models += 1
+        elif (digest := _digest(request)) in self._seen:
+            self.duplicates += 1
+        else:
+            self._seen.add(digest)
+            return True
+        return False
+
+
 def _in_assets(path: Path) -> bool:
     return path.parent.name == WARMUP_DIRECTORY
 
@@ -100,3 +149,27 @@ def _sync(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _logs(path: Path) -> Iterator[Message]:
+    for number, data in enumerate(records_of(path), 1):
+        try:
+            yield parse_log(data)
+        except ServingError as error:
+            raise ServingError(error.code, f"{path}: record {number}: {error}") from None
+
+
+def _request(log: Message) -> LoggedRequest | None:
+    """The logged request; None if warm-up cannot run it: a stream, a session, or no request."""
+    try:
+        return logged_request(log)
+    except ServingError:
+        return None
+
+
+def _digest(request: LoggedRequest | None) -> bytes:
+    """A digest that is equal for equal requests; empty for None."""
+    if request is None:
+        return b""
+    text = request.message.SerializeToString(deterministic=True)
+    return hashlib.sha256(request.method.value.encode() + b"\0" + text).digest()

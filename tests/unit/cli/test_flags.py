@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tfs_lite.cli.flags import FLAGS, Flag, Kind, Support
+from tfs_lite.cli.flags import FLAGS, Flag, FlagType, Support
 from tfs_lite.cli.serve import OWN_FLAGS
 from tfs_lite.serving.options import ServerOptions
 
@@ -75,32 +75,22 @@ def test_every_upstream_flag_is_known_with_its_default(name: str, default: objec
     assert find(name).default == default
 
 
-def test_no_flag_is_listed_twice() -> None:
+def test_flags_are_the_options_of_the_server_and_those_that_the_command_uses() -> None:
+    fields = {field.name for field in dataclasses.fields(ServerOptions)}
     names = [flag.name for flag in FLAGS]
     assert len(names) == len(set(names))
-
-
-def test_every_option_of_the_server_has_a_flag() -> None:
-    assert {field.name for field in dataclasses.fields(ServerOptions)} <= {flag.name for flag in FLAGS}
-
-
-def test_every_honoured_flag_reaches_the_server_or_is_used_by_the_command() -> None:
-    fields = {field.name for field in dataclasses.fields(ServerOptions)}
+    assert fields <= set(names)
     honoured = {flag.name for flag in FLAGS if flag.support is Support.HONOURED}
     assert honoured - fields == OWN_FLAGS
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_a_flag_that_is_not_honoured_says_why_and_takes_its_default(flag: Flag) -> None:
+def test_a_flag_has_help_a_default_of_its_type_and_a_reason_if_it_is_not_honoured(flag: Flag) -> None:
+    types = {FlagType.BOOL: bool, FlagType.INT: int, FlagType.FLOAT: float, FlagType.STRING: str, FlagType.LIST: tuple}
+    assert type(flag.default) is types[flag.kind]
     assert flag.help
     assert flag.accepts(flag.default)
     assert bool(flag.reason) is (flag.support is not Support.HONOURED)
-
-
-@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_defaults_have_the_type_of_their_flag(flag: Flag) -> None:
-    types = {Kind.BOOL: bool, Kind.INT: int, Kind.FLOAT: float, Kind.STRING: str, Kind.LIST: tuple}
-    assert type(flag.default) is types[flag.kind]
 
 
 def test_defaults_agree_with_those_of_the_server() -> None:

@@ -72,9 +72,9 @@ def test_a_model_that_fails_at_start_ends_the_server_when_asked_to(tmp_path: Pat
 
 SIGNAL_ON_ANOTHER_THREAD = """
 import signal, threading
-from tfs_lite.cli.serve import Alarm
+from tfs_lite.cli.serve import StopSignal
 
-alarm = Alarm()
+stop = StopSignal()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # so that the main thread is not interrupted in its wait
 
 def receive():
@@ -82,7 +82,7 @@ def receive():
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
 threading.Thread(target=receive).start()
-alarm.wait()
+stop.wait()
 print("awake")
 """
 

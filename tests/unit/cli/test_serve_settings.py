@@ -22,33 +22,13 @@ def test_flags_become_the_options_of_the_same_name() -> None:
     assert (found.port, found.rest_api_port, found.host) == (8500, 8501, "127.0.0.1")
 
 
-def test_port_zero_turns_a_door_off() -> None:
+def test_port_zero_turns_an_endpoint_off() -> None:
     assert options("--model_base_path=/m", "--rest_api_port=0").rest_api_port is None
     assert options("--model_base_path=/m", "--port=0", "--grpc_socket_path=/tmp/s").port is None
 
 
-def test_without_any_way_in_for_grpc_nothing_starts() -> None:
-    with pytest.raises(UsageError, match="neither port nor grpc_socket_path"):
-        options("--model_base_path=/m", "--port=0")
-
-
-def test_nothing_to_serve_is_wrong_usage() -> None:
-    with pytest.raises(UsageError, match="nothing to serve: give --model_base_path"):
-        options()
-
-
-def test_two_answers_to_what_is_served_contradict_one_another() -> None:
-    with pytest.raises(UsageError, match="model_repository and model_base_path are both set"):
-        options("--model_repository=/r", "--model_base_path=/m")
-
-
 def test_a_config_file_overrides_the_base_path_that_a_container_always_gives() -> None:
     assert options("--model_base_path=/m", "--model_config_file=/c").model_config_file == "/c"
-
-
-def test_two_doors_on_one_port_contradict_one_another() -> None:
-    with pytest.raises(UsageError, match="port and rest_api_port are both 8600"):
-        options("--model_base_path=/m", "--port=8600", "--rest_api_port=8600")
 
 
 def test_models_of_the_start_are_named_one_by_one_or_in_a_list() -> None:
@@ -56,9 +36,19 @@ def test_models_of_the_start_are_named_one_by_one_or_in_a_list() -> None:
     assert options(*flags, "--load_model=a", "--load-model=b,c").load_model == ("a", "b", "c")
 
 
-def test_models_of_the_start_are_for_explicit_control_only() -> None:
-    with pytest.raises(UsageError, match="load_model is set without setting model_control_mode to explicit"):
-        options("--model_repository=/r", "--load_model=a")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("", "nothing to serve: give --model_base_path"),
+        ("--model_base_path=/m --port=0", "neither port nor grpc_socket_path"),
+        ("--model_repository=/r --model_base_path=/m", "model_repository and model_base_path are both set"),
+        ("--model_base_path=/m --port=8600 --rest_api_port=8600", "port and rest_api_port are both 8600"),
+        ("--model_repository=/r --load_model=a", "load_model is set without setting model_control_mode to explicit"),
+    ],
+)
+def test_flags_that_contradict_one_another_or_serve_nothing_are_wrong_usage(flags: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        options(*flags.split())
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""``tfs-lite demo``: a better version of a real model goes live under load, a broken one does not.
+"""``tfs-lite demo``: a better version of a real model goes live under load, and a broken one does not.
 
 It trains two classifiers of handwritten digits, serves the first with a ``tfs-lite serve`` of its own on loopback,
-lets clients send pictures without pause, publishes the second, then a damaged third. Exit code 0 means that every
-promise was kept; otherwise the summary lists which were not.
+sends pictures without pause, publishes the second version, then a damaged third. Exit code 0 means that every promise
+was kept; otherwise the summary lists those that were not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfs_lite.cli.arguments import Parser, positive_int, positive_seconds
 from tfs_lite.cli.output import DONE, FAILED, print_json
 
 if TYPE_CHECKING:
-    from tfs_lite.cli.demo.verdict import Outcome
+    from tfs_lite.cli.demo.outcome import Outcome
 
 
 def run(argv: Sequence[str]) -> int:
@@ -46,7 +46,7 @@ def _arguments(argv: Sequence[str]) -> Namespace:
 
 
 def _print_summary(outcome: Outcome) -> None:
-    from tfs_lite.cli.demo.verdict import BETTER, FIRST
+    from tfs_lite.cli.demo.outcome import BETTER, FIRST
     from tfs_lite.cli.demo.view import demo_table
     from tfs_lite.cli.output import console
 

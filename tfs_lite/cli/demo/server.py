@@ -1,4 +1,4 @@
-"""The demo's server: a real ``tfs-lite serve`` process on loopback ports of its own, ended by its own pid."""
+"""The demo's server: a real ``tfs-lite serve`` process on loopback ports of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfs_lite.cli.flag_parser import ENVIRONMENT_PREFIX
 _STOP_TIMEOUT = 60.0
 _LOG_TAIL_BYTES = 2000
 _PORTS = range(15000, 32000)
-"""Below the ports that the kernel hands to outgoing connections: nobody takes ours while the server starts."""
+"""Below the kernel's ports for outgoing connections, so that no connection takes ours while the server starts."""
 
 
 class DemoServer:
@@ -34,7 +34,7 @@ class DemoServer:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code of the process; None while it runs."""
         return self._process.poll()
 
     def stop(self) -> int:
@@ -47,7 +47,7 @@ class DemoServer:
             self._process.kill()
             return self._process.wait()
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """The last line of its log."""
         lines = self._log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"

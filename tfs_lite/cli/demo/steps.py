@@ -1,4 +1,4 @@
-"""The demo itself. A step ends when the server and the clients have reached the state that it is about.
+"""The steps of the demo. A step ends when the server and the clients have reached its state.
 
 train -> serve version 1 -> clients -> publish version 2 -> publish a damaged version 3 -> stop
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tfs_lite.cli.demo import model as demo_model
 from tfs_lite.cli.demo.model import DigitClassifier, Digits
+from tfs_lite.cli.demo.outcome import BETTER, BROKEN, FIRST, Outcome
 from tfs_lite.cli.demo.server import DemoServer
 from tfs_lite.cli.demo.traffic import Tally, Traffic
-from tfs_lite.cli.demo.verdict import BETTER, BROKEN, FIRST, Outcome
 from tfs_lite.cli.demo.view import DemoView
 from tfs_lite.client import Client
 from tfs_lite.core.publish import publish
@@ -28,11 +28,11 @@ Versions = dict[int, VersionStatus]
 
 
 class StuckError(Exception):
-    """A step did not come to its end, and why."""
+    """A step did not reach its end; the message says why."""
 
 
 class DemoSteps:
-    """One run, on one thread; the clients have threads of their own."""
+    """One run of the demo, on one thread; the clients have threads of their own."""
 
     def __init__(self, view: DemoView, directory: Path, clients: int, requests: int, seconds: float) -> None:
         self._view = view
@@ -96,12 +96,12 @@ class DemoSteps:
 
 
 def _is(version: int, state: VersionState) -> Callable[[Versions, Tally], bool]:
-    """The server says that the version is in that state."""
+    """Whether the server reports that state for the version."""
     return lambda versions, tally: version in versions and versions[version].state is state
 
 
 class _Watch:
-    """Looks at the server and the clients, shows what it sees, and waits for states."""
+    """Polls the server and the clients, shows their states, and waits for states."""
 
     def __init__(self, view: DemoView, server: DemoServer, client: Client, traffic: Traffic, seconds: float) -> None:
         self._view = view
@@ -111,14 +111,14 @@ class _Watch:
         self._seconds = seconds
 
     def versions(self) -> Versions:
-        """What the server says about the model; nothing while it does not answer."""
+        """The server's versions of the model; none while it does not answer."""
         try:
             return {status.version: status for status in self._client.status(demo_model.NAME)}
         except ServingError:
             return {}
 
     def until(self, what: str, reached: Callable[[Versions, Tally], bool]) -> None:
-        """Returns when the state is reached. Raises StuckError when the time is up or the server has ended."""
+        """Returns when the state is reached. Raises StuckError after the time limit, or if the server has ended."""
         deadline = time.monotonic() + self._seconds
         while True:
             versions, tally = self.versions(), self._traffic.tally()
@@ -126,7 +126,7 @@ class _Watch:
             if reached(versions, tally):
                 return
             if self._server.exit_code is not None:
-                raise StuckError(f"the server ended by itself: {self._server.last_words()}")
+                raise StuckError(f"the server ended by itself: {self._server.last_log_line()}")
             if time.monotonic() > deadline:
-                raise StuckError(f"not within {self._seconds:g} s: {what}; {self._server.last_words()}")
+                raise StuckError(f"not within {self._seconds:g} s: {what}; {self._server.last_log_line()}")
             time.sleep(_LOOK_AGAIN)

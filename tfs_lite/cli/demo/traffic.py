@@ -1,4 +1,4 @@
-"""The demo's clients: threads that send pictures of digits without pause and mark every answer."""
+"""The demo's clients: threads that send pictures of digits without pause, and check every answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAST_ANSWER_TIMEOUT = 60.0
 
 @dataclass(frozen=True, slots=True)
 class VersionTally:
-    """What one version answered. ``least_per_client`` is the count of the client that it answered least."""
+    """The answers of one version. ``least_per_client`` is the smallest number of answers that a client got."""
 
     requests: int
     correct: int
@@ -28,13 +28,13 @@ class VersionTally:
 
     @property
     def accuracy(self) -> float:
-        """The share of pictures that it named right."""
+        """The share of pictures that it classified correctly."""
         return self.correct / (self.requests * PICTURES_PER_REQUEST) if self.requests else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """All answers so far; ``recent_accuracy`` is that of the last few hundred."""
+    """All answers so far; ``recent_accuracy`` is that of the last few hundred pictures."""
 
     versions: Mapping[int, VersionTally]
     failures: int
@@ -82,7 +82,7 @@ class Traffic:
             return Tally(versions, self._failures, self._first_failure, recent)
 
     def stop(self) -> None:
-        """Ends the calling and waits for the last answers; an answer that never comes is a failure."""
+        """Stops the clients and waits for the last answers; a missing answer is a failure."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(_LAST_ANSWER_TIMEOUT)
@@ -105,7 +105,7 @@ class Traffic:
                 try:
                     answer = connection.predict(NAME, {"images": self._digits.images[chosen]})
                     correct = int((answer.outputs["digit"] == self._digits.labels[chosen]).sum())
-                except Exception as error:  # whatever it is, it is a failed request and must be counted
+                except Exception as error:  # every error is a failed request, which is counted
                     self._fail(error)
                     continue
                 self._succeed(client, answer.version, correct)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DemoView:
-    """``step`` says what the demo does next, ``show`` what the server and the clients see now. One thread."""
+    """``step`` prints what the demo does next, ``show`` the state of the server and the clients. One thread."""
 
     def __init__(self, quiet: bool) -> None:
         page = console()
@@ -48,7 +48,7 @@ class DemoView:
 
 
 def demo_table(versions: Mapping[int, VersionStatus], tally: Tally) -> RenderableType:
-    """States as the server tells them, requests and accuracy as the clients count them."""
+    """The server's states with the clients' counts and accuracy."""
     rows = []
     for number in sorted(versions.keys() | tally.versions.keys(), reverse=True):
         status, counted = versions.get(number), tally.version(number)

@@ -9,8 +9,8 @@ import torch
 
 from tfs_lite.cli.demo import model as demo_model
 from tfs_lite.cli.demo.model import DigitClassifier, Digits
+from tfs_lite.cli.demo.outcome import Outcome
 from tfs_lite.cli.demo.traffic import Tally, VersionTally
-from tfs_lite.cli.demo.verdict import Outcome
 from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import OK, Status, StatusCode
 

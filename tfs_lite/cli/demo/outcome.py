@@ -1,4 +1,4 @@
-"""What the demo promises, as a pure function from what was seen to the list of broken promises."""
+"""The promises of the demo, checked against what was observed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ FIRST, BETTER, BROKEN = 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the server said last, what the clients counted, and how the server ended. ``stuck`` is the step that never
-    came to its end, empty when all did."""
+    """The server's last state, the clients' counts, and how the server ended. ``stuck`` names a step that did not reach
+    its end, or is empty."""
 
     versions: Mapping[int, VersionStatus]
     tally: Tally
@@ -24,7 +24,7 @@ class Outcome:
     stuck: str = ""
 
     def problems(self) -> list[str]:
-        """Everything that was not as promised; empty when all was."""
+        """The broken promises."""
         checks = (
             (not self.stuck, self.stuck),
             (self.tally.failures == 0, f"{self.tally.failures} requests failed, the first: {self.tally.first_failure}"),
