@@ -29,5 +29,5 @@ _HTTP = {
 
 
 def http_status(code: StatusCode) -> int:
-    """The HTTP status of an answer that ended with ``code``."""
+    """The HTTP status for ``code``."""
     return _HTTP[code]

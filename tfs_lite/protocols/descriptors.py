@@ -1,11 +1,11 @@
 """Our wire definitions, in a descriptor pool of their own.
 
 protobuf's default pool accepts each full name once per process. Ours are TensorFlow's names, so registering them
-there would break whoever imports ``tensorflow``, ``tensorflow_serving`` or ``grpc_health`` in the same process, in
-either order. In a private pool both live side by side and exchange bytes.
+there would break programs that import ``tensorflow``, ``tensorflow_serving`` or ``grpc_health`` as well, in either
+order. With a private pool both work in one process, and exchange bytes.
 
-The price: messages of two pools do not mix. ``CopyFrom`` across pools raises TypeError; go through
-``SerializeToString`` and ``FromString``. Messages of a private pool cannot be pickled.
+Messages of two pools do not mix: ``CopyFrom`` across pools raises TypeError; use ``SerializeToString`` and
+``FromString``. Messages of a private pool cannot be pickled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _load() -> DescriptorPool:
 
 
 POOL = _load()
-"""Every file of ``protos/`` and the two of google's that they import. Read-only; any thread may use it."""
+"""Every file of ``protos/`` and the two of Google's that they import. Read-only; any thread may use it."""
 
 
 def message_class(full_name: str) -> Any:

@@ -1,7 +1,7 @@
-"""One table of element types: the number on the wire, numpy's dtype, and the names that protocols give it.
+"""One table of element types: the number on the wire, numpy's dtype, and the names in protocols.
 
-Strings are object arrays of ``bytes``; bfloat16 and float8 are the dtypes of ``ml_dtypes``, which TensorFlow's and
-Triton's clients use too. Hosts are little-endian, as everything that torch runs on.
+Strings are object arrays of ``bytes``; bfloat16 and float8 are the dtypes of ``ml_dtypes``, as in TensorFlow's and
+Triton's clients. Hosts are little-endian, as all that torch runs on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class DtypeNames:
-    """How one element type is called. ``config`` is its name in config.pbtxt, empty if it has none there."""
+    """The names of an element type. ``config`` is that in config.pbtxt, or empty."""
 
     dtype: DataType
     numpy: np.dtype[Any]
@@ -59,10 +59,10 @@ _TO_NUMPY = {row.dtype: row.numpy for row in TABLE}
 _FROM_NUMPY = {row.numpy: row.dtype for row in TABLE}
 
 FLOATING = (DataType.FLOAT, DataType.DOUBLE, DataType.HALF, DataType.BFLOAT16)
-"""What the numbers of Examples may become, and what scores may be."""
+"""The types of scores, and of inputs that numbers of Examples may be converted to."""
 
 FROM_CONFIG_NAME = {row.config: row.dtype for row in TABLE if row.config}
-"""``TYPE_FP32`` and its like, as config.pbtxt spells them."""
+"""Element types by their names in config.pbtxt, such as ``TYPE_FP32``."""
 
 
 def to_numpy(dtype: DataType) -> np.dtype[Any]:
@@ -71,7 +71,7 @@ def to_numpy(dtype: DataType) -> np.dtype[Any]:
 
 
 def from_numpy(dtype: np.dtype[Any]) -> DataType:
-    """The element type of an array. Any byte order and any kind of text counts; INVALID_ARGUMENT for the rest."""
+    """The element type of an array, in any byte order and of any kind of text. INVALID_ARGUMENT if there is none."""
     if dtype.kind in "SUT":
         return DataType.STRING
     found = _FROM_NUMPY.get(dtype) or _FROM_NUMPY.get(dtype.newbyteorder("="))

@@ -1,4 +1,4 @@
-"""The message classes, by name. They are protobuf classes made at run time, so type checkers see ``Any``.
+"""The message classes by name. protobuf makes them at run time, so type checkers see ``Any``.
 
 Nested messages and enums are attributes as usual: ``ModelVersionStatus.State.Value("END")``.
 """
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from tfs_lite.protocols.descriptors import message_class
 
 Message: TypeAlias = Any
-"""An instance of one of the classes below. A name for readers: nothing is checked."""
+"""An instance of one of the classes below, for readers only: type checkers check nothing."""
 
 # Tensors, examples, signatures
 TensorProto = message_class("tensorflow.TensorProto")

@@ -1,14 +1,11 @@
-"""From a request to what is run: every check that needs no model, in the order in which clients know them.
+"""From a request to the run of a model: every check that needs no model, in the order that clients expect.
 
     message or body  ->  Run (signature found, names checked, inputs decoded)
                      ->  call_inputs (outputs, defaults, dtypes and shapes)  ->  the model
 
-Live requests and replayed ones go through here, so that a warm-up finds what a client would find.
-
-Values for inputs that a request leaves out: read from a model's config, put into requests.
-
-A default is one row of its input where the first dimension is the batch, and is repeated for as many rows as the
-request has; elsewhere it is the whole tensor.
+Live and replayed requests go through the same checks, so that a warm-up finds the mistakes that a client would find.
+Inputs that a request leaves out get defaults from the model's config: one row, repeated for every row of the request,
+if the first dimension is the batch; otherwise the whole tensor.
 """
 
 from __future__ import annotations
@@ -45,8 +42,8 @@ MAX_FILTER = 10_000
 
 @dataclass(slots=True)
 class Run:
-    """One run of the model: the key of a signature that it has, the inputs that were sent, and the outputs that are
-    wanted (none: all of them). ``fits``: the signature that all of it is known to fit already."""
+    """One run of a model: the key of its signature, the inputs that were sent, and the wanted outputs (empty: all).
+    ``fits`` is the signature that it was already checked against, if any."""
 
     signature: str
     inputs: Mapping[str, Array]
@@ -60,8 +57,8 @@ def run_of_predict(
     check_method_names: bool = False,
     max_bytes: int = MAX_FILL_BYTES,
 ) -> Run:
-    """The run that a PredictRequest asks for. ``max_bytes`` bounds what a tensor may be filled up to when fewer values
-    than elements were sent. FAILED_PRECONDITION without the signature; INVALID_ARGUMENT."""
+    """The run of a PredictRequest. ``max_bytes`` bounds a tensor that was sent with fewer values than elements.
+    FAILED_PRECONDITION if there is no such signature; INVALID_ARGUMENT."""
     key = request.model_spec.signature_name or DEFAULT_SIGNATURE
     signature = find_signature(signatures, key)
     if check_method_names:
@@ -74,8 +71,8 @@ def run_of_predict(
 
 
 def call_inputs(signature: Signature, run: Run, max_bytes: int = MAX_FILL_BYTES) -> Mapping[str, Array]:
-    """What the model gets: the inputs of ``run`` and the defaults of those that it lacks, repeated to at most
-    ``max_bytes``. INVALID_ARGUMENT if outputs, dtypes or shapes do not fit the signature."""
+    """The inputs for the model: those of ``run``, and defaults for the others, repeated to at most ``max_bytes``.
+    INVALID_ARGUMENT if outputs, dtypes or shapes do not fit the signature."""
     check_output_filter(signature, run.outputs)
     arrays = fill_defaults(signature, run.inputs, max_bytes)
     check_inputs(signature, {name: (from_numpy(array.dtype), array.shape) for name, array in arrays.items()})
@@ -87,9 +84,9 @@ def fill_defaults(
 ) -> Mapping[str, Array]:
     """``arrays``, and the defaults of the inputs that are not among them.
 
-    A row is repeated as often as the arrays that have the same first dimension, the batch, say; once if there is none.
-    Defaults that are not repeated are the signature's own arrays, and read-only. INVALID_ARGUMENT if repeating would
-    fill more than ``max_bytes``. Inputs without a default stay missing.
+    A row is repeated for the size that the request gives to its batch dimension, or once. Defaults that are not
+    repeated are the signature's own arrays, which are read-only. INVALID_ARGUMENT if repeating would fill more than
+    ``max_bytes``. Inputs without a default stay missing.
     """
     missing = [spec for spec in signature.inputs if spec.name in signature.defaults and spec.name not in arrays]
     if not missing:
@@ -98,7 +95,7 @@ def fill_defaults(
 
 
 def parse_default(text: str) -> Json:
-    """The value of a JSON text. INVALID_ARGUMENT if it is no JSON."""
+    """The value of a JSON text. INVALID_ARGUMENT if it is not JSON."""
     try:
         data = text.encode()
     except UnicodeEncodeError:
@@ -109,9 +106,9 @@ def parse_default(text: str) -> Json:
 def default_array(value: Json, spec: TensorSpec) -> Array:
     """A parsed JSON value as the default of an input: of its dtype, read-only.
 
-    Values are read as those of a request are: lists nest as the tensor does, byte strings are ``{"b64": "..."}``, and
-    an undeclared dtype follows from the values. INVALID_ARGUMENT, without the name of the input, for a value that its
-    dtype cannot hold or a shape that is not the input's; UNIMPLEMENTED for a dtype that JSON cannot express.
+    Values are read as in a request: lists nest as the tensor does, byte strings are ``{"b64": "..."}``, and an
+    undeclared dtype follows from the values. INVALID_ARGUMENT, without the name of the input, for a value that does not
+    fit the dtype or the shape; UNIMPLEMENTED for a dtype that JSON cannot express.
     """
     dtype = infer_dtype(value) if spec.dtype is DataType.INVALID else spec.dtype
     array = np.array(read_tensor(value, dtype), order="C")
@@ -133,7 +130,7 @@ def _filled(spec: TensorSpec, signature: Signature, arrays: Mapping[str, Array],
             f"at most {max_bytes} are allowed"
         )
     filled = np.empty((rows, *default.shape), default.dtype)
-    filled[...] = default  # unlike np.repeat, this takes no time for any number of empty rows
+    filled[...] = default  # unlike np.repeat, this is quick for any number of empty rows
     return filled
 
 

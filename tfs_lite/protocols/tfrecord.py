@@ -1,10 +1,10 @@
-"""TFRecord files: a row of byte strings, each with its length and two checksums around it.
+"""TFRecord files: byte strings one after the other, each with its length and two checksums.
 
     uint64 length · uint32 checksum of the length · data · uint32 checksum of the data      (little-endian)
 
-A checksum is a CRC32C, rotated and shifted ("masked"): plain, it would be weak on data that ends with its own checksum,
-as records of records do. Records are read one after the other, in pieces: what a length claims is never allocated
-before the bytes are there, and Python's lock is given away between pieces.
+A checksum is a CRC32C, rotated and shifted ("masked"), because a plain one would be weak on data that ends with its own
+checksum, such as records in records. Records are read one by one, in blocks: nothing is allocated for a claimed length
+before the bytes are there, and Python's lock is released between blocks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ FOOTER_BYTES = 4
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _MASK = 0xA282EAD8
-_PIECE = 1 << 20
+_BLOCK = 1 << 20
 
 
 def frame(data: bytes) -> bytes:
-    """One record of a file, ready to be appended."""
+    """The bytes of one record in a file."""
     length = _LENGTH.pack(len(data))
     return b"".join((length, _checksum(length), data, _checksum(data)))
 
@@ -37,11 +37,11 @@ def write_record(file: BinaryIO, data: bytes) -> int:
 
 
 def read_records(file: BinaryIO, max_record_bytes: int) -> Iterator[bytes]:
-    """The records from the file's position on, each when it is asked for.
+    """The records from the file's position on, read one by one.
 
-    The file ends where fewer than 12 bytes are left, whatever they are. DATA_LOSS: a checksum does not fit, or the file
-    ends inside a record. INVALID_ARGUMENT: a record has more than ``max_record_bytes`` bytes, and they are there as far
-    as the file can tell. Messages name the record (the first is 1).
+    Up to 11 bytes at the end of the file are ignored. DATA_LOSS if a checksum does not fit, or the file ends inside a
+    record. INVALID_ARGUMENT for a record of more than ``max_record_bytes`` that the file seems to have in full.
+    Messages number the records from 1.
     """
     number = 1
     while len(header := _read(file, HEADER_BYTES)) == HEADER_BYTES:
@@ -56,25 +56,25 @@ def read_records(file: BinaryIO, max_record_bytes: int) -> Iterator[bytes]:
 
 
 def _read_data(file: BinaryIO, number: int, length: int) -> bytes:
-    pieces: list[bytes] = []
+    blocks: list[bytes] = []
     missing, crc = length, 0
     while missing:
-        piece = file.read(min(missing, _PIECE))
-        if not piece:
+        block = file.read(min(missing, _BLOCK))
+        if not block:
             raise _data_loss(number, f"it has {length} bytes, and the file ends {missing} bytes before its end")
-        crc = google_crc32c.extend(crc, piece)
-        pieces.append(piece)
-        missing -= len(piece)
+        crc = google_crc32c.extend(crc, block)
+        blocks.append(block)
+        missing -= len(block)
     footer = _read(file, FOOTER_BYTES)
     if len(footer) < FOOTER_BYTES:
         raise _data_loss(number, "the file ends inside its checksum")
     if footer != _masked(crc):
         raise _data_loss(number, "the checksum of its data does not fit")
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
 
 def _read(file: BinaryIO, count: int) -> bytes:
-    """``count`` bytes, or fewer at the end of the file: a raw file may give them in parts."""
+    """``count`` bytes, or fewer at the end of the file; a raw file may return them in parts."""
     data = file.read(count)
     while data and len(data) < count and (more := file.read(count - len(data))):
         data += more

@@ -1,17 +1,17 @@
-"""What our server tells our client beside the answer of a call, in gRPC's trailers. Other clients never look there."""
+"""What our server sends our client in gRPC's trailers, in addition to the answer. Other clients ignore it."""
 
 from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
 APPLIED = "tfs-lite-applied"
-"""What a reload changed, in words."""
+"""A text that says what a reload has changed."""
 MAX_CHARACTERS = 600
 _PLAIN = " []:,;()/"
 
 
 def encode_trailer(text: str) -> str:
-    """Printable ASCII, percent-encoded where needed, cut to a length that every client takes."""
+    """Printable ASCII, percent-encoded if needed, cut to a length that every client accepts."""
     shown = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
     return quote(shown, safe=_PLAIN)
 

@@ -1,8 +1,8 @@
 """Protobuf's variable-length integers, for whole arrays at once and one at a time.
 
-protobuf takes a numpy array element by element, which for the large tensors of answers costs more than the model.
-Here numpy does the work. All integers of one call get the same number of bytes, as many as the largest one needs:
-every parser accepts padded varints, and a message writes them in their short form again when it is serialized.
+protobuf converts a numpy array element by element, which for large tensors costs more than the model; here numpy does
+it. All integers of one call get the same number of bytes, those of the largest one: every parser accepts padded
+varints, and a parsed message writes them in their short form again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def encode_varints(values: np.ndarray[Any, Any]) -> bytes:
 
 
 def decode_varint(data: bytes, position: int) -> tuple[int, int]:
-    """One varint of at most 32 bits: its value and where the next byte is. ValueError if it is cut off or longer."""
+    """One varint of at most 32 bits: its value and the position after it. ValueError if it is cut off or longer."""
     value = 0
     for shift in range(0, 35, 7):
         if position >= len(data):

@@ -33,12 +33,13 @@ _PLAIN_NAME = re.compile(r"[^\x00-\x1f\\]+")
 
 
 def damaged(what: str) -> ServingError:
-    """The file is not whole, or not what its name says. Copying it again helps."""
+    """The error for a file that is truncated, damaged or of another type. Copying it again may help."""
     return ServingError(StatusCode.DATA_LOSS, what)
 
 
 def unsafe(what: str) -> ServingError:
-    """The file could run code or touch the machine when it is loaded. Only the operator's trust helps."""
+    """The error for a file that could run code or touch the machine when it is loaded. It needs the operator's
+    trust."""
     return ServingError(
         StatusCode.PERMISSION_DENIED,
         f"{what}; such a file is loaded only from below --trusted_model_base_paths",
@@ -116,7 +117,7 @@ def member_names(path: str) -> frozenset[str]:
 
 @contextlib.contextmanager
 def _zip_errors(name: str) -> Iterator[None]:
-    """Whatever the zip reader trips over is damage."""
+    """Turns every error of the zip reader into DATA_LOSS."""
     try:
         yield
     except (ServingError, FileNotFoundError):

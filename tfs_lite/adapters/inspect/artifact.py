@@ -30,14 +30,14 @@ _TOUCHES_FILES = re.compile(rb"\.(\s|#[^\n]*\n)*(save|from_file|read_file|write_
 
 
 def inspect_exported(path: str, name: str, trusted: bool) -> None:
-    """Checks all of what ``torch.export.save`` wrote. DATA_LOSS if it is damaged, PERMISSION_DENIED if not harmless."""
+    """Checks all that ``torch.export.save`` wrote. DATA_LOSS if it is damaged, PERMISSION_DENIED if it is unsafe."""
     with open_archive(path, name) as archive:
         archive.verify_checksums()
         check_exported(archive, trusted)
 
 
 def check_exported(archive: Archive, trusted: bool) -> None:
-    """The same without the checksums of the weights, for those who read the weights next."""
+    """The same without the checksums of the weights, for callers that read the weights next."""
     if any(_OLD_PROGRAM.fullmatch(member) for member in archive.members):
         raise damaged(f"{archive.name} was written by a torch that is too old: export the model again")
     if archive.read("archive_format", 16) != b"pt2":

@@ -3,8 +3,8 @@
     rows of a request -> [Input: is the item valid?] -> preprocess -> stacked: what predict is batched from
     rows of predict's outputs -> postprocess -> stacked: the outputs that the config declares
 
-An item is one row of a request, its values without the batch dimension. An item that is refused ends its request;
-other requests, which it was never batched with, are not touched.
+An item is one row of a request, its values without the batch dimension. A refused item makes its request fail; other
+requests are not affected, because items are checked before batching.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.dtypes import Array, from_numpy
 
 MAX_WORDS = 500
-"""Characters of a refusal that a client gets."""
+"""Characters of a refusal's message."""
 MAX_ERRORS_READ = 100
-"""Faults of one item beyond which a validator is not asked for its words: it would make some for each."""
+"""With more errors in one item their messages are not read: the validator would make one for each."""
 MAX_ERRORS_SHOWN = 3
 CPU = torch.device("cpu")
 
@@ -40,9 +40,9 @@ Item = dict[str, Any]
 class ItemSteps:
     """The steps of one object ``Model``. False if it has none.
 
-    Threads: ``preprocess`` and ``postprocess`` by any number, beside the object's ``predict``. Arrays of the caller are
-    never written to; results are the caller's own. The deadline, in seconds of ``monotonic``, is looked at before every
-    item: DEADLINE_EXCEEDED. What else the user's code raises passes through.
+    Threads: any number may call ``preprocess`` and ``postprocess`` during the object's ``predict``. The caller's arrays
+    are never written to; results belong to the caller. The deadline, in seconds of ``monotonic``, is checked before
+    every item: DEADLINE_EXCEEDED. Other errors of the user's code pass through.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ItemSteps:
 
     @property
     def batch_signature(self) -> Signature:
-        """What predict takes and gives. Nobody declares what it gets from ``preprocess`` and gives to
+        """The inputs and outputs of predict, undeclared where they come from ``preprocess`` or go to
         ``postprocess``."""
         return Signature(
             () if self._preprocess else self._signature.inputs,
@@ -108,7 +108,7 @@ class ItemSteps:
                 )
 
     def _prepared(self, index: int, item: Item) -> dict[str, Array]:
-        """What ``preprocess`` makes of the item; nothing where it is only validated."""
+        """The result of ``preprocess`` for the item; empty if the item is only validated."""
         try:
             given: object = item if self._input is None else self._input.model_validate(_plain_item(item))
             result = {} if self._preprocess is None else self._preprocess(given)
@@ -179,7 +179,7 @@ def _row(column: Any, index: int) -> Any:
 
 
 def _plain_item(item: Item) -> dict[str, object]:
-    """The item as validators know values: numbers, texts, lists."""
+    """The item as numbers, texts and lists, for the validator."""
     return {name: _plain(value if isinstance(value, bytes) else value.tolist()) for name, value in item.items()}
 
 
@@ -196,7 +196,7 @@ def _plain(value: object) -> object:
 
 
 def _words(error: ValidationError) -> str:
-    """What is wrong with which field, in the validator's words; of many faults, some."""
+    """The validator's messages with their fields; some of them if there are many."""
     count = error.error_count()
     if count > MAX_ERRORS_READ:
         return f"{count} of its values are refused"
@@ -211,7 +211,7 @@ def _fault(place: str, words: str) -> str:
 
 
 def _arrays(row: object, step: str, index: int, declared: Mapping[str, DataType]) -> dict[str, Array]:
-    """What a step returned for one item. Of ``declared`` names, all have to be there, and only they are kept."""
+    """What a step returned for one item, as arrays. If names are ``declared``, exactly they are required and kept."""
     if not isinstance(row, Mapping):
         raise _broken(f"{step}() returned {type(row).__name__} for item {index}, expected a dict")
     for name in declared:
@@ -231,7 +231,7 @@ def _arrays(row: object, step: str, index: int, declared: Mapping[str, DataType]
 
 
 def _with_type(value: object, wanted: DataType) -> object:
-    """Numbers of Python, and lists of them, get the type that is declared, else that which torch gives them."""
+    """Converts Python's numbers, and lists of them, to the declared type, or to torch's default type."""
     if isinstance(value, bytes | str):
         return np.array(value, dtype=object)
     if not isinstance(value, bool | int | float | complex | list | tuple):

@@ -59,7 +59,7 @@ class ModelContext:
 
 
 class PythonModel(LoadedModel):
-    """What both kinds of ``Model`` share: the module they came from, and how inputs are handed over."""
+    """The common part of both kinds of ``Model``: their module, and the conversion of inputs."""
 
     def __init__(self, request: OpenRequest, source: ModuleType, signature: Signature) -> None:
         super().__init__(request.id, NAME, signature, request.device)
@@ -115,7 +115,7 @@ class PythonModel(LoadedModel):
         return arrays
 
     def _guarded(self, work: Callable[[], T]) -> T:
-        """What the work returns; ``sys.exit()`` and its like fail the request, and nothing else."""
+        """Returns ``work()``; ``sys.exit()`` and the like only fail the request."""
         try:
             return work()
         except Exception:
@@ -154,7 +154,7 @@ class ModuleModel(PythonModel):
 
 
 class PlainModel(PythonModel):
-    """``Model`` is any other class. What it holds, nobody can tell; it may run TorchScript, so no inference mode."""
+    """``Model`` is any other class. Its size is unknown; it may run TorchScript, so there is no inference mode."""
 
     def __init__(self, request: OpenRequest, source: ModuleType, make: Callable[[ModelContext], Any]) -> None:
         super().__init__(request, source, declared_signature(request.settings))
@@ -175,7 +175,7 @@ class PlainModel(PythonModel):
             self._shapes_were_checked = True  # they are the model's own choice
 
     def warm_up(self) -> None:
-        """The end of the load, if the class has a ``warmup``."""
+        """Calls the class's ``warmup``, if it has one, at the end of the load."""
         if hasattr(self._object, "warmup"):
             self._object.warmup()
 
@@ -233,7 +233,7 @@ class PlainModel(PythonModel):
 
 
 def declared_signature(settings: ModelSettings) -> Signature:
-    """The signature of a class with predict(), which nothing but its config tells. INVALID_ARGUMENT without inputs."""
+    """The signature of a class with predict(), which only its config declares. INVALID_ARGUMENT without inputs."""
     signature = signature_of(settings)
     if signature is None or not signature.inputs:
         raise invalid_argument("a class with predict() needs its inputs declared in config.pbtxt or config.yaml")
@@ -273,7 +273,7 @@ def no_class() -> ServingError:
 
 
 def _arguments(make: type, parameters: Mapping[str, str]) -> dict[str, object]:
-    """The config's parameters that the constructor names, read as its annotations say."""
+    """The config's parameters that the constructor names, converted by its annotations."""
     found: dict[str, object] = {}
     for parameter in inspect.signature(make).parameters.values():
         if parameter.name in parameters and parameter.kind in _BY_NAME:

@@ -1,7 +1,7 @@
-"""Imports ``model.py`` of a version: under a module name of its own, and out again when the version goes.
+"""Imports ``model.py`` of a version under a module name of its own, and removes it when the version is unloaded.
 
-Two versions of a model may be in memory at the same time, so the name is used once and never again. The module is a
-package: ``from .helper import x`` finds files beside it. Nothing is written into the version's directory.
+Two versions of a model may be in memory at the same time, so every name is used once. The module is a package:
+``from .helper import x`` finds files beside it. Nothing is written into the version's directory.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 ARTEFACT = "model.py"
 _NO_NAME = re.compile(r"\W", re.ASCII)
 _numbers = itertools.count(1)
-_VERDICTS = (SyntaxError, ImportError, NameError, SystemExit)
-"""What another import of the same source raises again."""
+_PERMANENT = (SyntaxError, ImportError, NameError, SystemExit)
+"""Errors that another import of the same source would raise again."""
 
 
 class _FreshSource(importlib.machinery.SourceFileLoader):
@@ -49,14 +49,14 @@ def import_model(servable_id: ServableId, directory: str) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:  # sys.exit() in a model must not end the server
         forget(module)
-        failure = source_failure(error, directory, verdicts=_VERDICTS)
+        failure = source_failure(error, directory, permanent=_PERMANENT)
     else:
         return module
     raise failure
 
 
 def forget(module: ModuleType) -> None:
-    """Removes the module, and those that it imported from beside it, from the interpreter."""
+    """Removes the module, and those of its own files that it imported, from the interpreter."""
     prefix = f"{module.__name__}."
     for name in list(sys.modules):  # a copy: other threads may import meanwhile
         if name == module.__name__ or name.startswith(prefix):
@@ -64,23 +64,23 @@ def forget(module: ModuleType) -> None:
 
 
 def source_failure(
-    error: BaseException, directory: str, verdicts: tuple[type[BaseException], ...] = ()
+    error: BaseException, directory: str, permanent: tuple[type[BaseException], ...] = ()
 ) -> ServingError:
-    """What went wrong in code of the version, with file and line but without the server's path. Errors among
-    ``verdicts`` are INVALID_ARGUMENT: no retry helps."""
+    """The error of the version's code, with file and line but without the server's path. ``permanent`` errors are
+    INVALID_ARGUMENT, because a retry does not help."""
     if isinstance(error, ServingError):
         return error
     if isinstance(error, SyntaxError) and error.filename and error.filename.startswith(directory):
         where = f"{os.path.relpath(error.filename, directory)} line {error.lineno}"
-        return ServingError(_code(error, verdicts), f"{where}: {type(error).__name__}: {error.msg}")
+        return ServingError(_code(error, permanent), f"{where}: {type(error).__name__}: {error.msg}")
     where = ARTEFACT
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename.startswith(directory):
             where = f"{os.path.relpath(frame.filename, directory)} line {frame.lineno}"
-    return ServingError(_code(error, verdicts), f"{where}: {type(error).__name__}: {sentence(error)}")
+    return ServingError(_code(error, permanent), f"{where}: {type(error).__name__}: {sentence(error)}")
 
 
-def _code(error: BaseException, verdicts: tuple[type[BaseException], ...]) -> StatusCode:
+def _code(error: BaseException, permanent: tuple[type[BaseException], ...]) -> StatusCode:
     if out_of_memory(error):
         return StatusCode.RESOURCE_EXHAUSTED
-    return StatusCode.INVALID_ARGUMENT if isinstance(error, verdicts) else StatusCode.FAILED_PRECONDITION
+    return StatusCode.INVALID_ARGUMENT if isinstance(error, permanent) else StatusCode.FAILED_PRECONDITION

@@ -1,7 +1,7 @@
-"""Nested lists of a REST body -> arrays, as quickly as numpy can: whole levels at once, no look at single elements.
+"""Nested lists of a REST body -> arrays by numpy, which converts whole levels at once.
 
-It knows regular lists with leaves that fit. For all others it says no, and ``rest_tensors`` finds out why. An array in
-the tree means what the list would mean.
+Only for regular lists with leaves that fit; for others ``tensors`` finds the mistake. An array in the tree stands for
+the equal list.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_dense(value: object, dtype: DataType) -> Array | None:
 
 
 def first_unfit(numbers: Array, dtype: DataType) -> int | None:
-    """Where the first element is, in flat order, that the type does not take; None if there is none.
+    """The flat index of the first element that does not fit the type; None if there is none.
 
     In an array of floats, whole numbers may have been integers in the text, so one that cannot have been is preferred.
     """

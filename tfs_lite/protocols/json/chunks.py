@@ -1,8 +1,8 @@
-"""A large JSON text, read in pieces of about 64 KB, so that no call holds the interpreter lock for long.
+"""A large JSON text, read in chunks of about 64 KB, so that no call holds the interpreter lock for long.
 
-A list or an object whose text is longer than a piece is entered, and its items are parsed in runs of as many as fit.
-Only its own brackets, names and commas are looked at here; every run is a text for ``json_tree``. So what is said
-about pieces decides nothing but speed, and a text is accepted exactly if ``json_tree`` would accept it whole.
+A list or an object whose text is longer than a chunk is entered, and as many of its items as fit are parsed in one run.
+Only its own brackets, names and commas are read here; every run is a text for ``tree``. The chunks therefore decide on
+speed only: a text is accepted exactly if ``tree`` would accept it whole.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ _BRACKETS: dict[type, tuple[bytes, bytes]] = {list: (b"[", b"]"), dict: (b"{", b
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a reader is. ``open``: the containers around it; ``fresh``: the innermost has no items so far.
-
-    ``after``: behind an item, before a comma or a closing bracket; else before an item or its name.
+    """The position of a reader. ``open`` are the containers around it; ``fresh`` means that the innermost has no items
+    so far, ``after`` that a comma or a closing bracket comes next, and not an item or its name.
     """
 
     at: int
@@ -90,8 +89,8 @@ class PieceReader:
         return Position(self._at, tuple(self._open), self._fresh, self._after)
 
     def whole(self) -> Json:
-        """The value of the text; None if nothing is kept. Raises :class:`Refused`, or :class:`TooMany` if values are
-        kept."""
+        """The value of the text; None if values are not kept. Raises :class:`Refused`, or :class:`TooMany` if they
+        are."""
         root: list[Any] = []
         start = self._skip(0)
         if self._text[start : start + 1] not in (b"[", b"{"):
@@ -107,7 +106,7 @@ class PieceReader:
         return root[0] if self._keep else None
 
     def _skip(self, at: int) -> int:
-        """The first byte from ``at`` on that is not white space."""
+        """The position of the first byte from ``at`` on that is not white space."""
         return _SPACE.match(self._text, at).end()  # type: ignore[union-attr]
 
     def _run_of_items(self) -> bool:

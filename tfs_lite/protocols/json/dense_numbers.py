@@ -1,9 +1,9 @@
 """Large arrays of numbers in a JSON text, read straight into numpy.
 
-A stretch without strings that is one rectangular nested list of numbers is recognised in two passes, each over pieces
-of 64 KB, so that no call holds the interpreter lock for long and no list of Python numbers ever grows beyond a piece.
-The first pass keeps only brackets and commas and holds them against the shape that they begin with. The second parses
-the numbers, piece by piece, between any two commas. Whatever does not fit is left to the parser of everything else.
+A part without strings that is one rectangular nested list of numbers is recognised in two passes, each over chunks of
+64 KB, so that no call holds the interpreter lock for long and no list of Python numbers grows beyond a chunk. The first
+pass keeps only brackets and commas and compares them to the shape that they begin with. The second parses the numbers,
+chunk by chunk. The ordinary parser reads what does not fit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMBERS_AND_SPACE = b"0123456789+-.eENaInfity \t\r\n"
 _BRACKETS_TO_SPACE = bytes.maketrans(b"[]", b"  ")
 _OPEN, _CLOSE, _COMMA, _SPACE = b"[], "
 _MAX_SPACES = 100
-"""White space next to one bracket, in bytes; more of it is not worth a loop here."""
+"""White space next to one bracket, in bytes; a list with more is left to the ordinary parser."""
 
 
 def large_arrays(

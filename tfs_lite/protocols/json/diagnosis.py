@@ -1,8 +1,8 @@
-"""What is wrong with a JSON text, and where: for the message that goes with a refusal.
+"""Finds the mistake in a JSON text and its position, for error messages.
 
-The parsers that read bodies are quick and say little. When one of them refuses a text, it is walked once more here,
-token by token and without recursion, up to the first fault. Nothing is built. A large text is passed in pieces first,
-so that only the piece with the fault is walked.
+The parsers of bodies are quick and give no reasons. A text that they refuse is read once more here, token by token and
+without recursion, up to the first mistake; no value is built. A large text is first read in chunks, so that only the
+chunk with the mistake is read by tokens.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def find_fault(text: bytes, piece_bytes: int = SLICE_BYTES) -> Fault | None:
 
 
 class _Walk:
-    """A place in the text, and the containers that are open there: the names so far, or None for a list."""
+    """A position in the text, and the containers that are open there: the names so far, or None for a list."""
 
     def __init__(self, text: bytes, position: Position) -> None:
         self._text = text

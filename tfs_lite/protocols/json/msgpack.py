@@ -27,9 +27,9 @@ Body: TypeAlias = "bool | int | float | str | bytes | list[Body] | dict[str, Bod
 
 LEAST_ARRAY_BYTES = 64 * 1024
 _MAX_TOKENS = 4096
-"""So many values are read one by one, in search of large arrays; a body with more of them is parsed at once."""
+"""How many values are read one by one, in search of large arrays; a body with more of them is parsed at once."""
 MAX_TREE_BYTES = 2 << 20
-"""Of a body that has to be parsed at once: a byte may become an object of 60, and all wait meanwhile."""
+"""The limit of a body that is parsed at once: a byte may become an object of 60 bytes, and other threads wait."""
 _PART_VALUES = 64 * 1024
 """Values that are packed by one call."""
 
@@ -38,7 +38,7 @@ _FLOATS: dict[int, np.dtype[Any]] = {0xCA: np.dtype(">f4"), 0xCB: np.dtype(">f8"
 _LEAF_BYTES = {0xC0: 1, 0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9}
 _LEAF_BYTES |= {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}
 _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-"""Strings and binaries that have their length behind the type byte, and how many bytes it takes."""
+"""Types of strings and binaries whose length follows the type byte -> the bytes of that length."""
 _LIST_BYTES = {0xDC: 3, 0xDD: 5}
 _MAP_BYTES = {0xDE: 3, 0xDF: 5}
 
@@ -79,7 +79,8 @@ def dumps(value: object) -> bytes:
 
 
 def _unpack(data: bytes) -> Body:
-    """By ormsgpack, which stops behind the first value. So the data is made the first item of a list of two."""
+    """Parses by ormsgpack. It ignores bytes after the first value, so the data becomes the first item of a list of
+    two."""
     end = token_bytes(16)
     try:
         tree, behind = ormsgpack.unpackb(b"\x92" + data + b"\xc4\x10" + end)
@@ -124,7 +125,7 @@ def _is_deeper(tree: Any, levels: int) -> bool:
 
 
 class _TooMany(Exception):
-    """It is not worth going on value by value, or something is wrong."""
+    """Reading value by value is too slow for this body, or the body is invalid."""
 
 
 class _Walk:
@@ -286,7 +287,7 @@ def _pack(value: object) -> bytes:
 
 
 def _pack_other(value: object) -> Any:
-    """What ormsgpack is to pack for an array or a scalar of numpy."""
+    """The value for ormsgpack in place of an array or a scalar of numpy."""
     array = np.asarray(value) if isinstance(value, np.generic) else value
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{type(value).__name__} has no msgpack form")

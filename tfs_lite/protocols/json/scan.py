@@ -1,8 +1,7 @@
-"""Where things are in a JSON text, found without parsing it: strings, brackets, colons, words such as ``NaN``.
+"""Positions of strings, brackets, colons and words such as ``NaN`` in a JSON text, found without parsing it.
 
-The text is walked in slices of 64 KB by numpy, which gives the interpreter lock away while it works; memory is that
-of one slice. Nothing here raises on a malformed text. What is said about one is then of no use, but no harm either:
-whoever relies on it parses every byte of the text afterwards.
+numpy reads the text in slices of 64 KB and releases the interpreter lock meanwhile; memory is that of one slice. A
+malformed text gives useless positions and no error, because the callers parse every byte of the text afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SLICE_BYTES = 64 * 1024
 FEW = 16
 
 SPECIAL = re.compile(rb"(?<![\w.+-])(?:NaN|-?Inf(?:inity)?)(?![\w.+-])")
-"""The numbers that are words."""
+"""Numbers that are written as words."""
 
 _CASE_BIT = 0x20
 """Takes ``[`` to ``{`` and ``]`` to ``}``."""
@@ -35,10 +34,10 @@ _SHORT_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A stretch of the text. ``view``: its bytes (uint8); ``start``: the offset of the first one.
+    """A part of the text: its bytes, ``view`` (uint8), and the offset of the first one, ``start``.
 
-    ``quotes``: sorted indexes into ``view`` of the quotes that open or close strings. ``inside``: whether the slice
-    begins inside a string.
+    ``quotes`` are the sorted indexes into ``view`` of the quotes that open or close strings; ``inside`` says whether
+    the slice begins inside a string.
     """
 
     start: int
@@ -80,7 +79,7 @@ def slices(text: bytes, start: int = 0, size: int = SLICE_BYTES) -> Iterator[Sli
 
 
 def few_colons(text: bytes) -> int:
-    """How many colons a valid text has, if a few searches can tell that, and that it has at most ``FEW`` levels.
+    """The number of colons in a valid text with few of them and at most ``FEW`` levels, found by a few searches.
 
     -1 if it has more of either, or may have. Colons in strings are counted too.
     """
@@ -117,7 +116,7 @@ def _find_few(text: bytes, byte: bytes) -> int:
 
 
 def string_end(text: bytes, start: int, slice_bytes: int = SLICE_BYTES) -> int:
-    """Behind the closing quote of the string whose opening quote is at ``start``; 0 if it has none."""
+    """The position after the closing quote of the string whose opening quote is at ``start``; 0 if it has none."""
     short = _SHORT_STRING.match(text, start, start + slice_bytes // 64)
     if short:
         return short.end()
@@ -130,7 +129,7 @@ def string_end(text: bytes, start: int, slice_bytes: int = SLICE_BYTES) -> int:
 
 
 def long_gaps(text: bytes, least: int, slice_bytes: int = SLICE_BYTES) -> Iterator[tuple[int, int]]:
-    """``(start, end)`` of every stretch of at least ``least`` bytes without a string in it."""
+    """``(start, end)`` of every part of at least ``least`` bytes without a string in it."""
     edge, inside = 0, False
     for part in slices(text, 0, slice_bytes):
         edges = np.concatenate(([edge - 1], part.quotes + part.start))

@@ -1,9 +1,8 @@
 """Nested lists of a REST body -> arrays, or what is wrong with them.
 
-The shape is that of the first element at each level; every other element has to agree with it, and every leaf has to
-be of the tensor's type. ``rest_dense`` reads what is right. The rest is gone through here in order, to name the first
-thing that is wrong. Runs that are right are skipped at the quick reader's speed, so that a misfit at the end of a large
-body is found soon.
+The shape is that of the first element at each level; every other element has to agree with it, and every leaf has to be
+of the tensor's type. ``arrays`` reads correct values. The others are read here in order, to name the first mistake;
+correct runs are skipped at the quick reader's speed, so that a mistake at the end of a large body is found soon.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Shape = tuple[int, ...]
 
 _RUN = 1024
 _WORTH_A_TRY = 16
-"""Items from which looking at all of them at once is quicker than one by one."""
+"""From so many items on, checking all of them at once is quicker than one by one."""
 
 
 def infer_dtype(value: object) -> DataType:
@@ -85,14 +84,14 @@ def irregular() -> ServingError:
 
 
 class RowChecker:
-    """Holds the rows of one tensor against the first of them, in order."""
+    """Compares the rows of one tensor to the first of them, in order."""
 
     def __init__(self, dtype: DataType) -> None:
         self._dtype = dtype
         self._expected: Shape | None = None
 
     def fits(self, rows: Array) -> bool:
-        """Whether the rows of an array, one at least, go with those before."""
+        """Whether the rows of an array, at least one, agree with those before."""
         shape: Shape = rows.shape[1:]
         self._expected = shape if self._expected is None else self._expected
         return shape == self._expected

@@ -1,18 +1,18 @@
 """JSON bodies: text -> tree, tree -> text.
 
-The grammar is JSON's with ``NaN``, ``Inf``, ``Infinity``, ``-Inf`` and ``-Infinity`` as numbers. A body is bytes from
-a stranger: names that come twice in an object, text after the value, bad UTF-8, numbers beyond a double and deep
-nesting are refused, none of them costs more than its length, and nothing here recurses.
+The grammar is JSON's with ``NaN``, ``Inf``, ``Infinity``, ``-Inf`` and ``-Infinity`` as numbers. Bodies are not
+trusted: names that come twice in an object, text after the value, bad UTF-8, numbers beyond a double and deep nesting
+are refused; none of them costs more than its length, and nothing here recurses.
 
-Small bodies go through orjson at once. Large ones go through it in pieces, on whatever thread calls, so that others
-get the interpreter lock in between; and their large arrays of numbers become numpy arrays directly.
+orjson parses small bodies at once, and large ones in chunks, on the caller's thread, so that other threads get the
+interpreter lock in between; large arrays of numbers become numpy arrays directly.
 
-    json_scan      where strings, brackets and words are
-    json_tree      one piece of text -> tree
-    json_pieces    a large text -> pieces
-    json_numbers   a large array of numbers -> numpy
-    json_fault     what is wrong with a text, and where
-    json_print     tree -> text
+    scan            positions of strings, brackets and words
+    tree            one text -> tree
+    chunks          a large text -> chunks
+    dense_numbers   a large array of numbers -> numpy
+    diagnosis       the mistake in a text, and its position
+    writer          tree -> text
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One JSON text -> a tree, by orjson, with the rules that orjson does not have.
 
-orjson lets the last of two equal names win, knows no ``NaN`` and allows 1024 levels. A valid text has as many colons
-outside its strings as its objects have members: if the parsed objects have fewer, a name came twice. Depth comes
-from the brackets. Numbers that are words, and arrays that were read before, are parsed as stand-ins:
-ordinary numbers, chosen at random, which are replaced in the tree.
+orjson keeps the last of two members of one name, does not know ``NaN`` and allows 1024 levels. A valid text has as many
+colons outside its strings as its objects have members: if the parsed objects have fewer, a name came twice. The depth
+follows from the brackets. Numbers that are words, and arrays that were read before, are parsed as stand-ins: ordinary
+numbers, chosen at random, which are replaced in the tree.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SPECIAL_WORDS = (b"NaN", b"Inf", b"-Inf", b"Infinity", b"-Infinity")
 
 
 class Refused(Exception):
-    """The text is no acceptable JSON; ``json_fault`` knows why."""
+    """The text is not acceptable JSON; ``diagnosis`` finds the reason."""
 
 
 class TooMany(Exception):

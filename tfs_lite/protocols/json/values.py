@@ -1,6 +1,6 @@
-"""One value of a REST body: what it is called in messages, how it is shown there, and what it means as an element.
+"""One value of a REST body: its name and text in messages, and its meaning as an element of a tensor.
 
-A tree comes from ``json_text`` or ``msgpack_body``. Its leaves are None, bool, int, float, str, with msgpack also
+A tree comes from ``text`` or ``msgpack``. Its leaves are None, bool, int, float, str, with msgpack also
 ``bytes``; numpy arrays (int64, uint64, float64) stand for large dense lists of numbers. An integer that 64 bits
 cannot hold is a float there, as in other parsers. Every text below that shows a value is short, however large the
 value is.
@@ -80,7 +80,7 @@ def read_signature_name(members: dict[str, Any]) -> str:
 
 
 def type_name(value: object) -> str:
-    """What kind of JSON value it is, as messages call it: Null, True, False, Object, Array, String, Number, Binary."""
+    """The type of a JSON value in messages: Null, True, False, Object, Array, String, Number or Binary."""
     if isinstance(value, bool):
         return str(value)
     return _TYPES[type(value)]
@@ -107,7 +107,7 @@ def is_base64(value: object) -> bool:
 
 
 def read_base64(value: object) -> bytes:
-    """The bytes of a wrapper. Standard alphabet; padding may be missing, but not be wrong. INVALID_ARGUMENT else."""
+    """The bytes of a wrapper: standard alphabet, with correct padding or without. INVALID_ARGUMENT otherwise."""
     if not isinstance(value, dict) or not is_base64(value):
         raise invalid_argument(f"JSON Value: {show(value)} not formatted correctly for base64 data")
     text: str = value["b64"]
@@ -149,7 +149,7 @@ def read_element(value: object, dtype: DataType) -> object:
 
 
 def type_error(value: object, dtype: DataType) -> ServingError:
-    """INVALID_ARGUMENT: the value is not what the element type takes. For an integer it names the range."""
+    """The INVALID_ARGUMENT for a value that does not fit the element type; for an integer type it names the range."""
     text = f"JSON Value: {show(value)} Type: {type_name(value)} is not of expected type: {dtype.text}"
     if type(value) is int and dtype in INTEGERS:
         text += f", whose range is {INTEGERS[dtype].min} to {INTEGERS[dtype].max}"

@@ -1,4 +1,4 @@
-"""Tree -> JSON text, by orjson, with the things that orjson does not print.
+"""Tree -> JSON text, by orjson, and by code of our own for what orjson cannot print.
 
 orjson writes ``null`` for numbers that are not finite, takes contiguous arrays of native types only, fails on foreign
 byte order, and prints an array without dimensions in double width. A large tree is cut into parts of a few thousand
@@ -22,7 +22,7 @@ from tfs_lite.protocols.json.tree import of_kind
 _PART_VALUES = 8192
 """Values printed by one call: about 100 KB of text, well below a millisecond."""
 _CHARACTERS_A_VALUE = 16
-"""A string counts as one value more for each of these."""
+"""A string counts as one more value for each of these characters."""
 _ROUNDED_TWICE = (b"7.038531e-26", b"7.03853069e-26")
 """The one float32 (of either sign; all have been tried) whose shortest text, read as a double and then rounded to a
 float32, is another number; and a text of it that is not."""
@@ -136,7 +136,7 @@ def _with_words(value: Any) -> Any:
 
 
 def _print_other(value: object) -> Any:
-    """What orjson is to print for an array or a scalar of numpy."""
+    """The value for orjson in place of an array or a scalar of numpy."""
     array = np.asarray(value) if isinstance(value, np.generic) else value
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{type(value).__name__} has no JSON text")

@@ -1,12 +1,10 @@
-"""The body of a REST ``:predict`` request -> named arrays. The answer is in ``rest_answer``.
+"""The body of a REST ``:predict`` request -> named arrays, and arrays -> the tree of its answer.
 
 A body has its tensors in one of two forms. Row form: ``instances`` is a list, each element one row of every input, so
 that the first dimension of every input is the number of elements. Column form: ``inputs`` has each input as a whole.
 Errors of an element are wrapped with its number in row form, and keep their own code in column form.
 
-Arrays -> the answer of a REST ``:predict`` request, as a tree for ``json_text`` or ``msgpack_body``.
-
-Numbers stay arrays, so that the writers can go through them at once. Types that JSON readers have no notion of (half,
+Numbers of an answer stay arrays, so that the writers can print them at once. Types that JSON readers do not have (half,
 bfloat16, float8) are widened to float, which loses nothing. Strings are text, or wrappers of binary data.
 """
 
@@ -41,8 +39,8 @@ __all__ = ["PredictBody", "find_rest_signature", "predict_tree", "read_predict_b
 class PredictBody:
     """A request before its model is known.
 
-    ``rows`` says which form it has, ``value`` is what ``instances`` or ``inputs`` holds. ``problem`` is what is wrong
-    with the choice between them, empty if nothing is: a client hears of an unknown model or signature first.
+    ``rows`` says which form it has, ``value`` is that of ``instances`` or ``inputs``. ``problem`` says what is wrong
+    with the choice between them, or is empty: errors about an unknown model or signature come first.
     """
 
     signature_name: str
@@ -52,8 +50,8 @@ class PredictBody:
 
 
 def read_predict_body(tree: Json) -> PredictBody:
-    """The parts of a body. INVALID_ARGUMENT if it is no object or ``signature_name`` is no string; more is told by
-    :func:`tensors_of`."""
+    """The parts of a body. INVALID_ARGUMENT if it is no object or ``signature_name`` is no string; :func:`tensors_of`
+    makes the other checks."""
     members = body_members(tree)
     name = read_signature_name(members)
     rows, columns = "instances" in members, "inputs" in members

@@ -1,7 +1,7 @@
 """The row form of a REST body: ``instances``, a list with one element for each row.
 
 The first element decides what the elements are: the rows of the only input, or objects with one value for each input.
-All rows of an input have the same shape. Whatever is wrong with an element is said with its number.
+All rows of an input have the same shape. An error about an element has its number.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _hint(differing: Set[str], signature: Signature) -> str:
 
 
 def _repeated_defaults(signature: Signature, rows: int) -> dict[str, Array]:
-    """What rows without any value mean: the defaults, as often as there are rows. Bounded as all repetition is."""
+    """The arrays of rows without any value: the defaults, repeated for every row, up to the limit of repetition."""
     arrays = {}
     for spec in signature.inputs:
         if spec.name not in signature.defaults:

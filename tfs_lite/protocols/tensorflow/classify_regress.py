@@ -1,12 +1,11 @@
-"""Classify, Regress and MultiInference, apart from running the model: may a signature be used so, which of its outputs
-are wanted, and what the outputs say.
+"""Classify, Regress and MultiInference: checks of signatures, their wanted outputs, and results made of the outputs.
 
-Features feed inputs by name, so a signature may have any number of inputs from one on. Of its outputs only those with
-the known names are looked at: ``classes`` (labels) and ``scores`` for classify, ``outputs`` for regress; a model that
-does not declare its outputs has them in its answer. Numbers may be of any floating type; answers have float.
+Features feed inputs by name, so a signature may have one input or more. Only the outputs with the known names are used:
+``classes`` (labels) and ``scores`` for classify, ``outputs`` for regress; a model that does not declare its outputs has
+them in its answer. Numbers may be of any floating type; answers have float.
 
-Whatever does not fit raises INVALID_ARGUMENT. Answers are written as bytes and parsed, because adding thousands of
-small messages one by one takes several times as long.
+Everything that does not fit raises INVALID_ARGUMENT. Results are written as bytes and parsed, because adding thousands
+of small messages one by one takes several times as long.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def find_inference_signature(signatures: Mapping[str, Signature], key: str) -> S
 
 
 def check_predict_method(signature: Signature) -> None:
-    """For servers that check method names: Predict runs signatures of any method that is known."""
+    """For servers that check method names: Predict runs signatures of every known method."""
     known = METHODS.values()
     if signature.method_name not in known:
         raise invalid_argument(
@@ -75,7 +74,7 @@ def check_predict_method(signature: Signature) -> None:
 
 
 def check_classify_signature(signature: Signature, check_method_name: bool = False) -> tuple[str, ...]:
-    """The outputs that are wanted of a signature for classify; none if it does not declare its outputs."""
+    """The outputs to request from a signature for classify; none if it does not declare its outputs."""
     _check_method(signature, check_method_name, CLASSIFY_METHOD, "classification")
     _check_inputs(signature, "classification")
     return _classify_outputs(signature.output_names) if signature.outputs else ()
@@ -139,7 +138,7 @@ class Task:
 
 
 def first_model_spec(request: Message) -> ModelRef:
-    """The model and version that all tasks of a MultiInferenceRequest are answered by: those of the first task."""
+    """The model and version for all tasks of a MultiInferenceRequest: those of the first task."""
     if not request.tasks or not request.tasks[0].model_spec.name:
         raise invalid_argument("ModelSpec has no name specified")
     return read_model_spec(request.tasks[0])

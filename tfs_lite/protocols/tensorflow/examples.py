@@ -1,14 +1,13 @@
 """``tensorflow.Example``, rows of named features -> the arrays of a signature: the input of Classify, Regress and
 MultiInference.
 
-A feature feeds the input of its name, one row for each example; features that no input names are passed over. With a
-context, its features count for every example that does not have them itself. What is in neither is the input's default.
-A feature without values of any kind is as good as none.
-A signature whose only input is ``inputs``, one string for each row, gets the examples as they are, serialized, with the
-context in front: its model reads them itself.
+A feature feeds the input of its name, one row for each example; features without an input are ignored. The features of
+a context are those of every example that lacks them, and the input's default is used where both lack them. A feature
+without values counts as missing. A signature whose only input is ``inputs``, one string for each row, gets the
+serialized examples, with the context in front: its model reads them itself.
 
-Values that a request sends once and that are needed in every row (of the context, of defaults) may fill at most
-``max_bytes`` for an input.
+Values that a request sends once and that are repeated for every row (of the context, of defaults) may fill at most
+``max_bytes`` of an input.
 """
 
 from __future__ import annotations

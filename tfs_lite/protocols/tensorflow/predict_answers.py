@@ -1,8 +1,8 @@
-"""PredictResponses as bytes, built around the numbers instead of out of messages.
+"""PredictResponses as bytes, built around the numbers instead of from messages.
 
-An answer differs from the one before, most of the time, in nothing but its numbers. What stands between them is kept
-for every (version, signature, names, dtypes, shapes) seen lately; numbers that travel as they lie in memory, raw or in
-a packed field, are put in between. Everything else is left to protobuf, and means the same to every parser.
+Most answers differ from the last one in their numbers only. The bytes between the numbers are cached for every recent
+(version, signature, names, dtypes, shapes); numbers that are sent as they are in memory, raw or in a packed field, are
+inserted. Other answers are written by protobuf, and mean the same to every parser.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AnswerWriter:
 
     def write(self, servable_id: ServableId, signature: str, outputs: Mapping[str, Array]) -> bytes:
         """A serialized PredictResponse. INVALID_ARGUMENT if an output has no tensor type; RESOURCE_EXHAUSTED if it is
-        more than a message holds."""
+        too large for a message."""
         key = (servable_id, signature, *[(name, array.dtype, array.shape) for name, array in outputs.items()])
         try:
             frame = self._frames[key]

@@ -1,12 +1,12 @@
-"""PredictRequests whose like has been seen before: everything but the numbers is known without parsing.
+"""PredictRequests that differ from an earlier one in their numbers only, which are read without parsing.
 
     bytes -> [same length and same bytes around the numbers as an earlier request?] -> its layout, or None
-    parsed request + its bytes -> layout, remembered for the next one
+    parsed request + its bytes -> layout, cached for the next one
 
-Clients send the same message again and again, with other numbers in it: the model's name, the signature, names, dtypes
-and shapes are equal byte for byte. Numbers travel as one run of little-endian bytes (``tensor_content``, or a packed
-typed field), so a :class:`Layout` says where they are, and an array is a view of the bytes that came. A field's meaning
-follows from the bytes before it; equal bytes outside the runs therefore mean an equal message but for the runs.
+Clients send the same message repeatedly with other numbers: the model's name, the signature, names, dtypes and shapes
+are equal byte for byte. Numbers are one run of little-endian bytes (``tensor_content``, or a packed typed field), so a
+:class:`Layout` has their positions, and an array is a view of the request's bytes. A field's meaning follows from the
+bytes before it; equal bytes outside the runs therefore mean an equal message except for the runs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tfs_lite.protocols.varints import decode_varint
 
 MAX_LAYOUTS = 128
 MAX_OF_LENGTH = 4
-"""Layouts that are remembered for messages of one length."""
+"""Layouts that are cached for messages of one length."""
 MAX_KNOWN_BYTES = 4096
-"""What a layout remembers of a message, at most."""
+"""The most bytes of a message that a layout keeps."""
 
 _NEVER = (DataType.STRING, DataType.BOOL)
 """Not numbers; bytes that mean something only after a look at each."""
@@ -53,9 +53,9 @@ Span = tuple[int, int]
 
 @dataclass(slots=True)
 class Layout:
-    """What is known of every message with these ``known`` pieces (offset, end, bytes) and length.
+    """The layout of every message of this length with the ``known`` bytes (offset, end, bytes).
 
-    ``fits`` is the signature that names, dtypes and shapes were last held against with success, by whoever sets it.
+    The caller sets ``fits`` to the signature that names, dtypes and shapes were last checked against.
     """
 
     model: ModelRef
@@ -94,8 +94,8 @@ class Layouts:
         return None
 
     def learn(self, data: bytes, request: Message, model: ModelRef, inputs: Mapping[str, Array]) -> Layout | None:
-        """Remembers a request that was understood, and returns its layout. ``inputs``: its arrays, as they were
-        decoded. None for a message that has no runs of numbers, or is not written as everybody writes it."""
+        """Caches the layout of a parsed request with its decoded ``inputs``, and returns it. None for a message without
+        runs of numbers, or with an unusual encoding."""
         layout = _layout(data, request, model, inputs)
         if layout is None:
             return None

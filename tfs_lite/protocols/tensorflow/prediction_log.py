@@ -1,7 +1,7 @@
-"""A logged request: the ``PredictionLog`` that warm-up files and request logs consist of.
+"""A logged request: a ``PredictionLog``, of which warm-up files and request logs consist.
 
-Reading tells which method was called and gives its request; building makes a log of a request and its answer. The
-rules of a warm-up file that its writers and its reader share stand here too.
+Reading returns the method and its request; writing makes a log of a request and its answer. The rules for warm-up
+files, which their writers and their reader share, are here as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WARMUP_FILE = f"{WARMUP_DIRECTORY}/{WARMUP_NAME}"
 
 MAX_WARMUP_RECORDS = 1000
 MAX_LOG_BYTES = 512 << 20
-"""The most bytes of one log: a request and an answer, each as long as any may be by default, and room to spare."""
+"""The most bytes of one log: a request and an answer of the default limits, and some more."""
 
 
 class Method(enum.Enum):
@@ -52,7 +52,7 @@ class LoggedRequest:
 
 
 def parse_log(data: bytes) -> Message:
-    """The log in the bytes of a record. INVALID_ARGUMENT if they are none."""
+    """The log in the bytes of a record. INVALID_ARGUMENT if they are no log."""
     try:
         return PredictionLog.FromString(data)
     except DecodeError:

@@ -3,9 +3,9 @@
 Clients send values either as raw bytes (``tensor_content``) or in the typed field of the dtype; a server must take
 both for every dtype. Answers use typed fields unless asked otherwise, because clients read ``float_val`` directly.
 
-Nothing is allocated before the declared shape has been held against the bytes that came. The one exception is what
-the format itself asks for: fewer values than elements means "repeat the last one" (none at all: zeros), and that
-may fill at most ``max_bytes``.
+Nothing is allocated before the declared shape has been compared to the size of the data. The one exception is part of
+the format: with fewer values than elements the last one is repeated (without any: zeros), which may fill at most
+``max_bytes``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PACKED_AS_IS = (DataType.FLOAT, DataType.DOUBLE, DataType.BOOL, *_COMPLEX)
 def decode(tensor: Message, alias: str, max_bytes: int = MAX_FILL_BYTES) -> Array:
     """The array of ``tensor``; it may be read-only. Strings become an object array of ``bytes``.
 
-    Whatever is wrong with it raises INVALID_ARGUMENT ``tensor parsing error: ALIAS: reason``.
+    Every mistake raises INVALID_ARGUMENT ``tensor parsing error: ALIAS: reason``.
     """
     try:
         return _decode(tensor, max_bytes)
@@ -184,7 +184,7 @@ def _typed_values(tensor: Message, dtype: DataType) -> Array:
 
 
 def _fill(values: Array, count: int, max_bytes: int) -> Array:
-    """The first ``count`` values; where they do not reach, the last one again, or zeros if there is none."""
+    """The first ``count`` values; missing ones repeat the last value, or are zeros if there is none."""
     if values.size >= count:
         return values[:count]
     strings = values.dtype == object

@@ -1,8 +1,8 @@
-"""Binary tensor data of V2 over HTTP: bytes of tensors behind the JSON of a body, or a body that is one tensor.
+"""Binary tensor data of V2 over HTTP: bytes of tensors after the JSON of a body, or a body that is one tensor.
 
-    JSON part, as long as the header Inference-Header-Content-Length says | bytes of one input | bytes of the next | ...
+    JSON, as long as the header Inference-Header-Content-Length says | bytes of one input | bytes of the next | ...
 
-A length of 0 says that there is no JSON at all: the body is the data of the model's only input.
+A length of 0 means that there is no JSON: the body is the data of the model's only input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_SHOWN = 32
 
 
 class DeclaredInput(NamedTuple):
-    """An input as the model declares it. ``shape``: -1 for a size that a request chooses."""
+    """An input as the model declares it. In ``shape``, -1 is a size that a request chooses."""
 
     name: str
     datatype: str
@@ -32,8 +32,8 @@ class DeclaredInput(NamedTuple):
 
 
 def read_length(text: str | None, body_size: int) -> int | None:
-    """How many bytes of the body are JSON, from the header's ``text``; None without that header: all of them, and no
-    others follow. INVALID_ARGUMENT for what is no number or more than there is."""
+    """The number of bytes of JSON in the body, from the header's ``text``; None without the header, which means all of
+    them. INVALID_ARGUMENT if it is no number, or larger than the body."""
     if text is None:
         return None
     digits = text.strip()
@@ -47,8 +47,8 @@ def read_length(text: str | None, body_size: int) -> int | None:
     )
 
 
-class Blobs:
-    """The bytes behind the JSON, handed out piece by piece."""
+class BinaryData:
+    """The bytes after the JSON, taken input by input."""
 
     def __init__(self, data: memoryview) -> None:
         self._left = data
@@ -65,7 +65,7 @@ class Blobs:
         return taken
 
     def finish(self) -> None:
-        """INVALID_ARGUMENT if something is left."""
+        """INVALID_ARGUMENT if bytes are left."""
         if len(self._left):
             raise invalid_argument(
                 f"unexpected additional input data: {len(self._left)} bytes follow those of the last input"
@@ -75,8 +75,8 @@ class Blobs:
 def raw_request(
     model: str, version: int | None, data: memoryview, inputs: Sequence[DeclaredInput], batches: bool
 ) -> InferRequest:
-    """The request whose whole body is ``data``. ``inputs`` are the model's; of one that ``batches`` the first size is
-    that of the batch, which is 1 then. INVALID_ARGUMENT if it cannot be told what the bytes are."""
+    """The request whose whole body is ``data``. ``inputs`` are the model's; if it ``batches``, their first size is that
+    of the batch, which is 1. INVALID_ARGUMENT if the bytes could mean several things."""
     if len(inputs) != 1:
         raise invalid_argument(
             f"Raw request must only have 1 input (found {len(inputs)}) to be deduced but got {len(inputs)} inputs "
@@ -99,7 +99,7 @@ def _one_text(model: str, name: str, shape: list[int], data: memoryview) -> Sent
 
 
 def _numbers(model: str, declared: DeclaredInput, shape: list[int], data: memoryview) -> SentTensor:
-    """A size that does not fit is found when the tensor is decoded."""
+    """The tensor, whose size is checked when it is decoded."""
     if shape.count(-1) > 1:
         raise invalid_argument(
             f"The shape of Raw input '{declared.name}' can not be deduced because there are more than one "

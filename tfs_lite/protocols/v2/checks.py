@@ -1,10 +1,9 @@
-"""Does a V2 request fit the model? The checks in the order, and with the words, that clients of Triton know.
+"""Checks whether a V2 request fits the model, in Triton's order and with Triton's messages.
 
     names twice -> wanted outputs -> which inputs -> batch of every input -> batch limit -> each input: datatype, sizes
     given, shape, bytes
 
-What V2 has no words for (sizes that have to be equal, sizes with a bound) is checked with every other request's, on the
-way to the model.
+Equal sizes and bounds of sizes, for which Triton has no messages, are checked later, as for requests of every API.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def run_of(
     max_batch_size: int | None,
     read: Read | None = None,
 ) -> Run:
-    """The run that ``request`` asks model ``name`` for. ``max_batch_size``: 0 or None, and the first dimension is like
+    """The run of ``request`` on model ``name``. Without a ``max_batch_size`` (0 or None) the first dimension is like
     any other. ``read`` gets inputs from shared memory. INVALID_ARGUMENT; FAILED_PRECONDITION for a model without the
     default signature; what ``read`` raises."""
     signature = find_signature(signatures, DEFAULT_SIGNATURE)
@@ -61,7 +60,7 @@ def check_distinct(request: InferRequest) -> None:
 
 
 def check_one_text(inputs: Mapping[str, Array], name: str) -> None:
-    """INVALID_ARGUMENT if the inputs of a language model are several texts, of which no stream could be told apart."""
+    """INVALID_ARGUMENT if a language model gets several texts, whose streams could not be told apart."""
     texts, tokens = inputs.get(TEXT_INPUT), inputs.get(INPUT_IDS)
     count = texts.size if texts is not None else tokens.shape[0] if tokens is not None and tokens.ndim > 1 else 1
     if count > 1:
@@ -86,7 +85,7 @@ def _check_outputs(request: InferRequest, signature: Signature, name: str) -> No
 
 
 def _specs_of(request: InferRequest, signature: Signature, name: str) -> list[TensorSpec]:
-    """The spec of each input that was sent, in the order sent."""
+    """The spec of each input of the request, in its order."""
     specs = {spec.name: spec for spec in signature.inputs}
     _check_number(request.inputs, signature, name)
     found: list[TensorSpec] = []
@@ -160,7 +159,7 @@ def _checked(tensor: SentTensor, spec: TensorSpec, name: str, read: Read | None)
 
 
 def _fits(declared: tuple[Dim, ...], shape: tuple[int, ...]) -> bool:
-    """Rank and fixed sizes."""
+    """Whether rank and fixed sizes fit."""
     return len(declared) == len(shape) and all(
         not isinstance(dim, int) or dim == size for dim, size in zip(declared, shape, strict=True)
     )

@@ -22,11 +22,12 @@ _WITH_CLASSES = frozenset(
 
 
 def classes(array: Array, count: int, batched: bool, labels: Sequence[str] = (), name: str = "") -> Array:
-    """The ``count`` largest values of each row, or of the whole array unless ``batched``, the largest first; equal ones
-    in order of their index. An object array of ``bytes`` of shape [rows, min(count, n)], or [min(count, n)].
+    """The ``count`` largest values of each row, or of the whole array unless ``batched``, in descending order, and
+    equal ones by index: an object array of ``bytes`` of shape [rows, min(count, n)], or [min(count, n)].
 
-    ``labels``: of the index; it may have fewer. INVALID_ARGUMENT for types without an order or without numbers, and for
-    more than a million elements."""
+    ``labels`` are those of the first indices. INVALID_ARGUMENT for types that are no numbers or have no order, and for
+    more than a million elements.
+    """
     if from_numpy(array.dtype) not in _WITH_CLASSES:
         raise invalid_argument(f"class result not available for output due to unsupported type (output '{name}')")
     if array.size > MAX_ELEMENTS:
@@ -38,27 +39,27 @@ def classes(array: Array, count: int, batched: bool, labels: Sequence[str] = (),
     rows = array if batched else array[np.newaxis]
     flat = rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
     width = min(count, flat.shape[1])
-    places = _best(flat, width)
-    found = np.empty(places.size, object)
-    found[:] = _texts(np.take_along_axis(flat, places, axis=1), places, labels)
-    found = found.reshape(places.shape)
+    indices = _best(flat, width)
+    found = np.empty(indices.size, object)
+    found[:] = _texts(np.take_along_axis(flat, indices, axis=1), indices, labels)
+    found = found.reshape(indices.shape)
     return found if batched else found[0]
 
 
 def _best(rows: Array, count: int) -> Array:
-    """Places of the largest values of each row; NaN comes last."""
+    """Indices of the largest values of each row; NaN comes last."""
     backwards = rows[:, ::-1]
     if rows.dtype.kind == "f":
         backwards = np.where(np.isnan(backwards), -np.inf, backwards)
     order = np.argsort(backwards, axis=1, kind="stable")
-    places: Array = rows.shape[1] - 1 - order[:, ::-1]
-    return places[:, :count]
+    indices: Array = rows.shape[1] - 1 - order[:, ::-1]
+    return indices[:, :count]
 
 
-def _texts(values: Array, places: Array, labels: Sequence[str]) -> list[bytes]:
-    """One after the other; there may be a million."""
+def _texts(values: Array, indices: Array, labels: Sequence[str]) -> list[bytes]:
+    """The texts, flat. Has to be quick, because there may be a million."""
     form = b"%f:%d" if values.dtype.kind == "f" else b"%d:%d"
-    pairs = zip(values.ravel().tolist(), places.ravel().tolist(), strict=True)
+    pairs = zip(values.ravel().tolist(), indices.ravel().tolist(), strict=True)
     if not any(labels):
         return [form % pair for pair in pairs]
     endings = [f":{label}".encode() if label else b"" for label in labels]

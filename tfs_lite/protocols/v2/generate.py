@@ -1,9 +1,9 @@
-"""The generate extension of V2: a plain JSON object in, a plain JSON object out, whatever the model's tensors are.
+"""The generate extension of V2: plain JSON objects as requests and answers, for every model.
 
     {"text_input": "hello", "parameters": {"max_tokens": 20}}  ->  InferRequest  ->  {"text_output": "..."}
 
-Every key that names an input of the model becomes that input, every other one a parameter; ``parameters`` is unfolded
-by the same rule. Everything wrong is INVALID_ARGUMENT, and the first that is wrong in the order of the text is told.
+A key that names an input of the model becomes that input, every other key a parameter; the members of ``parameters``
+follow the same rule. Every mistake is INVALID_ARGUMENT, for the first one in the text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TWICE = re.compile(r"The name '(.*)' comes twice in an object")
 
 
 def read_generate(model: str, version: int | None, text: bytes, inputs: Sequence[DeclaredInput]) -> InferRequest:
-    """``inputs``: the model's. Takes long for large bodies; any thread."""
+    """The request, given the model's ``inputs``. Takes long for large bodies; any thread."""
     declared = {spec.name: spec for spec in inputs}
     if PARAMETERS in declared:
         raise invalid_argument(f"model '{model}' has an input '{PARAMETERS}', which generate has another use for")
@@ -105,7 +105,7 @@ def _input(spec: DeclaredInput, value: Any) -> SentTensor:
 
 
 def _shape(spec: DeclaredInput, count: int) -> tuple[int, ...]:
-    """The declared shape: its innermost free size takes what remains, the others are 1."""
+    """The declared shape for ``count`` elements: all but the innermost free size are 1."""
     fixed = math.prod(size for size in spec.shape if size != -1)
     shape = [1 if size == -1 else size for size in spec.shape]
     rest, odd = divmod(count, fixed) if fixed else (0, 1)

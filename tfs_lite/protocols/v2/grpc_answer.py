@@ -1,7 +1,7 @@
 """InferAnswer -> ModelInferResponse as bytes, alone or within a stream.
 
-The numbers go from the arrays into the message in one copy: protobuf writes what stands before them, and the raw
-contents are put behind that, which is where they are in the message.
+The numbers are copied once, from the arrays into the message: protobuf writes the other fields, and the raw contents,
+which are the last field, are appended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.tensor_proto import MAX_MESSAGE_BYTES
 from tfs_lite.protocols.v2.grpc_request import BYTE_SIZE, OFFSET, REGION
 from tfs_lite.protocols.v2.messages import ModelInferResponse, ModelStreamInferResponse
-from tfs_lite.protocols.v2.request import FINAL, InferAnswer, ParameterValue, SharedMemoryPlace
+from tfs_lite.protocols.v2.request import FINAL, InferAnswer, ParameterValue, SharedMemorySlice
 from tfs_lite.protocols.v2.tensors import Buffer, datatype_of, encode_raw
 
 _RAW = ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2
@@ -25,18 +25,18 @@ _RESPONSE = ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"]
 
 
 def answer_bytes(answer: InferAnswer) -> bytes:
-    """A ModelInferResponse. INVALID_ARGUMENT if it is more than a message holds; INTERNAL for a dtype without name."""
+    """A ModelInferResponse. INVALID_ARGUMENT if it is too large for a message; INTERNAL for a dtype without a name."""
     return b"".join(_parts(answer, answer.parameters))
 
 
 def stream_bytes(answer: InferAnswer, final: bool) -> bytes:
-    """A ModelStreamInferResponse; ``final``: it is the last one to its request. Errors as above."""
+    """A ModelStreamInferResponse; ``final`` means that it is the last one of its request. Errors as above."""
     parts = _parts(answer, {**answer.parameters, FINAL: final})
     return b"".join([bytes([_RESPONSE]), _varint(sum(map(len, parts))), *parts])
 
 
 def stream_error(message: str, request_id: str) -> bytes:
-    """A ModelStreamInferResponse that says why a request failed; it is the last one to it."""
+    """A ModelStreamInferResponse that says why a request failed, the last one of its request."""
     response = ModelStreamInferResponse(error_message=message or "the request failed")
     response.infer_response.id = request_id
     response.infer_response.parameters[FINAL].bool_param = True
@@ -55,7 +55,7 @@ def _parts(answer: InferAnswer, parameters: Mapping[str, ParameterValue]) -> lis
         wanted = answer.wanted.get(name)
         data = _raw(array)
         if wanted is not None and wanted.memory is not None:
-            _set_place(output, wanted.memory, len(data))
+            _set_memory(output, wanted.memory, len(data))
             data = b""
         raw += (bytes([_RAW]) + _varint(len(data)), data)
     parts = [response.SerializeToString(), *raw]
@@ -69,16 +69,16 @@ def _check_size(size: int) -> None:
 
 
 def _raw(array: Array) -> Buffer:
-    """The bytes of an array, as a view where that can be."""
+    """The bytes of an array, as a view if possible."""
     if from_numpy(array.dtype) is DataType.STRING or not array.dtype.isnative:
         return encode_raw(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _set_place(output: Message, place: SharedMemoryPlace, size: int) -> None:
-    values: dict[str, ParameterValue] = {REGION: place.region, BYTE_SIZE: size}
-    if place.offset:
-        values[OFFSET] = place.offset
+def _set_memory(output: Message, memory: SharedMemorySlice, size: int) -> None:
+    values: dict[str, ParameterValue] = {REGION: memory.region, BYTE_SIZE: size}
+    if memory.offset:
+        values[OFFSET] = memory.offset
     _set_parameters(output.parameters, values)
 
 
@@ -98,9 +98,9 @@ def _set_parameters(parameters: Mapping[str, Message], values: Mapping[str, Para
 
 
 def _varint(value: int) -> bytes:
-    pieces = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        pieces.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    pieces.append(value)
-    return bytes(pieces)
+    encoded.append(value)
+    return bytes(encoded)

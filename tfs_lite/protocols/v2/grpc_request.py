@@ -1,7 +1,7 @@
 """ModelInferRequest as bytes -> InferRequest.
 
-Data comes raw (one ``bytes`` for each input, in their order, but none for those in shared memory) or typed, in the
-field of the datatype. Raw data of large requests is not parsed: its arrays are views of the bytes that came.
+Data is raw (``bytes`` for each input that is not in shared memory, in their order) or typed, in the field of the
+datatype. Raw data of large requests is not parsed: its arrays are views of the request's bytes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tfs_lite.protocols.tensorflow.serving import parse
 from tfs_lite.protocols.v2.messages import InferTensorContents, ModelInferRequest
 from tfs_lite.protocols.v2.request import (
     InferRequest,
-    Kind,
+    ParameterType,
     ParameterValue,
     SentTensor,
-    SharedMemoryPlace,
+    SharedMemorySlice,
     WantedOutput,
     check_entries,
     take_parameters,
@@ -64,7 +64,7 @@ _TYPED = {
 
 @dataclass(slots=True)
 class SentMessage:
-    """A ModelInferRequest; its raw contents are kept apart and not in ``message``."""
+    """A ModelInferRequest, whose raw contents are in ``raw`` and not in ``message``."""
 
     message: Message
     raw: Sequence[Buffer] = field(default_factory=list)
@@ -81,9 +81,9 @@ class SentMessage:
 
 
 def read_message(data: bytes) -> SentMessage:
-    """INVALID_ARGUMENT for bytes that are no ModelInferRequest."""
+    """The message. INVALID_ARGUMENT for bytes that are no ModelInferRequest."""
     if len(data) >= SPLIT_BYTES and (split := _split(data)) is not None:
-        with suppress(ServingError):  # the bytes as a whole are what is told about
+        with suppress(ServingError):  # the error is that of parsing all bytes
             return SentMessage(parse(ModelInferRequest, split[0]), split[1])
     message = parse(ModelInferRequest, data)
     check_entries("raw_input_contents", len(message.raw_input_contents))
@@ -93,7 +93,7 @@ def read_message(data: bytes) -> SentMessage:
 
 
 def read_request(sent: SentMessage) -> InferRequest:
-    """What the message asks for. Whether that fits the model is checked later. INVALID_ARGUMENT; UNIMPLEMENTED."""
+    """The request of the message; whether it fits the model is checked later. INVALID_ARGUMENT; UNIMPLEMENTED."""
     message = sent.message
     if not sent.model:
         raise invalid_argument("the request has no model name")
@@ -116,7 +116,7 @@ def read_request(sent: SentMessage) -> InferRequest:
 
 
 def parse_version(text: str) -> int | None:
-    """The version that a request names; None for the newest. INVALID_ARGUMENT for what is no whole number from 0."""
+    """The version that a request names; None for the newest. INVALID_ARGUMENT unless it is a whole number from 0."""
     if not text:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= MAX_VERSION):
@@ -125,7 +125,7 @@ def parse_version(text: str) -> int | None:
 
 
 def _split(data: bytes) -> tuple[bytes, list[Buffer]] | None:
-    """The message without its raw contents, and these. None if it is not written as everybody writes it."""
+    """The message without its raw contents, and these. None if its encoding is unusual."""
     view = memoryview(data)
     kept: list[Buffer] = []
     raw: list[Buffer] = []
@@ -151,7 +151,7 @@ def _split(data: bytes) -> tuple[bytes, list[Buffer]] | None:
 
 
 def _payload(data: bytes, wire_type: int, position: int) -> tuple[int, int]:
-    """How long a field is, and where it starts."""
+    """The size of a field's value, and its position."""
     if wire_type == _LENGTH:
         return decode_varint(data, position)
     if wire_type == _VARINT:
@@ -161,24 +161,24 @@ def _payload(data: bytes, wire_type: int, position: int) -> tuple[int, int]:
     raise ValueError("a group")
 
 
-def _parameter(key: str, value: Message) -> tuple[ParameterValue, Kind]:
+def _parameter(key: str, value: Message) -> tuple[ParameterValue, ParameterType]:
     choice = value.WhichOneof("parameter_choice")
     if choice is None:
         raise invalid_argument(f"parameter '{key:.128}' has no value")
-    return getattr(value, choice), Kind(choice)
+    return getattr(value, choice), ParameterType(choice)
 
 
 def _input(tensor: Message, sent: SentMessage, raw: Any) -> SentTensor:
     name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape)
-    place = _place(tensor.parameters, "input", name) if tensor.parameters else None
+    memory = _memory(tensor.parameters, "input", name) if tensor.parameters else None
     typed = tensor.HasField("contents")
-    if place is not None:
+    if memory is not None:
         if typed:
             raise invalid_argument(
                 f"unexpected 'content' provided when using shared memory for input tensor '{name}' "
                 f"for model '{sent.model}'"
             )
-        return SentTensor(name, datatype, shape, memory=place)
+        return SentTensor(name, datatype, shape, memory=memory)
     if typed:
         if sent.raw:
             raise invalid_argument(
@@ -213,25 +213,25 @@ def _output(output: Message) -> WantedOutput:
     if not output.parameters:
         return WantedOutput(output.name)
     count = _number(output.parameters, CLASSIFICATION, "output", output.name) or 0
-    return WantedOutput(output.name, count, memory=_place(output.parameters, "output", output.name))
+    return WantedOutput(output.name, count, memory=_memory(output.parameters, "output", output.name))
 
 
-def _place(parameters: Mapping[str, Message], what: str, name: str) -> SharedMemoryPlace | None:
+def _memory(parameters: Mapping[str, Message], what: str, name: str) -> SharedMemorySlice | None:
     if REGION not in parameters:
         return None
-    if parameters[REGION].WhichOneof("parameter_choice") != Kind.TEXT:
+    if parameters[REGION].WhichOneof("parameter_choice") != ParameterType.TEXT:
         raise _wrong_type(REGION, what, name, "string")
     size = _number(parameters, BYTE_SIZE, what, name)
     if size is None:
         raise invalid_argument(f"'{BYTE_SIZE}' must be specified along with '{REGION}' for {what} '{name}'")
-    return SharedMemoryPlace(parameters[REGION].string_param, size, _number(parameters, OFFSET, what, name) or 0)
+    return SharedMemorySlice(parameters[REGION].string_param, size, _number(parameters, OFFSET, what, name) or 0)
 
 
 def _number(parameters: Mapping[str, Message], key: str, what: str, name: str) -> int | None:
     if key not in parameters:
         return None
     choice = parameters[key].WhichOneof("parameter_choice")
-    value: int = getattr(parameters[key], choice) if choice in (Kind.INT, Kind.UINT) else -1
+    value: int = getattr(parameters[key], choice) if choice in (ParameterType.INT, ParameterType.UINT) else -1
     if value < 0:
         raise _wrong_type(key, what, name, "int64 from 0")
     return value

@@ -1,4 +1,4 @@
-"""The answer to a V2 inference request over HTTP: JSON, and behind it the bytes of the outputs wanted as bytes."""
+"""The answer to a V2 inference request over HTTP: JSON, followed by the bytes of binary outputs."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols.dtypes import Array, from_numpy
 from tfs_lite.protocols.json.writer import dumps
 from tfs_lite.protocols.v2.json_values import WITHOUT_JSON, no_json
-from tfs_lite.protocols.v2.request import InferAnswer, SharedMemoryPlace, WantedOutput
+from tfs_lite.protocols.v2.request import InferAnswer, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import datatype_of, encode_raw
 
 NUMBER_BYTES = 16
-"""About as many bytes as a number has when it is printed."""
+"""About the bytes of a printed number."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenAnswer:
-    """``json_length``: how many bytes of the body are JSON; None: all of them."""
+    """``json_length`` is the number of bytes of JSON in the body; None means all of them."""
 
     body: bytes
     json_length: int | None = None
 
 
 def write_answer(answer: InferAnswer, binary: bool) -> WrittenAnswer:
-    """``binary``: whether outputs about which the request says nothing go as bytes. INVALID_ARGUMENT for an output that
-    has no JSON form. Takes long for large outputs; any thread."""
+    """The answer. ``binary`` is the request's default for outputs. INVALID_ARGUMENT for an output that has no JSON
+    form. Takes long for large outputs; any thread."""
     outputs, blobs = [], []
     for name, array in answer.outputs.items():
         wanted = answer.wanted.get(name) or WantedOutput(name)
         member: dict[str, Any] = {"name": name, "datatype": datatype_of(array, name), "shape": list(array.shape)}
         if wanted.memory is not None:
-            member["parameters"] = _place(wanted.memory, array)
+            member["parameters"] = _memory(wanted.memory, array)
         elif _is_binary(wanted, binary):
             blobs.append(encode_raw(array))
             member["parameters"] = {"binary_data_size": len(blobs[-1])}
@@ -48,13 +48,13 @@ def write_answer(answer: InferAnswer, binary: bool) -> WrittenAnswer:
 
 
 def answer_head(answer: InferAnswer) -> dict[str, Any]:
-    """What every answer begins with."""
+    """The first members of every answer."""
     head: dict[str, Any] = {"model_name": answer.version.name, "model_version": str(answer.version.version)}
     return {"id": answer.id, **head} if answer.id else head
 
 
 def json_values(name: str, array: Array) -> Any:
-    """The elements of an output, flat, as ``json_print`` takes them. INVALID_ARGUMENT if JSON cannot hold them."""
+    """The elements of an output, flat, for the JSON writer. INVALID_ARGUMENT if JSON cannot express them."""
     dtype = from_numpy(array.dtype)
     if dtype in WITHOUT_JSON:
         raise no_json(dtype, f"output '{name}'")
@@ -70,7 +70,7 @@ def json_values(name: str, array: Array) -> Any:
 
 
 def printed_size(answer: InferAnswer, binary: bool) -> int:
-    """About how many bytes the answer will have."""
+    """About the bytes of the answer."""
     size = 0
     for name, array in answer.outputs.items():
         if array.dtype.hasobject:
@@ -89,8 +89,8 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {"parameters": dict(parameters)} if parameters else {}
 
 
-def _place(memory: SharedMemoryPlace, array: Array) -> dict[str, Any]:
-    """Where the output is, and how many of the bytes there it takes."""
+def _memory(memory: SharedMemorySlice, array: Array) -> dict[str, Any]:
+    """Where the output is, and how many bytes it takes."""
     size = len(encode_raw(array))
-    place: dict[str, Any] = {"shared_memory_region": memory.region, "shared_memory_byte_size": size}
-    return {**place, "shared_memory_offset": memory.offset} if memory.offset else place
+    parameters: dict[str, Any] = {"shared_memory_region": memory.region, "shared_memory_byte_size": size}
+    return {**parameters, "shared_memory_offset": memory.offset} if memory.offset else parameters

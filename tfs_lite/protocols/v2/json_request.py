@@ -1,9 +1,8 @@
 """The body of a V2 inference request over HTTP -> an :class:`InferRequest`.
 
-    body = JSON, and maybe bytes behind it  ->  read_infer  ->  InferRequest, its tensors decoded or ready to be
+    body: JSON, perhaps with bytes after it  ->  read_infer  ->  InferRequest, its tensors decoded or raw
 
-Everything wrong here is INVALID_ARGUMENT. What depends on the model (names, datatypes, shapes) is checked later, with
-the requests of the other protocols (``v2_checks``).
+Every mistake is INVALID_ARGUMENT. What depends on the model (names, datatypes, shapes) is checked later (``checks``).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.protocols.dtypes import Array, to_numpy
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.json.values import shorten, type_name
-from tfs_lite.protocols.v2.binary import LENGTH_HEADER, Blobs
+from tfs_lite.protocols.v2.binary import LENGTH_HEADER, BinaryData
 from tfs_lite.protocols.v2.json_values import (
     Members,
     read_data,
@@ -29,17 +28,22 @@ from tfs_lite.protocols.v2.json_values import (
 )
 from tfs_lite.protocols.v2.request import (
     InferRequest,
-    Kind,
+    ParameterType,
     ParameterValue,
     SentTensor,
-    SharedMemoryPlace,
+    SharedMemorySlice,
     WantedOutput,
     check_entries,
     take_parameters,
 )
 from tfs_lite.protocols.v2.tensors import RawTensor, decode_raw, dtype_of, element_count
 
-_KINDS: dict[type, Kind] = {bool: Kind.BOOL, int: Kind.INT, str: Kind.TEXT, float: Kind.FLOAT}
+_KINDS: dict[type, ParameterType] = {
+    bool: ParameterType.BOOL,
+    int: ParameterType.INT,
+    str: ParameterType.TEXT,
+    float: ParameterType.FLOAT,
+}
 _EXPECTED: dict[str, tuple[type, ...]] = {
     "sequence_id": (int, str),
     "sequence_start": (bool,),
@@ -53,10 +57,10 @@ _REGION, _REGION_SIZE, _REGION_OFFSET = "shared_memory_region", "shared_memory_b
 
 
 def read_infer(model: str, version: int | None, body: bytes, length: int | None) -> InferRequest:
-    """``length``: of the JSON part (None: there is nothing else). Arrays may share memory with ``body``. Takes long for
-    large bodies; any thread."""
+    """The request. ``length`` is that of the JSON part; None means the whole body. Arrays may share memory with
+    ``body``. Takes long for large bodies; any thread."""
     members = read_object(body if length is None else body[:length])
-    blobs = None if length is None else Blobs(memoryview(body)[length:])
+    blobs = None if length is None else BinaryData(memoryview(body)[length:])
     request = InferRequest(model, version, read_text(members, "id") if "id" in members else "")
     add_parameters(request, read_parameters(members))
     for position, item in enumerate(_entries(members, "inputs")):
@@ -71,9 +75,9 @@ def read_infer(model: str, version: int | None, body: bytes, length: int | None)
 
 
 def add_parameters(request: InferRequest, parameters: Members) -> None:
-    """Fills in what they say. INVALID_ARGUMENT."""
+    """Sets the request's fields from its parameters. INVALID_ARGUMENT."""
     check_entries("parameters", len(parameters))
-    items: list[tuple[str, ParameterValue, Kind]] = []
+    items: list[tuple[str, ParameterValue, ParameterType]] = []
     for key, value in parameters.items():
         kind = _KINDS.get(type(value))
         expected = _EXPECTED.get(key)
@@ -95,7 +99,7 @@ def _entries(members: Members, name: str) -> list[Any]:
     return found
 
 
-def _input(members: Members, blobs: Blobs | None) -> SentTensor:
+def _input(members: Members, blobs: BinaryData | None) -> SentTensor:
     name = read_text(members, "name", "an input")
     what = f"input '{shorten(name)}'"
     shape, datatype = read_shape(members, what), read_text(members, "datatype", what)
@@ -113,7 +117,7 @@ def _input(members: Members, blobs: Blobs | None) -> SentTensor:
     return SentTensor(name, datatype, shape, _shaped(members["data"], datatype, shape, name))
 
 
-def _binary_input(name: str, datatype: str, shape: tuple[int, ...], size: int, blobs: Blobs | None) -> SentTensor:
+def _binary_input(name: str, datatype: str, shape: tuple[int, ...], size: int, blobs: BinaryData | None) -> SentTensor:
     if blobs is None:
         raise invalid_argument(
             f"must specify valid 'Infer-Header-Content-Length' ({LENGTH_HEADER}) in request header when passing "
@@ -121,7 +125,7 @@ def _binary_input(name: str, datatype: str, shape: tuple[int, ...], size: int, b
         )
     data = blobs.take(shorten(name), size)
     tensor = RawTensor(name, datatype, shape, data=data)
-    if size > COMFORTABLE_BYTES:  # takes long, and this is the thread for that; what is wrong is told in its turn
+    if size > COMFORTABLE_BYTES:  # this thread is for slow work; errors are raised later, in the order of the checks
         with suppress(ServingError):
             tensor.array, tensor.data = decode_raw(datatype, shape, data, name), b""
     return tensor
@@ -150,11 +154,11 @@ def _output(members: Members) -> WantedOutput:
     return WantedOutput(name, classes, read_flag(parameters, "binary_data", what), _memory(parameters, what))
 
 
-def _memory(parameters: Members, what: str) -> SharedMemoryPlace | None:
+def _memory(parameters: Members, what: str) -> SharedMemorySlice | None:
     if _REGION not in parameters:
         return None
     size, offset = read_size(parameters, _REGION_SIZE, what), read_size(parameters, _REGION_OFFSET, what, default=0)
-    return SharedMemoryPlace(read_text(parameters, _REGION, what), size, offset)
+    return SharedMemorySlice(read_text(parameters, _REGION, what), size, offset)
 
 
 def _object(value: Any, what: str) -> Members:

@@ -1,11 +1,8 @@
-"""Values of a V2 body in JSON: members that have to be of one kind, each with the message that V2's clients know.
+"""Values of a V2 body in JSON: members of a type, and the ``data`` of tensors, with Triton's messages.
 
-A tree comes from ``json_text``. Every error is INVALID_ARGUMENT and holds no more of the body than a name.
-
-The ``data`` of a V2 tensor in JSON -> a flat array, in the order of the text. Lists may be nested in any way.
-
-What is regular goes at numpy's speed (``rest_dense``). The rest is flattened without recursion, and if an element does
-not fit, the first one is named.
+Every error is INVALID_ARGUMENT and quotes no more of the body than a name. ``data`` becomes a flat array in the order
+of the text, however its lists are nested: regular lists by numpy (``json.arrays``), others flattened without recursion.
+The error for an element that does not fit names the first one.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ def read_object(text: bytes, what: str = "request") -> Members:
 
 
 def read_text(members: Members, key: str, of: str = "") -> str:
-    """A member that has to be there and to be a string. ``of``: whose it is, for the message."""
+    """A required member that is a string. ``of`` names its owner in the message."""
     return _require(members, key, of, isinstance(members.get(key), str), "a string")  # type: ignore[no-any-return]
 
 
@@ -57,7 +54,7 @@ def read_list(members: Members, key: str, of: str = "") -> list[Any]:
 
 
 def read_parameters(members: Members, of: str = "") -> Members:
-    """The member ``parameters``, empty if it is not there."""
+    """The member ``parameters``; empty if it is missing."""
     value = members.get("parameters", {})
     if not isinstance(value, dict):
         where = f" of {of}" if of else ""
@@ -66,7 +63,7 @@ def read_parameters(members: Members, of: str = "") -> Members:
 
 
 def read_size(members: Members, key: str, of: str = "", default: int | None = None) -> int:
-    """A whole number of 64 bits from 0. Without ``default`` it has to be there."""
+    """A whole number of 64 bits from 0; required if there is no ``default``."""
     if key not in members and default is not None:
         return default
     value = members.get(key)
@@ -75,14 +72,14 @@ def read_size(members: Members, key: str, of: str = "", default: int | None = No
 
 
 def read_flag(members: Members, key: str, of: str = "", default: bool | None = None) -> bool | None:
-    """A member that is ``true`` or ``false``; ``default`` if it is not there."""
+    """A member that is ``true`` or ``false``; ``default`` if it is missing."""
     if key not in members:
         return default
     return _require(members, key, of, isinstance(members[key], bool), "a boolean")  # type: ignore[no-any-return]
 
 
 def read_shape(members: Members, of: str) -> tuple[int, ...]:
-    """Whole numbers of 64 bits from 0."""
+    """The member ``shape``: whole numbers of 64 bits from 0."""
     shape = read_list(members, "shape", of)
     for index, size in enumerate(shape):
         if type(size) is not int or not 0 <= size <= MAX_INT64:
@@ -106,16 +103,16 @@ WITHOUT_JSON = (DataType.HALF, DataType.BFLOAT16)
 
 
 def no_json(dtype: DataType, what: str) -> ServingError:
-    """``what``: which tensor it is."""
+    """The error for a tensor, ``what``, of a type without a JSON form."""
     return invalid_argument(
         f"sending {name_of(dtype)} data via JSON is not supported. Please use the binary data format for {what}"
     )
 
 
 def read_data(value: object, dtype: DataType, what: str) -> Array:
-    """``value``: what stands in the body, lists, arrays or one element. Texts become ``bytes`` in UTF-8. The array is
-    flat, of the dtype's numpy type, may be read-only and share memory with ``value``. INVALID_ARGUMENT if an element is
-    of another kind or out of range, or if the type has no JSON form."""
+    """The flat array of a value of the body: lists, arrays or one element. Texts become ``bytes`` in UTF-8. The array
+    has the dtype's numpy type, may be read-only and share memory with ``value``. INVALID_ARGUMENT if an element is of
+    another type or out of range, or if the dtype has no JSON form."""
     if dtype in WITHOUT_JSON:
         raise no_json(dtype, what)
     if dtype is DataType.STRING:
@@ -133,7 +130,7 @@ def read_data(value: object, dtype: DataType, what: str) -> Array:
 
 
 def leaves(value: object) -> Iterator[Any]:
-    """What is in nested lists, in the order of the text; arrays are whole."""
+    """The elements of nested lists, in the order of the text; an array is one element."""
     stack = [iter((value,))]
     while stack:
         for item in stack[-1]:
@@ -164,7 +161,7 @@ def _texts(value: object, what: str) -> Array:
 
 
 def _misfit(part: Any, dtype: DataType, what: str) -> ServingError:
-    """Says which element it is."""
+    """The error that names the first element that does not fit."""
     if isinstance(part, np.ndarray):
         element = part.flat[first_unfit(part, dtype) or 0].item()
     else:

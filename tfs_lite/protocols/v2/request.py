@@ -1,12 +1,11 @@
-"""An inference request of the V2 protocol, whichever way it came: gRPC messages and HTTP bodies are both read into it.
+"""An inference request of the V2 protocol, into which gRPC messages and HTTP bodies are both read.
 
     ModelInferRequest ------\
                              -> InferRequest -> checked against the signature -> Run -> Predictor -> InferAnswer -> ...
     JSON and binary body ---/
 
-The parameters of a V2 request: those that the protocol knows become fields, the rest is the model's.
-
-Both ways in give them as (key, value, kind): gRPC's kinds are those of its message, HTTP's follow from JSON.
+Parameters that the protocol knows become fields, the others are the model's. They come as (key, value, type): gRPC's
+types are those of its message, HTTP's follow from JSON.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ ParameterValue: TypeAlias = bool | int | float | str
 
 
 @dataclass(frozen=True, slots=True)
-class SharedMemoryPlace:
-    """Where a tensor is, or is to be put: a registered region, and which of its bytes."""
+class SharedMemorySlice:
+    """The bytes of a registered region in which a tensor is, or is to be written."""
 
     region: str
     byte_size: int
@@ -34,7 +33,7 @@ class SharedMemoryPlace:
 
 
 MAX_ENTRIES = 10_000
-"""Inputs, outputs or parameters of one request. No model has as many, and each costs time on the event loop."""
+"""Inputs, outputs or parameters of one request: more than any model has, because each costs time on the event loop."""
 
 
 def check_entries(what: str, count: int) -> None:
@@ -45,31 +44,31 @@ def check_entries(what: str, count: int) -> None:
 
 @dataclass(slots=True)
 class SentTensor:
-    """One input as it was sent. ``datatype`` is V2's name (``FP32``, ``BYTES``). ``array`` is already decoded to that
-    dtype and ``shape``; None: its bytes are in shared memory."""
+    """One input as it was sent. ``datatype`` is V2's name (``FP32``, ``BYTES``). ``array`` is decoded to that dtype and
+    ``shape``; None means that its bytes are in shared memory."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     array: Array | None = None
-    memory: SharedMemoryPlace | None = None
+    memory: SharedMemorySlice | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WantedOutput:
-    """One requested output. ``classification`` above 0: the so many best classes instead of the numbers. ``binary``:
-    over HTTP, as bytes behind the JSON; None: as the request says for all."""
+    """One requested output. ``classification`` above 0 requests that many best classes instead of the numbers. Over
+    HTTP a ``binary`` output is sent as bytes after the JSON; None means the request's default."""
 
     name: str
     classification: int = 0
     binary: bool | None = None
-    memory: SharedMemoryPlace | None = None
+    memory: SharedMemorySlice | None = None
 
 
 @dataclass(slots=True)
 class InferRequest:
-    """``version`` None: the newest. ``timeout`` is in seconds. ``outputs`` empty: all. ``parameters`` are those that
-    the protocol does not know. ``empty_final``: the client wants to hear of the end of an answer without content."""
+    """A request. Without a ``version`` the newest; without ``outputs`` all. ``timeout`` is in seconds; ``parameters``
+    are those that the protocol does not know. With ``empty_final`` a stream ends with an empty answer."""
 
     model: str
     version: int | None = None
@@ -86,8 +85,8 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferAnswer:
-    """What goes back: the arrays of the wanted outputs, in their order. An output of text is an object array of
-    ``bytes``. ``parameters`` go out as they are."""
+    """An answer: the arrays of the wanted outputs, in their order, where texts are object arrays of ``bytes``, and
+    ``parameters``."""
 
     version: ServableId
     id: str
@@ -104,7 +103,7 @@ MAX_TEXT_ID = 128
 MAX_UNSIGNED = 2**64 - 1
 
 
-class Kind(enum.StrEnum):
+class ParameterType(enum.StrEnum):
     """The type that a value was sent with. JSON integers of any size are INT."""
 
     BOOL = "bool_param"
@@ -118,22 +117,22 @@ class Kind(enum.StrEnum):
         return self.value.removesuffix("_param")
 
 
-_TAKES: dict[str, tuple[Kind, ...]] = {
-    "sequence_id": (Kind.INT, Kind.TEXT),
-    "sequence_start": (Kind.BOOL,),
-    "sequence_end": (Kind.BOOL,),
-    "priority": (Kind.UINT, Kind.INT),
-    "timeout": (Kind.INT,),
+_TAKES: dict[str, tuple[ParameterType, ...]] = {
+    "sequence_id": (ParameterType.INT, ParameterType.TEXT),
+    "sequence_start": (ParameterType.BOOL,),
+    "sequence_end": (ParameterType.BOOL,),
+    "priority": (ParameterType.UINT, ParameterType.INT),
+    "timeout": (ParameterType.INT,),
 }
-_GRPC = {**_TAKES, EMPTY_FINAL: (Kind.BOOL,)}
-_HTTP = {**_TAKES, "binary_data_output": (Kind.BOOL,)}
+_GRPC = {**_TAKES, EMPTY_FINAL: (ParameterType.BOOL,)}
+_HTTP = {**_TAKES, "binary_data_output": (ParameterType.BOOL,)}
 
 
 def take_parameters(
-    request: InferRequest, items: Iterable[tuple[str, ParameterValue, Kind]], over_http: bool = False
+    request: InferRequest, items: Iterable[tuple[str, ParameterValue, ParameterType]], over_http: bool = False
 ) -> None:
-    """Fills in what ``request`` says beside its tensors. INVALID_ARGUMENT for a known key of another type, a number out
-    of range and a key that is reserved; UNIMPLEMENTED for a correlation id that is too long."""
+    """Sets the fields of ``request`` from its parameters. INVALID_ARGUMENT for a known key of another type, a number
+    out of range and a reserved key; UNIMPLEMENTED for a correlation id that is too long."""
     known = _HTTP if over_http else _GRPC
     taken: dict[str, ParameterValue] = {}
     own: dict[str, ParameterValue] = {}
@@ -154,12 +153,12 @@ def take_parameters(
     request.binary_outputs = bool(taken.get("binary_data_output", False))
 
 
-def _custom(key: str, value: ParameterValue, kind: Kind) -> ParameterValue:
+def _custom(key: str, value: ParameterValue, kind: ParameterType) -> ParameterValue:
     if key.startswith(RESERVED):
         raise invalid_argument(
             f"parameter keys starting with '{RESERVED}' are reserved and '{key:.128}' is none that requests may have"
         )
-    if kind is Kind.UINT:
+    if kind is ParameterType.UINT:
         raise invalid_argument(f"parameter '{key:.128}' is of type uint64, expected bool, int64, double or string")
     return value
 
@@ -178,7 +177,7 @@ def _sequence(taken: dict[str, ParameterValue]) -> SequenceFlags | None:
 
 
 def _unsigned(given: int) -> int:
-    """gRPC has signed numbers for what is an unsigned one."""
+    """The unsigned number, which gRPC sends as a signed one."""
     if not -(2**63) <= given <= MAX_UNSIGNED:
         raise invalid_argument(f"parameter 'sequence_id' is {given}, more than 64 bits hold")
     return given & MAX_UNSIGNED

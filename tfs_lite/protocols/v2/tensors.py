@@ -1,7 +1,7 @@
 """Tensors of the V2 protocol: the names of its datatypes, and raw bytes <-> numpy arrays.
 
-Numbers are little-endian, row-major and without padding; a BYTES element is its length, four bytes, and then so many
-bytes. Nothing is allocated before the declared shape has been held against what came.
+Numbers are little-endian, row-major and without padding; a BYTES element is its length, in four bytes, and its bytes.
+Nothing is allocated before the declared shape has been compared to the size of the data.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(slots=True)
 class RawTensor(SentTensor):
-    """An input that is decoded when its turn comes, after the checks that clients expect first. ``data``: the bytes as
-    sent, or its values, flat and of the right dtype, if it was not sent as bytes."""
+    """An input that is decoded after the checks that clients expect first. ``data`` are the bytes as sent, or the typed
+    values, flat and of the right dtype."""
 
     data: Buffer | Array = b""
 
 
 def dtype_of(datatype: str) -> DataType:
-    """``FP32`` and its like. INVALID_ARGUMENT for a name that V2 does not have."""
+    """The element type of V2's name, such as ``FP32``. INVALID_ARGUMENT for an unknown name."""
     try:
         return _DTYPES[datatype]
     except KeyError:
@@ -45,12 +45,12 @@ def dtype_of(datatype: str) -> DataType:
 
 
 def name_of(dtype: DataType) -> str:
-    """The datatype's name in V2; INVALID, which is any, and what V2 has no name for become ``INVALID``."""
+    """V2's name of the element type; ``INVALID`` for INVALID, which means any, and for types without a name."""
     return _NAMES.get(dtype, "INVALID")
 
 
 def datatype_of(array: Array, name: str = "") -> str:
-    """V2's name for the dtype of output ``name``. INTERNAL if it has none: the model should not have made such one."""
+    """V2's name for the dtype of output ``name``. INTERNAL if it has none: the model must not return such an output."""
     found = _NAMES.get(from_numpy(array.dtype))
     if found is None:
         raise ServingError(StatusCode.INTERNAL, f"output '{name}' is {array.dtype}, which V2 has no datatype for")
@@ -58,8 +58,8 @@ def datatype_of(array: Array, name: str = "") -> str:
 
 
 def decode_raw(datatype: str, shape: tuple[int, ...], data: Buffer, name: str = "", model: str = "") -> Array:
-    """The array of these bytes. It may be read-only and share their memory, unless that is not aligned. Texts become an
-    object array of ``bytes``. ``name`` and ``model`` are for messages. INVALID_ARGUMENT."""
+    """The array of these bytes. It may be read-only, and shares their memory if that is aligned. Texts become an object
+    array of ``bytes``. ``name`` and ``model`` are for messages. INVALID_ARGUMENT."""
     dtype = dtype_of(datatype)
     count = element_count(shape, to_numpy(dtype).itemsize, name)
     if dtype is DataType.STRING:
@@ -74,7 +74,7 @@ def decode_raw(datatype: str, shape: tuple[int, ...], data: Buffer, name: str = 
 
 
 def shape_values(datatype: str, shape: tuple[int, ...], values: Array, name: str = "", model: str = "") -> Array:
-    """The same for values that were sent one by one: a flat array, whose number has to fit. INVALID_ARGUMENT."""
+    """The same for typed values: a flat array, whose size has to fit. INVALID_ARGUMENT."""
     dtype = dtype_of(datatype)
     item_size = to_numpy(dtype).itemsize
     count = element_count(shape, item_size, name)
@@ -97,7 +97,7 @@ def decode(tensor: SentTensor, model: str = "") -> Array:
 
 
 def check_byte_size(tensor: SentTensor, size: int, model: str = "") -> None:
-    """INVALID_ARGUMENT unless ``size`` bytes are what the shape of an input needs. Texts may have any size."""
+    """INVALID_ARGUMENT unless the shape of an input needs ``size`` bytes. Texts may have any size."""
     dtype = dtype_of(tensor.datatype)
     item_size = to_numpy(dtype).itemsize
     count = element_count(tensor.shape, item_size, tensor.name)
@@ -113,7 +113,7 @@ def encode_raw(array: Array) -> bytes:
 
 
 def text_bytes(element: object) -> bytes:
-    """An element of a text array. INVALID_ARGUMENT if it is no text."""
+    """The bytes of an element of a text array. INVALID_ARGUMENT if it is no text."""
     if isinstance(element, bytes):
         return element
     if not isinstance(element, str):
@@ -125,7 +125,7 @@ def text_bytes(element: object) -> bytes:
 
 
 def element_count(shape: tuple[int, ...], item_size: int = 1, name: str = "") -> int:
-    """How many elements the shape has. INVALID_ARGUMENT if a size is missing or the product is out of all bounds."""
+    """The number of elements of the shape. INVALID_ARGUMENT if a size is missing or the product is too large."""
     if len(shape) > MAX_RANK:
         raise invalid_argument(f"input '{name}' has {len(shape)} dimensions, at most {MAX_RANK} are allowed")
     if any(size < 0 for size in shape):
@@ -168,7 +168,7 @@ def _texts(data: Buffer, count: int, name: str, model: str) -> Array:
 
 
 def _count_texts(data: Buffer, count: int, name: str, model: str) -> None:
-    """Says what is wrong with texts that are not as many as they should be."""
+    """Raises the error for texts whose number or lengths do not fit."""
     at = found = 0
     while at < len(data):
         if found == count:

@@ -24,7 +24,7 @@ from tfs_lite.protocols.generation_tensors import FINISH_REASON, TEXT_OUTPUT, TO
 from tfs_lite.protocols.runs import Run
 from tfs_lite.protocols.v2.checks import check_one_text, run_of
 from tfs_lite.protocols.v2.classification import classes
-from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemoryPlace, WantedOutput
+from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import RawTensor, check_byte_size
 from tfs_lite.server.inference.predictor import CallOptions, PendingRequest, Predictor
 from tfs_lite.server.v2.index import lookup_error
@@ -37,11 +37,11 @@ class SharedMemory(Protocol):
     """Regions that clients have registered. Any method raises ServingError."""
 
     def read(
-        self, place: SharedMemoryPlace, datatype: str, shape: tuple[int, ...], name: str = "", model: str = ""
+        self, memory: SharedMemorySlice, datatype: str, shape: tuple[int, ...], name: str = "", model: str = ""
     ) -> Array:
         """The tensor that is there; it may be read-only. ``name`` and ``model`` are for messages."""
 
-    def write(self, place: SharedMemoryPlace, array: Array) -> object: ...
+    def write(self, memory: SharedMemorySlice, array: Array) -> object: ...
 
 
 OnAnswer = Callable[[InferAnswer], None]
@@ -127,12 +127,12 @@ class V2Inference:
         )
 
     def _read(self, model: str, tensor: SentTensor) -> Array:
-        place = tensor.memory
-        assert place is not None
+        memory = tensor.memory
+        assert memory is not None
         if self._memory is None:
-            raise _no_memory(place)
-        check_byte_size(tensor, place.byte_size, model)
-        return self._memory.read(place, tensor.datatype, tensor.shape, tensor.name, model)
+            raise _no_memory(memory)
+        check_byte_size(tensor, memory.byte_size, model)
+        return self._memory.read(memory, tensor.datatype, tensor.shape, tensor.name, model)
 
     def _not_found(self, request: InferRequest) -> ServingError:
         return lookup_error(request.model, request.version, self._versions_of(request.model))
@@ -250,5 +250,5 @@ class PendingV2Request:
 _DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 
 
-def _no_memory(place: SharedMemoryPlace) -> ServingError:
-    return ServingError(StatusCode.UNIMPLEMENTED, f"Unable to find shared memory region: '{place.region:.256}'")
+def _no_memory(memory: SharedMemorySlice) -> ServingError:
+    return ServingError(StatusCode.UNIMPLEMENTED, f"Unable to find shared memory region: '{memory.region:.256}'")

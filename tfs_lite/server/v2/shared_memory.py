@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, not_found
 from tfs_lite.protocols.dtypes import Array
-from tfs_lite.protocols.v2.request import SharedMemoryPlace
+from tfs_lite.protocols.v2.request import SharedMemorySlice
 from tfs_lite.protocols.v2.tensors import decode_raw, encode_raw
 from tfs_lite.server.v2.control import SYSTEM_MEMORY, CudaRegionStatus, RegionStatus
 
@@ -104,40 +104,40 @@ class SharedRegions:
         """There are none."""
 
     def read(
-        self, place: SharedMemoryPlace, datatype: str, shape: tuple[int, ...], name: str = "", model: str = ""
+        self, memory: SharedMemorySlice, datatype: str, shape: tuple[int, ...], name: str = "", model: str = ""
     ) -> Array:
         """A copy of the tensor that is there. NOT_FOUND without the region; INVALID_ARGUMENT, whose words name the
         input and the model."""
-        data = self._use(place, lambda descriptor, start: os.pread(descriptor, place.byte_size, start))
-        if len(data) != place.byte_size:
+        data = self._use(memory, lambda descriptor, start: os.pread(descriptor, memory.byte_size, start))
+        if len(data) != memory.byte_size:
             raise invalid_argument(
-                f"shared memory region '{place.region}' is shorter than it was when it was registered"
+                f"shared memory region '{memory.region}' is shorter than it was when it was registered"
             )
         return decode_raw(datatype, shape, data, name, model)
 
-    def write(self, place: SharedMemoryPlace, array: Array) -> int:
+    def write(self, memory: SharedMemorySlice, array: Array) -> int:
         """How many bytes the tensor takes there. INVALID_ARGUMENT if there is no room for it."""
         data = encode_raw(array)
-        if len(data) > place.byte_size:
+        if len(data) > memory.byte_size:
             raise invalid_argument(
-                f"shared memory size specified with the request for the output ({place.byte_size} bytes) should be at "
+                f"shared memory size specified with the request for the output ({memory.byte_size} bytes) should be at "
                 f"least {len(data)} bytes to hold the results"
             )
-        return self._use(place, lambda descriptor, start: _write(descriptor, data, start, place.region))
+        return self._use(memory, lambda descriptor, start: _write(descriptor, data, start, memory.region))
 
     def close(self) -> None:
         self.system_unregister(None)
 
-    def _use(self, place: SharedMemoryPlace, act: Callable[[int, int], _T]) -> _T:
+    def _use(self, memory: SharedMemorySlice, act: Callable[[int, int], _T]) -> _T:
         """``act`` with the region's file and where the place begins in it, outside the lock."""
         with self._lock:
-            region = self._regions.get(place.region)
+            region = self._regions.get(memory.region)
             if region is None:
-                raise not_found(f"Unable to find shared memory region: '{place.region:.{SHOWN}}'")
+                raise not_found(f"Unable to find shared memory region: '{memory.region:.{SHOWN}}'")
             self._check_place(region.status, place)
             region.users += 1
         try:
-            return act(region.descriptor, region.status.offset + place.offset)
+            return act(region.descriptor, region.status.offset + memory.offset)
         finally:
             with self._lock:
                 region.users -= 1
@@ -145,13 +145,13 @@ class SharedRegions:
             if last:
                 os.close(region.descriptor)
 
-    def _check_place(self, region: RegionStatus, place: SharedMemoryPlace) -> None:
-        if place.offset < 0 or place.byte_size < 0 or place.offset + place.byte_size > region.byte_size:
+    def _check_place(self, region: RegionStatus, memory: SharedMemorySlice) -> None:
+        if memory.offset < 0 or memory.byte_size < 0 or memory.offset + memory.byte_size > region.byte_size:
             raise invalid_argument(
-                f"Invalid offset + byte size for shared memory region: '{place.region:.{SHOWN}}': {place.offset} + "
-                f"{place.byte_size} is more than its {region.byte_size} bytes"
+                f"Invalid offset + byte size for shared memory region: '{memory.region:.{SHOWN}}': {memory.offset} + "
+                f"{memory.byte_size} is more than its {region.byte_size} bytes"
             )
-        if place.byte_size > self._max_bytes:
+        if memory.byte_size > self._max_bytes:
             raise invalid_argument(f"a tensor in shared memory may have at most {self._max_bytes} bytes")
 
     def _check_room(self, name: str) -> None:

@@ -11,7 +11,7 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, Symb
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.runs import Run
 from tfs_lite.protocols.v2.checks import check_one_text, run_of
-from tfs_lite.protocols.v2.request import InferRequest, SentTensor, SharedMemoryPlace, WantedOutput
+from tfs_lite.protocols.v2.request import InferRequest, SentTensor, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import RawTensor
 
 BATCH = SymbolicDim("batch")
@@ -111,7 +111,7 @@ def test_without_batches_the_first_dimension_is_like_any_other(batch: int | None
 
 
 def test_what_is_in_shared_memory_is_read_in_its_turn() -> None:
-    place = SharedMemoryPlace("region", 8)
+    place = SharedMemorySlice("region", 8)
     tensor = SentTensor("A", "FP32", (1, 2), memory=place)
     array = np.ones((1, 2), np.float32)
     assert run(tensor, b(), read=lambda sent: array).inputs["A"] is array

@@ -16,7 +16,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2.grpc_answer import answer_bytes, stream_bytes, stream_error
 from tfs_lite.protocols.v2.grpc_request import MAX_SPLIT_FIELDS, SPLIT_BYTES, parse_version, read_message, read_request
 from tfs_lite.protocols.v2.messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
-from tfs_lite.protocols.v2.request import MAX_ENTRIES, InferAnswer, InferRequest, SharedMemoryPlace, WantedOutput
+from tfs_lite.protocols.v2.request import MAX_ENTRIES, InferAnswer, InferRequest, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import decode, encode_raw
 
 ID = ServableId("m", 3)
@@ -86,7 +86,7 @@ def test_raw_contents_belong_to_the_inputs_outside_shared_memory(count: int) -> 
     ]
     made = read(request(id="x", inputs=inputs, raw_input_contents=[first.tobytes(), second.tobytes()]))
     assert made.id == "x"
-    assert made.inputs[1].memory == SharedMemoryPlace("r", 8)
+    assert made.inputs[1].memory == SharedMemorySlice("r", 8)
     assert decode(made.inputs[0]).tolist() == first.tolist()
     assert decode(made.inputs[2]).tolist() == second.tolist()
 
@@ -128,7 +128,7 @@ def test_what_the_request_says_is_read() -> None:
     assert made.outputs == [
         WantedOutput("plain"),
         WantedOutput("best", 3),
-        WantedOutput("there", memory=SharedMemoryPlace("r", 8, 4)),
+        WantedOutput("there", memory=SharedMemorySlice("r", 8, 4)),
     ]
 
 
@@ -273,7 +273,7 @@ def test_a_large_answer_is_within_its_stream() -> None:
 
 def test_outputs_in_shared_memory_have_no_bytes() -> None:
     outputs = {"a": np.zeros(2, np.int32), "b": np.ones(2, np.int32)}
-    wanted = {"a": WantedOutput("a", memory=SharedMemoryPlace("r", 100, 4)), "b": WantedOutput("b")}
+    wanted = {"a": WantedOutput("a", memory=SharedMemorySlice("r", 100, 4)), "b": WantedOutput("b")}
     response = ModelInferResponse.FromString(answer_bytes(InferAnswer(ID, "", outputs, wanted)))
     assert list(response.raw_output_contents) == [b"", outputs["b"].tobytes()]
     parameters = response.outputs[0].parameters

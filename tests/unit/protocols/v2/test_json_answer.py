@@ -13,7 +13,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.v2.json_answer import WrittenAnswer, printed_size, write_answer
-from tfs_lite.protocols.v2.request import InferAnswer, SharedMemoryPlace, WantedOutput
+from tfs_lite.protocols.v2.request import InferAnswer, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import encode_raw
 
 NUMBERS = np.arange(6, dtype=np.int64).reshape(2, 3)
@@ -72,7 +72,7 @@ def test_binary_outputs_without_bytes_leave_nothing_but_json() -> None:
 
 
 def test_output_in_shared_memory_is_only_named() -> None:
-    place = SharedMemoryPlace("r", 48, 8)
+    place = SharedMemorySlice("r", 48, 8)
     written = write_answer(answer({"y": NUMBERS}, WantedOutput("y", memory=place)), binary=True)
     assert written.json_length is None
     (y,) = tree(written)["outputs"]

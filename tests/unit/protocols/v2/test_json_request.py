@@ -11,7 +11,7 @@ import pytest
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2.json_request import read_infer
-from tfs_lite.protocols.v2.request import MAX_ENTRIES, InferRequest, SharedMemoryPlace, WantedOutput
+from tfs_lite.protocols.v2.request import MAX_ENTRIES, InferRequest, SharedMemorySlice, WantedOutput
 
 BIG = 2**63
 
@@ -122,14 +122,14 @@ def test_everything_beside_the_tensors_is_read() -> None:
     assert request.outputs == [
         WantedOutput("y"),
         WantedOutput("z", 3, False),
-        WantedOutput("w", memory=SharedMemoryPlace("r", 8)),
+        WantedOutput("w", memory=SharedMemorySlice("r", 8)),
     ]
 
 
 def test_input_may_be_in_shared_memory() -> None:
     place = {"shared_memory_region": "r", "shared_memory_byte_size": 12, "shared_memory_offset": 4}
     (sent,) = read({"inputs": [tensor(data=None, parameters=place)]}).inputs
-    assert (sent.array, sent.memory) == (None, SharedMemoryPlace("r", 12, 4))
+    assert (sent.array, sent.memory) == (None, SharedMemorySlice("r", 12, 4))
 
 
 WRONG: list[tuple[str, Any, str]] = [

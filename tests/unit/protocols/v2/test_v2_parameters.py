@@ -8,9 +8,9 @@ import pytest
 
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.v2.request import EMPTY_FINAL, InferRequest, Kind, take_parameters
+from tfs_lite.protocols.v2.request import EMPTY_FINAL, InferRequest, ParameterType, take_parameters
 
-Item = tuple[str, Any, Kind]
+Item = tuple[str, Any, ParameterType]
 
 
 def taken(*items: Item, over_http: bool = False) -> InferRequest:
@@ -21,13 +21,13 @@ def taken(*items: Item, over_http: bool = False) -> InferRequest:
 
 def test_known_parameters_become_fields() -> None:
     request = taken(
-        ("sequence_id", 5, Kind.INT),
-        ("sequence_start", True, Kind.BOOL),
-        ("priority", 2**64 - 1, Kind.UINT),
-        ("timeout", 1500, Kind.INT),
-        (EMPTY_FINAL, True, Kind.BOOL),
-        ("own", "x", Kind.TEXT),
-        ("temperature", 0.5, Kind.FLOAT),
+        ("sequence_id", 5, ParameterType.INT),
+        ("sequence_start", True, ParameterType.BOOL),
+        ("priority", 2**64 - 1, ParameterType.UINT),
+        ("timeout", 1500, ParameterType.INT),
+        (EMPTY_FINAL, True, ParameterType.BOOL),
+        ("own", "x", ParameterType.TEXT),
+        ("temperature", 0.5, ParameterType.FLOAT),
     )
     assert request.sequence == SequenceFlags(5, start=True)
     assert request.priority == 2**64 - 1
@@ -37,31 +37,36 @@ def test_known_parameters_become_fields() -> None:
 
 
 def test_a_text_may_name_a_sequence() -> None:
-    request = taken(("sequence_id", "five", Kind.TEXT), ("sequence_end", True, Kind.BOOL))
+    request = taken(("sequence_id", "five", ParameterType.TEXT), ("sequence_end", True, ParameterType.BOOL))
     assert request.sequence == SequenceFlags("five", end=True)
 
 
-@pytest.mark.parametrize("nothing", [("sequence_id", 0, Kind.INT), ("sequence_id", "", Kind.TEXT)], ids=str)
+@pytest.mark.parametrize(
+    "nothing", [("sequence_id", 0, ParameterType.INT), ("sequence_id", "", ParameterType.TEXT)], ids=str
+)
 def test_zero_and_the_empty_text_are_no_sequence(nothing: Item) -> None:
-    assert taken(nothing, ("sequence_start", True, Kind.BOOL)).sequence is None
+    assert taken(nothing, ("sequence_start", True, ParameterType.BOOL)).sequence is None
 
 
 def test_negative_ids_are_the_large_ones() -> None:
-    assert taken(("sequence_id", -1, Kind.INT)).sequence == SequenceFlags(2**64 - 1)
+    assert taken(("sequence_id", -1, ParameterType.INT)).sequence == SequenceFlags(2**64 - 1)
 
 
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        (("sequence_id", True, Kind.BOOL), "parameter 'sequence_id' is of type bool, expected int64 or string"),
-        (("sequence_start", 1, Kind.INT), "parameter 'sequence_start' is of type int64, expected bool"),
-        (("priority", "1", Kind.TEXT), "'priority'"),
-        (("priority", -1, Kind.INT), "parameter 'priority' is -1"),
-        (("timeout", 1, Kind.UINT), "parameter 'timeout' is of type uint64, expected int64"),
-        (("timeout", -1, Kind.INT), "parameter 'timeout' is -1"),
-        (("triton_mine", 1, Kind.INT), "parameter keys starting with 'triton_' are reserved"),
-        (("own", 1, Kind.UINT), "parameter 'own' is of type uint64"),
-        (("sequence_id", 2**64, Kind.INT), "more than 64 bits"),
+        (
+            ("sequence_id", True, ParameterType.BOOL),
+            "parameter 'sequence_id' is of type bool, expected int64 or string",
+        ),
+        (("sequence_start", 1, ParameterType.INT), "parameter 'sequence_start' is of type int64, expected bool"),
+        (("priority", "1", ParameterType.TEXT), "'priority'"),
+        (("priority", -1, ParameterType.INT), "parameter 'priority' is -1"),
+        (("timeout", 1, ParameterType.UINT), "parameter 'timeout' is of type uint64, expected int64"),
+        (("timeout", -1, ParameterType.INT), "parameter 'timeout' is -1"),
+        (("triton_mine", 1, ParameterType.INT), "parameter keys starting with 'triton_' are reserved"),
+        (("own", 1, ParameterType.UINT), "parameter 'own' is of type uint64"),
+        (("sequence_id", 2**64, ParameterType.INT), "more than 64 bits"),
     ],
     ids=str,
 )
@@ -73,15 +78,15 @@ def test_parameters_that_cannot_be_are_refused(item: Item, message: str) -> None
 
 
 def test_an_id_of_too_many_characters_is_not_supported() -> None:
-    assert taken(("sequence_id", "x" * 128, Kind.TEXT)).sequence is not None
+    assert taken(("sequence_id", "x" * 128, ParameterType.TEXT)).sequence is not None
     with pytest.raises(ServingError) as caught:
-        taken(("sequence_id", "x" * 129, Kind.TEXT))
+        taken(("sequence_id", "x" * 129, ParameterType.TEXT))
     assert caught.value.code is StatusCode.UNIMPLEMENTED
 
 
 def test_binary_outputs_are_for_http_and_empty_finals_for_grpc() -> None:
-    item = ("binary_data_output", True, Kind.BOOL)
+    item = ("binary_data_output", True, ParameterType.BOOL)
     assert taken(item, over_http=True).binary_outputs
     assert taken(item).parameters == {"binary_data_output": True}
     with pytest.raises(ServingError, match="reserved"):
-        taken((EMPTY_FINAL, True, Kind.BOOL), over_http=True)
+        taken((EMPTY_FINAL, True, ParameterType.BOOL), over_http=True)

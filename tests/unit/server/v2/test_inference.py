@@ -13,7 +13,7 @@ from tfs_lite.core.model import PredictCall, SequenceFlags, Traits
 from tfs_lite.core.signature import DataType, SymbolicDim
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import Array
-from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemoryPlace, WantedOutput
+from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemorySlice, WantedOutput
 from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 
 ROW = np.array([[1, 2, 3, 4]], np.int32)
@@ -26,13 +26,13 @@ class Memory:
         self.arrays: dict[str, Array] = {}
 
     def read(
-        self, place: SharedMemoryPlace, datatype: str, shape: tuple[int, ...], name: str = "", model: str = ""
+        self, place: SharedMemorySlice, datatype: str, shape: tuple[int, ...], name: str = "", model: str = ""
     ) -> Array:
         if place.region not in self.arrays:
             raise ServingError(StatusCode.NOT_FOUND, f"Unable to find shared memory region: '{place.region}'")
         return self.arrays[place.region]
 
-    def write(self, place: SharedMemoryPlace, array: Array) -> None:
+    def write(self, place: SharedMemorySlice, array: Array) -> None:
         self.arrays[place.region] = array
 
 
@@ -148,9 +148,9 @@ def test_failures_of_the_model_are_told(house: House) -> None:
 def test_tensors_are_taken_from_and_put_into_shared_memory(house: House, memory: Memory) -> None:
     house.add_simple()
     memory.arrays["in"] = ROW
-    place = SharedMemoryPlace("in", 16)
+    place = SharedMemorySlice("in", 16)
     inputs = [sent("INPUT0", ROW), SentTensor("INPUT1", "INT32", (1, 4), memory=place)]
-    answer = ask(house, simple(inputs=inputs, outputs=[WantedOutput("OUTPUT0", memory=SharedMemoryPlace("out", 16))]))
+    answer = ask(house, simple(inputs=inputs, outputs=[WantedOutput("OUTPUT0", memory=SharedMemorySlice("out", 16))]))
     assert memory.arrays["out"].tolist() == [[2, 4, 6, 8]]
     assert answer.wanted["OUTPUT0"].memory is not None
 
@@ -158,9 +158,9 @@ def test_tensors_are_taken_from_and_put_into_shared_memory(house: House, memory:
 @pytest.mark.parametrize(
     ("place", "code", "message"),
     [
-        (SharedMemoryPlace("no", 16), StatusCode.NOT_FOUND, "Unable to find shared memory region: 'no'"),
+        (SharedMemorySlice("no", 16), StatusCode.NOT_FOUND, "Unable to find shared memory region: 'no'"),
         (
-            SharedMemoryPlace("no", 15),
+            SharedMemorySlice("no", 15),
             StatusCode.INVALID_ARGUMENT,
             "input byte size mismatch for input 'INPUT1' for model 'simple'. Expected 16, got 15",
         ),
@@ -168,7 +168,7 @@ def test_tensors_are_taken_from_and_put_into_shared_memory(house: House, memory:
     ids=["unknown", "wrong size"],
 )
 def test_places_that_cannot_be_are_refused(
-    house: House, place: SharedMemoryPlace, code: StatusCode, message: str
+    house: House, place: SharedMemorySlice, code: StatusCode, message: str
 ) -> None:
     house.add_simple()
     inputs = [sent("INPUT0", ROW), SentTensor("INPUT1", "INT32", (1, 4), memory=place)]
@@ -178,7 +178,7 @@ def test_places_that_cannot_be_are_refused(
 def test_without_shared_memory_there_are_no_regions() -> None:
     house = House()
     house.add_simple()
-    place = SharedMemoryPlace("r", 16)
+    place = SharedMemorySlice("r", 16)
     inputs = [sent("INPUT0", ROW), SentTensor("INPUT1", "INT32", (1, 4), memory=place)]
     expected = (StatusCode.UNIMPLEMENTED, "Unable to find shared memory region: 'r'")
     assert refusal(house, simple(inputs=inputs)) == expected

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.protocols.v2.request import SharedMemoryPlace
+from tfs_lite.protocols.v2.request import SharedMemorySlice
 from tfs_lite.server.v2.control import CudaRegionStatus, RegionStatus
 from tfs_lite.server.v2.shared_memory import MAX_REGIONS, SharedRegions
 
@@ -38,8 +38,8 @@ def test_tensor_is_read_from_and_written_to_a_region(regions, memory):
     register(regions, memory, offset=64)
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     memory.buf[64 + 8 : 64 + 8 + 24] = values.tobytes()
-    np.testing.assert_array_equal(regions.read(SharedMemoryPlace("r", 24, 8), "FP32", (2, 3)), values)
-    assert regions.write(SharedMemoryPlace("r", 100, 200), values * 2) == 24
+    np.testing.assert_array_equal(regions.read(SharedMemorySlice("r", 24, 8), "FP32", (2, 3)), values)
+    assert regions.write(SharedMemorySlice("r", 100, 200), values * 2) == 24
     found = np.frombuffer(bytes(memory.buf[264:288]), np.float32).reshape(2, 3)
     np.testing.assert_array_equal(found, values * 2)
 
@@ -47,17 +47,17 @@ def test_tensor_is_read_from_and_written_to_a_region(regions, memory):
 def test_texts_are_written_with_their_lengths(regions, memory):
     register(regions, memory)
     texts = np.array([b"ab", b""], dtype=object)
-    assert regions.write(SharedMemoryPlace("r", 64), texts) == 10
-    assert regions.read(SharedMemoryPlace("r", 10), "BYTES", (2,)).tolist() == [b"ab", b""]
+    assert regions.write(SharedMemorySlice("r", 64), texts) == 10
+    assert regions.read(SharedMemorySlice("r", 10), "BYTES", (2,)).tolist() == [b"ab", b""]
 
 
 @pytest.mark.parametrize(
     ("place", "code", "text"),
     [
-        (SharedMemoryPlace("other", 4), StatusCode.NOT_FOUND, "Unable to find shared memory region: 'other'"),
-        (SharedMemoryPlace("r", 2048), StatusCode.INVALID_ARGUMENT, "Invalid offset"),
-        (SharedMemoryPlace("r", 4, 1021), StatusCode.INVALID_ARGUMENT, "Invalid offset"),
-        (SharedMemoryPlace("r", 4, -4), StatusCode.INVALID_ARGUMENT, "Invalid offset"),
+        (SharedMemorySlice("other", 4), StatusCode.NOT_FOUND, "Unable to find shared memory region: 'other'"),
+        (SharedMemorySlice("r", 2048), StatusCode.INVALID_ARGUMENT, "Invalid offset"),
+        (SharedMemorySlice("r", 4, 1021), StatusCode.INVALID_ARGUMENT, "Invalid offset"),
+        (SharedMemorySlice("r", 4, -4), StatusCode.INVALID_ARGUMENT, "Invalid offset"),
     ],
     ids=["unknown", "too long", "beyond the end", "negative"],
 )
@@ -71,7 +71,7 @@ def test_place_outside_a_region_is_refused(regions, memory, place, code, text):
 def test_output_larger_than_its_place_is_refused(regions, memory):
     register(regions, memory)
     with pytest.raises(ServingError, match="should be at least 16 bytes") as caught:
-        regions.write(SharedMemoryPlace("r", 8), np.zeros(4, np.float32))
+        regions.write(SharedMemorySlice("r", 8), np.zeros(4, np.float32))
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
@@ -79,8 +79,8 @@ def test_object_that_its_owner_cuts_short_is_an_error_and_not_the_end(regions, m
     register(regions, memory)
     os.truncate(f"/dev/shm/{memory.name}", 16)
     for act in (
-        lambda: regions.read(SharedMemoryPlace("r", 64), "FP32", (16,)),
-        lambda: regions.write(SharedMemoryPlace("r", 64), np.zeros(16, np.float32)),
+        lambda: regions.read(SharedMemorySlice("r", 64), "FP32", (16,)),
+        lambda: regions.write(SharedMemorySlice("r", 64), np.zeros(16, np.float32)),
     ):
         with pytest.raises(ServingError, match="shorter than it was"):
             act()
@@ -148,7 +148,7 @@ def test_a_name_of_any_length_is_not_kept(regions, memory):
 
 @pytest.mark.parametrize("long", ["r" * 100_000])
 def test_errors_do_not_repeat_names_of_any_length(regions, memory, long):
-    place = SharedMemoryPlace(long, 4, 0)
+    place = SharedMemorySlice(long, 4, 0)
     refused = [
         lambda: regions.system_status(long),
         lambda: regions.system_register(RegionStatus(long, "none", 0, 1)),
