@@ -45,7 +45,7 @@ from tfs_lite.sources.structure import structural_problem
 MAX_WORDS = 4096
 """Bytes of an error, beside what it repeats of the request."""
 MAX_RECORD_BYTES = 1 << 16
-SMALLEST_PIECE = 2048
+SMALLEST_CHUNK = 2048
 """Bytes of the pieces that JSON is read in here, so that small inputs have several."""
 SMALLEST_ARRAY = 16
 MAX_TEXT_BYTES = 1 << 13
@@ -177,7 +177,7 @@ def json_body(data: bytes) -> None:
     """A JSON text, in which repetitions may be short (see ``REPEAT``). The ways to read it must agree."""
     text = _expanded(data)
     accepted, tree = _read(read, text)
-    large = functools.partial(read_large, piece_bytes=SMALLEST_PIECE, least_array=SMALLEST_ARRAY)
+    large = functools.partial(read_large, chunk_bytes=SMALLEST_CHUNK, least_array=SMALLEST_ARRAY)
     also, in_pieces = _read(large, text)
     require(accepted == also, "a text is accepted whole, but not in pieces, or the other way round")
     require((find_fault(text) is None) == accepted, "a text has a fault and is accepted, or has none and is not")

@@ -29,7 +29,7 @@ from tfs_lite.protocols.json.tree import (
 )
 
 _SHORT_PART = 64
-"""What is looked at first is a piece's 64th part: many containers end soon after the long item in them."""
+"""What is looked at first is a chunk's 64th part: many containers end soon after the long item in them."""
 
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _WORD = re.compile(rb'[^ \t\r\n,:\[\]{}"]*+')
@@ -48,32 +48,32 @@ class Position:
     after: bool = False
 
 
-def read_large(text: bytes, piece_bytes: int = SLICE_BYTES, least_array: int = LEAST_BYTES) -> Json:
-    """As :func:`json_tree.read`, in pieces of ``piece_bytes``; large arrays of numbers are arrays in the tree.
+def read_large(text: bytes, chunk_bytes: int = SLICE_BYTES, least_array: int = LEAST_BYTES) -> Json:
+    """As :func:`tree.read`, in chunks of ``chunk_bytes``; large arrays of numbers are arrays in the tree.
 
     ``least_array``: how many bytes of text make an array large.
     """
     stand_ins: StandIns = {}
     parts, done = [], 0
-    for start, end, array in large_arrays(text, least_array, piece_bytes):
+    for start, end, array in large_arrays(text, least_array, chunk_bytes):
         parts += [text[done:start], new_stand_in(stand_ins, array)]
         done = end
     rest = b"".join((*parts, text[done:])) if parts else text
-    if len(rest) <= piece_bytes:
+    if len(rest) <= chunk_bytes:
         return read(rest, stand_ins=stand_ins)
-    return PieceReader(rest, stand_ins, piece_bytes=piece_bytes).whole()
+    return PieceReader(rest, stand_ins, chunk_bytes=chunk_bytes).whole()
 
 
 class PieceReader:
     """Reads one text. Keeps nothing but the names of open objects unless ``keep`` is set."""
 
     def __init__(
-        self, text: bytes, stand_ins: StandIns | None = None, keep: bool = True, piece_bytes: int = SLICE_BYTES
+        self, text: bytes, stand_ins: StandIns | None = None, keep: bool = True, chunk_bytes: int = SLICE_BYTES
     ) -> None:
         self._text = text
         self._stand_ins = stand_ins
         self._keep = keep
-        self._piece_bytes = piece_bytes
+        self._piece_bytes = chunk_bytes
         self._open: list[Any] = []
         self._at = 0
         self._fresh = False
@@ -110,7 +110,7 @@ class PieceReader:
         return _SPACE.match(self._text, at).end()  # type: ignore[union-attr]
 
     def _run_of_items(self) -> bool:
-        """Reads the items up to the last comma, or the closing bracket, within a piece. Whether there was any."""
+        """Reads the items up to the last comma, or the closing bracket, within a chunk. Whether there was any."""
         stop, closes = self._end_of_run()
         if stop < 0:
             return False
@@ -139,13 +139,13 @@ class PieceReader:
             raise TooMany
 
     def _end_of_run(self) -> tuple[int, bool]:
-        """Where the run ends, -1 if no item ends within a piece; and whether the container ends there."""
+        """Where the run ends, -1 if no item ends within a chunk; and whether the container ends there."""
         for size in (self._piece_bytes // _SHORT_PART, self._piece_bytes):
-            piece, brackets, steps, levels = self._levels(size)
+            chunk, brackets, steps, levels = self._levels(size)
             closing = np.flatnonzero(levels < 0)
             if closing.size:
                 return self._at + int(brackets[closing[0]]), True
-        commas = piece.find(ord(","))
+        commas = chunk.find(ord(","))
         around = np.concatenate(([0], levels))[np.searchsorted(brackets, commas)]
         own = commas[around == 0]
         if own.size:
@@ -155,13 +155,13 @@ class PieceReader:
 
     def _levels(self, size: int) -> tuple[Slice, Array, Array, Array]:
         """The next slice; its brackets, their steps, and the level behind each, counted from here."""
-        for piece in slices(self._text, self._at, size):
-            brackets, steps = piece.brackets()
-            return piece, brackets, steps, np.cumsum(steps)
+        for chunk in slices(self._text, self._at, size):
+            brackets, steps = chunk.brackets()
+            return chunk, brackets, steps, np.cumsum(steps)
         raise Refused
 
     def _long_item(self) -> None:
-        """Reads one item that does not end within a piece, or enters it."""
+        """Reads one item that does not end within a chunk, or enters it."""
         self._long_items -= 1
         container = self._open[-1]
         start = self._skip(self._at)

@@ -32,34 +32,34 @@ _MAX_SPACES = 100
 
 
 def large_arrays(
-    text: bytes, least: int = LEAST_BYTES, piece_bytes: int = SLICE_BYTES
+    text: bytes, least: int = LEAST_BYTES, chunk_bytes: int = SLICE_BYTES
 ) -> Iterator[tuple[int, int, Array]]:
     """``(start, end, array)`` for each large dense array of numbers: ``text[start:end]`` is exactly its text.
 
     int64 if every number is an integer that fits, uint64 if that is needed and enough, float64 otherwise (integers
     among floats become floats; so do those beyond 64 bits). Special numbers such as ``NaN`` count as floats.
     The text as a whole need not be valid: what is yielded is the text of a valid array all the same. ``least``: how
-    many bytes make an array large. ``piece_bytes``: how many are read by one call.
+    many bytes make an array large. ``chunk_bytes``: how many are read by one call.
     """
-    for start, end in long_gaps(text, least, piece_bytes):
+    for start, end in long_gaps(text, least, chunk_bytes):
         start, end = text.find(b"[", start, end), text.rfind(b"]", start, end) + 1
         if start < 0 or end - start < least:
             continue
-        structure = _structure(text, start, end, piece_bytes)
+        structure = _structure(text, start, end, chunk_bytes)
         end = _without_foreign_brackets(text, start, end, structure)
         shape = _shape(structure)
         if shape is None or end - start < least:
             continue
-        numbers = _numbers(text, start, end, math.prod(shape), piece_bytes)
+        numbers = _numbers(text, start, end, math.prod(shape), chunk_bytes)
         if numbers is not None:
             yield start, end, numbers.reshape(shape)
 
 
-def _structure(text: bytes, start: int, end: int, piece_bytes: int) -> bytearray:
+def _structure(text: bytes, start: int, end: int, chunk_bytes: int) -> bytearray:
     """The text without its numbers and white space."""
     structure = bytearray()
-    for position in range(start, end, piece_bytes):
-        structure += text[position : min(position + piece_bytes, end)].translate(None, _NUMBERS_AND_SPACE)
+    for position in range(start, end, chunk_bytes):
+        structure += text[position : min(position + chunk_bytes, end)].translate(None, _NUMBERS_AND_SPACE)
     return structure
 
 
@@ -112,24 +112,24 @@ def _item_width(structure: bytearray, start: int, end: int) -> int:
     return 0 if stop < 0 else stop + opening + 1 - start
 
 
-def _numbers(text: bytes, start: int, end: int, count: int, piece_bytes: int) -> Array | None:
+def _numbers(text: bytes, start: int, end: int, count: int, chunk_bytes: int) -> Array | None:
     """All numbers, flat, or None if anything between the commas is not one number in the right place."""
     numbers = np.empty(0, np.int64)
     done = 0
     while start < end:
-        stop = text.rfind(b",", start, start + piece_bytes) if end - start > piece_bytes else end
+        stop = text.rfind(b",", start, start + chunk_bytes) if end - start > chunk_bytes else end
         if stop < 0:
             return None
-        piece = _piece(text[start:stop])
-        if piece is None or done + piece.size > count:
+        chunk = _chunk(text[start:stop])
+        if chunk is None or done + chunk.size > count:
             return None
         if done == 0:
-            numbers = np.empty(count, piece.dtype)
-        elif numbers.dtype != piece.dtype:
-            common = _common(numbers[:done], piece)
-            numbers, piece = numbers.astype(common, copy=False), piece.astype(common, copy=False)
-        numbers[done : done + piece.size] = piece
-        done += piece.size
+            numbers = np.empty(count, chunk.dtype)
+        elif numbers.dtype != chunk.dtype:
+            common = _common(numbers[:done], chunk)
+            numbers, chunk = numbers.astype(common, copy=False), chunk.astype(common, copy=False)
+        numbers[done : done + chunk.size] = chunk
+        done += chunk.size
         start = stop + 1
     return numbers if done == count else None
 
@@ -142,16 +142,16 @@ def _common(first: Array, second: Array) -> type[np.generic]:
     return np.uint64
 
 
-def _piece(piece: bytes) -> Array | None:
+def _chunk(chunk: bytes) -> Array | None:
     """The numbers of a stretch between two commas."""
-    if not _brackets_are_in_place(np.frombuffer(b"," + piece + b",", np.uint8)):
+    if not _brackets_are_in_place(np.frombuffer(b"," + chunk + b",", np.uint8)):
         return None
-    flat = tight(b"[" + piece.translate(_BRACKETS_TO_SPACE) + b"]")
+    flat = tight(b"[" + chunk.translate(_BRACKETS_TO_SPACE) + b"]")
     try:
         numbers = orjson.loads(flat)
     except orjson.JSONDecodeError:
         return _with_special(flat)
-    if b"." in piece or b"e" in piece or b"E" in piece:
+    if b"." in chunk or b"e" in chunk or b"E" in chunk:
         return np.fromiter(numbers, np.float64, len(numbers))
     return _integers(numbers)
 

@@ -48,15 +48,15 @@ class _Found(Exception):
         self.fault = Fault(reason, offset)
 
 
-def find_fault(text: bytes, piece_bytes: int = SLICE_BYTES) -> Fault | None:
+def find_fault(text: bytes, chunk_bytes: int = SLICE_BYTES) -> Fault | None:
     """The first fault of ``text``: bad syntax, a name twice in an object, more than ``MAX_DEPTH`` levels.
 
     None if it is a JSON value, with or without white space around it, and nothing else. Special numbers (``NaN``,
     ``Inf``, ``Infinity``, with a minus ``-Inf``, ``-Infinity``) are legal; numbers beyond a double are not.
     """
     position = Position(0)
-    if len(text) > piece_bytes:
-        reader = PieceReader(text, keep=False, piece_bytes=piece_bytes)
+    if len(text) > chunk_bytes:
+        reader = PieceReader(text, keep=False, chunk_bytes=chunk_bytes)
         try:
             reader.whole()
         except Refused:

@@ -89,8 +89,8 @@ def type_name(value: object) -> str:
 def show(value: object) -> str:
     """The value as compact JSON, cut after ``SHOWN`` characters. Takes no longer for a large value."""
     text = ""
-    for piece in _pieces(value):
-        text += piece
+    for chunk in _chunks(value):
+        text += chunk
         if len(text) > SHOWN:
             return text[:SHOWN] + "..."
     return text
@@ -166,19 +166,19 @@ def _read_string(value: object) -> bytes:
     raise type_error(value, DataType.STRING)
 
 
-def _pieces(value: object) -> Iterator[str]:
+def _chunks(value: object) -> Iterator[str]:
     if isinstance(value, dict):
         yield "{"
         for position, (key, member) in enumerate(value.items()):
             yield ("," if position else "") + _quote(key) + ":"
-            yield from _pieces(member)
+            yield from _chunks(member)
         yield "}"
     elif isinstance(value, list | np.ndarray):
         yield "["
         for position, item in enumerate(value):
             if position:
                 yield ","
-            yield from _pieces(item)
+            yield from _chunks(item)
         yield "]"
     else:
         yield _scalar(value)

@@ -129,12 +129,12 @@ class SharedRegions:
         self.system_unregister(None)
 
     def _use(self, memory: SharedMemorySlice, act: Callable[[int, int], _T]) -> _T:
-        """``act`` with the region's file and where the place begins in it, outside the lock."""
+        """``act`` with the region's file and where the slice begins in it, outside the lock."""
         with self._lock:
             region = self._regions.get(memory.region)
             if region is None:
                 raise not_found(f"Unable to find shared memory region: '{memory.region:.{SHOWN}}'")
-            self._check_place(region.status, place)
+            self._check_slice(region.status, memory)
             region.users += 1
         try:
             return act(region.descriptor, region.status.offset + memory.offset)
@@ -145,7 +145,7 @@ class SharedRegions:
             if last:
                 os.close(region.descriptor)
 
-    def _check_place(self, region: RegionStatus, memory: SharedMemorySlice) -> None:
+    def _check_slice(self, region: RegionStatus, memory: SharedMemorySlice) -> None:
         if memory.offset < 0 or memory.byte_size < 0 or memory.offset + memory.byte_size > region.byte_size:
             raise invalid_argument(
                 f"Invalid offset + byte size for shared memory region: '{memory.region:.{SHOWN}}': {memory.offset} + "

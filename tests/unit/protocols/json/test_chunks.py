@@ -1,4 +1,4 @@
-"""A text read in pieces is the same tree, or refused like the whole. Pieces are tiny here."""
+"""A text read in chunks is the same tree, or refused like the whole. Pieces are tiny here."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.protocols.json import chunks as json_pieces
+from tfs_lite.protocols.json import chunks as json_chunks
 from tfs_lite.protocols.json.chunks import PieceReader, read_large
 from tfs_lite.protocols.json.diagnosis import find_fault
 from tfs_lite.protocols.json.tree import Refused, TooMany, read
@@ -64,27 +64,27 @@ def as_lists(tree: Any) -> Any:
 
 def check(text: bytes) -> None:
     whole = outcome(read, text)
-    for piece_bytes in PIECES:
-        assert outcome(PieceReader(text, piece_bytes=piece_bytes).whole) == whole
-        with_arrays = outcome(read_large, text, piece_bytes, 3)
+    for chunk_bytes in PIECES:
+        assert outcome(PieceReader(text, chunk_bytes=chunk_bytes).whole) == whole
+        with_arrays = outcome(read_large, text, chunk_bytes, 3)
         assert with_arrays == whole or with_arrays.replace(".0", "") == whole.replace(".0", "")
-        fault = find_fault(text, piece_bytes)
+        fault = find_fault(text, chunk_bytes)
         assert (fault is not None) == (whole == "refused")
         assert fault == find_fault(text, 1 << 30)
 
 
 @given(trees())
-def test_pieces_make_the_same_tree(text: str) -> None:
+def test_chunks_make_the_same_tree(text: str) -> None:
     check(text.encode())
 
 
 @given(st.lists(TOKENS, max_size=20).map("".join))
-def test_pieces_refuse_the_same_texts(text: str) -> None:
+def test_chunks_refuse_the_same_texts(text: str) -> None:
     check(text.encode())
 
 
 @given(trees(), st.data())
-def test_damage_is_found_in_pieces_as_in_the_whole(text: str, data: st.DataObject) -> None:
+def test_damage_is_found_in_chunks_as_in_the_whole(text: str, data: st.DataObject) -> None:
     damaged = bytearray(text.encode())
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(damaged)))
@@ -92,7 +92,7 @@ def test_damage_is_found_in_pieces_as_in_the_whole(text: str, data: st.DataObjec
     check(bytes(damaged))
 
 
-@pytest.mark.parametrize("piece_bytes", PIECES)
+@pytest.mark.parametrize("chunk_bytes", PIECES)
 @pytest.mark.parametrize(
     "text",
     [
@@ -109,13 +109,13 @@ def test_damage_is_found_in_pieces_as_in_the_whole(text: str, data: st.DataObjec
     ],
     ids=range(10),
 )
-def test_faults_between_pieces_are_found(text: str, piece_bytes: int) -> None:
+def test_faults_between_chunks_are_found(text: str, chunk_bytes: int) -> None:
     with pytest.raises(Refused):
-        read_large(text.encode(), piece_bytes, NO_ARRAYS)
-    assert find_fault(text.encode(), piece_bytes) == find_fault(text.encode()) is not None
+        read_large(text.encode(), chunk_bytes, NO_ARRAYS)
+    assert find_fault(text.encode(), chunk_bytes) == find_fault(text.encode()) is not None
 
 
-@pytest.mark.parametrize("piece_bytes", PIECES)
+@pytest.mark.parametrize("chunk_bytes", PIECES)
 @pytest.mark.parametrize(
     "text",
     [
@@ -135,17 +135,17 @@ def test_faults_between_pieces_are_found(text: str, piece_bytes: int) -> None:
     ],
     ids=range(13),
 )
-def test_long_tokens_and_white_space_are_read(text: str, piece_bytes: int) -> None:
-    assert read_large(text.encode(), piece_bytes, NO_ARRAYS) == read(text.encode())
-    assert find_fault(text.encode(), piece_bytes) is None
+def test_long_tokens_and_white_space_are_read(text: str, chunk_bytes: int) -> None:
+    assert read_large(text.encode(), chunk_bytes, NO_ARRAYS) == read(text.encode())
+    assert find_fault(text.encode(), chunk_bytes) is None
 
 
 def test_nothing_is_kept_if_told_so() -> None:
-    reader = PieceReader(b'{"a":[1,2,[3]],"b":{"c":1}}' + b" " * 100 + b"x", keep=False, piece_bytes=1)
+    reader = PieceReader(b'{"a":[1,2,[3]],"b":{"c":1}}' + b" " * 100 + b"x", keep=False, chunk_bytes=1)
     with pytest.raises(Refused):
         reader.whole()
     assert reader.position.open == ()
-    reader = PieceReader(b'{"a":[1,2,[3]],"b":{"c":1,"d":x}}', keep=False, piece_bytes=1)
+    reader = PieceReader(b'{"a":[1,2,[3]],"b":{"c":1,"d":x}}', keep=False, chunk_bytes=1)
     with pytest.raises(Refused):
         reader.whole()
     assert reader.position.open == ({"a": None, "b": None}, {"c": None})
@@ -158,7 +158,7 @@ def test_nothing_is_kept_if_told_so() -> None:
 def test_a_body_cannot_unfold_into_more_values_than_the_bound(
     monkeypatch: pytest.MonkeyPatch, item: bytes, kept: bool
 ) -> None:
-    monkeypatch.setattr(json_pieces, "MAX_VALUES", 50_000)
+    monkeypatch.setattr(json_chunks, "MAX_VALUES", 50_000)
     body = b"[" + b",".join([item] * 60_000) + b"]"
     if kept:
         assert len(read_large(body)) == 60_000  # type: ignore[arg-type]

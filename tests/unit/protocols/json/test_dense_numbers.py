@@ -66,22 +66,22 @@ def expected(text: str) -> np.ndarray:
     return np.array([float(number) for number in numbers])
 
 
-def found_in(text: bytes, piece_bytes: int) -> list[tuple[bytes, np.ndarray]]:
-    return [(text[start:end], array) for start, end, array in large_arrays(text, 2, piece_bytes)]
+def found_in(text: bytes, chunk_bytes: int) -> list[tuple[bytes, np.ndarray]]:
+    return [(text[start:end], array) for start, end, array in large_arrays(text, 2, chunk_bytes)]
 
 
-@pytest.mark.parametrize("piece_bytes", PIECES)
+@pytest.mark.parametrize("chunk_bytes", PIECES)
 @given(
     array=array_texts(),
     before=st.sampled_from(["", '"a":', '["x",', '{"b":[["]",']),
     after=st.sampled_from(["", "]", "}]}", ',"x"']),
 )
 def test_arrays_are_what_their_numbers_are(
-    piece_bytes: int, array: tuple[str, tuple[int, ...]], before: str, after: str
+    chunk_bytes: int, array: tuple[str, tuple[int, ...]], before: str, after: str
 ) -> None:
     text, shape = array
     reference = expected(text)
-    ((exact, found),) = found_in((before + text + after).encode(), piece_bytes)
+    ((exact, found),) = found_in((before + text + after).encode(), chunk_bytes)
     assert exact == text.strip().encode()
     assert found.shape == shape
     assert found.dtype == reference.dtype
@@ -89,7 +89,7 @@ def test_arrays_are_what_their_numbers_are(
 
 
 @given(array_texts(), st.sampled_from(PIECES))
-def test_both_paths_agree_bit_for_bit(array: tuple[str, tuple[int, ...]], piece_bytes: int) -> None:
+def test_both_paths_agree_bit_for_bit(array: tuple[str, tuple[int, ...]], chunk_bytes: int) -> None:
     text = ('{"a":[{"b":' + array[0] + '},"x"]}').encode()
     by_lists: Any = read(text)
     by_arrays: Any = read_large(text, 64, 2)
@@ -99,7 +99,7 @@ def test_both_paths_agree_bit_for_bit(array: tuple[str, tuple[int, ...]], piece_
     assert found.tobytes() == numbers.astype(found.dtype).tobytes()
 
 
-@pytest.mark.parametrize("piece_bytes", PIECES)
+@pytest.mark.parametrize("chunk_bytes", PIECES)
 @pytest.mark.parametrize(
     "text",
     [
@@ -141,15 +141,15 @@ def test_both_paths_agree_bit_for_bit(array: tuple[str, tuple[int, ...]], piece_
         "[1" + " " * 101 + "]",
     ],
 )
-def test_what_is_no_array_is_left_alone(text: str, piece_bytes: int) -> None:
-    assert found_in(text.encode(), piece_bytes) == [] or text.endswith("  ]")
-    assert found_in(b'{"a":' + text.encode() + b"}", piece_bytes) == [] or text.endswith("  ]")
+def test_what_is_no_array_is_left_alone(text: str, chunk_bytes: int) -> None:
+    assert found_in(text.encode(), chunk_bytes) == [] or text.endswith("  ]")
+    assert found_in(b'{"a":' + text.encode() + b"}", chunk_bytes) == [] or text.endswith("  ]")
 
 
-@pytest.mark.parametrize("piece_bytes", PIECES)
-def test_every_array_of_a_text_is_found_and_nothing_in_strings_is(piece_bytes: int) -> None:
+@pytest.mark.parametrize("chunk_bytes", PIECES)
+def test_every_array_of_a_text_is_found_and_nothing_in_strings_is(chunk_bytes: int) -> None:
     text = b'{"a":[[1,2],[3,4]],"[1,2,3]":"[4,5]","b\\"[6]":{"c":[ 1.5 , 2 ],"d":["[9,9]",[7,8],"x"]},"e":[0]}'
-    found = [(text, array.tolist()) for text, array in found_in(text, piece_bytes)]
+    found = [(text, array.tolist()) for text, array in found_in(text, chunk_bytes)]
     assert found == [
         (b"[[1,2],[3,4]]", [[1, 2], [3, 4]]),
         (b"[ 1.5 , 2 ]", [1.5, 2.0]),
@@ -165,7 +165,7 @@ def test_short_lists_stay_lists() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.uint64])
 @pytest.mark.parametrize("shape", [(30_000,), (1, 30_000), (30_000, 1), (100, 10, 30), (3, 1, 1, 10_000)])
-def test_arrays_of_many_pieces_come_back(dtype: Any, shape: tuple[int, ...]) -> None:
+def test_arrays_of_many_chunks_come_back(dtype: Any, shape: tuple[int, ...]) -> None:
     chance = np.random.default_rng(0)
     array = chance.integers(0, 256, (*shape, np.dtype(dtype).itemsize), np.uint8).view(dtype)[..., 0]
     array = np.where(np.isfinite(array), array, 0).astype(dtype)

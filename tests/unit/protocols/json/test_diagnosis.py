@@ -61,5 +61,5 @@ def test_the_first_byte_that_is_not_utf8_is_named(text: str, place: int) -> None
     ],
 )
 def test_the_first_of_several_faults_counts(text: bytes, reason: str, offset: int) -> None:
-    for piece_bytes in (1, 64, 1 << 30):
-        assert find_fault(text, piece_bytes) == Fault(reason, offset)
+    for chunk_bytes in (1, 64, 1 << 30):
+        assert find_fault(text, chunk_bytes) == Fault(reason, offset)

@@ -1,4 +1,4 @@
-"""JSON bodies in and out, as their callers see it. How they are cut into pieces has tests of its own."""
+"""JSON bodies in and out, as their callers see it. How they are cut into chunks has tests of its own."""
 
 import json
 import math
@@ -217,7 +217,7 @@ def test_a_special_number_does_not_make_a_large_array_a_list() -> None:
 
 
 @pytest.mark.parametrize("rows", [20_000, 5])
-def test_large_bodies_of_objects_are_the_same_in_pieces(rows: int) -> None:
+def test_large_bodies_of_objects_are_the_same_in_chunks(rows: int) -> None:
     chance = random.Random(rows)
     instances = [
         {"id": index, "text": 'a"b\\[{,:' * chance.randrange(6), "x": [chance.random(), index], "deep": [[{}], []]}
