@@ -71,7 +71,7 @@ def test_empty_version_is_loaded_and_answers(version: Path, platform: str) -> No
     servable = loader.servable
     assert servable is not None
     assert (servable.traits.platform, list(servable.signatures)) == ("ensemble", [DEFAULT_SIGNATURE])
-    assert ask(servable, {"IN": [1, 2]})[1].outputs["OUT"].tolist() == [2, 3]
+    assert ask(servable, {"IN": [1, 2]}).outputs["OUT"].tolist() == [2, 3]
     loader.unload()
     assert loader.servable is None
     fixture.close()
@@ -112,7 +112,7 @@ def test_warm_up_asks_the_ensemble(version: Path) -> None:
         opens=nothing_is_opened,
         device="cpu",
         model_settings=lambda path, model: load_model_settings(Path(path), model),
-        warm_up=lambda servable, request: asked.append(ask(servable, {"IN": [1, 2]})[1].outputs["OUT"].tolist()),
+        warm_up=lambda servable, request: asked.append(ask(servable, {"IN": [1, 2]}).outputs["OUT"].tolist()),
     )
     loader = ArtifactLoader(str(version), "", settings, PLATFORMS)
     loader.load(ID)

@@ -12,15 +12,15 @@ import pytest
 from tfs_lite.core.model import Model, PredictCall, Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
-from tfs_lite.core.status import Status, StatusCode, invalid_argument
+from tfs_lite.core.status import StatusCode, invalid_argument
 from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.settings import ALONE, BatchSettings
 from tfs_lite.schedulers.cached import CachedServable
 from tfs_lite.schedulers.response_cache import ResponseCache
 from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.schedulers.requests import PATIENCE, Request
 
 ID = ServableId("m", 1)
-PATIENCE = 30
 BATCH = SymbolicDim("batch")
 
 
@@ -53,29 +53,8 @@ class Squares(Model):
         pass
 
 
-class Answer:
-    """One call, and what came of it."""
-
-    def __init__(self, *x: float, outputs: tuple[str, ...] = (), on_part=None) -> None:
-        self.result: Mapping[str, Any] | Status | None = None
-        self._done = threading.Event()
-        inputs = {"x": np.array(x, np.float32)}
-        self.call = PredictCall(DEFAULT_SIGNATURE, inputs, outputs, None, self._on_done, on_part=on_part)
-
-    def _on_done(self, result: Mapping[str, Any] | Status) -> None:
-        assert self.result is None
-        self.result = result
-        self._done.set()
-
-    def wait(self) -> Mapping[str, Any]:
-        result = self.status_or_outputs()
-        assert not isinstance(result, Status), result
-        return result
-
-    def status_or_outputs(self) -> Mapping[str, Any] | Status:
-        assert self._done.wait(PATIENCE)
-        assert self.result is not None
-        return self.result
+def request_of(*x: float, **options: Any) -> Request:
+    return Request({"x": np.array(x, np.float32)}, **options)
 
 
 @pytest.fixture
@@ -103,21 +82,24 @@ def make(cache, model):
         one.close()
 
 
+def submit(servable: CachedServable, *x: float, **options: Any) -> Request:
+    request = request_of(*x, **options)
+    servable.submit(request.call)
+    return request
+
+
 def ask(servable: CachedServable, *x: float, **options: Any) -> Mapping[str, Any]:
-    answer = Answer(*x, **options)
-    servable.submit(answer.call)
-    return answer.wait()
+    return submit(servable, *x, **options).outputs
 
 
 def test_an_equal_request_is_answered_at_once_and_the_model_not_run(make, model, cache):
     servable = make()
     first = ask(servable, 1, 2)
-    again = Answer(1, 2)
-    servable.submit(again.call)
-    assert again.result is not None
+    again = submit(servable, 1, 2)
+    assert again.done
     assert again.call.admitted
     assert again.call.run_seconds == 0
-    assert again.wait()["y"].tolist() == first["y"].tolist() == [1, 4]
+    assert again.outputs["y"].tolist() == first["y"].tolist() == [1, 4]
     assert model.asked == [[1, 2]]
     counts = cache.counts()[ID]
     assert (counts.hits, counts.misses, counts.too_large) == (1, 1, 0)
@@ -134,7 +116,7 @@ def test_other_values_and_other_outputs_run_the_model(make, model):
     assert model.asked == [[1, 2], [1, 3], [1, 2]]
 
 
-def test_answers_from_the_cache_cannot_be_changed_by_anybody(make):
+def test_answers_from_the_cache_cannot_be_changed(make):
     servable = make()
     ask(servable, 1)["y"][:] = 99
     with pytest.raises(ValueError, match="read-only"):
@@ -145,32 +127,31 @@ def test_answers_from_the_cache_cannot_be_changed_by_anybody(make):
 def test_failures_are_not_kept(make, model):
     servable = make()
     for _ in range(2):
-        answer = Answer(-1)
-        servable.submit(answer.call)
-        assert answer.status_or_outputs().code is StatusCode.INVALID_ARGUMENT
+        answer = submit(servable, -1)
+        assert answer.code is StatusCode.INVALID_ARGUMENT
     assert len(model.asked) == 2
 
 
 def test_equal_requests_that_come_at_the_same_time_all_run(make, model):
     servable = make()
     model.open.clear()
-    answers = [Answer(3) for _ in range(3)]
+    answers = [request_of(3) for _ in range(3)]
     for answer in answers:
         servable.submit(answer.call)
     model.open.set()
-    assert [answer.wait()["y"].tolist() for answer in answers] == [[9]] * 3
+    assert [answer.outputs["y"].tolist() for answer in answers] == [[9]] * 3
     assert len(model.asked) == 3
 
 
 def test_a_call_that_waits_can_be_cancelled_and_is_not_kept(make, model, cache):
     servable = make()
     model.open.clear()
-    first, second = Answer(3), Answer(4)
+    first, second = request_of(3), request_of(4)
     servable.submit(first.call)
     servable.submit(second.call)
     assert servable.pending in (1, 2)
     servable.cancel(second.call)
-    assert second.status_or_outputs().code is StatusCode.CANCELLED
+    assert second.code is StatusCode.CANCELLED
     model.open.set()
     first.wait()
     assert cache.use.entries == 1
@@ -179,13 +160,13 @@ def test_a_call_that_waits_can_be_cancelled_and_is_not_kept(make, model, cache):
 def test_a_refused_call_is_not_admitted(make, model):
     servable = make(BatchSettings(max_queued_calls=1))
     model.open.clear()
-    answers = [Answer(number) for number in range(5)]
+    answers = [request_of(number) for number in range(5)]
     for answer in answers:
         servable.submit(answer.call)
-    refused = [answer for answer in answers if answer.result is not None]
+    refused = [answer for answer in answers if answer.done]
     assert refused
     for answer in refused:
-        assert answer.status_or_outputs().code is StatusCode.UNAVAILABLE
+        assert answer.code is StatusCode.UNAVAILABLE
         assert not answer.call.admitted
 
 
@@ -214,7 +195,7 @@ def test_hits_are_marked_before_their_callers_are_told(make):
     servable = make()
     marks = []
     for _ in range(2):
-        asked = Answer(2)
+        asked = request_of(2)
         on_done = asked.call.on_done
         asked.call.on_done = lambda result, call=asked.call, tell=on_done: (
             marks.append((call.cached, call.admitted)),
@@ -229,13 +210,13 @@ def test_with_preserve_ordering_a_hit_waits_for_the_calls_before_it(make, model)
     servable = make(BatchSettings(preserve_ordering=True), ordered=10)
     ask(servable, 1)
     model.open.clear()
-    slow, hit = Answer(2), Answer(1)
+    slow, hit = request_of(2), request_of(1)
     servable.submit(slow.call)
     servable.submit(hit.call)
-    assert hit.result is None
+    assert not hit.done
     model.open.set()
     hit.wait()
-    assert slow.result is not None
+    assert slow.done
     assert model.asked == [[1], [2]]
 
 
@@ -243,15 +224,14 @@ def test_answers_that_wait_for_an_earlier_one_are_bounded(make, model):
     servable = make(BatchSettings(preserve_ordering=True), ordered=2)
     ask(servable, 1)
     model.open.clear()
-    answers = [Answer(2), Answer(1), Answer(1)]
+    answers = [request_of(2), request_of(1), request_of(1)]
     for answer in answers:
         servable.submit(answer.call)
-    refused = answers[2].status_or_outputs()
-    assert isinstance(refused, Status)
+    refused = answers[2].status
     assert refused.code is StatusCode.UNAVAILABLE
     assert refused.message == "m-1 has 2 answers that wait for an earlier one, the most allowed; try again later"
     model.open.set()
-    assert answers[1].wait()["y"].tolist() == [1]
+    assert answers[1].outputs["y"].tolist() == [1]
 
 
 class InParts:
@@ -286,9 +266,8 @@ def test_answers_in_parts_are_passed_on_and_not_kept(cache):
     inner = InParts()
     servable = CachedServable(inner, cache, ID)
     for _ in range(2):
-        parts: list[Mapping[str, Any]] = []
-        assert ask(servable, 1, on_part=parts.append) == {}
-        assert len(parts) == 2
+        request = submit(servable, 1, takes_parts=True)
+        assert (request.answer, len(request.parts)) == ({}, 2)
     assert (inner.calls, cache.use.entries) == (2, 0)
     servable.close()
 

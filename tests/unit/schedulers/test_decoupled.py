@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.model import Model, PredictCall
+from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
-from tfs_lite.core.status import Status, StatusCode, invalid_argument
+from tfs_lite.core.status import StatusCode, invalid_argument
 from tfs_lite.schedulers.decoupled import DecoupledServable
+from tfs_lite.testing.schedulers.requests import PATIENCE, Request
 
-PATIENCE = 60
 SIGNATURE = Signature(
     (TensorSpec("n", DataType.INT64, (SymbolicDim("b"),)),), (TensorSpec("y", DataType.INT64, (SymbolicDim("b"),)),)
 )
@@ -49,30 +50,19 @@ class Counting(Model):
         self.closed = True
 
 
-class Asked:
-    """A call, and what came of it."""
+def request_of(n: int, deadline: float | None = None, takes_parts: bool = True) -> Request:
+    return Request({"n": np.array([n])}, (), deadline, takes_parts=takes_parts)
 
-    def __init__(self, n: int, deadline: float | None = None, takes_parts: bool = True) -> None:
-        self.parts: list[int] = []
-        self.ended = threading.Event()
-        self.result: object = None
-        self.first = threading.Event()
-        self.call = PredictCall(DEFAULT_SIGNATURE, {"n": np.array([n])}, (), deadline, self._done)
-        if takes_parts:
-            self.call.on_part = self.take
 
-    def take(self, outputs) -> None:
-        self.parts.append(int(outputs["y"][0]))
-        self.first.set()
+def submitted(servable: DecoupledServable, *arguments: Any, **rest: Any) -> Request:
+    request = request_of(*arguments, **rest)
+    servable.submit(request.call)
+    return request
 
-    def _done(self, result) -> None:
-        assert not self.ended.is_set()
-        self.result = result
-        self.ended.set()
 
-    def code(self) -> StatusCode:
-        assert self.ended.wait(PATIENCE)
-        return self.result.code if isinstance(self.result, Status) else StatusCode.OK
+def numbers(request: Request) -> list[int]:
+    """Those of its parts."""
+    return [int(part["y"][0]) for part in request.parts]
 
 
 @pytest.fixture
@@ -98,93 +88,83 @@ def servable(model: Counting, clock: SystemClock) -> Iterator[DecoupledServable]
 
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_every_answer_comes_in_order_and_then_the_end(servable, n):
-    asked = Asked(n)
-    servable.submit(asked.call)
-    assert asked.code() is StatusCode.OK
-    assert (asked.parts, asked.result, asked.call.admitted) == (list(range(n)), {}, True)
+    request = submitted(servable, n)
+    assert request.code is StatusCode.OK
+    assert (numbers(request), request.answer, request.call.admitted) == (list(range(n)), {}, True)
 
 
 def test_failure_after_some_answers_is_the_end(servable):
-    asked = Asked(-3)
-    servable.submit(asked.call)
-    assert asked.code() is StatusCode.INVALID_ARGUMENT
-    assert asked.parts == [0, 1, 2]
-    after = Asked(1)
-    servable.submit(after.call)
-    assert after.code() is StatusCode.OK
+    request = submitted(servable, -3)
+    assert request.code is StatusCode.INVALID_ARGUMENT
+    assert numbers(request) == [0, 1, 2]
+    after = submitted(servable, 1)
+    assert after.code is StatusCode.OK
 
 
 def test_caller_that_takes_one_answer_is_refused(servable):
-    asked = Asked(1, takes_parts=False)
-    servable.submit(asked.call)
-    assert asked.code() is StatusCode.UNIMPLEMENTED
-    assert not asked.call.admitted
+    request = submitted(servable, 1, takes_parts=False)
+    assert request.code is StatusCode.UNIMPLEMENTED
+    assert not request.call.admitted
 
 
 def test_cancelled_call_that_runs_gets_no_more_answers(servable, model):
-    asked, proceed = Asked(1000), threading.Event()
-    take = asked.call.on_part
+    request, proceed = request_of(1000), threading.Event()
+    take = request.call.on_part
 
     def hold(outputs) -> None:
         take(outputs)
         assert proceed.wait(PATIENCE)
 
-    asked.call.on_part = hold
-    servable.submit(asked.call)
-    assert asked.first.wait(PATIENCE)
-    servable.cancel(asked.call)
+    request.call.on_part = hold
+    servable.submit(request.call)
+    assert request.part_came.wait(PATIENCE)
+    servable.cancel(request.call)
     proceed.set()
-    assert asked.code() is StatusCode.CANCELLED
-    assert asked.parts == [0]
+    assert request.code is StatusCode.CANCELLED
+    assert numbers(request) == [0]
     assert model.given == 2
 
 
 def test_waiting_call_is_cancelled_at_once_and_a_full_queue_refuses(servable, model):
     model.go.clear()
-    running = Asked(1)
-    servable.submit(running.call)
+    running = submitted(servable, 1)
     waiting = []
     while len(waiting) < 2:
-        asked = Asked(1)
-        servable.submit(asked.call)
-        if asked.call.admitted:
-            waiting.append(asked)
+        request = submitted(servable, 1)
+        if request.call.admitted:
+            waiting.append(request)
     while servable.pending < 2:
-        waiting.append(Asked(1))
+        waiting.append(request_of(1))
         servable.submit(waiting[-1].call)
-    over = Asked(1)
-    servable.submit(over.call)
-    assert over.code() is StatusCode.UNAVAILABLE
-    assert "most allowed" in over.result.message
+    over = submitted(servable, 1)
+    assert over.code is StatusCode.UNAVAILABLE
+    assert "most allowed" in over.message
     servable.cancel(waiting[-1].call)
-    assert waiting[-1].code() is StatusCode.CANCELLED
+    assert waiting[-1].code is StatusCode.CANCELLED
     model.go.set()
-    assert [asked.code() for asked in (running, *waiting[:-1])] == [StatusCode.OK] * len(waiting)
+    assert [request.code for request in (running, *waiting[:-1])] == [StatusCode.OK] * len(waiting)
 
 
 def test_deadline_ends_a_call_between_two_answers(servable, clock):
-    asked = Asked(10**9, deadline=clock.monotonic() + 0.05)
-    servable.submit(asked.call)
-    assert asked.code() is StatusCode.DEADLINE_EXCEEDED
-    expired = Asked(1, deadline=clock.monotonic() - 1)
-    servable.submit(expired.call)
-    assert expired.code() is StatusCode.DEADLINE_EXCEEDED
+    request = submitted(servable, 10**9, deadline=clock.monotonic() + 0.05)
+    assert request.code is StatusCode.DEADLINE_EXCEEDED
+    expired = submitted(servable, 1, deadline=clock.monotonic() - 1)
+    assert expired.code is StatusCode.DEADLINE_EXCEEDED
     assert not expired.call.admitted
 
 
 def test_closing_answers_what_waits(model, clock):
     servable = DecoupledServable([model], ServableId("m", 1), clock=clock)
     model.go.clear()
-    running, waiting = Asked(1), Asked(1)
+    running, waiting = request_of(1), request_of(1)
     running.call.on_part = lambda outputs: None
     servable.submit(running.call)
     servable.submit(waiting.call)
     closing = threading.Thread(target=servable.close)
     closing.start()
-    assert waiting.code() is StatusCode.UNAVAILABLE
+    assert waiting.code is StatusCode.UNAVAILABLE
     model.go.set()
-    assert running.code() in (StatusCode.OK, StatusCode.UNAVAILABLE)
+    assert running.code in (StatusCode.OK, StatusCode.UNAVAILABLE)
     closing.join(PATIENCE)
-    late = Asked(1)
-    servable.submit(late.call)
-    assert late.code() is StatusCode.UNAVAILABLE
+    late = submitted(servable, 1)
+    assert late.code is StatusCode.UNAVAILABLE

@@ -1,3 +1,5 @@
+"""Steps for single items, before and after an inner servable."""
+
 from __future__ import annotations
 
 import gc
@@ -5,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,8 +18,8 @@ from tfs_lite.core.status import Reason, ServingError, Status, StatusCode, inval
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.items import ItemRule, ItemServable
 from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.schedulers.requests import PATIENCE, Request
 
-PATIENCE = 30
 BATCH = SymbolicDim("batch", 4)
 SIGNATURE = Signature((TensorSpec("x", DataType.FLOAT, (BATCH,)),), (TensorSpec("y", DataType.FLOAT, (BATCH,)),))
 
@@ -118,38 +120,8 @@ class HeldServable(FixedInstances):
         assert self.arrived.acquire(timeout=PATIENCE)
 
 
-class Answer:
-    """A call with the number ``x``, and its one answer."""
-
-    def __init__(self, x: float, outputs: tuple[str, ...] = (), deadline: float | None = None, **more: object) -> None:
-        self.results: list[Mapping[str, Tensor] | Status] = []
-        self._done = threading.Event()
-        self.call = PredictCall(
-            DEFAULT_SIGNATURE, {"x": np.array([x], np.float32)}, outputs, deadline, self._answer, **more
-        )
-
-    def _answer(self, result: Mapping[str, Tensor] | Status) -> None:
-        self.results.append(result)
-        self._done.set()
-
-    @property
-    def result(self) -> Mapping[str, Tensor] | Status:
-        """Waits."""
-        assert self._done.wait(PATIENCE)
-        (result,) = self.results
-        return result
-
-    @property
-    def values(self) -> dict[str, list[float]]:
-        result = self.result
-        assert not isinstance(result, Status), result
-        return {name: np.asarray(value).tolist() for name, value in result.items()}
-
-    @property
-    def code(self) -> StatusCode:
-        result = self.result
-        assert isinstance(result, Status)
-        return result.code
+def request_of(x: float, *arguments: Any, **more: Any) -> Request:
+    return Request({"x": np.array([x], np.float32)}, *arguments, **more)
 
 
 @pytest.fixture
@@ -179,10 +151,10 @@ def serve(model):
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("tfs-items")]
 
 
-def submitted(servable: ItemServable, *args: object, **rest: object) -> Answer:
-    answer = Answer(*args, **rest)
-    servable.submit(answer.call)
-    return answer
+def submitted(servable: ItemServable, *args: Any, **rest: Any) -> Request:
+    request = request_of(*args, **rest)
+    servable.submit(request.call)
+    return request
 
 
 def test_steps_come_before_and_after_the_inner_servable(serve, inner):
@@ -193,7 +165,7 @@ def test_steps_come_before_and_after_the_inner_servable(serve, inner):
     assert (call.signature, call.outputs, call.deadline) == (DEFAULT_SIGNATURE, (), 1e12)
     assert (call.priority, call.timeout) == (3, 7.0)
     assert np.asarray(call.inputs["v"]).tolist() == [20.0]
-    assert not answer.results
+    assert not answer.answers
     inner.run()
     assert answer.values == {"y": [21.0], "z": [-20.0]}
     assert (answer.call.queue_seconds, answer.call.run_seconds) == (0.25, 0.5)
@@ -203,7 +175,7 @@ def test_only_the_outputs_asked_for_come_back(serve):
     servable = serve(HeldServable(now=True))
     assert submitted(servable, 2.0, ("z",)).values == {"z": [-20.0]}
     assert list(submitted(servable, 2.0, ("z", "y")).values) == ["z", "y"]
-    unknown = submitted(servable, 2.0, ("q",)).result
+    unknown = submitted(servable, 2.0, ("q",)).answer
     assert unknown == Status(StatusCode.INTERNAL, "m-1 did not return output q; it returned: y, z")
 
 
@@ -235,20 +207,20 @@ def test_refused_item_fails_its_own_request_only(serve):
     servable = serve(HeldServable(now=True))
     answers = [submitted(servable, x) for x in (1.0, -1.0, 2.0)]
     assert answers[0].values["y"] == [11.0]
-    assert str(answers[1].result) == "INVALID_ARGUMENT: item 0 is negative"
+    assert str(answers[1].answer) == "INVALID_ARGUMENT: item 0 is negative"
     assert answers[2].values["y"] == [21.0]
 
 
 def test_refusal_of_an_item_and_the_end_of_its_time_say_so(serve, model, inner):
     servable = serve(inner)
-    assert submitted(servable, -1.0).result.reason is Reason.INVALID_ITEM
-    assert submitted(servable, 1.0, deadline=0.0).result.reason is Reason.JOB_EXPIRED
+    assert submitted(servable, -1.0).answer.reason is Reason.INVALID_ITEM
+    assert submitted(servable, 1.0, deadline=0.0).answer.reason is Reason.JOB_EXPIRED
     answers = []
     for code in (StatusCode.INVALID_ARGUMENT, StatusCode.DEADLINE_EXCEEDED):
         answers.append(submitted(servable, 1.0))
         inner.wait_arrived()
         inner.run(Status(code, "said the inner servable"))
-    assert [answer.result.reason for answer in answers] == [None, Reason.JOB_EXPIRED]
+    assert [answer.answer.reason for answer in answers] == [None, Reason.JOB_EXPIRED]
 
 
 def test_failure_of_the_inner_servable_is_passed_on(serve, inner, model):
@@ -256,7 +228,7 @@ def test_failure_of_the_inner_servable_is_passed_on(serve, inner, model):
     answer = submitted(servable, 1.0)
     inner.wait_arrived()
     inner.run(Status(StatusCode.UNAVAILABLE, "the queue is full"))
-    assert answer.result == Status(StatusCode.UNAVAILABLE, "the queue is full")
+    assert answer.answer == Status(StatusCode.UNAVAILABLE, "the queue is full")
     assert answer.call.queue_seconds == 0.25
     assert not model.after.entered.acquire(blocking=False)
 
@@ -305,7 +277,7 @@ def test_more_calls_than_may_wait_are_refused_at_once(serve, model):
     model.before.wait_entered()
     waiting = [submitted(servable, x) for x in (1.0, 2.0)]
     refused = submitted(servable, 3.0)
-    assert len(refused.results) == 1
+    assert len(refused.answers) == 1
     assert refused.code is StatusCode.UNAVAILABLE
     model.before.open()
     assert [answer.values["y"] for answer in (running, *waiting)] == [[1.0], [11.0], [21.0]]
@@ -378,7 +350,7 @@ def test_call_cancelled_before_preprocess_is_answered_at_once(serve, model):
     first, second = submitted(servable, 1.0), submitted(servable, 2.0)
     model.before.wait_entered()
     servable.cancel(second.call)
-    assert len(second.results) == 1
+    assert len(second.answers) == 1
     assert second.code is StatusCode.CANCELLED
     assert servable.pending == 0
     model.before.open()
@@ -392,7 +364,7 @@ def test_call_cancelled_in_preprocess_does_not_reach_the_inner_servable(serve, m
     answer = submitted(servable, 1.0)
     model.before.wait_entered()
     servable.cancel(answer.call)
-    assert not answer.results
+    assert not answer.answers
     model.before.open()
     assert answer.code is StatusCode.CANCELLED
     assert inner.calls == []
@@ -403,7 +375,7 @@ def test_call_cancelled_in_the_inner_servable_is_cancelled_there(serve, inner):
     answer = submitted(servable, 1.0)
     inner.wait_arrived()
     servable.cancel(answer.call)
-    assert answer.result == Status(StatusCode.CANCELLED, "the inner servable let it go")
+    assert answer.answer == Status(StatusCode.CANCELLED, "the inner servable let it go")
     assert inner.calls == []
 
 
@@ -413,7 +385,7 @@ def test_call_cancelled_while_it_runs_is_not_finished(serve, inner, model):
     inner.wait_arrived()
     inner.cancel = lambda call: None  # it runs
     servable.cancel(answer.call)
-    assert not answer.results
+    assert not answer.answers
     inner.run()
     assert answer.code is StatusCode.CANCELLED
     assert not model.after.entered.acquire(blocking=False)
@@ -443,19 +415,19 @@ def test_call_cancelled_in_postprocess_is_answered_as_ever(serve, model):
     model.after.open()
     assert answer.values["y"] == [11.0]
     servable.cancel(answer.call)
-    assert len(answer.results) == 1
+    assert len(answer.answers) == 1
 
 
 def test_every_call_is_answered_once_however_cancelling_and_answering_meet(serve):
     servable = serve(HeldServable(now=True), threads=4)
-    answers = [Answer(float(x)) for x in range(300)]
+    answers = [request_of(float(x)) for x in range(300)]
     cancelling = threading.Thread(target=lambda: [servable.cancel(answer.call) for answer in answers * 3])
     cancelling.start()
     for answer in answers:
         servable.submit(answer.call)
     cancelling.join()
     for x, answer in enumerate(answers):
-        result = answer.result
+        result = answer.answer
         if isinstance(result, Status):
             assert result.code is StatusCode.CANCELLED
         else:
@@ -500,7 +472,7 @@ def test_closing_answers_what_is_inside_and_what_is_prepared(model, inner):
     model.before.open()
     closing.join(PATIENCE)
     assert prepared.code is StatusCode.UNAVAILABLE
-    assert inside.result == Status(StatusCode.UNAVAILABLE, "the inner servable is closed")
+    assert inside.answer == Status(StatusCode.UNAVAILABLE, "the inner servable is closed")
 
 
 def test_nothing_of_an_answered_call_is_held(serve):
@@ -520,13 +492,13 @@ def test_nothing_of_an_answered_call_is_held(serve):
         gc.enable()
 
 
-def test_caller_that_raises_harms_nobody(serve, caplog):
+def test_caller_that_raises_does_not_disturb_others(serve, caplog):
     servable = serve(HeldServable(now=True), threads=1)
 
     def broken(result: object) -> None:
         raise RuntimeError("a caller's own fault")
 
-    answer = Answer(1.0)
+    answer = request_of(1.0)
     servable.submit(replace(answer.call, on_done=broken))
     assert submitted(servable, 1.0).values["y"] == [11.0]
     assert "on_done must not raise" in caplog.text

@@ -18,8 +18,8 @@ from tfs_lite.managers.serving_map import ServingMap
 from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.ensemble.servable import EnsembleServable
 from tfs_lite.testing.lifecycle.servables import OwnClockServable
+from tfs_lite.testing.schedulers.requests import PATIENCE, Request
 
-PATIENCE = 30
 Compute = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
@@ -74,39 +74,6 @@ class Calculator(Model):
 def adder(amount: float, batch: int = 0, dims: Sequence[int] = (2,), gate: threading.Event | None = None) -> Calculator:
     """``y = x + amount``."""
     return Calculator(signature({"x": dims}, {"y": dims}, batch), lambda inputs: {"y": inputs["x"] + amount}, gate)
-
-
-class Answer:
-    """What ``on_done`` of one call got."""
-
-    def __init__(self) -> None:
-        self.results: list[Mapping[str, Tensor] | Status] = []
-        self.done = threading.Event()
-        self.thread: threading.Thread | None = None
-
-    def __call__(self, result: Mapping[str, Tensor] | Status) -> None:
-        self.thread = threading.current_thread()
-        self.results.append(result)
-        self.done.set()
-
-    @property
-    def result(self) -> Mapping[str, Any] | Status:
-        """The one answer, waited for."""
-        assert self.done.wait(PATIENCE)
-        (result,) = self.results
-        return result
-
-    @property
-    def outputs(self) -> Mapping[str, Any]:
-        result = self.result
-        assert not isinstance(result, Status), result
-        return result
-
-    @property
-    def status(self) -> Status:
-        result = self.result
-        assert isinstance(result, Status), result
-        return result
 
 
 class EnsembleFixture:
@@ -234,12 +201,8 @@ def through(model: str) -> dict[str, Any]:
     return settings_of([tensor("x")], [tensor("y")], [step(model, {"x": "x"}, {"y": "y"})])
 
 
-def ask(
-    servable: Any, inputs: Mapping[str, Any], outputs: tuple[str, ...] = (), **rest: Any
-) -> tuple[PredictCall, Answer]:
-    """Submits a call and returns at once."""
-    answer = Answer()
-    arrays = {name: np.asarray(value, np.float32) for name, value in inputs.items()}
-    call = PredictCall(DEFAULT_SIGNATURE, arrays, outputs, rest.pop("deadline", None), answer, **rest)
-    servable.submit(call)
-    return call, answer
+def ask(servable: Any, inputs: Mapping[str, Any], outputs: tuple[str, ...] = (), **rest: Any) -> Request:
+    """Submits a request and returns at once."""
+    request = Request({name: np.asarray(value, np.float32) for name, value in inputs.items()}, outputs, **rest)
+    servable.submit(request.call)
+    return request

@@ -13,11 +13,10 @@ from typing import Any, cast
 import numpy as np
 
 from tfs_lite.config.model import ModelSettings, signature_of
-from tfs_lite.core.model import Model, PredictCall, SequenceFlags, WorkerLost, WorkerStatus
+from tfs_lite.core.model import Model, SequenceFlags, WorkerLost, WorkerStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.testing.schedulers.requests import PATIENCE, Request
 
-PATIENCE = 30.0
 Inputs = dict[str, Any]
 
 
@@ -191,52 +190,15 @@ class SumByStateModel(SumModel):
         return {"OUTPUT": total, "SUM_OUT": total.copy()}
 
 
-class SequenceRequest:
-    """A call of a sequence, and its one answer."""
+class SequenceRequest(Request):
+    """A call of a sequence."""
 
     def __init__(self, number: object, id: int | str | None, start: bool, end: bool, **more: Any) -> None:
-        self.answers: list[Mapping[str, Tensor] | Status] = []
-        self._done = threading.Event()
-        array = np.asarray(number, np.int32)
         flags = None if id is None else SequenceFlags(id, start, end)
-        outputs = more.pop("outputs", ())
-        deadline = more.pop("deadline", None)
-        self.call = PredictCall(DEFAULT_SIGNATURE, {"INPUT": array}, outputs, deadline, self._answer, **more)
-        self.call.sequence = flags
-
-    def _answer(self, result: Mapping[str, Tensor] | Status) -> None:
-        self.answers.append(result)
-        self._done.set()
-
-    @property
-    def done(self) -> bool:
-        return bool(self.answers)
-
-    def wait(self) -> None:
-        """Until it is answered."""
-        assert self._done.wait(PATIENCE), "no answer came"
-
-    @property
-    def answer(self) -> Mapping[str, Tensor] | Status:
-        """Waits."""
-        self.wait()
-        (answer,) = self.answers
-        return answer
+        super().__init__({"INPUT": np.asarray(number, np.int32)}, sequence=flags, **more)
 
     @property
     def sum(self) -> Any:
-        """The only element of the output, or all of them."""
-        answer = self.answer
-        assert not isinstance(answer, Status), answer
-        numbers = cast(Any, answer["OUTPUT"]).ravel().tolist()
+        """Waits. The only element of the output, or all of them."""
+        numbers = self.outputs["OUTPUT"].ravel().tolist()
         return numbers[0] if len(numbers) == 1 else numbers
-
-    @property
-    def code(self) -> StatusCode:
-        answer = self.answer
-        return answer.code if isinstance(answer, Status) else StatusCode.OK
-
-    @property
-    def message(self) -> str:
-        answer = self.answer
-        return answer.message if isinstance(answer, Status) else ""

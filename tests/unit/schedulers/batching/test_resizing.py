@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.model import Model, PredictCall
+from tfs_lite.core.model import Model
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import StatusCode
 from tfs_lite.schedulers.batching.batcher import BatchingServable
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
 from tfs_lite.schedulers.cached import CachedServable
@@ -26,10 +26,10 @@ from tfs_lite.schedulers.response_cache import ResponseCache
 from tfs_lite.testing.schedulers.batcher_fixture import BatcherFixture, MakeBatcher
 from tfs_lite.testing.schedulers.batcher_models import Verdict
 from tfs_lite.testing.schedulers.interleaving import no_threads_left
+from tfs_lite.testing.schedulers.requests import PATIENCE, Request
 from tfs_lite.testing.servers.process import wait_until
 
 ID = ServableId("m", 1)
-PATIENCE = 60
 ROWS = SymbolicDim("rows")
 SIGNATURE = Signature((TensorSpec("x", DataType.DOUBLE, (ROWS,)),), (TensorSpec("y", DataType.DOUBLE, (ROWS,)),))
 MERGING = BatchSettings(max_batch_size=4)
@@ -86,34 +86,16 @@ class Stepping(Doubling):
         return {"y": np.asarray(outputs["y"]) + 1}
 
 
-class Asking:
-    """A call, and its answer."""
+class NumberRequest(Request):
+    """A number, and its answer."""
 
     def __init__(self, number: float, parts: bool = False) -> None:
-        self.answers: list[Any] = []
-        self.parts: list[Any] = []
-        self._done = threading.Event()
-        self.call = PredictCall(DEFAULT_SIGNATURE, {"x": np.array([number])}, (), None, self._answered)
-        if parts:
-            self.call.on_part = self.parts.append
-
-    def _answered(self, answer: Any) -> None:
-        self.answers.append(answer)
-        self._done.set()
+        super().__init__({"x": np.array([number])}, takes_parts=parts)
 
     @property
     def value(self) -> float:
-        assert self._done.wait(PATIENCE)
-        (answer,) = self.answers
-        assert not isinstance(answer, Status), answer
-        return float((self.parts[0] if self.parts else answer)["y"][0])
-
-    @property
-    def code(self) -> StatusCode:
-        assert self._done.wait(PATIENCE)
-        (answer,) = self.answers
-        assert isinstance(answer, Status), answer
-        return answer.code
+        outputs = self.outputs
+        return float((self.parts[0] if self.parts else outputs)["y"][0])
 
 
 @pytest.fixture
@@ -169,9 +151,9 @@ class Flow:
         while not self._stop.is_set() and not self.faults:
             number = index * 1_000_000 + self.answered[index]
             try:
-                asking = Asking(number, parts=isinstance(self._servable, DecoupledServable))
-                self._servable.submit(asking.call)
-                assert asking.value == 2 * number + self._plus
+                request = NumberRequest(number, parts=isinstance(self._servable, DecoupledServable))
+                self._servable.submit(request.call)
+                assert request.value == 2 * number + self._plus
             except AssertionError as error:
                 self.faults.append(error)
             self.answered[index] += 1
@@ -246,16 +228,16 @@ def test_instance_that_leaves_finishes_what_it_runs(
     servable = make([leaving], clock)
     leaving.go.clear()
     parts = make is decoupled
-    asking = Asking(21, parts)
-    servable.submit(asking.call)
+    request = NumberRequest(21, parts)
+    servable.submit(request.call)
     assert leaving.entered.acquire(timeout=PATIENCE)
     assert servable.resize([staying], [leaving])
-    other = Asking(1, parts)
+    other = NumberRequest(1, parts)
     servable.submit(other.call)
     assert other.value == 2 + plus
-    assert (leaving.closed, asking.answers) == (0, [])
+    assert (leaving.closed, request.answers) == (0, [])
     leaving.go.set()
-    assert asking.value == 42 + plus
+    assert request.value == 42 + plus
     wait_until(lambda: leaving.closed == 1, "it is closed", PATIENCE)
     servable.close()
     assert (leaving.closed, staying.closed) == (1, 1)
@@ -268,8 +250,8 @@ def test_close_waits_for_an_instance_that_leaves(
     leaving, staying = model(), model()
     servable = make([leaving], clock)
     leaving.go.clear()
-    asking = Asking(21, make is decoupled)
-    servable.submit(asking.call)
+    request = NumberRequest(21, make is decoupled)
+    servable.submit(request.call)
     assert leaving.entered.acquire(timeout=PATIENCE)
     assert servable.resize([staying], [leaving])
     closer = threading.Thread(target=servable.close)
@@ -278,7 +260,7 @@ def test_close_waits_for_an_instance_that_leaves(
     assert leaving.closed == 0
     leaving.go.set()
     closer.join(PATIENCE)
-    assert (leaving.closed, staying.closed, len(asking.answers)) == (1, 1, 1)
+    assert (leaving.closed, staying.closed, len(request.answers)) == (1, 1, 1)
 
 
 @every_kind
@@ -298,16 +280,16 @@ def test_instance_whose_steps_are_under_way_is_closed_after_them(clock: SystemCl
     leaving, staying = Stepping(), Stepping()
     servable = items([leaving], clock)
     leaving.held.clear()
-    asking = Asking(3)
-    servable.submit(asking.call)
+    request = NumberRequest(3)
+    servable.submit(request.call)
     assert leaving.finishing.acquire(timeout=PATIENCE)
     assert servable.resize([staying], [leaving])
-    other = Asking(4)
+    other = NumberRequest(4)
     servable.submit(other.call)
     assert other.value == 9
     assert leaving.closed == 0
     leaving.held.set()
-    assert asking.value == 7
+    assert request.value == 7
     wait_until(lambda: leaving.closed == 1, "it is closed", PATIENCE)
     servable.close()
 

@@ -22,7 +22,7 @@ from tfs_lite.testing.schedulers.ensembles import (
 def test_failure_of_a_step_keeps_its_code_and_names_the_ensemble(fixture: EnsembleFixture) -> None:
     fixture.serve("a", failing(ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory", Reason.INVALID_ITEM)))
     e = fixture.ensemble("e", single("a"))
-    status = ask(e, {"IN": [0, 0]})[1].status
+    status = ask(e, {"IN": [0, 0]}).status
     assert status == Status(StatusCode.RESOURCE_EXHAUSTED, "in ensemble 'e', no memory", Reason.INVALID_ITEM)
     ((servable_id, _, result),) = fixture.calls
     assert (servable_id, result) == (
@@ -35,14 +35,14 @@ def test_failure_is_answered_at_once_and_what_runs_is_dropped(fixture: EnsembleF
     slow, breaks = threading.Event(), threading.Event()
     left = adder(10, gate=slow)
     e = diamond(fixture, left, failing(ServingError(StatusCode.INTERNAL, "broken"), breaks))
-    _, answer = ask(e, {"IN": [0, 0]})
+    answer = ask(e, {"IN": [0, 0]})
     left.wait_entered()
     breaks.set()
     assert answer.status.message == "in ensemble 'e', broken"
     assert e.pending == 1
     slow.set()
     fixture.wait_for_no_handles()
-    assert len(answer.results) == 1
+    assert len(answer.answers) == 1
     assert e.pending == 0
 
 
@@ -54,9 +54,9 @@ def test_failure_takes_back_the_steps_that_wait(fixture: EnsembleFixture) -> Non
     right = failing(ServingError(StatusCode.INTERNAL, "broken"), gate)
     fixture.serve("right", right)
     e = fixture.ensemble("e", DIAMOND)
-    _, other = ask(blocked, {"x": [0, 0]})
+    other = ask(blocked, {"x": [0, 0]})
     left.wait_entered()
-    _, answer = ask(e, {"IN": [0, 0]})
+    answer = ask(e, {"IN": [0, 0]})
     right.wait_entered()
     gate.set()
     assert answer.status.code is StatusCode.INTERNAL
@@ -73,7 +73,7 @@ def test_no_step_begins_after_a_failure(fixture: EnsembleFixture) -> None:
     last = adder(1)
     fixture.serve("b", last)
     e = fixture.ensemble("e", CHAIN)
-    assert ask(e, {"IN": [0, 0]})[1].status.code is StatusCode.INTERNAL
+    assert ask(e, {"IN": [0, 0]}).status.code is StatusCode.INTERNAL
     fixture.wait_for_no_handles()
     assert last.seen == []
 
@@ -83,10 +83,10 @@ def test_full_queue_of_a_model_is_the_failure(fixture: EnsembleFixture) -> None:
     model = adder(1, gate=gate)
     blocked = fixture.serve("a", model, max_queued_calls=1)
     e = fixture.ensemble("e", single("a"))
-    _, running = ask(blocked, {"x": [0, 0]})
+    running = ask(blocked, {"x": [0, 0]})
     model.wait_entered()
-    _, waiting = ask(blocked, {"x": [0, 0]})
-    status = ask(e, {"IN": [0, 0]})[1].status
+    waiting = ask(blocked, {"x": [0, 0]})
+    status = ask(e, {"IN": [0, 0]}).status
     assert status.code is StatusCode.UNAVAILABLE
     assert status.message.startswith("in ensemble 'e', ")
     gate.set()
@@ -99,18 +99,18 @@ def test_cancelled_call_is_answered_at_once_and_its_steps_leave_the_queue(fixtur
     model = adder(1, gate=gate)
     blocked = fixture.serve("a", model)
     e = fixture.ensemble("e", single("a"))
-    _, running = ask(blocked, {"x": [0, 0]})
+    running = ask(blocked, {"x": [0, 0]})
     model.wait_entered()
-    call, answer = ask(e, {"IN": [0, 0]})
-    e.cancel(call)
+    answer = ask(e, {"IN": [0, 0]})
+    e.cancel(answer.call)
     assert answer.status.code is StatusCode.CANCELLED
     fixture.wait_for_no_handles()
     assert e.pending == 0
-    e.cancel(call)
+    e.cancel(answer.call)
     gate.set()
     assert running.outputs
     assert len(model.seen) == 1
-    assert len(answer.results) == 1
+    assert len(answer.answers) == 1
 
 
 def test_cancelled_call_whose_step_runs_begins_no_other(fixture: EnsembleFixture) -> None:
@@ -119,22 +119,22 @@ def test_cancelled_call_whose_step_runs_begins_no_other(fixture: EnsembleFixture
     fixture.serve("a", model)
     fixture.serve("b", last)
     e = fixture.ensemble("e", CHAIN)
-    call, answer = ask(e, {"IN": [0, 0]})
+    answer = ask(e, {"IN": [0, 0]})
     model.wait_entered()
-    e.cancel(call)
+    e.cancel(answer.call)
     assert answer.status.code is StatusCode.CANCELLED
     gate.set()
     fixture.wait_for_no_handles()
     assert last.seen == []
-    assert len(answer.results) == 1
+    assert len(answer.answers) == 1
 
 
 def test_expired_deadline_is_refused_on_arrival(fixture: EnsembleFixture) -> None:
     fixture.serve("a", adder(1))
     e = fixture.ensemble("e", single("a"))
-    call, answer = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() - 1)
+    answer = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() - 1)
     assert answer.status == Status(StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the request reached e")
-    assert not call.admitted
+    assert not answer.call.admitted
     assert fixture.calls == []
 
 
@@ -143,9 +143,9 @@ def test_deadline_that_passes_in_a_queue_is_the_failure(fixture: EnsembleFixture
     model = adder(1, gate=gate)
     blocked = fixture.serve("a", model)
     e = fixture.ensemble("e", single("a"))
-    _, running = ask(blocked, {"x": [0, 0]})
+    running = ask(blocked, {"x": [0, 0]})
     model.wait_entered()
-    status = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() + 0.05)[1].status
+    status = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() + 0.05).status
     assert status.code is StatusCode.DEADLINE_EXCEEDED
     assert status.message.startswith("in ensemble 'e', ")
     gate.set()
@@ -156,23 +156,23 @@ def test_no_more_requests_than_the_config_allows_are_inside(fixture: EnsembleFix
     gate = threading.Event()
     fixture.serve("a", adder(1, gate=gate))
     e = fixture.ensemble("e", single("a", max_inflight_requests=2))
-    inside = [ask(e, {"IN": [0, 0]})[1] for _ in range(2)]
+    inside = [ask(e, {"IN": [0, 0]}) for _ in range(2)]
     assert (e.pending, e.pending_rows) == (2, 2)
-    call, refused = ask(e, {"IN": [0, 0]})
+    refused = ask(e, {"IN": [0, 0]})
     assert refused.status.code is StatusCode.UNAVAILABLE
     assert "2 requests inside" in refused.status.message
-    assert not call.admitted
+    assert not refused.call.admitted
     gate.set()
     assert all(answer.outputs for answer in inside)
-    assert ask(e, {"IN": [0, 0]})[1].outputs
+    assert ask(e, {"IN": [0, 0]}).outputs
 
 
 def test_bound_of_the_server_counts_without_one_in_the_config(fixture: EnsembleFixture) -> None:
     gate = threading.Event()
     fixture.serve("a", adder(1, gate=gate))
     e = fixture.ensemble("e", single("a"), max_requests=1)
-    _, inside = ask(e, {"IN": [0, 0]})
-    assert ask(e, {"IN": [0, 0]})[1].status.code is StatusCode.UNAVAILABLE
+    inside = ask(e, {"IN": [0, 0]})
+    assert ask(e, {"IN": [0, 0]}).status.code is StatusCode.UNAVAILABLE
     gate.set()
     assert inside.outputs
 
@@ -181,4 +181,4 @@ def test_closed_ensemble_takes_no_request(fixture: EnsembleFixture) -> None:
     fixture.serve("a", adder(1))
     e = fixture.ensemble("e", single("a"))
     e.close()
-    assert ask(e, {"IN": [0, 0]})[1].status == Status(StatusCode.UNAVAILABLE, "ensemble e is being unloaded")
+    assert ask(e, {"IN": [0, 0]}).status == Status(StatusCode.UNAVAILABLE, "ensemble e is being unloaded")

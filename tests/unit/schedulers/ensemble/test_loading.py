@@ -25,7 +25,7 @@ def test_ensemble_waits_for_the_models_of_its_steps(fixture: EnsembleFixture) ->
     assert (status.code, status.reason) == (StatusCode.UNAVAILABLE, Reason.WAITS_FOR_MODELS)
     assert status.message == "it contains models that are not available: waits for model b"
     fixture.serve("b", adder(1))
-    assert ask(fixture.ensemble("e", CHAIN), {"IN": [0, 0]})[1].outputs
+    assert ask(fixture.ensemble("e", CHAIN), {"IN": [0, 0]}).outputs
 
 
 def test_ensemble_waits_for_a_version_that_a_step_names(fixture: EnsembleFixture) -> None:

@@ -39,7 +39,7 @@ def test_ensembles_may_be_steps(fixture: EnsembleFixture) -> None:
             [step("inner", {"IN": "IN"}, {"OUT": "t"}), step("inner", {"IN": "t"}, {"OUT": "OUT"})],
         ),
     )
-    assert ask(outer, {"IN": [0, 0]})[1].outputs["OUT"].tolist() == [22, 22]
+    assert ask(outer, {"IN": [0, 0]}).outputs["OUT"].tolist() == [22, 22]
     assert fixture.counted() == ["a", "b", "inner", "a", "b", "inner"]
     assert (outer.traits.composing, inner.traits.composing) == ((("inner", None),), (("a", None), ("b", None)))
     assert outer.origins == {"OUT": (("inner", None), "OUT")}
@@ -51,7 +51,7 @@ def test_failure_inside_names_every_ensemble(fixture: EnsembleFixture) -> None:
     outer = fixture.ensemble(
         "outer", settings_of([tensor("IN")], [tensor("OUT")], [step("inner", {"IN": "IN"}, {"OUT": "OUT"})])
     )
-    assert ask(outer, {"IN": [0, 0]})[1].status.message == "in ensemble 'outer', in ensemble 'inner', broken"
+    assert ask(outer, {"IN": [0, 0]}).status.message == "in ensemble 'outer', in ensemble 'inner', broken"
 
 
 def test_cancelling_goes_through_all_ensembles(fixture: EnsembleFixture) -> None:
@@ -62,10 +62,10 @@ def test_cancelling_goes_through_all_ensembles(fixture: EnsembleFixture) -> None
     outer = fixture.ensemble(
         "outer", settings_of([tensor("IN")], [tensor("OUT")], [step("inner", {"IN": "IN"}, {"OUT": "OUT"})])
     )
-    _, running = ask(blocked, {"x": [0, 0]})
+    running = ask(blocked, {"x": [0, 0]})
     model.wait_entered()
-    call, answer = ask(outer, {"IN": [0, 0]})
-    outer.cancel(call)
+    answer = ask(outer, {"IN": [0, 0]})
+    outer.cancel(answer.call)
     assert answer.status.code is StatusCode.CANCELLED
     fixture.wait_for_no_handles()
     assert (inner.pending, outer.pending) == (0, 0)
@@ -101,7 +101,7 @@ def test_ensembles_that_have_become_a_circle_end_at_a_bound(fixture: EnsembleFix
     made = EnsembleServable(ServableId("b", 2), ModelSettings.model_validate(through("a")), waiting.resolve)
     made._resolve = fixture.resolve  # both were checked while the other was still a plain model
     fixture.add(ServableId("b", 2), made)
-    status = ask(fixture.servables[1], {"x": [0, 0]})[1].status
+    status = ask(fixture.servables[1], {"x": [0, 0]}).status
     assert status.code is StatusCode.INVALID_ARGUMENT
     assert f"more than {MAX_DEPTH} ensembles are inside one another" in status.message
     waiting.close()

@@ -14,19 +14,19 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.testing.schedulers.ensembles import (
     CHAIN,
-    PATIENCE,
     EnsembleFixture,
     adder,
     ask,
     diamond,
     single,
 )
+from tfs_lite.testing.schedulers.requests import PATIENCE
 
 
 def test_metadata_reaches_every_step(fixture: EnsembleFixture) -> None:
     e = diamond(fixture)
     flags, deadline = SequenceFlags(7, start=True), time.monotonic() + PATIENCE
-    _, answer = ask(e, {"IN": [1, 2]}, deadline=deadline, priority=3, timeout=PATIENCE, sequence=flags)
+    answer = ask(e, {"IN": [1, 2]}, deadline=deadline, priority=3, timeout=PATIENCE, sequence=flags)
     assert answer.outputs
     for _, call, _ in fixture.calls:
         assert (call.sequence, call.priority, call.timeout, call.deadline) == (flags, 3, PATIENCE, deadline)
@@ -34,17 +34,17 @@ def test_metadata_reaches_every_step(fixture: EnsembleFixture) -> None:
 
 def test_times_are_the_sums_of_the_steps(fixture: EnsembleFixture) -> None:
     e = diamond(fixture)
-    call, answer = ask(e, {"IN": [1, 2]})
+    answer = ask(e, {"IN": [1, 2]})
     assert answer.outputs
     inner = [step_call for _, step_call, _ in fixture.calls]
     assert len(inner) == 3
-    assert call.admitted
+    assert answer.call.admitted
     assert all(step_call.admitted for step_call in inner)
-    assert call.arrived > 0
-    assert all(step_call.arrived >= call.arrived for step_call in inner)
-    assert call.run_seconds == pytest.approx(sum(step_call.run_seconds for step_call in inner))
-    assert call.queue_seconds == pytest.approx(sum(step_call.queue_seconds for step_call in inner))
-    assert call.run_seconds > 0
+    assert answer.call.arrived > 0
+    assert all(step_call.arrived >= answer.call.arrived for step_call in inner)
+    assert answer.call.run_seconds == pytest.approx(sum(step_call.run_seconds for step_call in inner))
+    assert answer.call.queue_seconds == pytest.approx(sum(step_call.queue_seconds for step_call in inner))
+    assert answer.call.run_seconds > 0
 
 
 def test_request_keeps_the_versions_that_it_began_with(fixture: EnsembleFixture) -> None:
@@ -53,12 +53,12 @@ def test_request_keeps_the_versions_that_it_began_with(fixture: EnsembleFixture)
     fixture.serve("a", first)
     fixture.serve("b", adder(10))
     e = fixture.ensemble("e", CHAIN)
-    _, old = ask(e, {"IN": [0, 0]})
+    old = ask(e, {"IN": [0, 0]})
     first.wait_entered()
     fixture.serve("b", adder(20), version=2)
     gate.set()
     assert old.outputs["OUT"].tolist() == [11, 11]
-    assert ask(e, {"IN": [0, 0]})[1].outputs["OUT"].tolist() == [21, 21]
+    assert ask(e, {"IN": [0, 0]}).outputs["OUT"].tolist() == [21, 21]
     assert [servable_id for servable_id, _, _ in fixture.calls if servable_id.name == "b"] == [
         ServableId("b", 1),
         ServableId("b", 2),
@@ -69,7 +69,7 @@ def test_step_with_a_version_stays_with_it(fixture: EnsembleFixture) -> None:
     fixture.serve("a", adder(1))
     fixture.serve("a", adder(2), version=2)
     e = fixture.ensemble("e", single("a", version=1))
-    assert ask(e, {"IN": [0, 0]})[1].outputs["OUT"].tolist() == [1, 1]
+    assert ask(e, {"IN": [0, 0]}).outputs["OUT"].tolist() == [1, 1]
 
 
 def test_version_in_use_is_not_unloaded_and_is_let_go_after_the_answer(fixture: EnsembleFixture) -> None:
@@ -77,7 +77,7 @@ def test_version_in_use_is_not_unloaded_and_is_let_go_after_the_answer(fixture: 
     model = adder(1, gate=gate)
     fixture.serve("a", model)
     e = fixture.ensemble("e", single("a"))
-    _, answer = ask(e, {"IN": [0, 0]})
+    answer = ask(e, {"IN": [0, 0]})
     model.wait_entered()
     fixture.map.withdraw(ServableId("a", 1), drained.set)
     assert not drained.is_set()
@@ -89,10 +89,10 @@ def test_version_in_use_is_not_unloaded_and_is_let_go_after_the_answer(fixture: 
 def test_only_models_of_needed_steps_are_taken(fixture: EnsembleFixture) -> None:
     e = diamond(fixture)
     fixture.map.withdraw(ServableId("right", 1), lambda: None)
-    assert set(ask(e, {"IN": [0, 0]}, ("LEFT",))[1].outputs) == {"LEFT"}
-    call, answer = ask(e, {"IN": [0, 0]})
+    assert set(ask(e, {"IN": [0, 0]}, ("LEFT",)).outputs) == {"LEFT"}
+    answer = ask(e, {"IN": [0, 0]})
     assert answer.status == Status(StatusCode.UNAVAILABLE, "in ensemble 'e', model right is not available")
-    assert not call.admitted
+    assert not answer.call.admitted
     assert e.missing() == (("right", None),)
     assert e.pending == 0
 
@@ -101,7 +101,7 @@ def test_model_that_has_changed_its_inputs_fails_the_request(fixture: EnsembleFi
     fixture.serve("a", adder(1))
     e = fixture.ensemble("e", single("a"))
     fixture.serve("a", adder(1, dims=(3,)), version=2)
-    status = ask(e, {"IN": [0, 0]})[1].status
+    status = ask(e, {"IN": [0, 0]}).status
     assert status.code is StatusCode.INVALID_ARGUMENT
     assert "input x has size 2 in dimension 0, expected 3" in status.message
 
@@ -116,8 +116,8 @@ def test_requests_of_a_sequence_may_be_sent_to_the_version_it_began_on(fixture: 
 
     e = fixture.ensemble("e", single("a"), resolve_sequence=stay)
     fixture.serve("a", adder(2), version=2)
-    assert ask(e, {"IN": [0, 0]}, sequence=SequenceFlags("s"))[1].outputs["OUT"].tolist() == [1, 1]
-    assert ask(e, {"IN": [0, 0]})[1].outputs["OUT"].tolist() == [2, 2]
+    assert ask(e, {"IN": [0, 0]}, sequence=SequenceFlags("s")).outputs["OUT"].tolist() == [1, 1]
+    assert ask(e, {"IN": [0, 0]}).outputs["OUT"].tolist() == [2, 2]
     assert asked == [("a", None, "s")]
 
 
@@ -127,7 +127,7 @@ def test_sequence_that_has_lost_its_version_is_told_so(fixture: EnsembleFixture)
 
     fixture.serve("a", adder(1))
     e = fixture.ensemble("e", single("a"), resolve_sequence=lost)
-    status = ask(e, {"IN": [0, 0]}, sequence=SequenceFlags(5))[1].status
+    status = ask(e, {"IN": [0, 0]}, sequence=SequenceFlags(5)).status
     assert status == Status(StatusCode.UNAVAILABLE, "in ensemble 'e', the version is gone")
 
 

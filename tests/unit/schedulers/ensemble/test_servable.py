@@ -15,8 +15,6 @@ from tfs_lite.schedulers.ensemble.servable import MAX_PLANS
 from tfs_lite.testing.schedulers.ensembles import (
     CHAIN,
     DIAMOND,
-    PATIENCE,
-    Answer,
     Calculator,
     EnsembleFixture,
     adder,
@@ -29,23 +27,24 @@ from tfs_lite.testing.schedulers.ensembles import (
     step,
     tensor,
 )
+from tfs_lite.testing.schedulers.requests import PATIENCE, Request
 
 
 def test_tensors_go_from_step_to_step(fixture: EnsembleFixture) -> None:
     e = diamond(fixture)
-    _, answer = ask(e, {"IN": [1, 2]})
+    answer = ask(e, {"IN": [1, 2]})
     assert {name: value.tolist() for name, value in answer.outputs.items()} == {"LEFT": [12, 13], "RIGHT": [102, 103]}
     assert sorted(fixture.counted()) == ["first", "left", "right"]
 
 
 def test_outputs_come_in_the_order_in_which_they_were_asked_for(fixture: EnsembleFixture) -> None:
     e = diamond(fixture)
-    assert list(ask(e, {"IN": [1, 2]}, ("RIGHT", "LEFT"))[1].outputs) == ["RIGHT", "LEFT"]
+    assert list(ask(e, {"IN": [1, 2]}, ("RIGHT", "LEFT")).outputs) == ["RIGHT", "LEFT"]
 
 
 def test_step_that_nobody_needs_does_not_run(fixture: EnsembleFixture) -> None:
     e = diamond(fixture)
-    assert list(ask(e, {"IN": [1, 2]}, ("LEFT",))[1].outputs) == ["LEFT"]
+    assert list(ask(e, {"IN": [1, 2]}, ("LEFT",)).outputs) == ["LEFT"]
     assert sorted(fixture.counted()) == ["first", "left"]
 
 
@@ -53,10 +52,10 @@ def test_steps_that_are_ready_run_at_the_same_time(fixture: EnsembleFixture) -> 
     gate = threading.Event()
     left, right = adder(10, gate=gate), adder(100, gate=gate)
     e = diamond(fixture, left, right)
-    _, answer = ask(e, {"IN": [1, 2]})
+    answer = ask(e, {"IN": [1, 2]})
     left.wait_entered()
     right.wait_entered()
-    assert not answer.done.is_set()
+    assert not answer.done
     gate.set()
     assert set(answer.outputs) == {"LEFT", "RIGHT"}
 
@@ -68,7 +67,7 @@ def test_tensors_are_handed_on_without_copies(fixture: EnsembleFixture) -> None:
     fixture.serve("a", first)
     fixture.serve("b", last)
     e = fixture.ensemble("e", CHAIN)
-    assert ask(e, {"IN": given})[1].outputs["OUT"].tolist() == [1, 1]
+    assert ask(e, {"IN": given}).outputs["OUT"].tolist() == [1, 1]
     assert np.shares_memory(first.seen[0]["x"], given)
     assert np.shares_memory(last.seen[0]["x"], made)
 
@@ -79,7 +78,7 @@ def test_models_are_asked_for_mapped_outputs_only(fixture: EnsembleFixture) -> N
     )
     fixture.serve("a", model)
     e = fixture.ensemble("e", single("a"))
-    assert set(ask(e, {"IN": [1, 2]})[1].outputs) == {"OUT"}
+    assert set(ask(e, {"IN": [1, 2]}).outputs) == {"OUT"}
     assert model.asked == [("y",)]
 
 
@@ -88,9 +87,9 @@ def test_requests_of_an_ensemble_share_the_batches_of_its_models(fixture: Ensemb
     model = adder(1, batch=8, gate=gate)
     fixture.serve("a", model, max_batch_size=8)
     e = fixture.ensemble("e", single("a", max_batch_size=8))
-    _, first = ask(e, {"IN": [[0, 0]]})
+    first = ask(e, {"IN": [[0, 0]]})
     model.wait_entered()
-    rest = [ask(e, {"IN": [[number, number]]})[1] for number in (1, 2, 3)]
+    rest = [ask(e, {"IN": [[number, number]]}) for number in (1, 2, 3)]
     gate.set()
     assert [answer.outputs["OUT"].tolist() for answer in (first, *rest)] == [[[n + 1, n + 1]] for n in range(4)]
     assert [seen["x"].shape for seen in model.seen] == [(1, 2), (3, 2)]
@@ -100,9 +99,9 @@ def test_batched_ensemble_gives_its_rows_to_a_model_without_batch_one_at_a_time(
     model = adder(1)
     fixture.serve("a", model)
     e = fixture.ensemble("e", single("a", max_batch_size=4))
-    assert ask(e, {"IN": [[1, 2]]})[1].outputs["OUT"].tolist() == [[2, 3]]
+    assert ask(e, {"IN": [[1, 2]]}).outputs["OUT"].tolist() == [[2, 3]]
     assert model.seen[0]["x"].shape == (2,)
-    status = ask(e, {"IN": [[1, 2], [3, 4]]})[1].status
+    status = ask(e, {"IN": [[1, 2], [3, 4]]}).status
     assert status.code is StatusCode.INVALID_ARGUMENT
     assert status.message.startswith("in ensemble 'e', input x has rank 2, expected 1")
 
@@ -111,7 +110,7 @@ def test_ensemble_without_batch_gets_its_tensor_back_without_one(fixture: Ensemb
     model = adder(1, batch=4)
     fixture.serve("a", model, max_batch_size=4)
     e = fixture.ensemble("e", single("a"))
-    assert ask(e, {"IN": [1, 2]})[1].outputs["OUT"].tolist() == [2, 3]
+    assert ask(e, {"IN": [1, 2]}).outputs["OUT"].tolist() == [2, 3]
     assert model.seen[0]["x"].shape == (1, 2)
 
 
@@ -121,7 +120,7 @@ def test_default_of_an_input_that_is_not_mapped_is_filled_in(fixture: EnsembleFi
     )
     fixture.serve("a", Calculator(found, lambda inputs: {"y": inputs["x"] + inputs["w"]}))
     e = fixture.ensemble("e", single("a"))
-    assert ask(e, {"IN": [1, 2]})[1].outputs["OUT"].tolist() == [6, 8]
+    assert ask(e, {"IN": [1, 2]}).outputs["OUT"].tolist() == [6, 8]
 
 
 class Shortcut:
@@ -152,7 +151,7 @@ def test_stack_does_not_grow_with_steps_that_end_at_once(fixture: EnsembleFixtur
     fixture.add(ServableId("a", 1), servable)
     steps = [step("a", {"x": f"t{number}"}, {"y": f"t{number + 1}"}) for number in range(count)]
     e = fixture.ensemble("e", settings_of([tensor("t0")], [tensor(f"t{count}")], steps))
-    assert ask(e, {"t0": [0, 0]})[1].outputs[f"t{count}"].tolist() == [count, count]
+    assert ask(e, {"t0": [0, 0]}).outputs[f"t{count}"].tolist() == [count, count]
     assert len(servable.depths) == count
     assert len(set(servable.depths)) == 1
 
@@ -164,8 +163,8 @@ def test_missing_output_of_a_step_is_left_out(fixture: EnsembleFixture) -> None:
         "e",
         settings_of([tensor("IN")], [tensor("Y"), tensor("Z")], [step("a", {"x": "IN"}, {"y": "Y", "z": "Z"})]),
     )
-    assert set(ask(e, {"IN": [1, 2]})[1].outputs) == {"Y"}
-    status = ask(e, {"IN": [1, 2]}, ("Z",))[1].status
+    assert set(ask(e, {"IN": [1, 2]}).outputs) == {"Y"}
+    status = ask(e, {"IN": [1, 2]}, ("Z",)).status
     assert status.code is StatusCode.INVALID_ARGUMENT
     assert status.message.startswith("in ensemble 'e', unexpected deadlock")
 
@@ -181,9 +180,9 @@ def test_step_runs_without_a_missing_input_and_is_refused_if_it_needs_it(fixture
     good = [*steps, step("b", {"x": "t", "w": "u"}, {"y": "OUT"})]
     bad = [*steps, step("b", {"x": "u", "w": "t"}, {"y": "OUT"})]
     e = fixture.ensemble("e", settings_of([tensor("IN")], [tensor("OUT")], good))
-    assert ask(e, {"IN": [1, 2]})[1].outputs["OUT"].tolist() == [6, 7]
+    assert ask(e, {"IN": [1, 2]}).outputs["OUT"].tolist() == [6, 7]
     f = fixture.ensemble("f", settings_of([tensor("IN")], [tensor("OUT")], bad))
-    status = ask(f, {"IN": [1, 2]})[1].status
+    status = ask(f, {"IN": [1, 2]}).status
     assert status.code is StatusCode.INVALID_ARGUMENT
     assert status.message.startswith("in ensemble 'f', Signature input alias: x not found")
 
@@ -195,7 +194,7 @@ def test_remembered_plans_are_bounded(fixture: EnsembleFixture) -> None:
     e = fixture.ensemble("e", settings_of([tensor("IN")], outputs, steps))
     for choice in range(1, 2**7):
         wanted = tuple(f"o{number}" for number in range(7) if choice & 1 << number)
-        assert tuple(ask(e, {"IN": [0, 0]}, wanted)[1].outputs) == wanted
+        assert tuple(ask(e, {"IN": [0, 0]}, wanted).outputs) == wanted
     assert len(e._plans) == MAX_PLANS
 
 
@@ -204,14 +203,14 @@ def test_many_requests_from_many_threads_are_each_answered_once(fixture: Ensembl
     fixture.serve("left", adder(10, batch=8), max_batch_size=8)
     fixture.serve("right", adder(100, batch=8), max_batch_size=8)
     e = fixture.ensemble("e", DIAMOND | {"max_batch_size": 8})
-    answers: dict[int, Answer] = {}
+    answers: dict[int, Request] = {}
     cancelled = set(range(0, 200, 7))
 
     def client(numbers: range) -> None:
         for number in numbers:
-            call, answers[number] = ask(e, {"IN": [[number, number]]})
+            answers[number] = ask(e, {"IN": [[number, number]]})
             if number in cancelled:
-                e.cancel(call)
+                e.cancel(answers[number].call)
 
     threads = [threading.Thread(target=client, args=(range(start, 200, 4),)) for start in range(4)]
     for thread in threads:
@@ -219,11 +218,11 @@ def test_many_requests_from_many_threads_are_each_answered_once(fixture: Ensembl
     for thread in threads:
         thread.join(PATIENCE)
     for number, answer in answers.items():
-        result = answer.result
+        result = answer.answer
         if isinstance(result, Status):
             assert (number in cancelled, result.code) == (True, StatusCode.CANCELLED)
         else:
             assert (result["LEFT"][0, 0], result["RIGHT"][0, 0]) == (number + 11, number + 101)
     fixture.wait_for_no_handles()
     assert e.pending == 0
-    assert all(len(answer.results) == 1 for answer in answers.values())
+    assert all(len(answer.answers) == 1 for answer in answers.values())

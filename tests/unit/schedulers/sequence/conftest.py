@@ -14,7 +14,8 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.schedulers.sequence.servable import SequenceServable
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.schedulers.interleaving import no_threads_left
-from tfs_lite.testing.schedulers.sequence_models import PATIENCE, SequenceRequest, SumModel, sum_settings
+from tfs_lite.testing.schedulers.requests import PATIENCE
+from tfs_lite.testing.schedulers.sequence_models import SequenceRequest, SumModel, sum_settings
 
 
 class SequenceServableFixture:
