@@ -179,14 +179,10 @@ def test_only_the_outputs_asked_for_come_back(serve):
     assert unknown == Status(StatusCode.INTERNAL, "m-1 did not return output q; it returned: y, z")
 
 
-def test_it_shows_what_the_inner_servable_shows(serve, inner):
-    servable = serve(inner)
+def test_it_shows_what_the_inner_servable_shows_and_counts_what_waits_anywhere(serve, inner, model):
+    servable = serve(inner, threads=1)
     assert servable.traits == Traits("test", has_item_steps=True)
     assert servable.signatures is inner.signatures
-
-
-def test_what_waits_anywhere_is_counted(serve, inner, model):
-    servable = serve(inner, threads=1)
     inside = submitted(servable, 1.0)
     inner.wait_arrived()
     model.before.wait_entered()
@@ -203,34 +199,23 @@ def test_what_waits_anywhere_is_counted(serve, inner, model):
     assert inside.values["y"] == [11.0]
 
 
-def test_refused_item_fails_its_own_request_only(serve):
-    servable = serve(HeldServable(now=True))
-    answers = [submitted(servable, x) for x in (1.0, -1.0, 2.0)]
-    assert answers[0].values["y"] == [11.0]
-    assert str(answers[1].answer) == "INVALID_ARGUMENT: item 0 is negative"
-    assert answers[2].values["y"] == [21.0]
-
-
-def test_refusal_of_an_item_and_the_end_of_its_time_say_so(serve, model, inner):
+def test_failures_of_items_and_of_the_inner_servable_are_passed_on_with_their_reasons(serve, model, inner):
     servable = serve(inner)
-    assert submitted(servable, -1.0).answer.reason is Reason.INVALID_ITEM
+    refused = Status(StatusCode.INVALID_ARGUMENT, "item 0 is negative", Reason.INVALID_ITEM)
+    assert submitted(servable, -1.0).answer == refused
     assert submitted(servable, 1.0, deadline=0.0).answer.reason is Reason.JOB_EXPIRED
     answers = []
     for code in (StatusCode.INVALID_ARGUMENT, StatusCode.DEADLINE_EXCEEDED):
         answers.append(submitted(servable, 1.0))
         inner.wait_arrived()
         inner.run(Status(code, "said the inner servable"))
-    assert [answer.answer.reason for answer in answers] == [None, Reason.JOB_EXPIRED]
-
-
-def test_failure_of_the_inner_servable_is_passed_on(serve, inner, model):
-    servable = serve(inner)
-    answer = submitted(servable, 1.0)
-    inner.wait_arrived()
-    inner.run(Status(StatusCode.UNAVAILABLE, "the queue is full"))
-    assert answer.answer == Status(StatusCode.UNAVAILABLE, "the queue is full")
-    assert answer.call.queue_seconds == 0.25
-    assert not model.after.entered.acquire(blocking=False)
+    text = "said the inner servable"
+    assert [answer.answer for answer in answers] == [
+        Status(StatusCode.INVALID_ARGUMENT, text),
+        Status(StatusCode.DEADLINE_EXCEEDED, text, Reason.JOB_EXPIRED),
+    ]
+    assert answers[0].call.queue_seconds == 0.25
+    assert not model.after.entered.acquire(blocking=False), "nothing came to postprocess"
 
 
 @pytest.mark.parametrize(
@@ -513,7 +498,7 @@ def key_of(rule: ItemRule, **inputs: object) -> object:
     return rule.key(inputs)
 
 
-def test_rule_knows_rows_and_bounds_of_what_clients_see():
+def test_rule_knows_rows_and_bounds_of_what_clients_see_and_the_settings():
     rule = ItemRule.of(SIGNATURE, MERGES)
     assert isinstance(rule, ItemRule)
     assert rule.rows({"tokens": np.zeros((3, 7)), "mask": np.zeros((3, 7))}) == 3
@@ -521,16 +506,9 @@ def test_rule_knows_rows_and_bounds_of_what_clients_see():
     assert rule.settings.allowed_sizes == (2, 4)
     assert rule.refusal(4) is None
     assert "Task size 5 is larger than maximum" in str(rule.refusal(5, "m-1"))
-
-
-def test_rule_without_a_bound_of_the_model_goes_by_the_settings():
-    unbounded = Signature((TensorSpec("x", DataType.FLOAT, (SymbolicDim("x_0"), 3)),), ())
-    rule = ItemRule.of(unbounded, MERGES)
-    assert rule is not None
-    assert (rule.max_rows, rule.settings) == (None, MERGES)
-
-
-def test_without_batching_there_is_no_rule():
+    unbounded = ItemRule.of(Signature((TensorSpec("x", DataType.FLOAT, (SymbolicDim("x_0"), 3)),), ()), MERGES)
+    assert unbounded is not None
+    assert (unbounded.max_rows, unbounded.settings) == (None, MERGES)
     assert ItemRule.of(SIGNATURE, BatchSettings()) is None
 
 

@@ -101,7 +101,7 @@ def test_an_answer_comes_back_read_only_and_on_its_own():
         found["y"][0] = 1
 
 
-def test_what_was_not_asked_for_the_longest_goes_first():
+def test_what_was_used_least_recently_goes_first():
     cache = ResponseCache(2 * ONE)
     cache.insert(M1, b"a", answer(1))
     cache.insert(M1, b"b", answer(2))
@@ -113,21 +113,28 @@ def test_what_was_not_asked_for_the_longest_goes_first():
     assert (cache.use.bytes, cache.use.entries, cache.use.evictions) == (2 * ONE, 2, 1)
 
 
-def test_a_large_answer_makes_room_for_itself():
+def test_a_large_answer_makes_room_for_itself_unless_it_is_larger_than_the_cache():
     cache = ResponseCache(3 * ONE)
     for name in (b"a", b"b", b"c"):
         cache.insert(M1, name, answer())
+    assert not cache.insert(M1, b"large", answer(size=3 * ONE))
+    assert cache.use.entries == 3
     assert cache.insert(M1, b"large", answer(size=1000 + ONE))
     assert [name for name in (b"a", b"b", b"c") if cache.lookup(name) is not None] == [b"c"]
     assert cache.use.bytes == 3 * ONE
 
 
-def test_an_answer_larger_than_the_cache_is_not_kept_and_drives_nothing_out():
-    cache = ResponseCache(2 * ONE)
-    cache.insert(M1, b"a", answer())
-    assert not cache.insert(M1, b"large", answer(size=2 * ONE))
-    assert cache.lookup(b"large") is None
-    assert cache.lookup(b"a") is not None
+def test_an_answer_that_is_inserted_again_replaces_the_old_one_and_is_flushed_with_its_version():
+    cache = ResponseCache(10 * ONE)
+    cache.insert(M1, b"k", answer(1))
+    cache.insert(M1, b"k", answer(2))
+    assert cache.lookup(b"k")["y"][0] == 2
+    assert (cache.use.bytes, cache.use.entries, cache.use.evictions) == (ONE, 1, 0)
+    cache.insert(M2, b"b", answer())
+    cache.flush(M1)
+    assert cache.lookup(b"k") is None
+    assert cache.lookup(b"b") is not None
+    assert (cache.use.bytes, cache.use.evictions) == (ONE, 0)
 
 
 def test_texts_count_with_their_bytes():
@@ -135,24 +142,6 @@ def test_texts_count_with_their_bytes():
     assert not cache.insert(M1, b"k", {"y": texts(b"x" * 5000)})
     assert cache.insert(M1, b"k", {"y": texts(b"x" * 4000)})
     assert cache.use.bytes > 4000
-
-
-def test_an_answer_that_is_inserted_again_replaces_the_old_one():
-    cache = ResponseCache(10 * ONE)
-    cache.insert(M1, b"k", answer(1))
-    cache.insert(M1, b"k", answer(2))
-    assert cache.lookup(b"k")["y"][0] == 2
-    assert (cache.use.bytes, cache.use.entries, cache.use.evictions) == (ONE, 1, 0)
-
-
-def test_flush_drops_the_answers_of_one_version():
-    cache = ResponseCache(10 * ONE)
-    cache.insert(M1, b"a", answer())
-    cache.insert(M2, b"b", answer())
-    cache.flush(M1)
-    assert cache.lookup(b"a") is None
-    assert cache.lookup(b"b") is not None
-    assert (cache.use.bytes, cache.use.evictions) == (ONE, 0)
 
 
 def test_counts_are_those_of_open_versions():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,26 @@ class EnsembleFixture:
         made = EnsembleServable(servable_id, ModelSettings.model_validate(settings), self.resolve, **rest)
         self.add(servable_id, made)
         return made
+
+    def serve_single(self, name: str, model: str, **settings: Any) -> EnsembleServable:
+        """An ensemble of one step, with its model, which adds 1."""
+        self.serve(model, adder(1), **settings)
+        return self.ensemble(name, single(model))
+
+    @contextmanager
+    def blocked(self, name: str) -> Iterator[OwnClockServable]:
+        """The model, which stands still in a run inside the block; it may do no other run there."""
+        with self.resolve(name, None) as handle:
+            servable: OwnClockServable = handle.servable
+        (model,) = servable.models
+        assert isinstance(model, Calculator)
+        model.gate = threading.Event()
+        running, runs = ask(servable, {"x": [0, 0]}), len(model.seen)
+        model.wait_entered()
+        yield servable
+        assert len(model.seen) == runs + 1
+        model.gate.set()
+        assert running.outputs
 
     def counted(self) -> list[str]:
         """The models of the calls that ended."""

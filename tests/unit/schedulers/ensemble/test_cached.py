@@ -26,6 +26,5 @@ def test_new_version_of_a_model_ends_what_was_kept(fixture: EnsembleFixture, cac
     cached = CachedServable(diamond(fixture), cache, ServableId("e", 1))
     assert ask(cached, {"IN": [1, 2]}).outputs["LEFT"].tolist() == [12, 13]
     fixture.serve("left", adder(1000), version=2)
-    assert ask(cached, {"IN": [1, 2]}).outputs["LEFT"].tolist() == [1002, 1003]
-    assert ask(cached, {"IN": [1, 2]}).outputs["LEFT"].tolist() == [1002, 1003]
+    assert [ask(cached, {"IN": [1, 2]}).outputs["LEFT"].tolist() for _ in range(2)] == [[1002, 1003]] * 2
     assert sorted(fixture.counted()) == ["first", "first", "left", "left", "right", "right"]

@@ -1,9 +1,11 @@
-"""What becomes of a request whose step fails, whose caller has gone, or which comes too late or too many."""
+"""What becomes of a request whose step fails, whose caller has gone, which comes too late, or is one too many."""
 
 from __future__ import annotations
 
 import threading
 import time
+
+import pytest
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
@@ -19,16 +21,18 @@ from tfs_lite.testing.schedulers.ensembles import (
 )
 
 
-def test_failure_of_a_step_keeps_its_code_and_names_the_ensemble(fixture: EnsembleFixture) -> None:
+def test_failure_of_a_step_keeps_its_code_names_the_ensemble_and_begins_no_other(fixture: EnsembleFixture) -> None:
     fixture.serve("a", failing(ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory", Reason.INVALID_ITEM)))
-    e = fixture.ensemble("e", single("a"))
-    status = ask(e, {"IN": [0, 0]}).status
+    last = adder(1)
+    fixture.serve("b", last)
+    status = ask(fixture.ensemble("e", CHAIN), {"IN": [0, 0]}).status
     assert status == Status(StatusCode.RESOURCE_EXHAUSTED, "in ensemble 'e', no memory", Reason.INVALID_ITEM)
     ((servable_id, _, result),) = fixture.calls
     assert (servable_id, result) == (
         ServableId("a", 1),
         Status(StatusCode.RESOURCE_EXHAUSTED, "no memory", Reason.INVALID_ITEM),
     )
+    assert last.seen == []
 
 
 def test_failure_is_answered_at_once_and_what_runs_is_dropped(fixture: EnsembleFixture) -> None:
@@ -68,51 +72,6 @@ def test_failure_takes_back_the_steps_that_wait(fixture: EnsembleFixture) -> Non
     assert codes == {"left": StatusCode.CANCELLED, "right": StatusCode.INTERNAL}
 
 
-def test_no_step_begins_after_a_failure(fixture: EnsembleFixture) -> None:
-    fixture.serve("a", failing(ServingError(StatusCode.INTERNAL, "broken")))
-    last = adder(1)
-    fixture.serve("b", last)
-    e = fixture.ensemble("e", CHAIN)
-    assert ask(e, {"IN": [0, 0]}).status.code is StatusCode.INTERNAL
-    fixture.wait_for_no_handles()
-    assert last.seen == []
-
-
-def test_full_queue_of_a_model_is_the_failure(fixture: EnsembleFixture) -> None:
-    gate = threading.Event()
-    model = adder(1, gate=gate)
-    blocked = fixture.serve("a", model, max_queued_calls=1)
-    e = fixture.ensemble("e", single("a"))
-    running = ask(blocked, {"x": [0, 0]})
-    model.wait_entered()
-    waiting = ask(blocked, {"x": [0, 0]})
-    status = ask(e, {"IN": [0, 0]}).status
-    assert status.code is StatusCode.UNAVAILABLE
-    assert status.message.startswith("in ensemble 'e', ")
-    gate.set()
-    assert running.outputs
-    assert waiting.outputs
-
-
-def test_cancelled_call_is_answered_at_once_and_its_steps_leave_the_queue(fixture: EnsembleFixture) -> None:
-    gate = threading.Event()
-    model = adder(1, gate=gate)
-    blocked = fixture.serve("a", model)
-    e = fixture.ensemble("e", single("a"))
-    running = ask(blocked, {"x": [0, 0]})
-    model.wait_entered()
-    answer = ask(e, {"IN": [0, 0]})
-    e.cancel(answer.call)
-    assert answer.status.code is StatusCode.CANCELLED
-    fixture.wait_for_no_handles()
-    assert e.pending == 0
-    e.cancel(answer.call)
-    gate.set()
-    assert running.outputs
-    assert len(model.seen) == 1
-    assert len(answer.answers) == 1
-
-
 def test_cancelled_call_whose_step_runs_begins_no_other(fixture: EnsembleFixture) -> None:
     gate = threading.Event()
     model, last = adder(1, gate=gate), adder(1)
@@ -129,33 +88,52 @@ def test_cancelled_call_whose_step_runs_begins_no_other(fixture: EnsembleFixture
     assert len(answer.answers) == 1
 
 
-def test_expired_deadline_is_refused_on_arrival(fixture: EnsembleFixture) -> None:
-    fixture.serve("a", adder(1))
-    e = fixture.ensemble("e", single("a"))
-    answer = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() - 1)
-    assert answer.status == Status(StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the request reached e")
-    assert not answer.call.admitted
-    assert fixture.calls == []
+def test_cancelled_call_is_answered_at_once_and_its_steps_leave_the_queue(fixture: EnsembleFixture) -> None:
+    e = fixture.serve_single("e", "a")
+    with fixture.blocked("a"):
+        answer = ask(e, {"IN": [0, 0]})
+        e.cancel(answer.call)
+        assert answer.status.code is StatusCode.CANCELLED
+        fixture.wait_for_no_handles()
+        assert e.pending == 0
+        e.cancel(answer.call)
+    assert len(answer.answers) == 1
 
 
-def test_deadline_that_passes_in_a_queue_is_the_failure(fixture: EnsembleFixture) -> None:
-    gate = threading.Event()
-    model = adder(1, gate=gate)
-    blocked = fixture.serve("a", model)
-    e = fixture.ensemble("e", single("a"))
-    running = ask(blocked, {"x": [0, 0]})
-    model.wait_entered()
-    status = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() + 0.05).status
-    assert status.code is StatusCode.DEADLINE_EXCEEDED
-    assert status.message.startswith("in ensemble 'e', ")
-    gate.set()
-    assert running.outputs
+@pytest.mark.parametrize(
+    ("waiting", "seconds", "code"),
+    [
+        pytest.param(1, 1000.0, StatusCode.UNAVAILABLE, id="a full queue"),
+        pytest.param(0, 0.05, StatusCode.DEADLINE_EXCEEDED, id="a deadline that passes in the queue"),
+    ],
+)
+def test_failure_in_the_queue_of_a_model_is_the_answer(
+    fixture: EnsembleFixture, waiting: int, seconds: float, code: StatusCode
+) -> None:
+    e = fixture.serve_single("e", "a", max_queued_calls=1)
+    with fixture.blocked("a") as servable:
+        queued = [ask(servable, {"x": [0, 0]}) for _ in range(waiting)]
+        status = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() + seconds).status
+        assert status.code is code
+        assert status.message.startswith("in ensemble 'e', ")
+    assert all(each.outputs for each in queued)
 
 
-def test_no_more_requests_than_the_config_allows_are_inside(fixture: EnsembleFixture) -> None:
+@pytest.mark.parametrize(
+    ("settings", "rest"),
+    [
+        ({"max_inflight_requests": 2}, {}),
+        ({}, {"max_requests": 2}),
+        ({"max_inflight_requests": 2}, {"max_requests": 1}),
+    ],
+    ids=["config", "server", "the config before the server"],
+)
+def test_bounded_number_of_requests_is_inside(
+    fixture: EnsembleFixture, settings: dict[str, int], rest: dict[str, int]
+) -> None:
     gate = threading.Event()
     fixture.serve("a", adder(1, gate=gate))
-    e = fixture.ensemble("e", single("a", max_inflight_requests=2))
+    e = fixture.ensemble("e", single("a", **settings), **rest)
     inside = [ask(e, {"IN": [0, 0]}) for _ in range(2)]
     assert (e.pending, e.pending_rows) == (2, 2)
     refused = ask(e, {"IN": [0, 0]})
@@ -167,18 +145,12 @@ def test_no_more_requests_than_the_config_allows_are_inside(fixture: EnsembleFix
     assert ask(e, {"IN": [0, 0]}).outputs
 
 
-def test_bound_of_the_server_counts_without_one_in_the_config(fixture: EnsembleFixture) -> None:
-    gate = threading.Event()
-    fixture.serve("a", adder(1, gate=gate))
-    e = fixture.ensemble("e", single("a"), max_requests=1)
-    inside = ask(e, {"IN": [0, 0]})
-    assert ask(e, {"IN": [0, 0]}).status.code is StatusCode.UNAVAILABLE
-    gate.set()
-    assert inside.outputs
-
-
-def test_closed_ensemble_takes_no_request(fixture: EnsembleFixture) -> None:
-    fixture.serve("a", adder(1))
-    e = fixture.ensemble("e", single("a"))
+def test_request_that_comes_too_late_or_after_close_is_refused_on_arrival(fixture: EnsembleFixture) -> None:
+    e = fixture.serve_single("e", "a")
+    late = ask(e, {"IN": [0, 0]}, deadline=time.monotonic() - 1)
+    assert late.status == Status(StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the request reached e")
     e.close()
-    assert ask(e, {"IN": [0, 0]}).status == Status(StatusCode.UNAVAILABLE, "ensemble e is being unloaded")
+    refused = ask(e, {"IN": [0, 0]})
+    assert refused.status == Status(StatusCode.UNAVAILABLE, "ensemble e is being unloaded")
+    assert [late.call.admitted, refused.call.admitted] == [False, False]
+    assert fixture.calls == []

@@ -50,7 +50,7 @@ def test_only_steps_of_the_wanted_outputs_are_needed(
     assert [step.model for step in plan(settings, *wanted).steps] == models
 
 
-def test_a_model_is_asked_only_for_outputs_that_somebody_uses() -> None:
+def test_a_model_is_asked_only_for_outputs_that_are_used() -> None:
     settings = settings_of(
         [tensor("IN")],
         [tensor("OUT"), tensor("EXTRA")],
@@ -92,18 +92,7 @@ def test_a_step_with_two_tensors_waits_for_both() -> None:
     assert progress.done(0) == [2]
 
 
-def test_nothing_is_given_out_after_a_failure() -> None:
-    progress = Progress(plan(DIAMOND))
-    progress.begin()
-    progress.done(0)
-    progress.failed(1)
-    assert progress.in_flight == {2}
-    assert progress.done(2) == []
-    assert not progress.complete
-    assert not progress.stuck
-
-
-def test_nothing_is_given_out_once_nobody_wants_it() -> None:
+def test_nothing_is_given_out_once_the_rest_is_not_wanted() -> None:
     progress = Progress(plan(DIAMOND))
     progress.begin()
     progress.end()
@@ -126,7 +115,7 @@ def test_settings_of_no_ensemble_are_refused() -> None:
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> dict:
-    """Any sound graph: each step uses tensors of earlier ones, and whatever nobody uses is an output."""
+    """Any sound graph: each step uses tensors of earlier ones, and what is not used is an output."""
     count = draw(st.integers(1, 8))
     steps, tensors = [], ["IN"]
     for index in range(count):

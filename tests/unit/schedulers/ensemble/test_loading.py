@@ -8,13 +8,7 @@ import pytest
 
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.testing.schedulers.ensembles import (
-    CHAIN,
-    EnsembleFixture,
-    adder,
-    ask,
-    single,
-)
+from tfs_lite.testing.schedulers.ensembles import CHAIN, EnsembleFixture, adder, ask, single
 
 
 def test_ensemble_waits_for_the_models_of_its_steps(fixture: EnsembleFixture) -> None:
@@ -35,13 +29,14 @@ def test_ensemble_waits_for_a_version_that_a_step_names(fixture: EnsembleFixture
     assert caught.value.status.reason is Reason.WAITS_FOR_MODELS
 
 
-def test_newest_version_is_checked_whichever_a_step_names(fixture: EnsembleFixture) -> None:
+def test_newest_version_is_checked_whichever_a_step_names_and_its_handle_released(fixture: EnsembleFixture) -> None:
     fixture.serve("a", adder(1))
     fixture.serve("a", adder(1, dims=(3,)), version=2)
     with pytest.raises(ServingError, match="inconsistent shape") as caught:
         fixture.ensemble("e", single("a", version=1))
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert caught.value.status.reason is None
+    fixture.wait_for_no_handles()
 
 
 def test_model_with_several_answers_is_refused(fixture: EnsembleFixture) -> None:
@@ -50,13 +45,6 @@ def test_model_with_several_answers_is_refused(fixture: EnsembleFixture) -> None
     with pytest.raises(ServingError, match="model a gives several answers") as caught:
         fixture.ensemble("e", single("a"))
     assert caught.value.code is StatusCode.UNIMPLEMENTED
-
-
-def test_handles_of_the_check_are_released_whatever_it_finds(fixture: EnsembleFixture) -> None:
-    fixture.serve("a", adder(1, dims=(3,)))
-    with pytest.raises(ServingError):
-        fixture.ensemble("e", single("a"))
-    fixture.wait_for_no_handles()
 
 
 def test_ensemble_looks_like_a_model(fixture: EnsembleFixture) -> None:

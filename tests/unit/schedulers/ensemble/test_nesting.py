@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from tfs_lite.config.model import ModelSettings
@@ -25,6 +23,8 @@ from tfs_lite.testing.schedulers.ensembles import (
     tensor,
     through,
 )
+
+OUTER = settings_of([tensor("IN")], [tensor("OUT")], [step("inner", {"IN": "IN"}, {"OUT": "OUT"})])
 
 
 def test_ensembles_may_be_steps(fixture: EnsembleFixture) -> None:
@@ -48,30 +48,19 @@ def test_ensembles_may_be_steps(fixture: EnsembleFixture) -> None:
 def test_failure_inside_names_every_ensemble(fixture: EnsembleFixture) -> None:
     fixture.serve("a", failing(ServingError(StatusCode.INTERNAL, "broken")))
     fixture.ensemble("inner", single("a"))
-    outer = fixture.ensemble(
-        "outer", settings_of([tensor("IN")], [tensor("OUT")], [step("inner", {"IN": "IN"}, {"OUT": "OUT"})])
-    )
+    outer = fixture.ensemble("outer", OUTER)
     assert ask(outer, {"IN": [0, 0]}).status.message == "in ensemble 'outer', in ensemble 'inner', broken"
 
 
 def test_cancelling_goes_through_all_ensembles(fixture: EnsembleFixture) -> None:
-    gate = threading.Event()
-    model = adder(1, gate=gate)
-    blocked = fixture.serve("a", model)
-    inner = fixture.ensemble("inner", single("a"))
-    outer = fixture.ensemble(
-        "outer", settings_of([tensor("IN")], [tensor("OUT")], [step("inner", {"IN": "IN"}, {"OUT": "OUT"})])
-    )
-    running = ask(blocked, {"x": [0, 0]})
-    model.wait_entered()
-    answer = ask(outer, {"IN": [0, 0]})
-    outer.cancel(answer.call)
-    assert answer.status.code is StatusCode.CANCELLED
-    fixture.wait_for_no_handles()
-    assert (inner.pending, outer.pending) == (0, 0)
-    gate.set()
-    assert running.outputs
-    assert len(model.seen) == 1
+    inner = fixture.serve_single("inner", "a")
+    outer = fixture.ensemble("outer", OUTER)
+    with fixture.blocked("a"):
+        answer = ask(outer, {"IN": [0, 0]})
+        outer.cancel(answer.call)
+        assert answer.status.code is StatusCode.CANCELLED
+        fixture.wait_for_no_handles()
+        assert (inner.pending, outer.pending) == (0, 0)
 
 
 def test_ensemble_that_contains_itself_is_refused(fixture: EnsembleFixture) -> None:

@@ -35,17 +35,19 @@ def test_tensors_go_from_step_to_step(fixture: EnsembleFixture) -> None:
     answer = ask(e, {"IN": [1, 2]})
     assert {name: value.tolist() for name, value in answer.outputs.items()} == {"LEFT": [12, 13], "RIGHT": [102, 103]}
     assert sorted(fixture.counted()) == ["first", "left", "right"]
-
-
-def test_outputs_come_in_the_order_in_which_they_were_asked_for(fixture: EnsembleFixture) -> None:
-    e = diamond(fixture)
     assert list(ask(e, {"IN": [1, 2]}, ("RIGHT", "LEFT")).outputs) == ["RIGHT", "LEFT"]
 
 
-def test_step_that_nobody_needs_does_not_run(fixture: EnsembleFixture) -> None:
-    e = diamond(fixture)
+def test_step_that_is_not_needed_does_not_run_and_models_are_asked_for_mapped_outputs_only(
+    fixture: EnsembleFixture,
+) -> None:
+    left = Calculator(
+        signature({"x": (2,)}, {"y": (2,), "z": (2,)}), lambda inputs: {"y": inputs["x"], "z": inputs["x"]}
+    )
+    e = diamond(fixture, left)
     assert list(ask(e, {"IN": [1, 2]}, ("LEFT",)).outputs) == ["LEFT"]
     assert sorted(fixture.counted()) == ["first", "left"]
+    assert left.asked == [("y",)]
 
 
 def test_steps_that_are_ready_run_at_the_same_time(fixture: EnsembleFixture) -> None:
@@ -72,16 +74,6 @@ def test_tensors_are_handed_on_without_copies(fixture: EnsembleFixture) -> None:
     assert np.shares_memory(last.seen[0]["x"], made)
 
 
-def test_models_are_asked_for_mapped_outputs_only(fixture: EnsembleFixture) -> None:
-    model = Calculator(
-        signature({"x": (2,)}, {"y": (2,), "z": (2,)}), lambda inputs: {"y": inputs["x"], "z": inputs["x"]}
-    )
-    fixture.serve("a", model)
-    e = fixture.ensemble("e", single("a"))
-    assert set(ask(e, {"IN": [1, 2]}).outputs) == {"OUT"}
-    assert model.asked == [("y",)]
-
-
 def test_requests_of_an_ensemble_share_the_batches_of_its_models(fixture: EnsembleFixture) -> None:
     gate = threading.Event()
     model = adder(1, batch=8, gate=gate)
@@ -95,7 +87,11 @@ def test_requests_of_an_ensemble_share_the_batches_of_its_models(fixture: Ensemb
     assert [seen["x"].shape for seen in model.seen] == [(1, 2), (3, 2)]
 
 
-def test_batched_ensemble_gives_its_rows_to_a_model_without_batch_one_at_a_time(fixture: EnsembleFixture) -> None:
+def test_tensors_gain_and_lose_the_batch_between_an_ensemble_and_its_models(fixture: EnsembleFixture) -> None:
+    batched = adder(1, batch=4)
+    fixture.serve("b", batched, max_batch_size=4)
+    assert ask(fixture.ensemble("f", single("b")), {"IN": [1, 2]}).outputs["OUT"].tolist() == [2, 3]
+    assert batched.seen[0]["x"].shape == (1, 2)
     model = adder(1)
     fixture.serve("a", model)
     e = fixture.ensemble("e", single("a", max_batch_size=4))
@@ -104,14 +100,6 @@ def test_batched_ensemble_gives_its_rows_to_a_model_without_batch_one_at_a_time(
     status = ask(e, {"IN": [[1, 2], [3, 4]]}).status
     assert status.code is StatusCode.INVALID_ARGUMENT
     assert status.message.startswith("in ensemble 'e', input x has rank 2, expected 1")
-
-
-def test_ensemble_without_batch_gets_its_tensor_back_without_one(fixture: EnsembleFixture) -> None:
-    model = adder(1, batch=4)
-    fixture.serve("a", model, max_batch_size=4)
-    e = fixture.ensemble("e", single("a"))
-    assert ask(e, {"IN": [1, 2]}).outputs["OUT"].tolist() == [2, 3]
-    assert model.seen[0]["x"].shape == (1, 2)
 
 
 def test_default_of_an_input_that_is_not_mapped_is_filled_in(fixture: EnsembleFixture) -> None:
