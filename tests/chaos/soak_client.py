@@ -98,11 +98,11 @@ class Call:
 
 
 class Connection(asyncio.Protocol):
-    """``goodbye`` is what the server's GOAWAY said; None as long as there was none. ``ended`` is done when it is."""
+    """``goaway`` is the text of GOAWAY; None before it. ``ended`` is done when it is."""
 
     def __init__(self) -> None:
         self.calls: dict[int, Call] = {}
-        self.goodbye: str | None = None
+        self.goaway: str | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._encoder, self._decoder = Encoder(), Decoder()
         self._next = 1
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def abort(self) -> None:
-        """Leaves without a word: the server gets a TCP reset."""
+        """Closes at once: the server gets a TCP reset."""
         sock = self._transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
@@ -198,7 +198,7 @@ class Connection(asyncio.Protocol):
         elif kind == frames.PING and not flags & frames.ACK:
             self.write(frames.ping(payload, ack=True))
         elif kind == frames.GOAWAY:
-            self.goodbye = f"{frames.NUMBER.unpack_from(payload, 4)[0]} {payload[8:]!r}"
+            self.goaway = f"{frames.NUMBER.unpack_from(payload, 4)[0]} {payload[8:]!r}"
 
     def _took(self, size: int) -> None:
         self._taken += size

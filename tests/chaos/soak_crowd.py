@@ -32,7 +32,7 @@ LARGEST_ROWS = 3000
 
 
 class Fault(AssertionError):
-    """Something went wrong that nobody asked for."""
+    """A fault that was not provoked."""
 
 
 @dataclass
@@ -85,8 +85,8 @@ class Crowd:
         finally:
             connection.close()
             await connection.ended
-        if connection.goodbye is not None:
-            self._fault(f"the server said goodbye: {connection.goodbye}")
+        if connection.goaway is not None:
+            self._fault(f"the server sent GOAWAY: {connection.goaway}")
 
     async def _caller(self, connection: Connection, more: Callable[[], bool]) -> None:
         kinds, weights = list(self._kinds), list(self._kinds.values())

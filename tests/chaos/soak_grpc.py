@@ -3,7 +3,7 @@
     python tests/chaos/soak_grpc.py --seconds 600 --grpc_server=native
 
 A whole server in this process with a small batched torch model. Callers on many connections ask, cancel, reset streams
-at any byte, set deadlines from a millisecond on, hold streams of both kinds and leave without a word. Every answer that
+at any byte, set deadlines from a millisecond on, hold streams of both kinds and leave at once. Every answer that
 comes is compared with the right one. After a third of the time everybody leaves, and traced memory is noted; then the
 rest, and everybody leaves again. The exit code is 0 when
 
@@ -43,9 +43,9 @@ MOST_GROWTH_KB = 1024
 SPARE_FILES = 10
 BATCHING = "max_batch_size { value: 4096 }\nmax_enqueued_batches { value: 1000 }\n"
 NOT_ZERO = re.compile("limit|room|max|capacity|window")
-"""Gauges of the transport that say something else than what is inside."""
+"""Gauges of the transport that do not count what it holds."""
 NEEDED = ("streams", "unread", "unsent")
-"""What gauges of the native server must speak of."""
+"""What gauges of the native server must name."""
 
 
 @contextlib.contextmanager
@@ -142,7 +142,7 @@ def soak(
     most_growth_kb: int = MOST_GROWTH_KB,
 ) -> Report:
     """Both parts, of so many seconds or calls together. Traces memory while it runs. TimeoutError when something stays
-    in the server after everybody has left."""
+    in the server after all have left."""
     crowd = Crowd(server.server.port or 0, connections, callers, seed)
     started, files = time.monotonic(), psutil.Process().num_fds()
     tracemalloc.start()
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     faults = report.faults
     if wanted.grpc_server == "native":
-        faults += [f"no gauge speaks of {word}" for word in NEEDED if not any(word in name for name in report.gauges)]
+        faults += [f"no gauge names {word}" for word in NEEDED if not any(word in name for name in report.gauges)]
     summary = {
         "seconds": round(report.seconds, 1),
         "calls": report.tally.outcomes.total(),

@@ -173,7 +173,7 @@ def test_rapid_reset_runs_no_more_handlers_than_it_may_reset(loop: str) -> None:
         wait_until(lambda: attack.service.happened["cancelled"] == attack.service.happened["started"], "all are over")
 
 
-def test_places_of_handlers_that_do_not_stop_are_taken_after_a_reset() -> None:
+def test_handlers_that_do_not_stop_count_after_a_reset() -> None:
     """Not the resets end it: calls beyond the places are refused, until that is too often."""
     limits = Limits(resets=(1e9, 1e9), max_streams=50)
     with AttackTest(limits) as attack:
@@ -212,12 +212,12 @@ def test_pings_between_answers_are_bounded_by_what_the_server_sends(attack: Atta
 
 def test_client_that_measures_the_delay_with_every_answer_is_no_flood(attack: AttackTest) -> None:
     """Stock clients send a PING for an answer's first bytes, to learn how large a window is worth while."""
-    friend = attack.attacker()
-    block = friend.request_block(ECHO)
+    client = attack.attacker()
+    block = client.request_block(ECHO)
     for stream in range(1, 2001, 2):
-        friend.send(h2.headers(stream, block) + h2.data(stream, MESSAGE, ended=True))
-        friend.read_until(lambda frame: frame.kind == h2.HEADERS and frame.ended)
-        friend.sync()
+        client.send(h2.headers(stream, block) + h2.data(stream, MESSAGE, ended=True))
+        client.read_until(lambda frame: frame.kind == h2.HEADERS and frame.ended)
+        client.sync()
     assert attack.numbers.closed.total() == 0
 
 

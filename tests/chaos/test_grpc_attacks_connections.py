@@ -118,13 +118,13 @@ def test_metrics_page_names_what_ended_each_connection(attack: AttackTest) -> No
         assert f'tfs_lite_grpc_connections_closed_total{{kind="{kind}"}} {count}.0' in lines
 
 
-def test_attacker_that_stays_after_its_goaway_is_put_out(attack: AttackTest, attacker: Attacker) -> None:
+def test_attacker_that_stays_after_its_goaway_is_cut_off(attack: AttackTest, attacker: Attacker) -> None:
     """It neither closes its side nor stops sending."""
     attacker.flood((h2.ping() * 1000 for _ in range(100_000)), read=False)
     attack.expect_closed("too_many_pings")
 
 
-def test_attacker_that_stays_silently_after_its_goaway_is_put_out(attack: AttackTest, attacker: Attacker) -> None:
+def test_attacker_that_stays_silently_after_its_goaway_is_cut_off(attack: AttackTest, attacker: Attacker) -> None:
     attacker.send(h2.ping() * 10)
     attacker.read_until(lambda frame: frame.kind == h2.GOAWAY)
     attack.expect_closed("too_many_pings")

@@ -42,7 +42,7 @@ def server(archives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 
 
 @pytest.fixture
-def friend(server: ServerProcess) -> Iterator[None]:
+def control_client(server: ServerProcess) -> Iterator[None]:
     """Predicts all the time; every answer is compared."""
     stopped, faults, answered = threading.Event(), [], []
 
@@ -55,7 +55,7 @@ def friend(server: ServerProcess) -> Iterator[None]:
         except BaseException as error:
             faults.append(error)
 
-    thread = threading.Thread(target=ask, name="friend")
+    thread = threading.Thread(target=ask, name="control-client")
     thread.start()
     wait_until(lambda: answered or faults, "the first answer", PATIENCE)
     yield
@@ -122,7 +122,7 @@ def empty_frames(attacker: Attacker) -> Iterator[bytes]:
     ids=["resets", "pings", "continuations", "empty-frames"],
 )
 def test_flood_of_many_connections_is_counted_and_keeps_no_memory(
-    server: ServerProcess, friend: None, attack: Callable[[Attacker], Iterator[bytes]], kind: str
+    server: ServerProcess, control_client: None, attack: Callable[[Attacker], Iterator[bytes]], kind: str
 ) -> None:
     process = psutil.Process(server.pid)
     before, closed_before = process.memory_info().rss, closed(server).get(kind, 0)
@@ -136,7 +136,7 @@ def test_flood_of_many_connections_is_counted_and_keeps_no_memory(
     assert process.memory_info().rss - before < MOST_GROWTH
 
 
-def test_answers_that_nobody_reads_are_bounded_by_their_places(server: ServerProcess, friend: None) -> None:
+def test_answers_that_are_not_read_are_bounded_by_their_streams(server: ServerProcess, control_client: None) -> None:
     process = psutil.Process(server.pid)
     before = process.memory_info().rss
     places, body = Limits().max_streams, request(1000)

@@ -31,7 +31,7 @@ FAULTS: dict[str, tuple[Callable[[int], bytes], ErrorCode]] = {
 
 @pytest.mark.parametrize("stubborn", [False, True], ids=["", "stubborn"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_streams_that_the_server_is_made_to_reset_are_as_dear_as_resets(
+def test_streams_that_the_server_is_made_to_reset_are_limited_like_resets(
     attack: AttackTest, fault: str, stubborn: bool
 ) -> None:
     provoke, code = FAULTS[fault]
@@ -62,7 +62,7 @@ def test_streams_that_the_server_is_made_to_reset_are_as_dear_as_resets(
         assert attack.numbers.streams >= 100, "they run on, and count"
 
 
-def test_calls_whose_time_is_up_keep_their_places_while_their_handlers_run() -> None:
+def test_calls_whose_time_is_up_count_while_their_handlers_run() -> None:
     """The client has its status and may think the place is free."""
     limits = Limits(max_streams=100)
     with AttackTest(limits) as attack:

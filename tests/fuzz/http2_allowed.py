@@ -29,7 +29,7 @@ from tfs_lite.transport.http2.errors import ErrorCode
 
 if TYPE_CHECKING:
     from http2_cases import Act
-    from http2_difference import Ours, Said, Theirs
+    from http2_difference import Ours, Outcome, Theirs
 
 PROTOCOL, FLOW, SIZE = ErrorCode.PROTOCOL_ERROR, ErrorCode.FLOW_CONTROL_ERROR, ErrorCode.FRAME_SIZE_ERROR
 CLOSED, REFUSED, COMPRESSION = ErrorCode.STREAM_CLOSED, ErrorCode.REFUSED_STREAM, ErrorCode.COMPRESSION_ERROR
@@ -43,8 +43,8 @@ class Difference:
 
     step: bytes | Act
     past: list[bytes]
-    mine: Said
-    other: Said
+    mine: Outcome
+    other: Outcome
     ours: Ours
     theirs: Theirs
 
@@ -68,12 +68,12 @@ class Difference:
 
     def faults(self, mine: int | None, other: int | None, *words: str) -> bool:
         """Both ended with these codes (None: did not), h2 with one of these texts."""
-        said = not words or any(word in self.other.why for word in words)
-        return (self.mine.fault, self.other.fault) == (mine, other) and said
+        matches = not words or any(word in self.other.why for word in words)
+        return (self.mine.fault, self.other.fault) == (mine, other) and matches
 
     @property
     def we_ignored(self) -> bool:
-        return self.mine.fault is None and not self.mine.frames and not self.mine.told
+        return self.mine.fault is None and not self.mine.frames and not self.mine.events
 
 
 def _head(step: bytes | Act) -> tuple[int, int, int, int]:
@@ -92,13 +92,13 @@ def _malformed(d: Difference) -> bool:
 
 
 def _no_contents(d: Difference) -> bool:
-    promised = [event for event in d.other.told if event[0] == "request" and event[3]]
+    promised = [event for event in d.other.events if event[0] == "request" and event[3]]
     lengths = [value for event in promised for name, value in event[2] if name == b"content-length"]
     return d.we_reset(PROTOCOL) and any(length != b"0" for length in lengths)
 
 
 def _user(d: Difference) -> bool:
-    fields = [field for event in d.other.told if event[0] == "request" for field in event[2]]
+    fields = [field for event in d.other.events if event[0] == "request" for field in event[2]]
     return d.we_reset(PROTOCOL) and any(name == b":authority" and b"@" in value for name, value in fields)
 
 
@@ -218,7 +218,7 @@ def _blanks(d: Difference) -> bool:
 
 
 def _too_large_a_list(d: Difference) -> bool:
-    asked = [event for event in d.mine.told if event[0] == "request"]
+    asked = [event for event in d.mine.events if event[0] == "request"]
     return (
         _kind(d, HEADERS)
         and d.faults(None, ErrorCode.ENHANCE_YOUR_CALM, "Oversized header block")
@@ -254,7 +254,7 @@ RULES: tuple[tuple[str, Callable[[Difference], bool]], ...] = (
     ("6.2: padding may be as long as what follows its length; h2 wants one byte more", _padding),
     ("6.2: padding must not cover the priority; h2 lets it", _padding_over_priority),
     ("5.4: two rules are broken or a code is a matter of taste; both end the connection", _codes),
-    ("4.3: what is wrong with the head of an unfinished block may be said now or at its end", _unfinished),
+    ("4.3: what is wrong with the head of an unfinished block may be reported now or at its end", _unfinished),
     ("4.1: the stream of a frame is looked at when all of it is there; h2 needs only the head", _partial),
     ("5.1: HEADERS for a stream that we reset are ignored; h2 counts them as a new stream", _many_and_late),
     ("5.5: ALTSVC is for clients, and unknown here; h2 knows it", _altsvc),

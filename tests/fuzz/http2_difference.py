@@ -57,18 +57,18 @@ LIMITS = Limits(
 )
 
 
-class Unlike(AssertionError):
+class Mismatch(AssertionError):
     """A difference that is not in the table, or a promise of ours that was broken."""
 
 
 @dataclass
-class Said:
-    """What one side made of one frame. ``fault``: code of its GOAWAY; ``crash``: it raised what it must not raise.
+class Outcome:
+    """What one side made of one frame. ``fault``: the code of its GOAWAY; ``crash``: an exception that must not happen.
 
     ``why`` is its own text on a fault, and is not compared.
     """
 
-    told: list[tuple[Any, ...]] = field(default_factory=list)
+    events: list[tuple[Any, ...]] = field(default_factory=list)
     frames: list[tuple[Any, ...]] = field(default_factory=list)
     fault: int | None = None
     crash: str = ""
@@ -83,11 +83,11 @@ class Ours:
         self.conn.take()
         self.widened: list[tuple[int, int]] = []
 
-    def receive(self, data: bytes) -> Said:
+    def receive(self, data: bytes) -> Outcome:
         self.conn.events.clear()
-        return self._said(self.conn.send(data))
+        return self._outcome(self.conn.send(data))
 
-    def act(self, act: Act, number: int) -> Said:
+    def act(self, act: Act, number: int) -> Outcome:
         self.conn.events.clear()
         stream = self.conn.calls[number]
         if act.name == "reset":
@@ -97,23 +97,23 @@ class Ours:
         else:
             self.conn.connection.headers(stream, wire.TRAILERS, True)
         self.conn.connection.release(stream)
-        return self._said(self.conn.take())
+        return self._outcome(self.conn.take())
 
-    def _said(self, frames: list[wire.Frame]) -> Said:
-        said = Said()
+    def _outcome(self, frames: list[wire.Frame]) -> Outcome:
+        outcome = Outcome()
         self.widened = [(frame.stream, frame.value) for frame in frames if frame.kind == wire.WINDOW_UPDATE]
         if self.conn.connection.closing is not None:
             end = next(frame for frame in reversed(self.conn.frames) if frame.kind == wire.GOAWAY)
-            said.fault, said.why = end.value, end.payload.decode("ascii")
-            return said
-        said.frames = [_plain(frame) for frame in frames if frame.kind != wire.WINDOW_UPDATE]
+            outcome.fault, outcome.why = end.value, end.payload.decode("ascii")
+            return outcome
+        outcome.frames = [_plain(frame) for frame in frames if frame.kind != wire.WINDOW_UPDATE]
         ours_reset = {frame.stream for frame in frames if frame.kind == wire.RST_STREAM}
         for event in self.conn.events:
             if event.name in ("request", "data"):
-                said.told.append((event.name, event.stream, event.value, event.ended))
+                outcome.events.append((event.name, event.stream, event.value, event.ended))
             elif event.name == "ping_ack" or (event.name == "reset" and event.stream not in ours_reset):
-                said.told.append((event.name, event.stream, event.value))
-        return said
+                outcome.events.append((event.name, event.stream, event.value))
+        return outcome
 
     @property
     def windows(self) -> dict[int, int]:
@@ -142,21 +142,21 @@ class Theirs:
         self._peer.decoder.max_allowed_table_size = 2**32
         self._peer.read(self.connection.data_to_send() or b"")
 
-    def receive(self, data: bytes) -> Said:
-        said = Said()
+    def receive(self, data: bytes) -> Outcome:
+        outcome = Outcome()
         try:
             events = self.connection.receive_data(data)
         except ProtocolError as error:
-            said.fault, said.why = int(error.error_code), f"{type(error).__name__}: {error}"
-            return said
+            outcome.fault, outcome.why = int(error.error_code), f"{type(error).__name__}: {error}"
+            return outcome
         except Exception as error:
-            said.crash = f"{type(error).__name__}: {error}"
-            return said
-        self._tell(said, events)
-        self._collect(said)
-        return said
+            outcome.crash = f"{type(error).__name__}: {error}"
+            return outcome
+        self._read_events(outcome, events)
+        self._collect(outcome)
+        return outcome
 
-    def act(self, act: Act, number: int) -> Said:
+    def act(self, act: Act, number: int) -> Outcome:
         connection = self.connection
         if act.name == "reset":
             connection.reset_stream(number, act.value)
@@ -166,9 +166,9 @@ class Theirs:
             connection.send_headers(number, [DONE], end_stream=True)
         else:
             connection.send_headers(number, [OK], end_stream=True)
-        said = Said()
-        self._collect(said)
-        return said
+        outcome = Outcome()
+        self._collect(outcome)
+        return outcome
 
     def widen(self, widened: list[tuple[int, int]]) -> None:
         for number, increment in widened:
@@ -184,26 +184,26 @@ class Theirs:
         found = {n: s.outbound_flow_control_window for n, s in connection.streams.items() if not s.closed}
         return {0: connection.outbound_flow_control_window, **found}
 
-    def _tell(self, said: Said, events: list[Any]) -> None:
+    def _read_events(self, outcome: Outcome, events: list[Any]) -> None:
         for event in events:
             ended = getattr(event, "stream_ended", None) is not None
             if isinstance(event, RequestReceived):
                 fields = tuple((bytes(name), bytes(value)) for name, value in event.headers)
-                said.told.append(("request", event.stream_id, fields, ended))
+                outcome.events.append(("request", event.stream_id, fields, ended))
             elif isinstance(event, DataReceived):
-                said.told.append(("data", event.stream_id, bytes(event.data), ended))
+                outcome.events.append(("data", event.stream_id, bytes(event.data), ended))
             elif isinstance(event, TrailersReceived):
-                said.told.append(("data", event.stream_id, b"", True))
+                outcome.events.append(("data", event.stream_id, b"", True))
             elif isinstance(event, StreamReset) and event.remote_reset:
-                said.told.append(("reset", event.stream_id, int(event.error_code)))
+                outcome.events.append(("reset", event.stream_id, int(event.error_code)))
             elif isinstance(event, PingAckReceived):
-                said.told.append(("ping_ack", 0, bytes(event.ping_data)))
+                outcome.events.append(("ping_ack", 0, bytes(event.ping_data)))
             else:
-                assert not isinstance(event, StreamEnded) or said.told
+                assert not isinstance(event, StreamEnded) or outcome.events
 
-    def _collect(self, said: Said) -> None:
+    def _collect(self, outcome: Outcome) -> None:
         frames = self._peer.read(self.connection.data_to_send() or b"")
-        said.frames = [_plain(frame) for frame in frames if frame.kind != wire.WINDOW_UPDATE]
+        outcome.frames = [_plain(frame) for frame in frames if frame.kind != wire.WINDOW_UPDATE]
 
 
 def _plain(frame: wire.Frame) -> tuple[Any, ...]:
@@ -243,7 +243,7 @@ class Result:
 
 
 def run(case: Case) -> Result:
-    """Raises Unlike."""
+    """Raises Mismatch."""
     ours, theirs, result = Ours(), Theirs(), Result()
     past: list[bytes] = []
     for step in frames_of(case):
@@ -255,7 +255,7 @@ def run(case: Case) -> Result:
         else:
             past.append(step)
             mine, other = ours.receive(step), theirs.receive(step)
-            result.requests += sum(event[0] == "request" for event in mine.told)
+            result.requests += sum(event[0] == "request" for event in mine.events)
         theirs.widen(ours.widened)
         result.steps += 1
         same_windows = mine.fault is not None or _windows_agree(ours.windows, theirs.windows)
@@ -263,14 +263,14 @@ def run(case: Case) -> Result:
             difference = Difference(step, past, mine, other, ours, theirs)
             result.reason = reason_for(difference) or ""
             if not result.reason:
-                raise Unlike(f"after {step!r}:\n  ours   {mine}\n  theirs {other}\n  {ours.windows} {theirs.windows}")
+                raise Mismatch(f"after {step!r}:\n  ours   {mine}\n  theirs {other}\n  {ours.windows} {theirs.windows}")
             break
         if mine.fault is not None:
             result.faults += 1
             break
     size = held(ours.conn.connection)
     if size > MAX_HELD:
-        raise Unlike(f"our connection holds {size} bytes")
+        raise Mismatch(f"our connection holds {size} bytes")
     return result
 
 

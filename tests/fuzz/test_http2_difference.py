@@ -13,7 +13,7 @@ import http2_difference
 import pytest
 from http2_allowed import RULES
 from http2_cases import WRONGNESS, Act, load, make, save
-from http2_difference import LIMITS, Unlike, frames_of, held, run
+from http2_difference import LIMITS, Mismatch, frames_of, held, run
 
 from tfs_lite.testing.grpc import http2_peer as wire
 from tfs_lite.testing.grpc.http2_peer import ConnectionFixture
@@ -89,7 +89,7 @@ BUGS: dict[str, tuple[object, str, object]] = {
 def test_a_bug_of_ours_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, broken = BUGS[bug]
     monkeypatch.setattr(where, name, broken)
-    with pytest.raises(Unlike):
+    with pytest.raises(Mismatch):
         search()
 
 

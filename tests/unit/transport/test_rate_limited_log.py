@@ -48,7 +48,7 @@ def test_kinds_do_not_silence_one_another(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize("kind", sorted(QUIET))
-def test_ordinary_ends_are_no_news(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_ordinary_ends_are_not_logged(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     RateLimitedLog(Clock()).connection_ended(kind, PEER, "")
     assert not caplog.records
 

@@ -350,7 +350,7 @@ def test_server_that_never_started_stops(loop: str) -> None:
     asyncio.run(stop())
 
 
-def test_upload_that_pauses_inside_a_frame_costs_nobody_the_connection(loop: str) -> None:
+def test_upload_that_pauses_inside_a_frame_does_not_end_the_connection(loop: str) -> None:
     limits = Limits(handshake_timeout=0.1, request_timeout=0.5)
     with TransportFixture(loop, limits) as server:
         raw = server.dial()

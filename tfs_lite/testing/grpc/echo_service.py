@@ -21,7 +21,7 @@ LIMIT = 8_000_000
 
 
 class EchoService:
-    """The table; ``ran`` counts what ``echo`` was asked, ``heard_all`` the last words that came."""
+    """The table; ``ran`` counts the calls of ``echo``, ``half_closed`` the calls that their client has half-closed."""
 
     def __init__(self) -> None:
         self.contexts: list[CallContext] = []
@@ -29,7 +29,7 @@ class EchoService:
         self.cancelled = threading.Semaphore(0)
         self.gate = asyncio.Event()
         self.ran = 0
-        self.heard_all = 0
+        self.half_closed = 0
 
     def methods(self) -> list[Method]:
         handlers = (self.echo, self.refuse, self.crash, self.wait)
@@ -86,7 +86,7 @@ class EchoService:
         except asyncio.CancelledError:
             self.cancelled.release()
             raise
-        self.heard_all += 1
+        self.half_closed += 1
         yield b"bye"
 
     async def join(self, requests: AsyncIterator[bytes], context: CallContext) -> bytes:
@@ -102,7 +102,7 @@ class EchoService:
                 if data == b"enough":
                     break
             else:
-                self.heard_all += 1
+                self.half_closed += 1
         except asyncio.CancelledError:
             self.cancelled.release()
             raise
@@ -111,29 +111,29 @@ class EchoService:
 
 
 class BidiCall:
-    """A call with messages both ways: ``say`` words, None is the last one; read answers from ``call``."""
+    """A call with messages both ways: ``send`` requests, None half-closes it; read answers from ``call``."""
 
     def __init__(self, channel: grpc.Channel, method: str = "talk", **metadata: str) -> None:
-        self._words: queue.Queue[bytes | None] = queue.Queue()
+        self._requests: queue.Queue[bytes | None] = queue.Queue()
         start = channel.stream_stream(f"/test.Service/{method}")
-        self.call = start(iter(self._words.get, None), timeout=30, metadata=tuple(metadata.items()))
+        self.call = start(iter(self._requests.get, None), timeout=30, metadata=tuple(metadata.items()))
 
-    def say(self, *words: bytes | None) -> None:
-        for word in words:
-            self._words.put(word)
+    def send(self, *requests: bytes | None) -> None:
+        for request in requests:
+            self._requests.put(request)
 
 
 class ClientStreamCall:
-    """A call with many messages and one answer: ``say`` words, None is the last one; the answer is in ``future``."""
+    """A call with many messages and one answer: ``send`` requests, None half-closes it; the answer is in ``future``."""
 
     def __init__(self, channel: grpc.Channel, method: str = "join", **metadata: str) -> None:
-        self._words: queue.Queue[bytes | None] = queue.Queue()
+        self._requests: queue.Queue[bytes | None] = queue.Queue()
         start = channel.stream_unary(f"/test.Service/{method}")
-        self.future = start.future(iter(self._words.get, None), timeout=30, metadata=tuple(metadata.items()))
+        self.future = start.future(iter(self._requests.get, None), timeout=30, metadata=tuple(metadata.items()))
 
-    def say(self, *words: bytes | None) -> None:
-        for word in words:
-            self._words.put(word)
+    def send(self, *requests: bytes | None) -> None:
+        for request in requests:
+            self._requests.put(request)
 
 
 def call(channel: grpc.Channel, method: str, data: bytes = b"x", timeout: float | None = 30.0) -> bytes:

@@ -25,7 +25,7 @@ from typing import Any
 import grpc
 
 from tfs_lite.testing.grpc import http2_peer as h2
-from tfs_lite.testing.grpc.http2_peer import Frame
+from tfs_lite.testing.grpc.http2_peer import Frame, plain_field
 from tfs_lite.testing.grpc.transport_fixture import ECHO, PATIENCE, RawClient, TransportFixture
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -251,33 +251,6 @@ class AttackTest:
         assert self.connections() == []
         with self.channel() as channel:
             assert channel.unary_unary(ECHO)(b"recovered", timeout=PATIENCE) == b"recovered"
-
-
-def plain_field(name: bytes, value: bytes) -> bytes:
-    """A literal without indexing, both strings as they are."""
-    return b"\x00" + _string(name) + _string(value)
-
-
-def indexed_field(name: bytes, value: bytes) -> bytes:
-    """A literal that goes into the table."""
-    return b"\x40" + _string(name) + _string(value)
-
-
-def integer(value: int, bits: int, first: int = 0) -> bytes:
-    """RFC 7541, section 5.1: behind a prefix of so many bits, the others of which are ``first``."""
-    most = (1 << bits) - 1
-    if value < most:
-        return bytes([first | value])
-    rest = bytearray([first | most])
-    value -= most
-    while value >= 0x80:
-        rest.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes(rest) + bytes([value])
-
-
-def _string(text: bytes) -> bytes:
-    return integer(len(text), 7) + text
 
 
 def status_of(frame: Frame) -> int:

@@ -20,6 +20,7 @@ from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.transport.http2.connection import Connection
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.fields import check_request
+from tfs_lite.transport.http2.hpack_writer import integer
 from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
@@ -120,6 +121,37 @@ def headers(
         flags, first = flags | PADDED, bytes([padding]) + first + bytes(padding)
     rest = [continuation(stream, piece, last=at == len(cuts)) for at, piece in enumerate(pieces[1:], 1)]
     return raw(HEADERS, flags, stream, first) + b"".join(rest)
+
+
+# Pieces of header blocks (RFC 7541).
+
+
+NEWEST = b"\xbe"
+"""Index 62: the field that entered the table last."""
+
+
+def string(text: bytes) -> bytes:
+    return integer(0, 7, len(text)) + text
+
+
+def plain_field(name: bytes, value: bytes) -> bytes:
+    """A literal without indexing, both strings as they are."""
+    return b"\x00" + string(name) + string(value)
+
+
+def indexed_field(name: bytes, value: bytes) -> bytes:
+    """A literal that enters the table."""
+    return b"\x40" + string(name) + string(value)
+
+
+def resized(size: int) -> bytes:
+    """A table size update."""
+    return integer(0x20, 5, size)
+
+
+def size_of(fields: Fields) -> int:
+    """As tables and lists count it."""
+    return sum(len(name) + len(value) + 32 for name, value in fields)
 
 
 def message(contents: bytes = b"", flag: int = 0, size: int | None = None) -> bytes:
@@ -297,12 +329,12 @@ class ConnectionFixture:
     # What tests do.
 
     def send(self, *parts: bytes) -> list[Frame]:
-        """The client says that, in one piece; what the server says to it."""
+        """Sends that in one piece, and returns the frames of the answer."""
         self.connection.receive(b"".join(parts))
         return self.take()
 
     def take(self) -> list[Frame]:
-        """What the server has to say now."""
+        """The frames that the server has sent since the last call."""
         found = bytearray()
         while pieces := self.connection.take():
             for piece in pieces:

@@ -110,7 +110,8 @@ class Connection(Generic[T]):
             on_finished=self._on_finished,
             on_overflow=self._on_overflow,
         )
-        self.answer = self.outgoing.answer
+        self.answer, self.headers, self.data = self.outgoing.answer, self.outgoing.headers, self.outgoing.data
+        self.take = self.outgoing.take
         self.streams: dict[int, Stream] = {}
         self.busy = 0
         self.last_stream = 0
@@ -161,15 +162,6 @@ class Connection(Generic[T]):
             self._reader.feed(data, self.last_received)
         except ConnectionFault as fault:
             self._fail(fault)
-
-    def headers(self, stream: Stream, block: bytes, end: bool = False) -> None:
-        self.outgoing.headers(stream, block, end)
-
-    def data(self, stream: Stream, payload: bytes) -> None:
-        self.outgoing.data(stream, payload)
-
-    def take(self) -> list[bytes | memoryview]:
-        return self.outgoing.take()
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         """Resets the stream without telling the owner, unless it has ended."""

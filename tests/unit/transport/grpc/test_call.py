@@ -133,7 +133,7 @@ def test_deadline_ends_the_call_and_cancels_the_handler(server: TransportFixture
     raw.request(1, WAIT, message(b"x"), (b"grpc-timeout", b"100m"))
     assert raw.status(1) == (4, "Deadline Exceeded")
     wait_until(lambda: server.service.happened["cancelled"], "the handler is cancelled")
-    wait_until(lambda: server.numbers.streams == 0, "its place is free")
+    wait_until(lambda: server.numbers.streams == 0, "its stream no longer counts")
 
 
 def test_deadline_counts_while_the_request_comes_in(server: TransportFixture) -> None:
@@ -159,12 +159,12 @@ def test_connection_that_is_lost_cancels_its_handlers(server: TransportFixture) 
     wait_until(lambda: server.service.happened["started"] == 3, "the handlers run")
     raw.close()
     wait_until(lambda: server.service.happened["cancelled"] == 3, "the handlers are cancelled")
-    wait_until(lambda: server.numbers.streams == 0, "their places are free")
+    wait_until(lambda: server.numbers.streams == 0, "their streams no longer count")
     assert server.numbers.closed == {"client": 1}
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
-def test_place_is_kept_until_the_handler_has_really_ended(loop: str) -> None:
+def test_stream_counts_until_the_handler_has_really_ended(loop: str) -> None:
     with TransportFixture(loop, Limits(max_streams=1)) as server:
         server.service.stubborn = True
         raw = server.dial()

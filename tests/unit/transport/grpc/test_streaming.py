@@ -129,7 +129,7 @@ def test_client_that_cancels_closes_the_handlers_generator(server: TransportFixt
     wait_until(lambda: server.service.happened["started"], "the handler waits")
     answers.cancel()
     wait_until(lambda: server.service.happened["closed"], "the generator is closed")
-    wait_until(lambda: server.numbers.streams == 0, "its place is free")
+    wait_until(lambda: server.numbers.streams == 0, "its stream no longer counts")
 
 
 def test_client_that_is_lost_closes_the_handlers_generator(server: TransportFixture) -> None:
@@ -153,13 +153,13 @@ def test_each_request_of_a_stream_is_answered(server: TransportFixture, channel:
     assert server.service.happened["ended"] == 1
 
 
-def test_conversation_goes_word_by_word(server: TransportFixture) -> None:
+def test_conversation_goes_message_by_message(server: TransportFixture) -> None:
     async def talk() -> list[bytes]:
         async with grpc.aio.insecure_channel(server.target) as channel:
             call = channel.stream_stream(TALK)(metadata=(("who", "me"),))
             heard = []
-            for word in (b"a", b"b", b"c"):
-                await call.write(word)
+            for request in (b"a", b"b", b"c"):
+                await call.write(request)
                 heard.append(await call.read())
             await call.done_writing()
             return [*heard, await call.read()]
@@ -173,7 +173,7 @@ def test_handler_that_ends_early_ends_the_call(server: TransportFixture) -> None
     raw.request(1, TALK, message(b"a") + message(b"stop"), end=False)
     assert raw.status(1) == (0, "")
     raw.read_until(lambda frame: frame.kind == h2.RST_STREAM and frame.value == ErrorCode.NO_ERROR)
-    wait_until(lambda: server.numbers.streams == 0, "its place is free")
+    wait_until(lambda: server.numbers.streams == 0, "its stream no longer counts")
 
 
 def test_handler_that_fails_ends_the_call_while_the_client_goes_on(
@@ -192,7 +192,7 @@ def test_handler_that_fails_ends_the_call_while_the_client_goes_on(
     over.set()
 
 
-def test_requests_that_nobody_takes_get_no_new_window(server: TransportFixture) -> None:
+def test_requests_that_no_handler_takes_get_no_new_window(server: TransportFixture) -> None:
     raw = server.dial()
     raw.request(1, TALK, message(b"wait"), end=False)
     wait_until(lambda: server.service.happened["taken"] == 1, "the handler waits")
@@ -214,7 +214,7 @@ def test_client_that_sends_more_than_its_window_is_reset(server: TransportFixtur
     sent_in_frames(raw, 1, message(bytes(995)) * 66)
     reset = raw.read_until(lambda frame: frame.kind == h2.RST_STREAM)
     assert reset.value == ErrorCode.FLOW_CONTROL_ERROR
-    wait_until(lambda: server.numbers.streams == 0, "its place is free")
+    wait_until(lambda: server.numbers.streams == 0, "its stream no longer counts")
 
 
 def test_windows_lose_nothing_however_messages_are_cut(server: TransportFixture) -> None:
@@ -257,7 +257,7 @@ def test_client_is_told_to_stop_when_an_early_answer_has_left(server: TransportF
     raw.send(h2.window_update(1, 100))
     assert raw.status(1) == (0, "")
     raw.read_until(lambda frame: frame.kind == h2.RST_STREAM and frame.value == ErrorCode.NO_ERROR)
-    wait_until(lambda: server.numbers.streams == 0, "its place is free")
+    wait_until(lambda: server.numbers.streams == 0, "its stream no longer counts")
 
 
 def test_compressed_requests_are_inflated_one_by_one(server: TransportFixture) -> None:
@@ -276,7 +276,7 @@ def test_requests_that_cannot_be_read_end_the_call(server: TransportFixture, con
     raw = server.dial()
     raw.request(1, TALK, contents)
     assert raw.status(1)[0] == code
-    wait_until(lambda: server.numbers.streams == 0, "its place is free")
+    wait_until(lambda: server.numbers.streams == 0, "its stream no longer counts")
 
 
 def test_streams_of_requests_end_when_the_server_stops(server: TransportFixture) -> None:

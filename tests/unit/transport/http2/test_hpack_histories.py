@@ -8,13 +8,13 @@ import hpack
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfs_lite.testing.grpc.http2_peer import NEWEST, resized, size_of
 from tfs_lite.transport.http2.errors import ConnectionFault
 from tfs_lite.transport.http2.hpack_reader import BlockReader, Fields
 from tfs_lite.transport.http2.hpack_writer import integer
 
 ROOMY = 10**6
 FAULT = "fault"
-NEWEST = b"\xbe"
 KINDS = {False: hpack.HeaderTuple, True: hpack.NeverIndexedHeaderTuple}
 
 Step = tuple[list[tuple[bytes, bytes, bool]], bool, int | None]
@@ -23,14 +23,6 @@ Step = tuple[list[tuple[bytes, bytes, bool]], bool, int | None]
 
 def reader(max_header_list: int = ROOMY) -> BlockReader[Fields | None]:
     return BlockReader(lambda fields: fields, max_header_list)
-
-
-def resized(size: int) -> bytes:
-    return integer(0x20, 5, size)
-
-
-def size_of(fields: Fields) -> int:
-    return sum(len(name) + len(value) + 32 for name, value in fields)
 
 
 def outcomes(blocks: list[bytes], of: BlockReader[Fields | None]) -> list[Fields | str | None]:

@@ -10,6 +10,7 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfs_lite.testing.grpc.http2_peer import NEWEST, indexed_field, resized, size_of, string
 from tfs_lite.transport.http2.errors import ConnectionFault, ErrorCode
 from tfs_lite.transport.http2.hpack_reader import (
     BOMB,
@@ -22,8 +23,6 @@ from tfs_lite.transport.http2.hpack_writer import integer, literal
 
 ROOMY = 10**6
 EOS = 256
-NEWEST = b"\xbe"
-"""Index 62."""
 
 
 class Parser:
@@ -39,23 +38,6 @@ class Parser:
 
 def reader(max_header_list: int = ROOMY) -> BlockReader[Fields | None]:
     return BlockReader(Parser(), max_header_list)
-
-
-def added(name: bytes, value: bytes) -> bytes:
-    """A literal that goes into the table."""
-    return b"\x40" + string(name) + string(value)
-
-
-def string(text: bytes) -> bytes:
-    return integer(0, 7, len(text)) + text
-
-
-def resized(size: int) -> bytes:
-    return integer(0x20, 5, size)
-
-
-def size_of(fields: Fields) -> int:
-    return sum(len(name) + len(value) + 32 for name, value in fields)
 
 
 def fault_of(block: bytes, of: BlockReader[Fields | None] | None = None) -> ConnectionFault:
@@ -112,7 +94,7 @@ def test_empty_block_has_no_fields() -> None:
 
 def test_name_may_be_that_of_a_field_which_the_new_one_drives_out() -> None:
     of = reader()
-    of.read(added(b"old", b"o" * 4000))
+    of.read(indexed_field(b"old", b"o" * 4000))
     of.read(integer(0x40, 6, 62) + string(b"n" * 4000))
     assert of.read(NEWEST) == ((b"old", b"n" * 4000),)
     assert_broken(b"\xbf", of)
@@ -120,8 +102,8 @@ def test_name_may_be_that_of_a_field_which_the_new_one_drives_out() -> None:
 
 def test_field_larger_than_the_table_is_read_and_empties_the_table() -> None:
     of = reader()
-    of.read(added(b"a", b"b"))
-    assert of.read(added(b"c", b"d" * 4096)) == ((b"c", b"d" * 4096),)
+    of.read(indexed_field(b"a", b"b"))
+    assert of.read(indexed_field(b"c", b"d" * 4096)) == ((b"c", b"d" * 4096),)
     assert_broken(NEWEST, of)
 
 
@@ -192,9 +174,9 @@ def test_size_update_behind_a_field_is_not_taken_for_a_literal(first: int) -> No
 
 def test_smaller_table_loses_its_oldest_fields() -> None:
     of = reader()
-    of.read(added(b"a", b"1") + added(b"b", b"2"))
+    of.read(indexed_field(b"a", b"1") + indexed_field(b"b", b"2"))
     assert of.read(resized(34) + NEWEST) == ((b"b", b"2"),)
-    of.read(resized(4096) + added(b"c", b"3"))
+    of.read(resized(4096) + indexed_field(b"c", b"3"))
     assert of.read(NEWEST + b"\xbf") == ((b"c", b"3"), (b"b", b"2"))
     assert_broken(b"\xc0", of)
 
@@ -229,19 +211,19 @@ def decoded_bit_by_bit(bits: str) -> bytes | None:
     return bytes(text) if len(code) < 8 and "0" not in code else None
 
 
-def padded(bits: str, pad: str = "1") -> str:
+def pindexed_field(bits: str, pad: str = "1") -> str:
     return bits + pad * (-len(bits) % 8)
 
 
 @pytest.mark.parametrize("symbol", range(256))
 def test_huffman_code_of_every_octet_with_right_and_wrong_padding(symbol: int) -> None:
     bits = BITS[symbol]
-    assert reader().read(huffman(padded(bits))) == ((b":path", bytes([symbol])),)
-    assert_broken(huffman(padded(bits) + "1" * 8))
-    assert_broken(huffman(padded(bits) + BITS[EOS] + "11"))
-    assert_broken(huffman(padded(bits + BITS[EOS])))
+    assert reader().read(huffman(pindexed_field(bits))) == ((b":path", bytes([symbol])),)
+    assert_broken(huffman(pindexed_field(bits) + "1" * 8))
+    assert_broken(huffman(pindexed_field(bits) + BITS[EOS] + "11"))
+    assert_broken(huffman(pindexed_field(bits + BITS[EOS])))
     if len(bits) % 8:
-        zeros = padded(bits, "0")
+        zeros = pindexed_field(bits, "0")
         expected = decoded_bit_by_bit(zeros)
         if expected is None:
             assert_broken(huffman(zeros))
@@ -264,7 +246,7 @@ symbols = st.sampled_from([*range(256), EOS, *b"0123456789abcdefghijklmnopqrstuv
 huffman_bits = st.one_of(
     st.binary(max_size=20).map(lambda data: "".join(f"{octet:08b}" for octet in data)),
     st.tuples(st.lists(symbols, max_size=12), st.sampled_from("01"), st.sampled_from(["", "1" * 8])).map(
-        lambda parts: padded("".join(BITS[symbol] for symbol in parts[0]), parts[1]) + parts[2]
+        lambda parts: pindexed_field("".join(BITS[symbol] for symbol in parts[0]), parts[1]) + parts[2]
     ),
 )
 
@@ -289,7 +271,7 @@ def test_list_of_just_the_largest_size_is_taken() -> None:
 
 def test_table_is_right_after_a_list_that_was_too_large() -> None:
     of = reader(100)
-    assert of.read(added(b"a", b"1") + literal(b"b", b"2" * 100) + added(b"c", b"3")) is None
+    assert of.read(indexed_field(b"a", b"1") + literal(b"b", b"2" * 100) + indexed_field(b"c", b"3")) is None
     assert of.read(NEWEST + b"\xbf") == ((b"c", b"3"), (b"a", b"1"))
 
 
@@ -304,7 +286,7 @@ def test_list_may_be_16_times_too_large_and_no_more() -> None:
 
 def test_block_that_grows_beyond_all_measure_ends_the_connection() -> None:
     of = reader(4096)
-    assert of.read(added(b"a", b"1" * 4000)) is not None
+    assert of.read(indexed_field(b"a", b"1" * 4000)) is not None
     size = size_of(((b"a", b"1" * 4000),))
     within = 4096 * BOMB // size
     assert of.read(NEWEST * within) is None
@@ -333,24 +315,24 @@ def test_block_that_changes_the_table_is_read_each_time() -> None:
     parse = Parser()
     of = BlockReader(parse, ROOMY)
     for _ in range(3):
-        of.read(added(b"a", b"1"))
+        of.read(indexed_field(b"a", b"1"))
     assert parse.parsed == 3
     assert of.read(NEWEST + b"\xbf\xc0") == ((b"a", b"1"),) * 3
 
 
 def test_same_index_means_another_field_after_the_table_has_changed() -> None:
     of = reader()
-    of.read(added(b"a", b"1"))
+    of.read(indexed_field(b"a", b"1"))
     assert of.read(NEWEST) == ((b"a", b"1"),)
-    of.read(added(b"b", b"2"))
+    of.read(indexed_field(b"b", b"2"))
     assert of.read(NEWEST) == ((b"b", b"2"),)
 
 
 def test_trailers_that_change_the_table_count_too() -> None:
     of = reader()
-    of.read(added(b"a", b"1"))
+    of.read(indexed_field(b"a", b"1"))
     assert of.read(NEWEST) == ((b"a", b"1"),)
-    assert of.read_fields(added(b"b", b"2")) == ((b"b", b"2"),)
+    assert of.read_fields(indexed_field(b"b", b"2")) == ((b"b", b"2"),)
     assert of.read(NEWEST) == ((b"b", b"2"),)
 
 
@@ -365,7 +347,7 @@ def test_trailers_are_neither_parsed_nor_remembered() -> None:
 
 def test_block_of_an_index_that_a_smaller_table_has_lost_is_broken() -> None:
     of = reader()
-    of.read(added(b"a", b"1"))
+    of.read(indexed_field(b"a", b"1"))
     assert of.read(NEWEST) == ((b"a", b"1"),)
     of.read(resized(0))
     assert_broken(NEWEST, of)

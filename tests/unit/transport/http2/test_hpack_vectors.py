@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+from tfs_lite.testing.grpc.http2_peer import size_of
 from tfs_lite.transport.http2.errors import ConnectionFault
 from tfs_lite.transport.http2.hpack_reader import BlockReader, Fields
 from tfs_lite.transport.http2.hpack_writer import integer, literal, status
@@ -27,10 +28,6 @@ def table_of(of: BlockReader[Fields | None]) -> Fields:
         except ConnectionFault:
             return found
     raise AssertionError("a table without end")
-
-
-def size_of(fields: Fields) -> int:
-    return sum(len(name) + len(value) + 32 for name, value in fields)
 
 
 GET: Fields = ((b":method", b"GET"),)

@@ -141,7 +141,7 @@ def test_settings_that_widen_windows_let_all_that_waits_go(conn: ConnectionFixtu
 
 
 def test_streams_that_share_the_connections_window_take_fair_turns(conn: ConnectionFixture) -> None:
-    """5.2: nobody is starved."""
+    """5.2: no stream is starved."""
     conn.send(h2.settings([(h2.INITIAL_WINDOW, 2**31 - 1)]), *(conn.peer.call(number) for number in (1, 3, 5)))
     for number in (1, 3, 5):
         conn.answer(number, message(200_000))
@@ -236,7 +236,7 @@ def test_what_waited_for_the_socket_goes_on_when_it_takes_more(conn: ConnectionF
     assert [conn.sent(number)[5:] for number in (1, 3)] == [message(1000)] * 2
 
 
-def test_whoever_flushes_is_woken_whenever_there_is_something_to_send(conn: ConnectionFixture) -> None:
+def test_a_flush_is_asked_for_whenever_there_is_output(conn: ConnectionFixture) -> None:
     """Of the interface: a flush that is not asked for never happens."""
     connection = conn.connection
     steps = [
@@ -259,7 +259,7 @@ def test_whoever_flushes_is_woken_whenever_there_is_something_to_send(conn: Conn
 
 @pytest.mark.parametrize("window", [0, 3, 65_535])
 def test_a_stream_whose_answer_is_out_is_gone_although_its_client_goes_on(window: int) -> None:
-    """8.1: the client is told to stop, with NO_ERROR; else streams that nobody counts would pile up."""
+    """8.1: the client is told to stop, with NO_ERROR; else uncounted streams would pile up."""
     conn = ConnectionFixture(Limits(max_streams=10))
     conn.send(h2.settings([(h2.INITIAL_WINDOW, window)]))
     for number in itertools.islice(itertools.count(1, 2), 50):
@@ -273,7 +273,7 @@ def test_a_stream_whose_answer_is_out_is_gone_although_its_client_goes_on(window
 
 
 def test_trailers_larger_than_a_frame_go_on_in_continuation(conn: ConnectionFixture) -> None:
-    """4.2, 6.10: a handler may have much to say in them."""
+    """4.2, 6.10: a handler may put much into them."""
     conn.send(conn.peer.call(1))
     fields = [(b"k%d" % number, b"v" * 3000) for number in range(10)]
     block = b"".join(b"\x00\x02%b\x7f\xb9\x16%b" % field for field in fields)

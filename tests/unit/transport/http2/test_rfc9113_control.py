@@ -102,7 +102,7 @@ def test_trailers_that_have_waited_can_be_decoded_after_the_client_has_changed_i
     assert conn.frames[-1].fields == ((b"grpc-status", b"0"),)
 
 
-def test_the_word_on_the_table_is_in_the_first_block_that_leaves(conn: ConnectionFixture) -> None:
+def test_the_table_size_update_is_in_the_first_block_that_leaves(conn: ConnectionFixture) -> None:
     """4.3.1: not in one that waits behind contents while others go."""
     conn.send(conn.peer.settings({h2.INITIAL_WINDOW: 3}), conn.peer.call(1), conn.peer.call(3))
     conn.connection.headers(conn.calls[1], h2.RESPONSE_HEADERS)
@@ -163,7 +163,7 @@ def test_a_server_that_is_about_to_go_still_takes_calls(conn: ConnectionFixture)
 
 
 def test_streams_that_begin_after_goaway_are_ignored(conn: ConnectionFixture) -> None:
-    """6.8: what is known goes on; nothing is said to the others, and their header blocks still count."""
+    """6.8: what is known goes on; the others get no answer, and their header blocks still count."""
     conn.send(conn.peer.open(5))
     conn.connection.goaway()
     (end,) = conn.take()

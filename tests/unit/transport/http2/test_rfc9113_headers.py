@@ -157,35 +157,17 @@ def test_a_header_list_above_the_bound_arrives_as_none() -> None:
 
 MALFORMED: dict[str, Fields] = {
     "8.2.1 upper case": with_((b"Name", b"v")),
-    "8.2.1 blank in a name": with_((b"a b", b"v")),
-    "8.2.1 control character in a name": with_((b"a\x7f", b"v")),
-    "8.2.1 colon in a name": with_((b"a:b", b"v")),
-    "8.2.1 empty name": with_((b"", b"v")),
-    "8.2.1 NUL in a value": with_((b"a", b"v\0v")),
-    "8.2.1 CR in a value": with_((b"a", b"v\rv")),
     "8.2.1 LF in a value": with_((b"a", b"v\nv")),
-    "8.2.1 blank before a path": with_((b":path", b" /a")),
-    "8.2.1 tab behind a path": with_((b":path", b"/a\t")),
-    "8.2.1 LF in a path": with_((b":path", b"/a\n")),
     "8.2.2 connection": with_((b"connection", b"close")),
-    "8.2.2 keep-alive": with_((b"keep-alive", b"1")),
-    "8.2.2 proxy-connection": with_((b"proxy-connection", b"close")),
-    "8.2.2 transfer-encoding": with_((b"transfer-encoding", b"chunked")),
-    "8.2.2 upgrade": with_((b"upgrade", b"h2c")),
-    "8.2.2 te": with_((b"te", b"gzip")),
-    "8.3 unknown pseudo-header": [(b":unknown", b"v"), *REQUEST],
-    "8.3 status in a request": [(b":status", b"200"), *REQUEST],
     "8.3 pseudo-header behind others": [*REQUEST[1:], REQUEST[0]],
     "8.3.1 pseudo-header twice": [REQUEST[2], *REQUEST],
-    "8.3.1 no method": without(b":method"),
-    "8.3.1 no scheme": without(b":scheme"),
     "8.3.1 no path": without(b":path"),
-    "8.3.1 empty path": with_((b":path", b"")),
     "8.3.1 nothing at all": [],
     "8.5 connect with a path": with_((b":method", b"CONNECT")),
     "8.1.1 content-length is no number": with_((b"content-length", b"-1")),
     "8.1.1 two content-lengths": [*REQUEST, (b"content-length", b"1"), (b"content-length", b"2")],
 }
+"""Some of every kind; the rules themselves are tested with :mod:`fields`."""
 
 
 @pytest.mark.parametrize("fields", MALFORMED.values(), ids=MALFORMED)

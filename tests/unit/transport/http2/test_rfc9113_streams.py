@@ -141,7 +141,7 @@ def test_other_streams_go_on_whatever_became_of_one(
 @pytest.mark.parametrize(
     "state", [closed, answered_early, closed_by_client, closed_by_server], ids=lambda state: state.__name__
 )
-def test_a_closed_stream_gives_its_place_back(state: Callable[[ConnectionFixture], None]) -> None:
+def test_a_closed_stream_no_longer_counts(state: Callable[[ConnectionFixture], None]) -> None:
     """5.1.2"""
     conn = ConnectionFixture(Limits(max_streams=1))
     state(conn)
@@ -184,7 +184,7 @@ def test_header_blocks_of_refused_streams_are_read_all_the_same() -> None:
     assert conn.events[-1].value[-1] == (b"refused", b"but remembered")
 
 
-def test_a_place_is_free_again_when_the_answer_has_left() -> None:
+def test_a_stream_stops_counting_when_the_answer_has_left() -> None:
     """5.1.2"""
     conn = ConnectionFixture(Limits(max_streams=1))
     conn.send(conn.peer.call(1))
@@ -194,7 +194,7 @@ def test_a_place_is_free_again_when_the_answer_has_left() -> None:
     assert conn.names() == ["request", "request"]
 
 
-def test_a_place_stays_taken_while_the_owner_of_a_reset_stream_is_busy() -> None:
+def test_a_reset_stream_counts_while_its_owner_is_busy() -> None:
     """5.1.2: the client has its stream back at once; the server still works for it."""
     conn = ConnectionFixture(Limits(max_streams=1))
     conn.on_reset = lambda stream, code: None  # type: ignore[method-assign, misc, assignment]

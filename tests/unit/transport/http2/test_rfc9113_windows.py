@@ -57,7 +57,7 @@ def test_padding_counts_for_the_streams_window() -> None:
     assert conn.resets == [(1, FLOW)]
 
 
-def test_padding_is_given_back_although_nobody_reads_it() -> None:
+def test_padding_is_given_back_although_it_is_not_read() -> None:
     """6.9.1"""
     conn = ConnectionFixture(SMALL)
     conn.send(conn.peer.open(1), *[h2.data(1, b"x", padding=255)] * 50)
@@ -81,7 +81,7 @@ def test_data_up_to_the_connections_window_is_taken() -> None:
 
 
 @pytest.mark.parametrize("where", ["reset by the server", "reset by the client", "refused", "ended", "malformed"])
-def test_data_that_nobody_gets_still_counts_for_the_connections_window(where: str) -> None:
+def test_data_without_a_reader_still_counts_for_the_connections_window(where: str) -> None:
     """5.1, 6.9: the client has counted it as well."""
     conn = ConnectionFixture(Limits(connection_window=65_535, max_streams=1))
     fields = [] if where == "malformed" else h2.REQUEST
@@ -146,12 +146,12 @@ def test_a_wider_window_is_announced_at_once_and_stays_wide() -> None:
     assert [frame.value for frame in conn.take()] == [5000]
 
 
-@pytest.mark.parametrize("end", ["last word", "reset"])
+@pytest.mark.parametrize("end", ["half-closed", "reset"])
 def test_no_window_is_opened_for_a_stream_that_has_ended(end: str) -> None:
-    """6.9: nobody would look at it."""
+    """6.9: it would have no effect."""
     conn = ConnectionFixture(SMALL, credit=False)
     conn.send(
-        conn.peer.open(1), h2.data(1, bytes(900)), h2.data(1, ended=True) if end == "last word" else h2.rst_stream(1)
+        conn.peer.open(1), h2.data(1, bytes(900)), h2.data(1, ended=True) if end == "half-closed" else h2.rst_stream(1)
     )
     conn.connection.credit(conn.calls[1], 900)
     conn.connection.widen(conn.calls[1], 5000)
