@@ -9,7 +9,7 @@ SECONDS ?= 60
 PYTEST_ARGS ?=
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: install serve test conformance test-grpcio fuzz check format bench bench-batching bench-peers demo gpu protos clean
+.PHONY: install serve test test-all test-grpcio test-lowest test-newer-python conformance fuzz check format bench bench-batching bench-peers demo gpu protos clean
 
 install: $(VENV)/.installed
 
@@ -40,20 +40,47 @@ serve: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/tfs-lite demo $(ARGS)
 
-# One thread of torch for each of the two workers: teams of threads that share cores wait for one another.
+# One thread of torch for each of the two workers: teams of threads that share cores wait for one another. A worker
+# that has nothing left to do takes over half of what the other one still has.
+RUN := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/conformance $(PYTEST_ARGS)
+	$(RUN) -m "not load" --ignore tests/conformance $(PYTEST_ARGS)
 
 # The stock clients of TensorFlow Serving, Triton and OpenAI, in an environment of their own, against server processes.
 # Language models need the extra generate, which the development environment has.
 conformance: $(VENV)/.dev $(TFVENV)/.installed
 	$(TFVENV)/bin/python -m pytest -c tests/conformance/pytest.ini tests/conformance $(PYTEST_ARGS)
 
-# What watches a server from outside, with the other gRPC server: make test and make conformance have the native one.
-test-grpcio: $(VENV)/.dev $(TFVENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/integration tests/chaos \
-	  --grpc-server=grpcio $(PYTEST_ARGS)
+# Tests that pin what a client sees on the wire, with the other gRPC server: make test has the native one.
+test-grpcio: $(VENV)/.dev
+	$(RUN) -m wire --grpc-server=grpcio --ignore tests/conformance $(PYTEST_ARGS)
+
+# Everything, with long floods and many drawn cases, new ones in each run, and with every stock client at both servers.
+test-all: $(VENV)/.dev $(TFVENV)/.installed
+	$(RUN) --hypothesis-profile=soak --ignore tests/conformance $(PYTEST_ARGS)
+	$(RUN) --grpc-server=grpcio tests/integration tests/chaos $(PYTEST_ARGS)
+	$(TFVENV)/bin/python -m pytest -c tests/conformance/pytest.ini tests/conformance $(PYTEST_ARGS)
 	$(TFVENV)/bin/python -m pytest -c tests/conformance/pytest.ini tests/conformance --grpc-server=grpcio $(PYTEST_ARGS)
+	$(MAKE) test-lowest test-newer-python
+
+LOWEST := .venv-lowest
+$(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python .ci/lowest.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python $(PIP) -c $(LOWEST)/constraints.txt -e '.[dev]'
+	@touch $@
+
+# The unit tests with the lowest versions that pyproject.toml allows.
+test-lowest: $(LOWEST)/.installed
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 --dist worksteal tests/unit tests/contracts $(PYTEST_ARGS)
+
+NEWER := python3.12
+# The unit tests on a newer Python, where there is one.
+test-newer-python:
+	@if command -v $(NEWER) > /dev/null; then \
+	  $(MAKE) PYTHON=$(NEWER) VENV=.venv-$(NEWER) test PYTEST_ARGS="tests/unit tests/contracts $(PYTEST_ARGS)"; \
+	else echo "$(NEWER) is not installed here: the unit tests did not run on it"; fi
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	$(BIN)/python $(PIP) -c constraints.txt -e '.[fuzz]' || echo "no atheris for this Python: fuzzing is not guided"
@@ -100,4 +127,4 @@ protos: $(VENV)/.dev
 	$(BIN)/python -m tfs_lite.protocols.build
 
 clean:
-	rm -rf $(VENV) $(TFVENV) $(MODELS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(TFVENV) $(LOWEST) .venv-$(NEWER) $(MODELS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+
+from tfs_lite.testing.profiles import register_profiles
 
 if TYPE_CHECKING:
     from tfs_lite.testing.servers.models import TaggedArchives
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 QUIET_SECONDS = 0.5
 LONGEST_ID = 60
 
-settings.register_profile("tfs_lite", deadline=None)  # how long an example takes is the machine's affair
-settings.load_profile("tfs_lite")
+register_profiles()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,26 +1,23 @@
 """Hostile JSON bodies: whatever bytes come, reading answers with a tree or with INVALID_ARGUMENT.
 
 What the standard library can judge too (it knows no ``Inf`` and takes half a surrogate pair) is judged as it does,
-with names once, doubles that are finite and 100 levels. Run more with ``--hypothesis-profile``: numbers of examples
-are multiples of the profile's. A failure says which seed it had.
+with names once, doubles that are finite and 100 levels. Run more with ``--hypothesis-profile=soak``.
 """
 
 import json
 import math
 import re
-import secrets
 import tracemalloc
 from typing import Any
 
 import numpy as np
-from hypothesis import given, note, seed, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES, MAX_DEPTH, dumps, loads
+from tfs_lite.testing.profiles import examples
 
-SEED = secrets.randbits(32)
-EXAMPLES = settings().max_examples
 SLACK = 1 << 20
 MESSAGE = re.compile(r"JSON Parse error: (The document is empty|[^\n]*\. at offset: \d+)")
 SPACE = b" " * (COMFORTABLE_BYTES + 1)
@@ -159,7 +156,6 @@ def same(found: Any, expected: Any) -> bool:
 
 
 def check(data: bytes) -> None:
-    note(f"seed {SEED}")
     tracemalloc.start()
     found: Any
     try:
@@ -182,23 +178,20 @@ def check(data: bytes) -> None:
         assert dumps(loads(dumps(found))) == dumps(found)
 
 
-@seed(SEED)
 @given(st.binary(max_size=60))
-@settings(max_examples=4 * EXAMPLES, deadline=None)
+@examples(400)
 def test_random_bytes_never_break_the_reader(data: bytes) -> None:
     check(data)
 
 
-@seed(SEED)
 @given(SOUP, st.booleans())
-@settings(max_examples=6 * EXAMPLES, deadline=None)
+@examples(600)
 def test_soups_of_tokens_are_judged_as_by_the_standard_library(soup: bytes, large: bool) -> None:
     check(soup + SPACE if large else soup)
 
 
-@seed(SEED)
 @given(TREES, st.booleans(), st.sampled_from([None, 0, 2]), st.booleans())
-@settings(max_examples=3 * EXAMPLES, deadline=None)
+@examples(300)
 def test_documents_are_judged_as_by_the_standard_library(
     tree: Any, ascii_only: bool, indent: int | None, large: bool
 ) -> None:
@@ -206,9 +199,8 @@ def test_documents_are_judged_as_by_the_standard_library(
     check(SPACE + data if large else data)
 
 
-@seed(SEED)
 @given(TREES, st.data(), st.booleans())
-@settings(max_examples=4 * EXAMPLES, deadline=None)
+@examples(400)
 def test_damaged_documents_are_judged_as_by_the_standard_library(tree: Any, data: st.DataObject, large: bool) -> None:
     damaged = bytearray(json.dumps(tree).encode())
     for _ in range(data.draw(st.integers(1, 3))):

@@ -2,7 +2,7 @@
 
 import tracemalloc
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.status import ServingError, StatusCode
@@ -10,6 +10,7 @@ from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.messages import Message, TensorProto
 from tfs_lite.protocols.tensorflow.serving import parse
 from tfs_lite.protocols.tensorflow.tensor_proto import decode
+from tfs_lite.testing.profiles import examples
 
 BOUND = 1 << 16
 SLACK = 1 << 18
@@ -75,19 +76,19 @@ def check(message: Message | ServingError) -> None:
 
 
 @given(hostile_tensors())
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_contradictory_tensors_never_break_the_decoder(message: Message) -> None:
     check(message)
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_random_bytes_never_break_the_decoder(data: bytes) -> None:
     check(parsed(data))
 
 
 @given(hostile_tensors(), st.data())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_damaged_tensors_never_break_the_decoder(message: Message, data: st.DataObject) -> None:
     wire = bytearray(message.SerializeToString())
     for _ in range(data.draw(st.integers(1, 4)) if wire else 0):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trustme
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.config.server_files import (
@@ -24,6 +24,7 @@ from tfs_lite.config.settings import Settings
 from tfs_lite.config.text import load_model_settings, parse_model_server_config, parse_model_settings
 from tfs_lite.config.text import read_model_server_config as read_served
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.profiles import examples
 
 PAIR = trustme.CA().issue_cert("localhost")
 KEY, CERT = PAIR.private_key_pem.bytes().decode(), PAIR.cert_chain_pems[0].bytes().decode()
@@ -150,7 +151,7 @@ def test_the_texts_that_get_damaged_are_good(kind: str) -> None:
 
 
 @given(kind=KINDS, syntax=SYNTAXES, data=st.data())
-@settings(max_examples=600, deadline=None)
+@examples(600)
 def test_damaged_files_never_break_the_parsers(
     kind: str, syntax: tuple[str, dict[str, str]], data: st.DataObject
 ) -> None:
@@ -165,7 +166,7 @@ def test_damaged_files_never_break_the_parsers(
 
 
 @given(kind=KINDS, name=st.sampled_from(["c.pbtxt", "c.yaml"]), pieces=st.data())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_words_of_the_format_in_any_order_never_break_the_parsers(kind: str, name: str, pieces: st.DataObject) -> None:
     words = [*TRAPS, *PROTO_TEXT[kind].split()[:40], *YAML[kind].split()[:40]]
     text = pieces.draw(st.lists(st.sampled_from(words), max_size=20).map(" ".join))
@@ -173,7 +174,7 @@ def test_words_of_the_format_in_any_order_never_break_the_parsers(kind: str, nam
 
 
 @given(kind=st.sampled_from(sorted(READERS)), name=st.sampled_from(["c.pbtxt", "c.yaml"]), data=st.binary(max_size=60))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_random_bytes_never_break_the_readers(
     kind: str, name: str, data: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -186,7 +187,7 @@ def test_random_bytes_never_break_the_readers(
 
 
 @given(name=st.sampled_from(["config.pbtxt", "config.yaml"]), data=st.binary(max_size=60))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_random_bytes_never_break_the_settings_of_a_model(
     name: str, data: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

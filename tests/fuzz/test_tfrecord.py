@@ -3,11 +3,12 @@
 import io
 import tracemalloc
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.tfrecord import frame, read_records
+from tfs_lite.testing.profiles import examples
 
 BOUND = 100
 SLACK = 1 << 18
@@ -34,13 +35,13 @@ def check(data: bytes) -> list[bytes]:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_random_bytes_never_break_the_reader(data: bytes) -> None:
     check(data)
 
 
 @given(st.lists(st.binary(max_size=BOUND + 20), max_size=4), st.data())
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_damage_is_never_taken_for_a_record(records: list[bytes], data: st.DataObject) -> None:
     """A flipped byte anywhere: what comes out is a beginning of what was written."""
     file = bytearray(b"".join(map(frame, records)))
@@ -51,7 +52,7 @@ def test_damage_is_never_taken_for_a_record(records: list[bytes], data: st.DataO
 
 
 @given(st.lists(st.binary(max_size=BOUND), max_size=4), st.integers(0, 500), st.binary(max_size=30))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_file_cut_anywhere_gives_its_whole_records(records: list[bytes], cut: int, stray: bytes) -> None:
     file = b"".join(map(frame, records))[:cut]
     found = check(file)

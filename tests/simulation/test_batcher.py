@@ -10,18 +10,15 @@ prints it:
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.database import DirectoryBasedExampleDatabase
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, precondition, rule
 
 from tfs_lite.schedulers.batching import execution
 from tfs_lite.schedulers.batching.assembly import split_outputs
@@ -29,6 +26,7 @@ from tfs_lite.schedulers.batching.queue import Job, JobQueue
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, SendWhen, TimeoutAction
 from tfs_lite.schedulers.batching.signature_queue import SignatureQueue
 from tfs_lite.testing.lifecycle.clock import VirtualClock
+from tfs_lite.testing.profiles import CountedMachine, SeededRuns
 from tfs_lite.testing.schedulers.batcher_checker import BatcherChecker
 from tfs_lite.testing.schedulers.batcher_models import GatedModel, Run, Verdict
 from tfs_lite.testing.schedulers.interleaving import (
@@ -41,17 +39,6 @@ from tfs_lite.testing.schedulers.interleaving import (
 
 T = TypeVar("T")
 
-MIN_STEPS, BATCHES = 80_000, 200
-SETTINGS = settings(
-    max_examples=10,
-    stateful_step_count=50,
-    deadline=None,
-    derandomize=False,
-    print_blob=True,
-    phases=[Phase.reuse, Phase.generate, Phase.shrink],
-    database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
-    suppress_health_check=list(HealthCheck),
-)
 
 CALLS = 10
 """So many at least come before the servable is closed."""
@@ -107,10 +94,9 @@ def any_settings(draw: st.DrawFn) -> BatchSettings:
     )
 
 
-class Batcher(RuleBasedStateMachine):
+class Batcher(CountedMachine):
     """One rule per thing that can happen to a servable."""
 
-    steps = 0
     closing = False
     scheduler: InterleavingScheduler
     checker: BatcherChecker
@@ -239,7 +225,7 @@ class Batcher(RuleBasedStateMachine):
         self._go_on(moves)
 
     def _go_on(self, moves: Sequence[int] = ()) -> None:
-        type(self).steps += 1
+        self.count_step()
         self.scheduler.check()
         if self.scheduler.stepwise:
             for index in moves:
@@ -276,26 +262,15 @@ def _pick(choices: Sequence[T], index: int) -> T:
     return choices[index % len(choices)]
 
 
+RUNS = SeededRuns(
+    Batcher, "tests/simulation/test_batcher.py", runs=10, steps=50, batches=(8, 200), min_steps=(3_000, 80_000)
+)
+
+
 @pytest.mark.timeout(1200)  # a story that fails is made as short as possible before it is told
 def test_every_call_is_answered_once_and_rightly_whatever_happens(request: pytest.FixtureRequest) -> None:
-    wanted = request.config.getoption("--hypothesis-seed")
-    Batcher.steps = 0
     with no_threads_left():
-        if wanted is not None:
-            run_batch(int(wanted))
-            return
-        seeds = random.SystemRandom()
-        for _ in range(BATCHES):
-            run_batch(seeds.getrandbits(32))
-    assert Batcher.steps >= MIN_STEPS
-
-
-def run_batch(number: int, how: settings = SETTINGS) -> None:
-    try:
-        run_state_machine_as_test(seed(number)(Batcher), settings=how)
-    except BaseException:
-        print(f"replay: python -m pytest tests/simulation/test_batcher.py --hypothesis-seed={number}")
-        raise
+        RUNS.check(request.config.getoption("--hypothesis-seed"))
 
 
 # The simulation notices what it is there to notice.
@@ -341,16 +316,10 @@ BREAKS = {
     "calls that wait are forgotten": (SignatureQueue, "clear", _drops),
     "the queue has no end": (JobQueue, "refusal", _never_full),
 }
-QUICK = settings(SETTINGS, phases=[Phase.generate], database=None)
 
 
 @pytest.mark.parametrize("what", BREAKS)
 def test_mistake_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*BREAKS[what])
     with pytest.raises((Violation, ExceptionGroup)):
-        run_batches(range(200))
-
-
-def run_batches(numbers: Iterable[int]) -> None:
-    for number in numbers:
-        run_batch(number, QUICK)
+        RUNS.find_failure(range(200))

@@ -7,16 +7,12 @@ Time is virtual. A run is its seed; one that fails prints it:
 
 from __future__ import annotations
 
-import random
 import sys
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.database import DirectoryBasedExampleDatabase
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, precondition, rule
 
 from tfs_lite.schedulers.generation import planner
 from tfs_lite.schedulers.generation.cache_slots import CacheSlots, SlotAssignment
@@ -26,19 +22,8 @@ from tfs_lite.schedulers.generation.planner import LEVEL_SECONDS, ScheduledToken
 from tfs_lite.schedulers.generation.scheduler_state import SchedulerState
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.testing.language.generation_checker import GenerationChecker
+from tfs_lite.testing.profiles import CountedMachine, SeededRuns
 
-MIN_STEPS, BATCHES = 20_000, 8
-SETTINGS = settings(
-    max_examples=50,
-    stateful_step_count=60,
-    deadline=None,
-    derandomize=False,
-    print_blob=True,
-    phases=[Phase.reuse, Phase.generate, Phase.shrink],
-    database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
-    suppress_health_check=list(HealthCheck),
-)
-QUICK = settings(SETTINGS, phases=[Phase.generate], database=None)
 STEMS = [[stem * 100 + n % 7 for n in range(80)] for stem in range(2)]
 
 ANY_SETTINGS = st.builds(
@@ -56,21 +41,20 @@ ANY_SETTINGS = st.builds(
 )
 
 
-class Engine(RuleBasedStateMachine):
+class Engine(CountedMachine):
     """One rule per thing that can happen."""
 
-    steps = 0
     totals: ClassVar[dict[str, int]] = {}
-    referee: GenerationChecker
+    checker: GenerationChecker
 
     @initialize(wanted=ANY_SETTINGS)
     def begin(self, wanted: EngineSettings) -> None:
-        self.referee = GenerationChecker(wanted)
+        self.checker = GenerationChecker(wanted)
 
     def teardown(self) -> None:
-        if hasattr(self, "referee") and sys.exc_info()[0] is None:  # what went wrong before is what is told
-            self.referee.finish()
-            for name, count in self.referee.counts.items():
+        if hasattr(self, "checker") and sys.exc_info()[0] is None:  # what went wrong before is what is told
+            self.checker.finish()
+            for name, count in self.checker.counts.items():
                 self.totals[name] = self.totals.get(name, 0) + count
 
     @rule(
@@ -84,76 +68,63 @@ class Engine(RuleBasedStateMachine):
         reusable=st.sampled_from([True, True, True, True, False]),
     )
     def submit(self, stem: int, length: int, own: int, count: int, **rest: Any) -> None:
-        self._step()
+        self.count_step()
         for _ in range(count):
-            self.referee.submit(STEMS[stem][:length] + [1000 + self.referee.number % 3] * own, **rest)
+            self.checker.submit(STEMS[stem][:length] + [1000 + self.checker.number % 3] * own, **rest)
 
-    @precondition(lambda self: self.referee.live)
+    @precondition(lambda self: self.checker.live)
     @rule(index=st.integers(0, 7), limit=st.sampled_from([1, 3, 20]))
     def go_on_with(self, index: int, limit: int) -> None:
         """A prompt that begins as all of another text, as in a conversation."""
-        self._step()
-        tokens = self.referee.live[index % len(self.referee.live)].tokens
-        self.referee.submit([*tokens[:100], 7], limit, 0, None, True)
+        self.count_step()
+        tokens = self.checker.live[index % len(self.checker.live)].tokens
+        self.checker.submit([*tokens[:100], 7], limit, 0, None, True)
 
-    @precondition(lambda self: len(self.referee.scheduler.running) == self.referee.settings.slots)
+    @precondition(lambda self: len(self.checker.scheduler.running) == self.checker.settings.slots)
     @rule(levels=st.sampled_from([1, 4]), length=st.sampled_from([3, 17, 40]))
     def submit_urgent(self, levels: int, length: int) -> None:
         """More so than a text that runs."""
-        self._step()
-        most = max(text.priority for text in self.referee.scheduler.running)
-        self.referee.submit(STEMS[0][:length], 5, most - levels, None, True)
+        self.count_step()
+        most = max(text.priority for text in self.checker.scheduler.running)
+        self.checker.submit(STEMS[0][:length], 5, most - levels, None, True)
 
     @rule(count=st.sampled_from([1, 1, 2, 3]), mode=st.sampled_from(["together", "alone"]))
     def run(self, count: int, mode: str) -> None:
         for _ in range(count):
-            self._step()
-            self.referee.step(mode=mode)
+            self.count_step()
+            self.checker.step(mode=mode)
 
-    @precondition(lambda self: self.referee.live)
+    @precondition(lambda self: self.checker.live)
     @rule(
         fails=st.sampled_from([None, 0, 1, 2]),
         mode=st.sampled_from(["together", "together", "alone", "alone", "nothing"]),
     )
     def run_badly(self, fails: int | None, mode: str) -> None:
-        self._step()
-        self.referee.step(fails, mode)
+        self.count_step()
+        self.checker.step(fails, mode)
 
-    @precondition(lambda self: self.referee.live)
+    @precondition(lambda self: self.checker.live)
     @rule(index=st.integers(0, 7), valid=st.sampled_from([True, True, False]))
     def cancel(self, index: int, valid: bool) -> None:
-        self._step()
-        self.referee.drop(self.referee.live[index % len(self.referee.live)], valid)
+        self.count_step()
+        self.checker.drop(self.checker.live[index % len(self.checker.live)], valid)
 
     @rule(seconds=st.sampled_from([0.25, 0.25, 0.25, 1.0, 20.0, 70.0]))
     def let_time_pass(self, seconds: float) -> None:
-        self._step()
-        self.referee.now += seconds
+        self.count_step()
+        self.checker.now += seconds
 
-    def _step(self) -> None:
-        type(self).steps += 1
+
+RUNS = SeededRuns(
+    Engine, "tests/simulation/test_generation.py", runs=50, steps=60, batches=(2, 8), min_steps=(4_000, 20_000)
+)
 
 
 @pytest.mark.timeout(1200)  # a story that fails is made as short as possible before it is told
 def test_plans_do_what_the_reference_expects_whatever_happens(request: pytest.FixtureRequest) -> None:
-    wanted = request.config.getoption("--hypothesis-seed")
-    Engine.steps, Engine.totals = 0, {}
-    if wanted is not None:
-        run_batch(int(wanted))
-        return
-    seeds = random.SystemRandom()
-    for _ in range(BATCHES):
-        run_batch(seeds.getrandbits(32))
-    assert Engine.steps >= MIN_STEPS
-    assert min(Engine.totals.values()) >= MIN_STEPS // 1000, Engine.totals
-
-
-def run_batch(number: int, how: settings = SETTINGS) -> None:
-    try:
-        run_state_machine_as_test(seed(number)(Engine), settings=how)
-    except BaseException:
-        print(f"replay: python -m pytest tests/simulation/test_generation.py --hypothesis-seed={number}")
-        raise
+    Engine.totals = {}
+    steps = RUNS.check(request.config.getoption("--hypothesis-seed"))
+    assert min(Engine.totals.values()) >= steps // 1000, Engine.totals
 
 
 # The simulation notices what it is there to notice.
@@ -215,12 +186,7 @@ BREAKS = {
 def test_mistake_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*BREAKS[what])
     with pytest.raises((AssertionError, LookupError, ValueError, RuntimeError, ExceptionGroup)):
-        run_batches(range(20))
-
-
-def run_batches(numbers: Iterable[int]) -> None:
-    for number in numbers:
-        run_batch(number, QUICK)
+        RUNS.find_failure(range(20))
 
 
 # Stories.
@@ -228,13 +194,13 @@ def run_batches(numbers: Iterable[int]) -> None:
 
 def plans_of(limits: list[int], policy: str) -> int:
     """That it takes to carry out all of these, with prompts of 7 tokens, in 8 slots."""
-    referee = GenerationChecker(EngineSettings(8, 128, 512, 256, 1000, 10_000, 30.0, policy))
+    checker = GenerationChecker(EngineSettings(8, 128, 512, 256, 1000, 10_000, 30.0, policy))
     for number, limit in enumerate(limits):
-        referee.submit([number] * 7, limit, 0, None, True)
-    while referee.step():
+        checker.submit([number] * 7, limit, 0, None, True)
+    while checker.step():
         pass
-    assert referee.counts["ended"] == len(limits)
-    return referee.counts["plans"] - 1
+    assert checker.counts["ended"] == len(limits)
+    return checker.counts["plans"] - 1
 
 
 @pytest.mark.parametrize(("policy", "most"), [("fifo", 130), ("longest_first", 100)])
@@ -243,27 +209,27 @@ def test_few_long_texts_do_not_hold_up_many_short_ones(policy: str, most: int) -
 
 
 def test_low_priority_gets_its_turn_while_urgent_texts_never_stop_coming() -> None:
-    referee = GenerationChecker(EngineSettings(2, 128, 16, 8, 1000, 10_000, 1e6))
-    referee.submit([1] * 20, 10, 2, None, True)
-    low = referee.live[0]
-    referee.step()
+    checker = GenerationChecker(EngineSettings(2, 128, 16, 8, 1000, 10_000, 1e6))
+    checker.submit([1] * 20, 10, 2, None, True)
+    low = checker.live[0]
+    checker.step()
     while low.phase is not TextPhase.ENDED:
-        referee.submit([2, 3], 4, 0, None, True)
-        referee.submit([4, 5], 4, 0, None, True)
+        checker.submit([2, 3], 4, 0, None, True)
+        checker.submit([4, 5], 4, 0, None, True)
         for _ in range(3):
-            referee.step()
-        referee.now += 2.0
-        assert referee.now < 3 * LEVEL_SECONDS
+            checker.step()
+        checker.now += 2.0
+        assert checker.now < 3 * LEVEL_SECONDS
     assert low.preemptions > 0
 
 
 def test_long_prompt_is_not_passed_over_by_short_ones_for_ever() -> None:
-    referee = GenerationChecker(EngineSettings(1, 128, 4, 4, 1000, 10_000, 1e6))
+    checker = GenerationChecker(EngineSettings(1, 128, 4, 4, 1000, 10_000, 1e6))
     for number in range(50):
-        referee.submit([number] * (100 if number == 10 else 2), 3, 0, None, True)
-    while referee.live[10].slot is None:
-        referee.step()
-        assert referee.counts["ended"] <= 10
-        if len(referee.live) <= 40:
+        checker.submit([number] * (100 if number == 10 else 2), 3, 0, None, True)
+    while checker.live[10].slot is None:
+        checker.step()
+        assert checker.counts["ended"] <= 10
+        if len(checker.live) <= 40:
             break
-    assert referee.counts["ended"] == 10
+    assert checker.counts["ended"] == 10

@@ -13,37 +13,22 @@ A failing story is also kept in ``.hypothesis`` and tried first the next time.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.database import DirectoryBasedExampleDatabase
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, precondition, rule
 
 from tfs_lite.core.servable import ServableRequest
 from tfs_lite.sources.source_config import ServableToMonitor
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 from tfs_lite.testing.lifecycle.simulated_models import BASES, Arrival, Flaw, Recipe
 from tfs_lite.testing.lifecycle.simulation import RETRY_INTERVAL, UNROUTED, Simulation, SimulationOptions
+from tfs_lite.testing.profiles import CountedMachine, SeededRuns
 
 T = TypeVar("T")
 
-MIN_STEPS, BATCHES = 20_000, 30
-"""Of each machine; there are two."""
-
-SETTINGS = settings(
-    max_examples=10,
-    stateful_step_count=100,
-    deadline=None,
-    derandomize=False,
-    print_blob=True,
-    phases=[Phase.reuse, Phase.generate, Phase.shrink],
-    database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
-    suppress_health_check=list(HealthCheck),
-)
 
 NAMES = ("a", "b", "c")
 VERSIONS = st.integers(1, 4)
@@ -103,11 +88,10 @@ def configs(draw: st.DrawFn) -> dict[str, tuple[ServableToMonitor, int]]:
     return found
 
 
-class Lifecycle(RuleBasedStateMachine):
+class Lifecycle(CountedMachine):
     """One rule per thing that can happen to a server."""
 
     policy = "availability"
-    steps = 0
     simulation: Simulation
 
     @initialize(
@@ -240,7 +224,7 @@ class Lifecycle(RuleBasedStateMachine):
         self._go_on(then)
 
     def _go_on(self, then: Then = NOTHING) -> None:
-        type(self).steps += 1
+        self.count_step()
         if then.poll:
             self.simulation.poll()
         for _ in range(then.ticks):
@@ -267,27 +251,10 @@ class ResourcePreserving(Lifecycle):
 
 @pytest.mark.timeout(1200)  # a story that fails is made as short as possible before it is told
 @pytest.mark.parametrize("machine", [AvailabilityPreserving, ResourcePreserving])
-def test_every_promise_holds_after_every_step(machine: type[Lifecycle], request: pytest.FixtureRequest) -> None:
-    wanted = request.config.getoption("--hypothesis-seed")
-    if wanted is not None:
-        run_batch(machine, int(wanted))
-        return
-    machine.steps = 0
-    seeds = random.SystemRandom()
-    for _ in range(BATCHES):
-        run_batch(machine, seeds.getrandbits(32))
-    assert machine.steps >= MIN_STEPS
-
-
-def run_batch(machine: type[Lifecycle], number: int) -> None:
-    """A few stories. Batches are small because hypothesis, from the eleventh story on, mostly varies what it has had,
-    and because a small batch is seen again quickly."""
-    logger = logging.getLogger("tfs_lite")
-    logger.propagate = False
-    try:
-        run_state_machine_as_test(seed(number)(machine), settings=SETTINGS)
-    except BaseException:
-        print(f"replay: python -m pytest tests/simulation -k {machine.__name__} --hypothesis-seed={number}")
-        raise
-    finally:
-        logger.propagate = True
+def test_every_promise_holds_after_every_step(
+    machine: type[Lifecycle], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("tfs_lite"), "propagate", False)
+    command = f"tests/simulation/test_lifecycle.py -k {machine.__name__}"
+    runs = SeededRuns(machine, command, runs=10, steps=100, batches=(2, 30), min_steps=(1_000, 20_000))
+    runs.check(request.config.getoption("--hypothesis-seed"))

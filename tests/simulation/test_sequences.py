@@ -8,16 +8,12 @@ virtual. A run is its seed; one that fails prints it:
 
 from __future__ import annotations
 
-import random
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.database import DirectoryBasedExampleDatabase
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, precondition, rule
 
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.schedulers.sequence import direct as direct_forming
@@ -27,20 +23,9 @@ from tfs_lite.schedulers.sequence.deadlines import Deadlines
 from tfs_lite.schedulers.sequence.request import Slot
 from tfs_lite.schedulers.sequence.settings import DirectSettings, SequenceSettings
 from tfs_lite.schedulers.sequence.slots import Sequences
+from tfs_lite.testing.profiles import CountedMachine, SeededRuns
 from tfs_lite.testing.schedulers import sequence_checker as sequence_checker
 from tfs_lite.testing.schedulers.sequence_checker import Mismatch, SequenceChecker
-
-MIN_STEPS, BATCHES = 50_000, 26
-SETTINGS = settings(
-    max_examples=50,
-    stateful_step_count=60,
-    deadline=None,
-    derandomize=False,
-    print_blob=True,
-    phases=[Phase.reuse, Phase.generate, Phase.shrink],
-    database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
-    suppress_health_check=list(HealthCheck),
-)
 
 IDS = st.sampled_from([1, 2, 3, 4, 5, 6, "5", "6", "seven", 2**64 - 1])
 TIMES = st.sampled_from([0.0625, 0.125, 0.25, 0.5, 1.0])
@@ -62,10 +47,9 @@ ANY_DIRECT = st.builds(
 )
 
 
-class SequenceBatcher(RuleBasedStateMachine):
+class SequenceBatcher(CountedMachine):
     """One rule per thing that can happen."""
 
-    steps = 0
     taken = expired = cancelled = 0
     checker: SequenceChecker
     stopped = False
@@ -89,52 +73,52 @@ class SequenceBatcher(RuleBasedStateMachine):
         key=st.sampled_from([0, 0, 0, 1]),
     )
     def admit(self, id: int | str, kind: str, timeout: float, key: int) -> None:
-        self._step()
+        self.count_step()
         flags = SequenceFlags(id, start=kind in ("start", "alone"), end=kind in ("end", "alone"))
         self.checker.admit(flags, 1, timeout, key)
 
     @rule(index=INDICES, end=st.sampled_from([False, False, True]), timeout=st.sampled_from([0.0, 0.25]))
     def go_on(self, index: int, end: bool, timeout: float) -> None:
         """With a sequence whose id is known, if there is one."""
-        self._step()
+        self.count_step()
         known = [sequence.id for sequence in self.checker.plain.sequences if sequence.known]
         if known:
             self.checker.admit(SequenceFlags(known[index % len(known)], end=end), 1, timeout, 0)
 
     @rule(id=st.sampled_from([0, "", 1]), rows=st.sampled_from([0, 1, 2, 3]))
     def admit_oddly(self, id: int | str, rows: int) -> None:
-        self._step()
+        self.count_step()
         self.checker.admit(SequenceFlags(id, start=True), rows, 0.0, 0)
 
     @rule(seconds=TIMES)
     def let_time_pass(self, seconds: float) -> None:
-        self._step()
+        self.count_step()
         self.checker.wait(seconds)
 
     @precondition(lambda self: self.checker.real.next_expiry < 1e9)
     @rule(early=st.booleans())
     def wait_for_the_next_expiry(self, early: bool) -> None:
-        self._step()
+        self.count_step()
         left = max(0.0, self.checker.real.next_expiry - self.checker.now)
         self.checker.wait(left / 2 if early else left)
 
     @precondition(lambda self: not self.checker.settings.oldest)
     @rule(instance=st.integers(0, 3))
     def run_direct(self, instance: int) -> None:
-        self._step()
+        self.count_step()
         self.checker.run_direct(instance % self.checker.instances)
 
     @precondition(lambda self: self.checker.executing)
     @rule(index=INDICES)
     def finish_direct(self, index: int) -> None:
-        self._step()
+        self.count_step()
         busy = sorted(self.checker.executing)
         self.checker.finish_direct(busy[index % len(busy)])
 
     @precondition(lambda self: self.checker.settings.oldest and self.checker.real.pending)
     @rule(index=INDICES)
     def take(self, index: int) -> None:
-        self._step()
+        self.count_step()
         ready = [
             Slot(number, instance)
             for instance in range(self.checker.instances)
@@ -147,7 +131,7 @@ class SequenceBatcher(RuleBasedStateMachine):
     @precondition(lambda self: self.checker.settings.oldest and self.checker.real.running)
     @rule(index=INDICES)
     def finish(self, index: int) -> None:
-        self._step()
+        self.count_step()
         busy = sorted(self.checker.plain.running)
         self.checker.done(Slot(*busy[index % len(busy)]))
 
@@ -155,48 +139,35 @@ class SequenceBatcher(RuleBasedStateMachine):
     @rule(index=INDICES)
     def cancel(self, index: int) -> None:
         """One of the last ones; it may run, or be gone."""
-        self._step()
+        self.count_step()
         self.checker.cancel(self.checker.items[-1 - index % len(self.checker.items)])
 
     @rule(instance=st.integers(0, 3), sure=st.sampled_from([False] * 5 + [True]))
     def drop_instance(self, instance: int, sure: bool) -> None:
-        self._step()
+        self.count_step()
         if sure:
             self.checker.drop_instance(instance % self.checker.instances)
 
     @precondition(lambda self: not self.stopped and len(self.checker.items) > 10)
     @rule(sure=st.sampled_from([False] * 7 + [True]))
     def stop(self, sure: bool) -> None:
-        self._step()
+        self.count_step()
         if sure:
             self.stopped = True
             self.checker.stop()
 
-    def _step(self) -> None:
-        type(self).steps += 1
+
+RUNS = SeededRuns(
+    SequenceBatcher, "tests/simulation/test_sequences.py", runs=50, steps=60, batches=(2, 26), min_steps=(3_000, 50_000)
+)
 
 
 @pytest.mark.timeout(1200)  # a story that fails is made as short as possible before it is told
 def test_slots_do_what_the_reference_does_whatever_happens(request: pytest.FixtureRequest) -> None:
-    wanted = request.config.getoption("--hypothesis-seed")
     machine = SequenceBatcher
-    machine.steps = machine.taken = machine.expired = machine.cancelled = 0
-    if wanted is not None:
-        run_batch(int(wanted))
-        return
-    seeds = random.SystemRandom()
-    for _ in range(BATCHES):
-        run_batch(seeds.getrandbits(32))
-    assert machine.steps >= MIN_STEPS
-    assert min(machine.taken, machine.expired, machine.cancelled) >= MIN_STEPS // 1000
-
-
-def run_batch(number: int, how: settings = SETTINGS) -> None:
-    try:
-        run_state_machine_as_test(seed(number)(SequenceBatcher), settings=how)
-    except BaseException:
-        print(f"replay: python -m pytest tests/simulation/test_sequences.py --hypothesis-seed={number}")
-        raise
+    machine.taken = machine.expired = machine.cancelled = 0
+    steps = RUNS.check(request.config.getoption("--hypothesis-seed"))
+    assert min(machine.taken, machine.expired, machine.cancelled) >= steps // 1000
 
 
 # The simulation notices what it is there to notice.
@@ -265,16 +236,10 @@ BREAKS = {
     "slots are taken from behind": (slots_module, "heappop", lambda slots: slots.pop()),
     "batches are too narrow": (sequence_checker, "form_direct", _all_slots_wide),
 }
-QUICK = settings(SETTINGS, phases=[Phase.generate], database=None)
 
 
 @pytest.mark.parametrize("what", BREAKS)
 def test_mistake_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*BREAKS[what])
     with pytest.raises((Mismatch, LookupError, ExceptionGroup)):
-        run_batches(range(10))
-
-
-def run_batches(numbers: Iterable[int]) -> None:
-    for number in numbers:
-        run_batch(number, QUICK)
+        RUNS.find_failure(range(10))

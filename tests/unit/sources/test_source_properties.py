@@ -17,6 +17,7 @@ from tfs_lite.sources.source_config import SourceReport
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, VersionPolicy
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.disk import MemoryDisk
+from tfs_lite.testing.profiles import examples
 
 QUIET = 1.0
 
@@ -142,5 +143,5 @@ class SourceMachine(RuleBasedStateMachine):
         assert self.clock.time() - changed >= QUIET - 1e-6
 
 
-SourceMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+SourceMachine.TestCase.settings = settings(examples(100), stateful_step_count=40)
 TestSourceMachine = SourceMachine.TestCase

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.sources.structure import needs_look, structural_problem
+from tfs_lite.testing.profiles import examples
 
 
 def problem(name: str, data: bytes) -> str:
@@ -151,7 +152,7 @@ def test_a_safetensors_header_that_makes_no_sense_is_reported(data: bytes) -> No
     assert "not a safetensors file" in problem("model.safetensors", data)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.sampled_from(["model.pt2", "model.safetensors", "a.bin"]), st.binary(max_size=200))
 def test_no_bytes_make_the_check_fail(name: str, data: bytes) -> None:
     for prefix in (b"", b"PK\x03\x04", b"PK\x05\x06", struct.pack("<Q", 20)):

@@ -7,7 +7,7 @@ import socket
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -17,6 +17,7 @@ from tfs_lite.adapters.language.codec import MAX_HELD, Codec, WindowStream, open
 from tfs_lite.adapters.language.family import load_library
 from tfs_lite.core.generation import ChatPrompt
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.profiles import examples
 
 TEXTS = [
     "hello world",
@@ -140,14 +141,14 @@ def test_special_tokens_are_left_out_unless_they_are_wanted():
     assert "".join(pieces(codec, tokens, skip=False)) == codec.decode(tokens, False) == "a</s>b<name me>"
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.integers(0, KINDS["byte level"].get_vocab_size() + 5), max_size=40), st.booleans())
 def test_any_tokens_of_a_byte_level_vocabulary_stream_as_they_decode(tokens, skip):
     codec = Codec(KINDS["byte level"], None)
     assert "".join(pieces(codec, tokens, skip)) == codec.decode(tokens, skip)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.integers(0, KINDS["byte fallback"].get_vocab_size() + 5), max_size=40))
 def test_no_tokens_of_a_fallback_vocabulary_break_a_stream(tokens):
     codec = Codec(KINDS["byte fallback"], None)
@@ -373,7 +374,7 @@ def test_byte_tokenizer_has_the_bytes_of_a_text(tmp_path, text):
     assert end == BYTES + 1
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.integers(0, 262), max_size=40), st.booleans())
 def test_any_tokens_of_the_byte_tokenizer_stream_as_they_decode(tokens, skip):
     codec, _ = byte_codec(SPECIALS, None)

@@ -7,13 +7,14 @@ import ml_dtypes
 import numpy as np
 import ormsgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.json import msgpack as msgpack_body
 from tfs_lite.protocols.json.msgpack import LEAST_ARRAY_BYTES, MAX_TREE_BYTES, dumps, loads
+from tfs_lite.testing.profiles import examples
 
 LARGE = b"\xc6" + (LEAST_ARRAY_BYTES).to_bytes(4, "big") + bytes(LEAST_ARRAY_BYTES)
 """A binary value that makes a body large."""
@@ -163,7 +164,7 @@ def test_a_body_of_many_values_is_read_as_a_whole() -> None:
     assert loads(dumps(tree)) == tree
 
 
-@settings(max_examples=60)
+@examples(60)
 @pytest.mark.parametrize("dtype", ["f4", "f8", ">f4", "i1", "i8", ">i2", "u1", "u8", "?"])
 @given(data=st.data())
 def test_arrays_are_written_as_nested_lists(dtype: str, data: st.DataObject) -> None:

@@ -9,13 +9,14 @@ import ml_dtypes
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from tfs_lite.protocols.json import writer as json_print
 from tfs_lite.protocols.json.text import loads
 from tfs_lite.protocols.json.writer import dumps
+from tfs_lite.testing.profiles import examples
 
 SHAPES = npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
@@ -70,7 +71,7 @@ def test_narrow_floats_are_printed_as_float32(dtype: Any, data: st.DataObject) -
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, "?", ">i4", ml_dtypes.int4, ml_dtypes.uint4])
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data(), part=st.sampled_from(PARTS))
 def test_integers_and_bools_come_back(part: int, dtype: Any, data: st.DataObject) -> None:
     shape = data.draw(SHAPES)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import assume, event, example, given, settings
+from hypothesis import assume, event, example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -21,6 +21,7 @@ from tfs_lite.protocols.tensorflow.predict_requests import MAX_KNOWN_BYTES, MAX_
 from tfs_lite.protocols.tensorflow.serving import read_model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
 from tfs_lite.protocols.varints import encode_varints
+from tfs_lite.testing.profiles import examples
 
 NUMBERS = [row.numpy for row in TABLE if row.dtype not in (DataType.STRING, DataType.BOOL)]
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -314,7 +315,7 @@ def hostile(draw: st.DrawFn) -> bytes:
 @given(hostile(), st.binary(min_size=32, max_size=32))
 @example(NOT_PLAIN["content as varint"], b"\x81" * 32)
 @example(NOT_PLAIN["floats as fixed64"], b"\x81" * 32)
-@settings(max_examples=500)
+@examples(500)
 def test_hostile_messages_are_never_told_otherwise_than_by_a_parser(data: bytes, others: bytes) -> None:
     layouts = Layouts()
     try:

@@ -11,11 +11,12 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.testing.grpc import http2_peer as h2
 from tfs_lite.testing.grpc.http2_peer import REQUEST, ConnectionFixture, Event, Peer
+from tfs_lite.testing.profiles import examples
 from tfs_lite.transport.http2.errors import ErrorCode
 from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.limits import Limits
@@ -145,7 +146,7 @@ def test_a_session_that_comes_byte_by_byte_is_the_same(session: Callable[[Peer],
     assert play([whole[at : at + 1] for at in range(len(whole))]) == play([whole])
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.sampled_from(CASES), st.lists(st.integers(0, 1500), max_size=12))
 def test_a_session_cut_at_random_is_the_same(case: tuple[Callable[[Peer], list[bytes]], str], cuts: list[int]) -> None:
     whole = record(*case)
