@@ -15,7 +15,7 @@ from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.disk import MemoryDisk
 
 
-class Bench(Protocol):
+class DiskFixture(Protocol):
     """A disk, a directory on it, and the means to change what is there."""
 
     disk: Disk
@@ -68,107 +68,107 @@ class MemoryBench:
 
 
 @pytest.fixture(params=["real", "memory"])
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+def fixture(request: pytest.FixtureRequest, tmp_path: Path) -> DiskFixture:
     return RealBench(tmp_path) if request.param == "real" else MemoryBench()
 
 
-def test_children_are_listed_with_their_kind(bench: Bench) -> None:
-    bench.write(f"{bench.root}/file", b"x")
-    bench.write(f"{bench.root}/directory/file", b"x")
-    assert sorted(bench.disk.list_directory(bench.root), key=lambda entry: entry.name) == [
+def test_children_are_listed_with_their_kind(fixture: DiskFixture) -> None:
+    fixture.write(f"{fixture.root}/file", b"x")
+    fixture.write(f"{fixture.root}/directory/file", b"x")
+    assert sorted(fixture.disk.list_directory(fixture.root), key=lambda entry: entry.name) == [
         DirectoryEntry("directory", True),
         DirectoryEntry("file", False),
     ]
 
 
-def test_a_missing_directory_and_a_file_in_its_place_raise_what_the_system_raises(bench: Bench) -> None:
-    bench.write(f"{bench.root}/file", b"x")
-    for look in (bench.disk.list_directory, bench.disk.stat_tree):
+def test_a_missing_directory_and_a_file_in_its_place_raise_what_the_system_raises(fixture: DiskFixture) -> None:
+    fixture.write(f"{fixture.root}/file", b"x")
+    for look in (fixture.disk.list_directory, fixture.disk.stat_tree):
         with pytest.raises(FileNotFoundError) as caught:
-            look(f"{bench.root}/missing")
-        assert caught.value.filename == f"{bench.root}/missing"
+            look(f"{fixture.root}/missing")
+        assert caught.value.filename == f"{fixture.root}/missing"
         assert caught.value.strerror == "No such file or directory"
         with pytest.raises(NotADirectoryError):
-            look(f"{bench.root}/file")
+            look(f"{fixture.root}/file")
 
 
-def test_a_tree_holds_every_file_below_sorted_by_relative_name(bench: Bench) -> None:
+def test_a_tree_holds_every_file_below_sorted_by_relative_name(fixture: DiskFixture) -> None:
     for name in ("b", "a/c", "a/b", "a.txt", "__pycache__/model.pyc", "a/__pycache__/x.pyc"):
-        bench.write(f"{bench.root}/{name}", b"x" * len(name))
-    tree = bench.disk.stat_tree(bench.root)
+        fixture.write(f"{fixture.root}/{name}", b"x" * len(name))
+    tree = fixture.disk.stat_tree(fixture.root)
     assert [(file.name, file.size) for file in tree.files] == [("a.txt", 5), ("a/b", 3), ("a/c", 3), ("b", 1)]
     assert not tree.overflow
     assert len({file.inode for file in tree.files}) == 4
 
 
-def test_a_tree_of_more_entries_than_wanted_overflows(bench: Bench) -> None:
+def test_a_tree_of_more_entries_than_wanted_overflows(fixture: DiskFixture) -> None:
     for number in range(5):
-        bench.write(f"{bench.root}/{number}", b"")
-    assert not bench.disk.stat_tree(bench.root, max_files=5).overflow
-    assert bench.disk.stat_tree(bench.root, max_files=4).overflow
+        fixture.write(f"{fixture.root}/{number}", b"")
+    assert not fixture.disk.stat_tree(fixture.root, max_files=5).overflow
+    assert fixture.disk.stat_tree(fixture.root, max_files=4).overflow
 
 
-def test_an_empty_directory_is_an_empty_tree(bench: Bench) -> None:
-    bench.mkdir(f"{bench.root}/empty/inside")
-    assert bench.disk.stat_tree(f"{bench.root}/empty").files == ()
+def test_an_empty_directory_is_an_empty_tree(fixture: DiskFixture) -> None:
+    fixture.mkdir(f"{fixture.root}/empty/inside")
+    assert fixture.disk.stat_tree(f"{fixture.root}/empty").files == ()
 
 
-def test_looking_and_reading_change_no_fingerprint(bench: Bench) -> None:
-    bench.write(f"{bench.root}/1/model", b"abc")
-    before = bench.disk.stat_tree(f"{bench.root}/1")
-    with bench.disk.open(f"{bench.root}/1/model") as file:
+def test_looking_and_reading_change_no_fingerprint(fixture: DiskFixture) -> None:
+    fixture.write(f"{fixture.root}/1/model", b"abc")
+    before = fixture.disk.stat_tree(f"{fixture.root}/1")
+    with fixture.disk.open(f"{fixture.root}/1/model") as file:
         file.read()
-    assert bench.disk.stat_tree(f"{bench.root}/1") == before
+    assert fixture.disk.stat_tree(f"{fixture.root}/1") == before
 
 
-def test_every_change_of_a_file_changes_the_fingerprint(bench: Bench) -> None:
-    path = f"{bench.root}/1/model"
+def test_every_change_of_a_file_changes_the_fingerprint(fixture: DiskFixture) -> None:
+    path = f"{fixture.root}/1/model"
     seen = set()
     for change in (
-        lambda: bench.write(path, b"abc"),
-        lambda: bench.write(path, b"abcd"),
-        lambda: bench.write(path, b"dcba"),
-        lambda: bench.write(f"{path}.2", b""),
-        lambda: bench.rename(f"{path}.2", f"{path}.3"),
-        lambda: bench.remove(f"{path}.3"),
+        lambda: fixture.write(path, b"abc"),
+        lambda: fixture.write(path, b"abcd"),
+        lambda: fixture.write(path, b"dcba"),
+        lambda: fixture.write(f"{path}.2", b""),
+        lambda: fixture.rename(f"{path}.2", f"{path}.3"),
+        lambda: fixture.remove(f"{path}.3"),
     ):
         change()
-        seen.add(bench.disk.stat_tree(f"{bench.root}/1").fingerprint)
+        seen.add(fixture.disk.stat_tree(f"{fixture.root}/1").fingerprint)
     assert len(seen) == 5  # after the removal the files are as they were before the second one came
 
 
-def test_moving_a_version_changes_nothing_inside_it(bench: Bench) -> None:
-    bench.write(f"{bench.root}/.staged/model", b"abc")
-    before = bench.disk.stat_tree(f"{bench.root}/.staged")
-    bench.rename(f"{bench.root}/.staged", f"{bench.root}/1")
-    assert bench.disk.stat_tree(f"{bench.root}/1") == before
+def test_moving_a_version_changes_nothing_inside_it(fixture: DiskFixture) -> None:
+    fixture.write(f"{fixture.root}/.staged/model", b"abc")
+    before = fixture.disk.stat_tree(f"{fixture.root}/.staged")
+    fixture.rename(f"{fixture.root}/.staged", f"{fixture.root}/1")
+    assert fixture.disk.stat_tree(f"{fixture.root}/1") == before
 
 
-def test_a_version_made_again_has_another_fingerprint(bench: Bench) -> None:
-    bench.write(f"{bench.root}/1/model", b"abc")
-    before = bench.disk.stat_tree(f"{bench.root}/1").fingerprint
-    bench.remove(f"{bench.root}/1")
-    bench.write(f"{bench.root}/1/model", b"abc")
-    assert bench.disk.stat_tree(f"{bench.root}/1").fingerprint != before
+def test_a_version_made_again_has_another_fingerprint(fixture: DiskFixture) -> None:
+    fixture.write(f"{fixture.root}/1/model", b"abc")
+    before = fixture.disk.stat_tree(f"{fixture.root}/1").fingerprint
+    fixture.remove(f"{fixture.root}/1")
+    fixture.write(f"{fixture.root}/1/model", b"abc")
+    assert fixture.disk.stat_tree(f"{fixture.root}/1").fingerprint != before
 
 
-def test_the_newest_time_moves_when_a_file_comes_or_goes(bench: Bench) -> None:
-    bench.write(f"{bench.root}/1/a", b"")
-    bench.write(f"{bench.root}/1/b", b"")
-    first = bench.disk.stat_tree(f"{bench.root}/1").newest_ns
-    bench.write(f"{bench.root}/2/wait", b"")
-    bench.remove(f"{bench.root}/1/b")
-    assert bench.disk.stat_tree(f"{bench.root}/1").newest_ns >= first
+def test_the_newest_time_moves_when_a_file_comes_or_goes(fixture: DiskFixture) -> None:
+    fixture.write(f"{fixture.root}/1/a", b"")
+    fixture.write(f"{fixture.root}/1/b", b"")
+    first = fixture.disk.stat_tree(f"{fixture.root}/1").newest_ns
+    fixture.write(f"{fixture.root}/2/wait", b"")
+    fixture.remove(f"{fixture.root}/1/b")
+    assert fixture.disk.stat_tree(f"{fixture.root}/1").newest_ns >= first
 
 
-def test_files_are_read_at_any_position(bench: Bench) -> None:
-    bench.write(f"{bench.root}/model", b"0123456789")
-    with bench.disk.open(f"{bench.root}/model") as file:
+def test_files_are_read_at_any_position(fixture: DiskFixture) -> None:
+    fixture.write(f"{fixture.root}/model", b"0123456789")
+    with fixture.disk.open(f"{fixture.root}/model") as file:
         file.seek(4)
         assert file.read(3) == b"456"
         file.seek(0)
         assert file.read() == b"0123456789"
     with pytest.raises(FileNotFoundError):
-        bench.disk.open(f"{bench.root}/missing")
+        fixture.disk.open(f"{fixture.root}/missing")
     with pytest.raises(IsADirectoryError):
-        bench.disk.open(bench.root)
+        fixture.disk.open(fixture.root)

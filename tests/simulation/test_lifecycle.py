@@ -97,12 +97,11 @@ class Lifecycle(CountedMachine):
     @initialize(
         quiet=st.sampled_from([0.0, 0.0, 2.0]),
         retry=st.sampled_from([RETRY_INTERVAL, 0.0]),
-        again=st.booleans(),
         versions=st.sets(VERSIONS, min_size=1, max_size=2),
     )
-    def begin(self, quiet: float, retry: float, again: bool, versions: set[int]) -> None:
+    def begin(self, quiet: float, retry: float, versions: set[int]) -> None:
         """Two models, with these versions loaded already."""
-        options = SimulationOptions(self.policy, quiet, retry, reload_errors=again)
+        options = SimulationOptions(self.policy, quiet, retry)
         servables = {name: (ServableToMonitor(name, BASES[i], LatestPolicy(2)), 0) for i, name in enumerate(NAMES[:2])}
         self.simulation = Simulation(options, servables)
         self.store = self.simulation.store

@@ -28,14 +28,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AspiredVersionsManagerOptions(BasicManagerOptions):
-    """``tick_interval`` in seconds; None or not positive: no thread, the owner calls ``tick``.
-
-    ``enable_reload_servables_with_error``: a version in error gets a new life each time its source emits it again.
-    """
+    """``tick_interval`` in seconds; None or not positive: no thread, the owner calls ``tick``."""
 
     policy: Policy
     tick_interval: float | None = 0.1
-    enable_reload_servables_with_error: bool = False
 
 
 class AspiredVersionsManager(TargetBase[Loader]):
@@ -172,7 +168,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
     def _is_to_be_renewed(self, item: ServableData[Loader], known: ServableStateSnapshot) -> bool:
         if known.state is not HarnessState.ERROR:
             return False
-        if self._options.enable_reload_servables_with_error or item.revision != known.revision:
+        if item.revision != known.revision:
             return True
         return item.status.ok and not known.has_loader
 

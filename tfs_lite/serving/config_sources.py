@@ -111,10 +111,9 @@ class RepositoryWatcher:
             self._path,
             RealDisk(),
             clock,
-            self._on_change,
+            self._on_models,
             poll_interval=interval if interval > 0 else None,
             watch=interval > 0,
-            every_look=True,
         )
 
     def first_look(self) -> ModelServerConfig:
@@ -131,7 +130,7 @@ class RepositoryWatcher:
     def close(self) -> None:
         self._repository.close()
 
-    def _on_change(self, models: Mapping[str, str]) -> None:
+    def _on_models(self, models: Mapping[str, str]) -> None:
         policies = self._policies.read(models)
         before, self._found = self._found, {name: (path, policies[name]) for name, path in models.items()}
         if not self._started.is_set() or self._found == before:

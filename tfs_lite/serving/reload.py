@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from tfs_lite.config.diff import ConfigDiff, ModelChange, check_platforms, diff
 from tfs_lite.config.model_server import ModelServerConfig
 from tfs_lite.core.clock import Clock
+from tfs_lite.core.model import Servable
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.labels import VersionLabels, check_labels
@@ -150,7 +151,8 @@ class Reloader:
         found = {}
         for servable_id, handle in self._manager.get_available_servable_handles().items():
             with handle:
-                found[servable_id.name] = handle.servable.platform
+                servable: Servable = handle.servable
+                found[servable_id.name] = servable.traits.platform
         return found
 
 

@@ -45,12 +45,10 @@ def _marks_a_model(entry: DirectoryEntry) -> bool:
 class ModelRepository:
     """Watches one directory and reports its models.
 
-    Order: construct -> ``start`` (first look at once, on its own thread) or ``poll`` -> ``close``. ``on_change`` gets
-    the whole mapping of names to base paths, first after the first look that succeeds and then whenever it is another
-    one; ``on_problem`` gets the state of the directory itself when that changes (OK again afterwards). While the
-    directory cannot be read the last mapping stays. Both are called on the thread that polls; one that raises is
-    logged, and the mapping is sent again at the next poll. ``poll_interval``: None or 0: look only when woken.
-    ``every_look``: the mapping is sent after each look that succeeded, also when it is the same.
+    Order: construct -> ``start`` (first look at once, on its own thread) or ``poll`` -> ``close``. ``on_models`` gets
+    the whole mapping of names to base paths after each look that succeeds, on the thread that polls; what it raises is
+    logged. While the directory cannot be read the last mapping stays. With ``poll_interval`` None or 0 it looks only
+    when woken.
     """
 
     def __init__(
@@ -58,17 +56,13 @@ class ModelRepository:
         path: str,
         disk: Disk,
         clock: Clock,
-        on_change: Callable[[Mapping[str, str]], None],
-        on_problem: Callable[[Status], None] = lambda status: None,
+        on_models: Callable[[Mapping[str, str]], None],
         poll_interval: float | None = 1.0,
         watch: bool = True,
-        every_look: bool = False,
     ) -> None:
         self._path = path
-        self._every_look = every_look
         self._disk = disk
-        self._on_change = on_change
-        self._on_problem = on_problem
+        self._on_models = on_models
         self._polling = threading.Lock()  # serialises polls; guards the next two
         self._sent: dict[str, str] | None = None
         self._problem = OK
@@ -121,12 +115,10 @@ class ModelRepository:
             return ()
 
     def _send(self, models: dict[str, str]) -> None:
-        if models == self._sent and not self._every_look:
-            return
         if models != self._sent:
             logger.info("models in the repository: %s", ", ".join(models) or "none")
         try:
-            self._on_change(models)
+            self._on_models(models)
         except Exception:
             logger.exception("the receiver failed on the models of the repository; they are sent again")
         else:
@@ -138,7 +130,6 @@ class ModelRepository:
         self._problem = problem
         if not problem.ok:
             logger.warning("%s (%s): the models stay as they are", problem.message, self._path)
-        self._on_problem(problem)
 
     def _points(self, listing: Mapping[str, Collection[DirectoryEntry]]) -> Iterator[WatchPoint]:
         yield from points_for(self._path)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tfs_lite.core.event_bus import EventBus
+from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import MAIN, ResourceUtil, main_ram
-from tfs_lite.core.servable import ServableData, ServableId
+from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
 from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import Status
 from tfs_lite.managers.basic_manager import BasicManager, BasicManagerOptions
@@ -64,6 +65,14 @@ class Basic:
 
     def unload(self, version: int) -> None:
         self.manager.unload_servable(ServableId("m", version), self._collect(f"unload {version}"))
+
+    def unload_now(self, version: int) -> None:
+        self.unload(version)
+        self.unloads.run_all()
+
+    def handle(self) -> ServableHandle:
+        """To the latest version."""
+        return self.manager.get_servable_handle(ServableRequest.latest("m"))
 
     def make_ready(self, *versions: int) -> None:
         for version in versions:

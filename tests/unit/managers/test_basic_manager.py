@@ -64,8 +64,7 @@ def test_only_ready_versions_can_be_unloaded_and_only_once(basic) -> None:
     basic.unload(1)
     basic.loads.run_all()
     basic.unload(1)
-    basic.unload(1)
-    basic.unloads.run_all()
+    basic.unload_now(1)
     basic.unload(1)
     assert basic.codes() == [
         "unload 1: FAILED_PRECONDITION",
@@ -107,8 +106,7 @@ def test_resting_version_can_be_dropped(basic, state: str) -> None:
         basic.loads.run_all()
         basic.manager.set_aspired(ID, False)
     if state == "disabled":
-        basic.unload(1)
-        basic.unloads.run_all()
+        basic.unload_now(1)
     assert basic.state(1).value == state
     basic.manager.stop_managing_servable(ID)
     assert basic.state(1) is None
@@ -132,7 +130,7 @@ def test_busy_or_unknown_version_cannot_be_dropped(basic) -> None:
     basic.loads.finish()
     assert basic.state(1) is S.READY
     assert refused()
-    handle = basic.manager.get_servable_handle(ServableRequest.latest("m"))
+    handle = basic.handle()
     basic.unload(1)
     assert basic.state(1) is S.QUIESCING
     assert refused()
@@ -146,8 +144,7 @@ def test_busy_or_unknown_version_cannot_be_dropped(basic) -> None:
 
 def test_dropped_version_may_be_managed_again_with_another_loader(basic) -> None:
     basic.make_ready(1)
-    basic.unload(1)
-    basic.unloads.run_all()
+    basic.unload_now(1)
     basic.manager.stop_managing_servable(ID)
     basic.make_ready(1)
     life = ["Start 1", "Loading 1", "Available 1"]
@@ -202,7 +199,7 @@ def test_available_handles_cover_every_ready_version_and_no_other(basic) -> None
 
 def test_teardown_never_runs_on_the_thread_that_releases_the_last_handle(basic) -> None:
     basic.make_ready(1)
-    handle = basic.manager.get_servable_handle(ServableRequest.latest("m"))
+    handle = basic.handle()
     loaded = handle.servable
     basic.unload(1)
     assert basic.unloads.queued == []
@@ -214,10 +211,9 @@ def test_teardown_never_runs_on_the_thread_that_releases_the_last_handle(basic) 
 
 def test_handle_of_another_version_holds_nothing_up(basic) -> None:
     basic.make_ready(1)
-    with basic.manager.get_servable_handle(ServableRequest.latest("m")):
+    with basic.handle():
         basic.make_ready(2)
-        basic.unload(2)
-        basic.unloads.run_all()
+        basic.unload_now(2)
         assert basic.state(2) is S.DISABLED
 
 
@@ -226,8 +222,7 @@ def test_unload_that_raises_is_logged_and_counts_as_unloaded(basic, caplog) -> N
         raise RuntimeError("stuck")
 
     basic.load_now(1, FakeLoader(while_unloading=fail))
-    basic.unload(1)
-    basic.unloads.run_all()
+    basic.unload_now(1)
     assert (basic.state(1), basic.codes()[-1]) == (S.DISABLED, "unload 1: OK")
     assert "counts as unloaded" in caplog.text
 
@@ -257,7 +252,7 @@ def test_on_change_is_called_after_each_change(make_basic) -> None:
     told = []
     basic = make_basic(on_change=lambda: told.append(basic.state(1)))
     basic.make_ready(1)
-    handle = basic.manager.get_servable_handle(ServableRequest.latest("m"))
+    handle = basic.handle()
     basic.unload(1)
     handle.release()
     basic.unloads.run_all()

@@ -111,7 +111,7 @@ def test_version_in_use_is_never_unloaded_under_its_user(basic) -> None:
 
 def test_close_waits_for_handles_in_virtual_time_and_gives_up_when_it_is_over(basic, caplog) -> None:
     basic.make_ready(1)
-    handle = basic.manager.get_servable_handle(ServableRequest.latest("m"))
+    handle = basic.handle()
     closing = in_thread(lambda: basic.manager.close(30))
     until(lambda: basic.state(1) is S.QUIESCING and basic.clock.pending == 1)
     basic.clock.advance(29)
@@ -133,7 +133,7 @@ def test_close_returns_as_soon_as_the_last_handle_is_released(make_real, threads
     basic.load(1)
     basic.manager.run_pending()
     until(lambda: basic.state(1) is S.READY)
-    handle = basic.manager.get_servable_handle(ServableRequest.latest("m"))
+    handle = basic.handle()
     closing = in_thread(lambda: basic.manager.close(3600))
     until(lambda: basic.state(1) is S.QUIESCING)
     handle.release()

@@ -163,15 +163,6 @@ def test_unaspired_while_it_waits_for_memory() -> None:
     assert fixture.loader("m", 1).loads == 0
 
 
-def test_errored_version_emitted_again_with_reload_on() -> None:
-    options = {"enable_reload_servables_with_error": True, "max_num_load_retries": 0}
-    fixture = fixture_with(failures=-1, options=options)
-    fixture.serve("m", 1)
-    fixture.loading.clear()
-    fixture.serve("m", 1)
-    assert fixture.history("m", 1) == ["Start", "Loading", "End(UNAVAILABLE)", "Start", "Loading", "Available"]
-
-
 def test_aspired_again_after_its_unload() -> None:
     fixture = ManagerFixture()
     for versions in ([1], [], [1]):

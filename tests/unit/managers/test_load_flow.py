@@ -158,8 +158,7 @@ def test_cancel_of_a_ready_version_changes_nothing(basic) -> None:
     basic.make_ready(1)
     basic.manager.set_aspired(ID, False)
     assert basic.state(1) is S.READY
-    basic.unload(1)
-    basic.unloads.run_all()
+    basic.unload_now(1)
     assert basic.codes()[-1] == "unload 1: OK"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceAllocation, ResourceUtil, main_ram
-from tfs_lite.core.servable import ServableId, ServableRequest
+from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.resource_tracker import ResourceTracker
@@ -48,7 +48,7 @@ def test_what_never_fits_is_refused_although_something_is_in_flight(basic) -> No
 
 def test_load_waits_for_an_unload_that_waits_for_a_handle(basic) -> None:
     make_sized_ready(basic, 1, 10)
-    handle = basic.manager.get_servable_handle(ServableRequest.latest("m"))
+    handle = basic.handle()
     basic.unload(1)
     basic.sized(2, 10)
     basic.loads.run_all()
@@ -122,7 +122,7 @@ def test_load_between_two_attempts_counts_as_in_flight_and_keeps_its_memory(basi
 
 def test_those_who_wait_are_served_in_order(basic) -> None:
     make_sized_ready(basic, 1, 15)
-    handle = basic.manager.get_servable_handle(ServableRequest.latest("m"))
+    handle = basic.handle()
     basic.unload(1)
     for version, size in ((2, 8), (3, 8), (4, 8)):
         basic.sized(version, size)
@@ -134,7 +134,7 @@ def test_those_who_wait_are_served_in_order(basic) -> None:
 
 def test_small_load_goes_ahead_only_where_it_takes_no_place(basic) -> None:
     make_sized_ready(basic, 1, 10)
-    handle = basic.manager.get_servable_handle(ServableRequest.latest("m"))
+    handle = basic.handle()
     basic.unload(1)
     basic.sized(2, 12)  # waits for the ten
     basic.sized(3, 3)  # fits beside 2 later on
@@ -149,7 +149,7 @@ def test_small_load_goes_ahead_only_where_it_takes_no_place(basic) -> None:
 
 def test_cancelling_the_first_in_line_lets_the_next_go(basic) -> None:
     make_sized_ready(basic, 1, 8)
-    handle = basic.manager.get_servable_handle(ServableRequest.latest("m"))
+    handle = basic.handle()
     basic.unload(1)
     basic.sized(2, 14)
     basic.sized(3, 5)

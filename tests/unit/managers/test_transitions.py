@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tfs_lite.core.resources import main_ram
-from tfs_lite.core.servable import ServableId
+from tfs_lite.core.servable import ServableId, ServableRequest
 from tfs_lite.core.status import StatusCode
 from tfs_lite.managers.harness import HarnessState
+from tfs_lite.managers.policies import ActionKind
 from tfs_lite.testing.lifecycle.executor import ManualExecutor
 from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
 
@@ -159,3 +160,39 @@ def test_without_threads_every_action_is_done_within_its_tick() -> None:
     fixture.tick()
     assert fixture.ready("m") == [2]
     assert fixture.history("m", 1) == ["Start", "Loading", "Available", "Unloading", "End"]
+
+
+# Found by the simulation of the lifecycle.
+
+
+def test_no_version_of_a_list_that_waits_is_unloaded_by_an_older_list() -> None:
+    fixture = ManagerFixture()
+    fixture.serve("m", 1, 2)
+    fixture.aspire("m")
+    action = fixture.tick()
+    assert action is not None
+    assert (action.kind, action.id.version) == (ActionKind.UNLOAD, 1)
+    fixture.aspire("m", 1, 2)  # waits for version 1, which is on its way out
+
+    assert fixture.tick() is None
+    fixture.settle()
+
+    assert fixture.history("m", 2) == ["Start", "Loading", "Available"]
+    assert fixture.ready("m") == [1, 2]
+
+
+def test_last_ready_version_stays_while_the_only_wanted_one_is_still_leaving() -> None:
+    fixture = ManagerFixture()
+    fixture.serve("m", 1, 2)
+    handle = fixture.manager.get_servable_handle(ServableRequest.specific("m", 1))
+    fixture.aspire("m")
+    fixture.tick()
+    fixture.aspire("m", 1)
+
+    fixture.settle()
+    assert fixture.ready("m") == [2]
+
+    handle.release()
+    fixture.settle()
+    assert fixture.ready("m") == [1]
+    assert fixture.timeline()[-4:] == [("Loading", 1), ("Available", 1), ("Unloading", 2), ("End", 2)]

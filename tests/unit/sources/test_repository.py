@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.clock import SystemClock
-from tfs_lite.core.status import Status
 from tfs_lite.sources.disk import DirectoryEntry, RealDisk
 from tfs_lite.sources.repository import ModelRepository, models_in
 from tfs_lite.testing.lifecycle.clock import VirtualClock
@@ -51,90 +50,90 @@ def test_known_models_stay_exactly_as_long_as_their_directory_exists(
     assert set(models) & known == set(listing) & known
 
 
-class Bench:
+class RepositoryFixture:
     """A repository in memory, polled by hand."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.disk = MemoryDisk(self.clock)
         self.sent: list[dict[str, str]] = []
-        self.problems: list[str] = []
         self.fail = False
         self.repository = ModelRepository(
-            "/models", self.disk, self.clock, self.on_change, self.on_problem, poll_interval=None, watch=False
+            "/models", self.disk, self.clock, self.on_models, poll_interval=None, watch=False
         )
 
-    def on_change(self, models: Mapping[str, str]) -> None:
+    def on_models(self, models: Mapping[str, str]) -> None:
         if self.fail:
             raise RuntimeError("refused")
         self.sent.append(dict(models))
 
-    def on_problem(self, problem: Status) -> None:
-        self.problems.append(str(problem))
-
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def fixture() -> RepositoryFixture:
+    return RepositoryFixture()
 
 
-def test_the_mapping_is_sent_when_it_changes(bench: Bench) -> None:
-    bench.disk.write("/models/a/1/model.pt2", b"x")
-    bench.repository.poll()
-    bench.repository.poll()
-    bench.disk.mkdir("/models/b")
-    bench.repository.poll()
-    assert bench.sent == [{"a": "/models/a"}]
-    bench.disk.mkdir("/models/b/1")
-    bench.repository.poll()
-    bench.disk.remove("/models/a")
-    bench.repository.poll()
-    assert bench.sent[1:] == [{"a": "/models/a", "b": "/models/b"}, {"b": "/models/b"}]
+def test_the_mapping_is_sent_after_each_look(fixture: RepositoryFixture) -> None:
+    fixture.disk.write("/models/a/1/model.pt2", b"x")
+    fixture.repository.poll()
+    fixture.repository.poll()
+    fixture.disk.mkdir("/models/b")
+    fixture.repository.poll()
+    assert fixture.sent == [{"a": "/models/a"}] * 3
+    fixture.disk.mkdir("/models/b/1")
+    fixture.repository.poll()
+    fixture.disk.remove("/models/a")
+    fixture.repository.poll()
+    assert fixture.sent[3:] == [{"a": "/models/a", "b": "/models/b"}, {"b": "/models/b"}]
 
 
-def test_an_empty_repository_is_sent_as_empty(bench: Bench) -> None:
-    bench.disk.mkdir("/models")
-    bench.repository.poll()
-    assert bench.sent == [{}]
-    assert bench.problems == []
+def test_an_empty_repository_is_sent_as_empty(fixture: RepositoryFixture) -> None:
+    fixture.disk.mkdir("/models")
+    fixture.repository.poll()
+    assert fixture.sent == [{}]
 
 
-def test_a_missing_repository_is_reported_once_and_changes_nothing(bench: Bench) -> None:
-    bench.repository.poll()
-    bench.repository.poll()
-    assert (bench.sent, bench.problems) == ([], ["NOT_FOUND: the model repository does not exist"])
-    bench.disk.mkdir("/models/a/1")
-    bench.repository.poll()
-    bench.disk.deny("/models")
-    bench.repository.poll()
-    assert bench.sent == [{"a": "/models/a"}]
-    assert bench.problems[1:] == ["OK", "UNAVAILABLE: the model repository cannot be read: Permission denied"]
+def test_a_missing_repository_is_logged_once_and_changes_nothing(
+    fixture: RepositoryFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture.repository.poll()
+    fixture.repository.poll()
+    assert fixture.sent == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "the model repository does not exist (/models): the models stay as they are"
+    ]
+    fixture.disk.mkdir("/models/a/1")
+    fixture.repository.poll()
+    fixture.disk.deny("/models")
+    fixture.repository.poll()
+    assert fixture.sent == [{"a": "/models/a"}]
+    assert "the model repository cannot be read: Permission denied" in caplog.records[-1].getMessage()
 
 
-def test_a_model_that_cannot_be_read_for_a_moment_stays_and_its_siblings_are_found(bench: Bench) -> None:
-    bench.disk.mkdir("/models/a/1")
-    bench.repository.poll()
-    bench.disk.deny("/models/a")
-    bench.disk.mkdir("/models/b/1")
-    bench.repository.poll()
-    assert bench.sent[-1] == {"a": "/models/a", "b": "/models/b"}
+def test_a_model_that_cannot_be_read_for_a_moment_stays_and_its_siblings_are_found(fixture: RepositoryFixture) -> None:
+    fixture.disk.mkdir("/models/a/1")
+    fixture.repository.poll()
+    fixture.disk.deny("/models/a")
+    fixture.disk.mkdir("/models/b/1")
+    fixture.repository.poll()
+    assert fixture.sent[-1] == {"a": "/models/a", "b": "/models/b"}
 
 
-def test_a_mapping_that_was_refused_is_sent_again(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    bench.disk.mkdir("/models/a/1")
-    bench.fail = True
-    bench.repository.poll()
+def test_a_mapping_that_was_refused_is_sent_again(fixture: RepositoryFixture, caplog: pytest.LogCaptureFixture) -> None:
+    fixture.disk.mkdir("/models/a/1")
+    fixture.fail = True
+    fixture.repository.poll()
     assert "sent again" in caplog.text
-    bench.fail = False
-    bench.repository.poll()
-    assert bench.sent == [{"a": "/models/a"}]
+    fixture.fail = False
+    fixture.repository.poll()
+    assert fixture.sent == [{"a": "/models/a"}]
 
 
-def test_after_closing_nothing_is_sent(bench: Bench) -> None:
-    bench.disk.mkdir("/models/a/1")
-    bench.repository.close()
-    bench.repository.poll()
-    assert bench.sent == []
+def test_after_closing_nothing_is_sent(fixture: RepositoryFixture) -> None:
+    fixture.disk.mkdir("/models/a/1")
+    fixture.repository.close()
+    fixture.repository.poll()
+    assert fixture.sent == []
 
 
 def test_models_that_appear_are_noticed_by_watching(tmp_path: Path) -> None:

@@ -58,7 +58,6 @@ class SimulationOptions:
     policy: str = "availability"
     quiet_period: float = 0.0
     retry_interval: float = RETRY_INTERVAL
-    reload_errors: bool = False
     custom_policy: Policy | None = None
 
 
@@ -227,7 +226,6 @@ class Simulation:
                 should_retry_model_load=is_retryable,
                 policy=self._options.custom_policy or POLICIES[self._options.policy],
                 tick_interval=None,
-                enable_reload_servables_with_error=self._options.reload_errors,
             )
         )
 
