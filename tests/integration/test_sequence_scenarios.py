@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tfs_lite.testing.schedulers.sum_repository import SumRepository, Told, asks, told
+from tfs_lite.testing.schedulers.sum_repository import SumRepository, SumResponse, read_response, request_fields
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 from tfs_lite.testing.servers.v2_client import V2Client, V2Stream
 
@@ -32,11 +32,11 @@ class House:
     sums: SumRepository
     client: V2Client
 
-    def ask(self, model: str, number: int, sequence: int | str, **how: Any) -> Told:
-        return told(self.client.call("ModelInfer", **asks(model, number, sequence, **how)))
+    def ask(self, model: str, number: int, sequence: int | str, **how: Any) -> SumResponse:
+        return read_response(self.client.call("ModelInfer", **request_fields(model, number, sequence, **how)))
 
     def refusal(self, model: str, number: int, sequence: int | str, **how: Any) -> tuple[grpc.StatusCode, str]:
-        return self.client.refusal("ModelInfer", **asks(model, number, sequence, **how))
+        return self.client.refusal("ModelInfer", **request_fields(model, number, sequence, **how))
 
     def stream(self, model: str) -> Stream:
         return Stream(self.client.stream(), model)
@@ -69,20 +69,20 @@ class Stream:
         self._model = model
 
     def send(self, number: int, sequence: int | str, **how: Any) -> None:
-        self._inner.send(**asks(self._model, number, sequence, **how))
+        self._inner.send(**request_fields(self._model, number, sequence, **how))
 
-    def next(self) -> Told:
+    def next(self) -> SumResponse:
         answer = self._inner.next()
         assert not answer.error_message, answer.error_message
-        return told(answer.infer_response)
+        return read_response(answer.infer_response)
 
     def error(self) -> str:
         text: str = self._inner.next().error_message
         return text
 
-    def end(self) -> list[Told]:
+    def end(self) -> list[SumResponse]:
         self._inner.end()
-        return [told(answer.infer_response) for answer in self._inner.rest()]
+        return [read_response(answer.infer_response) for answer in self._inner.rest()]
 
     def cancel(self) -> None:
         self._inner.calls.cancel()

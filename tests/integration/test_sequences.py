@@ -36,7 +36,7 @@ import pytest
 
 from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.server.v2.grpc_service import SERVICE
-from tfs_lite.testing.schedulers.sum_repository import SumRepository, asks, told
+from tfs_lite.testing.schedulers.sum_repository import SumRepository, read_response, request_fields
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 REQUESTS = int(os.environ.get("TFS_LITE_REQUESTS", "4000"))
@@ -125,7 +125,7 @@ class SequenceClient:
     async def _send(self, index: int, number: int, name: str) -> None:
         await asyncio.sleep(self._choose.uniform(0, GAP))
         ends = {"start": index == 0, "end": index == LENGTH - 1}
-        fields = asks(self._model, number, self._id, **ends, id=f"{name}/{index}")
+        fields = request_fields(self._model, number, self._id, **ends, id=f"{name}/{index}")
         await self._call.write(v2.ModelInferRequest(**fields))
 
     async def _receive(self, index: int, numbers: list[int], name: str) -> int:
@@ -135,7 +135,7 @@ class SequenceClient:
             raise RuntimeError(f"the stream ended: {await self._call.code()} {await self._call.details()}")
         if answer.error_message:
             raise RuntimeError(f"{name}/{index}: {answer.error_message}")
-        found = told(answer.infer_response)
+        found = read_response(answer.infer_response)
         expected = (f"{name}/{index}", sum(numbers[: index + 1]), found.model_version)
         if (found.id, found.sum, found.version) != expected:
             self._fault(f"expected {expected}, got {(found.id, found.sum, found.version)}")

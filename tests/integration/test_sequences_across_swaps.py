@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tfs_lite.testing.schedulers.sum_repository import SumRepository, Told, asks, told
+from tfs_lite.testing.schedulers.sum_repository import SumRepository, SumResponse, read_response, request_fields
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
 
@@ -35,13 +35,13 @@ class House:
         self.sums.add_states("states", version, batch=2)
         self.sums.add("ids", version, batch=2, oldest="max_candidate_sequences: 2")
 
-    def ask(self, model: str, number: int, sequence: int, **how: Any) -> Told:
-        answer = told(self.client.call("ModelInfer", **asks(model, number, sequence, **how)))
+    def ask(self, model: str, number: int, sequence: int, **how: Any) -> SumResponse:
+        answer = read_response(self.client.call("ModelInfer", **request_fields(model, number, sequence, **how)))
         assert answer.version == answer.model_version
         return answer
 
     def refusal(self, model: str, number: int, sequence: int, **how: Any) -> tuple[grpc.StatusCode, str]:
-        return self.client.refusal("ModelInfer", **asks(model, number, sequence, **how))
+        return self.client.refusal("ModelInfer", **request_fields(model, number, sequence, **how))
 
     def states(self, model: str) -> dict[int, str]:
         """Of the versions that are listed and not unloaded."""
@@ -136,15 +136,15 @@ def test_sequence_that_outlives_the_bound_is_told_once_its_version_is_unloaded(t
 def test_request_of_a_stream_is_told_in_the_stream_and_the_stream_goes_on(tmp_path: Path) -> None:
     with serving(tmp_path, SHORT) as house:
         stream = house.client.stream()
-        stream.send(**asks("ids", 1, 7, start=True))
-        assert told(stream.next().infer_response).version == 1
+        stream.send(**request_fields("ids", 1, 7, start=True))
+        assert read_response(stream.next().infer_response).version == 1
         house.swap(2)
         house.wait_alone("ids", 2)
-        stream.send(**asks("ids", 2, 7, id="late"))
+        stream.send(**request_fields("ids", 2, 7, id="late"))
         refused = stream.next()
         assert "was on version 1, which was unloaded" in refused.error_message
         assert refused.infer_response.id == "late"
-        stream.send(**asks("ids", 3, 7, start=True, end=True))
-        assert told(stream.next().infer_response).sum == 3
+        stream.send(**request_fields("ids", 3, 7, start=True, end=True))
+        assert read_response(stream.next().infer_response).sum == 3
         stream.end()
         assert stream.rest() == []

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.publish import publish
-from tfs_lite.testing.schedulers.sum_repository import SumRepository, asks
+from tfs_lite.testing.schedulers.sum_repository import SumRepository, request_fields
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
 
@@ -532,6 +532,6 @@ def test_texts_that_are_empty_or_no_text_come_back(house: House) -> None:
 
 
 def test_only_the_requests_of_a_failing_run_fail(house: House) -> None:
-    assert house.client.call("ModelInfer", **asks("sequences", 1, 5, start=True)).model_version == "1"
+    assert house.client.call("ModelInfer", **request_fields("sequences", 1, 5, start=True)).model_version == "1"
     assert house.over_grpc(row("fails"))[0] == "INTERNAL"
-    assert house.client.call("ModelInfer", **asks("sequences", 1, 5, end=True)).model_version == "1"
+    assert house.client.call("ModelInfer", **request_fields("sequences", 1, 5, end=True)).model_version == "1"

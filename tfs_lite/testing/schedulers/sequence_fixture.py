@@ -1,10 +1,10 @@
-"""A manager's world whose models keep sequences, with the routes that hold their versions.
+"""A manager's fixture whose models keep sequences, with the routes that hold their versions.
 
-world = SequenceWorld()
-world.swap(1)
-world.ask(7, start=True)
-world.swap(2)
-assert world.ask(7) == 1
+fixture = SequenceFixture()
+fixture.swap(1)
+fixture.ask(7, start=True)
+fixture.swap(2)
+assert fixture.ask(7) == 1
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DRAIN = 60.0
 M = ModelRef("m")
 
 
-class Keeper:
+class FakeSequenceServable:
     """A servable that keeps sequences by the rules of the scheduler: START makes one, END ends it."""
 
     traits = Traits("test", keeps_sequences=True)
@@ -51,37 +51,37 @@ class Keeper:
             if flags.end:
                 self._live.discard(flags.id)
         if flags.end:
-            self._tell(flags.id)
+            self._report(flags.id)
         return True
 
     def expire(self, id: int | str) -> None:
         with self._lock:
             self._live.discard(id)
-        self._tell(id)
+        self._report(id)
 
     @property
     def live(self) -> set[int | str]:
         with self._lock:
             return set(self._live)
 
-    def _tell(self, id: int | str) -> None:
+    def _report(self, id: int | str) -> None:
         assert self.routes is not None
         self.routes.forgotten(self.id, id)
 
 
 class KeepingLoader(FakeLoader):
-    """Loads a :class:`Keeper`."""
+    """Loads a :class:`FakeSequenceServable`."""
 
     routes: SequenceRoutes
 
     def load(self, servable_id: ServableId) -> None:
         super().load(servable_id)
-        keeper = Keeper(servable_id)
-        keeper.routes = self.routes
-        self._servable = keeper  # type: ignore[assignment]
+        servable = FakeSequenceServable(servable_id)
+        servable.routes = self.routes
+        self._servable = servable  # type: ignore[assignment]
 
 
-class SequenceWorld(ManagerFixture):
+class SequenceFixture(ManagerFixture):
     """Models that keep sequences, behind routes that hear of the manager's events as the server tells them."""
 
     def __init__(self, policy: str = "availability", drain: float = DRAIN, **bounds: int) -> None:
@@ -90,7 +90,7 @@ class SequenceWorld(ManagerFixture):
         self.drain = drain
         self._left: dict[int, float] = {}
         self.routes = SequenceRoutes(self.lookup, self.clock, drain, **bounds)
-        self.monitor.subscribe(lambda timed: self._hear(timed.state))
+        self.monitor.subscribe(lambda timed: self._on_event(timed.state))
 
     def data(self, name: str, version: int, revision: str = "") -> ServableData[Loader]:
         loader = KeepingLoader() if name == "m" else FakeLoader()
@@ -135,7 +135,7 @@ class SequenceWorld(ManagerFixture):
         """Whether it was withdrawn so long ago that its sequences have had their time."""
         return version in self._left and self.clock.monotonic() - self._left[version] >= self.drain
 
-    def _hear(self, event: ServableState) -> None:
+    def _on_event(self, event: ServableState) -> None:
         if event.state is ManagerState.UNLOADING:
             self.routes.version_leaving(event.id)
             self._left[event.id.version] = self.clock.monotonic()

@@ -80,7 +80,7 @@ class Model:
         latest = time.monotonic() + 60
         while HOLD.exists():
             if time.monotonic() > latest:
-                raise TimeoutError("nobody let go")
+                raise TimeoutError("it was not let go")
             time.sleep(0.002)
 """
 CONFIG = """
@@ -226,7 +226,7 @@ def _exported(batch: int) -> Any:
 # Requests.
 
 
-def asks(
+def request_fields(
     model: str,
     number: int,
     sequence: int | str,
@@ -253,8 +253,8 @@ def asks(
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What an answer says. ``model_version``: the server's word, ``version``: the model's."""
+class SumResponse:
+    """What an answer says. ``model_version`` is what the server says, ``version`` what the model says."""
 
     outputs: dict[str, tuple[int, ...]]
     model_version: int
@@ -280,10 +280,10 @@ class Told:
         return self.outputs["INSTANCE"][0], self.outputs["RUN"][0]
 
 
-def told(response: Any) -> Told:
+def read_response(response: Any) -> SumResponse:
     """Of a ModelInferResponse."""
     outputs = {
         output.name: struct.unpack(f"<{len(raw) // 8}q", raw)
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     }
-    return Told(outputs, int(response.model_version), response.id, time.monotonic())
+    return SumResponse(outputs, int(response.model_version), response.id, time.monotonic())

@@ -80,54 +80,49 @@ def test_rows_are_the_first_dimension() -> None:
     assert [rule.rows(x(5, 3)), rule.rows(x(0, 3))] == [5, 0]
 
 
-def test_calls_that_differ_in_rows_only_have_one_key() -> None:
-    rule = rule_of(spec("x", ROWS, 3), spec("z", ROWS))
-    assert rule.key({**x(5, 3), "z": np.ones(5)}) is None
+TWO = (spec("a", ROWS, LENGTH), spec("b", ROWS, LENGTH, WIDTH))
+UNTYPED = spec("x", ROWS, LENGTH, dtype=DataType.INVALID)
 
 
-def test_calls_of_different_lengths_have_different_keys() -> None:
-    rule = rule_of(spec("x", ROWS, LENGTH, 3))
-    assert rule.key(x(1, 4, 3)) == rule.key(x(7, 4, 3))
-    assert rule.key(x(1, 4, 3)) != rule.key(x(1, 5, 3))
+def a_b(length: int, width: int) -> dict[str, np.ndarray]:
+    return {"a": np.ones((2, length)), "b": np.ones((2, length, width))}
 
 
-def test_every_symbol_counts_in_whatever_input_it_is() -> None:
-    rule = rule_of(spec("a", ROWS, LENGTH), spec("b", ROWS, LENGTH, WIDTH))
-    keys = {
-        rule.key({"a": np.ones((2, length)), "b": np.ones((2, length, width))}) for length in (1, 2) for width in (1, 2)
-    }
-    assert len(keys) == 4
+@pytest.mark.parametrize(
+    ("rule", "groups"),
+    [
+        pytest.param(rule_of(spec("x", ROWS, 3)), [[x(5, 3), x(1, 3)]], id="rows do not count"),
+        pytest.param(rule_of(spec("x", ROWS, LENGTH, 3)), [[x(1, 4, 3), x(7, 4, 3)], [x(1, 5, 3)]], id="lengths"),
+        pytest.param(rule_of(*TWO), [[a_b(1, 1)], [a_b(1, 2)], [a_b(2, 1)], [a_b(2, 2)]], id="of every input"),
+        pytest.param(
+            rule_of(UNTYPED), [[x(1, 2), x(3, 2)], [x(1, 2, dtype=np.float64)]], id="dtypes that are not declared"
+        ),
+        pytest.param(
+            rule_of(UNTYPED, settings=FILLING),
+            [[x(1, 2), x(1, 9)], [x(1, 2, dtype=np.int32)]],
+            id="dtypes where lengths are filled up",
+        ),
+        pytest.param(
+            rule_of(spec("x", ROWS, LENGTH), settings=FILLING),
+            [[x(1, 4), x(2, 9)], [x(0, 1_000_000)], [x(0, 2)]],
+            id="no lengths where they are filled up, but those of calls without rows",
+        ),
+        pytest.param(
+            rule_of(spec("x", ROWS, LENGTH, WIDTH), settings=FILLING),
+            [[x(2, 0, 3), x(5, 0, 3)], [x(2, 1, 3)], [x(2, 0, 4)]],
+            id="an empty input is never filled up with others",
+        ),
+    ],
+)
+def test_calls_share_a_run_if_their_keys_are_equal(rule: BatchRule, groups: list[list[dict[str, np.ndarray]]]) -> None:
+    keys = [{rule.key(inputs) for inputs in group} for group in groups]
+    assert all(len(key) == 1 for key in keys)
+    assert len(set.union(*keys)) == len(groups)
 
 
-def test_dtypes_count_where_they_are_not_declared() -> None:
-    rule = rule_of(spec("x", ROWS, dtype=DataType.INVALID))
-    assert rule.key(x(1, dtype=np.float32)) == rule.key(x(3, dtype=np.float32))
-    assert rule.key(x(1, dtype=np.float32)) != rule.key(x(1, dtype=np.float64))
-
-
-def test_dtypes_count_also_where_lengths_are_filled_up() -> None:
-    rule = rule_of(spec("x", ROWS, LENGTH, dtype=DataType.INVALID), settings=FILLING)
-    assert rule.key(x(1, 2, dtype=np.float32)) == rule.key(x(1, 9, dtype=np.float32))
-    assert rule.key(x(1, 2, dtype=np.float32)) != rule.key(x(1, 2, dtype=np.int32))
-
-
-def test_lengths_do_not_count_where_they_are_filled_up() -> None:
-    rule = rule_of(spec("x", ROWS, LENGTH), settings=FILLING)
-    assert rule.key(x(1, 4)) is None
-    assert rule.key(x(2, 9)) is None
-
-
-def test_an_empty_input_is_never_filled_up_with_others() -> None:
-    rule = rule_of(spec("x", ROWS, LENGTH, WIDTH), settings=FILLING)
-    empty = rule.key(x(2, 0, 3))
-    assert empty != rule.key(x(2, 1, 3))
-    assert empty != rule.key(x(2, 0, 4))
-    assert empty == rule.key(x(5, 0, 3))
-
-
-def test_a_call_without_rows_makes_nobody_longer() -> None:
-    rule = rule_of(spec("x", ROWS, LENGTH), settings=FILLING)
-    assert rule.key(x(0, 1_000_000)) not in (rule.key(x(1, 2)), rule.key(x(0, 2)))
+def test_where_nothing_but_rows_can_differ_there_is_no_key() -> None:
+    assert rule_of(spec("x", ROWS, 3), spec("z", ROWS)).key({**x(5, 3), "z": np.ones(5)}) is None
+    assert rule_of(spec("x", ROWS, LENGTH), settings=FILLING).key(x(1, 4)) is None
 
 
 @pytest.mark.parametrize(
@@ -140,7 +135,7 @@ def test_a_call_without_rows_makes_nobody_longer() -> None:
         (BatchSettings(max_batch_size=8, max_request_rows=20, split_large=True), None, 20),
         (BatchSettings(max_batch_size=8, max_request_rows=20, split_large=True), 12, 12),
     ],
-    ids=["run", "model", "smaller", "not cut", "cut", "cut, but the model takes less"],
+    ids=["run", "model", "smaller", "not split", "split", "split, but the model takes less"],
 )
 def test_too_many_rows_are_refused(settings: BatchSettings, maximum: int | None, most: int) -> None:
     rule = rule_of(spec("x", SymbolicDim("s0", maximum), 3), settings=settings)
@@ -157,11 +152,7 @@ def test_the_model_bounds_what_a_run_may_have() -> None:
     rule = rule_of(spec("x", SymbolicDim("s0", 40)), spec("z", SymbolicDim("s0", 30)), settings=settings)
     assert rule.max_rows == 30
     assert rule.settings == BatchSettings(max_batch_size=30, preferred=(4,), allowed_sizes=(8,))
-
-
-def test_a_model_that_takes_more_than_a_run_bounds_nothing() -> None:
-    rule = rule_of(spec("x", SymbolicDim("s0", 40)))
-    assert rule.settings == SETTINGS
+    assert rule_of(spec("x", SymbolicDim("s0", 40))).settings == SETTINGS, "it takes more than a run"
 
 
 def test_inputs_of_seven_dimensions_are_not_filled_up() -> None:

@@ -20,7 +20,7 @@ from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.runs import Run
 from tfs_lite.schedulers.sequence.servable import SequenceServable
 from tfs_lite.server.inference.predictor import CallOptions, Predictor
-from tfs_lite.testing.schedulers.sequence_fixture import DRAIN, M, SequenceWorld
+from tfs_lite.testing.schedulers.sequence_fixture import DRAIN, M, SequenceFixture
 from tfs_lite.testing.schedulers.sequence_models import SumByIdModel, SumModel, sum_settings
 
 IDLE = 1.0
@@ -31,19 +31,19 @@ OLDEST = {"oldest": {"max_candidate_sequences": 2}, **DIRECT}
 class SumLoader(Loader):
     """Loads the scheduler of sequences around a model that sums by row or by id."""
 
-    def __init__(self, world: SumWorld) -> None:
-        self._world = world
+    def __init__(self, fixture: SumFixture) -> None:
+        self._world = fixture
         self._servable: SequenceServable | None = None
 
     def estimate_resources(self) -> ResourceAllocation:
         return NO_RESOURCES
 
     def load(self, servable_id: ServableId) -> None:
-        world = self._world
-        settings = sum_settings(2, **world.how)
-        model = SumByIdModel(settings) if "oldest" in world.how else SumModel(settings)
-        forgotten = world.routes.forgotten
-        self._servable = SequenceServable([model], servable_id, settings, world.clock, on_forgotten=forgotten)
+        fixture = self._world
+        settings = sum_settings(2, **fixture.how)
+        model = SumByIdModel(settings) if "oldest" in fixture.how else SumModel(settings)
+        forgotten = fixture.routes.forgotten
+        self._servable = SequenceServable([model], servable_id, settings, fixture.clock, on_forgotten=forgotten)
 
     def unload(self) -> None:
         assert self._servable is not None
@@ -55,7 +55,7 @@ class SumLoader(Loader):
         return self._servable
 
 
-class SumWorld(SequenceWorld):
+class SumFixture(SequenceFixture):
     """``add`` sends a number to a sequence and returns its sum and the version that answered."""
 
     def __init__(self, how: dict[str, object]) -> None:
@@ -84,72 +84,72 @@ class SumWorld(SequenceWorld):
 
 
 @pytest.fixture(params=[DIRECT, OLDEST], ids=["direct", "oldest"])
-def world(request: pytest.FixtureRequest) -> Iterator[SumWorld]:
-    found = SumWorld(request.param)
+def fixture(request: pytest.FixtureRequest) -> Iterator[SumFixture]:
+    found = SumFixture(request.param)
     found.swap(1)
     yield found
     found.routes.close()
     found.manager.close()
 
 
-def test_a_sum_goes_on_where_it_began_although_a_newer_version_answers_others(world):
-    assert world.add(1, start=True) == (1, 1)
-    assert world.add(2) == (3, 1)
-    world.swap(2)
-    assert world.add(10, id=8, start=True) == (10, 2)
-    assert world.add(3) == (6, 1)
-    assert world.add(10, id=8) == (20, 2)
-    assert world.add(4, end=True) == (10, 1)
-    world.settle()
-    assert world.state("m", 1) is None
-    assert world.refused(5) is StatusCode.INVALID_ARGUMENT
-    assert world.add(5, start=True) == (5, 2)
+def test_a_sum_goes_on_where_it_began_although_a_newer_version_answers_others(fixture):
+    assert fixture.add(1, start=True) == (1, 1)
+    assert fixture.add(2) == (3, 1)
+    fixture.swap(2)
+    assert fixture.add(10, id=8, start=True) == (10, 2)
+    assert fixture.add(3) == (6, 1)
+    assert fixture.add(10, id=8) == (20, 2)
+    assert fixture.add(4, end=True) == (10, 1)
+    fixture.settle()
+    assert fixture.state("m", 1) is None
+    assert fixture.refused(5) is StatusCode.INVALID_ARGUMENT
+    assert fixture.add(5, start=True) == (5, 2)
 
 
-def test_a_sum_that_is_idle_for_too_long_lets_its_version_go(world):
-    world.add(1, start=True)
-    world.swap(2)
-    assert world.state("m", 1) is HarnessState.QUIESCING
-    world.clock.advance(IDLE + 0.1)
-    world.settle()
-    assert world.state("m", 1) is None
-    assert world.refused(2) is StatusCode.INVALID_ARGUMENT
+def test_a_sum_that_is_idle_for_too_long_lets_its_version_go(fixture):
+    fixture.add(1, start=True)
+    fixture.swap(2)
+    assert fixture.state("m", 1) is HarnessState.QUIESCING
+    fixture.clock.advance(IDLE + 0.1)
+    fixture.settle()
+    assert fixture.state("m", 1) is None
+    assert fixture.refused(2) is StatusCode.INVALID_ARGUMENT
 
 
-def test_a_busy_sum_goes_on_until_the_bound_and_is_then_told_to_begin_anew(world):
-    world.add(0, start=True)
-    world.swap(2)
+def test_a_busy_sum_goes_on_until_the_bound_and_is_then_told_to_begin_anew(fixture):
+    fixture.add(0, start=True)
+    fixture.swap(2)
     for number in range(1, round(DRAIN / IDLE) * 2):
-        world.clock.advance(IDLE / 2)
-        assert world.add(1) == (number, 1)
-    world.clock.advance(IDLE / 2)
-    world.settle()
-    assert world.state("m", 1) is None
-    assert world.refused(1) is StatusCode.UNAVAILABLE
-    assert world.add(1, start=True) == (1, 2)
+        fixture.clock.advance(IDLE / 2)
+        assert fixture.add(1) == (number, 1)
+    fixture.clock.advance(IDLE / 2)
+    fixture.settle()
+    assert fixture.state("m", 1) is None
+    assert fixture.refused(1) is StatusCode.UNAVAILABLE
+    assert fixture.add(1, start=True) == (1, 2)
 
 
-def test_requests_that_are_refused_leave_no_routes(world):
-    assert world.refused(1) is StatusCode.INVALID_ARGUMENT
-    assert world.add(1, start=True, end=True) == (1, 1)
-    assert world.live() == {}
-    world.swap(2)
-    assert world.state("m", 1) is None
+def test_requests_that_are_refused_leave_no_routes(fixture):
+    assert fixture.refused(1) is StatusCode.INVALID_ARGUMENT
+    assert fixture.add(1, start=True, end=True) == (1, 1)
+    assert fixture.live() == {}
+    fixture.swap(2)
+    assert fixture.state("m", 1) is None
 
 
-def test_a_sum_that_begins_anew_goes_to_the_newest_version_and_frees_the_old_one(world):
-    world.add(1, start=True)
-    world.swap(2)
-    assert world.add(5, start=True) == (5, 2)
-    world.settle()
-    assert world.state("m", 1) is None
-    assert world.add(5) == (10, 2)
+def test_a_sum_that_begins_anew_goes_to_the_newest_version_and_frees_the_old_one(fixture):
+    fixture.add(1, start=True)
+    fixture.swap(2)
+    assert fixture.add(5, start=True) == (5, 2)
+    fixture.settle()
+    assert fixture.state("m", 1) is None
+    assert fixture.add(5) == (10, 2)
 
 
-def test_closing_does_not_wait_for_sums_that_have_not_ended(world):
-    world.add(1, start=True)
-    world.swap(2)
-    world.add(1, id=8, start=True)
-    world.routes.close()
-    world.manager.close(drain_timeout=0.0)
-    assert [world.story("m", version)[-1] for version in (1, 2)] == ["End", "End"]
+def test_closing_does_not_wait_for_sums_that_have_not_ended(fixture):
+    fixture.add(1, start=True)
+    fixture.swap(2)
+    fixture.add(1, id=8, start=True)
+    fixture.routes.close()
+    fixture.manager.close(drain_timeout=0.0)
+    assert [fixture.history("m", version)[-1] for version in (1, 2)] == ["End", "End"]
