@@ -47,9 +47,6 @@ def test_a_step_is_counted_by_its_kind(metrics: GenerationMetrics, registry: Col
     assert value(registry, "inter_token_seconds_bucket", le="0.025") == 1
     assert value(registry, "preemptions_total") == 1
     assert value(registry, "step_failures_total") == 0
-
-
-def test_a_step_that_failed_is_counted(metrics: GenerationMetrics, registry: CollectorRegistry) -> None:
     metrics.on_step(StepReport(M1, "decode", 1, 1, 0.1, ok=False))
     assert value(registry, "step_failures_total") == 1
 
@@ -72,11 +69,8 @@ def test_a_text_without_a_token_has_no_time_of_its_first(
     metrics.on_text(text("cancelled", first=None, output=0))
     assert value(registry, "time_to_first_token_seconds_count") is None
     assert value(registry, "text_seconds_count", outcome="cancelled") == 1
-
-
-def test_one_token_has_no_time_per_token(metrics: GenerationMetrics, registry: CollectorRegistry) -> None:
     metrics.on_text(text(output=1))
-    assert value(registry, "time_per_output_token_seconds_count") is None
+    assert value(registry, "time_per_output_token_seconds_count") is None, "one token has no time for each"
 
 
 def test_states_of_engines_are_there_while_they_are_in_memory(
@@ -95,7 +89,7 @@ def test_states_of_engines_are_there_while_they_are_in_memory(
     assert value(registry, "running", 2) == 6
 
 
-def test_state_of_an_unloaded_version_goes_though_somebody_still_holds_it(
+def test_state_of_an_unloaded_version_is_dropped_while_it_is_still_referenced(
     metrics: GenerationMetrics, registry: CollectorRegistry
 ) -> None:
     old, new = Engine(4), Engine(6)

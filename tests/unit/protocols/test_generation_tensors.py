@@ -159,7 +159,7 @@ REFUSED = {
         {},
         "stop is not UTF-8: invalid start byte at byte 0",
     ),
-    "values for nobody": (
+    "values for no text": (
         {"text_input": strings("a"), "top_k": tensor("top_k", 1, 2)},
         {},
         "top_k has 2 values, expected 1",
@@ -233,13 +233,7 @@ def pieces() -> list[Piece]:
 
 def test_pieces_of_a_text_are_joined_to_all_of_it():
     assert join_pieces(pieces()) == Piece(
-        1,
-        (5, 6, 7, 8),
-        "hé!",
-        (TokenLogprob(5, -0.5), TokenLogprob(8, -1.0)),
-        Finish.STOP,
-        "end",
-        Usage(4, 4),
+        1, (5, 6, 7, 8), "hé!", (TokenLogprob(5, -0.5), TokenLogprob(8, -1.0)), Finish.STOP, "end", Usage(4, 4)
     )
     first = pieces()[0]
     assert join_pieces([first]) is first

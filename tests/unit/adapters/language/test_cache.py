@@ -72,7 +72,7 @@ def test_what_a_text_left_is_cleared_where_the_next_is_read_past_its_end(cache: 
     assert _held(cache, 0) == [1, 2, 0, 0, 0, 0, 0, 0]
 
 
-def test_what_nobody_reads_is_not_cleared(cache: Cache) -> None:
+def test_what_is_not_read_is_not_cleared(cache: Cache) -> None:
     _write(cache, 0, 0, [9.0] * 6)
     _write(cache, 0, 0, [1.0, 2.0])
     assert _held(cache, 0) == [1, 2, 9, 9, 9, 9, 0, 0]

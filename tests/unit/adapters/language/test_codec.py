@@ -258,37 +258,24 @@ def test_chat_template_leads_up_to_the_assistant(tmp_path, where):
     assert tokens.count(KINDS["byte level"].token_to_id("<s>")) == 2
 
 
-def test_chat_that_the_template_refuses_is_the_callers_fault(tmp_path):
-    codec, _ = opened(tmp_path, KINDS["byte level"], TEMPLATE)
-    with pytest.raises(ServingError, match="no tools here") as caught:
-        codec.chat(ChatPrompt(({"role": "tool", "content": "x"},)))
+@pytest.mark.parametrize(
+    ("template", "role", "words"),
+    [
+        (TEMPLATE, "tool", "no tools here"),
+        (None, "user", "no chat template"),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "user", "refuses them"),
+    ],
+    ids=["refused", "no template", "out of the sandbox"],
+)
+def test_chat_that_cannot_be_rendered_is_the_callers_fault(tmp_path, template, role, words):
+    codec, _ = opened(tmp_path, KINDS["byte level"], template)
+    with pytest.raises(ServingError, match=words) as caught:
+        codec.chat(ChatPrompt(({"role": role, "content": "x"},)))
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
-def test_chat_without_a_template_is_refused(tmp_path):
-    codec, _ = opened(tmp_path, KINDS["byte level"])
-    with pytest.raises(ServingError, match="no chat template") as caught:
-        codec.chat(USER)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-
-
-def test_template_cannot_reach_out_of_its_sandbox(tmp_path):
-    codec, _ = opened(tmp_path, KINDS["byte level"], "{{ messages.__class__.__mro__[1].__subclasses__() }}")
-    with pytest.raises(ServingError) as caught:
-        codec.chat(USER)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-
-
-@pytest.mark.parametrize("of_bytes", [False, True], ids=["trained", "bytes"])
-def test_broken_template_fails_the_load(tmp_path, of_bytes):
-    template = "{% for m in messages %}never closed"
-    given_files = {"tokenizer_class": "ByteTokenizer"} if of_bytes else {}
-    tokenizer = None if of_bytes else KINDS["byte level"]
-    message = refusal(StatusCode.FAILED_PRECONDITION, tmp_path, tokenizer, template, **given_files)
-    assert "chat template" in message
-
-
-ENDLESS = {
+BROKEN = {
+    "never closed": "{% for m in messages %}never closed",
     "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}x",
     "doubles": "{% set ns=namespace(s='aa') %}{% for a in range(60) %}{% set ns.s=ns.s+ns.s %}{% endfor %}{{ns.s}}",
     "long": "{{ 'a' * 8000000000 }}",
@@ -297,13 +284,13 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("of_bytes", [False, True], ids=["trained", "bytes"])
-@pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
-def test_template_without_an_end_fails_the_load_and_nothing_else(tmp_path, template, of_bytes):
+@pytest.mark.parametrize("template", BROKEN.values(), ids=BROKEN)
+def test_template_that_is_broken_or_has_no_end_fails_the_load_and_nothing_else(tmp_path, template, of_bytes):
     given_files = {"tokenizer_class": "ByteTokenizer"} if of_bytes else {}
     tokenizer = None if of_bytes else KINDS["byte level"]
     message = refusal(StatusCode.FAILED_PRECONDITION, tmp_path, tokenizer, template, **given_files)
     assert "chat template" in message
-    assert "come to an end" in message or "memory" in message
+    assert any(words in message for words in ("come to an end", "memory", "is broken"))
 
 
 def test_nothing_is_looked_for_outside(tmp_path, monkeypatch):
@@ -336,14 +323,11 @@ def test_broken_tokenizer_fails_the_load(tmp_path, content):
     assert "tokenizer" in refusal(StatusCode.FAILED_PRECONDITION, tmp_path)
 
 
-def test_broken_tokenizer_config_fails_the_load(tmp_path):
+def test_broken_tokenizer_config_and_one_without_a_vocabulary_fail_the_load(tmp_path):
+    assert "vocabulary" in refusal(StatusCode.FAILED_PRECONDITION, tmp_path, tokenizer_class="LlamaTokenizer")
     KINDS["byte level"].save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text("{")
     assert "tokenizer_config.json" in refusal(StatusCode.DATA_LOSS, tmp_path)
-
-
-def test_tokenizer_config_without_a_vocabulary_fails_the_load(tmp_path):
-    assert "vocabulary" in refusal(StatusCode.FAILED_PRECONDITION, tmp_path, tokenizer_class="LlamaTokenizer")
 
 
 def test_tokenizer_with_code_of_its_own_is_refused_and_the_code_not_run(tmp_path):
@@ -389,11 +373,7 @@ def test_byte_tokenizer_recognises_its_special_tokens():
     assert codec.decode(tokens) == "ab"
     assert codec.decode(tokens, False) == "<s>a</s>b<tool>"
     assert ByteCodec(()).encode("</s>") == list(b"</s>")
-
-
-def test_byte_tokenizer_takes_the_longest_special_token():
-    codec = ByteCodec(("<a>", "<a><b>"))
-    assert codec.encode("<a><b>") == [BYTES + 1]
+    assert ByteCodec(("<a>", "<a><b>")).encode("<a><b>") == [BYTES + 1], "the longest one"
 
 
 def test_byte_tokenizer_has_chats(tmp_path):

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import needs_fallback, self_check
-from tfs_lite.testing.language.tiny_transformers import FAMILIES, VOCABULARY, Greedy, RandomBatches, build, greedy
+from tfs_lite.testing.language.tiny_transformers import VOCABULARY, Greedy, RandomBatches, build, greedy
 
 LONGEST = 44
 DISTINCT = 20
 CLOSE = 1e-4
 """Logits nearer than this may change order when fp32 rounds in another order."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The models are too small to be shared between threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @functools.cache
@@ -55,31 +45,27 @@ def _outputs(family: str) -> list[list[int]]:
     return [text.tokens for text in _alone(family)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_texts_in_company_are_those_written_alone(family: str) -> None:
-    company = RandomBatches(Network(build(family), "cpu", slots=4, length=64), seed=2)
-    assert company.serve(_wanted()) == _outputs(family)
-    assert company.copied, "no text began with what another slot holds"
-    assert company.mixed, "no step had prompts and single rows"
-    assert company.reused > 3, "no slot was used twice"
+def test_texts_in_batches_are_those_written_alone(family: str) -> None:
+    batches = RandomBatches(Network(build(family), "cpu", slots=4, length=64), seed=2)
+    assert batches.serve(_wanted()) == _outputs(family)
+    assert batches.copied, "no text began with what another slot holds"
+    assert batches.mixed, "no step had prompts and single rows"
+    assert batches.reused > 3, "no slot was used twice"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_broken_text_left_in_a_slot_does_not_spoil_the_next(family: str) -> None:
-    company = RandomBatches(Network(build(family), "cpu", slots=3, length=64), poison=True, seed=4)
-    assert company.serve(_wanted() * 2) == _outputs(family) * 2
+    batches = RandomBatches(Network(build(family), "cpu", slots=3, length=64), poison=True, seed=4)
+    assert batches.serve(_wanted() * 2) == _outputs(family) * 2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 def test_in_single_precision_only_a_tie_may_end_otherwise(family: str) -> None:
     alone = _alone(family, torch.float32)
-    company = RandomBatches(Network(build(family, torch.float32), "cpu", slots=5, length=64), seed=6)
-    for served, text in zip(company.serve(_wanted()), alone, strict=True):
+    batches = RandomBatches(Network(build(family, torch.float32), "cpu", slots=5, length=64), seed=6)
+    for served, text in zip(batches.serve(_wanted()), alone, strict=True):
         other = next((i for i, pair in enumerate(zip(served, text.tokens, strict=True)) if pair[0] != pair[1]), None)
         assert other is None or text.ahead[other] < CLOSE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 def test_the_family_passes_its_self_check(family: str) -> None:
     module = build(family)
     assert needs_fallback(module, 64) is None

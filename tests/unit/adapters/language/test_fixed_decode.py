@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -14,20 +14,11 @@ from tfs_lite.adapters.language.fixed_decode import FixedDecode, Shape, record_a
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import self_check
 from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
-from tfs_lite.testing.language.tiny_transformers import FAMILIES, VOCABULARY, RandomBatches, build, greedy
+from tfs_lite.testing.language.tiny_transformers import VOCABULARY, RandomBatches, build, greedy
 
 DRAW = SamplingRequest(Sampling(), 0, 0, [], 0)
 LENGTH = 64
 SHAPES = [Shape(rows, width) for width in (64, 32, 16) for rows in (4, 2, 1)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The models are too small to be shared between threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def recorded(host: Sequence[torch.Tensor], forward: Forward) -> Captured:
@@ -63,16 +54,15 @@ def _wanted() -> list[tuple[list[int], int]]:
 
 
 @pytest.mark.parametrize("poison", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
 def test_texts_decoded_in_fixed_shapes_are_those_written_alone(family: str, poison: bool) -> None:
     """Among prompts, copies and slots that others have left, with NaN in them or without."""
     network = fixed_network(family)
     decoding = attached(network)
     module = build(family)
-    company = RandomBatches(network, poison=poison, seed=3)
-    assert company.serve(_wanted()) == [greedy(module, *one).tokens for one in _wanted()]
+    batches = RandomBatches(network, poison=poison, seed=3)
+    assert batches.serve(_wanted()) == [greedy(module, *one).tokens for one in _wanted()]
     assert decoding.replays > 10
-    assert poison or company.reused > 3
+    assert poison or batches.reused > 3
 
 
 def _load_weights(network: Network) -> list[list[int]]:

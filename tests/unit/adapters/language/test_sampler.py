@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -24,15 +24,6 @@ from tfs_lite.core.generation import Rows, SampledToken, Sampling, SamplingReque
 GREEDY = Sampling(temperature=0)
 HISTORY = [3, 5, 5, 7, 3, 8, 8, 8]
 """Prompt and output: the prompt is the first four."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Of torch's: these tensors are too small for more, and other tests may run beside."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _request(

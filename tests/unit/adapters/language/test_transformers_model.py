@@ -91,7 +91,7 @@ PROMPTS = [[5, 6, 7, 8, 200, 41], [77], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]]
 @pytest.mark.parametrize(
     ("kind", "fields", "batches"), [("llama", LLAMA, True), ("bloom", BLOOM, False)], ids=["llama", "bloom"]
 )
-def test_texts_in_company_are_those_of_the_library(tmp_path, opened, kind, fields, batches, caplog):
+def test_texts_in_batches_are_those_of_the_library(tmp_path, opened, kind, fields, batches, caplog):
     caplog.set_level("INFO")
     plain = save(tmp_path, kind, fields)
     model = opened(tmp_path, max_model_len="64")
@@ -146,9 +146,9 @@ def test_answers_are_the_same_up_to_the_last_position(tmp_path, opened):
         ({"eos_token_id": [3, 5000]}, 9, BYTES, {3}),
         ({"eos_token_id": 5000}, 9, BYTES, {9}),
     ],
-    ids=["list", "number", "config", "tokenizer", "nobody", "one outside", "all outside"],
+    ids=["list", "number", "config", "tokenizer", "no source", "one outside", "all outside"],
 )
-def test_end_of_text_is_that_of_the_first_who_knows(tmp_path, opened, generation, config, tokenizer, eos):
+def test_end_of_text_is_that_of_the_first_source_that_has_one(tmp_path, opened, generation, config, tokenizer, eos):
     save(tmp_path, fields={**LLAMA, "eos_token_id": config}, tokenizer=tokenizer, **generation)
     assert opened(tmp_path).limits.eos == eos
 

@@ -11,22 +11,19 @@ from tfs_lite.schedulers.generation.cache_slots import LEAST_REUSE, CacheSlots, 
 STEM = list(range(100, 140))
 
 
-def used(slots: CacheSlots, tokens: list[int]) -> int:
-    """A text with these tokens came, was computed and went; its slot."""
-    assignment = slots.find(None)
-    assert assignment is not None
-    slots.assign(assignment, tokens)
-    slots.mark_computed(assignment.slot, len(tokens))
-    slots.release(assignment.slot)
-    return assignment.slot
-
-
 def live(slots: CacheSlots, tokens: list[int]) -> int:
     assignment = slots.find(None)
     assert assignment is not None
     slots.assign(assignment, tokens)
     slots.mark_computed(assignment.slot, len(tokens))
     return assignment.slot
+
+
+def used(slots: CacheSlots, tokens: list[int]) -> int:
+    """The slot of a text that was computed and has ended."""
+    slot = live(slots, tokens)
+    slots.release(slot)
+    return slot
 
 
 def test_lowest_empty_slot_is_taken_first() -> None:
@@ -37,35 +34,21 @@ def test_lowest_empty_slot_is_taken_first() -> None:
     assert slots.find([1]) == SlotAssignment(1)
 
 
-def test_free_slot_that_holds_the_beginning_is_taken_as_it_is() -> None:
-    slots = CacheSlots(3)
-    used(slots, STEM)
-    assert slots.find([*STEM, 1, 2]) == SlotAssignment(0, len(STEM))
+FOUND = {
+    "a free slot that holds the beginning is taken as it is": (3, used, STEM, [*STEM, 1, 2], SlotAssignment(0, 40)),
+    "the last token is always computed": (1, used, STEM, STEM, SlotAssignment(0, 39)),
+    "the beginning of a running text is copied": (2, live, STEM, [*STEM[:20], 1, 2], SlotAssignment(1, 20, 0)),
+    "a long text is not overwritten while a slot is empty": (2, used, STEM, [*STEM[:20], 1], SlotAssignment(1, 20, 0)),
+    "few tokens in common are not reused": (2, used, STEM, [*STEM[:15], 1, 2, 3], SlotAssignment(1)),
+    "as many as are worth it are": (2, used, STEM, [*STEM[:LEAST_REUSE], 1], SlotAssignment(1, LEAST_REUSE, 0)),
+}
 
 
-def test_last_token_is_always_computed() -> None:
-    slots = CacheSlots(1)
-    used(slots, STEM)
-    assert slots.find(STEM) == SlotAssignment(0, len(STEM) - 1)
-
-
-def test_beginning_of_a_running_text_is_copied() -> None:
-    slots = CacheSlots(2)
-    live(slots, STEM)
-    assert slots.find([*STEM[:20], 1, 2]) == SlotAssignment(1, 20, source=0)
-
-
-def test_what_is_left_of_a_long_text_is_not_overwritten_while_there_is_an_empty_slot() -> None:
-    slots = CacheSlots(2)
-    used(slots, STEM)
-    assert slots.find([*STEM[:20], 1, 2]) == SlotAssignment(1, 20, source=0)
-
-
-def test_few_tokens_in_common_are_not_worth_it() -> None:
-    slots = CacheSlots(2)
-    used(slots, STEM)
-    assert slots.find([*STEM[: LEAST_REUSE - 1], 1, 2, 3]) == SlotAssignment(1)
-    assert slots.find([*STEM[:LEAST_REUSE], 1]) == SlotAssignment(1, LEAST_REUSE, source=0)
+@pytest.mark.parametrize(("count", "before", "held", "tokens", "assignment"), FOUND.values(), ids=FOUND)
+def test_slot_of_a_text_depends_on_what_a_slot_holds(count, before, held, tokens, assignment) -> None:
+    slots = CacheSlots(count)
+    before(slots, held)
+    assert slots.find(tokens) == assignment
 
 
 def test_longest_beginning_wins() -> None:

@@ -111,9 +111,37 @@ def test_text_with_stops_is_that_before_the_first_stop(text: str, stops: list[st
         assert whole.startswith(got)
 
 
-def test_stop_that_the_last_allowed_token_completes_is_a_stop() -> None:
-    text, output = push_all(detokenizer(limit=3, stop=("bc",)), b"abc")
-    assert (text, output.finish, output.stop) == ("a", Finish.STOP, "bc")
+ENDS = {
+    "a stop that the last allowed token completes": ({"limit": 3, "stop": ("bc",)}, b"abc", "a", Finish.STOP, "bc"),
+    "a stop that is part of the text": ({"stop": ("bc",), "include_stop": True}, b"abcd", "abc", Finish.STOP, "bc"),
+    "a stop token": ({"stop_token_ids": (98,)}, b"ab", "a", Finish.STOP, 98),
+    "an ignored end of text": ({"limit": 3, "ignore_eos": True}, [97, END, 98], "ab", Finish.LENGTH, None),
+    "special tokens that are wanted": (
+        {"limit": 3, "ignore_eos": True, "skip_special_tokens": False},
+        [97, END, 98],
+        "a</s>b",
+        Finish.LENGTH,
+        None,
+    ),
+    "a stop that is complete too soon": ({"min_tokens": 4, "stop": ("ab",)}, b"ababab", "ab", Finish.STOP, "ab"),
+    "a stop after enough tokens": ({"min_tokens": 3, "stop": ("ab",)}, b"abcab", "abc", Finish.STOP, "ab"),
+    "the limit": ({"limit": 1}, b"a", "a", Finish.LENGTH, None),
+    "the limit without characters": ({"limit": 1}, [BEGIN], "", Finish.LENGTH, None),
+}
+
+
+@pytest.mark.parametrize(("wanted", "tokens", "text", "finish", "stop"), ENDS.values(), ids=ENDS)
+def test_text_ends_as_it_is_asked_to(wanted, tokens, text, finish, stop) -> None:
+    found = detokenizer(**wanted)
+    got, output = push_all(found, tokens)
+    assert (got, output.finish, output.stop) == (text, finish, stop)
+    assert found.count <= len(tokens)
+
+
+def test_stop_token_counts_as_output() -> None:
+    found = detokenizer(stop_token_ids=(ord("b"),))
+    push_all(found, b"ab")
+    assert found.count == 2
 
 
 def test_beginning_of_a_stop_is_let_go_when_the_text_ends() -> None:
@@ -121,29 +149,8 @@ def test_beginning_of_a_stop_is_let_go_when_the_text_ends() -> None:
     assert [found.push(byte).text for byte in b"abc"] == ["a", "", "bc"]
 
 
-def test_stop_may_be_part_of_the_text() -> None:
-    text, output = push_all(detokenizer(stop=("bc",), include_stop=True), b"abcd")
-    assert (text, output.stop) == ("abc", "bc")
-
-
 def test_end_of_text_comes_before_stop_tokens_and_the_limit() -> None:
     assert detokenizer(limit=1, stop_token_ids=(END,)).push(END) == DetokenizerOutput("", Finish.STOP, END)
-
-
-def test_stop_token_counts_and_has_no_words() -> None:
-    found = detokenizer(stop_token_ids=(ord("b"),))
-    assert push_all(found, b"ab") == ("a", DetokenizerOutput("", Finish.STOP, ord("b")))
-    assert found.count == 2
-
-
-def test_ignored_end_of_text_is_a_token_like_others() -> None:
-    text, output = push_all(detokenizer(limit=3, ignore_eos=True), [97, END, 98])
-    assert (text, output.finish) == ("ab", Finish.LENGTH)
-
-
-def test_special_tokens_have_words_if_wanted() -> None:
-    text, _ = push_all(detokenizer(limit=3, ignore_eos=True, skip_special_tokens=False), [97, END, 98])
-    assert text == "a</s>b"
 
 
 def test_ends_are_banned_until_there_are_enough_tokens() -> None:
@@ -154,13 +161,6 @@ def test_ends_are_banned_until_there_are_enough_tokens() -> None:
     found.push(97)
     assert found.banned == frozenset()
     assert detokenizer(stop_token_ids=(7,)).banned == frozenset()
-
-
-def test_stop_texts_do_not_count_until_there_are_enough_tokens() -> None:
-    text, output = push_all(detokenizer(min_tokens=4, stop=("ab",)), b"ababab")
-    assert (text, output.finish) == ("ab", Finish.STOP)
-    text, output = push_all(detokenizer(min_tokens=3, stop=("ab",)), b"abcab")
-    assert (text, output.finish) == ("abc", Finish.STOP)
 
 
 def test_echo_opens_with_the_words_of_the_prompt() -> None:
@@ -181,9 +181,3 @@ def test_hostile_stops_cost_little_per_character() -> None:
     finder = StopFinder(("a" * 999 + "b",))
     assert finder.push("a" * 100_000)[0] == "a" * (100_000 - 999)
     assert finder.push("b") == ("", "a" * 999 + "b")
-
-
-@pytest.mark.parametrize("text", ["", "a"])
-def test_limit_ends_even_without_words(text: str) -> None:
-    _, output = push_all(detokenizer(limit=1), list(text.encode()) or [BEGIN])
-    assert output.finish is Finish.LENGTH

@@ -43,18 +43,18 @@ CODEC = ByteCodec()
 EOS = frozenset({END})
 
 
-class ByHand(StepLoop):
-    """A loop without a thread: the test itself gives the turns."""
+class ManualLoop(StepLoop):
+    """A loop without a thread."""
 
     def join(self, engine) -> None:
-        """Nobody turns it."""
+        """The test gives the turns."""
 
     def leave(self, engine) -> None:
         """No turn is under way."""
 
 
-class Asked:
-    """A job, and what came of it."""
+class Request:
+    """A job, and its events."""
 
     def __init__(self, prompt: Sequence[int], limit: int = 8, *, seed: int = 0, deadline=None, **wanted) -> None:
         wanted.setdefault("sampling", GREEDY)
@@ -95,7 +95,7 @@ class Asked:
         return self.status.code if self.status else StatusCode.OK
 
     def alone(self, eos: frozenset[int] = EOS) -> list[int]:
-        """What the model says to this prompt when there is nobody else."""
+        """The output of the model for this prompt alone."""
         job, tokens = self.job, list(self.job.wanted.prompt)
         for index in range(job.limit):
             draw = SamplingRequest(job.wanted.sampling, job.seed, index, tokens, len(job.wanted.prompt))
@@ -105,8 +105,8 @@ class Asked:
         return tokens[len(job.wanted.prompt) :]
 
 
-class Stage:
-    """An engine that the test turns, with all that it tells."""
+class SteppedEngine:
+    """An engine whose turns the test gives, with its reports."""
 
     def __init__(self, slots: int = 2, codec: ByteCodec | None = None, choose=None, before=None, **settings) -> None:
         self.clock = VirtualClock()
@@ -118,22 +118,22 @@ class Stage:
             ID,
             settings_of(slots, **settings),
             clock=self.clock,
-            loop=ByHand(),
+            loop=ManualLoop(),
             on_step=self.steps.append,
             on_text=self.texts.append,
         )
 
-    def submit(self, *asked: Asked) -> None:
-        assert self.engine.submit([one.job for one in asked]) is None
+    def submit(self, *requests: Request) -> None:
+        assert self.engine.submit([one.job for one in requests]) is None
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
             self.engine.turn()
 
-    def run(self, *asked: Asked) -> None:
-        """Until there is nothing to do; slots are empty then, and nobody waits."""
-        if asked:
-            self.submit(*asked)
+    def run(self, *requests: Request) -> None:
+        """Runs until there is nothing to do; no text runs or waits then."""
+        if requests:
+            self.submit(*requests)
         for _ in range(100_000):
             if not self.engine.turn():
                 break
@@ -159,11 +159,11 @@ def saying(text: str, then: int = END) -> Callable[[Sequence[int], SamplingReque
 
 @pytest.mark.parametrize(("slots", "chunk", "reuse"), [(1, 64, False), (3, 4, True), (8, 1, True)])
 def test_each_text_comes_out_as_if_it_were_alone(slots: int, chunk: int, reuse: bool) -> None:
-    stage = Stage(slots, chunk=chunk, prefix_reuse=reuse)
-    asked = [Asked(prompt(n, 1 + n * 2), 1 + n % 9, seed=n) for n in range(12)]
-    asked += [Asked(prompt(n, 20), 8, seed=n, sampling=Sampling(temperature=1)) for n in range(6)]
-    stage.run(*asked)
-    for one in asked:
+    stepped = SteppedEngine(slots, chunk=chunk, prefix_reuse=reuse)
+    requests = [Request(prompt(n, 1 + n * 2), 1 + n % 9, seed=n) for n in range(12)]
+    requests += [Request(prompt(n, 20), 8, seed=n, sampling=Sampling(temperature=1)) for n in range(6)]
+    stepped.run(*requests)
+    for one in requests:
         assert one.tokens == one.alone()
         assert one.last.usage is not None
         assert (one.last.usage.prompt, one.last.usage.output) == (len(one.job.wanted.prompt), len(one.tokens))
@@ -172,71 +172,71 @@ def test_each_text_comes_out_as_if_it_were_alone(slots: int, chunk: int, reuse: 
 
 def test_pieces_together_are_the_whole_decode() -> None:
     said = "grüße 👩‍👩‍👧 €"
-    stage = Stage(codec=CODEC, choose=saying(said))
-    asked = [Asked(prompt(1), 50), Asked(prompt(2), 12), Asked(prompt(3), 50, echo=True)]
-    stage.run(*asked)
-    for one in asked:
+    stepped = SteppedEngine(codec=CODEC, choose=saying(said))
+    requests = [Request(prompt(1), 50), Request(prompt(2), 12), Request(prompt(3), 50, echo=True)]
+    stepped.run(*requests)
+    for one in requests:
         tokens = one.tokens if one.last.finish is Finish.LENGTH else one.tokens[:-1]
         opening = CODEC.decode(one.job.wanted.prompt) if one.job.wanted.echo else ""
         assert one.text == opening + CODEC.decode(tokens)
-    assert asked[0].text == said
-    assert (asked[0].last.finish, asked[0].last.stop) == (Finish.STOP, END)
-    assert asked[1].last.finish is Finish.LENGTH
+    assert requests[0].text == said
+    assert (requests[0].last.finish, requests[0].last.stop) == (Finish.STOP, END)
+    assert requests[1].last.finish is Finish.LENGTH
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 20])
 def test_one_token_is_there_after_the_prompt(length: int) -> None:
-    stage = Stage(codec=CODEC, choose=saying("xyz"))
-    one = Asked(prompt(1, length), 1)
-    stage.run(one)
+    stepped = SteppedEngine(codec=CODEC, choose=saying("xyz"))
+    one = Request(prompt(1, length), 1)
+    stepped.run(one)
     assert [(piece.tokens, piece.text, piece.finish) for piece in one.pieces] == [((120,), "x", Finish.LENGTH)]
-    assert {report.kind for report in stage.steps} == {"prefill"}
-    assert sum(report.rows for report in stage.steps) == length
+    assert {report.kind for report in stepped.steps} == {"prefill"}
+    assert sum(report.rows for report in stepped.steps) == length
 
 
 def test_end_of_text_as_first_token_is_a_whole_answer() -> None:
-    stage = Stage(codec=CODEC, choose=saying(""))
-    one = Asked(prompt(1), 8)
-    stage.run(one)
+    stepped = SteppedEngine(codec=CODEC, choose=saying(""))
+    one = Request(prompt(1), 8)
+    stepped.run(one)
     assert one.pieces == [Piece(0, (END,), "", (), Finish.STOP, END, Usage(5, 1))]
 
 
 def test_stop_text_across_tokens_ends_in_the_step_that_completes_it() -> None:
-    stage = Stage(codec=CODEC, choose=saying("abcdef"))
-    one, other = Asked(prompt(1), 8, stop=("cde",)), Asked(prompt(2), 5, stop=("de",))
-    stage.run(one, other)
+    stepped = SteppedEngine(codec=CODEC, choose=saying("abcdef"))
+    one, other = Request(prompt(1), 8, stop=("cde",)), Request(prompt(2), 5, stop=("de",))
+    stepped.run(one, other)
     assert [piece.text for piece in one.pieces] == ["a", "b", "", "", ""]
     assert (one.last.finish, one.last.stop, one.last.usage) == (Finish.STOP, "cde", Usage(5, 5))
     assert (other.text, other.last.finish, other.last.stop) == ("abc", Finish.STOP, "de")
 
 
 def test_context_may_be_exactly_full() -> None:
-    stage = Stage()
-    one = Asked(prompt(1, 40), LENGTH - 40, ignore_eos=True)
-    stage.run(one)
+    stepped = SteppedEngine()
+    one = Request(prompt(1, 40), LENGTH - 40, ignore_eos=True)
+    stepped.run(one)
     assert (len(one.tokens), one.last.finish) == (LENGTH - 40, Finish.LENGTH)
-    whole = Asked(prompt(1, LENGTH), 0, echo=True)
-    stage.run(whole)
+    whole = Request(prompt(1, LENGTH), 0, echo=True)
+    stepped.run(whole)
     assert whole.last.finish is Finish.LENGTH
 
 
 @pytest.mark.parametrize(("length", "limit"), [(40, LENGTH - 39), (0, 1), (LENGTH + 1, 0), (1, -1)])
 def test_job_that_fits_no_slot_is_not_taken(length: int, limit: int) -> None:
-    stage = Stage()
+    stepped = SteppedEngine()
     with pytest.raises(ValueError, match="do not fit"):
-        stage.engine.submit([Asked([1] * length, limit).job])
-    stage.run()
+        stepped.engine.submit([Request([1] * length, limit).job])
+    stepped.run()
 
 
 def test_jobs_may_share_a_list_of_tokens_and_keep_it() -> None:
-    stage = Stage()
+    stepped = SteppedEngine()
     shared = prompt(1)
-    asked = [Asked(shared, 5, seed=seed, sampling=Sampling(temperature=1)) for seed in range(3)]
-    for one in asked:
+    requests = [Request(shared, 5, seed=seed, sampling=Sampling(temperature=1)) for seed in range(3)]
+    for one in requests:
         one.job.tokens = shared
-    stage.run(*asked)
+    stepped.run(*requests)
     assert shared == prompt(1)
-    assert [one.tokens for one in asked] == [one.alone() for one in asked]
+    assert [one.tokens for one in requests] == [one.alone() for one in requests]
 
 
 def test_least_tokens_are_drawn_before_an_end() -> None:
@@ -246,23 +246,23 @@ def test_least_tokens_are_drawn_before_an_end() -> None:
         ends.append(draw.banned)
         return hashed(tokens, draw, VOCABULARY) if draw.banned else END
 
-    stage = Stage(choose=choose)
-    one = Asked(prompt(1), 9, min_tokens=3, stop_token_ids=(5,))
-    stage.run(one)
+    stepped = SteppedEngine(choose=choose)
+    one = Request(prompt(1), 9, min_tokens=3, stop_token_ids=(5,))
+    stepped.run(one)
     assert ends == [frozenset({5, END})] * 3 + [frozenset()]
     assert (len(one.tokens), one.last.stop) == (4, END)
 
 
 def test_scored_prompt_comes_with_the_first_piece() -> None:
-    stage = Stage(codec=CODEC, chunk=3)
+    stepped = SteppedEngine(codec=CODEC, chunk=3)
     scored = Sampling(temperature=0, logprobs=2)
     tokens = prompt(4, 20)
-    first = Asked(tokens, 4, ignore_eos=True)
-    stage.run(first)  # its cache is there, and must not be used
+    first = Request(tokens, 4, ignore_eos=True)
+    stepped.run(first)  # its cache is there, and must not be used
     only, more = (
-        Asked(tokens, limit, sampling=scored, score_prompt=True, echo=True, ignore_eos=True) for limit in (0, 3)
+        Request(tokens, limit, sampling=scored, score_prompt=True, echo=True, ignore_eos=True) for limit in (0, 3)
     )
-    stage.run(only, more)
+    stepped.run(only, more)
     expected = [TokenLogprob(tokens[0], None)]
     for at in range(1, len(tokens)):
         top = tuple((token, logprob_of(tokens[:at], token)) for token in (0, 1))
@@ -276,127 +276,127 @@ def test_scored_prompt_comes_with_the_first_piece() -> None:
 
 
 def test_prompt_that_was_preempted_is_scored_once() -> None:
-    stage = Stage(1, chunk=4)
+    stepped = SteppedEngine(1, chunk=4)
     scored = Sampling(temperature=0, logprobs=0)
-    slow = Asked(prompt(1, 20), 2, sampling=scored, score_prompt=True, priority=5, ignore_eos=True)
-    stage.submit(slow)
-    stage.turn(2)
-    urgent = Asked(prompt(2), 3, ignore_eos=True)
-    stage.run(urgent)
+    slow = Request(prompt(1, 20), 2, sampling=scored, score_prompt=True, priority=5, ignore_eos=True)
+    stepped.submit(slow)
+    stepped.turn(2)
+    urgent = Request(prompt(2), 3, ignore_eos=True)
+    stepped.run(urgent)
     assert [one.token for piece in slow.pieces for one in piece.logprobs] == [*prompt(1, 20), *slow.tokens]
-    assert [report.preemptions for report in stage.texts] == [0, 1]
+    assert [report.preemptions for report in stepped.texts] == [0, 1]
 
 
 def test_more_urgent_text_takes_a_slot_and_no_token_comes_twice() -> None:
-    stage = Stage(1, codec=CODEC)
-    slow = Asked(prompt(1), 20, seed=9, priority=3, sampling=Sampling(temperature=1), ignore_eos=True)
-    stage.submit(slow)
-    stage.turn(6)
+    stepped = SteppedEngine(1, codec=CODEC)
+    slow = Request(prompt(1), 20, seed=9, priority=3, sampling=Sampling(temperature=1), ignore_eos=True)
+    stepped.submit(slow)
+    stepped.turn(6)
     before = slow.tokens
     assert len(before) == 6
-    urgent = Asked(prompt(2), 4, ignore_eos=True)
-    stage.submit(urgent)
-    stage.turn(4)
+    urgent = Request(prompt(2), 4, ignore_eos=True)
+    stepped.submit(urgent)
+    stepped.turn(4)
     assert (len(urgent.tokens), slow.tokens) == (4, before)
-    stage.run()
+    stepped.run()
     assert slow.tokens == slow.alone(frozenset())
     assert slow.text == CODEC.decode(slow.tokens)
     assert urgent.tokens == urgent.alone(frozenset())
-    assert sum(report.preempted for report in stage.steps) == 1
-    assert stage.texts[-1].preemptions == 1
+    assert sum(report.preempted for report in stepped.steps) == 1
+    assert stepped.texts[-1].preemptions == 1
 
 
 def test_slot_of_a_cancelled_text_is_taken_in_the_next_turn() -> None:
-    stage = Stage(2)
-    running = [Asked(prompt(n), 30, ignore_eos=True) for n in range(2)]
-    waiting = Asked(prompt(3), 3, ignore_eos=True)
-    stage.submit(*running, waiting)
-    stage.turn(3)
+    stepped = SteppedEngine(2)
+    running = [Request(prompt(n), 30, ignore_eos=True) for n in range(2)]
+    waiting = Request(prompt(3), 3, ignore_eos=True)
+    stepped.submit(*running, waiting)
+    stepped.turn(3)
     assert waiting.pieces == []
     outputs = len(running[0].pieces)
-    stage.engine.cancel([running[0].job])
-    stage.turn()
+    stepped.engine.cancel([running[0].job])
+    stepped.turn()
     assert running[0].code is StatusCode.CANCELLED
     assert len(running[0].pieces) == outputs, "nothing more came"
     assert len(waiting.tokens) == 1
-    stage.run()
+    stepped.run()
     assert waiting.tokens == waiting.alone(frozenset())
 
 
 def test_slot_of_an_ended_text_is_taken_in_the_next_turn() -> None:
-    stage = Stage(1)
-    first, second = Asked(prompt(1), 2, ignore_eos=True), Asked(prompt(2), 2, ignore_eos=True)
-    stage.submit(first, second)
-    stage.turn(3)
+    stepped = SteppedEngine(1)
+    first, second = Request(prompt(1), 2, ignore_eos=True), Request(prompt(2), 2, ignore_eos=True)
+    stepped.submit(first, second)
+    stepped.turn(3)
     assert (first.ended.is_set(), len(second.tokens)) == (True, 1)
-    stage.run()
+    stepped.run()
 
 
 def test_cancelling_what_waits_or_has_ended_or_was_never_there() -> None:
-    stage = Stage(1)
-    first, second, stranger = Asked(prompt(1), 2), Asked(prompt(2), 2), Asked(prompt(3))
-    stage.submit(first, second)
-    stage.engine.cancel([second.job, second.job, stranger.job])
-    stage.run()
-    stage.engine.cancel([first.job, second.job])
-    stage.run()
+    stepped = SteppedEngine(1)
+    first, second, stranger = Request(prompt(1), 2), Request(prompt(2), 2), Request(prompt(3))
+    stepped.submit(first, second)
+    stepped.engine.cancel([second.job, second.job, stranger.job])
+    stepped.run()
+    stepped.engine.cancel([first.job, second.job])
+    stepped.run()
     assert (first.code, second.code, second.pieces) == (StatusCode.OK, StatusCode.CANCELLED, [])
     assert not stranger.ended.is_set()
-    assert [report.outcome for report in stage.texts] == ["cancelled", first.last.finish.value]
+    assert [report.outcome for report in stepped.texts] == ["cancelled", first.last.finish.value]
 
 
 def test_deadlines_and_patience_end_texts() -> None:
-    stage = Stage(1, queue_timeout=5.0)
-    runs = Asked(prompt(1), 30, deadline=3.0, ignore_eos=True)
-    waits = Asked(prompt(2), 30, deadline=2.0)
-    stage.submit(runs, waits)
-    stage.turn(2)
-    stage.clock.advance(2.5)
-    stage.turn()
+    stepped = SteppedEngine(1, queue_timeout=5.0)
+    runs = Request(prompt(1), 30, deadline=3.0, ignore_eos=True)
+    waits = Request(prompt(2), 30, deadline=2.0)
+    stepped.submit(runs, waits)
+    stepped.turn(2)
+    stepped.clock.advance(2.5)
+    stepped.turn()
     assert (waits.code, runs.ended.is_set()) == (StatusCode.DEADLINE_EXCEEDED, False)
-    stage.clock.advance(1)
-    stage.turn()
+    stepped.clock.advance(1)
+    stepped.turn()
     assert runs.code is StatusCode.DEADLINE_EXCEEDED
     assert len(runs.tokens) == 3
-    holds, late = Asked(prompt(3), 30, ignore_eos=True), Asked(prompt(4), 3)
-    stage.submit(holds, late)
-    stage.turn()
-    stage.clock.advance(6)
-    stage.run()
+    holds, late = Request(prompt(3), 30, ignore_eos=True), Request(prompt(4), 3)
+    stepped.submit(holds, late)
+    stepped.turn()
+    stepped.clock.advance(6)
+    stepped.run()
     assert (holds.code, late.code) == (StatusCode.OK, StatusCode.UNAVAILABLE)
     assert late.status is not None
     assert late.status.reason is Reason.QUEUE_TIMEOUT
-    assert [report.outcome for report in stage.texts] == ["deadline", "deadline", "timeout", "length"]
+    assert [report.outcome for report in stepped.texts] == ["deadline", "deadline", "timeout", "length"]
 
 
 def test_full_queue_refuses_all_of_them_at_once_and_delivers_nothing() -> None:
-    stage = Stage(1, max_queue=1)
-    first = Asked(prompt(1), 2)
-    too_many = [Asked(prompt(n), 2) for n in range(3)]
-    stage.submit(first)
-    refusal = stage.engine.submit([one.job for one in too_many])
+    stepped = SteppedEngine(1, max_queue=1)
+    first = Request(prompt(1), 2)
+    too_many = [Request(prompt(n), 2) for n in range(3)]
+    stepped.submit(first)
+    refusal = stepped.engine.submit([one.job for one in too_many])
     assert refusal is not None
     assert (refusal.code, refusal.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
-    stage.run(too_many[0])
+    stepped.run(too_many[0])
     assert not any(one.pieces or one.ended.is_set() for one in too_many[1:])
-    assert len(stage.texts) == 2
+    assert len(stepped.texts) == 2
 
 
 def test_prompt_that_begins_like_another_one_is_not_computed_again() -> None:
-    stage = Stage(3, chunk=64, rows=64)
+    stepped = SteppedEngine(3, chunk=64, rows=64)
     shared = prompt(1, 30)
-    first, second, third = (Asked([*shared, n], 6, ignore_eos=True) for n in (1, 2, 3))
-    stage.submit(first)
-    stage.turn(2)
-    stage.submit(second)  # copies from a slot that is in use
-    stage.turn(2)
-    stage.engine.cancel([first.job])
-    stage.run(third)
+    first, second, third = (Request([*shared, n], 6, ignore_eos=True) for n in (1, 2, 3))
+    stepped.submit(first)
+    stepped.turn(2)
+    stepped.submit(second)  # copies from a slot that is in use
+    stepped.turn(2)
+    stepped.engine.cancel([first.job])
+    stepped.run(third)
     for one in (second, third):
         assert one.tokens == one.alone(frozenset())
         assert one.last.usage == Usage(31, 6, 30)
-    assert stage.model.rows < 31 + 5 + 2 * (1 + 5) + 1
-    assert [report.cached_asked for report in stage.texts] == [31, 31, 31]
+    assert stepped.model.rows < 31 + 5 + 2 * (1 + 5) + 1
+    assert [report.cached_asked for report in stepped.texts] == [31, 31, 31]
 
 
 def test_step_keeps_one_history_and_decodes_nothing_twice() -> None:
@@ -412,8 +412,8 @@ def test_step_keeps_one_history_and_decodes_nothing_twice() -> None:
         if step.rows[0].draw is not None:
             histories.append(step.rows[0].draw.history)
 
-    stage = Stage(codec=Careful(), before=before)
-    stage.run(Asked(prompt(1), 40, ignore_eos=True))
+    stepped = SteppedEngine(codec=Careful(), before=before)
+    stepped.run(Request(prompt(1), 40, ignore_eos=True))
     assert len(histories) == 40
     assert all(history is histories[0] for history in histories)
     assert rows[1:] == [1] * 39
@@ -430,21 +430,21 @@ def refuses(culprit: int, error: type[Exception] = ValueError) -> Callable[[Step
 
 
 def test_step_that_raises_fails_only_the_culprit(caplog: pytest.LogCaptureFixture) -> None:
-    stage = Stage(4, before=refuses(255))
-    good = [Asked(prompt(n, 6), 5, ignore_eos=True) for n in (1, 2, 3)]
+    stepped = SteppedEngine(4, before=refuses(255))
+    good = [Request(prompt(n, 6), 5, ignore_eos=True) for n in (1, 2, 3)]
     for one in good:
         assert 255 not in [*one.job.tokens, *one.alone(frozenset())]
-    bad = [Asked([255, n], 5) for n in range(3)]
+    bad = [Request([255, n], 5) for n in range(3)]
     with caplog.at_level(logging.ERROR):
-        stage.run(good[0], bad[0], good[1], bad[1], good[2], bad[2])
+        stepped.run(good[0], bad[0], good[1], bad[1], good[2], bad[2])
     for one in bad:
         assert one.code is StatusCode.INTERNAL
         assert one.status is not None
         assert one.status.message == "model m version 3 failed on this text"
         assert one.pieces == []
     assert [one.tokens for one in good] == [one.alone(frozenset()) for one in good]
-    assert not stage.steps[0].ok
-    assert stage.steps[-1].ok
+    assert not stepped.steps[0].ok
+    assert stepped.steps[-1].ok
     assert len(caplog.records) == 2, "one for steps, one for texts, however many there were"
     assert all(record.exc_info for record in caplog.records)
 
@@ -459,13 +459,13 @@ def test_step_that_raises_halfway_is_made_again_right() -> None:
             raise RuntimeError("this once")
         return hashed(tokens, draw, VOCABULARY)
 
-    stage = Stage(3, choose=choose, chunk=64, rows=64)
+    stepped = SteppedEngine(3, choose=choose, chunk=64, rows=64)
     shared = prompt(1, 30)
-    first = Asked([*shared, 1], 9, ignore_eos=True)
-    stage.submit(first)
-    stage.turn(2)
-    second, third = Asked([*shared, 2], 5, ignore_eos=True), Asked([*shared, 3], 5, seed=7)
-    stage.run(second, third)
+    first = Request([*shared, 1], 9, ignore_eos=True)
+    stepped.submit(first)
+    stepped.turn(2)
+    second, third = Request([*shared, 2], 5, ignore_eos=True), Request([*shared, 3], 5, seed=7)
+    stepped.run(second, third)
     assert (first.tokens, second.tokens) == (first.alone(frozenset()), second.alone(frozenset()))
     assert third.code is StatusCode.INTERNAL
     assert second.last.usage == Usage(31, 5, 30)
@@ -478,16 +478,16 @@ def test_slot_of_a_failure_is_not_reused() -> None:
     def choose(tokens: Sequence[int], draw: SamplingRequest) -> int | None:
         return None if broken[0] else hashed(tokens, draw, VOCABULARY)
 
-    stage = Stage(choose=choose)
-    first, again = Asked(prompt(1, 40), 4), Asked(prompt(1, 40), 4, ignore_eos=True)
-    stage.run(first)
+    stepped = SteppedEngine(choose=choose)
+    first, again = Request(prompt(1, 40), 4), Request(prompt(1, 40), 4, ignore_eos=True)
+    stepped.run(first)
     assert first.status == Status(
         StatusCode.INTERNAL, "model m version 3 failed on this text: its logits are no numbers"
     )
     broken[0] = False
-    stage.run(again)
+    stepped.run(again)
     assert again.last.usage == Usage(40, 4, 0)
-    assert [report.outcome for report in stage.texts] == ["error", "length"]
+    assert [report.outcome for report in stepped.texts] == ["error", "length"]
 
 
 def test_model_that_forgets_an_answer_fails_like_one_that_raises(caplog: pytest.LogCaptureFixture) -> None:
@@ -495,11 +495,11 @@ def test_model_that_forgets_an_answer_fails_like_one_that_raises(caplog: pytest.
         def step(self, step: Step) -> Sequence[SampledToken]:
             return super().step(step)[: 1 if len(step.rows) > 1 else None]
 
-    stage = Stage()
-    stage.engine._step_runner._model = Forgetful(stage.model.limits)
-    asked = [Asked(prompt(n), 3, ignore_eos=True) for n in range(2)]
-    stage.run(*asked)
-    assert [one.tokens for one in asked] == [one.alone(frozenset()) for one in asked]
+    stepped = SteppedEngine()
+    stepped.engine._step_runner._model = Forgetful(stepped.model.limits)
+    requests = [Request(prompt(n), 3, ignore_eos=True) for n in range(2)]
+    stepped.run(*requests)
+    assert [one.tokens for one in requests] == [one.alone(frozenset()) for one in requests]
     assert "1 answers to 2 texts" in caplog.text
 
 
@@ -515,9 +515,12 @@ def test_tokenizer_that_raises_fails_only_its_text(caplog: pytest.LogCaptureFixt
         def stream(self, skip_special_tokens=True, after=()):
             return super().stream() if skip_special_tokens else Broken()
 
-    stage = Stage(codec=Picky())
-    good, bad = Asked(prompt(1), 5, ignore_eos=True), Asked(prompt(2), 5, ignore_eos=True, skip_special_tokens=False)
-    stage.run(good, bad)
+    stepped = SteppedEngine(codec=Picky())
+    good, bad = (
+        Request(prompt(1), 5, ignore_eos=True),
+        Request(prompt(2), 5, ignore_eos=True, skip_special_tokens=False),
+    )
+    stepped.run(good, bad)
     assert (good.code, bad.code) == (StatusCode.OK, StatusCode.INTERNAL)
     assert "tokenizer" in caplog.text
 
@@ -525,39 +528,39 @@ def test_tokenizer_that_raises_fails_only_its_text(caplog: pytest.LogCaptureFixt
 def test_engine_that_fails_itself_ends_every_text_and_goes_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage()
-    asked = [Asked(prompt(n), 5, ignore_eos=True) for n in range(4)]
-    stage.submit(*asked)
-    stage.turn()
+    stepped = SteppedEngine()
+    requests = [Request(prompt(n), 5, ignore_eos=True) for n in range(4)]
+    stepped.submit(*requests)
+    stepped.turn()
     with monkeypatch.context() as patched:
         patched.setattr(SchedulerState, "append", lambda *_: 1 / 0)
-        stage.turn()
-    assert [one.code for one in asked] == [StatusCode.INTERNAL] * 4
-    again = Asked(prompt(1), 5, ignore_eos=True)
-    stage.run(again)
+        stepped.turn()
+    assert [one.code for one in requests] == [StatusCode.INTERNAL] * 4
+    again = Request(prompt(1), 5, ignore_eos=True)
+    stepped.run(again)
     assert again.tokens == again.alone(frozenset())
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_callers_that_raise_disturb_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_callers_that_raise_disturb_no_other_text(caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_) -> None:
         raise OSError("gone")
 
-    stage = Stage()
-    stage.engine._on_step = stage.engine._on_text = fail
-    rude, other = Asked(prompt(1), 2, ignore_eos=True), Asked(prompt(2), 2, ignore_eos=True)
+    stepped = SteppedEngine()
+    stepped.engine._on_step = stepped.engine._on_text = fail
+    rude, other = Request(prompt(1), 2, ignore_eos=True), Request(prompt(2), 2, ignore_eos=True)
     rude.job.deliver = fail
-    stage.run(rude, other)
+    stepped.run(rude, other)
     assert other.code is StatusCode.OK
     for words in ("deliver must not raise", "a step of model m version 3 could not", "the end of a text of"):
         assert words in caplog.text
 
 
 def test_reports_tell_times_and_counts() -> None:
-    stage = Stage(1, before=lambda step: stage.clock.advance(0.5))
-    first, second = Asked(prompt(1, 10), 3, ignore_eos=True), Asked(prompt(2, 5), 2, ignore_eos=True)
-    stage.run(first, second)
-    assert [(one.kind, one.rows, one.texts, one.seconds, one.gaps) for one in stage.steps] == [
+    stepped = SteppedEngine(1, before=lambda step: stepped.clock.advance(0.5))
+    first, second = Request(prompt(1, 10), 3, ignore_eos=True), Request(prompt(2, 5), 2, ignore_eos=True)
+    stepped.run(first, second)
+    assert [(one.kind, one.rows, one.texts, one.seconds, one.gaps) for one in stepped.steps] == [
         ("prefill", 8, 1, 0.5, ()),
         ("prefill", 2, 1, 0.5, ()),
         ("decode", 1, 1, 0.5, (0.5,)),
@@ -565,67 +568,69 @@ def test_reports_tell_times_and_counts() -> None:
         ("prefill", 5, 1, 0.5, ()),
         ("decode", 1, 1, 0.5, (0.5,)),
     ]
-    assert stage.texts == [
+    assert stepped.texts == [
         TextReport(ID, "length", Usage(10, 3), 10, 0.0, 1.0, 2.0, 2.0),
         TextReport(ID, "length", Usage(5, 2), 5, 2.0, 2.5, 3.0, 3.0),
     ]
 
 
 def test_mixed_step_is_told_as_such() -> None:
-    stage = Stage(2)
-    stage.submit(Asked(prompt(1), 5, ignore_eos=True))
-    stage.turn(2)
-    stage.run(Asked(prompt(2), 5, ignore_eos=True))
-    assert [report.kind for report in stage.steps][:4] == ["prefill", "decode", "mixed", "decode"]
+    stepped = SteppedEngine(2)
+    stepped.submit(Request(prompt(1), 5, ignore_eos=True))
+    stepped.turn(2)
+    stepped.run(Request(prompt(2), 5, ignore_eos=True))
+    assert [report.kind for report in stepped.steps][:4] == ["prefill", "decode", "mixed", "decode"]
 
 
 def test_closed_engine_has_ended_every_text_and_takes_none() -> None:
-    stage = Stage(1)
-    asked = [Asked(prompt(n), 9, ignore_eos=True) for n in range(3)]
-    stage.submit(*asked)
-    stage.turn(2)
-    stage.engine.close()
-    stage.engine.close()
-    assert [one.code for one in asked] == [StatusCode.UNAVAILABLE] * 3
-    assert len(asked[0].tokens) == 2
-    refusal = stage.engine.submit([Asked(prompt(1)).job])
+    stepped = SteppedEngine(1)
+    requests = [Request(prompt(n), 9, ignore_eos=True) for n in range(3)]
+    stepped.submit(*requests)
+    stepped.turn(2)
+    stepped.engine.close()
+    stepped.engine.close()
+    assert [one.code for one in requests] == [StatusCode.UNAVAILABLE] * 3
+    assert len(requests[0].tokens) == 2
+    refusal = stepped.engine.submit([Request(prompt(1)).job])
     assert refusal == Status(StatusCode.UNAVAILABLE, "model m version 3 is being unloaded")
-    assert stage.engine.state().waiting == 0
+    assert stepped.engine.state().waiting == 0
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_thousand_random_submits_and_cancels_leave_nothing_behind(seed: int) -> None:
     random_ = random.Random(seed)
-    stage = Stage(random_.randint(1, 5), codec=CODEC, chunk=random_.randint(1, 12), max_queue=20, queue_timeout=40.0)
-    taken: list[Asked] = []
+    stepped = SteppedEngine(
+        random_.randint(1, 5), codec=CODEC, chunk=random_.randint(1, 12), max_queue=20, queue_timeout=40.0
+    )
+    taken: list[Request] = []
     for _ in range(1000):
         action = random_.random()
         if action < 0.45:
-            asked = [_random_text(random_, stage.clock.monotonic()) for _ in range(random_.randint(1, 3))]
-            if stage.engine.submit([one.job for one in asked]) is None:
-                taken += asked
+            requests = [_random_text(random_, stepped.clock.monotonic()) for _ in range(random_.randint(1, 3))]
+            if stepped.engine.submit([one.job for one in requests]) is None:
+                taken += requests
         elif action < 0.7 and taken:
-            stage.engine.cancel([one.job for one in random_.sample(taken[-20:], min(2, len(taken)))])
+            stepped.engine.cancel([one.job for one in random_.sample(taken[-20:], min(2, len(taken)))])
         else:
-            stage.turn(random_.randint(1, 4))
-        stage.clock.advance(random_.random())
-    stage.run()
+            stepped.turn(random_.randint(1, 4))
+        stepped.clock.advance(random_.random())
+    stepped.run()
     assert len(taken) > 100
     assert all(one.ended.is_set() for one in taken)
-    assert len(stage.texts) == len(taken)
+    assert len(stepped.texts) == len(taken)
     for one in taken:
         alone = one.alone()
         assert one.tokens == (alone if one.status is None else alone[: len(one.tokens)])
     codes = {one.code for one in taken}
     assert codes >= {StatusCode.OK, StatusCode.CANCELLED}
-    assert any(report.preemptions for report in stage.texts)
-    assert any(report.usage.cached for report in stage.texts)
+    assert any(report.preemptions for report in stepped.texts)
+    assert any(report.usage.cached for report in stepped.texts)
 
 
-def _random_text(random_: random.Random, now: float) -> Asked:
+def _random_text(random_: random.Random, now: float) -> Request:
     """Some begin alike."""
     tokens = prompt(random_.randint(0, 2), random_.randint(1, 24))
-    return Asked(
+    return Request(
         tokens + [random_.randrange(256)] * random_.randint(0, 3),
         random_.randint(1, 20),
         seed=random_.randrange(100),
@@ -651,7 +656,7 @@ def real(model: HashModel, loop: StepLoop, **settings) -> Engine:
 def test_many_threads_submit_and_cancel_while_the_engine_closes(loop: StepLoop) -> None:
     models = [HashModel(Limits(3, LENGTH, VOCABULARY, EOS)) for _ in range(2)]
     engines = [real(model, loop) for model in models]
-    taken: list[list[Asked]] = [[] for _ in range(4)]
+    taken: list[list[Request]] = [[] for _ in range(4)]
     enough = threading.Event()
 
     def ask(number: int) -> None:
@@ -698,11 +703,11 @@ def test_two_engines_on_one_loop_take_turns(loop: StepLoop) -> None:
 
     limits = Limits(2, LENGTH, VOCABULARY, EOS)
     engines = [real(HashModel(limits, before=note(name)), loop) for name in "ab"]
-    asked = [Asked(prompt(n), 6, ignore_eos=True) for n in range(2)]
-    for engine, one in zip(engines, asked, strict=True):
+    requests = [Request(prompt(n), 6, ignore_eos=True) for n in range(2)]
+    for engine, one in zip(engines, requests, strict=True):
         assert engine.submit([one.job]) is None
     go.set()
-    for one in asked:
+    for one in requests:
         assert one.ended.wait(PATIENCE)
     assert log == ["a", "b"] * 6
     assert threads() == 1
@@ -721,7 +726,7 @@ def test_closing_waits_for_the_step_that_is_under_way(loop: StepLoop) -> None:
 
     model = HashModel(before=before)
     engine = real(model, loop)
-    one = Asked(prompt(1), 9, ignore_eos=True)
+    one = Request(prompt(1), 9, ignore_eos=True)
     assert engine.submit([one.job]) is None
     assert inside.wait(PATIENCE)
     closed = threading.Event()
@@ -739,7 +744,7 @@ def test_closing_waits_for_the_step_that_is_under_way(loop: StepLoop) -> None:
 def test_idle_engine_wakes_for_each_text(loop: StepLoop) -> None:
     engine = real(HashModel(), loop)
     for number in range(50):
-        one = Asked(prompt(number), 2, ignore_eos=True)
+        one = Request(prompt(number), 2, ignore_eos=True)
         assert engine.submit([one.job]) is None
         assert one.ended.wait(PATIENCE)
         assert one.tokens == one.alone(frozenset())

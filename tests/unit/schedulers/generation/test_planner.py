@@ -72,7 +72,7 @@ def test_prompts_share_the_rows_of_a_step_oldest_first() -> None:
     assert rows(step(scheduler)) == [(one, 32, 28, True), (two, 8, 12, False)]
 
 
-def test_nobody_looks_behind_the_first_that_waits() -> None:
+def test_no_text_is_admitted_before_the_first_that_waits() -> None:
     long, short = text(100), text(1)
     scheduler = scheduler_of(engine(rows=32, slots=2), long, short)
     assert step(scheduler).admitted == (long,)
@@ -232,23 +232,17 @@ def test_settings_without_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_prompts_have_fewer_rows_beside_texts_that_decode() -> None:
-    settings = EngineSettings(
-        slots=4, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
-    )
-    scheduler = SchedulerState(settings)
+    scheduler = SchedulerState(engine(slots=4, rows=512, chunk=256))
     scheduler.add(GenerationState(0, [1, 2], 2, 50, 0, 0.0, None))
     scheduler.complete(plan := scheduler.plan(0.0, prefill_rows=64))
-    assert [scheduled.count for scheduled in plan.schedule] == [2], "nobody decodes yet: nothing to mind"
+    assert [scheduled.count for scheduled in plan.schedule] == [2], "no text decodes yet"
     scheduler.append(plan.schedule[0].text, 7)
     scheduler.add(GenerationState(1, list(range(500)), 500, 50, 0, 0.0, None))
     assert [scheduled.count for scheduled in scheduler.plan(0.0, prefill_rows=20).schedule] == [1, 20]
 
 
 def test_short_prompts_are_read_at_once_beside_texts_that_decode() -> None:
-    settings = EngineSettings(
-        slots=9, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
-    )
-    scheduler = SchedulerState(settings)
+    scheduler = SchedulerState(engine(slots=9, rows=512, chunk=256))
     running = [GenerationState(number, [1, 2], 2, 50, 0, 0.0, None) for number in range(4)]
     for text in running:
         scheduler.add(text)
@@ -262,10 +256,7 @@ def test_short_prompts_are_read_at_once_beside_texts_that_decode() -> None:
 
 
 def test_where_more_texts_begin_than_go_on_prompts_have_more_rows() -> None:
-    settings = EngineSettings(
-        slots=9, length=1000, rows=512, chunk=256, max_queue=9, max_queued_tokens=9999, queue_timeout=9.0
-    )
-    scheduler = SchedulerState(settings)
+    scheduler = SchedulerState(engine(slots=9, rows=512, chunk=256))
     scheduler.add(GenerationState(0, [1, 2], 2, 50, 0, 0.0, None))
     scheduler.complete(plan := scheduler.plan(0.0))
     scheduler.append(plan.schedule[0].text, 7)

@@ -27,7 +27,7 @@ def test_nothing_is_known_before_the_first_steps() -> None:
     budget = PrefillBudget(2.0)
     assert budget.rows is None
     budget.record(0, 256, 0.5)
-    assert budget.rows is None, "a step without decoding texts slows nobody down"
+    assert budget.rows is None, "a step without decoding texts delays no text"
     budget.record(8, 0, 0.02)
     assert budget.rows == FIRST_ROWS
 

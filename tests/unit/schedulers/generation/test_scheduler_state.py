@@ -157,7 +157,7 @@ def test_state_counts_tokens() -> None:
     assert (state.running, state.waiting, state.reserved, state.written, state.capacity) == (2, 1, 28, 8, 200)
 
 
-def test_token_that_nobody_wants_is_an_error() -> None:
+def test_token_that_was_not_wanted_is_an_error() -> None:
     busy = scheduler()
     text = add(busy, 1)
     with pytest.raises(RuntimeError, match="wants no token"):

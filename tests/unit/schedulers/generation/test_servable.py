@@ -41,8 +41,8 @@ LONG = "a" * (LIGHT + 1)
 """Tokenised on the thread for long prompts."""
 
 
-class Asked:
-    """A call, and what came of it."""
+class Request:
+    """A call, and its events."""
 
     def __init__(self, *texts: Generation, pieces: bool = False, **fields: Any) -> None:
         self.pieces: list[Piece] = []
@@ -108,7 +108,7 @@ class SlowCodec(ByteCodec):
         return super().decode(tokens, skip_special_tokens)
 
 
-class House:
+class ServableFixture:
     """A servable, its model and its clock. Steps wait for ``go``."""
 
     def __init__(self, codec: bool = True, slots: int = 2, max_queue: int = 4, **options: Any) -> None:
@@ -131,17 +131,17 @@ class House:
         self.go.clear()
         self.inside.clear()
 
-    def submit(self, *texts: Generation, **fields: Any) -> Asked:
-        asked = Asked(*texts, **fields)
-        self.servable.submit(asked.call)
-        return asked
+    def submit(self, *texts: Generation, **fields: Any) -> Request:
+        request = Request(*texts, **fields)
+        self.servable.submit(request.call)
+        return request
 
-    def running(self, texts: int = 1) -> Asked:
+    def running(self, texts: int = 1) -> Request:
         """A call whose first step is under way, and held up there."""
         self.hold()
-        asked = self.submit(*[Generation("x", 500, sampling=GREEDY, ignore_eos=True)] * texts, pieces=True)
+        request = self.submit(*[Generation("x", 500, sampling=GREEDY, ignore_eos=True)] * texts, pieces=True)
         assert self.inside.wait(PATIENCE)
-        return asked
+        return request
 
     def end(self) -> None:
         self.go.set()
@@ -156,21 +156,21 @@ def threads() -> list[str]:
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., House]]:
-    houses = []
+def make() -> Iterator[Callable[..., ServableFixture]]:
+    fixtures = []
 
-    def made(**options: Any) -> House:
-        houses.append(House(**options))
-        return houses[-1]
+    def made(**options: Any) -> ServableFixture:
+        fixtures.append(ServableFixture(**options))
+        return fixtures[-1]
 
     yield made
-    for house in houses:
-        house.end()
+    for fixture in fixtures:
+        fixture.end()
     assert threads() == []
 
 
 @pytest.fixture
-def house(make) -> House:
+def fixture(make) -> ServableFixture:
     return make()
 
 
@@ -184,7 +184,7 @@ def greedy(tokens: Sequence[int], count: int, sampling: Sampling = GREEDY, seed:
     return found[len(tokens) :]
 
 
-def test_answer_to_tensors_is_whole(house):
+def test_answer_to_tensors_is_whole(fixture):
     prompts = [b"first", b"second one"]
     inputs = {
         "text_input": np.array(prompts, object),
@@ -192,81 +192,81 @@ def test_answer_to_tensors_is_whole(house):
         "temperature": np.array(0, np.float32),
         "ignore_eos": np.array([True]),
     }
-    outputs = house.submit(inputs=inputs).outputs()
+    outputs = fixture.submit(inputs=inputs).outputs()
     assert list(outputs) == list(generation_signature(True).output_names)
-    ids = [house.codec.encode(prompt.decode()) for prompt in prompts]
+    ids = [fixture.codec.encode(prompt.decode()) for prompt in prompts]
     first, second = greedy(ids[0], 3), greedy(ids[1], 7)
     assert outputs["token_ids"] == [first + [-1] * 4, second]
-    assert outputs["text_output"] == [house.codec.decode(each).encode() for each in (first, second)]
+    assert outputs["text_output"] == [fixture.codec.decode(each).encode() for each in (first, second)]
     assert outputs["finish_reason"] == [b"length"] * 2
     assert (outputs["prompt_tokens"], outputs["completion_tokens"]) == ([6, 11], [3, 7])
 
 
 def test_model_without_a_tokenizer_answers_in_tokens(make):
-    house = make(codec=False)
+    fixture = make(codec=False)
     inputs = {"input_ids": np.array([1, 2, 3]), "temperature": np.array(0, np.float32)}
-    outputs = house.submit(inputs=inputs).outputs()
+    outputs = fixture.submit(inputs=inputs).outputs()
     assert list(outputs) == list(generation_signature(False).output_names)
     assert outputs["token_ids"] == [greedy([1, 2, 3], 16)]
-    assert house.servable.codec is None
-    assert house.servable.signatures == {DEFAULT_SIGNATURE: generation_signature(False)}
+    assert fixture.servable.codec is None
+    assert fixture.servable.signatures == {DEFAULT_SIGNATURE: generation_signature(False)}
 
 
-def test_only_the_outputs_that_are_wanted_are_given(house):
-    asked = house.submit(Generation([1], 2), outputs=("finish_reason",))
-    assert asked.outputs() == {"finish_reason": [b"length"]}
-    assert house.submit(Generation([1], 2), outputs=("logits",)).code() is StatusCode.INVALID_ARGUMENT
+def test_only_the_outputs_that_are_wanted_are_given(fixture):
+    request = fixture.submit(Generation([1], 2), outputs=("finish_reason",))
+    assert request.outputs() == {"finish_reason": [b"length"]}
+    assert fixture.submit(Generation([1], 2), outputs=("logits",)).code() is StatusCode.INVALID_ARGUMENT
 
 
-def test_pieces_come_before_the_end_and_are_all_of_each_text(house):
+def test_pieces_come_before_the_end_and_are_all_of_each_text(fixture):
     prompts = [[1], [2, 3], [4, 5, 6], [7]]
     wanted = [Generation(each, 5 + index, sampling=GREEDY, ignore_eos=True) for index, each in enumerate(prompts)]
-    asked = house.submit(*wanted, pieces=True)
-    assert asked.result() == {}
+    request = fixture.submit(*wanted, pieces=True)
+    assert request.result() == {}
     for index, (each, text) in enumerate(zip(prompts, wanted, strict=True)):
-        whole = join_pieces([piece for piece in asked.pieces if piece.index == index])
+        whole = join_pieces([piece for piece in request.pieces if piece.index == index])
         assert list(whole.tokens) == greedy(each, text.max_tokens)
         assert (whole.finish, whole.usage.prompt, whole.usage.output) == (Finish.LENGTH, len(each), text.max_tokens)
-    assert sum(piece.finish is not None for piece in asked.pieces) == len(prompts)
-    assert asked.call.admitted
+    assert sum(piece.finish is not None for piece in request.pieces) == len(prompts)
+    assert request.call.admitted
 
 
 @pytest.mark.parametrize("takes", ["on_piece", "on_done"])
-def test_caller_that_breaks_its_contract_hurts_only_itself(house, caplog, takes):
+def test_caller_that_breaks_its_contract_hurts_only_itself(fixture, caplog, takes):
     ended = threading.Event()
 
     def fails(*_: Any) -> None:
         ended.set()
         raise RuntimeError("no thanks")
 
-    asked = Asked(Generation([1], 2))
-    setattr(asked.call, takes, fails)
-    house.servable.submit(asked.call)
+    request = Request(Generation([1], 2))
+    setattr(request.call, takes, fails)
+    fixture.servable.submit(request.call)
     assert ended.wait(PATIENCE)
-    assert house.submit(Generation([1], 2)).outputs()
+    assert fixture.submit(Generation([1], 2)).outputs()
     assert f"{takes} must not raise" in caplog.text
-    assert takes == "on_done" or asked.result() == {}
+    assert takes == "on_done" or request.result() == {}
 
 
-def test_chat_and_long_prompts_are_tokenised_before_they_enter(house):
+def test_chat_and_long_prompts_are_tokenised_before_they_enter(fixture):
     chat = ChatPrompt(({"role": "user", "content": LONG},))
-    for prompt, tokens in ((chat, house.codec.chat(chat)), (LONG, house.codec.encode(LONG))):
-        outputs = house.submit(Generation(prompt, 2, sampling=GREEDY)).outputs()
+    for prompt, tokens in ((chat, fixture.codec.chat(chat)), (LONG, fixture.codec.encode(LONG))):
+        outputs = fixture.submit(Generation(prompt, 2, sampling=GREEDY)).outputs()
         assert outputs["token_ids"] == [greedy(tokens, 2)]
 
 
-def test_prompt_is_only_read_when_nothing_but_its_echo_is_wanted(house):
-    outputs = house.submit(Generation("hello", 0, echo=True)).outputs()
+def test_prompt_is_only_read_when_nothing_but_its_echo_is_wanted(fixture):
+    outputs = fixture.submit(Generation("hello", 0, echo=True)).outputs()
     assert (outputs["text_output"], outputs["token_ids"]) == ([b"hello"], [[]])
     assert (outputs["completion_tokens"], outputs["finish_reason"]) == ([0], [b"length"])
 
 
 def test_text_without_max_tokens_ends_with_the_context(make):
-    house = make(length=20)
-    assert house.servable.limits.length == 20
-    outputs = house.submit(Generation([1] * 15, ignore_eos=True)).outputs()
+    fixture = make(length=20)
+    assert fixture.servable.limits.length == 20
+    outputs = fixture.submit(Generation([1] * 15, ignore_eos=True)).outputs()
     assert outputs["completion_tokens"] == [5]
-    refused = house.submit(Generation([1] * 15, 6)).status()
+    refused = fixture.submit(Generation([1] * 15, 6)).status()
     assert (refused.code, refused.message) == (
         StatusCode.INVALID_ARGUMENT,
         "the prompt has 15 tokens and max_tokens is 6, together more than the 20 of the model's context",
@@ -291,182 +291,182 @@ class Seeds:
 )
 def test_seed_is_that_of_the_text_and_its_number(make, seed, shift, expected):
     seeds = Seeds()
-    house = make(model={"choose": seeds})
-    house.submit(Generation([1], 1, sampling=Sampling(seed=seed), seed_shift=shift)).outputs()
+    fixture = make(model={"choose": seeds})
+    fixture.submit(Generation([1], 1, sampling=Sampling(seed=seed), seed_shift=shift)).outputs()
     assert seeds.seen == [expected]
 
 
 def test_texts_without_a_seed_have_seeds_of_their_own_that_last(make):
     seeds = Seeds()
-    house = make(model={"choose": seeds})
-    house.submit(*[Generation([1], 4, ignore_eos=True)] * 2).outputs()
-    house.submit(*[Generation([1], 4, ignore_eos=True)] * 2).outputs()
+    fixture = make(model={"choose": seeds})
+    fixture.submit(*[Generation([1], 4, ignore_eos=True)] * 2).outputs()
+    fixture.submit(*[Generation([1], 4, ignore_eos=True)] * 2).outputs()
     assert len(seeds.seen) == 16
     assert len(set(seeds.seen)) == 4
 
 
 def test_failure_of_one_text_is_that_of_its_call_and_ends_the_others(make):
-    house = make(model={"choose": lambda tokens, draw: None if tokens[-1] == 9 else 1})
-    asked = house.submit(Generation([1], 500), Generation([9], 500), pieces=True)
-    status = asked.status()
+    fixture = make(model={"choose": lambda tokens, draw: None if tokens[-1] == 9 else 1})
+    request = fixture.submit(Generation([1], 500), Generation([9], 500), pieces=True)
+    status = request.status()
     assert status.code is StatusCode.INTERNAL
-    assert all(piece.finish is None for piece in asked.pieces)
-    assert house.servable.state().running == 0
-    assert house.submit(Generation([1], 2)).outputs()["token_ids"] == [[1, 1]]
+    assert all(piece.finish is None for piece in request.pieces)
+    assert fixture.servable.state().running == 0
+    assert fixture.submit(Generation([1], 2)).outputs()["token_ids"] == [[1, 1]]
 
 
-def test_refused_call_is_not_admitted_and_tells_the_number_of_the_prompt(house):
-    asked = house.submit(Generation([1], 1), Generation([], 1))
-    assert asked.status() == Status(
+def test_refused_call_is_not_admitted_and_tells_the_number_of_the_prompt(fixture):
+    request = fixture.submit(Generation([1], 1), Generation([], 1))
+    assert request.status() == Status(
         StatusCode.INVALID_ARGUMENT, "prompt 1: the prompt is empty, expected one token at least"
     )
-    assert not asked.call.admitted
-    assert house.submit(inputs={}).code() is StatusCode.INVALID_ARGUMENT
-    assert house.model.steps == 0
+    assert not request.call.admitted
+    assert fixture.submit(inputs={}).code() is StatusCode.INVALID_ARGUMENT
+    assert fixture.model.steps == 0
 
 
-def test_call_with_more_texts_than_there_can_be_is_refused_for_good(house):
-    status = house.submit(*[Generation([1], 1)] * 7).status()
+def test_call_with_more_texts_than_there_can_be_is_refused_for_good(fixture):
+    status = fixture.submit(*[Generation([1], 1)] * 7).status()
     assert status == Status(StatusCode.INVALID_ARGUMENT, "7 texts are wanted, model m version 1 has room for 6 at most")
 
 
-def test_full_queue_refuses_at_once_and_says_when_to_come_again(house):
-    house.step_seconds = 0.01
-    first = house.submit(Generation([1], 3, ignore_eos=True))
+def test_full_queue_refuses_at_once_and_says_when_to_come_again(fixture):
+    fixture.step_seconds = 0.01
+    first = fixture.submit(Generation([1], 3, ignore_eos=True))
     assert first.outputs()
-    running = house.running(2)
-    waiting = house.submit(*[Generation([1], 1)] * 4)
-    assert house.servable.pending == house.servable.pending_rows == 4
-    refused = house.submit(Generation([1], 1))
+    running = fixture.running(2)
+    waiting = fixture.submit(*[Generation([1], 1)] * 4)
+    assert fixture.servable.pending == fixture.servable.pending_rows == 4
+    refused = fixture.submit(Generation([1], 1))
     status = refused.status()
     assert (status.code, status.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
     assert not refused.call.admitted
-    assert 1 <= house.servable.retry_seconds <= 6
-    house.go.set()
+    assert 1 <= fixture.servable.retry_seconds <= 6
+    fixture.go.set()
     assert running.result() == {}
     assert waiting.outputs()["completion_tokens"] == [1] * 4
-    assert house.servable.pending == 0
+    assert fixture.servable.pending == 0
 
 
-def test_guess_of_when_to_come_again_grows_with_the_steps_and_is_bounded(house):
-    assert house.servable.retry_seconds == 1
-    house.step_seconds = 10.0
-    house.submit(Generation([1], 3, ignore_eos=True)).outputs()
-    house.running()
-    assert house.servable.retry_seconds == 60
+def test_guess_of_when_to_come_again_grows_with_the_steps_and_is_bounded(fixture):
+    assert fixture.servable.retry_seconds == 1
+    fixture.step_seconds = 10.0
+    fixture.submit(Generation([1], 3, ignore_eos=True)).outputs()
+    fixture.running()
+    assert fixture.servable.retry_seconds == 60
 
 
-def test_call_that_waits_is_cancelled_while_the_others_run_on(house):
-    running = house.running(2)
-    waiting = house.submit(Generation([1], 1))
-    house.servable.cancel(waiting.call)
-    house.go.set()
+def test_call_that_waits_is_cancelled_while_the_others_run_on(fixture):
+    running = fixture.running(2)
+    waiting = fixture.submit(Generation([1], 1))
+    fixture.servable.cancel(waiting.call)
+    fixture.go.set()
     assert waiting.code() is StatusCode.CANCELLED
     assert running.result() == {}
 
 
-def test_call_that_runs_is_cancelled_within_a_step(house):
-    asked = house.running()
-    house.servable.cancel(asked.call)
-    house.go.set()
-    assert asked.code() is StatusCode.CANCELLED
-    assert sum(len(piece.tokens) for piece in asked.pieces) <= 1
-    house.servable.cancel(asked.call)
-    assert house.servable.state().running == 0
+def test_call_that_runs_is_cancelled_within_a_step(fixture):
+    request = fixture.running()
+    fixture.servable.cancel(request.call)
+    fixture.go.set()
+    assert request.code() is StatusCode.CANCELLED
+    assert sum(len(piece.tokens) for piece in request.pieces) <= 1
+    fixture.servable.cancel(request.call)
+    assert fixture.servable.state().running == 0
 
 
-def test_call_that_was_never_submitted_can_be_cancelled(house):
-    asked = Asked(Generation([1], 1))
-    house.servable.cancel(asked.call)
-    assert asked.answers == []
+def test_call_that_was_never_submitted_can_be_cancelled(fixture):
+    request = Request(Generation([1], 1))
+    fixture.servable.cancel(request.call)
+    assert request.answers == []
 
 
-def test_call_is_cancelled_while_its_prompt_waits_for_the_tokenizer(house):
-    house.codec.go.clear()
-    first = house.submit(Generation(LONG, 1))
-    assert house.codec.inside.wait(PATIENCE)
-    second = house.submit(Generation(LONG, 1))
-    assert house.servable.pending == 1
-    house.servable.cancel(second.call)
+def test_call_is_cancelled_while_its_prompt_waits_for_the_tokenizer(fixture):
+    fixture.codec.go.clear()
+    first = fixture.submit(Generation(LONG, 1))
+    assert fixture.codec.inside.wait(PATIENCE)
+    second = fixture.submit(Generation(LONG, 1))
+    assert fixture.servable.pending == 1
+    fixture.servable.cancel(second.call)
     assert second.code() is StatusCode.CANCELLED
-    assert house.servable.pending == 0
-    house.servable.cancel(first.call)
+    assert fixture.servable.pending == 0
+    fixture.servable.cancel(first.call)
     assert first.code() is StatusCode.CANCELLED
-    house.codec.go.set()
-    assert house.submit(Generation(LONG, 1)).outputs()
-    assert house.model.steps == 1
+    fixture.codec.go.set()
+    assert fixture.submit(Generation(LONG, 1)).outputs()
+    assert fixture.model.steps == 1
     assert not first.call.admitted
 
 
-def test_queue_of_the_tokenizer_is_bounded(house):
-    house.codec.go.clear()
-    first = house.submit(Generation(LONG, 1))
-    assert house.codec.inside.wait(PATIENCE)
-    waiting = [house.submit(Generation(LONG, 1)) for _ in range(6)]
-    status = house.submit(Generation(LONG, 1)).status()
+def test_queue_of_the_tokenizer_is_bounded(fixture):
+    fixture.codec.go.clear()
+    first = fixture.submit(Generation(LONG, 1))
+    assert fixture.codec.inside.wait(PATIENCE)
+    waiting = [fixture.submit(Generation(LONG, 1)) for _ in range(6)]
+    status = fixture.submit(Generation(LONG, 1)).status()
     assert (status.code, status.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
     for each in waiting:
-        house.servable.cancel(each.call)
-    house.codec.go.set()
+        fixture.servable.cancel(each.call)
+    fixture.codec.go.set()
     assert first.outputs()["completion_tokens"] == [1]
 
 
-def test_tokenizer_that_fails_is_the_call_s_failure(house, caplog):
-    status = house.submit(Generation(LONG + "!", 1)).status()
+def test_tokenizer_that_fails_is_the_call_s_failure(fixture, caplog):
+    status = fixture.submit(Generation(LONG + "!", 1)).status()
     assert status == Status(StatusCode.INTERNAL, "model m version 1 failed to tokenise the prompts")
     assert "no such word" in caplog.text
-    assert house.submit(Generation(LONG, 1)).outputs()
+    assert fixture.submit(Generation(LONG, 1)).outputs()
 
 
-def test_echo_that_fails_is_the_call_s_failure(house, caplog):
-    asked = house.submit(Generation([200], 1, echo=True))
-    assert asked.status() == Status(StatusCode.INTERNAL, "model m version 1 failed to take the texts")
-    assert not asked.call.admitted
+def test_echo_that_fails_is_the_call_s_failure(fixture, caplog):
+    request = fixture.submit(Generation([200], 1, echo=True))
+    assert request.status() == Status(StatusCode.INTERNAL, "model m version 1 failed to take the texts")
+    assert not request.call.admitted
     assert "no such token" in caplog.text
 
 
-def test_deadline_that_has_passed_costs_nothing(house):
-    status = house.submit(Generation([1], 1), deadline=house.clock.monotonic()).status()
+def test_deadline_that_has_passed_costs_nothing(fixture):
+    status = fixture.submit(Generation([1], 1), deadline=fixture.clock.monotonic()).status()
     assert status.code is StatusCode.DEADLINE_EXCEEDED
-    assert house.model.steps == 0
+    assert fixture.model.steps == 0
 
 
-def test_deadline_counts_while_a_prompt_waits_for_the_tokenizer(house):
-    house.codec.go.clear()
-    first = house.submit(Generation(LONG, 1))
-    assert house.codec.inside.wait(PATIENCE)
-    late = house.submit(Generation(LONG, 1), deadline=house.clock.monotonic() + 5)
-    house.clock.advance(5)
-    house.codec.go.set()
+def test_deadline_counts_while_a_prompt_waits_for_the_tokenizer(fixture):
+    fixture.codec.go.clear()
+    first = fixture.submit(Generation(LONG, 1))
+    assert fixture.codec.inside.wait(PATIENCE)
+    late = fixture.submit(Generation(LONG, 1), deadline=fixture.clock.monotonic() + 5)
+    fixture.clock.advance(5)
+    fixture.codec.go.set()
     assert late.code() is StatusCode.DEADLINE_EXCEEDED
     assert first.outputs()
 
 
-def test_deadline_ends_a_text_between_its_tokens(house):
-    house.step_seconds = 1.0
-    asked = house.submit(Generation([1], 500, ignore_eos=True), pieces=True, deadline=house.clock.monotonic() + 3)
-    assert asked.code() is StatusCode.DEADLINE_EXCEEDED
-    assert sum(len(piece.tokens) for piece in asked.pieces) == 3
+def test_deadline_ends_a_text_between_its_tokens(fixture):
+    fixture.step_seconds = 1.0
+    request = fixture.submit(Generation([1], 500, ignore_eos=True), pieces=True, deadline=fixture.clock.monotonic() + 3)
+    assert request.code() is StatusCode.DEADLINE_EXCEEDED
+    assert sum(len(piece.tokens) for piece in request.pieces) == 3
 
 
 @pytest.mark.parametrize("deadline", [None, 9.0, 2.0], ids=["alone", "the sooner", "the later"])
-def test_timeout_of_a_call_is_a_deadline(house, deadline):
-    house.step_seconds = 1.0
-    at = None if deadline is None else house.clock.monotonic() + deadline
+def test_timeout_of_a_call_is_a_deadline(fixture, deadline):
+    fixture.step_seconds = 1.0
+    at = None if deadline is None else fixture.clock.monotonic() + deadline
     text = Generation([1], 500, ignore_eos=True)
-    asked = house.submit(text, pieces=True, timeout=3.0, deadline=at)
-    assert asked.code() is StatusCode.DEADLINE_EXCEEDED
-    assert sum(len(piece.tokens) for piece in asked.pieces) == min(3, deadline or 3)
+    request = fixture.submit(text, pieces=True, timeout=3.0, deadline=at)
+    assert request.code() is StatusCode.DEADLINE_EXCEEDED
+    assert sum(len(piece.tokens) for piece in request.pieces) == min(3, deadline or 3)
 
 
 def test_call_knows_how_long_it_waited_and_how_long_it_ran(make):
-    house = make(slots=1)
-    house.step_seconds = 1.0
-    running = house.running()
-    waiting = house.submit(Generation([1], 3, ignore_eos=True), Generation([2], 2, ignore_eos=True))
-    house.clock.advance(2.0)
-    house.servable.cancel(running.call)
-    house.go.set()
+    fixture = make(slots=1)
+    fixture.step_seconds = 1.0
+    running = fixture.running()
+    waiting = fixture.submit(Generation([1], 3, ignore_eos=True), Generation([2], 2, ignore_eos=True))
+    fixture.clock.advance(2.0)
+    fixture.servable.cancel(running.call)
+    fixture.go.set()
     waiting.outputs()
     assert running.code() is StatusCode.CANCELLED
     assert (waiting.call.queue_seconds, waiting.call.run_seconds) == (3.0, 5.0)
@@ -476,8 +476,8 @@ def test_call_knows_how_long_it_waited_and_how_long_it_ran(make):
 def test_steps_and_texts_are_reported(make):
     steps: list[StepReport] = []
     texts: list[Any] = []
-    house = make(on_step=steps.append, on_text=texts.append)
-    house.submit(Generation([1, 2], 3, ignore_eos=True)).outputs()
+    fixture = make(on_step=steps.append, on_text=texts.append)
+    fixture.submit(Generation([1, 2], 3, ignore_eos=True)).outputs()
     assert [report.rows for report in steps] == [2, 1, 1]
     assert [(report.outcome, report.usage.output) for report in texts] == [("length", 3)]
 
@@ -495,36 +495,36 @@ def test_models_of_one_process_take_turns_and_others_have_their_own_thread(make,
 
 
 def test_call_after_the_end_and_inside_it_is_answered(make):
-    house = make()
-    house.codec.go.clear()
-    inside = house.submit(Generation(LONG, 1))
-    assert house.codec.inside.wait(PATIENCE)
-    waiting = house.submit(Generation(LONG, 1))
-    closing = threading.Thread(target=house.servable.close)
+    fixture = make()
+    fixture.codec.go.clear()
+    inside = fixture.submit(Generation(LONG, 1))
+    assert fixture.codec.inside.wait(PATIENCE)
+    waiting = fixture.submit(Generation(LONG, 1))
+    closing = threading.Thread(target=fixture.servable.close)
     closing.start()
     assert waiting.status() == Status(StatusCode.UNAVAILABLE, "model m version 1 is being unloaded")
-    house.codec.go.set()
+    fixture.codec.go.set()
     closing.join(PATIENCE)
     inside.result()
-    assert house.submit(Generation([1], 1)).status() == Status(
+    assert fixture.submit(Generation([1], 1)).status() == Status(
         StatusCode.UNAVAILABLE, "model m version 1 is being unloaded"
     )
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_of_many_calls_has_one_answer_whoever_cancels_whom(make, seed):
-    house = make(slots=3, max_queue=20)
+def test_each_of_many_calls_has_one_answer_whatever_is_cancelled(make, seed):
+    fixture = make(slots=3, max_queue=20)
     dice = random.Random(seed)
-    calls: list[Asked] = []
+    calls: list[Request] = []
 
     def ask(own: random.Random) -> None:
         for _ in range(60):
             prompt: Any = LONG if own.random() < 0.1 else [own.randrange(VOCABULARY)] * own.randrange(1, 20)
             texts = [Generation(prompt, own.randrange(1, 30)) for _ in range(own.randrange(1, 4))]
-            asked = house.submit(*texts, pieces=own.random() < 0.5)
-            calls.append(asked)
+            request = fixture.submit(*texts, pieces=own.random() < 0.5)
+            calls.append(request)
             if own.random() < 0.5:
-                house.servable.cancel(own.choice(calls).call)
+                fixture.servable.cancel(own.choice(calls).call)
 
     askers = [threading.Thread(target=ask, args=(random.Random(dice.random()),)) for _ in range(3)]
     for thread in askers:
@@ -532,8 +532,8 @@ def test_each_of_many_calls_has_one_answer_whoever_cancels_whom(make, seed):
     for thread in askers:
         thread.join(PATIENCE)
     codes = {StatusCode.CANCELLED, StatusCode.UNAVAILABLE}
-    results = [asked.result() for asked in calls]
+    results = [request.result() for request in calls]
     assert all(result.code in codes for result in results if isinstance(result, Status))
     assert any(not isinstance(result, Status) for result in results)
-    state = house.servable.state()
-    assert (state.running, state.waiting, house.servable.pending) == (0, 0, 0)
+    state = fixture.servable.state()
+    assert (state.running, state.waiting, fixture.servable.pending) == (0, 0, 0)

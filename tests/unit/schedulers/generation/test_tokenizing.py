@@ -20,7 +20,7 @@ LIMITS = Limits(4, 64, VOCABULARY, frozenset({END}))
 CHAT = ChatPrompt(({"role": "user", "content": "hi"},))
 
 
-def asked(*texts: Generation, inputs: Mapping[str, Any] | None = None, priority: int = 0) -> GenerationCall:
+def call_for(*texts: Generation, inputs: Mapping[str, Any] | None = None, priority: int = 0) -> GenerationCall:
     return GenerationCall(DEFAULT_SIGNATURE, inputs or {}, (), None, lambda _: None, priority=priority, texts=texts)
 
 
@@ -46,18 +46,18 @@ class BareCodec(ByteCodec):
 def test_each_kind_of_prompt_becomes_tokens():
     wanted = [Generation("ab", 5), Generation((7, 8), 5), Generation(CHAT, 5)]
     expected = [[BEGIN, 97, 98], [7, 8], [BEGIN, *b"user: hi\nassistant:"]]
-    found = prepare(asked(*wanted), ByteCodec(), LIMITS)
+    found = prepare(call_for(*wanted), ByteCodec(), LIMITS)
     assert found == [Prepared(text, tokens, 5) for text, tokens in zip(wanted, expected, strict=True)]
 
 
 def test_tensors_become_texts():
     inputs = {"input_ids": np.array([[1, 2], [3, 4]]), "max_tokens": np.array([5, 6], np.int32)}
-    found = prepare(asked(inputs=inputs), None, LIMITS)
+    found = prepare(call_for(inputs=inputs), None, LIMITS)
     assert [(text.tokens, text.limit) for text in found] == [([1, 2], 5), ([3, 4], 6)]
 
 
 def test_parameters_of_the_call_count_with_its_tensors():
-    call = asked(inputs={"text_input": np.array([b"ab"], object)})
+    call = call_for(inputs={"text_input": np.array([b"ab"], object)})
     call.parameters = {"max_tokens": 3, "temperature": 0}
     (found,) = prepare(call, ByteCodec(), LIMITS)
     assert (found.limit, found.wanted.sampling) == (3, Sampling(temperature=0))
@@ -65,7 +65,7 @@ def test_parameters_of_the_call_count_with_its_tensors():
 
 def test_texts_never_share_the_list_that_the_engine_writes_to():
     prompt = [1, 2, 3]
-    found = prepare(asked(Generation(prompt, 1), Generation(prompt, 1)), None, LIMITS)
+    found = prepare(call_for(Generation(prompt, 1), Generation(prompt, 1)), None, LIMITS)
     found[0].tokens.append(9)
     assert prompt == found[1].tokens == [1, 2, 3]
 
@@ -73,30 +73,30 @@ def test_texts_never_share_the_list_that_the_engine_writes_to():
 def test_prompt_of_several_texts_is_tokenised_once():
     codec = CountingCodec()
     prompt = "ab" * 5
-    found = prepare(asked(*[Generation(prompt, 1, seed_shift=shift) for shift in range(8)]), codec, LIMITS)
+    found = prepare(call_for(*[Generation(prompt, 1, seed_shift=shift) for shift in range(8)]), codec, LIMITS)
     assert len(found) == 8
     assert codec.encoded == [prompt]
 
 
 @pytest.mark.parametrize(("length", "room"), [(1, 63), (63, 1)])
 def test_without_max_tokens_a_text_gets_the_rest_of_the_context(length, room):
-    (found,) = prepare(asked(Generation([1] * length)), None, LIMITS)
+    (found,) = prepare(call_for(Generation([1] * length)), None, LIMITS)
     assert found.limit == room
 
 
 def test_prompt_and_output_may_fill_the_context_exactly():
-    (found,) = prepare(asked(Generation([1] * 60, 4)), None, LIMITS)
+    (found,) = prepare(call_for(Generation([1] * 60, 4)), None, LIMITS)
     assert (len(found.tokens), found.limit) == (60, 4)
 
 
 def test_prompt_that_is_only_read_may_fill_the_context():
-    (found,) = prepare(asked(Generation("a" * 63, 0, echo=True)), ByteCodec(), LIMITS)
+    (found,) = prepare(call_for(Generation("a" * 63, 0, echo=True)), ByteCodec(), LIMITS)
     assert (len(found.tokens), found.limit) == (64, 0)
 
 
 @pytest.mark.parametrize(("own", "calls", "expected"), [(0, 0, 0), (0, 2, 2), (-1, 2, -1), (3, 0, 3)])
 def test_text_without_a_priority_has_that_of_the_call(own, calls, expected):
-    (found,) = prepare(asked(Generation([1], 1, priority=own), priority=calls), None, LIMITS)
+    (found,) = prepare(call_for(Generation([1], 1, priority=own), priority=calls), None, LIMITS)
     assert found.wanted.priority == expected
 
 
@@ -159,56 +159,44 @@ REFUSED = {
         None,
         "temperature is nan, expected at least 0.0 and at most 100.0",
     ),
-    "too many": (
-        [Generation([1], 1)] * 129,
-        None,
-        "129 texts are wanted, at most 128 are allowed in a request",
-    ),
-    "half a character": (
-        [Generation("\ud800", 1)],
-        ByteCodec(),
-        "the prompt is no text: it has half a surrogate pair",
-    ),
-    "one of several": (
-        [Generation([1], 1), Generation([1] * 65, 1)],
-        None,
-        "prompt 1: " + LONG,
-    ),
+    "too many": ([Generation([1], 1)] * 129, None, "129 texts are wanted, at most 128 are allowed in a request"),
+    "half a character": ([Generation("\ud800", 1)], ByteCodec(), "the prompt is no text: it has half a surrogate pair"),
+    "one of several": ([Generation([1], 1), Generation([1] * 65, 1)], None, "prompt 1: " + LONG),
 }
 
 
 @pytest.mark.parametrize(("texts", "codec", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_generated_is_refused_with_the_numbers(texts, codec, words):
     with pytest.raises(ServingError) as raised:
-        prepare(asked(*texts), codec, LIMITS)
+        prepare(call_for(*texts), codec, LIMITS)
     assert (raised.value.code, str(raised.value)) == (StatusCode.INVALID_ARGUMENT, words)
 
 
 def test_text_that_is_too_long_never_reaches_the_tokenizer():
     codec = CountingCodec()
     with pytest.raises(ServingError, match="characters"):
-        prepare(asked(Generation("a" * (2**20 + 1), 1)), codec, LIMITS)
+        prepare(call_for(Generation("a" * (2**20 + 1), 1)), codec, LIMITS)
     assert codec.encoded == []
 
 
 def test_long_context_takes_long_texts():
     codec = CountingCodec()
     with pytest.raises(ServingError, match="tokens, more than the 20000 of"):
-        prepare(asked(Generation("a" * (64 * 20_000), 1)), codec, Limits(1, 20_000, VOCABULARY))
+        prepare(call_for(Generation("a" * (64 * 20_000), 1)), codec, Limits(1, 20_000, VOCABULARY))
     assert len(codec.encoded) == 1
 
 
 def test_only_what_takes_long_weighs_much():
     deep = ChatPrompt(({"role": "user", "content": [{"type": "text", "text": "a" * LIGHT}]},))
-    assert weigh(asked(Generation("a" * 100, 1), Generation([1] * 800, 1))) == 200
-    assert weigh(asked(*[Generation(CHAT, 1)] * 100)) < 20
-    assert weigh(asked(Generation(deep, 1))) > LIGHT
-    assert weigh(asked(inputs={"text_input": np.array([b"a" * LIGHT, b"b"], object)})) == LIGHT + 1
-    assert weigh(asked(inputs={"input_ids": np.zeros((4, LIGHT * 2), np.int64)})) == LIGHT
-    assert weigh(asked()) == 0
+    assert weigh(call_for(Generation("a" * 100, 1), Generation([1] * 800, 1))) == 200
+    assert weigh(call_for(*[Generation(CHAT, 1)] * 100)) < 20
+    assert weigh(call_for(Generation(deep, 1))) > LIGHT
+    assert weigh(call_for(inputs={"text_input": np.array([b"a" * LIGHT, b"b"], object)})) == LIGHT + 1
+    assert weigh(call_for(inputs={"input_ids": np.zeros((4, LIGHT * 2), np.int64)})) == LIGHT
+    assert weigh(call_for()) == 0
 
 
-class House:
+class TokenizerFixture:
     """A thread for tokens, whose first work can be held up."""
 
     def __init__(self) -> None:
@@ -241,71 +229,71 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    found = House()
+def fixture() -> Iterator[TokenizerFixture]:
+    found = TokenizerFixture()
     yield found
     found.go.set()
     found.tokenizing.close()
 
 
-def test_works_run_in_order_on_one_thread_of_their_own(house):
-    house.hold()
-    assert house.put(house.work("a"), house.work("b"), house.work("last")) == [None] * 3
-    assert house.tokenizing.waiting == 3
-    house.go.set()
-    assert house.over.wait(PATIENCE)
-    assert (house.ran, house.threads) == (["hold", "a", "b", "last"], {"tfs-tokenize-m-1"})
+def test_works_run_in_order_on_one_thread_of_their_own(fixture):
+    fixture.hold()
+    assert fixture.put(fixture.work("a"), fixture.work("b"), fixture.work("last")) == [None] * 3
+    assert fixture.tokenizing.waiting == 3
+    fixture.go.set()
+    assert fixture.over.wait(PATIENCE)
+    assert (fixture.ran, fixture.threads) == (["hold", "a", "b", "last"], {"tfs-tokenize-m-1"})
 
 
-def test_queue_is_bounded_in_works_and_in_characters(house):
-    house.hold()
-    heavy, first, second = house.work("heavy", 500), house.work("a", 1), house.work("b", 1)
-    assert house.put(heavy) == [None]
-    (refused,) = house.put(first)
+def test_queue_is_bounded_in_works_and_in_characters(fixture):
+    fixture.hold()
+    heavy, first, second = fixture.work("heavy", 500), fixture.work("a", 1), fixture.work("b", 1)
+    assert fixture.put(heavy) == [None]
+    (refused,) = fixture.put(first)
     assert (refused.code, refused.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
     assert (
         refused.message
         == "model m version 1 has prompts of 500 characters waiting for its tokenizer, the most allowed; "
         + ("try again later")
     )
-    house.tokenizing.discard(heavy)
-    assert house.put(first, second, house.work("c", 98)) == [None] * 3
-    (refused,) = house.put(house.work("d", 0))
+    fixture.tokenizing.discard(heavy)
+    assert fixture.put(first, second, fixture.work("c", 98)) == [None] * 3
+    (refused,) = fixture.put(fixture.work("d", 0))
     assert (
         refused.message
         == "model m version 1 has 3 prompts waiting for its tokenizer, the most allowed; try again later"
     )
 
 
-def test_work_that_nobody_wants_does_not_run(house):
-    house.hold()
-    unwanted = house.work("unwanted")
-    house.put(unwanted, house.work("last"))
-    house.tokenizing.discard(unwanted)
-    house.tokenizing.discard(unwanted)
-    house.go.set()
-    assert house.over.wait(PATIENCE)
-    assert house.ran == ["hold", "last"]
+def test_discarded_work_does_not_run(fixture):
+    fixture.hold()
+    unwanted = fixture.work("unwanted")
+    fixture.put(unwanted, fixture.work("last"))
+    fixture.tokenizing.discard(unwanted)
+    fixture.tokenizing.discard(unwanted)
+    fixture.go.set()
+    assert fixture.over.wait(PATIENCE)
+    assert fixture.ran == ["hold", "last"]
 
 
-def test_work_that_breaks_its_contract_is_logged_and_the_next_one_runs(house, caplog):
-    house.put(house.work("bad", fails=True), house.work("last"))
-    assert house.over.wait(PATIENCE)
-    assert house.ran == ["bad", "last"]
+def test_work_that_breaks_its_contract_is_logged_and_the_next_one_runs(fixture, caplog):
+    fixture.put(fixture.work("bad", fails=True), fixture.work("last"))
+    assert fixture.over.wait(PATIENCE)
+    assert fixture.ran == ["bad", "last"]
     assert "no such word" in caplog.text
 
 
-def test_end_drops_what_waits_and_takes_no_more(house):
-    house.hold()
-    house.put(house.work("a"), house.work("b"))
-    house.go.set()
-    house.tokenizing.close()
-    assert sorted(house.ran[1:] + house.dropped) == ["a", "b"]
-    (refused,) = house.put(house.work("late"))
+def test_end_drops_what_waits_and_takes_no_more(fixture):
+    fixture.hold()
+    fixture.put(fixture.work("a"), fixture.work("b"))
+    fixture.go.set()
+    fixture.tokenizing.close()
+    assert sorted(fixture.ran[1:] + fixture.dropped) == ["a", "b"]
+    (refused,) = fixture.put(fixture.work("late"))
     assert (refused.code, refused.message) == (StatusCode.UNAVAILABLE, "model m version 1 is being unloaded")
     assert not [each for each in threading.enumerate() if each.name == "tfs-tokenize-m-1"]
 
 
-def test_without_heavy_works_there_is_no_thread(house):
+def test_without_heavy_works_there_is_no_thread(fixture):
     assert not [each for each in threading.enumerate() if each.name == "tfs-tokenize-m-1"]
-    house.tokenizing.close()
+    fixture.tokenizing.close()

@@ -1,0 +1,28 @@
+"""Families of language models in two parts: one for each kind of cache, and the others with the marker load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tfs_lite.testing.language.tiny_transformers import FAMILIES, REPRESENTATIVES
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """These tensors are too small to be shared between torch's threads, and other tests may run at the same time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.load) for name in FAMILIES]
+)
+def family(request: pytest.FixtureRequest) -> str:
+    """Each family whose texts can share a forward."""
+    name: str = request.param
+    return name
