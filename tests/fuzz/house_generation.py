@@ -40,7 +40,7 @@ from tfs_lite.testing.language.byte_codec import END, VOCABULARY, ByteCodec
 from tfs_lite.testing.language.hash_model import HashModel
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import V2Fixture
-from tfs_lite.testing.servers.v2_http_fixture import HouseControl
+from tfs_lite.testing.servers.v2_http_fixture import FixtureControl
 from tfs_lite.transport.table import CallContext
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class HouseGeneration:
         self.http = HttpResources(HttpLimits(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2), slow)
         house = self.house
         self._openai = OpenAiApp(house.predictor, house.lookup, self._listing, house.metrics, self.http)
-        control = HouseControl(house, regions)
+        control = FixtureControl(house, regions)
         self._v2 = V2HttpApp(house.infer, control, self.http)
         inferences = Inferences(house.predictor, max_bytes=MAX_BYTES)
         settings = PredictSettings(MAX_BYTES)

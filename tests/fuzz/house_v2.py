@@ -48,7 +48,7 @@ from tfs_lite.serving.repository.requests import RepositoryValue
 from tfs_lite.serving.server_core import ServerCore
 from tfs_lite.serving.statistics.trace_settings import LOG_DEFAULTS
 from tfs_lite.testing.servers.v2_fixture import V2Fixture
-from tfs_lite.testing.servers.v2_http_fixture import HouseControl
+from tfs_lite.testing.servers.v2_http_fixture import FixtureControl
 from tfs_lite.transport.table import CallContext
 
 T = TypeVar("T")
@@ -208,7 +208,7 @@ class LoadChecks(RepositoryControl):
         return os.listdir(root) if root else []
 
 
-class Control(HouseControl):
+class Control(FixtureControl):
     """Of the models of the house; loads are checked, not done."""
 
     def __init__(self, house: V2Fixture, regions: SharedRegions, checks: LoadChecks) -> None:

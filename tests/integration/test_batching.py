@@ -21,7 +21,7 @@ from tfs_lite.core.servable import VersionState
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
-from tfs_lite.testing.servers.in_process import PATIENCE, ServerFixture, serving
+from tfs_lite.testing.servers.in_process import TIMEOUT, ServerFixture, serving
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 HOLD, POISON = -1.0, 13.0
@@ -116,7 +116,7 @@ class Client:
         return {name: array.tolist() for name, array in answer.outputs.items()}
 
     def _rest(self, x: Sequence) -> Outcome:
-        reply = httpx.post(f"{self.house.url}/v1/models/m:predict", json={"inputs": {"x": x}}, timeout=PATIENCE)
+        reply = httpx.post(f"{self.house.url}/v1/models/m:predict", json={"inputs": {"x": x}}, timeout=TIMEOUT)
         if reply.status_code == 200:
             outputs: Answer = reply.json()["outputs"]
             return outputs
@@ -126,12 +126,12 @@ class Client:
     def hold(self) -> Future[Outcome]:
         """A request that is in the model until the gate is opened."""
         held = self.later([[HOLD] * 3])
-        wait_until((self.house.root / "entered").exists, "the model is busy", PATIENCE)
+        wait_until((self.house.root / "entered").exists, "the model is busy", TIMEOUT)
         return held
 
     def wait_rows(self, rows: int) -> None:
         """Until so many wait in the queue."""
-        wait_until(lambda: self.metric("tfs_lite_queue_rows") == rows, f"{rows} rows wait", PATIENCE)
+        wait_until(lambda: self.metric("tfs_lite_queue_rows") == rows, f"{rows} rows wait", TIMEOUT)
 
     def queue(self, x: Sequence, rows: int, protocol: str = "grpc", timeout: float | None = None) -> Future[Outcome]:
         """Asks, and waits until ``rows`` rows wait."""
@@ -144,7 +144,7 @@ class Client:
 
     def metric(self, name: str) -> float:
         """The sum over all versions of the model."""
-        page = httpx.get(f"{self.house.url}/metrics", timeout=PATIENCE).text
+        page = httpx.get(f"{self.house.url}/metrics", timeout=TIMEOUT).text
         return sum(
             float(value) for value in re.findall(rf'^{name}\{{[^}}]*model="m"[^}}]*\}} (\S+)', page, re.MULTILINE)
         )
@@ -173,7 +173,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 def rows_of(*asked: Future[Outcome]) -> list[float]:
     """How many rows the run had in which each was answered."""
-    answers = [each.result(PATIENCE) for each in asked]
+    answers = [each.result(TIMEOUT) for each in asked]
     assert all(isinstance(answer, dict) for answer in answers), answers
     return [answer["rows"][0] for answer in answers]
 
@@ -354,7 +354,7 @@ def test_inputs_have_to_be_there_and_to_agree_on_the_rows(make, protocol, inputs
             client.house.client.predict("m", {name: np.array(value, np.float32) for name, value in inputs.items()})
         code, text = caught.value.code, str(caught.value)
     else:
-        reply = httpx.post(f"{client.house.url}/v1/models/m:predict", json={"inputs": inputs}, timeout=PATIENCE)
+        reply = httpx.post(f"{client.house.url}/v1/models/m:predict", json={"inputs": inputs}, timeout=TIMEOUT)
         code, text = StatusCode.INVALID_ARGUMENT, reply.json()["error"]
         assert reply.status_code == 400
     assert code is StatusCode.INVALID_ARGUMENT
@@ -407,7 +407,7 @@ def test_input_of_too_many_dimensions_cannot_be_filled_up(make, protocol):
 def test_outputs_that_are_not_row_for_row_reach_nobody(make, protocol, returns, shape):
     client = make(parameters(max_batch_size=4, batch_timeout_micros=LONG), {"returns": returns})
     first = client.queue(TWO, 2)
-    for code, text in (client.ask(TWO, protocol), first.result(PATIENCE)):
+    for code, text in (client.ask(TWO, protocol), first.result(TIMEOUT)):
         assert code is StatusCode.INTERNAL
         assert re.search(f"the model returned output y as {shape}, expected float", text)
 
@@ -438,7 +438,7 @@ def test_request_that_breaks_the_model_fails_alone(make, protocol):
     bad = client.queue([[POISON] * 3], 3, protocol)
     last = client.later(ONE)
     assert rows_of(first, second, last) == [2, 2, 1]
-    assert bad.result(PATIENCE)[0] is StatusCode.INTERNAL
+    assert bad.result(TIMEOUT)[0] is StatusCode.INTERNAL
 
 
 def test_last_allowed_size_must_be_the_largest_batch(tmp_path):
@@ -471,7 +471,7 @@ def test_client_that_hangs_up_leaves_the_queue(make):
             request_serializer=messages.PredictRequest.SerializeToString,
             response_deserializer=messages.PredictResponse.FromString,
         )
-        call = predict.future(request, timeout=PATIENCE)
+        call = predict.future(request, timeout=TIMEOUT)
         client.wait_rows(2)
         call.cancel()
         client.wait_rows(0)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.testing.servers.in_process import PATIENCE, ServerFixture, serving
+from tfs_lite.testing.servers.in_process import TIMEOUT, ServerFixture, serving
 from tfs_lite.testing.servers.process import wait_until
 
 GUIDE = Path(__file__).parents[2] / "docs" / "python-models.md"
@@ -82,7 +82,7 @@ def people(*pairs: tuple[int, str]) -> dict[str, np.ndarray]:
 
 def ask_rest(house: ServerFixture, *instances: dict[str, object]) -> httpx.Response:
     url = f"{house.url}/v1/models/people:predict"
-    return httpx.post(url, json={"instances": instances}, timeout=PATIENCE)
+    return httpx.post(url, json={"instances": instances}, timeout=TIMEOUT)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def hasty(tmp_path):
 def test_rows_of_several_requests_are_prepared_alone_and_run_together(house):
     with ThreadPoolExecutor(3) as pool:
         calls = [pool.submit(house.client.predict, "people", people((age, "Ada"))) for age in (1, 2, 3)]
-        answers = [call.result(PATIENCE).outputs for call in calls]
+        answers = [call.result(TIMEOUT).outputs for call in calls]
     assert [answer["score"].tolist() for answer in answers] == [[4], [5], [6]]
     assert [answer["rows"].tolist() for answer in answers] == [[3]] * 3
 
@@ -117,8 +117,8 @@ def test_invalid_item_is_refused_and_its_neighbours_are_answered(house):
     with ThreadPoolExecutor(3) as pool:
         calls: list[Future] = [pool.submit(house.client.predict, "people", request) for request in requests]
         with pytest.raises(ServingError) as caught:
-            calls[1].result(PATIENCE)
-        answers = [calls[index].result(PATIENCE).outputs for index in (0, 2)]
+            calls[1].result(TIMEOUT)
+        answers = [calls[index].result(TIMEOUT).outputs for index in (0, 2)]
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert str(caught.value) == "model people: item 1: age: Input should be greater than or equal to 0"
     assert [answer["score"].tolist() for answer in answers] == [[4], [5, 7]]
@@ -155,7 +155,7 @@ def test_time_that_runs_out_in_a_step_is_deadline_exceeded_over_grpc(house, tmp_
     with pytest.raises(ServingError) as caught:
         house.client.predict("people", people((1, "slow")), timeout=1.0)
     assert caught.value.code is StatusCode.DEADLINE_EXCEEDED
-    wait_until(lambda: (tmp_path / "entered").exists(), "the step has begun", PATIENCE)
+    wait_until(lambda: (tmp_path / "entered").exists(), "the step has begun", TIMEOUT)
 
 
 # The guide
@@ -186,7 +186,7 @@ CALLS = re.findall(r"^\$ curl -d '(.*)' localhost:8501(\S+)\n(.*)$", "\n".join(b
 
 @pytest.mark.parametrize(("body", "path", "answer"), CALLS, ids=range(len(CALLS)))
 def test_every_example_of_the_guide_is_answered_as_it_says(guided, body, path, answer):
-    reply = httpx.post(guided.url + path, content=body, timeout=PATIENCE)
+    reply = httpx.post(guided.url + path, content=body, timeout=TIMEOUT)
     assert reply.json() == json.loads(answer)
     assert (reply.status_code == 200) == ("error" not in json.loads(answer))
 

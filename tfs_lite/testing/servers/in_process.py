@@ -1,7 +1,7 @@
 """A whole server in the test's own process, with its clients: real models, real gRPC and HTTP on loopback.
 
-    with serving(root, model_name="m", model_base_path=str(root / "m")) as house:
-        assert house.version() == 1
+    with serving(root, model_name="m", model_base_path=str(root / "m")) as served:
+        assert served.version() == 1
 
 Models are the tagged ones of ``testing.models``. Waits are short, so that a test takes a fraction of a second; when the
 block ends the server is stopped, and it is checked that none of its threads is left.
@@ -26,7 +26,7 @@ from tfs_lite.testing.servers.process import wait_until
 
 ROW = np.array([[1.0, 2.0, 3.0]], np.float32)
 QUICK = {"version_quiet_period_seconds": 0.0, "file_system_poll_wait_seconds": 0.05, "drain_timeout_seconds": 20.0}
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 class ServerFixture:
@@ -37,7 +37,7 @@ class ServerFixture:
         self.root = root
         self.target = f"127.0.0.1:{server.port}"
         self.url = f"http://127.0.0.1:{server.rest_api_port}"
-        self.client = Client(self.target, timeout=PATIENCE)
+        self.client = Client(self.target, timeout=TIMEOUT)
 
     def predict(self, model: str = "m", **rest: Any) -> Prediction:
         return self.client.predict(model, {"x": ROW}, **rest)
@@ -61,7 +61,7 @@ class ServerFixture:
         return {version: status.state for version, status in self.status(model).items()}
 
     def wait_states(self, expected: dict[int, VersionState], model: str = "m") -> None:
-        wait_until(lambda: self.states(model) == expected, f"{model} is {expected}", PATIENCE)
+        wait_until(lambda: self.states(model) == expected, f"{model} is {expected}", TIMEOUT)
 
     def reload(self, *models: str) -> None:
         """Sends a config of these entries; see :func:`entry`."""
@@ -82,15 +82,15 @@ def serving(root: Path, *, ready: bool = True, **fields: Any) -> Iterator[Server
     """``fields`` are those of ``ServerOptions``. Waits until the server is ready unless told otherwise."""
     before = set(threading.enumerate())
     server = Server(**{**QUICK, **fields}).start()
-    house = ServerFixture(server, root)
+    served = ServerFixture(server, root)
     try:
         if ready:
-            server.wait_ready(PATIENCE)
-        yield house
+            server.wait_ready(TIMEOUT)
+        yield served
     finally:
-        house.client.close()
+        served.client.close()
         server.stop()
-    wait_until(lambda: not _new_threads(before), f"no thread is left of {_new_threads(before)}", PATIENCE)
+    wait_until(lambda: not _new_threads(before), f"no thread is left of {_new_threads(before)}", TIMEOUT)
 
 
 def _new_threads(before: set[threading.Thread]) -> list[str]:

@@ -75,11 +75,11 @@ def write_python_version(base: Path, version: int, source: str) -> Path:
     return directory
 
 
-def gated_source(version: int, gate: Path, patience: float = 120.0) -> str:
+def gated_source(version: int, gate: Path, timeout: float = 120.0) -> str:
     """A ``model.py`` whose requests wait for a file.
 
     Each request leaves an ``entered-<version>`` file in the directory ``gate`` and goes on when ``open`` is there,
-    at the latest after ``patience`` seconds, with an error.
+    at the latest after ``timeout`` seconds, with an error.
     """
     return f"""
 import pathlib
@@ -94,16 +94,16 @@ class Model:
 
     def predict(self, inputs):
         (GATE / "entered-{version}").touch()
-        latest = time.monotonic() + {patience!r}
+        latest = time.monotonic() + {timeout!r}
         while not (GATE / "open").exists():
             if time.monotonic() > latest:
-                raise TimeoutError("nobody opened the gate")
+                raise TimeoutError("the gate stayed closed")
             time.sleep(0.005)
         return {{"y": inputs["x"] + {version}}}
 """
 
 
-def waiting_source(version: int, gate: Path, patience: float = 120.0) -> str:
+def waiting_source(version: int, gate: Path, timeout: float = 120.0) -> str:
     """A ``model.py`` whose loading leaves a file ``loading-<version>`` in ``gate`` and waits there for ``open``."""
     return f"""
 import pathlib
@@ -111,10 +111,10 @@ import time
 
 GATE = pathlib.Path({str(gate)!r})
 (GATE / "loading-{version}").touch()
-latest = time.monotonic() + {patience!r}
+latest = time.monotonic() + {timeout!r}
 while not (GATE / "open").exists():
     if time.monotonic() > latest:
-        raise TimeoutError("nobody opened the gate")
+        raise TimeoutError("the gate stayed closed")
     time.sleep(0.005)
 
 

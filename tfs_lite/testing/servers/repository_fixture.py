@@ -112,10 +112,10 @@ class RepositoryFixture:
 
 
 @contextlib.contextmanager
-def repository_house(root: Path, **fields: Any) -> Iterator[RepositoryFixture]:
-    house = RepositoryFixture(root, **fields)
+def serving_repository(root: Path, **fields: Any) -> Iterator[RepositoryFixture]:
+    fixture = RepositoryFixture(root, **fields)
     try:
-        yield house
+        yield fixture
     finally:
-        house.core.close(20.0)
-        house.control.close()
+        fixture.core.close(20.0)
+        fixture.control.close()

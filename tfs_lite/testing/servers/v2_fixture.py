@@ -121,7 +121,7 @@ class V2Fixture:
         self.infer = V2Inference(self.predictor, self.metrics, memory, self.versions_of)
 
     def add(self, name: str, servable: Any, version: int = 1) -> Any:
-        """In place of another one, which ends with the house all the same."""
+        """In place of another one, which is closed with the fixture all the same."""
         self._all.append(servable)
         self.servables[name, version] = servable
         return servable

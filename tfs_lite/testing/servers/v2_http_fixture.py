@@ -1,7 +1,7 @@
 """The HTTP side of the V2 protocol in front of a :class:`V2Fixture`: real sockets, predictor, settings, memory, codecs.
 
 with serving_v2() as served:
-    served.house.add_simple()
+    served.models.add_simple()
     assert served.client.get("/v2/models/simple/ready").status_code == 200
 
 What there is no server for, loading and unloading, is noted in ``control``. Needs httpx.
@@ -39,15 +39,15 @@ from tfs_lite.serving.statistics.values import ModelStatistics
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import V2Fixture
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
-class HouseControl(V2Settings):
-    """A V2Control of the models of a house. ``live`` and ``ready`` are what they are set to."""
+class FixtureControl(V2Settings):
+    """A V2Control of the models of a fixture. ``live`` and ``ready`` are what they are set to."""
 
-    def __init__(self, house: V2Fixture, regions: SharedRegions) -> None:
-        super().__init__(house.is_known)
-        self._house = house
+    def __init__(self, models: V2Fixture, regions: SharedRegions) -> None:
+        super().__init__(models.is_known)
+        self._models = models
         self.live = self.ready = True
         self.unready: set[str] = set()
         self.asked: list[tuple[Any, ...]] = []
@@ -73,12 +73,12 @@ class HouseControl(V2Settings):
 
     def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
         signature = self._signature(name, version)
-        versions = [other for known, other in self._house.servables if known == name and version in (None, other)]
+        versions = [other for known, other in self._models.servables if known == name and version in (None, other)]
         inputs, outputs = tuple(map(_tensor, signature.inputs)), tuple(map(_tensor, signature.outputs))
         return ModelMetadata(name, tuple(map(str, versions)), "test", inputs, outputs)
 
     def model_config(self, name: str, version: int | None) -> Message:
-        servable = self._house.servables[name, version or 1]
+        servable = self._models.servables[name, version or 1]
         settings = ModelSettings(max_batch_size=servable.traits.max_batch_size)
         message: Message = config_message(settings, name, "test", self._signature(name, version))
         return message
@@ -87,11 +87,11 @@ class HouseControl(V2Settings):
         return config_json(self.model_config(name, version))
 
     def statistics(self, name: str | None, version: int | None) -> list[ModelStatistics]:
-        ids = [ServableId(*key) for key in self._house.servables if name in (None, key[0])]
+        ids = [ServableId(*key) for key in self._models.servables if name in (None, key[0])]
         return self.book.statistics(one for one in ids if version in (None, one.version))
 
     def index(self, ready: bool) -> list[IndexEntry]:
-        loaded = [IndexEntry(name, str(version), "READY") for name, version in self._house.servables]
+        loaded = [IndexEntry(name, str(version), "READY") for name, version in self._models.servables]
         return loaded if ready else [*loaded, IndexEntry("broken", "1", "UNAVAILABLE", "its file is cut")]
 
     async def load(self, name: str, parameters: Mapping[str, RepositoryValue]) -> None:
@@ -103,9 +103,9 @@ class HouseControl(V2Settings):
         self.asked.append(("unload", name, unload_dependents))
 
     def _signature(self, name: str, version: int | None) -> Signature:
-        if not any(name == known and version in (None, other) for known, other in self._house.servables):
-            raise lookup_error(name, version, self._house.versions_of(name))
-        with self._house.lookup(ModelRef(name, version)) as handle:
+        if not any(name == known and version in (None, other) for known, other in self._models.servables):
+            raise lookup_error(name, version, self._models.versions_of(name))
+        with self._models.lookup(ModelRef(name, version)) as handle:
             signature: Signature = handle.servable.signatures[DEFAULT_SIGNATURE]
             return signature
 
@@ -115,29 +115,29 @@ def _tensor(spec: TensorSpec) -> TensorMetadata:
     return TensorMetadata(spec.name, name_of(spec.dtype), shape)
 
 
-class V2Served:
+class V2HttpFixture:
     """A started server, its port and a client of it. One thread."""
 
     def __init__(
         self,
-        timeout_seconds: float | None = PATIENCE,
+        timeout_seconds: float | None = TIMEOUT,
         max_body_bytes: int = 8 << 20,
         room: EventRoom | None = None,
-        patience: float = PATIENCE,
+        write_timeout: float = TIMEOUT,
     ) -> None:
-        """``patience``: seconds for a client to read on."""
+        """``write_timeout``: seconds for a client to read on."""
         regions = SharedRegions()
-        self.house = V2Fixture(regions)
-        self.control = HouseControl(self.house, regions)
-        self.loop = LoopThread("tfs-v2-house")
+        self.models = V2Fixture(regions)
+        self.control = FixtureControl(self.models, regions)
+        self.loop = LoopThread("tfs-v2-fixture")
         self.slow = BackgroundRunner("V2", 2, 8)
         self.http = HttpResources(HttpLimits(max_body_bytes, timeout_seconds=timeout_seconds), self.slow)
         self.room = room or EventRoom()
-        self.app = V2HttpApp(self.house.infer, self.control, self.http, self.room)
+        self.app = V2HttpApp(self.models.infer, self.control, self.http, self.room)
         self._regions = regions
-        self._server = HttpServer(self, patience)
+        self._server = HttpServer(self, write_timeout)
         self.port = self.loop.run(self._server.start("127.0.0.1", 0))
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
@@ -152,12 +152,12 @@ class V2Served:
 
     def is_empty(self) -> bool:
         """Whether no trace of a request is left."""
-        return self.house.handles == 0 and self.http.bodies.numbers.held_bytes == 0 and self.room.held == 0
+        return self.models.handles == 0 and self.http.bodies.numbers.held_bytes == 0 and self.room.held == 0
 
     def close(self) -> None:
         self.client.close()
-        self.loop.run(self._server.stop(PATIENCE))
-        self.house.close()
+        self.loop.run(self._server.stop(TIMEOUT))
+        self.models.close()
         self.loop.loop.call_soon_threadsafe(self.http.close)
         self.loop.close()
         self.slow.close()
@@ -166,12 +166,12 @@ class V2Served:
 
 
 @contextlib.contextmanager
-def serving_v2(**options: Any) -> Iterator[V2Served]:
+def serving_v2(**options: Any) -> Iterator[V2HttpFixture]:
     """``options`` are those of :class:`V2Served`. When the block ends, it is checked that no request has left anything
     behind."""
-    served = V2Served(**options)
+    served = V2HttpFixture(**options)
     try:
         yield served
-        wait_until(served.is_empty, "no trace of a request is left", PATIENCE)
+        wait_until(served.is_empty, "no trace of a request is left", TIMEOUT)
     finally:
         served.close()

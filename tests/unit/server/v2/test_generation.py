@@ -21,7 +21,7 @@ from tfs_lite.testing.language.language_servables import BROKEN, language
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
 from tfs_lite.testing.servers.v2_fixture import V2Fixture
-from tfs_lite.testing.servers.v2_http_fixture import V2Served, serving_v2
+from tfs_lite.testing.servers.v2_http_fixture import V2HttpFixture, serving_v2
 
 GENERATE, STREAM, INFER = (f"/v2/models/lm/{verb}" for verb in ("generate", "generate_stream", "infer"))
 HEAD = {"model_name": "lm", "model_version": "1"}
@@ -29,9 +29,9 @@ WORDS = "grüße an dich"
 
 
 @pytest.fixture
-def served() -> Iterator[V2Served]:
+def served() -> Iterator[V2HttpFixture]:
     with serving_v2() as one:
-        one.house.add("lm", language(WORDS))
+        one.models.add("lm", language(WORDS))
         yield one
 
 
@@ -50,16 +50,16 @@ def refusal(answer: httpx.Response) -> tuple[int, str]:
 # One answer over HTTP.
 
 
-def test_generate_answers_with_the_text_and_why_it_ended(served: V2Served) -> None:
+def test_generate_answers_with_the_text_and_why_it_ended(served: V2HttpFixture) -> None:
     answer = served.post(GENERATE, {"id": "7", "text_input": "hi", "parameters": {"max_tokens": 64 - 3}})
     assert answer.json() == {"id": "7", **HEAD, "text_output": WORDS, "finish_reason": "stop"}
     answer = served.post(GENERATE, {"text_input": "hi", "max_tokens": 2})
     assert answer.json() == {**HEAD, "text_output": "gr", "finish_reason": "length"}
-    assert served.house.count("OK", "lm") == 2
+    assert served.models.count("OK", "lm") == 2
 
 
-def test_sampling_values_reach_the_model(served: V2Served) -> None:
-    served.house.add("hash", language(None, name="hash"))
+def test_sampling_values_reach_the_model(served: V2HttpFixture) -> None:
+    served.models.add("hash", language(None, name="hash"))
 
     def text(**values: Any) -> str:
         body = {"text_input": "hi", "parameters": {"max_tokens": 8, **values}}
@@ -72,12 +72,12 @@ def test_sampling_values_reach_the_model(served: V2Served) -> None:
     assert stopped.json() == {**HEAD, "text_output": "grü", "finish_reason": "stop"}
 
 
-def test_generate_answers_several_texts_at_once(served: V2Served) -> None:
+def test_generate_answers_several_texts_at_once(served: V2HttpFixture) -> None:
     answer = served.post(GENERATE, {"text_input": ["a", "b"], "max_tokens": [1, 20]}).json()
     assert (answer["text_output"], answer["finish_reason"]) == (["g", WORDS], ["length", "stop"])
 
 
-def test_infer_gives_every_output_or_those_that_are_wanted(served: V2Served) -> None:
+def test_infer_gives_every_output_or_those_that_are_wanted(served: V2HttpFixture) -> None:
     inputs = [
         {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]},
         {"name": "max_tokens", "datatype": "INT32", "shape": [1, 1], "data": [[2]]},
@@ -94,8 +94,8 @@ def test_infer_gives_every_output_or_those_that_are_wanted(served: V2Served) -> 
     assert [output["data"] for output in served.post(INFER, wanted).json()["outputs"]] == [[ord("g")]]
 
 
-def test_model_without_a_tokenizer_speaks_tokens(served: V2Served) -> None:
-    served.house.add("ids", language("abc", name="ids", has_text=False))
+def test_model_without_a_tokenizer_speaks_tokens(served: V2HttpFixture) -> None:
+    served.models.add("ids", language("abc", name="ids", has_text=False))
     body = {"input_ids": [1, 2, 3]}
     answer = served.post("/v2/models/ids/generate", body).json()
     assert (answer["token_ids"], answer["finish_reason"], "text_output" in answer) == ([*b"abc", 256], "stop", False)
@@ -107,15 +107,15 @@ def test_model_without_a_tokenizer_speaks_tokens(served: V2Served) -> None:
 # Events.
 
 
-def test_every_piece_of_text_is_an_event(served: V2Served) -> None:
+def test_every_piece_of_text_is_an_event(served: V2HttpFixture) -> None:
     *some, last = events(served.post(STREAM, {"id": "4", "text_input": "hi", "max_tokens": 40}))
     assert some == [{"id": "4", **HEAD, "text_output": character} for character in WORDS]
     assert last == {"id": "4", **HEAD, "text_output": "", "finish_reason": "stop"}
-    assert served.house.count("OK", "lm") == 1
+    assert served.models.count("OK", "lm") == 1
 
 
-def test_events_come_while_the_model_works(served: V2Served) -> None:
-    model = served.house.servables["lm", 1]
+def test_events_come_while_the_model_works(served: V2HttpFixture) -> None:
+    model = served.models.servables["lm", 1]
     model.steps.let(2)
     with served.client.stream("POST", STREAM, json={"text_input": "hi"}) as response:
         lines = (line for line in response.iter_lines() if line)
@@ -124,13 +124,13 @@ def test_events_come_while_the_model_works(served: V2Served) -> None:
         assert orjson.loads(list(lines)[-1].removeprefix("data: "))["finish_reason"] == "stop"
 
 
-def test_a_failure_after_the_first_piece_is_an_event(served: V2Served) -> None:
-    served.house.add("lm", language(f"ab{BROKEN}c"))
+def test_a_failure_after_the_first_piece_is_an_event(served: V2HttpFixture) -> None:
+    served.models.add("lm", language(f"ab{BROKEN}c"))
     answer = served.post(STREAM, {"text_input": "hi"})
     *some, last = events(answer)
     assert (answer.status_code, [event["text_output"] for event in some]) == (200, ["a", "b"])
     assert (list(last), "model lm version 1 failed on this text" in last["error"]) == (["error"], True)
-    assert served.house.count("INTERNAL", "lm") == 1
+    assert served.models.count("INTERNAL", "lm") == 1
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -148,14 +148,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize("path", [GENERATE, STREAM], ids=["generate", "generate_stream"])
 @pytest.mark.parametrize(("body", "words"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
 def test_request_that_the_model_refuses_is_an_ordinary_error(
-    served: V2Served, path: str, body: dict[str, Any], words: str
+    served: V2HttpFixture, path: str, body: dict[str, Any], words: str
 ) -> None:
     status, message = refusal(served.post(path, body))
     assert (status, words in message) == (400, True), message
-    assert sum(served.house.count("INVALID_ARGUMENT", "lm", version) for version in ("", "1")) == 1
+    assert sum(served.models.count("INVALID_ARGUMENT", "lm", version) for version in ("", "1")) == 1
 
 
-def test_stream_takes_one_text(served: V2Served) -> None:
+def test_stream_takes_one_text(served: V2HttpFixture) -> None:
     status, message = refusal(served.post(STREAM, {"text_input": ["a", "b"]}))
     assert (status, "the request has 2 texts for model 'lm', which takes one at a time" in message) == (400, True)
 
@@ -163,7 +163,7 @@ def test_stream_takes_one_text(served: V2Served) -> None:
 @pytest.mark.parametrize("path", [GENERATE, STREAM], ids=["generate", "generate_stream"])
 def test_full_queue_is_an_error_with_a_hint(path: str) -> None:
     with serving_v2() as served:
-        model = served.house.add("lm", language(WORDS, slots=1, max_queue=0))
+        model = served.models.add("lm", language(WORDS, slots=1, max_queue=0))
         model.steps.shut()
         with hold(served):
             wait_until(lambda: model.steps.held, "the model works")
@@ -174,7 +174,7 @@ def test_full_queue_is_an_error_with_a_hint(path: str) -> None:
             model.steps.open()
 
 
-def hold(served: V2Served) -> socket.socket:
+def hold(served: V2HttpFixture) -> socket.socket:
     """A client that asks for a stream and does not read it."""
     body = orjson.dumps({"text_input": "hi", "max_tokens": 50, "ignore_eos": True})
     connection = socket.create_connection(("127.0.0.1", served.port), timeout=30)
@@ -185,30 +185,30 @@ def hold(served: V2Served) -> socket.socket:
 
 def test_client_that_goes_frees_its_slot_in_the_model() -> None:
     with serving_v2() as served:
-        model = served.house.add("lm", language(WORDS, slots=1))
+        model = served.models.add("lm", language(WORDS, slots=1))
         model.steps.shut()
         with hold(served):
             wait_until(lambda: model.steps.held, "the model works")
             assert model.state().running == 1
-        wait_until(lambda: served.house.count("CANCELLED", "lm"), "it is counted as cancelled")
+        wait_until(lambda: served.models.count("CANCELLED", "lm"), "it is counted as cancelled")
         model.steps.open()
-        wait_until(lambda: model.state().running == 0 and served.house.handles == 0, "its slot is free")
+        wait_until(lambda: model.state().running == 0 and served.models.handles == 0, "its slot is free")
         assert served.post(GENERATE, {"text_input": "hi", "max_tokens": 40}).json()["text_output"] == WORDS
 
 
 def test_deadline_ends_a_text() -> None:
     with serving_v2(timeout_seconds=0.3) as served:
-        model = served.house.add("lm", language(WORDS))
+        model = served.models.add("lm", language(WORDS))
         model.steps.let(1)
         one, failure = events(served.post(STREAM, {"text_input": "hi"}))
         assert (one["text_output"], "the deadline passed" in failure["error"]) == ("g", True)
-        assert served.house.count("DEADLINE_EXCEEDED", "lm") == 1
+        assert served.models.count("DEADLINE_EXCEEDED", "lm") == 1
         model.steps.open()
 
 
 def test_pieces_that_wait_are_bounded() -> None:
     with serving_v2(room=EventRoom(one=3 * EVENT_BYTES)) as served:
-        model = served.house.add("lm", language(WORDS))
+        model = served.models.add("lm", language(WORDS))
         model.steps.shut()
 
         def stall() -> None:
@@ -221,7 +221,7 @@ def test_pieces_that_wait_are_bounded() -> None:
             served.loop.loop.call_soon_threadsafe(stall)
             answer = read_all(connection)
         assert b"more slowly than the model makes them" in answer
-        assert served.house.count("RESOURCE_EXHAUSTED", "lm") == 1
+        assert served.models.count("RESOURCE_EXHAUSTED", "lm") == 1
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -235,19 +235,19 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 @pytest.fixture
-def house() -> Iterator[V2Fixture]:
-    house = V2Fixture()
-    house.add("lm", language(WORDS))
-    yield house
-    house.close()
-    wait_until(lambda: house.handles == 0, "handles")
+def models() -> Iterator[V2Fixture]:
+    models = V2Fixture()
+    models.add("lm", language(WORDS))
+    yield models
+    models.close()
+    wait_until(lambda: models.handles == 0, "handles")
 
 
 @pytest.fixture
-def client(loop_thread: Any, house: V2Fixture) -> Iterator[V2Client]:
+def client(loop_thread: Any, models: V2Fixture) -> Iterator[V2Client]:
     async def start() -> tuple[GrpcTransport, int | None]:
         no_control: Any = None
-        server = make_grpc_server(chosen(), V2GrpcService(house.infer, no_control).methods(), -1)
+        server = make_grpc_server(chosen(), V2GrpcService(models.infer, no_control).methods(), -1)
         return server, await server.start("127.0.0.1", 0, "")
 
     server, port = loop_thread.run(start())
@@ -281,7 +281,7 @@ def texts_of(answers: list[Any]) -> str:
 EMPTY_FINAL = {"triton_enable_empty_final_response": {"bool_param": True}}
 
 
-def test_model_infer_gives_the_whole_text(client: V2Client, house: V2Fixture) -> None:
+def test_model_infer_gives_the_whole_text(client: V2Client, models: V2Fixture) -> None:
     found = outputs_of(client.call("ModelInfer", **asked("a", "bc")))
     ids = [*WORDS.encode(), 256]
     assert found == {
@@ -294,7 +294,7 @@ def test_model_infer_gives_the_whole_text(client: V2Client, house: V2Fixture) ->
     assert outputs_of(client.call("ModelInfer", **asked(outputs=("text_output",)))) == {"text_output": [WORDS.encode()]}
 
 
-def test_what_the_model_refuses_is_a_status(client: V2Client, house: V2Fixture) -> None:
+def test_what_the_model_refuses_is_a_status(client: V2Client, models: V2Fixture) -> None:
     code, message = client.refusal("ModelInfer", **asked(parameters={"top_q": {"double_param": 0.5}}))
     assert (code, 'no parameter "top_q"; did you mean "top_p"' in message) == (grpc.StatusCode.INVALID_ARGUMENT, True)
     code, message = client.refusal("ModelInfer", **asked(max_tokens=100))
@@ -304,7 +304,7 @@ def test_what_the_model_refuses_is_a_status(client: V2Client, house: V2Fixture) 
 
 @pytest.mark.parametrize("parameters", [{}, EMPTY_FINAL], ids=["plain", "with empty final wanted"])
 def test_stream_has_a_piece_for_every_token_and_the_last_is_final(
-    client: V2Client, house: V2Fixture, parameters: dict[str, Any]
+    client: V2Client, models: V2Fixture, parameters: dict[str, Any]
 ) -> None:
     stream = client.stream()
     stream.send(**asked(id="5", parameters=parameters))
@@ -316,16 +316,16 @@ def test_stream_has_a_piece_for_every_token_and_the_last_is_final(
     first, last = outputs_of(answers[0].infer_response), outputs_of(answers[-1].infer_response)
     assert (first["token_ids"], first["finish_reason"], first["completion_tokens"]) == ([[ord("g")]], [b""], [0])
     assert (last["finish_reason"], last["prompt_tokens"], last["completion_tokens"]) == ([b"stop"], [3], [len(answers)])
-    assert house.count("OK", "lm") == 1
+    assert models.count("OK", "lm") == 1
 
 
-def test_texts_of_one_stream_go_on_side_by_side(client: V2Client, house: V2Fixture) -> None:
-    steps = house.servables["lm", 1].steps
+def test_texts_of_one_stream_go_on_side_by_side(client: V2Client, models: V2Fixture) -> None:
+    steps = models.servables["lm", 1].steps
     steps.shut()
     stream = client.stream()
     stream.send(**asked(id="long"))
     stream.send(**asked(id="short", max_tokens=2, outputs=("text_output",)))
-    wait_until(lambda: house.handles == 2, "both are inside")
+    wait_until(lambda: models.handles == 2, "both are inside")
     steps.open()
     stream.end()
     answers = stream.rest()
@@ -336,7 +336,7 @@ def test_texts_of_one_stream_go_on_side_by_side(client: V2Client, house: V2Fixtu
     assert texts_of([answer for answer in answers if answer.infer_response.id == "long"]) == WORDS
 
 
-def test_failures_are_answers_and_the_stream_goes_on(client: V2Client, house: V2Fixture) -> None:
+def test_failures_are_answers_and_the_stream_goes_on(client: V2Client, models: V2Fixture) -> None:
     stream = client.stream()
     stream.send(**asked("a", "b", id="several"))
     stream.send(**asked(id="unknown", parameters={"tmp": {"int64_param": 1}}))
@@ -349,20 +349,20 @@ def test_failures_are_answers_and_the_stream_goes_on(client: V2Client, house: V2
     assert all(map(is_final, answers.values()))
 
 
-def test_stream_that_is_cancelled_frees_its_slots(client: V2Client, house: V2Fixture) -> None:
-    model = house.servables["lm", 1]
+def test_stream_that_is_cancelled_frees_its_slots(client: V2Client, models: V2Fixture) -> None:
+    model = models.servables["lm", 1]
     model.steps.let(1)
     stream = client.stream()
     stream.send(**asked())
     assert texts_of([stream.next()]) == "g"
     assert model.state().running == 1
     stream.calls.cancel()
-    wait_until(lambda: house.count("CANCELLED", "lm"), "it is counted as cancelled")
+    wait_until(lambda: models.count("CANCELLED", "lm"), "it is counted as cancelled")
     model.steps.open()
-    wait_until(lambda: model.state().running == 0 and house.handles == 0, "its slot is free")
+    wait_until(lambda: model.state().running == 0 and models.handles == 0, "its slot is free")
 
 
-def test_tokens_may_be_sent_instead_of_texts(client: V2Client, house: V2Fixture) -> None:
+def test_tokens_may_be_sent_instead_of_texts(client: V2Client, models: V2Fixture) -> None:
     raw = np.array([[257, 1], [257, 2]], np.int64)
     tensor = {"name": "input_ids", "datatype": "INT64", "shape": raw.shape}
     found = client.call("ModelInfer", model_name="lm", inputs=[tensor], raw_input_contents=[raw.tobytes()])

@@ -18,7 +18,7 @@ from tfs_lite.protocols.dtypes import Array
 from tfs_lite.server.v2.http_events import EVENT_BYTES, EventRoom
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import BATCH, Repeater
-from tfs_lite.testing.servers.v2_http_fixture import PATIENCE, V2Served, serving_v2
+from tfs_lite.testing.servers.v2_http_fixture import TIMEOUT, V2HttpFixture, serving_v2
 
 STREAM, ONE = "/v2/models/repeat/generate_stream", "/v2/models/repeat/generate"
 EVENTS = "text/event-stream; charset=utf-8"
@@ -55,12 +55,12 @@ class Halves(Repeater):
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[V2Served]:
+def served() -> Iterator[V2HttpFixture]:
     with serving_v2() as one:
-        one.house.add("repeat", Repeater())
-        one.house.add("halves", Halves())
-        one.house.add_simple()
-        one.house.add_echo("text", DataType.STRING, BATCH)
+        one.models.add("repeat", Repeater())
+        one.models.add("halves", Halves())
+        one.models.add_simple()
+        one.models.add_echo("text", DataType.STRING, BATCH)
         yield one
 
 
@@ -78,13 +78,13 @@ def error(answer: httpx.Response) -> str:
     return text
 
 
-def test_every_answer_of_a_decoupled_model_is_an_event(served: V2Served) -> None:
+def test_every_answer_of_a_decoupled_model_is_an_event(served: V2HttpFixture) -> None:
     answer = served.post(STREAM, {"id": "4", "IN": [5, 6]})
     head = {"id": "4", "model_name": "repeat", "model_version": "1"}
     assert (answer.status_code, events(answer)) == (200, [{**head, "OUT": 5}, {**head, "OUT": 6}])
 
 
-def test_ordinary_model_answers_both_ways(served: V2Served) -> None:
+def test_ordinary_model_answers_both_ways(served: V2HttpFixture) -> None:
     head = {"model_name": "text", "model_version": "1"}
     stream = served.post("/v2/models/text/generate_stream", {"parameters": {"IN": ["a", "ü"]}})
     assert events(stream) == [{**head, "OUT": ["a", "ü"]}]
@@ -92,37 +92,37 @@ def test_ordinary_model_answers_both_ways(served: V2Served) -> None:
     assert (one.headers["content-type"], one.json()) == ("application/json", {**head, "OUT": "a"})
 
 
-def test_generate_takes_the_only_answer_of_a_decoupled_model(served: V2Served) -> None:
+def test_generate_takes_the_only_answer_of_a_decoupled_model(served: V2HttpFixture) -> None:
     assert served.post(ONE, {"IN": [7]}).json()["OUT"] == 7
 
 
 @pytest.mark.parametrize("numbers", [[1, 2], [1, 2, 3, -1]])
-def test_generate_wants_exactly_one_answer(served: V2Served, numbers: list[int]) -> None:
+def test_generate_wants_exactly_one_answer(served: V2HttpFixture, numbers: list[int]) -> None:
     answer = served.post(ONE, {"IN": numbers})
     assert (answer.status_code, error(answer)) == (500, "generate expects model to produce exactly 1 response")
 
 
 def test_request_without_answers_is_an_empty_stream_and_no_generate() -> None:
     with serving_v2() as served:
-        nobody = served.house.add("repeat", Repeater())
+        nobody = served.models.add("repeat", Repeater())
         nobody._answer = lambda call: call.on_done({})
         stream = served.post(STREAM, {"IN": [1]})
         assert (stream.status_code, events(stream)) == (200, [])
         assert "exactly 1 response" in error(served.post(ONE, {"IN": [1]}))
 
 
-def test_model_that_fails_at_once_gives_an_event_and_its_status(served: V2Served) -> None:
+def test_model_that_fails_at_once_gives_an_event_and_its_status(served: V2HttpFixture) -> None:
     answer = served.post(STREAM, {"IN": [-1, 2]})
     assert (answer.status_code, events(answer)) == (500, [{"error": "cannot repeat -1"}])
 
 
-def test_model_that_fails_later_gives_an_event_behind_the_others(served: V2Served) -> None:
+def test_model_that_fails_later_gives_an_event_behind_the_others(served: V2HttpFixture) -> None:
     answer = served.post(STREAM, {"IN": [3, -1, 2]})
     assert answer.status_code == 200
     assert [event.get("OUT", event.get("error")) for event in events(answer)] == [3, "cannot repeat -1"]
 
 
-def test_answer_that_json_cannot_hold_is_an_event_too(served: V2Served) -> None:
+def test_answer_that_json_cannot_hold_is_an_event_too(served: V2HttpFixture) -> None:
     answer = served.post("/v2/models/halves/generate_stream", {"IN": 1})
     (event,) = events(answer)
     assert (answer.status_code, "sending FP16 data via JSON" in event["error"]) == (400, True)
@@ -144,7 +144,7 @@ BEFORE = [
     ("model", "body", "status", "words"), [row[1:] for row in BEFORE], ids=[row[0] for row in BEFORE]
 )
 def test_failure_before_the_queue_is_an_ordinary_error(
-    served: V2Served, verb: str, model: str, body: Any, status: int, words: str
+    served: V2HttpFixture, verb: str, model: str, body: Any, status: int, words: str
 ) -> None:
     answer = served.post(f"/v2/models/{model}/{verb}", body)
     assert (answer.status_code, words in error(answer)) == (status, True)
@@ -152,13 +152,13 @@ def test_failure_before_the_queue_is_an_ordinary_error(
 
 def test_events_come_while_the_model_works() -> None:
     with serving_v2() as served:
-        repeater = served.house.add("repeat", Repeater())
+        repeater = served.models.add("repeat", Repeater())
         first_only = repeater.gate
 
         def answer(call: PredictCall) -> None:
             assert call.on_part is not None
             call.on_part({"OUT": np.array([1], np.int32)})
-            first_only.wait(PATIENCE)
+            first_only.wait(TIMEOUT)
             call.on_done({})
 
         repeater._answer = answer
@@ -172,28 +172,28 @@ def test_events_come_while_the_model_works() -> None:
 
 def test_client_that_goes_ends_the_stream() -> None:
     with serving_v2() as served:
-        repeater = served.house.add("repeat", Repeater())
+        repeater = served.models.add("repeat", Repeater())
         repeater.gate.clear()
         body = b'{"IN":[1]}'
-        with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE) as connection:
+        with socket.create_connection(("127.0.0.1", served.port), timeout=TIMEOUT) as connection:
             connection.sendall(
                 f"POST {STREAM} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
             )
-            wait_until(lambda: served.house.handles, "the request is inside")
-        assert repeater.cancelled.wait(PATIENCE)
-        wait_until(lambda: served.house.count("CANCELLED", "repeat"), "it is counted as cancelled")
+            wait_until(lambda: served.models.handles, "the request is inside")
+        assert repeater.cancelled.wait(TIMEOUT)
+        wait_until(lambda: served.models.count("CANCELLED", "repeat"), "it is counted as cancelled")
         repeater.gate.set()
 
 
 def test_deadline_ends_a_stream_with_an_event() -> None:
     with serving_v2(timeout_seconds=0.3) as served:
-        repeater = served.house.add("repeat", Repeater())
+        repeater = served.models.add("repeat", Repeater())
         end = repeater.gate
 
         def answer(call: PredictCall) -> None:
             assert call.on_part is not None
             call.on_part({"OUT": np.array([1], np.int32)})
-            end.wait(PATIENCE)
+            end.wait(TIMEOUT)
             call.on_done({})
 
         repeater._answer = answer
@@ -201,24 +201,24 @@ def test_deadline_ends_a_stream_with_an_event() -> None:
         answered = served.post(STREAM, {"IN": [1]})
         one, failure = events(answered)
         assert (one["OUT"], "the deadline passed" in failure["error"]) == (1, True)
-        assert served.house.count("DEADLINE_EXCEEDED", "repeat") == 1
+        assert served.models.count("DEADLINE_EXCEEDED", "repeat") == 1
         end.set()
 
 
 def test_answers_that_wait_are_bounded() -> None:
     with serving_v2(room=EventRoom(one=20 * EVENT_BYTES)) as served:
-        repeater = served.house.add("repeat", Repeater())
+        repeater = served.models.add("repeat", Repeater())
         held, go = threading.Event(), threading.Event()
         answer_all = repeater._answer
 
         def hold() -> None:
             held.set()
-            go.wait(PATIENCE)
+            go.wait(TIMEOUT)
 
         def answer(call: PredictCall) -> None:
             """All answers are there before the loop can send the first."""
             served.loop.loop.call_soon_threadsafe(hold)
-            held.wait(PATIENCE)
+            held.wait(TIMEOUT)
             answer_all(call)
             go.set()
 
@@ -227,12 +227,12 @@ def test_answers_that_wait_are_bounded() -> None:
         assert len(sent) < 20
         assert "more slowly than the model makes them" in failure["error"]
         assert repeater.cancelled.is_set()
-        assert served.house.count("RESOURCE_EXHAUSTED", "repeat") == 1
+        assert served.models.count("RESOURCE_EXHAUSTED", "repeat") == 1
 
 
 def test_client_that_does_not_read_holds_up_the_model_and_is_cut() -> None:
-    with serving_v2(patience=0.5) as served:
-        shouter = served.house.add("repeat", Shouter())
+    with serving_v2(write_timeout=0.5) as served:
+        shouter = served.models.add("repeat", Shouter())
         body = orjson.dumps({"IN": [123_456_789] * 400})
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -241,8 +241,8 @@ def test_client_that_does_not_read_holds_up_the_model_and_is_cut() -> None:
                 f"POST {STREAM} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
             )
             wait_until(lambda: served.room.held, "answers wait")
-            wait_until(lambda: served.house.count("CANCELLED", "repeat"), "the client is cut")
-            wait_until(served.is_empty, "nothing is left", PATIENCE)
+            wait_until(lambda: served.models.count("CANCELLED", "repeat"), "the client is cut")
+            wait_until(served.is_empty, "nothing is left", TIMEOUT)
         assert 64 < shouter.made < 120
 
 

@@ -20,7 +20,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.v2.http_replies import v2_error
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import BATCH, Repeater
-from tfs_lite.testing.servers.v2_http_fixture import PATIENCE, V2Served, serving_v2
+from tfs_lite.testing.servers.v2_http_fixture import TIMEOUT, V2HttpFixture, serving_v2
 
 SIMPLE = "/v2/models/simple/infer"
 ROWS = np.arange(8, dtype=np.int32).reshape(2, 4)
@@ -51,20 +51,20 @@ def error(answer: httpx.Response) -> str:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[V2Served]:
+def served() -> Iterator[V2HttpFixture]:
     with serving_v2() as one:
-        one.house.add_simple()
-        one.house.add_simple(version=3)
-        one.house.add("repeat", Repeater())
-        one.house.add_echo("text", DataType.STRING, BATCH)
-        one.house.add_echo("one text", DataType.STRING, 1)
-        one.house.add_echo("half", DataType.HALF, BATCH)
-        one.house.add_echo("float", DataType.FLOAT, BATCH, 5)
-        one.house.add_echo("row", DataType.INT32, 4)
+        one.models.add_simple()
+        one.models.add_simple(version=3)
+        one.models.add("repeat", Repeater())
+        one.models.add_echo("text", DataType.STRING, BATCH)
+        one.models.add_echo("one text", DataType.STRING, 1)
+        one.models.add_echo("half", DataType.HALF, BATCH)
+        one.models.add_echo("float", DataType.FLOAT, BATCH, 5)
+        one.models.add_echo("row", DataType.INT32, 4)
         yield one
 
 
-def test_json_in_json_out(served: V2Served) -> None:
+def test_json_in_json_out(served: V2HttpFixture) -> None:
     answer = served.post(SIMPLE, json_body(id="a/1"))
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
     assert answer.json() == {
@@ -78,13 +78,13 @@ def test_json_in_json_out(served: V2Served) -> None:
     }
 
 
-def test_version_of_the_path_answers(served: V2Served) -> None:
+def test_version_of_the_path_answers(served: V2HttpFixture) -> None:
     answer = served.post("/v2/models/simple/versions/1/infer", json_body())
     assert answer.json()["model_version"] == "1"
     assert "id" not in answer.json()
 
 
-def test_bytes_in_bytes_out(served: V2Served) -> None:
+def test_bytes_in_bytes_out(served: V2HttpFixture) -> None:
     body, length = binary_body(parameters={"binary_data_output": True}, outputs=[{"name": "OUTPUT0"}])
     answer = served.post(SIMPLE, body, Inference_Header_Content_Length=length)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/octet-stream")
@@ -94,7 +94,7 @@ def test_bytes_in_bytes_out(served: V2Served) -> None:
     assert answer.content[size:] == (2 * ROWS).tobytes()
 
 
-def test_large_tensors_go_both_ways(served: V2Served) -> None:
+def test_large_tensors_go_both_ways(served: V2HttpFixture) -> None:
     rows = np.random.default_rng(1).normal(size=(20_000, 5)).astype(np.float32)
     inputs = [{"name": "IN", "shape": [20_000, 5], "datatype": "FP32", "parameters": {"binary_data_size": rows.nbytes}}]
     text = orjson.dumps({"inputs": inputs, "outputs": [{"name": "OUT", "parameters": {"binary_data": True}}]})
@@ -108,14 +108,14 @@ def test_large_tensors_go_both_ways(served: V2Served) -> None:
 
 
 @pytest.mark.parametrize("zeros", ["0", "000"])
-def test_body_may_be_the_only_tensor(served: V2Served, zeros: str) -> None:
+def test_body_may_be_the_only_tensor(served: V2HttpFixture, zeros: str) -> None:
     row = ROWS[0]
     answer = served.post("/v2/models/row/infer", row.tobytes(), Inference_Header_Content_Length=zeros)
     size = int(answer.headers[LENGTH])
     assert (orjson.loads(answer.content[:size])["outputs"][0]["shape"], answer.content[size:]) == ([4], row.tobytes())
 
 
-def test_body_may_be_the_only_text(served: V2Served) -> None:
+def test_body_may_be_the_only_text(served: V2HttpFixture) -> None:
     answer = served.post("/v2/models/one%20text/infer", b"\xffabc", Inference_Header_Content_Length="0")
     assert answer.content[int(answer.headers[LENGTH]) :] == b"\4\0\0\0\xffabc"
 
@@ -128,12 +128,14 @@ RAW_WRONG = [
 
 
 @pytest.mark.parametrize(("model", "body", "words"), RAW_WRONG, ids=[row[0] for row in RAW_WRONG])
-def test_body_that_cannot_be_the_only_tensor_is_refused(served: V2Served, model: str, body: bytes, words: str) -> None:
+def test_body_that_cannot_be_the_only_tensor_is_refused(
+    served: V2HttpFixture, model: str, body: bytes, words: str
+) -> None:
     answer = served.post(f"/v2/models/{model}/infer", body, Inference_Header_Content_Length="0")
     assert (answer.status_code, words in error(answer)) == (400, True)
 
 
-def test_classes_are_texts(served: V2Served) -> None:
+def test_classes_are_texts(served: V2HttpFixture) -> None:
     inputs = [{"name": "IN", "shape": [1, 5], "datatype": "FP32", "data": [1, 5, 3, 4, 2]}]
     outputs = [{"name": "OUT", "parameters": {"classification": 2}}]
     (output,) = served.post("/v2/models/float/infer", {"inputs": inputs, "outputs": outputs}).json()["outputs"]
@@ -141,7 +143,9 @@ def test_classes_are_texts(served: V2Served) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "deflate", "identity", "Deflate"])
-def test_packed_request_is_unpacked_and_its_lengths_are_those_of_the_unpacked(served: V2Served, encoding: str) -> None:
+def test_packed_request_is_unpacked_and_its_lengths_are_those_of_the_unpacked(
+    served: V2HttpFixture, encoding: str
+) -> None:
     body, length = binary_body(outputs=[{"name": "OUTPUT0"}])
     pack = {"gzip": gzip.compress, "x-gzip": gzip.compress, "identity": bytes}.get(encoding, zlib.compress)
     answer = served.post(SIMPLE, pack(body), Inference_Header_Content_Length=length, Content_Encoding=encoding)
@@ -164,7 +168,7 @@ def test_packed_request_is_unpacked_and_its_lengths_are_those_of_the_unpacked(se
 )
 @pytest.mark.parametrize("rows", [500, 20_000])
 def test_answer_is_packed_in_the_first_known_way(
-    served: V2Served, accept: str, encoding: str | None, rows: int
+    served: V2HttpFixture, accept: str, encoding: str | None, rows: int
 ) -> None:
     data = np.ones((rows, 5), np.float32)
     inputs = [{"name": "IN", "shape": [rows, 5], "datatype": "FP32", "data": data.ravel().tolist()}]
@@ -204,7 +208,7 @@ REFUSED: list[tuple[str, str, Any, dict[str, str], int, str]] = [
     ("path", "body", "headers", "status", "words"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
 )
 def test_refusal_has_its_code_and_the_server_serves_on(
-    served: V2Served, path: str, body: Any, headers: dict[str, str], status: int, words: str
+    served: V2HttpFixture, path: str, body: Any, headers: dict[str, str], status: int, words: str
 ) -> None:
     answer = served.post(path, body, **headers)
     assert answer.status_code == status
@@ -213,7 +217,7 @@ def test_refusal_has_its_code_and_the_server_serves_on(
     assert served.post(SIMPLE, json_body()).status_code == 200
 
 
-def test_output_without_json_form_is_refused(served: V2Served) -> None:
+def test_output_without_json_form_is_refused(served: V2HttpFixture) -> None:
     text = orjson.dumps(
         {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP16", "parameters": {"binary_data_size": 2}}]}
     )
@@ -242,11 +246,11 @@ def test_codes_have_the_statuses_of_v2(code: StatusCode, status: int) -> None:
     assert ("retry-after" in answer.headers) == (status == 503)
 
 
-def test_request_is_counted_with_its_code(served: V2Served) -> None:
-    before = served.house.count("OK", version="3"), served.house.count("INTERNAL", version="3")
+def test_request_is_counted_with_its_code(served: V2HttpFixture) -> None:
+    before = served.models.count("OK", version="3"), served.models.count("INTERNAL", version="3")
     served.post(SIMPLE, json_body())
     served.post(SIMPLE, orjson.dumps(json_body()).replace(b"0,1", b"13,1"))
-    assert (served.house.count("OK", version="3"), served.house.count("INTERNAL", version="3")) == (
+    assert (served.models.count("OK", version="3"), served.models.count("INTERNAL", version="3")) == (
         before[0] + 1,
         before[1] + 1,
     )
@@ -254,24 +258,24 @@ def test_request_is_counted_with_its_code(served: V2Served) -> None:
 
 def test_deadline_ends_a_request_that_takes_too_long() -> None:
     with serving_v2(timeout_seconds=0.2) as served:
-        gate = served.house.add_simple().model.gate
+        gate = served.models.add_simple().model.gate
         gate.clear()
         answer = served.post(SIMPLE, json_body())
         assert (answer.status_code, "the deadline passed" in error(answer)) == (504, True)
         gate.set()
 
 
-def ask(served: V2Served) -> socket.socket:
+def ask(served: V2HttpFixture) -> socket.socket:
     """A connection on which a request was sent."""
     body = orjson.dumps(json_body())
-    connection = socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE)
+    connection = socket.create_connection(("127.0.0.1", served.port), timeout=TIMEOUT)
     connection.sendall(f"POST {SIMPLE} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     return connection
 
 
 def test_client_that_goes_ends_its_request() -> None:
     with serving_v2() as served:
-        servable = served.house.add_simple()
+        servable = served.models.add_simple()
         servable.model.gate.clear()
         with ask(served) as first:
             wait_until(lambda: servable.model.runs, "the model runs the first")
@@ -279,23 +283,23 @@ def test_client_that_goes_ends_its_request() -> None:
                 wait_until(lambda: servable.pending == 1, "the second waits")
             wait_until(lambda: servable.pending == 0, "the second has left the queue")
             first.close()
-        wait_until(lambda: served.house.count("CANCELLED") == 2, "both are counted as cancelled")
+        wait_until(lambda: served.models.count("CANCELLED") == 2, "both are counted as cancelled")
         servable.model.gate.set()
 
 
 def test_server_that_drains_lets_nobody_in_and_finishes_what_is_inside() -> None:
     with serving_v2() as served:
-        servable = served.house.add_simple()
+        servable = served.models.add_simple()
         servable.model.gate.clear()
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(served.post(SIMPLE, json_body())))
         thread.start()
         wait_until(lambda: servable.model.runs, "one is inside")
-        drained = threading.Thread(target=lambda: served.loop.run(served.http.calls.drain(PATIENCE)))
+        drained = threading.Thread(target=lambda: served.loop.run(served.http.calls.drain(TIMEOUT)))
         drained.start()
-        with httpx.Client(base_url=served.client.base_url, timeout=PATIENCE) as other:
+        with httpx.Client(base_url=served.client.base_url, timeout=TIMEOUT) as other:
             wait_until(lambda: other.post(SIMPLE, json=json_body()).status_code == 503, "nobody is let in")
         servable.model.gate.set()
-        thread.join(PATIENCE)
-        drained.join(PATIENCE)
+        thread.join(TIMEOUT)
+        drained.join(TIMEOUT)
         assert answers[0].status_code == 200

@@ -13,15 +13,15 @@ import pytest
 
 from tfs_lite.core.signature import DataType
 from tfs_lite.testing.servers.v2_fixture import BATCH
-from tfs_lite.testing.servers.v2_http_fixture import V2Served, serving_v2
+from tfs_lite.testing.servers.v2_http_fixture import V2HttpFixture, serving_v2
 
 
 @pytest.fixture
-def served() -> Iterator[V2Served]:
+def served() -> Iterator[V2HttpFixture]:
     with serving_v2() as one:
-        one.house.add_simple()
-        one.house.add_simple(version=3)
-        one.house.add_echo("a/b ü", DataType.FLOAT, BATCH, 2)
+        one.models.add_simple()
+        one.models.add_simple(version=3)
+        one.models.add_echo("a/b ü", DataType.FLOAT, BATCH, 2)
         yield one
 
 
@@ -31,14 +31,14 @@ def error(answer: httpx.Response) -> str:
     return text
 
 
-def test_server_tells_who_it_is(served: V2Served) -> None:
+def test_server_tells_who_it_is(served: V2HttpFixture) -> None:
     tree = served.client.get("/v2").json()
     assert (tree["name"], tree["version"]) == ("tfs_lite", "1.0")
     assert {"binary_tensor_data", "statistics"} < set(tree["extensions"])
 
 
 @pytest.mark.parametrize("word", ["live", "ready"])
-def test_health_is_a_status_and_a_word(served: V2Served, word: str) -> None:
+def test_health_is_a_status_and_a_word(served: V2HttpFixture, word: str) -> None:
     answer = served.client.get(f"/v2/health/{word}")
     assert (answer.status_code, answer.json()) == (200, {word: True})
     setattr(served.control, word, False)
@@ -47,14 +47,14 @@ def test_health_is_a_status_and_a_word(served: V2Served, word: str) -> None:
     assert served.client.head(f"/v2/health/{word}").status_code == 400
 
 
-def test_model_is_ready_or_not_or_unknown(served: V2Served) -> None:
+def test_model_is_ready_or_not_or_unknown(served: V2HttpFixture) -> None:
     path = "/v2/models/simple/versions/3/ready"
     assert served.client.get(path).json() == {"name": "simple", "ready": True}
     served.control.unready.add("simple")
     assert (served.client.get(path).status_code, served.client.get("/v2/models/nobody/ready").status_code) == (400, 404)
 
 
-def test_model_metadata_has_every_tensor(served: V2Served) -> None:
+def test_model_metadata_has_every_tensor(served: V2HttpFixture) -> None:
     tensor = {"datatype": "FP32", "shape": [-1, 2]}
     assert served.client.get("/v2/models/a%2Fb%20%C3%BC").json() == {
         "name": "a/b ü",
@@ -66,13 +66,13 @@ def test_model_metadata_has_every_tensor(served: V2Served) -> None:
     assert served.client.get("/v2/models/simple/versions/3").json()["versions"] == ["3"]
 
 
-def test_model_config_is_complete(served: V2Served) -> None:
+def test_model_config_is_complete(served: V2HttpFixture) -> None:
     tree = served.client.get("/v2/models/simple/config").json()
     assert (tree["name"], tree["max_batch_size"]) == ("simple", 8)
     assert tree["input"][0]["data_type"] == "TYPE_INT32"
 
 
-def test_statistics_are_of_one_version_of_all_or_of_everybody(served: V2Served) -> None:
+def test_statistics_are_of_one_version_of_all_or_of_everybody(served: V2HttpFixture) -> None:
     def names(path: str) -> list[tuple[str, str]]:
         return [(one["name"], one["version"]) for one in served.client.get(path).json()["model_stats"]]
 
@@ -84,7 +84,7 @@ def test_statistics_are_of_one_version_of_all_or_of_everybody(served: V2Served) 
     assert (one["batch_stats"], one["response_stats"], one["memory_usage"]) == ([], {}, [])
 
 
-def test_index_lists_what_there_is(served: V2Served) -> None:
+def test_index_lists_what_there_is(served: V2HttpFixture) -> None:
     broken = {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": "its file is cut"}
     assert served.post("/v2/repository/index").json()[-1] == broken
     assert served.post("/v2/repository/index", {"ready": False}).json()[-1] == broken
@@ -98,13 +98,13 @@ def test_index_lists_what_there_is(served: V2Served) -> None:
     [{"ready": 1}, {"ready": "true"}, {"ready": None}, b'{"ready":' + b"[" * 250_000 + b"]" * 250_000 + b"}"],
     ids=["number", "text", "null", "deep"],
 )
-def test_index_wants_a_flag(served: V2Served, body: Any) -> None:
+def test_index_wants_a_flag(served: V2HttpFixture, body: Any) -> None:
     answer = served.post("/v2/repository/index", body)
     assert answer.status_code == 400
     assert "Invalid value for 'ready': expected a boolean" in error(answer)
 
 
-def test_load_hands_on_config_and_files(served: V2Served) -> None:
+def test_load_hands_on_config_and_files(served: V2HttpFixture) -> None:
     content = bytes(range(256)) * 1000
     files = {"config": "{}", "file:1/model.pt": base64.b64encode(content).decode()}
     assert served.post("/v2/repository/models/simple/load", {"parameters": files}).status_code == 200
@@ -128,26 +128,26 @@ def test_load_hands_on_config_and_files(served: V2Served) -> None:
     ],
 )
 def test_call_to_the_repository_that_makes_no_sense_is_refused(
-    served: V2Served, path: str, body: Any, status: int, words: str
+    served: V2HttpFixture, path: str, body: Any, status: int, words: str
 ) -> None:
     answer = served.post(f"/v2/repository/models/{path}", body)
     assert (answer.status_code, words in error(answer)) == (status, True)
     assert served.control.asked == []
 
 
-def test_unload_says_what_becomes_of_dependents(served: V2Served) -> None:
+def test_unload_says_what_becomes_of_dependents(served: V2HttpFixture) -> None:
     for body in (b"", {"parameters": {"unload_dependents": True}}):
         assert served.post("/v2/repository/models/m/unload", body).status_code == 200
     assert served.control.asked == [("unload", "m", False), ("unload", "m", True)]
 
 
 @pytest.mark.parametrize("path", ["index", "models/m/load", "models/m/unload"])
-def test_repositories_have_no_names(served: V2Served, path: str) -> None:
+def test_repositories_have_no_names(served: V2HttpFixture, path: str) -> None:
     answer = served.post(f"/v2/repository/mine/{path}")
     assert (answer.status_code, "'repository_name'" in error(answer)) == (501, True)
 
 
-def test_trace_settings_are_read_changed_and_cleared(served: V2Served) -> None:
+def test_trace_settings_are_read_changed_and_cleared(served: V2HttpFixture) -> None:
     first = served.client.get("/v2/trace/setting").json()
     assert (first["trace_level"], first["trace_rate"]) == (["OFF"], "1000")
     own = served.post("/v2/models/simple/trace/setting", {"trace_level": ["TIMESTAMPS"], "trace_rate": "5"}).json()
@@ -171,7 +171,7 @@ def test_trace_settings_are_read_changed_and_cleared(served: V2Served) -> None:
         ("/v2/logging", {"log_info": False, "unknown": True}),
     ],
 )
-def test_settings_that_make_no_sense_change_nothing(served: V2Served, path: str, changes: dict[str, Any]) -> None:
+def test_settings_that_make_no_sense_change_nothing(served: V2HttpFixture, path: str, changes: dict[str, Any]) -> None:
     before = served.client.get(path).json()
     answer = served.post(path, changes)
     assert answer.status_code == 400
@@ -179,18 +179,18 @@ def test_settings_that_make_no_sense_change_nothing(served: V2Served, path: str,
     assert served.client.get(path).json() == before
 
 
-def test_trace_settings_of_an_unknown_model_are_refused(served: V2Served) -> None:
+def test_trace_settings_of_an_unknown_model_are_refused(served: V2HttpFixture) -> None:
     assert "Request for unknown model" in error(served.client.get("/v2/models/nobody/trace/setting"))
 
 
-def test_log_settings_are_read_and_changed(served: V2Served) -> None:
+def test_log_settings_are_read_and_changed(served: V2HttpFixture) -> None:
     before = served.client.get("/v2/logging").json()
     after = served.post("/v2/logging", {"log_warning": False, "log_verbose_level": 1}).json()
     assert after == {**before, "log_warning": False, "log_verbose_level": 1}
     assert served.post("/v2/logging").json() == after
 
 
-def test_shared_memory_is_registered_used_and_forgotten(served: V2Served) -> None:
+def test_shared_memory_is_registered_used_and_forgotten(served: V2HttpFixture) -> None:
     key = f"/tfs_lite_{uuid4().hex}"
     file = Path("/dev/shm") / key[1:]
     file.write_bytes((b"\1\0\0\0" * 4) + bytes(16))
@@ -228,7 +228,7 @@ def test_shared_memory_is_registered_used_and_forgotten(served: V2Served) -> Non
         ),
     ],
 )
-def test_memory_that_cannot_be_shared_is_refused(served: V2Served, path: str, body: Any, status: int) -> None:
+def test_memory_that_cannot_be_shared_is_refused(served: V2HttpFixture, path: str, body: Any, status: int) -> None:
     answer = served.post(path, body)
     assert answer.status_code == status
     assert error(answer)
@@ -238,13 +238,15 @@ def test_memory_that_cannot_be_shared_is_refused(served: V2Served, path: str, bo
     ("method", "path", "status"),
     [("GET", "/v2/nothing", 404), ("POST", "/v2", 405), ("GET", "/v2/models/simple/infer", 405)],
 )
-def test_other_paths_and_methods_are_refused_in_json(served: V2Served, method: str, path: str, status: int) -> None:
+def test_other_paths_and_methods_are_refused_in_json(
+    served: V2HttpFixture, method: str, path: str, status: int
+) -> None:
     answer = served.client.request(method, path)
     assert answer.status_code == status
     assert error(answer)
 
 
-def test_failure_that_nobody_expected_tells_no_secret(served: V2Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_that_nobody_expected_tells_no_secret(served: V2HttpFixture, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> bool:
         raise RuntimeError("the secret is in /etc/secret")
 

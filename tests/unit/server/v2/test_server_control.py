@@ -20,7 +20,7 @@ from tfs_lite.serving.statistics.statistics import InferenceStatistics
 from tfs_lite.serving.statistics.trace_settings import V2Settings
 from tfs_lite.serving.statistics.values import ModelStatistics
 from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.repository_fixture import BROKEN, CONFIG, RepositoryFixture, repository_house
+from tfs_lite.testing.servers.repository_fixture import BROKEN, CONFIG, RepositoryFixture, serving_repository
 
 BATCHED = CONFIG.replace('"python"', '"python" max_batch_size: 4')
 
@@ -46,7 +46,7 @@ class Desk:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    with repository_house(tmp_path / "models") as house:
+    with serving_repository(tmp_path / "models") as house:
         house.configure("m", text=BATCHED)
         house.write("m", 1, plus=1)
         found = Desk(house)

@@ -18,7 +18,7 @@ from tfs_lite.server.v2.control import IndexEntry
 from tfs_lite.serving.source_chain import NO_MODELS
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.testing.servers.repository_fixture import BROKEN, SOURCE, RepositoryFixture, repository_house
+from tfs_lite.testing.servers.repository_fixture import BROKEN, SOURCE, RepositoryFixture, serving_repository
 
 TENSOR = {"data_type": "TYPE_FP32", "dims": [-1]}
 JSON_CONFIG = {"platform": "python", "input": [{"name": "x", **TENSOR}], "output": [{"name": "y", **TENSOR}]}
@@ -30,7 +30,7 @@ def json_config(plus: float = 0, **more: object) -> str:
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> Iterator[RepositoryFixture]:
-    with repository_house(tmp_path / "models") as found:
+    with serving_repository(tmp_path / "models") as found:
         found.configure("m")
         found.write("m", 1, plus=1)
         yield found
@@ -358,7 +358,7 @@ def test_unknown_parameter_or_type_is_refused(fixture: RepositoryFixture, key: s
 
 
 def test_files_of_a_call_are_the_model_until_the_next_load(tmp_path: Path) -> None:
-    with repository_house(tmp_path / "models", trusted_model_base_paths=("/**",)) as fixture:
+    with serving_repository(tmp_path / "models", trusted_model_base_paths=("/**",)) as fixture:
         fixture.configure("m")
         fixture.write("m", 1, plus=1)
         fixture.load("m")
@@ -375,7 +375,7 @@ def test_files_of_a_call_need_no_directory_and_leave_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with repository_house(tmp_path / "models", trusted_model_base_paths=("/**",)) as fixture:
+    with serving_repository(tmp_path / "models", trusted_model_base_paths=("/**",)) as fixture:
         source = fixture.write("scratch", 1, plus=3).joinpath("model.py").read_bytes()
         fixture.load_with("new", {"config": json_config(), "file:1/model.py": source})
         assert fixture.plus("new") == 3
@@ -400,7 +400,7 @@ def test_files_without_a_config_are_refused(fixture: RepositoryFixture) -> None:
 
 
 def test_more_bytes_than_a_message_may_have_are_refused(tmp_path: Path) -> None:
-    with repository_house(tmp_path / "models", max_message_bytes=1000) as fixture:
+    with serving_repository(tmp_path / "models", max_message_bytes=1000) as fixture:
         assert "1000 bytes" in refusal(
             fixture.load_with, "m", {"config": json_config(), "file:1/a": b"x" * 600, "file:1/b": b"x" * 600}
         )
@@ -454,7 +454,7 @@ def test_calls_at_the_same_time_come_one_after_the_other(fixture: RepositoryFixt
 
 
 def test_load_that_takes_too_long_gives_up_and_rolls_back(tmp_path: Path) -> None:
-    with repository_house(tmp_path / "models", reload_timeout_seconds=0.0) as fixture:
+    with serving_repository(tmp_path / "models", reload_timeout_seconds=0.0) as fixture:
         fixture.configure("m")
         fixture.write("m", 1, plus=1)
         assert "still loading" in refusal(fixture.load, "m", code=StatusCode.DEADLINE_EXCEEDED)
@@ -462,7 +462,7 @@ def test_load_that_takes_too_long_gives_up_and_rolls_back(tmp_path: Path) -> Non
 
 
 def test_resource_policy_frees_the_old_version_first_and_returns_to_it(tmp_path: Path) -> None:
-    with repository_house(tmp_path / "models", aspired_version_policy="resource") as fixture:
+    with serving_repository(tmp_path / "models", aspired_version_policy="resource") as fixture:
         fixture.configure("m")
         fixture.write("m", 1, plus=1)
         fixture.load("m")
@@ -492,7 +492,7 @@ def test_models_of_a_config_file_are_loaded_by_name_with_its_policy_and_labels(t
         f'model_config_list {{ config {{ name: "named" base_path: "{base}" '
         'model_version_policy { all { } } version_labels { key: "stable" value: 1 } } }'
     )
-    with repository_house(tmp_path / "models", **fields) as fixture:
+    with serving_repository(tmp_path / "models", **fields) as fixture:
         fixture.configure("m")
         fixture.write("m", 1, plus=1)
         fixture.write("m", 2, plus=2)

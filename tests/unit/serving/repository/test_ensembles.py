@@ -9,7 +9,7 @@ import pytest
 
 from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refusal
-from tfs_lite.testing.servers.repository_fixture import BROKEN, RepositoryFixture, repository_house
+from tfs_lite.testing.servers.repository_fixture import BROKEN, RepositoryFixture, serving_repository
 
 
 def ensemble(*steps: str) -> str:
@@ -28,7 +28,7 @@ def ensemble(*steps: str) -> str:
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> Iterator[RepositoryFixture]:
-    with repository_house(tmp_path / "models") as found:
+    with serving_repository(tmp_path / "models") as found:
         for number, name in enumerate(("a", "b", "c"), 1):
             found.configure(name)
             found.write(name, 1, plus=number)
