@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -139,20 +139,27 @@ def _rpc_handler(method: Method, admission: AdmissionControl, draining: asyncio.
     return grpc.unary_stream_rpc_method_handler(_stream(method.path, cast(StreamHandler, method.handler), admission))
 
 
+@asynccontextmanager
+async def _admitted(path: str, context: Any, admission: AdmissionControl) -> AsyncIterator[None]:
+    """Admits a call for the time of the block, and aborts it with the status of an exception."""
+    acquired = False
+    try:
+        acquired = admission.acquire(path)
+        yield
+    except Exception as error:
+        await _abort(path, context, error)
+    finally:
+        if acquired:
+            admission.release()
+
+
 def _unary(path: str, handler: UnaryHandler, admission: AdmissionControl) -> Callable[[bytes, Any], Awaitable[bytes]]:
     async def call(request: bytes, context: Any) -> bytes:
-        acquired = False
-        try:
-            acquired = admission.acquire(path)
+        async with _admitted(path, context, admission):
             call_context = _call_context(context)
             answer = await handler(request, call_context)
             _send_trailers(context, call_context)
-            return answer
-        except Exception as error:
-            return cast(bytes, await _abort(path, context, error))
-        finally:
-            if acquired:
-                admission.release()
+        return answer
 
     return call
 
@@ -161,16 +168,9 @@ def _stream(
     path: str, handler: StreamHandler, admission: AdmissionControl
 ) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
     async def call(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        acquired = False
-        try:
-            acquired = admission.acquire(path)
+        async with _admitted(path, context, admission):
             async for message in handler(request, _call_context(context)):
                 yield message
-        except Exception as error:
-            await _abort(path, context, error)
-        finally:
-            if acquired:
-                admission.release()
 
     return call
 
@@ -179,21 +179,14 @@ def _client_stream(
     path: str, handler: ClientStreamHandler, admission: AdmissionControl, draining: asyncio.Event
 ) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def call(requests: Any, context: Any) -> bytes:
-        acquired = False
-        try:
-            acquired = admission.acquire(path)
+        async with _admitted(path, context, admission):
             call_context = _call_context(context, _metadata(context))
             incoming = _Incoming(context, draining)
             async with aclosing(incoming.messages()) as messages:
                 answer = await handler(messages, call_context)
             incoming.check()
             _send_trailers(context, call_context)
-            return answer
-        except Exception as error:
-            return cast(bytes, await _abort(path, context, error))
-        finally:
-            if acquired:
-                admission.release()
+        return answer
 
     return call
 
@@ -203,9 +196,7 @@ def _bidi(
 ) -> Callable[[Any, Any], Awaitable[None]]:
     async def call(requests: Any, context: Any) -> None:
         """A coroutine, so that the handler's iterator is closed as soon as the call is cancelled."""
-        acquired = False
-        try:
-            acquired = admission.acquire(path)
+        async with _admitted(path, context, admission):
             call_context = _call_context(context, _metadata(context))
             incoming = _Incoming(context, draining)
             async with aclosing(incoming.messages()) as messages:
@@ -214,11 +205,6 @@ def _bidi(
                     async for answer in answers:
                         await context.write(answer)
             incoming.check()
-        except Exception as error:
-            await _abort(path, context, error)
-        finally:
-            if acquired:
-                admission.release()
 
     return call
 
@@ -270,9 +256,9 @@ def _metadata(context: Any) -> dict[str, str]:
     return {name: value for name, value in pairs if isinstance(value, str)}
 
 
-async def _abort(path: str, context: Any, error: Exception) -> Any:
+async def _abort(path: str, context: Any, error: Exception) -> None:
     code, text = explain(path, error)
     try:
-        return await context.abort(_CODES[code], text)
+        await context.abort(_CODES[code], text)
     except grpc.aio.InternalError:  # the client has disconnected in the meantime
         raise asyncio.CancelledError from None

@@ -27,7 +27,7 @@ ABORT, WRITE_TIMEOUT = "tfs_lite.abort", "tfs_lite.write_timeout"
 """Extensions of a scope for long answers: a function that aborts the connection, and one that takes the number of
 seconds for which the client may leave the answer unread."""
 PARSED_AT_ONCE = 4 * 1024
-"""Bytes given to the parser before its result is looked at. It bounds the parsed requests that wait."""
+"""Bytes given to the parser at once, which bounds the parsed requests that wait."""
 MAX_UNPARSED_BYTES = 64 * 1024
 """Pipelined bytes kept unparsed. Beyond it reading pauses, and a disconnect is not noticed until it resumes."""
 MALFORMED = "Invalid HTTP request received."

@@ -16,7 +16,7 @@ Header = tuple[bytes, bytes]
 
 
 class BadHead(Exception):
-    """The request cannot be trusted: it is answered 400 and its connection is closed."""
+    """The head cannot be trusted, so its connection is closed."""
 
 
 def check_head(version: str, headers: Sequence[Header], fields: Mapping[bytes, bytes]) -> None:

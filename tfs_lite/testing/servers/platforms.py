@@ -123,7 +123,7 @@ WRITERS: Mapping[str, Callable[[Path, float], Path]] = {
 def rewrite_archive(source: Path, target: Path, edit: Callable[[str, bytes], bytes | None]) -> Path:
     """Copies an archive member by member. ``edit(name below the root, data)`` gives the new data, None to drop it.
 
-    The copy is a sound archive: whoever tampers with one can make its checksums right.
+    The copy has correct checksums, as an attacker would make them.
     """
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as new:
         for info in old.infolist():

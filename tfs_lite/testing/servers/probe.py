@@ -58,7 +58,7 @@ class Probe:
         return answer
 
     def versions(self, model: str) -> dict[int, VersionStatus]:
-        """Every version of the model that the server tells of, the highest first; empty if it knows none."""
+        """The status of every version of the model, the highest first; empty if there is none."""
         try:
             return {status.version: status for status in self.client.status(model)}
         except ServingError as error:

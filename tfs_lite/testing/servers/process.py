@@ -48,7 +48,7 @@ def wait_until(predicate: Callable[[], T | None], what: str, timeout: float = 60
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Loopback ports nobody listens on, below the range from which the kernel takes ports for outgoing calls."""
+    """Free loopback ports, below the range from which the kernel takes ports for outgoing calls."""
     chooser = random.SystemRandom()
     found: dict[int, socket.socket] = {}
     try:
@@ -88,7 +88,7 @@ def default_command() -> list[str]:
 class ServerProcess:
     """One ``tfs-lite serve`` with the given flags. Used by one thread, except ``log`` and ``get``.
 
-    Leaving the ``with`` block ends the process: by SIGTERM when it is still running, by SIGKILL when it has not gone
+    Leaving the ``with`` block ends the process: by SIGTERM when it is still running, by SIGKILL when it has not ended
     within ``stop_timeout`` seconds. ``exit_code`` is None while it runs.
     """
 
@@ -168,7 +168,7 @@ class ServerProcess:
             raise TimeoutError(f"{error}\n{self.log()}") from None
 
     def get(self, path: str, timeout: float = 10.0) -> tuple[int, bytes]:
-        """(status, body) of an HTTP GET. OSError when nobody answers."""
+        """(status, body) of an HTTP GET. OSError without an answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=timeout) as answer:
                 return answer.status, answer.read()
