@@ -25,7 +25,7 @@ def make(inner: Loader) -> tuple[JournaledLoader, LoadJournal, list[LoadAttempt]
 
 def test_every_attempt_is_written_down_until_the_version_ends() -> None:
     loader, journal, attempts = make(FakeLoader(failures=1))
-    refusal(loader.load, M1)
+    refusal(loader.load, M1, code=StatusCode.UNAVAILABLE)
     failed = journal.last(M1)
     assert failed is not None
     assert (failed.number, failed.status.code) == (1, StatusCode.UNAVAILABLE)
@@ -44,7 +44,7 @@ def test_model_that_exits_is_an_attempt_too() -> None:
 
 def test_failed_estimate_is_written_down_and_a_good_one_is_not() -> None:
     loader, _, attempts = make(FakeLoader(estimate_failures=1, estimate=main_ram(5)))
-    refusal(loader.estimate_resources)
+    refusal(loader.estimate_resources, code=StatusCode.UNAVAILABLE)
     assert loader.estimate_resources() == main_ram(5)
     assert len(attempts) == 1
 

@@ -145,7 +145,7 @@ def test_settings_of_batching_without_batching_are_refused(option: dict[str, Any
 
 
 def test_file_that_is_not_there_is_told_when_the_server_starts(tmp_path: Path) -> None:
-    refusal(plan, enable_batching=True, batching_parameters_file=str(tmp_path / "none"))
+    refusal(plan, enable_batching=True, batching_parameters_file=str(tmp_path / "none"), code=StatusCode.NOT_FOUND)
 
 
 class Doubler(Model):
