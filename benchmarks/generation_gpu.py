@@ -85,8 +85,7 @@ class Ours:
         )
 
     def __call__(self, prompts: Prompts, tokens: int) -> list[list[int]]:
-        from tfs_lite.core.generation import Generation, Sampling
-        from tfs_lite.core.model import GenerationCall
+        from tfs_lite.core.generation import Generation, GenerationCall, Sampling
 
         greedy = Sampling(temperature=0.0)
         texts = [Generation(tuple(prompt), tokens, sampling=greedy, ignore_eos=True) for prompt in prompts]

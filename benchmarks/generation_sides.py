@@ -280,8 +280,7 @@ class Ours(Side):
 
     def begin(self, workload: Sequence[Asked], on_piece: Any, on_done: Any) -> Any:
         """All of it in one call, which comes back at once."""
-        from tfs_lite.core.generation import Generation, Sampling
-        from tfs_lite.core.model import GenerationCall
+        from tfs_lite.core.generation import Generation, GenerationCall, Sampling
 
         greedy = Sampling(temperature=0.0)
         texts = [Generation(asked.prompt, asked.tokens, sampling=greedy, ignore_eos=True) for asked in workload]

@@ -248,7 +248,7 @@ class HouseV2:
         self.checks = LoadChecks(self.root)
         self._inside.callback(self.checks.close)
         self.control = Control(self.house, self.regions, self.checks)
-        self._inside.callback(self.control.close)
+        self._inside.callback(self.control.settings.close)
         slow = BackgroundRunner("V2", 1, 8)
         self._inside.callback(slow.close)
         self.http_resources = HttpResources(HttpLimits(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2), slow)

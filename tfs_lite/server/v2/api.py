@@ -2,7 +2,7 @@
 
 gRPC service --\\                /-> V2Inference -> Predictor
                 -> V2 (here) --
-HTTP app ------/                \\-> V2ServerControl -> core, repository, statistics, settings, shared memory
+HTTP app ------/                \\-> V2Control -> core, repository, statistics, settings, shared memory
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.server.runtime.sockets import is_loopback
+from tfs_lite.server.v2.control import MAX_PENDING_CALLS, V2Control
 from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.server.v2.http_app import V2HttpApp
 from tfs_lite.server.v2.inference import V2Inference
-from tfs_lite.server.v2.server_control import MAX_PENDING_CALLS, V2ServerControl
 from tfs_lite.server.v2.shared_memory import SharedRegions
 from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.repository.control import RepositoryControl
@@ -34,16 +34,7 @@ class V2Api:
         options = core.options
         self._memory = SharedRegions(enabled=is_loopback(options.host), max_bytes=options.max_message_bytes)
         self._loads = BackgroundRunner("repository call", 1, MAX_PENDING_CALLS)
-        self._control = V2ServerControl(
-            core,
-            health,
-            ModelLocator(options),
-            repository,
-            self._loads,
-            core.services.statistics,
-            core.services.settings,
-            self._memory,
-        )
+        self._control = V2Control(core, health, ModelLocator(options), repository, self._loads, self._memory)
         self._inference = V2Inference(
             predictor,
             core.request_metrics,

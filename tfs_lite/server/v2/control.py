@@ -1,21 +1,39 @@
-"""What the KServe V2 services ask for besides inference, as values, and whom they ask.
+"""What the KServe V2 services ask for besides inference: health, metadata, configs, statistics, the model repository.
 
-:class:`V2Control` is the one thing that both V2 services (gRPC and HTTP) call for health, metadata, configs,
-statistics, the model repository, settings and shared memory; they only translate to and from the wire. Behind it stand
-smaller parts: :class:`StatisticsProvider`, :class:`SettingsControl` and :class:`MemoryControl`.
+Metadata, configs and states come from the versions that are in memory. Loading and unloading block, and run on a thread
+of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from importlib.metadata import version as version_of
+from typing import Any
 
-from tfs_lite.core.servable import ServableId
+from tfs_lite.adapters.device import uses_gpu
+from tfs_lite.config.model_export import config_json, config_message
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.servable import ModelRef
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.v2.tensors import name_of
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.runtime.health import Health
+from tfs_lite.server.v2.index import IndexEntry, index_entries, lookup_error
+from tfs_lite.server.v2.shared_memory import SharedRegions
+from tfs_lite.serving.config_sources import ModelLocator
+from tfs_lite.serving.repository.control import RepositoryControl, steps_of
 from tfs_lite.serving.repository.requests import RepositoryValue
-from tfs_lite.serving.statistics.values import LogSettings, ModelStatistics, TraceSettings
+from tfs_lite.serving.server_core import ServerCore
+from tfs_lite.serving.statistics.values import ModelStatistics
 
+MAX_PENDING_CALLS = 64
+"""Load and unload calls that wait for their turn."""
+MAX_STEPS = 1000
+"""Models looked at to find out whether an ensemble is ready."""
 NAME = "tfs_lite"
 """What the server calls itself."""
 EXTENSIONS = (
@@ -33,7 +51,6 @@ EXTENSIONS = (
     "logging",
 )
 """Those that are always there; shared memory adds its own."""
-SYSTEM_MEMORY, CUDA_MEMORY = "system_shared_memory", "cuda_shared_memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,107 +81,157 @@ class ModelMetadata:
     outputs: tuple[TensorMetadata, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
-    """One version of a model; of a model that was never loaded only the name is set."""
+class V2Control:
+    """Everything of V2 that is no inference; both V2 services (gRPC and HTTP) call it and translate.
 
-    name: str
-    version: str = ""
-    state: str = ""
-    """UNKNOWN, LOADING, READY, UNLOADING or UNAVAILABLE."""
-    reason: str = ""
+    Methods raise ServingError and return at once, except ``load`` and ``unload``, which are coroutines of the event
+    loop. ``version`` None means the newest version that is ready. ``settings`` (of traces and logs) and ``memory`` are
+    used directly.
+    """
 
+    def __init__(
+        self,
+        core: ServerCore,
+        health: Health,
+        locator: ModelLocator,
+        repository: RepositoryControl | None,
+        runner: BackgroundRunner,
+        memory: SharedRegions,
+    ) -> None:
+        """``repository`` None means that models are not loaded by calls. ``runner`` has one thread, and its owner
+        closes it."""
+        self.settings = core.services.settings
+        self.memory = memory
+        self._core = core
+        self._health = health
+        self._locator = locator
+        self._repository = repository
+        self._runner = runner
+        self._statistics = core.services.statistics
 
-@dataclass(frozen=True, slots=True)
-class RegionStatus:
-    """A region of the system's shared memory; sizes in bytes."""
+    # The server.
 
-    name: str
-    key: str
-    offset: int
-    byte_size: int
+    def server_live(self) -> bool:
+        """True whenever the server can answer at all."""
+        return True
 
+    def server_ready(self) -> bool:
+        return self._health.ready
 
-@dataclass(frozen=True, slots=True)
-class CudaRegionStatus:
-    """A region of a GPU's memory; its size in bytes."""
+    def server_metadata(self) -> ServerMetadata:
+        return ServerMetadata(NAME, version_of("tfs-lite"), EXTENSIONS + self.memory.extensions)
 
-    name: str
-    device_id: int
-    byte_size: int
-
-
-class StatisticsProvider(Protocol):
-    """Counts what the versions did. Any thread."""
-
-    def statistics(self, servable_ids: Iterable[ServableId]) -> list[ModelStatistics]:
-        """One entry for each, in the same order; zeros for a version that nobody called."""
-
-
-class SettingsControl(Protocol):
-    """Trace and log settings. ``model``: None for those of the server. An update changes all of it or nothing, and
-    returns the full set. Any thread; ServingError."""
-
-    def trace_settings(self, model: str | None) -> TraceSettings: ...
-
-    def update_trace_settings(self, model: str | None, changes: Mapping[str, tuple[str, ...]]) -> TraceSettings:
-        """An empty tuple clears a setting: back to the server's, or for the server to the value of the start."""
-
-    def log_settings(self) -> LogSettings: ...
-
-    def update_log_settings(self, changes: LogSettings) -> LogSettings: ...
-
-
-class MemoryControl(Protocol):
-    """Registered regions of shared memory. ``name``: None for all. Any thread; ServingError."""
-
-    @property
-    def extensions(self) -> tuple[str, ...]:
-        """Which of ``system_shared_memory`` and ``cuda_shared_memory`` are really there."""
-
-    def system_status(self, name: str | None) -> list[RegionStatus]: ...
-
-    def system_register(self, region: RegionStatus) -> None: ...
-
-    def system_unregister(self, name: str | None) -> None: ...
-
-    def cuda_status(self, name: str | None) -> list[CudaRegionStatus]: ...
-
-    def cuda_register(self, region: CudaRegionStatus, raw_handle: bytes) -> None: ...
-
-    def cuda_unregister(self, name: str | None) -> None: ...
-
-
-class V2Control(SettingsControl, MemoryControl, Protocol):
-    """Everything of V2 that is no inference. All methods raise ServingError and return at once, but for ``load`` and
-    ``unload``, which are coroutines of the event loop. ``version``: None for the newest that is ready; services check
-    that the text of a request is a whole number from 0."""
-
-    def server_live(self) -> bool: ...
-
-    def server_ready(self) -> bool: ...
+    # Models.
 
     def model_ready(self, name: str, version: int | None) -> bool:
-        """False for a model or version that is known and not ready; NOT_FOUND for one that is not known."""
+        """False for a model or version that is known and not ready; NOT_FOUND for one that is not known. An ensemble is
+        ready while its models are."""
+        try:
+            self._handle(name, version).release()
+        except ServingError as error:
+            if error.code is StatusCode.UNAVAILABLE or (version is None and self._known_versions(name)):
+                return False
+            raise
+        return self._steps_ready(name, version)
 
-    def server_metadata(self) -> ServerMetadata: ...
-
-    def model_metadata(self, name: str, version: int | None) -> ModelMetadata: ...
+    def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
+        with self._handle(name, version) as handle:
+            servable, number = handle.servable, handle.id.version
+            signature = _main(servable.signatures)
+            ready = sorted(self._core.available_versions(name) | {number}) if version is None else [number]
+            return ModelMetadata(
+                name,
+                tuple(map(str, ready)),
+                servable.traits.platform,
+                tuple(map(_tensor, signature.inputs if signature else ())),
+                tuple(map(_tensor, signature.outputs if signature else ())),
+            )
 
     def model_config(self, name: str, version: int | None) -> Message:
         """An ``inference.ModelConfig`` with everything that was inferred filled in."""
+        with self._handle(name, version) as handle:
+            servable = handle.servable
+            return config_message(
+                self._core.settings_of(servable),
+                name,
+                servable.traits.platform,
+                _main(servable.signatures),
+                gpu=uses_gpu(self._core.options.device),
+            )
 
     def model_config_json(self, name: str, version: int | None) -> dict[str, Any]:
         """The same as JSON: names as in the message, defaults printed."""
+        return config_json(self.model_config(name, version))
 
     def statistics(self, name: str | None, version: int | None) -> list[ModelStatistics]:
-        """``name`` None: every model with a version that is ready."""
+        """``name`` None means every model with a version that is ready. INVALID_ARGUMENT for a model or version that is
+        not ready."""
+        if not name:
+            return self._statistics.statistics(self._core.available_ids())
+        wanted = [item for item in self._core.available_ids() if item.name == name]
+        if not wanted:
+            raise invalid_argument(f"requested model '{name:.500}' is not available")
+        if version is not None:
+            wanted = [item for item in wanted if item.version == version]
+        if not wanted:
+            raise invalid_argument(f"requested model version is not available for model '{name:.500}'")
+        return self._statistics.statistics(wanted)
+
+    # The repository.
 
     def index(self, ready: bool) -> list[IndexEntry]:
-        """``ready``: only versions that are ready."""
+        """With ``ready`` only versions that are ready."""
+        return index_entries(self._core.known_models(), () if ready else self._locator.names(), ready)
 
     async def load(self, name: str, parameters: Mapping[str, RepositoryValue]) -> None:
-        """Returns once every wanted version is ready. Parameters: ``config`` (str: a model config as JSON) and
-        ``file:<version>/<path>`` (bytes); another one, or one of another type, is INVALID_ARGUMENT."""
+        """Returns once every wanted version is ready. UNAVAILABLE where models are not loaded by calls; see
+        :meth:`RepositoryControl.load`."""
+        await self._runner.run(partial(self._by_calls().load, name, parameters))
 
-    async def unload(self, name: str, unload_dependents: bool = False) -> None: ...
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        await self._runner.run(partial(self._by_calls().unload, name, unload_dependents))
+
+    # Inside.
+
+    def _by_calls(self) -> RepositoryControl:
+        if self._repository is None:
+            raise ServingError(
+                StatusCode.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
+            )
+        return self._repository
+
+    def _handle(self, name: str, version: int | None) -> ServableHandle:
+        """To the version that answers. NOT_FOUND, or UNAVAILABLE for a version that is known and not ready."""
+        try:
+            return self._core.handle(ModelRef(name, version))
+        except ServingError as error:
+            if error.code is not StatusCode.NOT_FOUND:
+                raise
+        raise lookup_error(name, version, self._known_versions(name))
+
+    def _known_versions(self, name: str) -> set[int]:
+        return {item.version for item in self._core.states.report(name).versions}
+
+    def _steps_ready(self, name: str, version: int | None) -> bool:
+        waiting: list[tuple[str, int | None]] = [(name, version)]
+        for _ in range(MAX_STEPS):
+            if not waiting:
+                return True
+            try:
+                with self._handle(*waiting.pop()) as handle:
+                    settings = self._core.settings_of(handle.servable)
+            except ServingError:
+                return False
+            waiting += [(step, None) for step in steps_of(settings)]
+        return False
+
+
+def _main(signatures: Mapping[str, Signature]) -> Signature | None:
+    """The signature that requests without one mean; else the first."""
+    return signatures.get(DEFAULT_SIGNATURE) or next(iter(signatures.values()), None)
+
+
+def _tensor(spec: TensorSpec) -> TensorMetadata:
+    """A rank that is not declared shows as one dimension of any size."""
+    shape = (-1,) if spec.shape is None else tuple(dim if isinstance(dim, int) else -1 for dim in spec.shape)
+    return TensorMetadata(spec.name, name_of(spec.dtype), shape)

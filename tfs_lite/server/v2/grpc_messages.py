@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.v2 import messages as v2
-from tfs_lite.server.v2.control import CudaRegionStatus, RegionStatus
+from tfs_lite.server.v2.shared_memory import CudaRegionStatus, RegionStatus
 
 if TYPE_CHECKING:
-    from tfs_lite.server.v2.control import IndexEntry, ModelMetadata, ServerMetadata
+    from tfs_lite.server.v2.control import ModelMetadata, ServerMetadata
+    from tfs_lite.server.v2.index import IndexEntry
     from tfs_lite.serving.repository.requests import RepositoryValue
     from tfs_lite.serving.statistics.values import (
         InferBatchStatistics,

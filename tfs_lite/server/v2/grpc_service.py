@@ -13,14 +13,13 @@ from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.protocols.v2.grpc_answer import answer_bytes
 from tfs_lite.protocols.v2.grpc_request import parse_version, read_message, read_request
 from tfs_lite.server.v2 import grpc_messages as translate
+from tfs_lite.server.v2.control import V2Control
 from tfs_lite.server.v2.grpc_stream import V2Stream
 from tfs_lite.server.v2.inference import METHOD, V2Inference
 from tfs_lite.transport.table import CallContext, Method, bidi_stream, unary
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-
-    from tfs_lite.server.v2.control import V2Control
 
 SERVICE = "/inference.GRPCInferenceService"
 
@@ -134,45 +133,46 @@ class V2GrpcService:
 
     async def system_shared_memory_status(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.SystemSharedMemoryStatusRequest, data)
-        return _bytes(translate.system_regions(self._control.system_status(request.name or None)))
+        return _bytes(translate.system_regions(self._control.memory.system_status(request.name or None)))
 
     async def system_shared_memory_register(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.SystemSharedMemoryRegisterRequest, data)
-        self._control.system_register(translate.system_region(request))
+        self._control.memory.system_register(translate.system_region(request))
         return _bytes(v2.SystemSharedMemoryRegisterResponse())
 
     async def system_shared_memory_unregister(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.SystemSharedMemoryUnregisterRequest, data)
-        self._control.system_unregister(request.name or None)
+        self._control.memory.system_unregister(request.name or None)
         return _bytes(v2.SystemSharedMemoryUnregisterResponse())
 
     async def cuda_shared_memory_status(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.CudaSharedMemoryStatusRequest, data)
-        return _bytes(translate.cuda_regions(self._control.cuda_status(request.name or None)))
+        return _bytes(translate.cuda_regions(self._control.memory.cuda_status(request.name or None)))
 
     async def cuda_shared_memory_register(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.CudaSharedMemoryRegisterRequest, data)
-        self._control.cuda_register(translate.cuda_region(request), request.raw_handle)
+        self._control.memory.cuda_register(translate.cuda_region(request), request.raw_handle)
         return _bytes(v2.CudaSharedMemoryRegisterResponse())
 
     async def cuda_shared_memory_unregister(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.CudaSharedMemoryUnregisterRequest, data)
-        self._control.cuda_unregister(request.name or None)
+        self._control.memory.cuda_unregister(request.name or None)
         return _bytes(v2.CudaSharedMemoryUnregisterResponse())
 
     # Settings.
 
     async def trace_setting(self, data: bytes, context: CallContext) -> bytes:
-        request = parse(v2.TraceSettingRequest, data)
+        request, settings = parse(v2.TraceSettingRequest, data), self._control.settings
         model = request.model_name or None
         changes = translate.trace_changes(request)
-        found = self._control.update_trace_settings(model, changes) if changes else self._control.trace_settings(model)
+        found = settings.update_trace_settings(model, changes) if changes else settings.trace_settings(model)
         return _bytes(translate.trace_settings(found))
 
     async def log_settings(self, data: bytes, context: CallContext) -> bytes:
-        changes = translate.log_changes(parse(v2.LogSettingsRequest, data))
-        found = self._control.update_log_settings(changes) if changes else self._control.log_settings()
-        return _bytes(translate.log_settings(found))
+        changes, settings = translate.log_changes(parse(v2.LogSettingsRequest, data)), self._control.settings
+        return _bytes(
+            translate.log_settings(settings.update_log_settings(changes) if changes else settings.log_settings())
+        )
 
 
 def _check_repository(request: Message) -> None:

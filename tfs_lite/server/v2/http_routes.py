@@ -25,8 +25,9 @@ from tfs_lite.protocols.v2.json_values import (
 )
 from tfs_lite.server.http.encoded_bodies import EncodedBodies
 from tfs_lite.server.http.replies import HttpError, json_reply
-from tfs_lite.server.v2.control import CudaRegionStatus, RegionStatus, V2Control
+from tfs_lite.server.v2.control import V2Control
 from tfs_lite.server.v2.http_paths import Action, Target
+from tfs_lite.server.v2.shared_memory import CudaRegionStatus, RegionStatus
 from tfs_lite.serving.repository.requests import RepositoryValue
 from tfs_lite.serving.statistics.values import LogSettings
 
@@ -50,19 +51,19 @@ class V2HttpRoutes:
             Action.MODEL_METADATA: lambda target: control.model_metadata(_model(target), target.version),
             Action.CONFIG: lambda target: control.model_config_json(_model(target), target.version),
             Action.STATISTICS: self._statistics,
-            Action.TRACE: lambda target: _trace_tree(control.trace_settings(target.model)),
-            Action.LOGGING: lambda target: dict(control.log_settings()),
-            Action.SYSTEM_STATUS: lambda target: control.system_status(target.region),
-            Action.CUDA_STATUS: lambda target: control.cuda_status(target.region),
+            Action.TRACE: lambda target: _trace_tree(control.settings.trace_settings(target.model)),
+            Action.LOGGING: lambda target: dict(control.settings.log_settings()),
+            Action.SYSTEM_STATUS: lambda target: control.memory.system_status(target.region),
+            Action.CUDA_STATUS: lambda target: control.memory.cuda_status(target.region),
             Action.NAMED_REPOSITORY: _no_named_repository,
         }
         self._writes: dict[Action, Callable[[Target, Members], Any]] = {
             Action.TRACE: self._change_trace,
             Action.LOGGING: self._change_logging,
             Action.SYSTEM_REGISTER: self._register_system,
-            Action.SYSTEM_UNREGISTER: lambda target, body: control.system_unregister(target.region),
+            Action.SYSTEM_UNREGISTER: lambda target, body: control.memory.system_unregister(target.region),
             Action.CUDA_REGISTER: self._register_cuda,
-            Action.CUDA_UNREGISTER: lambda target, body: control.cuda_unregister(target.region),
+            Action.CUDA_UNREGISTER: lambda target, body: control.memory.cuda_unregister(target.region),
         }
         self._slow: dict[Action, Callable[[Request, Target], Awaitable[Any]]] = {
             Action.INDEX: self._index,
@@ -119,7 +120,7 @@ class V2HttpRoutes:
 
     def _change_trace(self, target: Target, body: Members) -> Any:
         changes = {name: _trace_values(name, value) for name, value in body.items()}
-        return _trace_tree(self._control.update_trace_settings(target.model, changes))
+        return _trace_tree(self._control.settings.update_trace_settings(target.model, changes))
 
     def _change_logging(self, target: Target, body: Members) -> Any:
         changes: dict[str, bool | int | str] = {}
@@ -127,16 +128,16 @@ class V2HttpRoutes:
             if not isinstance(value, bool | int | str):
                 raise invalid_argument(f"log setting '{shorten(name)}' has invalid type {type_name(value)}")
             changes[name] = value
-        settings: LogSettings = self._control.update_log_settings(changes)
+        settings: LogSettings = self._control.settings.update_log_settings(changes)
         return dict(settings)
 
     def _register_system(self, target: Target, body: Members) -> None:
         key, offset, size = read_text(body, "key"), read_size(body, "offset", default=0), read_size(body, "byte_size")
-        self._control.system_register(RegionStatus(_region(target), key, offset, size))
+        self._control.memory.system_register(RegionStatus(_region(target), key, offset, size))
 
     def _register_cuda(self, target: Target, body: Members) -> None:
         handle, device, size = body.get("raw_handle"), read_size(body, "device_id"), read_size(body, "byte_size")
-        self._control.cuda_register(CudaRegionStatus(_region(target), device, size), read_base64(handle))
+        self._control.memory.cuda_register(CudaRegionStatus(_region(target), device, size), read_base64(handle))
 
 
 def _model(target: Target) -> str:

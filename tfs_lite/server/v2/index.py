@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import ServingError, StatusCode, not_found
-from tfs_lite.server.v2.control import IndexEntry
 from tfs_lite.serving.model_states import ModelReport
 
 LOADING, READY, UNLOADING, UNAVAILABLE = "LOADING", "READY", "UNLOADING", "UNAVAILABLE"
@@ -20,6 +20,17 @@ _STATES = {
     VersionState.END: UNAVAILABLE,
 }
 _UNWANTED = (StatusCode.OK, StatusCode.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One version of a model; of a model that was never loaded only the name is set."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    """UNKNOWN, LOADING, READY, UNLOADING or UNAVAILABLE."""
+    reason: str = ""
 
 
 def index_entries(reports: Iterable[ModelReport], others: Iterable[str], ready: bool) -> list[IndexEntry]:

@@ -18,7 +18,6 @@ from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, not
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.v2.request import SharedMemorySlice
 from tfs_lite.protocols.v2.tensors import decode_raw, encode_raw
-from tfs_lite.server.v2.control import SYSTEM_MEMORY, CudaRegionStatus, RegionStatus
 
 _T = TypeVar("_T")
 
@@ -28,6 +27,25 @@ MAX_NAME = 1024
 SHOWN = 200
 """Characters of a name that an error repeats."""
 FOLDER = "/dev/shm"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionStatus:
+    """A region of the system's shared memory; sizes in bytes."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CudaRegionStatus:
+    """A region of a GPU's memory; its size in bytes."""
+
+    name: str
+    device_id: int
+    byte_size: int
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +68,7 @@ class SharedRegions:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        return (SYSTEM_MEMORY,) if self._enabled else ()
+        return ("system_shared_memory",) if self._enabled else ()
 
     def system_register(self, region: RegionStatus) -> None:
         """ALREADY_EXISTS for a name that is taken; INVALID_ARGUMENT for a key without an object, or one too short."""

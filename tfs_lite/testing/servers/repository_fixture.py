@@ -14,8 +14,7 @@ import numpy as np
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError, Status
-from tfs_lite.server.v2.control import IndexEntry
-from tfs_lite.server.v2.index import index_entries
+from tfs_lite.server.v2.index import IndexEntry, index_entries
 from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl

@@ -18,7 +18,7 @@ import orjson
 from starlette.requests import Request
 
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.model_export import config_json, config_message
+from tfs_lite.config.model_export import config_message
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from tfs_lite.core.status import not_found
@@ -27,10 +27,10 @@ from tfs_lite.protocols.v2.tensors import name_of
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
-from tfs_lite.server.v2.control import EXTENSIONS, IndexEntry, ModelMetadata, ServerMetadata, TensorMetadata
+from tfs_lite.server.v2.control import EXTENSIONS, ModelMetadata, ServerMetadata, TensorMetadata, V2Control
 from tfs_lite.server.v2.http_app import V2HttpApp
 from tfs_lite.server.v2.http_events import EventRoom
-from tfs_lite.server.v2.index import lookup_error
+from tfs_lite.server.v2.index import IndexEntry, lookup_error
 from tfs_lite.server.v2.shared_memory import SharedRegions
 from tfs_lite.serving.repository.requests import RepositoryValue
 from tfs_lite.serving.statistics.statistics import InferenceStatistics
@@ -42,21 +42,17 @@ from tfs_lite.testing.servers.v2_fixture import V2Fixture
 TIMEOUT = 30.0
 
 
-class FixtureControl(V2Settings):
-    """A V2Control of the models of a fixture. ``live`` and ``ready`` are what they are set to."""
+class FixtureControl(V2Control):
+    """Of the models of a fixture, without a core. ``live`` and ``ready`` are what they are set to."""
 
     def __init__(self, models: V2Fixture, regions: SharedRegions) -> None:
-        super().__init__(models.is_known)
         self._models = models
+        self.settings = V2Settings(models.is_known)
+        self.memory = regions
         self.live = self.ready = True
         self.unready: set[str] = set()
         self.asked: list[tuple[Any, ...]] = []
         self.book = InferenceStatistics()
-        self.extensions = regions.extensions
-        self.system_status, self.system_register = regions.system_status, regions.system_register
-        self.system_unregister = regions.system_unregister
-        self.cuda_status, self.cuda_register = regions.cuda_status, regions.cuda_register
-        self.cuda_unregister = regions.cuda_unregister
 
     def server_live(self) -> bool:
         return self.live
@@ -69,7 +65,7 @@ class FixtureControl(V2Settings):
         return name not in self.unready
 
     def server_metadata(self) -> ServerMetadata:
-        return ServerMetadata("tfs_lite", "1.0", EXTENSIONS + self.extensions)
+        return ServerMetadata("tfs_lite", "1.0", EXTENSIONS + self.memory.extensions)
 
     def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
         signature = self._signature(name, version)
@@ -82,9 +78,6 @@ class FixtureControl(V2Settings):
         settings = ModelSettings(max_batch_size=servable.traits.max_batch_size)
         message: Message = config_message(settings, name, "test", self._signature(name, version))
         return message
-
-    def model_config_json(self, name: str, version: int | None) -> dict[str, Any]:
-        return config_json(self.model_config(name, version))
 
     def statistics(self, name: str | None, version: int | None) -> list[ModelStatistics]:
         ids = [ServableId(*key) for key in self._models.servables if name in (None, key[0])]
@@ -161,7 +154,7 @@ class V2HttpFixture:
         self.loop.loop.call_soon_threadsafe(self.http.close)
         self.loop.close()
         self.slow.close()
-        self.control.close()
+        self.control.settings.close()
         self._regions.close()
 
 

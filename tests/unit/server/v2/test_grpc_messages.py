@@ -12,14 +12,13 @@ from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.server.grpc.factory import GrpcTransport, make_grpc_server
 from tfs_lite.server.v2.control import (
-    CudaRegionStatus,
-    IndexEntry,
     ModelMetadata,
-    RegionStatus,
     ServerMetadata,
     TensorMetadata,
 )
 from tfs_lite.server.v2.grpc_service import V2GrpcService
+from tfs_lite.server.v2.index import IndexEntry
+from tfs_lite.server.v2.shared_memory import CudaRegionStatus, RegionStatus
 from tfs_lite.serving.statistics.values import (
     InferBatchStatistics,
     InferResponseStatistics,
@@ -37,9 +36,8 @@ from tfs_lite.testing.servers.v2_fixture import V2Fixture
 class Control:
     """Answers with values that a test can tell apart, and notes what it was asked to change."""
 
-    extensions = ("system_shared_memory",)
-
     def __init__(self) -> None:
+        self.memory = self.settings = self
         self.done: list[tuple[Any, ...]] = []
         self.logs: dict[str, bool | int | str] = {"log_info": True, "log_verbose_level": 2, "log_file": "f"}
 

@@ -6,8 +6,7 @@ import pytest
 
 from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.server.v2.control import IndexEntry
-from tfs_lite.server.v2.index import index_entries, lookup_error
+from tfs_lite.server.v2.index import IndexEntry, index_entries, lookup_error
 from tfs_lite.serving.model_states import ModelReport
 
 BAD = Status(StatusCode.INTERNAL, "broken")

@@ -11,8 +11,7 @@ import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2.request import SharedMemorySlice
-from tfs_lite.server.v2.control import CudaRegionStatus, RegionStatus
-from tfs_lite.server.v2.shared_memory import MAX_REGIONS, SharedRegions
+from tfs_lite.server.v2.shared_memory import MAX_REGIONS, CudaRegionStatus, RegionStatus, SharedRegions
 
 
 @pytest.fixture

@@ -12,12 +12,10 @@ from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import Health
-from tfs_lite.server.v2.control import IndexEntry, TensorMetadata, V2Control
-from tfs_lite.server.v2.server_control import V2ServerControl
+from tfs_lite.server.v2.control import TensorMetadata, V2Control
+from tfs_lite.server.v2.index import IndexEntry
 from tfs_lite.server.v2.shared_memory import SharedRegions
 from tfs_lite.serving.config_sources import ModelLocator
-from tfs_lite.serving.statistics.statistics import InferenceStatistics
-from tfs_lite.serving.statistics.trace_settings import V2Settings
 from tfs_lite.serving.statistics.values import ModelStatistics
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.repository_fixture import BROKEN, CONFIG, RepositoryFixture, serving_repository
@@ -32,15 +30,9 @@ class Desk:
         self.house = house
         self.health = Health(house.core.is_model_available)
         self.runner = BackgroundRunner("repository", 1, 4)
-        self.control: V2Control = V2ServerControl(
-            house.core,
-            self.health,
-            ModelLocator(house.options),
-            house.control if by_calls else None,
-            self.runner,
-            InferenceStatistics(),
-            V2Settings(lambda name: bool(house.versions(name))),
-            SharedRegions(),
+        repository = house.control if by_calls else None
+        self.control = V2Control(
+            house.core, self.health, ModelLocator(house.options), repository, self.runner, SharedRegions()
         )
 
 
@@ -157,11 +149,3 @@ def test_server_tells_who_it_is_and_how_it_fares(desk: Desk) -> None:
     assert not desk.control.server_ready()
     desk.health.set_ready()
     assert desk.control.server_ready()
-
-
-def test_settings_and_memory_are_those_of_the_parts(desk: Desk) -> None:
-    changed = desk.control.update_trace_settings(None, {"trace_rate": ("7",)})
-    assert changed["trace_rate"] == desk.control.trace_settings(None)["trace_rate"] == ("7",)
-    assert desk.control.log_settings()["log_verbose_level"] == 0
-    assert desk.control.system_status(None) == []
-    assert desk.control.cuda_status(None) == []
