@@ -37,7 +37,7 @@ def test_failed_load_leaves_nothing_and_may_be_tried_again() -> None:
 def test_estimate_can_be_asked_at_any_time_and_never_grows() -> None:
     loader = fake(1)
     assert loader.estimate_resources() == main_ram(10)
-    refusal(loader.load, ID)
+    refusal(loader.load, ID, code=StatusCode.UNAVAILABLE)
     assert loader.estimate_resources() == main_ram(10)
     loader.load(ID)
     assert loader.estimate_resources() == main_ram(4)
