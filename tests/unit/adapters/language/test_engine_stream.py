@@ -1,4 +1,4 @@
-"""Numbers arrive as they were, in the type that was asked for."""
+"""Streams of engines, and numbers on their way to the device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tfs_lite.adapters.language.engine_stream import on_host, upload, upload_array
+from tfs_lite.adapters.language.engine_stream import EngineStream, on_host, upload, upload_array
 
 CPU = torch.device("cpu")
 
@@ -33,3 +33,11 @@ def test_arrays_keep_their_type() -> None:
         found = upload_array(array, CPU)
         assert found.numpy().dtype == array.dtype
         assert found.tolist() == array.tolist()
+
+
+def test_on_the_cpu_an_engine_has_no_stream_of_its_own() -> None:
+    stream = EngineStream(torch.device("cpu"))
+    with stream.current():
+        assert torch.ones(2).sum() == 2
+    stream.synchronize()
+    stream.close()
