@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +29,19 @@ from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.servers.process import wait_until
 
 THREAD = "tfs-request-log"
+CONFIGURE_AS_NOBODY = """
+import os, sys
+from tfs_lite.config.logging_config import LoggingSettings
+from tfs_lite.core.clock import SystemClock
+from tfs_lite.request_log.sampler import RequestLogs
+if os.geteuid() == 0:
+    os.setuid(65534)
+try:
+    RequestLogs(SystemClock()).configure({"m": LoggingSettings(log_collector_config={"filename_prefix": sys.argv[1]})})
+except Exception as error:
+    print(error.code.name, error)
+"""
+"""A process of its own, because tests may run as root."""
 
 
 def predict_log(text: str) -> Callable[[], Message]:
@@ -398,3 +415,12 @@ def test_offers_from_many_threads_are_all_accounted_for(tmp_path: Path) -> None:
     texts = fixture.finished()
     assert len(set(texts)) == len(texts) == fixture.results["m", "OK"]
     assert fixture.results["m", "OK"] + fixture.results["m", "RESOURCE_EXHAUSTED"] == 400
+
+
+def test_a_directory_that_may_not_be_written_to_is_refused() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o555)
+        script = [sys.executable, "-c", CONFIGURE_AS_NOBODY, f"{directory}/m"]
+        run = subprocess.run(script, capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.startswith("FAILED_PRECONDITION model m: ")
+    assert run.stdout.endswith("but the server may not write there\n")

@@ -40,6 +40,14 @@ class Model:
 """
 
 
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """The directory that a gated model watches."""
+    path = tmp_path / "gate"
+    path.mkdir()
+    return path
+
+
 def one(root: Path, **rest: Any) -> dict[str, Any]:
     return {"model_name": "m", "model_base_path": str(root / "m"), **rest}
 
@@ -102,9 +110,9 @@ def test_no_request_fails_during_a_swap(tmp_path: Path, publish: Publish) -> Non
     assert set(versions) == {1, 2, 3, 4}
 
 
-def test_ports_answer_before_the_first_model_is_loaded(tmp_path: Path, publish_python: PublishPython) -> None:
-    gate = tmp_path / "gate"
-    gate.mkdir()
+def test_ports_answer_before_the_first_model_is_loaded(
+    tmp_path: Path, gate: Path, publish_python: PublishPython
+) -> None:
     publish_python("m", 1, waiting_source(1, gate))
     with serving(tmp_path, ready=False, **one(tmp_path, trusted_model_base_paths=(str(tmp_path),))) as served:
         assert httpx.get(served.url + "/livez").status_code == httpx.get(served.url + "/startupz").status_code == 200
@@ -272,9 +280,7 @@ def test_stop_answers_every_request_that_got_in(tmp_path: Path, publish: Publish
     assert codes == {"UNAVAILABLE": 8}
 
 
-def test_stop_waits_for_a_request_that_takes_long(tmp_path: Path, publish_python: PublishPython) -> None:
-    gate = tmp_path / "gate"
-    gate.mkdir()
+def test_stop_waits_for_a_request_that_takes_long(tmp_path: Path, gate: Path, publish_python: PublishPython) -> None:
     publish_python("m", 1, gated_source(1, gate))
     with serving(tmp_path, **one(tmp_path, trusted_model_base_paths=(str(tmp_path),))) as served:
         answers: list[int] = []
@@ -309,9 +315,7 @@ def test_pages_are_answered_until_everything_is_unloaded(tmp_path: Path, publish
             httpx.get(served.url + "/livez")
 
 
-def test_second_stop_does_not_wait_for_requests(tmp_path: Path, publish_python: PublishPython) -> None:
-    gate = tmp_path / "gate"
-    gate.mkdir()
+def test_second_stop_does_not_wait_for_requests(tmp_path: Path, gate: Path, publish_python: PublishPython) -> None:
     publish_python("m", 1, gated_source(1, gate))
     fields = one(tmp_path, trusted_model_base_paths=(str(tmp_path),), drain_timeout_seconds=100.0)
     with serving(tmp_path, **fields) as served:

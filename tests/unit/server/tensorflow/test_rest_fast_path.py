@@ -1,4 +1,4 @@
-"""The short cuts mean what the general way means, or say no."""
+"""The fast path gives the results of the general path, or None."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_rows_of_floats_are_read_to_the_same_bits(rows: list[list[float]]) -> No
 
 
 @given(st.lists(st.one_of(VALUES, st.lists(VALUES, max_size=3)), max_size=5))
-def test_what_is_taken_is_what_the_general_way_takes(rows: list[Any]) -> None:
+def test_what_is_taken_is_what_the_general_path_takes(rows: list[Any]) -> None:
     body = body_of({"instances": rows})
     plain = read_plain(body, PLAIN)
     if plain is None:
@@ -47,35 +47,34 @@ def test_what_is_taken_is_what_the_general_way_takes(rows: list[Any]) -> None:
     check_inputs(PLAIN, {"x": (DataType.FLOAT, plain["x"].shape)})
 
 
-OTHERS = [
-    ("columns", {"inputs": [[1.0, 2.0]]}, PLAIN),
-    ("no rows", {"instances": []}, PLAIN),
-    ("objects", {"instances": [{"x": [1.0, 2.0]}]}, PLAIN),
-    ("integers", {"instances": [[1, 2]]}, PLAIN),
-    ("too many rows", {"instances": [[1.0, 2.0]] * 4}, PLAIN),
-    ("neither form", {}, PLAIN),
-]
-
-
-@pytest.mark.parametrize(("tree", "signature"), [other[1:] for other in OTHERS], ids=[other[0] for other in OTHERS])
-def test_what_is_not_quite_so_plain_goes_the_general_way(tree: Any, signature: Signature) -> None:
-    assert read_plain(body_of(tree), signature) is None
-
-
 @pytest.mark.parametrize(
-    "inputs",
+    "tree",
     [
-        (TensorSpec("x", DataType.DOUBLE, (BATCH, 2)),),
-        (TensorSpec("x", DataType.FLOAT, (BATCH, SymbolicDim("n"))),),
-        (TensorSpec("x", DataType.FLOAT, (1, 2)),),
-        (TensorSpec("x", DataType.FLOAT, None),),
-        (TensorSpec("x", DataType.FLOAT, (BATCH, 2)), TensorSpec("z", DataType.FLOAT, (BATCH,))),
+        {"inputs": [[1.0, 2.0]]},
+        {"instances": []},
+        {"instances": [{"x": [1.0, 2.0]}]},
+        {"instances": [[1, 2]]},
+        {"instances": [[1.0, 2.0]] * 4},
+        {},
     ],
-    ids=["double", "any width", "no batch", "any shape", "two inputs"],
+    ids=["columns", "no rows", "objects", "integers", "too many rows", "neither form"],
 )
-def test_other_signatures_go_the_general_way(inputs: tuple[TensorSpec, ...]) -> None:
-    signature = Signature(inputs, PLAIN.outputs)
-    assert read_plain(body_of({"instances": [[1.0, 2.0]]}), signature) is None
+def test_other_bodies_take_the_general_path(tree: Any) -> None:
+    assert read_plain(body_of(tree), PLAIN) is None
+
+
+OTHER_INPUTS = {
+    "double": (TensorSpec("x", DataType.DOUBLE, (BATCH, 2)),),
+    "any width": (TensorSpec("x", DataType.FLOAT, (BATCH, SymbolicDim("n"))),),
+    "no batch": (TensorSpec("x", DataType.FLOAT, (1, 2)),),
+    "any shape": (TensorSpec("x", DataType.FLOAT, None),),
+    "two inputs": (TensorSpec("x", DataType.FLOAT, (BATCH, 2)), TensorSpec("z", DataType.FLOAT, (BATCH,))),
+}
+
+
+@pytest.mark.parametrize("inputs", OTHER_INPUTS.values(), ids=OTHER_INPUTS)
+def test_other_signatures_take_the_general_path(inputs: tuple[TensorSpec, ...]) -> None:
+    assert read_plain(body_of({"instances": [[1.0, 2.0]]}), Signature(inputs, PLAIN.outputs)) is None
 
 
 @given(st.lists(st.lists(st.floats(width=32), min_size=2, max_size=2), min_size=1, max_size=3))
@@ -108,11 +107,11 @@ MATRIX = np.zeros((2, 2), np.float32)
     ],
     ids=["columns", "two", "none", "double", "foreign", "vector", "large", "strided"],
 )
-def test_other_answers_go_the_general_way(outputs: dict[str, Any], rows: bool) -> None:
+def test_other_answers_take_the_general_path(outputs: dict[str, Any], rows: bool) -> None:
     assert print_plain(outputs, rows) is None
 
 
-def test_an_answer_without_rows_is_still_refused_by_the_general_way() -> None:
+def test_an_answer_without_rows_is_still_refused_by_the_general_path() -> None:
     assert print_plain({"y": np.float32(1)[...]}, rows=True) is None
     with pytest.raises(ServingError):
         predict_tree({"y": np.float32(1)[...]}, rows=True)

@@ -32,6 +32,8 @@ from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
 from tfs_lite.testing.servers.v2_fixture import V2Fixture
 
+pytestmark = pytest.mark.wire
+
 
 class Control:
     """Answers with values that a test can tell apart, and notes what it was asked to change."""

@@ -17,6 +17,8 @@ from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
 from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 
+pytestmark = pytest.mark.wire
+
 
 @pytest.fixture
 def house() -> Iterator[V2Fixture]:
