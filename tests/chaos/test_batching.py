@@ -26,9 +26,11 @@ from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, Te
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.batching.settings import BatchSettings, QueuePolicy, SendWhen, TimeoutAction
 from tfs_lite.testing.lifecycle.servables import OwnClockServable
+from tfs_lite.testing.profiles import is_soak
 
 CALLERS, CALLS = 8, 150
 PATIENCE = 60.0
+MOMENTS = range(10) if is_soak() else (1, 6)
 POISON, LOSS = -1.0, -2.0
 ROWS, WIDTH = SymbolicDim("rows"), SymbolicDim("width")
 SIGNATURE = Signature(
@@ -185,7 +187,7 @@ def test_every_call_of_a_crowd_is_answered_once_and_rightly(kind: str, models: i
 @pytest.mark.parametrize("kind", KINDS)
 def test_model_may_go_at_any_moment(kind: str) -> None:
     settings = KINDS[kind]
-    for moment in range(10):
+    for moment in MOMENTS:
         servable = make(settings, 2)
         crowd = Crowd(servable, settings.max_request_rows or settings.max_batch_size or 4)
         with ThreadPoolExecutor(CALLERS) as pool:

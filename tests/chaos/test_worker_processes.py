@@ -26,6 +26,7 @@ from tfs_lite.adapters.remote import OPEN_VERSION, PRELOAD, describe
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.profiles import is_soak
 from tfs_lite.testing.servers.platforms import SETTINGS, WIDTH, write_python
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.workers.connection import RemoteModel
@@ -85,6 +86,7 @@ class Model:
         return {{"y": 2 * x, "total": x.sum(1, keepdim=True)}}
 """
 
+ROUNDS = (1, 2) if is_soak() else (1,)
 DEADLY = {
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "signal 9"),
     "segfault": ("ctypes.string_at(0)", "signal 11"),
@@ -145,7 +147,7 @@ def works(model: ProcessModel) -> bool:
 def test_model_that_destroys_its_process_fails_one_request(serve, body, cause, tmp_path):
     model, neighbour = serve(body), serve("pass", "good")
     untouched = neighbour.pid
-    for round_ in (1, 2):
+    for round_ in ROUNDS:
         with pytest.raises(WorkerLost) as caught:
             model.run("", {"x": -ROWS}, ())
         assert str(caught.value) == (
@@ -208,7 +210,7 @@ def test_models_that_die_all_the_time_do_not_disturb_those_that_work(serve):
 
 def test_killing_everything_is_survived(supervisor, serve):
     models = [serve("pass", f"m{number}") for number in range(2)]
-    for round_ in (1, 2):
+    for round_ in ROUNDS:
         os.kill(supervisor.pid, signal.SIGKILL)
         wait_until(lambda round_=round_: all(model.restarts == round_ for model in models), "all are back")
         assert all(works(model) for model in models)

@@ -18,6 +18,8 @@ from promises import Violation
 from seeds import CORPUS, SEEDS
 from targets import TARGETS
 
+from tfs_lite.testing.profiles import scaled
+
 FILES = sorted(path for path in CORPUS.glob("*/*"))
 DRIVER = CORPUS.parent / "drive.py"
 
@@ -40,7 +42,7 @@ def test_changed_inputs_keep_the_promises(name: str) -> None:
     """A short search, the same one every time."""
     chance = random.Random(name)
     seeds = [path.read_bytes() for path in FILES if path.parent.name == name]
-    for _ in range(60):
+    for _ in range(scaled(150)):
         TARGETS[name](MUTATORS[name](chance.choice(seeds), chance))
 
 

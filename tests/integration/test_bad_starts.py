@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from tfs_lite.testing.servers.process import ServerProcess
+from tfs_lite.cli import serve
+from tfs_lite.cli.main import main
+from tfs_lite.testing.servers.process import ServerProcess, free_ports
 
 
 @pytest.fixture
@@ -17,17 +20,35 @@ def base(tmp_path: Path) -> Path:
     return base
 
 
-def refused(*flags: str, exit_code: int, **options) -> str:
-    """The one line of a server that does not start."""
+def refused_process(*flags: str, exit_code: int, **options) -> str:
+    """The one line of a server process that does not start."""
     server = ServerProcess(*flags, **options).start()
     try:
         assert server.wait() == exit_code, server.log()
-        lines = server.log().strip().splitlines()
-        assert len(lines) == 1, server.log()
-        assert lines[0].startswith("tfs-lite: ")
-        return lines[0]
+        return only_line(server.log())
     finally:
         server.stop()
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys):
+    """The one line of ``tfs-lite serve`` in this process, which keeps its signals, log and threads."""
+
+    def start(*flags: str, exit_code: int) -> str:
+        for name in ("StopSignal", "_start_logging", "_set_torch_threads"):
+            monkeypatch.setattr(serve, name, Mock())
+        port, rest_port = free_ports(2)
+        assert main(["serve", f"--port={port}", f"--rest_api_port={rest_port}", *flags]) == exit_code
+        return only_line(capsys.readouterr().err)
+
+    return start
+
+
+def only_line(log: str) -> str:
+    lines = log.strip().splitlines()
+    assert len(lines) == 1, log
+    assert lines[0].startswith("tfs-lite: ")
+    return lines[0]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +67,7 @@ def refused(*flags: str, exit_code: int, **options) -> str:
         ("stray", ("stray",)),
     ],
 )
-def test_wrong_flag_is_wrong_usage(base, flag, words):
+def test_wrong_flag_is_wrong_usage(refused, base, flag, words):
     line = refused(f"--model_base_path={base}", flag, exit_code=2)
     assert all(word in line for word in words), line
 
@@ -59,25 +80,25 @@ def test_wrong_flag_is_wrong_usage(base, flag, words):
         (["--enable_batching", "--batching_parameters_file=batching.pbtxt"], ("batching.pbtxt",)),
     ],
 )
-def test_batching_that_cannot_be_what_was_meant_stops_the_start(base, flags, words):
+def test_batching_that_cannot_be_what_was_meant_stops_the_start(refused, base, flags, words):
     line = refused(f"--model_base_path={base}", *flags, exit_code=1)
     assert all(word in line for word in words), line
 
 
 def test_environment_is_checked_like_a_flag(base):
     env = {"TFS_LITE_MAX_NUM_LOAD_RETRIES": "many"}
-    line = refused(f"--model_base_path={base}", exit_code=2, env=env)
+    line = refused_process(f"--model_base_path={base}", exit_code=2, env=env)
     assert "TFS_LITE_MAX_NUM_LOAD_RETRIES" in line
     assert "many" in line
 
 
-def test_nothing_to_serve_is_told():
+def test_nothing_to_serve_is_told(refused):
     line = refused(exit_code=2)
     assert "--model_base_path" in line
     assert "--model_config_file" in line
 
 
-def test_two_sources_of_models_contradict(base):
+def test_two_sources_of_models_contradict(refused, base):
     line = refused(f"--model_base_path={base}", f"--model_repository={base}", exit_code=2)
     assert "model_repository" in line
     assert "model_base_path" in line
@@ -101,11 +122,11 @@ def test_port_in_use_is_named(base, flag):
 
 
 def test_missing_config_file_is_named(tmp_path):
-    line = refused(f"--model_config_file={tmp_path}/nothing.config", exit_code=1)
+    line = refused_process(f"--model_config_file={tmp_path}/nothing.config", exit_code=1)
     assert "nothing.config" in line
 
 
-def test_directory_as_config_file_is_named(tmp_path):
+def test_directory_as_config_file_is_named(refused, tmp_path):
     line = refused(f"--model_config_file={tmp_path}", exit_code=1)
     assert str(tmp_path) in line
 
@@ -148,7 +169,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize(("name", "text", "place", "words"), CONFIGS.values(), ids=CONFIGS)
-def test_bad_config_file_is_refused_with_its_place(tmp_path, name, text, place, words):
+def test_bad_config_file_is_refused_with_its_place(refused, tmp_path, name, text, place, words):
     (tmp_path / name).write_text(text)
     line = refused(f"--model_config_file={tmp_path / name}", exit_code=1)
     assert place in line
@@ -156,7 +177,7 @@ def test_bad_config_file_is_refused_with_its_place(tmp_path, name, text, place, 
 
 
 @pytest.mark.parametrize("outside", ["allowed/../elsewhere", "allowed/link"])
-def test_model_outside_the_allowed_roots_is_refused(tmp_path, outside):
+def test_model_outside_the_allowed_roots_is_refused(refused, tmp_path, outside):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "allowed").mkdir()
     (tmp_path / "allowed" / "link").symlink_to(tmp_path / "elsewhere")

@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from tfs_lite.testing.profiles import scaled
+
 DEMO = [sys.executable, "-m", "tfs_lite.cli.main", "demo"]
 LONGEST = 240.0
+REQUESTS = scaled(40)
+"""Of each client and each version."""
 
 
 def run_demo(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,13 +36,13 @@ def by_version(summary: dict[str, Any]) -> dict[int, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_the_demo_swaps_versions_without_a_failed_request(tmp_path: Path) -> None:
-    finished = run_demo(tmp_path, "--json", "--requests=40")
+    finished = run_demo(tmp_path, "--json", f"--requests={REQUESTS}")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     summary = json.loads(finished.stdout)
     versions = by_version(summary)
     assert summary["ok"] is True
     assert summary["failed_requests"] == 0
-    assert summary["requests"] >= 3 * 4 * 40
+    assert summary["requests"] >= 3 * 4 * REQUESTS
     assert versions[2]["accuracy"] > versions[1]["accuracy"] + 0.1
     assert (versions[1]["state"], versions[2]["state"], versions[3]["state"]) == ("END", "AVAILABLE", "END")
     assert versions[3]["error"]
@@ -47,7 +51,7 @@ def test_the_demo_swaps_versions_without_a_failed_request(tmp_path: Path) -> Non
     assert not list(tmp_path.glob("tfs-lite-demo-*"))
 
 
-@pytest.mark.slow
+@pytest.mark.load
 def test_without_a_terminal_the_demo_prints_a_line_for_each_step(tmp_path: Path) -> None:
     finished = run_demo(tmp_path, "--requests=5", "--clients=2")
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -57,7 +61,7 @@ def test_without_a_terminal_the_demo_prints_a_line_for_each_step(tmp_path: Path)
     assert "\x1b" not in finished.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.load
 def test_a_step_that_takes_too_long_ends_the_demo_with_exit_code_1(tmp_path: Path) -> None:
     finished = run_demo(tmp_path, "--json", "--seconds=0.001")
     summary = json.loads(finished.stdout)

@@ -84,6 +84,7 @@ def ask(server: ServerProcess, place: Path, way: str) -> tuple[str, str]:
     return text, found[1]
 
 
+@pytest.mark.load
 def test_texts_that_have_begun_keep_their_version_while_the_next_ones_get_a_better_one(tmp_path):
     printed = run_script("demo.py", tmp_path, "--steps=32")
     assert "version 2 is served; 2 streams of version 1 are under way" in printed
@@ -107,6 +108,7 @@ def test_all_three_ways_to_ask_get_the_same_text(server, place):
     assert answers[1:] == answers[:1] * 2
 
 
+@pytest.mark.load
 def test_version_that_was_trained_on_is_served_next_and_its_config_says_how_long(server, place, repository):
     text, version = ask(server, place, "http")
     assert version == "1"

@@ -172,9 +172,26 @@ def _tell(family: str, how: str, found: tuple[int, int], fixture: EngineFixture)
 
 
 CASES = [*[(family, {}) for family in (*BATCHED, *ALONE)], ("wide_gpt2", UNPACKED), ("wide_llama", UNPACKED)]
-each_case = pytest.mark.parametrize(
-    ("family", "more"), CASES, ids=[f"{family}{'_unpacked' if more else ''}" for family, more in CASES]
-)
+SHORT = ("gpt2", "wide_llama", "bloom")
+"""Of these, ``make test`` has one kind each: dense, packed, and alone in its steps. The others are load."""
+
+
+def each(cases: list[tuple[str, dict[str, str]]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        ("family", "more"),
+        [
+            pytest.param(
+                family,
+                more,
+                id=f"{family}{'_unpacked' if more else ''}",
+                marks=() if family in SHORT and not more else pytest.mark.load,
+            )
+            for family, more in cases
+        ],
+    )
+
+
+each_case = each(CASES)
 
 
 @each_case
@@ -223,9 +240,7 @@ SEEDED = Generation(
     priority=1,
 )
 SEVERAL = [("qwen3", {}), ("wide_llama", {}), ("wide_llama", UNPACKED), ("bloom", {})]
-each_of_several = pytest.mark.parametrize(
-    ("family", "more"), SEVERAL, ids=[f"{family}{'_unpacked' if more else ''}" for family, more in SEVERAL]
-)
+each_of_several = each(SEVERAL)
 
 
 def _seeded_alone(model: Saved, more: dict[str, str]) -> list[int]:

@@ -14,6 +14,7 @@ from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.language.concurrent_readers import ConcurrentReaders, MetricsPage
 from tfs_lite.testing.language.language_clients import LanguageClient, LanguageRequest
 from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language
+from tfs_lite.testing.profiles import is_soak
 from tfs_lite.testing.servers.probe import Probe
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
@@ -128,7 +129,7 @@ def test_with_the_resource_policy_room_for_one_is_enough(sparing):
 def test_the_memory_of_weights_and_cache_is_given_back(sparing):
     house = sparing
     idle, full = [], []
-    for version in range(1, 4):
+    for version in range(1, 4 if is_soak() else 3):
         house.publish("written", version)
         house.probe.wait_available("written", version)
         fill(house, "written")

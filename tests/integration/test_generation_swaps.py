@@ -21,6 +21,7 @@ from tfs_lite.testing.language.language_clients import (
     Refused,
 )
 from tfs_lite.testing.language.language_models import Size, calm_environment, publish_language, write_language
+from tfs_lite.testing.profiles import is_soak
 from tfs_lite.testing.servers.probe import Probe
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
@@ -29,7 +30,7 @@ RUNNING = 16
 LONG, SHORT = 600, 12
 PROMPTS = ("Once upon a time", "hello")
 SOON = 60.0
-SWAPS = 12
+SWAPS = 12 if is_soak() else 3
 CLIENTS = 6
 
 
@@ -127,7 +128,9 @@ def check_new(house: House, model: str, version: int) -> None:
             assert chunk.text == expected, door
 
 
-@pytest.mark.parametrize("doors", [("openai", "v2_events"), STREAMS], ids=["events", "all_doors"])
+@pytest.mark.parametrize(
+    "doors", [pytest.param(("openai", "v2_events"), marks=pytest.mark.load), STREAMS], ids=["events", "all_doors"]
+)
 def test_streams_end_on_the_version_they_began_on_while_new_ones_get_the_next(available, model, doors):
     house = available
     house.publish(model, 1)
@@ -144,6 +147,7 @@ def test_streams_end_on_the_version_they_began_on_while_new_ones_get_the_next(av
     check_new(house, model, 2)
 
 
+@pytest.mark.load
 def test_with_the_resource_policy_the_next_version_waits_for_the_streams_of_the_old_one(sparing, model):
     house = sparing
     house.publish(model, 1)

@@ -33,10 +33,11 @@ import pytest
 
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
+from tfs_lite.testing.profiles import is_soak, scaled
 from tfs_lite.testing.servers.models import WIDTH, TaggedArchives
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
-REQUESTS = int(os.environ.get("TFS_LITE_REQUESTS", "4000"))
+REQUESTS = int(os.environ.get("TFS_LITE_REQUESTS", scaled(4000)))
 CLIENTS = 64
 CONNECTIONS = 8
 MAX_ROWS = 7
@@ -44,7 +45,7 @@ BATCH = 32
 VERSION = 3
 LONG = 60.0
 """Seconds that a request may take; far longer than any does."""
-KILL_EVERY = 500
+KILL_EVERY = 500 if is_soak() else 100
 """Requests between two kills."""
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 PARAMETERS = f"""

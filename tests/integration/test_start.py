@@ -13,7 +13,7 @@ from tfs_lite.testing.servers.process import ServerProcess, wait_until
 MODELS = 24
 
 
-def test_models_that_load_side_by_side_at_the_start_all_serve(archives, tmp_path):
+def test_models_that_load_side_by_side_all_serve_and_the_idle_server_ends_cleanly(archives, tmp_path):
     names = [f"model_{number}" for number in range(1, MODELS + 1)]
     for version, name in enumerate(names, start=1):
         archives.write_version(version, tmp_path / "models" / name)
@@ -29,7 +29,10 @@ def test_models_that_load_side_by_side_at_the_start_all_serve(archives, tmp_path
         assert [probe.ask(name) for name in names] == list(range(1, MODELS + 1))
         with Client(f"unix:{tmp_path}/socket") as client:
             assert expect_true(client.predict("model_7", {"x": ROW})) == 7
-    assert server.exit_code == 0
+        server.terminate()
+        assert server.wait(30) == 0
+    assert not server.leftovers()
+    assert "Traceback" not in server.log()
 
 
 def test_probes_answer_and_loaded_models_serve_while_another_still_loads(archives, tmp_path):

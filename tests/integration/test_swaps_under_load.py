@@ -1,14 +1,15 @@
-"""A hundred swaps while eight clients call without pause: no request fails, no answer comes from the wrong version."""
+"""Many swaps while eight clients call without pause: no request fails, no answer comes from the wrong version."""
 
 from __future__ import annotations
 
 import psutil
 import pytest
 
+from tfs_lite.testing.profiles import scaled
 from tfs_lite.testing.servers.probe import Traffic
 from tfs_lite.testing.servers.process import wait_until
 
-SWAPS = 100
+SWAPS = scaled(100)
 CLIENTS = 8
 SPARE = 10
 """Threads and open files that pools and event loops may have gained meanwhile."""
