@@ -16,7 +16,7 @@ from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
-from tfs_lite.testing.errors import refusal
+from tfs_lite.core.status import ServingError
 from tfs_lite.testing.lifecycle.servables import run_alone
 from tfs_lite.testing.servers.platforms import SETTINGS, WIDTH, WRITERS, write_exported, write_python, write_script
 
@@ -80,7 +80,8 @@ def test_failed_load_can_be_tried_again(loader, tmp_path):
     (hidden,) = [file for file in (tmp_path / "1").iterdir() if file.name.startswith("model.p")]
     hidden.rename(tmp_path / "hidden")
     for _ in range(2):
-        refusal(loader.load, ID)
+        with pytest.raises(ServingError):
+            loader.load(ID)
         assert loader.servable is None
     (tmp_path / "hidden").rename(hidden)
     loader.load(ID)
