@@ -21,6 +21,7 @@ from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow import serving
 from tfs_lite.protocols.tensorflow.tensor_proto import decode, encode
+from tfs_lite.testing.errors import refusal
 
 BATCH = SymbolicDim("x_0")
 
@@ -283,9 +284,7 @@ def test_errors_have_the_code_and_message_of_the_server(
 
 
 def test_an_unknown_model_is_not_found(client: Client) -> None:
-    with pytest.raises(ServingError, match="Servable not found") as raised:
-        client.predict("other", {"x": [1.0]})
-    assert raised.value.code is StatusCode.NOT_FOUND
+    assert "Servable not found" in refusal(client.predict, "other", {"x": [1.0]}, code=StatusCode.NOT_FOUND)
 
 
 def test_a_failure_inside_the_reply_is_raised_too(client: Client, server: EchoServer) -> None:
@@ -297,9 +296,7 @@ def test_a_failure_inside_the_reply_is_raised_too(client: Client, server: EchoSe
 
 def test_a_call_that_takes_too_long_ends_at_its_timeout(client: Client, server: EchoServer) -> None:
     server.block = threading.Event()
-    with pytest.raises(ServingError) as raised:
-        client.predict("echo", {"x": np.ones(1)}, timeout=0.2)
-    assert raised.value.code is StatusCode.DEADLINE_EXCEEDED
+    refusal(client.predict, "echo", {"x": np.ones(1)}, timeout=0.2, code=StatusCode.DEADLINE_EXCEEDED)
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:

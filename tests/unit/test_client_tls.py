@@ -15,6 +15,7 @@ from tfs_lite.client import Client
 from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import OK, ServingError, StatusCode
 from tfs_lite.protocols.tensorflow import serving as serving_messages
+from tfs_lite.testing.errors import refusal
 
 AUTHORITY, STRANGER = trustme.CA(), trustme.CA()
 ROOT, OTHER_ROOT = AUTHORITY.cert_pem.bytes(), STRANGER.cert_pem.bytes()
@@ -105,7 +106,4 @@ def test_a_unix_socket_is_an_address_too(tmp_path: Path) -> None:
 def test_keys_and_certificates_that_cannot_be_used_are_refused_at_once(
     arguments: tuple[bytes | None, ...], message: str
 ) -> None:
-    with pytest.raises(ServingError) as raised:
-        Client("localhost:1", *arguments)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    assert str(raised.value).startswith(message)
+    assert refusal(Client, "localhost:1", *arguments).startswith(message)

@@ -6,7 +6,8 @@ import torch
 from tfs_lite.adapters import device
 from tfs_lite.adapters.device import check_device, configure_torch_threads, machine_resources, pick_device, uses_gpu
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, ResourceUtil
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError
+from tfs_lite.testing.errors import refusal
 
 
 @pytest.fixture
@@ -21,9 +22,7 @@ def gpus(monkeypatch):
 
 @pytest.mark.parametrize("setting", ["", "gpu", "CUDA", "cuda:", "cuda:x", "cuda:-1", "cpu:0"])
 def test_unknown_device_is_refused(setting):
-    with pytest.raises(ServingError) as caught:
-        check_device(setting)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    refusal(check_device, setting)
 
 
 def test_gpu_that_is_not_there_is_refused(gpus):

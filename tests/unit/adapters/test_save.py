@@ -13,6 +13,7 @@ from tfs_lite.adapters.pytorch_export import open_exported
 from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, SymbolicDim
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.errors import refusal
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -52,9 +53,7 @@ def test_version_numbers_go_up_and_none_is_overwritten(tmp_path):
     examples = (torch.zeros(2, 3), torch.zeros(2, 2))
     assert save(Dropping(), tmp_path, example_inputs=examples, version=7).name == "7"
     assert save(Dropping(), tmp_path, example_inputs=examples).name == "8"
-    with pytest.raises(ServingError) as caught:
-        save(Dropping(), tmp_path, example_inputs=examples, version=7)
-    assert caught.value.code is StatusCode.ALREADY_EXISTS
+    refusal(save, Dropping(), tmp_path, example_inputs=examples, version=7, code=StatusCode.ALREADY_EXISTS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["7", "8"]
 
 

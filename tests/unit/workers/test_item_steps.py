@@ -12,6 +12,7 @@ import pytest
 
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.process import wait_until
 
 ROW = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -51,9 +52,7 @@ def test_item_steps_get_the_time_that_is_left(open_child):
 
 def test_item_step_that_fails_says_why_and_one_that_kills_is_survived(open_child):
     model = open_child("make_items")
-    with pytest.raises(ServingError, match="x is not to my liking") as error:
-        model.preprocess("refuse", {"x": ROW}, None)
-    assert error.value.code is StatusCode.INVALID_ARGUMENT
+    assert "x is not to my liking" in refusal(model.preprocess, "refuse", {"x": ROW}, None)
     with pytest.raises(ServingError, match="failed: ValueError"):
         model.preprocess("fail", {"x": ROW}, None)
     with pytest.raises(WorkerLost, match="exit code 3"):
@@ -68,9 +67,7 @@ def test_item_step_waits_for_a_new_process_no_longer_than_its_deadline(open_chil
     (tmp_path / "open").unlink()
     os.kill(model.pid, signal.SIGKILL)
     wait_until(lambda: not model.alive, "the death is noticed")
-    with pytest.raises(ServingError) as error:
-        model.preprocess("", {"x": ROW}, time.monotonic() + 0.05)
-    assert error.value.code is StatusCode.DEADLINE_EXCEEDED
+    refusal(model.preprocess, "", {"x": ROW}, time.monotonic() + 0.05, code=StatusCode.DEADLINE_EXCEEDED)
 
 
 def test_model_without_item_steps_leaves_items_alone(open_child):

@@ -15,6 +15,7 @@ import pytest
 from tfs_lite.core.model import WorkerLost
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.workers.priorities import NICENESS
 from tfs_lite.workers.process import open_in_process
@@ -91,11 +92,9 @@ def test_staged_inputs_are_read_in_place(open_child):
 
 def test_memory_of_a_run_is_bounded_both_ways(open_child):
     model = open_child(memory_limit=1 << 20)
-    with pytest.raises(
-        ServingError, match=r"model m version 1: the inputs of a run take 2097152 bytes, at most"
-    ) as error:
-        model.run("", {"x": np.zeros(1 << 18)}, ())
-    assert error.value.code is StatusCode.RESOURCE_EXHAUSTED
+    assert "model m version 1: the inputs of a run take 2097152 bytes, at most" in refusal(
+        model.run, "", {"x": np.zeros(1 << 18)}, (), code=StatusCode.RESOURCE_EXHAUSTED
+    )
     with pytest.raises(ServingError, match=r"model m version 1: the outputs of a run take \d+ bytes, at most") as error:
         model.run("huge", {"x": ROW}, ())
     assert error.value.code is StatusCode.RESOURCE_EXHAUSTED
@@ -114,12 +113,10 @@ def test_large_results_come_whole(open_child):
 
 def test_failures_of_the_model_keep_code_and_message(open_child):
     model = open_child()
-    with pytest.raises(ServingError, match="x is not to my liking") as error:
-        model.run("refuse", {"x": ROW}, ())
-    assert error.value.code is StatusCode.INVALID_ARGUMENT
-    with pytest.raises(ServingError, match="model m version 1 failed: ValueError") as error:
-        model.run("fail", {"x": ROW}, ())
-    assert error.value.code is StatusCode.INTERNAL
+    assert "x is not to my liking" in refusal(model.run, "refuse", {"x": ROW}, ())
+    assert "model m version 1 failed: ValueError" in refusal(
+        model.run, "fail", {"x": ROW}, (), code=StatusCode.INTERNAL
+    )
     assert where(model) == model.pid
 
 
@@ -136,9 +133,7 @@ def test_log_of_the_process_goes_to_standard_error(child_models, capfd):
 
 
 def test_unknown_signature_is_refused_here(open_child):
-    with pytest.raises(ServingError) as error:
-        open_child().run("no_such", {"x": ROW}, ())
-    assert error.value.code is StatusCode.FAILED_PRECONDITION
+    refusal(open_child().run, "no_such", {"x": ROW}, (), code=StatusCode.FAILED_PRECONDITION)
 
 
 def test_child_has_one_thread_and_can_use_its_libraries_threads(open_child):
@@ -166,10 +161,7 @@ def test_opening_that_fails_says_why_and_leaves_nothing(supervisor, open_child, 
     open_child().close()
     gc.collect()
     files, threads = set(os.listdir("/proc/self/fd")), threading.active_count()
-    with pytest.raises(ServingError) as error:
-        open_child(function, "because")
-    assert error.value.code is code
-    assert message in str(error.value)
+    assert message in refusal(open_child, function, "because", code=code)
     assert psutil.Process(supervisor.pid).children() == []
     assert set(os.listdir("/proc/self/fd")) == files
     assert threading.active_count() == threads

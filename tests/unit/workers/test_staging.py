@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
+from tfs_lite.testing.errors import refusal
 from tfs_lite.workers.arena import Arena
 from tfs_lite.workers.staging import Staging
 
@@ -86,6 +87,4 @@ def test_without_staging_everything_is_copied_from_the_start(staging):
 
 
 def test_more_than_the_limit_is_refused(staging):
-    with pytest.raises(ServingError) as caught:
-        staging.stage({"x": ((LIMIT + 1,), np.uint8)})
-    assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
+    refusal(staging.stage, {"x": ((LIMIT + 1,), np.uint8)}, code=StatusCode.RESOURCE_EXHAUSTED)

@@ -14,13 +14,13 @@ import pytest
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.testing.servers.process import wait_until
-from tfs_lite.workers.supervisor import Supervisor
+from tfs_lite.workers.supervisor import Backoff, Supervisor
 
 PATIENCE = 60
 
 SERVER = """
 import socket, sys, threading
-from tfs_lite.workers.supervisor import Supervisor
+from tfs_lite.workers.supervisor import Backoff, Supervisor
 
 supervisor = Supervisor()
 ours, theirs = socket.socketpair()
@@ -186,3 +186,18 @@ def test_server_that_is_killed_leaves_no_process():
         server.send_signal(signal.SIGKILL)
     for pid in pids:
         wait_until(lambda pid=pid: gone(pid), "nothing is left of the server")
+
+
+def test_pauses_double_up_to_a_bound():
+    backoff = Backoff(first=0.1, most=1.0, well=60.0)
+    assert [round(backoff.next(5.0), 3) for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert Backoff(failures=100_000).next(0.0) == 30.0
+
+
+def test_process_that_ran_well_for_a_while_starts_afresh():
+    backoff = Backoff(well=60.0)
+    for _ in range(8):
+        backoff.next(0.0)
+    assert backoff.next(59.9) > 20
+    assert backoff.next(60.0) == 0.1
+    assert backoff.next(0.0) == 0.2

@@ -5,6 +5,7 @@ import pytest
 
 from tfs_lite.adapters.inspect.program import check_payload, check_program
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.testing.errors import refusal
 
 
 @pytest.fixture
@@ -166,9 +167,7 @@ def test_texts_that_nobody_evaluates_may_be_anything(program, text):
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"7", b'{"graph_module": 3}', b"\xff", b"[" * 5000])
 def test_text_that_is_no_program_is_damage(text):
-    with pytest.raises(ServingError) as caught:
-        check_program(text, "model.pt2")
-    assert caught.value.code is StatusCode.DATA_LOSS
+    refusal(check_program, text, "model.pt2", code=StatusCode.DATA_LOSS)
 
 
 @pytest.mark.parametrize("tree", ["", "7", "[1]", '[1, {"type": "builtins.tuple"}]', "[1, 7]", "[1, null]"])
@@ -202,9 +201,7 @@ def test_weights_stored_as_bytes_pass():
     ],
 )
 def test_weights_stored_otherwise_are_unsafe(text):
-    with pytest.raises(ServingError) as caught:
-        check_payload(text, "model.pt2", "weight_", {"weight_0": 24})
-    assert caught.value.code is StatusCode.PERMISSION_DENIED
+    refusal(check_payload, text, "model.pt2", "weight_", {"weight_0": 24}, code=StatusCode.PERMISSION_DENIED)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +209,4 @@ def test_weights_stored_otherwise_are_unsafe(text):
     [b"", b"[]", b'{"config": 7}', b'{"config": {"a": {}}}', payload(path="weight_1"), payload(sizes=(10**12,))],
 )
 def test_list_of_weights_that_does_not_fit_is_damage(text):
-    with pytest.raises(ServingError) as caught:
-        check_payload(text, "model.pt2", "weight_", {"weight_0": 0})
-    assert caught.value.code is StatusCode.DATA_LOSS
+    refusal(check_payload, text, "model.pt2", "weight_", {"weight_0": 0}, code=StatusCode.DATA_LOSS)

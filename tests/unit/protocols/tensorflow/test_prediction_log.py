@@ -18,6 +18,7 @@ from tfs_lite.protocols.messages import (
     RegressionResponse,
 )
 from tfs_lite.protocols.tensorflow.prediction_log import Method, logged_request, make_log, parse_log
+from tfs_lite.testing.errors import refusal
 
 SPEC = {"name": "m", "signature_name": "s"}
 LOGS = {
@@ -68,9 +69,7 @@ def test_a_log_of_a_session_keeps_what_it_held() -> None:
 
 
 def test_bytes_that_are_no_log_are_refused() -> None:
-    with pytest.raises(ServingError, match="Failed to parse warmup record: its 3 bytes are not a tensorflow") as caught:
-        parse_log(b"\xff\xff\xff")
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    assert "Failed to parse warmup record: its 3 bytes are not a tensorflow" in refusal(parse_log, b"\xff\xff\xff")
 
 
 def test_a_request_may_name_no_model_or_several() -> None:

@@ -23,13 +23,12 @@ from tfs_lite.protocols.tensorflow.serving import (
     status_json,
     status_proto,
 )
+from tfs_lite.testing.errors import refusal
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05ab", b"\x0a\x02\x0a\xff", b"not a message at all"])
 def test_bytes_that_are_no_message_are_an_invalid_argument(data: bytes) -> None:
-    with pytest.raises(ServingError, match=r"are not a tensorflow\.serving\.PredictRequest") as raised:
-        parse(messages.PredictRequest, data)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    assert "are not a tensorflow.serving.PredictRequest" in refusal(parse, messages.PredictRequest, data)
 
 
 def test_names_that_are_not_utf8_are_an_invalid_argument() -> None:

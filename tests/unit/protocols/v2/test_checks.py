@@ -13,6 +13,7 @@ from tfs_lite.protocols.runs import Run
 from tfs_lite.protocols.v2.checks import check_one_text, run_of
 from tfs_lite.protocols.v2.request import InferRequest, SentTensor, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import RawTensor
+from tfs_lite.testing.errors import refusal
 
 BATCH = SymbolicDim("batch")
 OUTPUTS = (TensorSpec("Y", DataType.FLOAT, (BATCH, 2)), TensorSpec("Z", DataType.FLOAT, (BATCH,)))
@@ -78,10 +79,7 @@ def test_inputs_with_defaults_may_be_left_out() -> None:
     ids=str,
 )
 def test_inputs_that_do_not_fit_are_refused(inputs: tuple[SentTensor, ...], message: str) -> None:
-    with pytest.raises(ServingError) as caught:
-        run(*inputs)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    assert message in str(caught.value)
+    assert message in refusal(run, *inputs)
 
 
 def test_the_first_mistake_counts() -> None:
@@ -120,9 +118,7 @@ def test_what_is_in_shared_memory_is_read_in_its_turn() -> None:
 
 
 def test_a_model_without_the_default_signature_is_refused() -> None:
-    with pytest.raises(ServingError) as caught:
-        run_of(InferRequest("m"), {"other": TWO}, "m", 0)
-    assert caught.value.code is StatusCode.FAILED_PRECONDITION
+    refusal(run_of, InferRequest("m"), {"other": TWO}, "m", 0, code=StatusCode.FAILED_PRECONDITION)
 
 
 def test_optional_inputs_may_be_left_out_without_a_default() -> None:
@@ -153,7 +149,4 @@ def test_only_one_text_can_be_streamed(inputs: Any, count: int) -> None:
     if count == 1:
         check_one_text(inputs, "m")
         return
-    with pytest.raises(ServingError) as caught:
-        check_one_text(inputs, "m")
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    assert f"the request has {count} texts for model 'm'" in str(caught.value)
+    assert f"the request has {count} texts for model 'm'" in refusal(check_one_text, inputs, "m")
