@@ -1,8 +1,8 @@
-"""Classify, Regress and MultiInference over the one predict path, for gRPC and REST alike.
+"""Classify, Regress and MultiInference over the one predict path, for gRPC and REST.
 
-What is pure stands in ``protocols.examples`` and ``protocols.inference``; here the pieces meet the Predictor. Reading
-thousands of examples and writing thousands of classes takes Python milliseconds, so large ones do that on a background
-thread, if there is one.
+The conversions are in ``protocols.tensorflow.examples`` and ``classify_regress``; this file connects them with the
+Predictor. Reading thousands of examples and writing thousands of classes takes Python milliseconds, so large requests
+do that on a background thread, if there is one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tfs_lite.server.inference.predictor import Inference, Predictor
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
 COMFORTABLE_VALUES = 2048
-"""Features read, or numbers written, that the event loop takes upon itself: some milliseconds."""
+"""At most so many features are read, or numbers written, on the event loop: some milliseconds."""
 
 T = TypeVar("T")
 
@@ -43,8 +43,8 @@ Infer: TypeAlias = Callable[[ModelRef, Message, RequestRecord, float | None], Aw
 
 
 class Inferences:
-    """Used on the event loop only. ``max_bytes`` bounds what values that are sent once may fill by being repeated.
-    ``on_examples`` is told the model and the number of examples of every MultiInference that was answered."""
+    """Used on the event loop only. ``max_bytes`` bounds the tensors that values of the context are repeated into.
+    ``on_examples`` is called with the model and the number of examples of every MultiInference that was answered."""
 
     def __init__(
         self,

@@ -3,8 +3,8 @@
     data -> known layout? -> the run, without a look at the message or the signature
          -> else: message -> checks -> run; if it was answered, its layout is remembered
 
-What is remembered was held against the signature in full before, and counts for that signature object only: another
-version is checked anew.
+A layout is remembered after a request was checked in full against a signature, and counts for that signature object
+only; another version is checked again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PredictReader:
         self.max_bytes = max_bytes
 
     def read(self, data: bytes) -> ParsedPredict:
-        """INVALID_ARGUMENT for bytes that are no PredictRequest; the rest is found out later."""
+        """INVALID_ARGUMENT for bytes that are no PredictRequest; everything else is checked later."""
         layout = self.layouts.find(data)
         if layout is None:
             request = parse(PredictRequest, data)
@@ -38,7 +38,7 @@ class PredictReader:
 
 
 class ParsedPredict:
-    """One request: ``model`` -> ``plan`` -> ``answered``, if it was. ``name`` is that of the model."""
+    """One request. Order: ``model``, ``plan`` and, if the model has answered, ``answered``. ``name`` is the model's."""
 
     __slots__ = ("_data", "_inputs", "_layout", "_reader", "_request", "_signature", "name")
 
@@ -58,7 +58,7 @@ class ParsedPredict:
         return self._layout.model if self._layout is not None else read_model_spec(self._message())
 
     def plan(self, signatures: Mapping[str, Signature]) -> Sequence[Run]:
-        """What is to be run; raises what :func:`run_of_predict` raises."""
+        """The run that is asked for; raises what :func:`run_of_predict` raises."""
         layout = self._layout
         if layout is not None:
             key = layout.model.signature or DEFAULT_SIGNATURE
@@ -70,7 +70,7 @@ class ParsedPredict:
         return [run]
 
     def answered(self) -> None:
-        """The request was good: its like need not be looked at so closely again."""
+        """Remembers the layout of a good request, so that equal ones need fewer checks."""
         signature = self._signature
         if signature is None or len(self._inputs) != len(signature.inputs):
             return

@@ -1,11 +1,11 @@
-"""The one path of a request to a model, whatever protocol and method it came by.
+"""The one path of a request to a model, the same for every protocol and method.
 
     which version -> [plan: which signature, are the names right, decode] -> which outputs -> do dtypes and shapes fit
-    -> hand the calls to the servable -> wait for the answers, the deadline or the client's going
+    -> submit the calls to the servable -> wait for the answers, the deadline or the client's cancellation
 
-The plan is passed in: it is all that protocols and methods differ in before the model runs. It may ask for several
-runs; all of them are answered by the same version. The handle is held until the servable has answered every run, also
-when the client has gone in the meantime: the model may still be reading the inputs.
+The caller passes the plan in, because protocols and methods differ in nothing else before the model runs. A plan may
+ask for several runs, and one version answers all of them. The handle is held until the servable has answered every
+run, also when the client has gone in the meantime, because the model may still be reading the inputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.generation import Generation, GenerationCall, Piece
@@ -32,36 +32,35 @@ from tfs_lite.server.runtime.event_loop import CompletionQueue
 from tfs_lite.transport.deadlines import Deadlines
 
 Lookup: TypeAlias = Callable[[ModelRef], ServableHandle]
-"""Resolves name, version or label to a handle; raises ServingError."""
+"""Resolves a name, with a version or label, to a handle; raises ServingError."""
 
 SequenceLookup: TypeAlias = Callable[[ModelRef, SequenceFlags], ServableHandle]
-"""The same for a request of a sequence, which stays with the version that it began on."""
+"""Does the same for a request of a sequence, which stays with the version that it began on."""
 
 Plan: TypeAlias = Callable[[Mapping[str, Signature]], Sequence[Run] | Awaitable[Sequence[Run]]]
-"""From the signatures of the version to what is to be run, once at least; raises ServingError."""
+"""Takes the signatures of the version and returns at least one run; raises ServingError."""
 
 Result: TypeAlias = Mapping[str, Tensor] | Status
 
 OnPart: TypeAlias = Callable[[ServableId, Mapping[str, Array]], None]
-"""Told, on the loop, about each answer of a model that gives several to a request."""
+"""Called on the loop with each answer of a model that gives several to a request."""
 
 OnPiece: TypeAlias = Callable[[ServableId, Piece], None]
 
 MAX_PARTS = 64
-"""Answers of one request that the client has not been sent yet."""
-_LOOK_SECONDS = 0.2
-"""How often a model that waits for its client looks whether it is still there."""
+"""Answers of one request that were not sent to the client yet."""
+_POLL_SECONDS = 0.2
+"""How often a model that waits for its client checks whether the request goes on."""
 _NO_ROOM = threading.Semaphore(0)
 _PART, _PIECE = -1, -2
-"""In place of the number of a run: not its end."""
+"""In place of the index of a run, for what is not its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What a request says beside its inputs. ``priority`` and ``timeout``, in seconds, count where the model's settings
-    have them; ``sequence`` is for models with state, ``on_part`` for those with several answers. ``parameters`` are for
-    models that know them. ``texts`` and ``on_piece`` are for language models: what is to be generated, instead of
-    inputs, and who is told, on the loop, about every piece of it; both may stand alone."""
+    """What a request has in addition to its inputs, as the calls of :mod:`tfs_lite.core.model` and
+    :mod:`tfs_lite.core.generation` define it. ``on_part`` and ``on_piece`` are called on the loop. Models ignore what
+    is for another kind of model."""
 
     sequence: SequenceFlags | None = None
     priority: int = 0
@@ -93,7 +92,7 @@ class Inference:
 
 
 class Predictor:
-    """Used on one event loop only. ``max_bytes`` bounds what a default may be repeated to."""
+    """Used on one event loop only. ``max_bytes`` bounds the size of a default that is repeated for each row."""
 
     def __init__(
         self,
@@ -103,14 +102,14 @@ class Predictor:
         lookup_sequence: SequenceLookup | None = None,
         on_call: OnCall = ignore,
     ) -> None:
-        """``lookup_sequence`` is asked instead of ``lookup`` for requests of a sequence; None: they are like others.
-        ``on_call`` is told, on the loop, about every call that has ended."""
+        """``lookup_sequence`` is used instead of ``lookup`` for requests of a sequence; None means that these are like
+        others. ``on_call`` is called on the loop for every call that has ended."""
         self._lookup = lookup
         self._lookup_sequence = lookup_sequence or (lambda model, sequence: lookup(model))
         self._metrics = metrics
         self._max_bytes = max_bytes
         self._on_call = on_call
-        self._outbox: CompletionQueue[_Posted] | None = None
+        self._completions: CompletionQueue[_Posted] | None = None
         self._deadlines: Deadlines[_Request] | None = None
 
     async def infer(
@@ -128,11 +127,11 @@ class Predictor:
         try:
             planned = plan(handle.servable.signatures)
             runs = planned if isinstance(planned, list | tuple) else await cast("Awaitable[Sequence[Run]]", planned)
-            started = self._start(handle, runs, record, deadline, options)
+            pending = self._start(handle, runs, record, deadline, options)
         except BaseException:
             handle.release()
             raise
-        return await started.answer()
+        return await pending.answer()
 
     def begin(
         self,
@@ -142,8 +141,8 @@ class Predictor:
         deadline: float | None,
         options: CallOptions = PLAIN,
     ) -> PendingRequest:
-        """The same up to the queue: when this returns, the request has its place there, so that requests that are begun
-        one after the other are queued in this order. Whoever begins awaits the answer or cancels."""
+        """Queues the request before it returns, so that requests are queued in the order of their ``begin``. The caller
+        then awaits the answer or cancels. Arguments and errors as for :meth:`infer`."""
         handle = self._find(model, record, options)
         try:
             return self._start(handle, plan(handle.servable), record, deadline, options)
@@ -165,7 +164,7 @@ class Predictor:
         deadline: float | None,
         options: CallOptions,
     ) -> PendingRequest:
-        """Takes the handle over once it has queued every call."""
+        """Owns the handle from the moment that every call is queued."""
         servable: Servable = handle.servable
         traits = servable.traits
         if traits.has_item_steps:
@@ -173,10 +172,10 @@ class Predictor:
         if not runs:
             raise invalid_argument("nothing is to be run")
         signatures = servable.signatures
-        outbox = self._outbox or self._open()
+        completions = self._completions or self._open()
         deadlines = self._deadlines
         assert deadlines is not None
-        request = _Request(handle, outbox, self._metrics, record.late, options, self._on_call)
+        request = _Request(handle, completions, self._metrics, record.late, options, self._on_call)
         now = monotonic()
         make_call = _generation_call if traits.generates else _predict_call
         calls = [
@@ -184,13 +183,13 @@ class Predictor:
             for index, run in enumerate(runs)
         ]
         request.expect(calls)
-        started = PendingRequest(request, servable, runs, calls, record, deadline, deadlines)
+        pending = PendingRequest(request, servable, runs, calls, record, deadline, deadlines)
         self._metrics.started(request.id)
         for call in calls:
             servable.submit(call)
         if deadline is not None:
             deadlines.add(request, deadline)
-        return started
+        return pending
 
     def _inputs(self, signatures: Mapping[str, Signature], run: Run) -> Mapping[str, Array]:
         signature = signatures[run.signature]
@@ -198,24 +197,24 @@ class Predictor:
 
     def _open(self) -> CompletionQueue[_Posted]:
         """On the first request, when there is a loop."""
-        self._outbox = CompletionQueue(_settle)
-        self._deadlines = Deadlines(self._outbox.loop, _expire)
-        return self._outbox
+        self._completions = CompletionQueue(_settle)
+        self._deadlines = Deadlines(self._completions.loop, _expire)
+        return self._completions
 
 
 class _Request:
-    """A request whose calls are inside. ``done`` is called by the servable, on any thread, once for each call; the rest
-    happens on the loop. Holds the version until the last call is answered."""
+    """A request whose calls are submitted. The servable calls ``done`` once for each call, and ``part`` and ``piece``,
+    on any thread; the rest happens on the loop. It holds the version until the last call is answered."""
 
     __slots__ = (
-        *("_calls", "_handle", "_left", "_metrics", "_on_call", "_outbox"),
+        *("_calls", "_handle", "_left", "_metrics", "_on_call", "_completions"),
         *("answer", "id", "late", "options", "outputs", "room"),
     )
 
     def __init__(
         self,
         handle: ServableHandle,
-        outbox: CompletionQueue[_Posted],
+        completions: CompletionQueue[_Posted],
         metrics: RequestMetrics,
         late: Reason | None,
         options: CallOptions,
@@ -225,66 +224,66 @@ class _Request:
         self.late = late
         self._handle = handle
         self._left = 0
-        self._outbox = outbox
+        self._completions = completions
         self._metrics = metrics
         self.options = options
         self._on_call = on_call
         self._calls: Sequence[ServableCall] = ()
         self.outputs: list[Mapping[str, Array]] = []
         self.room = _NO_ROOM if options.on_part is None else threading.Semaphore(MAX_PARTS)
-        self.answer: asyncio.Future[Sequence[Mapping[str, Array]]] = outbox.loop.create_future()
+        self.answer: asyncio.Future[Sequence[Mapping[str, Array]]] = completions.loop.create_future()
 
     def expect(self, calls: Sequence[ServableCall]) -> None:
-        """Before the first is submitted."""
+        """Must come before the first call is submitted."""
         self._calls = calls
         self._left = len(calls)
         self.outputs = [{}] * len(calls)
 
     def done(self, index: int, result: Result) -> None:
-        self._outbox.post((self, index, result))
+        self._completions.post((self, index, result))
 
     def part(self, outputs: Mapping[str, Tensor]) -> None:
-        """One of several answers, as ``done`` before the last. Blocks the model while too many are on their way to a
-        client that is still there."""
-        while not self.room.acquire(timeout=0 if self.answer.done() else _LOOK_SECONDS):
+        """One of several answers, before ``done``. Blocks the model while too many wait for the client."""
+        while not self.room.acquire(timeout=0 if self.answer.done() else _POLL_SECONDS):
             if self.answer.done():
                 return
-        self._outbox.post((self, _PART, outputs))
+        self._completions.post((self, _PART, outputs))
 
     def piece(self, piece: Piece) -> None:
-        """Of a text. Never blocks: how long a text may get is known from the start."""
-        self._outbox.post((self, _PIECE, piece))
+        """A piece of a text. Never blocks, because the length of a text is bounded from the start."""
+        self._completions.post((self, _PIECE, piece))
 
-    def settle(self, index: int, result: Result | Piece) -> None:
+    def settle(self, index: int, result: Any) -> None:
+        """``result`` is the :data:`Result` of the call at ``index``; the outputs for ``_PART``, a piece for
+        ``_PIECE``."""
         if index < 0:
             self._pass_on(index, result)
             return
-        result = cast("Result", result)
         self._left -= 1
         self._on_call(self.id, self._calls[index], result)
         if not self._left:
             self._calls = ()
             self._metrics.finished(self.id)
             self._handle.release()
-        if self.answer.done() or self._outbox.loop.is_closed():
+        if self.answer.done() or self._completions.loop.is_closed():
             return
         if isinstance(result, Status):
             _fail(self.answer, ServingError(result.code, result.message, result.reason))
             return
-        self.outputs[index] = cast("Mapping[str, Array]", result)
+        self.outputs[index] = result
         if not self._left:
             self.answer.set_result(self.outputs)
 
-    def _pass_on(self, index: int, result: Result | Piece) -> None:
+    def _pass_on(self, index: int, result: Any) -> None:
         if self.answer.done():
             return
         if index == _PART and self.options.on_part is not None:
-            self.options.on_part(self.id, cast("Mapping[str, Array]", result))
+            self.options.on_part(self.id, result)
         elif index == _PIECE and self.options.on_piece is not None:
-            self.options.on_piece(self.id, cast("Piece", result))
+            self.options.on_piece(self.id, result)
 
 
-_Posted: TypeAlias = tuple[_Request, int, Result | Piece]
+_Posted: TypeAlias = tuple[_Request, int, Any]
 
 
 def _predict_call(
@@ -348,7 +347,7 @@ class PendingRequest:
         self._deadlines = deadlines
 
     async def answer(self) -> Inference:
-        """All answers in order; or the first failure, and then the others are not worth running. Once."""
+        """All answers in order, or the first failure, which cancels the other calls. May be awaited once."""
         try:
             outputs = await self._request.answer
         except BaseException:
@@ -361,12 +360,12 @@ class PendingRequest:
             self._record.run_seconds += call.run_seconds
         return Inference(self._request.id, self._runs, outputs)
 
-    def took(self) -> None:
-        """One of several answers has been sent; the model may go on if it waited for that."""
+    def part_sent(self) -> None:
+        """One of several answers was sent to the client; a model that waits for that goes on."""
         self._request.room.release()
 
     def cancel(self) -> None:
-        """Nobody waits for it any more. May be called at any time, also after the answer."""
+        """The caller does not wait any more. May be called at any time, also after the answer."""
         if self._deadline is not None:
             self._deadlines.discard(self._request)
         for call in self._calls:
@@ -385,6 +384,6 @@ def _expire(request: _Request) -> None:
 
 
 def _fail(answer: asyncio.Future[Sequence[Mapping[str, Array]]], error: ServingError) -> None:
-    """Whoever began the request may have gone before asking, which is no fault: asyncio is told that it was seen."""
+    """Sets the error, and marks it as retrieved: asyncio must not log it where the caller has gone."""
     answer.set_exception(error)
     answer.exception()

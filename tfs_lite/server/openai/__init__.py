@@ -1,1 +1,2 @@
-"""OpenAI's API: completions, chat completions and models."""
+"""OpenAI's completions API in front of language models: ``app`` answers requests, ``stream`` sends pieces as events,
+``models`` finds and lists models, and ``errors`` says what failures look like."""

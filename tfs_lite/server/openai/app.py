@@ -1,9 +1,9 @@
-"""OpenAI's API in front of language models: whatever is asked below ``/openai/`` is answered here, errors included.
+"""OpenAI's API in front of language models: answers every request below ``/openai/``, errors included.
 
     body -> OpenAiRequest -> Predictor -> pieces -> one answer, or server-sent events
 
-A request's time runs from the arrival of its head. It ends by its answer, its deadline, the client's going or the
-server's end; then its texts are cancelled, and their places in the model are free.
+A request's time runs from the arrival of its head. It ends with its answer or its deadline, or when the client goes or
+the server stops; then its texts are cancelled, and their slots in the model are free.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _MODELS = "/openai/v1/models"
 
 @dataclass(frozen=True, slots=True)
 class OpenAiSettings:
-    """All in seconds. ``timeout``: the most for a request, which may ask for less (None: no bound). ``ping``: a stream
-    that has nothing to tell for so long says so. ``stream_idle``: a reader that takes nothing for so long is given up,
-    unless the model has a ``stream_idle_timeout`` of its own."""
+    """All in seconds. ``timeout`` is the most for a request, which may ask for less; None means no bound. ``ping`` is
+    how long a stream may be silent before it sends a comment. ``stream_idle`` is how long a client may read nothing
+    before its stream is cut, unless the model has a ``stream_idle_timeout`` of its own."""
 
     timeout: float | None = 600.0
     ping: float = 15.0
@@ -60,17 +60,17 @@ class OpenAiSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Verb:
-    """What the two ways to ask differ in."""
+class _Endpoint:
+    """What completions and chat completions differ in."""
 
     method: str
     prefix: str
     read: Callable[[bytes], OpenAiRequest]
 
 
-_VERBS = {
-    "/openai/v1/completions": _Verb("Completions", "cmpl", read_completion),
-    "/openai/v1/chat/completions": _Verb("ChatCompletions", "chatcmpl", read_chat),
+_ENDPOINTS = {
+    "/openai/v1/completions": _Endpoint("Completions", "cmpl", read_completion),
+    "/openai/v1/chat/completions": _Endpoint("ChatCompletions", "chatcmpl", read_chat),
 }
 
 
@@ -79,22 +79,26 @@ def is_openai(path: str) -> bool:
 
 
 class _OpenAiCall:
-    """One request. ``codec`` and ``retry_seconds`` are those of the model once it is found."""
+    """One request. ``codec``, ``retry_seconds`` and ``idle`` are those of the model once it is found."""
 
-    __slots__ = ("_arrived", "_servable", "call", "record", "ref", "sent")
+    __slots__ = ("_servable", "deadline", "endpoint", "record", "ref", "sent")
 
-    def __init__(self, record: RequestRecord, call: HttpCall, arrived: float) -> None:
+    def __init__(
+        self,
+        endpoint: _Endpoint,
+        record: RequestRecord,
+        deadline: float | None,
+        arrived: float,
+        sent: OpenAiRequest,
+        ref: ModelRef,
+    ) -> None:
+        """``deadline`` and ``arrived`` are in seconds of ``time.monotonic``."""
+        self.endpoint = endpoint
         self.record = record
-        self.call = call
-        self._arrived = arrived
+        self.sent = sent
+        self.ref = ref
+        self.deadline = _smaller(None if sent.timeout is None else arrived + sent.timeout, deadline)
         self._servable: LanguageServable | None = None
-        self.sent: OpenAiRequest
-        self.ref: ModelRef
-
-    @property
-    def deadline(self) -> float | None:
-        own = None if self.sent.timeout is None else self._arrived + self.sent.timeout
-        return _smaller(own, self.call.deadline)
 
     @property
     def retry_seconds(self) -> float:
@@ -106,7 +110,7 @@ class _OpenAiCall:
         return None if self._servable is None else self._servable.codec
 
     def idle(self, usual: float) -> float:
-        """Seconds after which a reader is given up: those of the model's settings, where it has some."""
+        """Seconds after which the stream of a client that reads nothing is cut: the model's own, else ``usual``."""
         own = None if self._servable is None else self._servable.traits.stream_idle_timeout
         return usual if own is None else own
 
@@ -143,9 +147,9 @@ class OpenAiApp:
         self._now = now
 
     async def answer(self, request: Request, path: str, query: str) -> Response:
-        """Complete, but for headers for browsers: packed where the client wants that. ``path`` still percent-encoded;
-        ``query`` means nothing. Call what comes back in the same task, at once: a stream is under way then, and holds
-        its request until it is sent. Raises nothing but CancelledError."""
+        """The complete answer except the headers for browsers, compressed if the client accepts that. ``path`` is still
+        percent-encoded; ``query`` is ignored. The caller must call the response in the same task, at once, because a
+        stream holds its request until it is sent. Raises nothing but CancelledError."""
         retry: list[float] = []
         try:
             response = await self._answer(request, path, retry)
@@ -159,11 +163,11 @@ class OpenAiApp:
         return response
 
     async def _answer(self, request: Request, path: str, retry: list[float]) -> Response:
-        """``retry`` gets after how many seconds a request that has failed may be tried again, if anybody knows."""
-        verb = _VERBS.get(path)
-        if verb is not None:
+        """``retry`` gets the seconds after which a failed request may be tried again, where the model has a guess."""
+        endpoint = _ENDPOINTS.get(path)
+        if endpoint is not None:
             _check_method(request, path, "POST")
-            return await self._generate(request, verb, retry)
+            return await self._generate(request, endpoint, retry)
         if path == _MODELS:
             _check_method(request, path, "GET, HEAD")
             with self._metrics.record("ListModels", "", REST):
@@ -175,47 +179,46 @@ class OpenAiApp:
                 return Response(self._models.one(name), media_type=JSON.media_type)
         raise HttpError(StatusCode.NOT_FOUND, f"Invalid URL ({request.method} {path:.200})", 404)
 
-    async def _generate(self, request: Request, verb: _Verb, retry: list[float]) -> Response:
+    async def _generate(self, request: Request, endpoint: _Endpoint, retry: list[float]) -> Response:
         with ExitStack() as inside:
-            record = inside.enter_context(self._metrics.record(verb.method, "", REST))
+            record = inside.enter_context(self._metrics.record(endpoint.method, "", REST))
             arrived = time.monotonic()
             bound = _smaller(_header_timeout(request), self._settings.timeout)
             deadline = None if bound is None else arrived + bound
-            call = inside.enter_context(HttpCall(self._http.calls, deadline, record))
-            asking = _OpenAiCall(record, call, arrived)
-            asking.sent = await self._bodies.read(request, call, verb.read)
-            asking.ref = self._models.ref(asking.sent.model)
-            record.model = asking.ref.name
+            http_call = inside.enter_context(HttpCall(self._http.calls, deadline, record))
+            sent = await self._bodies.read(request, http_call, endpoint.read)
+            call = _OpenAiCall(endpoint, record, http_call.deadline, arrived, sent, self._models.ref(sent.model))
+            record.model = call.ref.name
             try:
-                if asking.sent.stream:
-                    return await self._stream(asking, verb, inside)
-                return await self._whole(asking, verb)
+                if call.sent.stream:
+                    return await self._stream(call, inside)
+                return await self._whole(call)
             except ServingError:
-                retry.append(asking.retry_seconds)
+                retry.append(call.retry_seconds)
                 raise
 
-    async def _whole(self, asking: _OpenAiCall, verb: _Verb) -> Response:
-        found: list[list[Piece]] = [[] for _ in asking.sent.texts]
+    async def _whole(self, call: _OpenAiCall) -> Response:
+        found: list[list[Piece]] = [[] for _ in call.sent.texts]
 
         def add(servable_id: ServableId, piece: Piece) -> None:
             found[piece.index].append(piece)
 
-        inference = await self._begin(asking, add).answer()
-        printer = self._printer(asking, verb, inference.id)
+        inference = await self._begin(call, add).answer()
+        printer = self._printer(call, inference.id)
         pieces = [join_pieces(each) for each in found]
         body = await self._http.run(printed_size(pieces) > COMFORTABLE_BYTES, lambda: printer.whole(pieces))
         return Response(body, headers={VERSION_HEADER: str(inference.id.version)}, media_type=JSON.media_type)
 
-    async def _stream(self, asking: _OpenAiCall, verb: _Verb, inside: ExitStack) -> Response:
-        """What goes wrong before there is anything to tell is raised, and has a status of its own."""
-        sent, settings = asking.sent, self._settings
+    async def _stream(self, call: _OpenAiCall, inside: ExitStack) -> Response:
+        """Raises failures that come before the first piece, so that the answer has their status."""
+        sent, settings = call.sent, self._settings
         pieces = Pieces(len(sent.texts), sent.token_ids or sent.top is not None)
         inside.callback(pieces.close)
-        pieces.begin(self._begin(asking, pieces.add))
+        pieces.begin(self._begin(call, pieces.add))
         await pieces.wait(settings.ping)
         pieces.check()
-        version = asking.record.version or 0
-        printer = self._printer(asking, verb, ServableId(asking.ref.name, version))
+        version = call.record.version or 0
+        printer = self._printer(call, ServableId(call.ref.name, version))
 
         async def write(taken: Sequence[Piece]) -> list[bytes]:
             large = printed_size(taken) > COMFORTABLE_BYTES
@@ -224,25 +227,25 @@ class OpenAiApp:
         def last() -> list[bytes]:
             return [printer.usage_chunk(pieces.usages)] if sent.include_usage else []
 
-        headers, idle = {VERSION_HEADER: str(version)}, asking.idle(settings.stream_idle)
+        headers, idle = {VERSION_HEADER: str(version)}, call.idle(settings.stream_idle)
         return PieceStream(pieces, write, last, inside.pop_all(), headers, settings.ping, idle)
 
-    def _begin(self, asking: _OpenAiCall, on_piece: OnPiece) -> PendingRequest:
-        options = CallOptions(texts=asking.sent.texts, on_piece=on_piece)
+    def _begin(self, call: _OpenAiCall, on_piece: OnPiece) -> PendingRequest:
+        options = CallOptions(texts=call.sent.texts, on_piece=on_piece)
         try:
-            return self._predictor.begin(asking.ref, asking.plan, asking.record, asking.deadline, options)
+            return self._predictor.begin(call.ref, call.plan, call.record, call.deadline, options)
         except ServingError as error:
-            if asking.record.version is not None:
+            if call.record.version is not None:
                 raise  # the model was found
-            raise self._models.missing(asking.sent.model, asking.ref, error) from None
+            raise self._models.missing(call.sent.model, call.ref, error) from None
 
-    def _printer(self, asking: _OpenAiCall, verb: _Verb, servable_id: ServableId) -> Printer:
+    def _printer(self, call: _OpenAiCall, servable_id: ServableId) -> Printer:
         head = AnswerHead(
-            f"{verb.prefix}-{secrets.token_hex(16)}",
+            f"{call.endpoint.prefix}-{secrets.token_hex(16)}",
             int(self._now()),
             f"{servable_id.name}:{servable_id.version}",
         )
-        return Printer(head, asking.sent, asking.codec)
+        return Printer(head, call.sent, call.codec)
 
 
 def _check_method(request: Request, path: str, allowed: str) -> None:

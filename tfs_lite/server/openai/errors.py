@@ -1,7 +1,7 @@
-"""Failures as OpenAI's clients know them: a status, and an object that tells message, type, field and code.
+"""Failures as OpenAI's clients know them: a status, and an object with message, type, field and code.
 
-A full queue is 429, and the answer says when it is worth to come again. A deadline that has passed is 504: the client
-set it, so the answer also says that trying again is of no use. Errors inside a stream are the same objects.
+A full queue is 429, and the answer says when to retry. A deadline that has passed is 504: the client set it, so the
+answer says not to retry. Errors inside a stream are the same objects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The models that OpenAI's API shows: which one a request means, why it cannot be had, and the list of them.
+"""The models of OpenAI's API: which one a request names, why it is not available, and the list of them.
 
 A request names a model as ``name``, ``name:label`` or ``name@version``. Names may have both characters in them: a name
 that the server knows is that name.
@@ -16,8 +16,8 @@ from tfs_lite.server.inference.predictor import Lookup
 from tfs_lite.server.openai.errors import NoSuchModel
 
 Listing: TypeAlias = Callable[[], Iterable[tuple[str, Collection[int], float]]]
-"""Every model that the server knows: its name, the versions of it that are available, and since when, in seconds since
-1970, there is one."""
+"""Every model that the server knows: its name, its available versions, and since when (seconds since 1970) it has
+one."""
 
 _NOT_THERE = (StatusCode.NOT_FOUND, StatusCode.INVALID_ARGUMENT)
 """An unknown label is INVALID_ARGUMENT elsewhere."""

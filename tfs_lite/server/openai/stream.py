@@ -33,24 +33,24 @@ DONE = b"data: [DONE]\n\n"
 
 
 class SlowReader(HttpError):
-    """The client has not taken any more of its answer for too long: CANCELLED, and nobody reads it."""
+    """CANCELLED: the client has not read any more of its answer for too long. The error itself is not sent."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(StatusCode.CANCELLED, f"the client has read nothing for {seconds:g} s", 499)
 
 
 class Pieces:
-    """``begin`` -> (``wait`` -> ``take``) until ``ended`` -> ``check`` -> ``close``. All on the loop; ``add`` from any
-    of its callbacks."""
+    """Order: ``begin``, ``wait`` and ``take`` until ``ended``, ``check``, ``close``. All on the loop; its callbacks may
+    call ``add``."""
 
     def __init__(self, texts: int, eager: bool) -> None:
-        """``eager``: tokens are told even when they add no text yet."""
+        """``eager`` means that tokens are sent even when they add no text yet."""
         self.usages: list[Usage | None] = [None] * texts
         self._eager = eager
         self._waiting: dict[int, list[Piece]] = {}
         self._ready: dict[int, None] = {}
-        self._news = asyncio.Event()
-        self._started: PendingRequest | None = None
+        self._changed = asyncio.Event()
+        self._pending: PendingRequest | None = None
         self._end: asyncio.Task[Inference] | None = None
 
     def add(self, servable_id: ServableId, piece: Piece) -> None:
@@ -59,11 +59,11 @@ class Pieces:
             self.usages[piece.index] = piece.usage
         if piece.text or piece.finish is not None or (self._eager and (piece.tokens or piece.logprobs)):
             self._ready[piece.index] = None
-            self._news.set()
+            self._changed.set()
 
-    def begin(self, started: PendingRequest) -> None:
-        self._started = started
-        self._end = asyncio.get_running_loop().create_task(started.answer())
+    def begin(self, pending: PendingRequest) -> None:
+        self._pending = pending
+        self._end = asyncio.get_running_loop().create_task(pending.answer())
         self._end.add_done_callback(self._over)
 
     @property
@@ -72,48 +72,48 @@ class Pieces:
         return self._end is not None and self._end.done()
 
     async def wait(self, seconds: float) -> bool:
-        """Until there is something to take, or the end: then True. False after ``seconds``."""
+        """Waits for something to take, or the end, and returns True; False after ``seconds`` without either."""
         if self._ready or self.ended:
             return True
-        self._news.clear()
+        self._changed.clear()
         try:
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self._changed.wait()
         except TimeoutError:
             return False
         return True
 
     def take(self) -> list[Piece]:
-        """One for each choice that has something to tell, in the order in which they got it."""
+        """One piece for each choice that has something new, in the order in which it came."""
         taken = [join_pieces(self._waiting.pop(index)) for index in self._ready]
         self._ready.clear()
         return taken
 
     def check(self) -> None:
-        """Raises what the request has failed with, if it has."""
+        """Raises the request's failure, if it has failed."""
         if self._end is not None and self._end.done():
             self._end.result()
 
     def close(self) -> None:
-        """Nobody wants any more of it: texts that are not over are cancelled. More than once is fine."""
+        """Cancels texts that are not over. May be called more than once."""
         self._waiting.clear()
         self._ready.clear()
         if self._end is not None and not self._end.done():
             self._end.cancel()
-            if self._started is not None:
-                self._started.cancel()
+            if self._pending is not None:
+                self._pending.cancel()
 
     def _over(self, end: asyncio.Task[Inference]) -> None:
         if not end.cancelled():
-            end.exception()  # looked at, so that asyncio does not complain when nobody else does
-        self._news.set()
+            end.exception()  # marks it as retrieved, so that asyncio does not log it
+        self._changed.set()
 
 
 class PieceStream(Response):
-    """Sends what ``pieces`` brings as ``write`` prints it, and ``last`` at the end, if it gives any. ``inside`` is left
-    when everything is sent or nobody reads any more. A failure becomes the last event; without one it is ``[DONE]``.
+    """Sends what ``pieces`` gives, as ``write`` prints it, and then what ``last`` gives. ``inside`` is closed when
+    everything is sent or the client has gone. The last event is a failure, or ``[DONE]``.
 
-    ``ping`` and ``idle`` are in seconds: how long a reader may hear nothing, and how long it may take nothing.
+    ``ping`` is how many seconds may pass without an event, ``idle`` how many without the client reading any.
     """
 
     media_type = EVENT_TYPE
@@ -180,7 +180,7 @@ class PieceStream(Response):
         await self._send(send, {"type": "http.response.body", "body": data, "more_body": True})
 
     async def _send(self, send: Any, message: dict[str, Any]) -> None:
-        """Waits while the client has not read what came before. ReaderAsleep when that takes too long."""
+        """Waits while the client has not read what came before. SlowReader when that takes too long."""
         try:
             async with asyncio.timeout(self._idle):
                 await send(message)
@@ -193,8 +193,8 @@ def events(bodies: Sequence[bytes]) -> bytes:
 
 
 async def _cut(scope: Any, receive: Any) -> None:
-    """Ends the connection in mid-answer; where nobody has told how, whoever runs the application does, because the
-    answer is not complete."""
+    """Ends the connection in mid-answer. Without ABORT the server that runs the application ends it, because the answer
+    is not complete."""
     abort: Callable[[], None] | None = (scope.get("extensions") or {}).get(ABORT)
     if abort is None:
         return

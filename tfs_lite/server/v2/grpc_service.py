@@ -61,8 +61,8 @@ class V2GrpcService:
     async def model_infer(self, data: bytes, context: CallContext) -> bytes:
         sent = read_message(data)
         with self._infer.metrics.record(METHOD, sent.model) as record:
-            started = self._infer.begin(read_request(sent), record, context.deadline)
-            return answer_bytes(await started.answer())
+            pending = self._infer.begin(read_request(sent), record, context.deadline)
+            return answer_bytes(await pending.answer())
 
     async def model_stream_infer(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
         answers = cast("AsyncGenerator[bytes, None]", V2Stream(self._infer, context).run(requests))

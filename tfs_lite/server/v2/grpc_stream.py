@@ -28,7 +28,7 @@ from tfs_lite.transport.table import CallContext
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 1000
-"""Requests of one stream whose answers the client does not have yet; no more are read before it takes some."""
+"""Requests of one stream whose answers the client does not have yet; then no more are read until it takes some."""
 MAX_PARTS = 10_000
 """Answers of decoupled models that one stream keeps for a client that does not take them."""
 GRPC_ERROR = "triton_grpc_error"
@@ -36,22 +36,23 @@ GRPC_ERROR = "triton_grpc_error"
 
 
 class _Request:
-    """One that was read. ``result``: what the client gets in its turn; None so far. An empty text: nothing."""
+    """A request that was read. ``result`` is what the client gets in its turn; None until there is one, empty where the
+    client gets nothing."""
 
-    __slots__ = ("begun_at", "empty_final", "id", "record", "result", "started", "task")
+    __slots__ = ("begun_at", "empty_final", "id", "pending", "record", "result", "task")
 
     def __init__(self, sent: SentMessage | None) -> None:
         self.id = sent.id if sent is not None else ""
         self.record = RequestRecord(METHOD, sent.model if sent is not None else "", GRPC)
         self.begun_at = perf_counter()
         self.empty_final = False
-        self.started: PendingV2Request | None = None
+        self.pending: PendingV2Request | None = None
         self.task: asyncio.Task[None] | None = None
         self.result: bytes | Status | None = None
 
 
 class V2Stream:
-    """``run`` once, on the event loop. When it ends, however it does, nothing of it is left running."""
+    """``run`` is called once, on the event loop. When it ends, in any way, nothing of it is left running."""
 
     def __init__(
         self,
@@ -63,23 +64,22 @@ class V2Stream:
         self._infer = infer
         self._deadline = context.deadline
         self._status_wanted = context.metadata.get(GRPC_ERROR, "").lower() == "true"
-        self._places = asyncio.Semaphore(max_in_flight)
+        self._slots = asyncio.Semaphore(max_in_flight)
         self._max_parts = max_parts
         self._inside: set[_Request] = set()
         self._in_order: deque[_Request] = deque()
         self._ready: deque[tuple[bytes | Status, Callable[[], None]]] = deque()
-        """What goes out next, and whom that makes room for."""
-        self._something = asyncio.Event()
-        self._all_read = False
+        """What goes out next, and the function to call when it has gone."""
+        self._changed = asyncio.Event()
 
     async def run(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Answers until all of them have been given, after the client's last word. Raises ServingError."""
+        """Yields answers until every request has its own and the client has half-closed. Raises ServingError."""
         reader = asyncio.create_task(self._read(requests))
         try:
             while True:
                 while self._ready:
-                    item, make_room = self._ready.popleft()
-                    make_room()
+                    item, release = self._ready.popleft()
+                    release()
                     if isinstance(item, Status):
                         raise ServingError(item.code, item.message, item.reason)
                     if item:
@@ -87,54 +87,54 @@ class V2Stream:
                 if reader.done() and not self._inside:
                     await reader
                     return
-                self._something.clear()
-                await self._something.wait()
+                self._changed.clear()
+                await self._changed.wait()
         finally:
             await self._stop(reader)
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
         try:
             async for data in requests:
-                await self._places.acquire()
+                await self._slots.acquire()
                 self._begin(data)
         finally:
-            asyncio.get_running_loop().call_soon(self._something.set)
+            asyncio.get_running_loop().call_soon(self._changed.set)
 
     def _begin(self, data: bytes) -> None:
-        """The request has its place in the model's queue when this returns, or has failed."""
+        """Queues the request, or ends it with its failure, before it returns."""
         request = _Request(None)
         try:
             sent = read_message(data)
             request = _Request(sent)
-            asked = read_request(sent)
-            request.empty_final = asked.empty_final
+            wanted = read_request(sent)
+            request.empty_final = wanted.empty_final
             on_part = self._on_part(request)
-            request.started = self._infer.begin(asked, request.record, self._deadline, on_part, in_pieces=True)
+            request.pending = self._infer.begin(wanted, request.record, self._deadline, on_part, in_pieces=True)
         except ServingError as error:
             self._in_order.append(request)
             self._end(request, error.status)
             return
         self._inside.add(request)
-        if not request.started.decoupled:
+        if not request.pending.decoupled:
             self._in_order.append(request)
-        request.task = asyncio.create_task(self._finish(request, request.started))
+        request.task = asyncio.create_task(self._finish(request, request.pending))
 
     def _on_part(self, request: _Request) -> Callable[[InferAnswer], None]:
         def on_part(answer: InferAnswer) -> None:
             if len(self._ready) >= self._max_parts:
                 message = f"the client has {len(self._ready)} answers of this stream to take, no more are kept"
                 raise ServingError(StatusCode.RESOURCE_EXHAUSTED, message)
-            started = request.started
-            assert started is not None
-            self._put(stream_bytes(answer, started.complete), started.took)
+            pending = request.pending
+            assert pending is not None
+            self._put(stream_bytes(answer, pending.complete), pending.part_sent)
 
         return on_part
 
-    async def _finish(self, request: _Request, started: PendingV2Request) -> None:
+    async def _finish(self, request: _Request, pending: PendingV2Request) -> None:
         result: bytes | Status
         try:
-            answer = await started.answer()
-            result = self._last(request, started, answer)
+            answer = await pending.answer()
+            result = self._last(request, pending, answer)
         except ServingError as error:
             result = error.status
         except asyncio.CancelledError:
@@ -146,29 +146,29 @@ class V2Stream:
         self._inside.discard(request)
         self._end(request, result)
 
-    def _last(self, request: _Request, started: PendingV2Request, answer: InferAnswer) -> bytes:
-        """The end of a decoupled request without outputs is only said to those who asked for it, and not if the last
-        piece of a text has said so."""
-        if started.decoupled and not answer.outputs and (started.complete or not request.empty_final):
+    def _last(self, request: _Request, pending: PendingV2Request, answer: InferAnswer) -> bytes:
+        """An end without outputs of a decoupled request is sent only to clients that asked for it, and not after the
+        last piece of a text, which says the same."""
+        if pending.decoupled and not answer.outputs and (pending.complete or not request.empty_final):
             return b""
         return stream_bytes(answer, True)
 
     def _end(self, request: _Request, result: bytes | Status) -> None:
-        """Its answer goes out when those before it have gone."""
+        """Notes the answer, which goes out after those before it."""
         self._count(request, result.code if isinstance(result, Status) else StatusCode.OK)
         if isinstance(result, Status) and not self._status_wanted:
             result = stream_error(result.message, request.id)
         request.result = result
-        if request.started is not None and request.started.decoupled:
-            self._put(result, self._places.release)
+        if request.pending is not None and request.pending.decoupled:
+            self._put(result, self._slots.release)
         while self._in_order and self._in_order[0].result is not None:
             first = self._in_order.popleft().result
             assert first is not None
-            self._put(first, self._places.release)
+            self._put(first, self._slots.release)
 
-    def _put(self, item: bytes | Status, make_room: Callable[[], None]) -> None:
-        self._ready.append((item, make_room))
-        self._something.set()
+    def _put(self, item: bytes | Status, release: Callable[[], None]) -> None:
+        self._ready.append((item, release))
+        self._changed.set()
 
     def _count(self, request: _Request, code: StatusCode) -> None:
         self._infer.metrics.observe(request.record, code, perf_counter() - request.begun_at)
@@ -176,8 +176,8 @@ class V2Stream:
     async def _stop(self, reader: asyncio.Task[None]) -> None:
         tasks = [reader, *(request.task for request in self._inside if request.task is not None)]
         for request in self._inside:
-            if request.started is not None:
-                request.started.cancel()
+            if request.pending is not None:
+                request.pending.cancel()
         for task in tasks:
             task.cancel()
         with suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""KServe V2 over HTTP, behind one door: whatever is asked below ``/v2`` is answered here, errors included."""
+"""KServe V2 over HTTP: answers every request below ``/v2``, errors included."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfs_lite.server.v2.inference import V2Inference
 logger = logging.getLogger(__name__)
 
 _PACKED = (Action.INFER, Action.GENERATE)
-"""Answers that are packed where the client can unpack them. Triton's clients say so of everything, and unpack these."""
+"""Answers that are compressed for clients that accept it. Triton's clients always accept, but decompress only these."""
 
 
 class V2HttpApp:
@@ -39,9 +39,9 @@ class V2HttpApp:
         self._routes = V2HttpRoutes(control, self._bodies)
 
     async def answer(self, request: Request, path: str, query: str) -> Response:
-        """Complete, but for headers for browsers: packed where the client wants that. ``path`` still percent-encoded;
-        ``query`` means nothing. Call what comes back in the same task, at once: a stream is under way then, and holds
-        its request until it is sent. Raises nothing but CancelledError."""
+        """The complete answer except the headers for browsers, compressed if the client accepts that. ``path`` is still
+        percent-encoded; ``query`` is ignored. The caller must call the response in the same task, at once, because a
+        stream holds its request until it is sent. Raises nothing but CancelledError."""
         try:
             target = parse_path(request.method, path)
             response = await self._answer(request, target)

@@ -1,10 +1,10 @@
-"""Answers of one request to a model that may give several, on their way to the client, and as server-sent events.
+"""Takes the answers of one request, of which a model may give several, to the client: as they are or as events.
 
     model -> add (the loop) -> [bounded] -> next -> text -> EventStream -> the client, as fast as it reads
 
-A model that is ahead of its client by many answers is held up until that has read some; a language model is not, but
-the length of a text is known from the start. The bytes that wait are bounded too, for each client and for all together;
-past that the request is cancelled and the stream ends with an error.
+A model that is many answers ahead of its client waits until the client has read some. A language model does not wait,
+but the length of a text is known from the start. The bytes that wait are bounded too, for each client and for all
+together; beyond that the request is cancelled and the stream ends with an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EVENT_BYTES = 512
 
 
 class EventRoom:
-    """How many bytes wait for clients. On the event loop."""
+    """Counts the bytes that wait for clients. On the event loop."""
 
     def __init__(self, one: int = MAX_WAITING_BYTES, together: int = MAX_ALL_WAITING_BYTES) -> None:
         self._one = one
@@ -43,8 +43,8 @@ class EventRoom:
         self.held = 0
 
     def take(self, size: int, waiting: int) -> bool:
-        """Whether there is room for ``size`` more bytes for a client for which ``waiting`` wait. What nobody waits for
-        yet always has."""
+        """Reserves ``size`` more bytes for a client for which ``waiting`` wait already; False means no room. There
+        is always room for a client for which nothing waits."""
         if waiting and (waiting + size > self._one or self.held + size > self._together):
             return False
         self.held += size
@@ -55,17 +55,17 @@ class EventRoom:
 
 
 class Answers:
-    """``begin`` -> ``next`` until it is None -> ``close``. All on the loop; ``add`` from any of its callbacks."""
+    """Order: ``begin``, ``next`` until it gives None, ``close``. All on the loop; its callbacks may call ``add``."""
 
     def __init__(self, room: EventRoom) -> None:
         self._room = room
         self._parts: deque[tuple[InferAnswer, int]] = deque()
         self._waiting = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._overflown = False
         self._finished = False
         self._taken = False
-        self._started: PendingV2Request | None = None
+        self._pending: PendingV2Request | None = None
         self._end: asyncio.Task[InferAnswer] | None = None
 
     def add(self, answer: InferAnswer) -> None:
@@ -75,39 +75,39 @@ class Answers:
         size = EVENT_BYTES + printed_size(answer, True)
         if not self._room.take(size, self._waiting):
             self._overflown = True
-            if self._started is not None:
-                self._started.cancel()
+            if self._pending is not None:
+                self._pending.cancel()
         else:
             self._waiting += size
             self._parts.append((answer, size))
-        self._news.set()
+        self._changed.set()
 
-    def begin(self, started: PendingV2Request) -> None:
-        self._started = started
-        self._end = asyncio.get_running_loop().create_task(started.answer())
+    def begin(self, pending: PendingV2Request) -> None:
+        self._pending = pending
+        self._end = asyncio.get_running_loop().create_task(pending.answer())
         self._end.add_done_callback(self._ended)
 
     @property
     def generates(self) -> bool:
         """Whether they are those of a language model. Once it has begun."""
-        assert self._started is not None
-        return self._started.generates
+        assert self._pending is not None
+        return self._pending.generates
 
     async def next(self) -> InferAnswer | None:
-        """None: there are no more. To be called when the one before is sent: that lets the model go on. Raises what the
-        model's failure is; RESOURCE_EXHAUSTED when too much waits."""
+        """The next answer; None means that there are no more. Called when the one before is sent, which lets the model
+        go on. Raises the model's failure; RESOURCE_EXHAUSTED when too much waits."""
         assert self._end is not None
-        assert self._started is not None
+        assert self._pending is not None
         if self._taken:
-            self._started.took()
+            self._pending.part_sent()
             self._taken = False
         while not self._parts:
             if self._overflown:
                 raise _too_slow()
             if self._end.done():
                 return self._last(self._end.result())
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         answer, size = self._parts.popleft()
         self._taken = True
         self._waiting -= size
@@ -115,20 +115,20 @@ class Answers:
         return answer
 
     def close(self) -> None:
-        """Nobody wants any more of it. May be called at any time, more than once."""
+        """Drops what waits and cancels the request. May be called at any time, more than once."""
         self._finished = True
         self._parts.clear()
         self._room.give(self._waiting)
         self._waiting = 0
         if self._end is not None:
             self._end.cancel()
-        if self._started is not None:
-            self._started.cancel()
+        if self._pending is not None:
+            self._pending.cancel()
 
     def _last(self, answer: InferAnswer) -> InferAnswer | None:
-        """The answer itself; of a model that gave several before, only if there is something in it."""
-        assert self._started is not None
-        if self._finished or (self._started.decoupled and not answer.outputs):
+        """The final answer; None for one without outputs of a model that gave parts before."""
+        assert self._pending is not None
+        if self._finished or (self._pending.decoupled and not answer.outputs):
             self._finished = True
             return None
         self._finished = True
@@ -136,13 +136,13 @@ class Answers:
 
     def _ended(self, end: asyncio.Task[InferAnswer]) -> None:
         if not end.cancelled():
-            end.exception()  # looked at, so that asyncio does not complain when nobody else does
-        self._news.set()
+            end.exception()  # marks it as retrieved, so that asyncio does not log it
+        self._changed.set()
 
 
 class EventStream(Response):
-    """Sends ``first``, and what ``next_text`` gives until that is None. ``inside`` is left, and ``close`` called, when
-    everything is sent or nobody reads any more. A failure becomes the last event."""
+    """Sends ``first``, and then what ``next_text`` gives, until it gives None. ``inside`` is closed when everything is
+    sent or the client has gone. A failure becomes the last event."""
 
     media_type = EVENT_TYPE
 

@@ -2,8 +2,8 @@
 
     body -> InferRequest -> V2Inference -> answer, or answers -> body or events
 
-As with the other predictions over HTTP the deadline counts from the arrival of the head, the client's going ends the
-call, and what takes long on large bodies is done on threads.
+As with other predictions over HTTP the deadline counts from the arrival of the head, a client that goes ends its call,
+and large bodies are read and written on threads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class V2HttpInfer:
         bodies: EncodedBodies,
         room: EventRoom | None = None,
     ) -> None:
-        """``room`` is for answers that wait for clients."""
+        """``room`` bounds the answers that wait for clients."""
         self._inference = inference
         self._control = control
         self._bodies = bodies
@@ -62,8 +62,8 @@ class V2HttpInfer:
         return v2_success(written)
 
     async def generate(self, request: Request, model: str, target: Target) -> Response:
-        """The one answer of a model, however it gives it; a language model's is whole. INTERNAL if it gives none or
-        several."""
+        """The one answer of a model, also of a decoupled one; a language model's is whole. INTERNAL if there is none or
+        there are several."""
         with ExitStack() as inside:
             answers = await self._begin(request, model, target, inside)
             answer = await answers.next()
@@ -73,9 +73,9 @@ class V2HttpInfer:
         return Response(text, media_type=JSON.media_type)
 
     async def generate_stream(self, request: Request, model: str, target: Target) -> Response:
-        """An :class:`EventStream`, which ends the call when it is sent. What goes wrong before the request has its
-        place in the queue is raised, of a language model also what goes wrong before its first piece; another model
-        that fails at once is an event, with the failure's status."""
+        """An :class:`EventStream`, which ends the call when it is sent. Failures before the request is queued are
+        raised, and of a language model also those before its first piece; another model that fails at once gives an
+        event with the failure's status."""
         event = False
         try:
             with ExitStack() as inside:
@@ -95,7 +95,7 @@ class V2HttpInfer:
     async def _begin(
         self, request: Request, model: str, target: Target, inside: ExitStack, in_pieces: bool = False
     ) -> Answers:
-        """A request of ``generate`` up to its place in the queue. Leaving ``inside`` ends it."""
+        """Queues a request of ``generate``. Closing ``inside`` ends it."""
         record = inside.enter_context(self._inference.metrics.record(METHOD, model, REST))
         call = inside.enter_context(self._http.calls.call(record))
         declared = self._declared(model, target)
@@ -103,7 +103,7 @@ class V2HttpInfer:
         sent = await self._bodies.read(request, call, lambda body: read_generate(model, version, body, declared))
         answers = Answers(self._room)
         inside.callback(answers.close)
-        begin = partial(self._inference.begin, in_pieces=in_pieces, brief=True)
+        begin = partial(self._inference.begin, in_pieces=in_pieces, text_outputs_only=True)
         answers.begin(begin(sent, record, call.deadline, answers.add))
         return answers
 

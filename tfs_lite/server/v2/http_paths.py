@@ -1,9 +1,9 @@
-"""The paths of the KServe V2 protocol over HTTP: which of them there are, and who answers which method. Pure.
+"""The paths of the KServe V2 protocol over HTTP: which exist, and which methods each has. Pure.
 
     (method, path)  ->  parse_path  ->  Target(action, model, version, region)
 
-Names in paths are percent-encoded. A path is known or not whatever the method: an unknown one is 404, a known one with
-a method that it does not have 405.
+Names in paths are percent-encoded. An unknown path is 404 for every method; a known one is 405 for a method that it
+does not have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = "/v2"
 
 
 class Action(enum.Enum):
-    """What is asked for."""
+    """The operation that a path names."""
 
     SERVER_METADATA = enum.auto()
     LIVE = enum.auto()
@@ -52,7 +52,7 @@ PREDICTIONS = frozenset((Action.INFER, Action.GENERATE, Action.GENERATE_STREAM))
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``model`` and ``region`` None: the path names none, it is about all of them. ``version`` None: the newest."""
+    """``model`` and ``region`` None mean all of them. ``version`` None means the newest."""
 
     action: Action
     model: str | None = None
@@ -114,7 +114,7 @@ def parse_path(method: str, path: str) -> Target:
 
 
 def read_version(text: str | None) -> int | None:
-    """None and the empty text: none was named. INVALID_ARGUMENT."""
+    """None and the empty text name no version. INVALID_ARGUMENT."""
     if not text:
         return None
     if text.isascii() and text.isdigit():

@@ -13,7 +13,7 @@ from tfs_lite.server.http.replies import JSON, RETRY_SECONDS, HttpError
 
 BINARY_TYPE = "application/octet-stream"
 _BAD_REQUEST = (StatusCode.CANCELLED, StatusCode.UNKNOWN, StatusCode.ALREADY_EXISTS)
-"""What V2 calls 400 and HTTP otherwise has other words for."""
+"""V2 answers these with 400, other APIs with other statuses."""
 
 
 def v2_status(error: ServingError) -> int:

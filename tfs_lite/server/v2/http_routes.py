@@ -1,6 +1,6 @@
 """The KServe V2 routes over HTTP that are no inference: health, metadata, statistics, repository, settings, memory.
 
-They only translate: what is done is done by the :class:`V2Control`.
+They only translate; the :class:`V2Control` does the work.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class V2HttpRoutes:
         }
 
     async def answer(self, request: Request, target: Target) -> Response:
-        """For every action that is no prediction."""
+        """Answers every action that is no prediction."""
         action = target.action
         if action in self._slow:
             tree = await self._slow[action](request, target)
@@ -178,7 +178,7 @@ def _read_ready(text: bytes) -> bool:
 
 
 def _read_load(text: bytes) -> dict[str, RepositoryValue]:
-    """Contents of files are in base64. What there may be beside them the control knows."""
+    """Contents of files are in base64. The control checks the other parameters."""
     parameters: dict[str, RepositoryValue] = {}
     for name, value in read_parameters(_read_optional(text)).items():
         if not isinstance(value, bool | int | str):
@@ -207,7 +207,7 @@ def _trace_tree(settings: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
 
 
 def _trace_values(name: str, value: Any) -> tuple[str, ...]:
-    """Nothing, an empty list: back to what it was."""
+    """None and an empty list reset the setting."""
     if value is None:
         return ()
     if isinstance(value, str) and name != LIST_SETTING:

@@ -1,4 +1,4 @@
-"""A V2 request on its way to a model and back, the same for gRPC and HTTP.
+"""Takes a V2 request to its model and makes the answer, the same for gRPC and HTTP.
 
     InferRequest -> version -> checks, shared memory -> Predictor
                                                         -> wanted outputs, classes, shared memory -> InferAnswer
@@ -47,21 +47,16 @@ class SharedMemory(Protocol):
 OnAnswer = Callable[[InferAnswer], None]
 
 
-def no_versions(model: str) -> Collection[int]:
-    """For servers that do not remember."""
-    return ()
-
-
 class V2Inference:
-    """Used on one event loop only. ``versions_of``: the versions of a model that the server has ever
-    heard of. ``memory`` None: there is no shared memory."""
+    """Used on one event loop only. ``versions_of`` gives the versions of a model that the server has ever known.
+    ``memory`` None means that there is no shared memory."""
 
     def __init__(
         self,
         predictor: Predictor,
         metrics: RequestMetrics,
         memory: SharedMemory | None = None,
-        versions_of: Callable[[str], Collection[int]] = no_versions,
+        versions_of: Callable[[str], Collection[int]] = lambda model: (),
     ) -> None:
         self.metrics = metrics
         self._predictor = predictor
@@ -76,54 +71,55 @@ class V2Inference:
         on_part: OnAnswer | None = None,
         *,
         in_pieces: bool = False,
-        brief: bool = False,
+        text_outputs_only: bool = False,
     ) -> PendingV2Request:
-        """When this returns, the request has its place in the model's queue. Whoever begins awaits the answer or
-        cancels. ``on_part`` is told, on the loop, about each answer of a decoupled model; without it such a model is
-        refused with UNIMPLEMENTED. ``deadline`` is in seconds of ``time.monotonic``. Raises ServingError.
+        """Queues the request before it returns. The caller then awaits the answer or cancels. ``on_part`` is called, on
+        the loop, with each answer of a decoupled model; without it such a model is refused with UNIMPLEMENTED.
+        ``deadline`` is in seconds of ``time.monotonic``. Raises ServingError.
 
-        A language model answers whole, or, ``in_pieces``, with many parts, and then takes one text only. ``brief``: of
-        its outputs those that people read, if the request names none, and no part without any of them."""
-        started = PendingV2Request(request, self._memory, in_pieces, brief)
+        A language model gives its whole answer, or, ``in_pieces``, many parts, and then it takes one text only.
+        ``text_outputs_only`` leaves out the outputs that count tokens, unless the request names them, and parts without
+        text."""
+        pending = PendingV2Request(request, self._memory, in_pieces, text_outputs_only)
 
         def plan(servable: Servable) -> Sequence[Run]:
             signatures = servable.signatures
-            started.traits = traits = servable.traits
+            pending.traits = traits = servable.traits
             declared = signatures.get(DEFAULT_SIGNATURE)
-            started.outputs = declared.output_names if declared is not None else ()
+            pending.outputs = declared.output_names if declared is not None else ()
             if traits.decoupled and not traits.generates and on_part is None:
                 raise ServingError(StatusCode.UNIMPLEMENTED, _DECOUPLED)
-            started.found = True
+            pending.model_found = True
             read = partial(self._read, request.model)
-            if traits.generates and brief:
+            if traits.generates and text_outputs_only:
                 request.inputs = [tensor for tensor in request.inputs if not _is_left_out(tensor)]
             run = run_of(request, signatures, request.model, traits.max_batch_size, read)
             if traits.generates and in_pieces:
                 check_one_text(run.inputs, request.model)
             return (run,)
 
-        options = self._options(request, started, on_part, in_pieces)
+        options = self._options(request, pending, on_part, in_pieces)
         try:
-            started.inside = self._predictor.begin(
+            pending.inner = self._predictor.begin(
                 ModelRef(request.model, request.version), plan, record, deadline, options
             )
         except ServingError as error:
-            if started.found or error.code is not StatusCode.NOT_FOUND:
+            if pending.model_found or error.code is not StatusCode.NOT_FOUND:
                 raise
             raise self._not_found(request) from None
-        return started
+        return pending
 
     def _options(
-        self, request: InferRequest, started: PendingV2Request, on_part: OnAnswer | None, in_pieces: bool
+        self, request: InferRequest, pending: PendingV2Request, on_part: OnAnswer | None, in_pieces: bool
     ) -> CallOptions:
-        """What is for certain models only is left alone by the others."""
+        """Models ignore the options that are for other kinds of models."""
         return CallOptions(
             request.sequence,
             request.priority,
             request.timeout,
-            partial(started.tell, on_part) if on_part is not None else None,
+            partial(pending.deliver, on_part) if on_part is not None else None,
             request.parameters,
-            on_piece=partial(started.tell_piece, on_part) if on_part is not None and in_pieces else None,
+            on_piece=partial(pending.deliver_piece, on_part) if on_part is not None and in_pieces else None,
         )
 
     def _read(self, model: str, tensor: SentTensor) -> Array:
@@ -139,38 +135,31 @@ class V2Inference:
 
 
 def _is_left_out(tensor: SentTensor) -> bool:
-    """Whether it is an empty list of ``generate``, which says as much as nothing where every input is optional."""
+    """Whether it is an empty list of ``generate``, which means no input where every input is optional."""
     return isinstance(tensor, RawTensor) and not tensor.shape and not len(tensor.data)
 
 
 class PendingV2Request:
-    """A request that is queued. On the loop only. ``traits`` and ``inside`` are there once it has begun. ``complete``:
-    the last piece of a text has been told."""
+    """A request that is queued. On the loop only. ``complete`` says that the last piece of a text was delivered."""
 
     __slots__ = (
-        "_brief",
-        "_failure",
-        "_in_pieces",
-        "_memory",
-        "_request",
-        "complete",
-        "found",
-        "inside",
-        "outputs",
-        "traits",
+        *("_failure", "_in_pieces", "_memory", "_request", "_text_outputs_only"),
+        *("complete", "inner", "model_found", "outputs", "traits"),
     )
 
-    def __init__(self, request: InferRequest, memory: SharedMemory | None, in_pieces: bool, brief: bool) -> None:
+    def __init__(
+        self, request: InferRequest, memory: SharedMemory | None, in_pieces: bool, text_outputs_only: bool
+    ) -> None:
         self._request = request
         self._memory = memory
         self._in_pieces = in_pieces
-        self._brief = brief
+        self._text_outputs_only = text_outputs_only
         self._failure: ServingError | None = None
         self.complete = False
-        self.found = False
+        self.model_found = False
         self.traits = Traits("")
         self.outputs: tuple[str, ...] = ()
-        self.inside: PendingRequest
+        self.inner: PendingRequest
 
     @property
     def decoupled(self) -> bool:
@@ -184,22 +173,22 @@ class PendingV2Request:
 
     async def answer(self) -> InferAnswer:
         """Once. Raises ServingError; CancelledError cancels the request."""
-        inference = await self.inside.answer()
+        inference = await self.inner.answer()
         if self._failure is not None:
             raise self._failure
         return self.make_answer(inference.id, inference.output)
 
-    def took(self) -> None:
-        """The client has been sent a part; the model may go on if it waited for that, which none does for pieces."""
+    def part_sent(self) -> None:
+        """A part was sent to the client: a decoupled model that waits for that goes on. Language models never wait."""
         if not self.generates:
-            self.inside.took()
+            self.inner.part_sent()
 
     def cancel(self) -> None:
-        """Nobody waits for it any more. May be called at any time, also after the answer."""
-        self.inside.cancel()
+        """The client does not wait any more. May be called at any time, also after the answer."""
+        self.inner.cancel()
 
-    def tell(self, on_part: OnAnswer, servable_id: ServableId, outputs: Mapping[str, Array]) -> None:
-        """Hands on a part. After one that cannot be, the request has failed."""
+    def deliver(self, on_part: OnAnswer, servable_id: ServableId, outputs: Mapping[str, Array]) -> None:
+        """Passes a part on. A part that cannot be delivered fails the request."""
         if self._failure is not None:
             return
         try:
@@ -208,29 +197,29 @@ class PendingV2Request:
             self._failure = error
             self.cancel()
 
-    def tell_piece(self, on_part: OnAnswer, servable_id: ServableId, piece: Piece) -> None:
-        """The same for a piece of a text."""
+    def deliver_piece(self, on_part: OnAnswer, servable_id: ServableId, piece: Piece) -> None:
+        """Passes a piece of a text on as a part."""
         has_text = TEXT_OUTPUT in self.outputs
         self.complete = piece.finish is not None
-        if self._brief and not self.complete and not (piece.text if has_text else piece.tokens):
+        if self._text_outputs_only and not self.complete and not (piece.text if has_text else piece.tokens):
             return
         outputs = dict(piece_outputs(piece, has_text))
-        if self._brief and not self.complete:
+        if self._text_outputs_only and not self.complete:
             outputs.pop(FINISH_REASON)
-        self.tell(on_part, servable_id, outputs)
+        self.deliver(on_part, servable_id, outputs)
 
     def make_answer(self, servable_id: ServableId, outputs: Mapping[str, Array]) -> InferAnswer:
         """The wanted outputs that are there, in the order in which they were wanted, or in the model's."""
         request = self._request
         wanted = {output.name: output for output in request.outputs}
-        names = wanted or self._readable or self.outputs or outputs
+        names = wanted or self._text_outputs or self.outputs or outputs
         found = {name: self._finished(outputs[name], name, wanted.get(name)) for name in names if name in outputs}
         return InferAnswer(servable_id, request.id, found, wanted)
 
     @property
-    def _readable(self) -> Sequence[str]:
-        """The outputs of a brief answer; nothing if it is none."""
-        if not (self._brief and self.generates):
+    def _text_outputs(self) -> Sequence[str]:
+        """The outputs of an answer with text outputs only; empty for other answers."""
+        if not (self._text_outputs_only and self.generates):
             return ()
         return (TEXT_OUTPUT if TEXT_OUTPUT in self.outputs else TOKEN_IDS, FINISH_REASON)
 

@@ -57,10 +57,11 @@ class _Region:
 
 
 class SharedRegions:
-    """Any thread. ``enabled`` False: nobody may register, because clients are not known to be on this machine."""
+    """The regions that are registered. Any thread. With ``enabled`` False registering is refused, because clients may
+    be on other machines."""
 
     def __init__(self, enabled: bool = True, max_bytes: int = 1 << 31) -> None:
-        """``max_bytes``: of one tensor."""
+        """``max_bytes`` bounds one tensor."""
         self._enabled = enabled
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards the regions and their users
@@ -93,7 +94,7 @@ class SharedRegions:
             raise
 
     def system_unregister(self, name: str | None) -> None:
-        """``name`` None: all. An unknown name is no error. Tensors that are being read are read to their end."""
+        """``name`` None means all regions. An unknown name is no error. Reads and writes that run are finished."""
         with self._lock:
             names = list(self._regions) if name is None else [name]
             found = [self._regions.pop(one) for one in names if one in self._regions]
@@ -119,7 +120,7 @@ class SharedRegions:
         raise ServingError(StatusCode.UNIMPLEMENTED, "CUDA shared memory is not supported")
 
     def cuda_unregister(self, name: str | None) -> None:
-        """There are none."""
+        """Does nothing: no CUDA region can be registered."""
 
     def read(
         self, memory: SharedMemorySlice, datatype: str, shape: tuple[int, ...], name: str = "", model: str = ""
