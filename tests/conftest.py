@@ -88,7 +88,7 @@ def archives() -> TaggedArchives:
 @pytest.fixture(scope="session")
 def repository(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
     from tfs_lite.testing.servers.probe import Probe
-    from tfs_lite.testing.servers.process import ServerProcess
+    from tfs_lite.testing.servers.process import ServerProcess, default_command
 
     found = Repository(tmp_path_factory.mktemp("repository"), archives)
     found.publish("steady", 1)
@@ -100,7 +100,7 @@ def repository(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactor
         "--num_load_threads=2",
         "--max_queued_requests=32",
     )
-    with ServerProcess(*flags) as server, Probe(server) as probe:
+    with ServerProcess(*flags, command=default_command()) as server, Probe(server) as probe:
         found.server, found.probe = server, probe
         yield found
     assert server.exit_code == 0, "the server did not end well"

@@ -10,7 +10,7 @@ import pytest
 
 from tfs_lite.cli import serve
 from tfs_lite.cli.main import main
-from tfs_lite.testing.servers.process import ServerProcess, free_ports
+from tfs_lite.testing.servers.process import ServerProcess, default_command, free_ports
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def base(tmp_path: Path) -> Path:
 
 def refused_process(*flags: str, exit_code: int, **options) -> str:
     """The one line of a server process that does not start."""
-    server = ServerProcess(*flags, **options).start()
+    server = ServerProcess(*flags, command=default_command(), **options).start()
     try:
         assert server.wait() == exit_code, server.log()
         return only_line(server.log())

@@ -6,8 +6,9 @@
     assert server.exit_code == 0
 
 Each server gets free loopback ports and a session of its own, so that :meth:`ServerProcess.leftovers` can say whether
-anything of it outlived it. Nothing here sleeps for a fixed time: :func:`wait_until` polls a state up to a bound.
-Standard library only; it works in an environment that has no torch.
+anything of it outlived it. Unless a test names the command, it is a fork of a process that has imported everything
+(:mod:`tfs_lite.testing.servers.fork_server`). Nothing here sleeps for a fixed time: :func:`wait_until` polls a state up
+to a bound. Standard library only; it works in an environment that has no torch.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
+
+from tfs_lite.testing.servers.fork_server import ForkedProcess, fork_server_of
 
 T = TypeVar("T")
 
@@ -113,7 +116,8 @@ class ServerProcess:
         self._stop_timeout = stop_timeout
         self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - lives as long as the process
         self._last_log = ""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._forked = command is None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
     def target(self) -> str:
@@ -121,7 +125,7 @@ class ServerProcess:
         return f"127.0.0.1:{self.grpc_port}"
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> subprocess.Popen[bytes] | ForkedProcess:
         if self._process is None:
             raise RuntimeError("the server was not started")
         return self._process
@@ -136,6 +140,12 @@ class ServerProcess:
 
     def start(self) -> ServerProcess:
         """Starts the process and returns at once."""
+        program, *arguments = self._arguments
+        forks = fork_server_of(program) if self._forked else None
+        if forks is not None and forks.can_start(self._env):
+            directory = os.fspath(self._directory or Path.cwd())
+            self._process = forks.start(arguments, self._output.fileno(), directory, self._env)
+            return self
         self._process = subprocess.Popen(
             self._arguments,
             stdin=subprocess.DEVNULL,
