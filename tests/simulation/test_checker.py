@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from tfs_lite.core.servable import ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import Action, ActionKind, AvailabilityPreservingPolicy, Policy
 from tfs_lite.sources.source_config import ServableToMonitor
@@ -58,7 +58,7 @@ def test_story_without_a_fault_has_no_breach(make: Make) -> None:
     simulation = make()
     push(simulation, 1)
     simulation.settle()
-    simulation.take_handle(ServableRequest.latest("m"))
+    simulation.take_handle(ModelRef("m"))
     push(simulation, 2)
     simulation.store.delete(BASES[0], 1)
     simulation.settle(held="m")
@@ -99,7 +99,7 @@ def test_unloading_under_a_live_handle_is_a_breach(make: Make) -> None:
     simulation = make()
     push(simulation, 1)
     simulation.settle()
-    simulation.take_handle(ServableRequest.latest("m"))
+    simulation.take_handle(ModelRef("m"))
     loader = simulation.checker.lives[M1].loader
     assert loader is not None
     simulation.checker.on_unload(loader)

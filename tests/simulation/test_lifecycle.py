@@ -20,7 +20,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from tfs_lite.core.servable import ServableRequest
+from tfs_lite.core.servable import ModelRef
 from tfs_lite.sources.source_config import ServableToMonitor
 from tfs_lite.sources.version_scan import AllPolicy, LatestPolicy, SpecificPolicy
 from tfs_lite.testing.lifecycle.simulated_models import BASES, Arrival, Flaw, Recipe
@@ -49,9 +49,8 @@ RECIPES = st.one_of(
 )
 ARRIVALS = st.sampled_from([Arrival.RENAMED, Arrival.RENAMED, Arrival.PUBLISHED, Arrival.COPIED])
 REQUESTS = st.one_of(
-    st.builds(ServableRequest.latest, st.sampled_from(NAMES)),
-    st.builds(ServableRequest.earliest, st.sampled_from(NAMES)),
-    st.builds(ServableRequest.specific, st.sampled_from(NAMES), VERSIONS),
+    st.builds(ModelRef, st.sampled_from(NAMES)),
+    st.builds(ModelRef, st.sampled_from(NAMES), VERSIONS),
 )
 
 
@@ -212,7 +211,7 @@ class Lifecycle(CountedMachine):
     # Requests.
 
     @rule(request=REQUESTS, then=THEN)
-    def take_handle(self, request: ServableRequest, then: Then) -> None:
+    def take_handle(self, request: ModelRef, then: Then) -> None:
         self.simulation.take_handle(request)
         self._go_on(then)
 

@@ -1,7 +1,7 @@
 """Names of things that can be served: ids, data-or-error items, and requests for a version.
 
 A *servable stream* is all versions that share one name (a "model"). A :class:`ServableId` is one version of it.
-Sources speak in lists of :class:`ServableData`; lookups speak in :class:`ServableRequest`.
+Sources speak in lists of :class:`ServableData`; lookups speak in :class:`ModelRef`.
 """
 
 from __future__ import annotations
@@ -75,43 +75,6 @@ StoragePath = str
 """A path or URI of one version directory."""
 
 
-class AutoVersionPolicy(enum.Enum):
-    """Which version answers a request that names none."""
-
-    LATEST = "Latest"
-    EARLIEST = "Earliest"
-
-
-@dataclass(frozen=True, slots=True)
-class ServableRequest:
-    """A lookup: one exact version, or the latest or earliest version that is ready."""
-
-    name: str
-    version: int | None = None
-    auto: AutoVersionPolicy = AutoVersionPolicy.LATEST
-
-    @classmethod
-    def specific(cls, name: str, version: int) -> ServableRequest:
-        return cls(name, version)
-
-    @classmethod
-    def latest(cls, name: str) -> ServableRequest:
-        return cls(name)
-
-    @classmethod
-    def earliest(cls, name: str) -> ServableRequest:
-        return cls(name, None, AutoVersionPolicy.EARLIEST)
-
-    @classmethod
-    def from_id(cls, servable_id: ServableId) -> ServableRequest:
-        return cls(servable_id.name, servable_id.version)
-
-    def __str__(self) -> str:
-        if self.version is not None:
-            return f"Specific({self.name}, {self.version})"
-        return f"{self.auto.value}({self.name})"
-
-
 class VersionState(enum.IntEnum):
     """``ModelVersionStatus.State``: how a version's state is numbered on the wire."""
 
@@ -139,9 +102,17 @@ class VersionStatus:
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """Which model a request means. At most one of ``version`` and ``label``; version 0 is a version."""
+    """Which version of a model a request means: an exact one, the one that a label names, or the newest that is ready.
+
+    At most one of ``version`` and ``label`` is set; 0 is a version. ``signature`` is what the request calls, empty for
+    the default. Managers look up names and versions; ``ServerCore`` resolves labels before it asks them.
+    """
 
     name: str
     version: int | None = None
     label: str | None = None
     signature: str = ""
+
+    def __str__(self) -> str:
+        """In the words of TensorFlow Serving's errors."""
+        return f"Latest({self.name})" if self.version is None else f"Specific({self.name}, {self.version})"

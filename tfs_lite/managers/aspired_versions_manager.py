@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.periodic import PeriodicThread
-from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.source import TargetBase
 from tfs_lite.core.status import ServingError, Status, invalid_argument
 from tfs_lite.managers.basic_manager import BasicManager, BasicManagerOptions
@@ -214,7 +214,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
 
     # What the manager below offers.
 
-    def get_servable_handle(self, request: ServableRequest) -> ServableHandle:
+    def get_servable_handle(self, request: ModelRef) -> ServableHandle:
         return self._manager.get_servable_handle(request)
 
     def list_available_servable_ids(self) -> list[ServableId]:

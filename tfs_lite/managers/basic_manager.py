@@ -17,7 +17,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import Executor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import Status, StatusCode, failed_precondition
 from tfs_lite.managers.harness import IN_FLIGHT, REMOVABLE, HarnessState, LoaderHarness, ServableStateSnapshot
@@ -194,7 +194,7 @@ class BasicManager:
 
     # Serving.
 
-    def get_servable_handle(self, request: ServableRequest) -> ServableHandle:
+    def get_servable_handle(self, request: ModelRef) -> ServableHandle:
         """The right to use a ready version; see :meth:`ServingMap.lookup`. Takes none of the manager's locks."""
         return self._serving_map.lookup(request)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.servable import AutoVersionPolicy, ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import not_found
 
 
@@ -50,17 +50,14 @@ class _Entry:
 class _Stream:
     """The versions of one name, immutable: changes make a new one."""
 
-    __slots__ = ("earliest", "latest", "versions")
+    __slots__ = ("latest", "versions")
 
     def __init__(self, versions: dict[int, _Entry]) -> None:
         self.versions = versions
         self.latest = versions[max(versions)]
-        self.earliest = versions[min(versions)]
 
-    def find(self, request: ServableRequest) -> _Entry | None:
-        if request.version is not None:
-            return self.versions.get(request.version)
-        return self.latest if request.auto is AutoVersionPolicy.LATEST else self.earliest
+    def find(self, request: ModelRef) -> _Entry | None:
+        return self.latest if request.version is None else self.versions.get(request.version)
 
 
 class ServingMap:
@@ -70,7 +67,7 @@ class ServingMap:
         self._lock = threading.Lock()  # guards _streams and the counts of every entry; nothing is called under it
         self._streams: dict[str, _Stream] = {}
 
-    def lookup(self, request: ServableRequest) -> ServableHandle:
+    def lookup(self, request: ModelRef) -> ServableHandle:
         """A handle to the version that answers ``request`` now. "Latest" is the highest version number that is ready.
         NOT_FOUND if there is none."""
         with self._lock:

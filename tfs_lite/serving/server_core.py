@@ -21,7 +21,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Servable
-from tfs_lite.core.servable import ModelRef, ServableId, ServableRequest, VersionStatus
+from tfs_lite.core.servable import ModelRef, ServableId, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
 from tfs_lite.core.status import Reason, ServingError, failed_precondition, invalid_argument, not_found
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
@@ -212,7 +212,7 @@ class ServerCore:
         """The version that answers: by number, by label, or the latest one available."""
         if not ref.name:
             raise invalid_argument("ModelSpec has no name specified")
-        return self._manager.get_servable_handle(ServableRequest(ref.name, self._version(ref)))
+        return self._manager.get_servable_handle(ModelRef(ref.name, self._version(ref)))
 
     def status(self, ref: ModelRef) -> list[VersionStatus]:
         """Every version of the model, the highest first, or the one asked for. NOT_FOUND if there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.core.servable import MAX_VERSION, ServableData, ServableId, ServableRequest
+from tfs_lite.core.servable import MAX_VERSION, ModelRef, ServableData, ServableId
 from tfs_lite.core.status import OK, Status, StatusCode
 
 ID = ServableId("m", 1)
@@ -61,12 +61,10 @@ def test_conversion_keeps_id_and_revision() -> None:
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        (ServableRequest.specific("n", 5), "Specific(n, 5)"),
-        (ServableRequest.specific("n", 0), "Specific(n, 0)"),
-        (ServableRequest.latest("n"), "Latest(n)"),
-        (ServableRequest.earliest("n"), "Earliest(n)"),
-        (ServableRequest.from_id(ServableId("n", 5)), "Specific(n, 5)"),
+        (ModelRef("n", 5), "Specific(n, 5)"),
+        (ModelRef("n", 0), "Specific(n, 0)"),
+        (ModelRef("n"), "Latest(n)"),
     ],
 )
-def test_request_reads_as_in_tensorflow_serving(request_: ServableRequest, text: str) -> None:
+def test_request_reads_as_in_tensorflow_serving(request_: ModelRef, text: str) -> None:
     assert str(request_) == text

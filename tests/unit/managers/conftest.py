@@ -10,7 +10,7 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import MAIN, ResourceUtil, main_ram
-from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import Status
 from tfs_lite.managers.basic_manager import BasicManager, BasicManagerOptions
@@ -72,7 +72,7 @@ class Basic:
 
     def handle(self) -> ServableHandle:
         """To the latest version."""
-        return self.manager.get_servable_handle(ServableRequest.latest("m"))
+        return self.manager.get_servable_handle(ModelRef("m"))
 
     def make_ready(self, *versions: int) -> None:
         for version in versions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from tfs_lite.core.executor import PoolExecutor
-from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
@@ -106,7 +106,7 @@ def test_erroneous_item_does_not_disturb_its_siblings(fixture: ManagerFixture) -
 
 def test_streams_do_not_delay_one_another(fixture: ManagerFixture) -> None:
     serve(fixture, 1, name="a")
-    handle = fixture.manager.get_servable_handle(ServableRequest.latest("a"))
+    handle = fixture.manager.get_servable_handle(ModelRef("a"))
     fixture.serve("a")
     fixture.aspire("a", 1)  # waits for the handle
     serve(fixture, 1, name="b")
@@ -126,7 +126,7 @@ def test_callback_does_nothing_once_the_manager_is_closed(fixture: ManagerFixtur
 
 def test_version_aspired_again_while_it_unloads_waits_for_the_old_incarnation(fixture: ManagerFixture) -> None:
     serve(fixture, 1)
-    handle = fixture.manager.get_servable_handle(ServableRequest.latest("m"))
+    handle = fixture.manager.get_servable_handle(ModelRef("m"))
     fixture.serve("m")
     fixture.serve("m", 1, 2)
     assert fixture.history("m", 2) == []  # the whole list waits
@@ -140,7 +140,7 @@ def test_version_aspired_again_while_it_unloads_waits_for_the_old_incarnation(fi
 
 def test_list_that_waits_can_still_be_replaced(fixture: ManagerFixture) -> None:
     serve(fixture, 1)
-    handle = fixture.manager.get_servable_handle(ServableRequest.latest("m"))
+    handle = fixture.manager.get_servable_handle(ModelRef("m"))
     fixture.serve("m")
     fixture.serve("m", 1)
     fixture.serve("m", 2)
@@ -278,7 +278,7 @@ def test_every_action_asks_for_the_next_tick_also_an_unload_that_waits_for_a_han
     changes: list[int] = []
     fixture = ManagerFixture(on_change=lambda: changes.append(1))
     fixture.serve("m", 1)
-    with fixture.manager.get_servable_handle(ServableRequest.latest("m")):
+    with fixture.manager.get_servable_handle(ModelRef("m")):
         fixture.aspire("m")
         before = len(changes)
         assert fixture.tick() is not None
@@ -313,5 +313,5 @@ def test_loader_type_is_what_sources_emit(fixture: ManagerFixture) -> None:
     loader = FakeLoader()
     fixture.emit("m", [ServableData.ok(ServableId("m", 1), loader)])
     fixture.settle()
-    with fixture.manager.get_servable_handle(ServableRequest.latest("m")) as handle:
+    with fixture.manager.get_servable_handle(ModelRef("m")) as handle:
         assert handle.servable is loader.servable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.testing.errors import refusal
@@ -163,7 +163,7 @@ def test_managed_versions_are_listed_in_order(basic) -> None:
 
 
 def test_version_is_served_from_available_to_unloading_only(basic) -> None:
-    request = ServableRequest.specific("m", 1)
+    request = ModelRef("m", 1)
 
     def served() -> bool:
         try:

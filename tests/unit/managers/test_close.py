@@ -10,7 +10,7 @@ import pytest
 
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.executor import PoolExecutor
-from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.testing.errors import refusal
@@ -93,12 +93,12 @@ def test_nothing_can_be_asked_of_a_closed_manager(basic) -> None:
     assert "shutting down" in refusal(basic.manage, 2, code=StatusCode.FAILED_PRECONDITION)
     basic.load(1)
     assert basic.outcomes[-1][1].code is StatusCode.FAILED_PRECONDITION
-    refusal(basic.manager.get_servable_handle, ServableRequest.latest("m"), code=StatusCode.NOT_FOUND)
+    refusal(basic.manager.get_servable_handle, ModelRef("m"), code=StatusCode.NOT_FOUND)
 
 
 def test_version_in_use_is_never_unloaded_under_its_user(basic) -> None:
     basic.make_ready(1, 2)
-    handle = basic.manager.get_servable_handle(ServableRequest.specific("m", 1))
+    handle = basic.manager.get_servable_handle(ModelRef("m", 1))
     basic.manager.close(0)
     assert handle.servable.alive
     assert basic.events[-2:] == ["Unloading 1", "Unloading 2"]

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tfs_lite.core.servable import ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.managers.serving_map import ServingMap
 from tfs_lite.testing.errors import refusal
@@ -26,13 +26,12 @@ def ids(*versions: int) -> list[ServableId]:
 @pytest.mark.parametrize(
     ("request_", "version"),
     [
-        (ServableRequest.latest("m"), 10),
-        (ServableRequest.earliest("m"), 0),
-        (ServableRequest.specific("m", 9), 9),
-        (ServableRequest.from_id(ServableId("m", 0)), 0),
+        (ModelRef("m"), 10),
+        (ModelRef("m", 9), 9),
+        (ModelRef("m", 0), 0),
     ],
 )
-def test_request_is_answered_by_number_and_not_by_age(request_: ServableRequest, version: int) -> None:
+def test_request_is_answered_by_number_and_not_by_age(request_: ModelRef, version: int) -> None:
     with serving(9, 10, 0).lookup(request_) as handle:
         assert (handle.id, handle.servable) == (ServableId("m", version), f"servable {version}")
 
@@ -40,20 +39,19 @@ def test_request_is_answered_by_number_and_not_by_age(request_: ServableRequest,
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        (ServableRequest.latest("x"), "Latest(x)"),
-        (ServableRequest.earliest("x"), "Earliest(x)"),
-        (ServableRequest.specific("m", 2), "Specific(m, 2)"),
+        (ModelRef("x"), "Latest(x)"),
+        (ModelRef("m", 2), "Specific(m, 2)"),
     ],
 )
-def test_what_is_not_there_is_not_found(request_: ServableRequest, text: str) -> None:
+def test_what_is_not_there_is_not_found(request_: ModelRef, text: str) -> None:
     assert refusal(serving(1).lookup, request_, code=StatusCode.NOT_FOUND) == f"Servable not found for request: {text}"
 
 
 def test_latest_falls_back_to_the_next_lower_version_while_the_highest_drains() -> None:
     found = serving(1, 2)
-    old = found.lookup(ServableRequest.latest("m"))
+    old = found.lookup(ModelRef("m"))
     found.withdraw(ServableId("m", 2), lambda: None)
-    with found.lookup(ServableRequest.latest("m")) as handle:
+    with found.lookup(ModelRef("m")) as handle:
         assert handle.id.version == 1
     assert old.servable == "servable 2"
 
@@ -66,7 +64,7 @@ def test_unused_version_is_drained_at_once() -> None:
 
 def test_version_drains_with_its_last_handle_and_only_once() -> None:
     found, drained = serving(1), []
-    handles = [found.lookup(ServableRequest.latest("m")) for _ in range(2)]
+    handles = [found.lookup(ModelRef("m")) for _ in range(2)]
     found.withdraw(ServableId("m", 1), lambda: drained.append(1))
     handles[0].release()
     handles[0].release()
@@ -77,7 +75,7 @@ def test_version_drains_with_its_last_handle_and_only_once() -> None:
 
 def test_handles_of_one_version_do_not_hold_up_another() -> None:
     found, drained = serving(1, 2), []
-    with found.lookup(ServableRequest.specific("m", 1)):
+    with found.lookup(ModelRef("m", 1)):
         found.withdraw(ServableId("m", 2), lambda: drained.append(2))
         assert drained == [2]
 
@@ -92,12 +90,12 @@ def test_name_whose_last_version_is_withdrawn_is_not_found() -> None:
     found = serving(1)
     found.withdraw(ServableId("m", 1), lambda: None)
     assert found.ids() == []
-    refusal(found.lookup, ServableRequest.latest("m"), code=StatusCode.NOT_FOUND)
+    refusal(found.lookup, ModelRef("m"), code=StatusCode.NOT_FOUND)
 
 
 def test_same_id_may_come_back_after_it_was_withdrawn_and_counts_anew() -> None:
     found, drained = serving(1), []
-    old = found.lookup(ServableRequest.latest("m"))
+    old = found.lookup(ModelRef("m"))
     found.withdraw(ServableId("m", 1), lambda: drained.append("old"))
     found.add(ServableId("m", 1), "again")
     found.withdraw(ServableId("m", 1), lambda: drained.append("again"))
@@ -130,7 +128,7 @@ def test_handles_to_everything_count_like_any_other() -> None:
 
 def test_drained_version_is_not_kept_alive_by_the_map() -> None:
     found = serving(1)
-    handle = found.lookup(ServableRequest.latest("m"))
+    handle = found.lookup(ModelRef("m"))
     found.withdraw(ServableId("m", 1), lambda: None)
     handle.release()
     assert handle.servable is None
@@ -139,7 +137,7 @@ def test_drained_version_is_not_kept_alive_by_the_map() -> None:
 def test_two_threads_releasing_one_handle_count_once() -> None:
     for _ in range(200):
         found, drained = serving(1), []
-        handles = [found.lookup(ServableRequest.latest("m")) for _ in range(2)]
+        handles = [found.lookup(ModelRef("m")) for _ in range(2)]
         barrier = threading.Barrier(2)
 
         def release(handles=handles, barrier=barrier) -> None:

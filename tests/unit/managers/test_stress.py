@@ -17,7 +17,7 @@ import pytest
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.resources import main_ram
-from tfs_lite.core.servable import ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.state import ManagerState
 from tfs_lite.core.status import ServingError
 from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
@@ -57,7 +57,7 @@ class Watch:
         self._last[event.id] = event.state
         if event.state in (ManagerState.AVAILABLE, ManagerState.UNLOADING):
             try:
-                self.fixture.manager.get_servable_handle(ServableRequest.from_id(event.id)).release()
+                self.fixture.manager.get_servable_handle(ModelRef(event.id.name, event.id.version)).release()
             except ServingError:
                 self.problems.append(f"{event.id} is not obtainable at {event.state}")
 
@@ -82,7 +82,7 @@ class Users:
         chance = random.Random(seed)
         while not self._stop.is_set():
             try:
-                handle = self._world.manager.get_servable_handle(ServableRequest.latest("m"))
+                handle = self._world.manager.get_servable_handle(ModelRef("m"))
             except ServingError as error:
                 if self._must_succeed:
                     self._watch.problems.append(f"lookup failed: {error}")

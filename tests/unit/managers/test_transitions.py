@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfs_lite.core.resources import main_ram
-from tfs_lite.core.servable import ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.status import StatusCode
 from tfs_lite.managers.harness import HarnessState
 from tfs_lite.managers.policies import ActionKind
@@ -184,7 +184,7 @@ def test_no_version_of_a_list_that_waits_is_unloaded_by_an_older_list() -> None:
 def test_last_ready_version_stays_while_the_only_wanted_one_is_still_leaving() -> None:
     fixture = ManagerFixture()
     fixture.serve("m", 1, 2)
-    handle = fixture.manager.get_servable_handle(ServableRequest.specific("m", 1))
+    handle = fixture.manager.get_servable_handle(ModelRef("m", 1))
     fixture.aspire("m")
     fixture.tick()
     fixture.aspire("m", 1)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from tfs_lite.core.event_bus import TimedEvent
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
-from tfs_lite.core.servable import ServableData, ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
@@ -301,7 +301,7 @@ class LifecycleChecker:
 
     def _is_obtainable(self, servable_id: ServableId) -> bool:
         try:
-            self._manager.get_servable_handle(ServableRequest.from_id(servable_id)).release()
+            self._manager.get_servable_handle(ModelRef(servable_id.name, servable_id.version)).release()
         except ServingError:
             return False
         return True

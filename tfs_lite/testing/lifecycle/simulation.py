@@ -20,7 +20,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import GPU, MAIN, ResourceUtil
 from tfs_lite.core.router import SourceRouter
-from tfs_lite.core.servable import AutoVersionPolicy, ServableData, ServableRequest, StoragePath
+from tfs_lite.core.servable import ModelRef, ServableData, StoragePath
 from tfs_lite.core.source import ErrorInjectingSourceAdapter, UnarySourceAdapter
 from tfs_lite.core.state import ServableState
 from tfs_lite.core.status import ServingError, Status, StatusCode
@@ -143,7 +143,7 @@ class Simulation:
         with self._step(Stage.TICK):
             self._manager.set_num_load_threads(num_threads)
 
-    def take_handle(self, request: ServableRequest) -> None:
+    def take_handle(self, request: ModelRef) -> None:
         """A request begins. It must be answered by the version that the events promise."""
         with self._step(Stage.REQUEST):
             ready = [id_ for id_ in self.checker.available() if id_.name == request.name]
@@ -156,7 +156,7 @@ class Simulation:
                 self.checker.expect(honest, f"{request}: {error.status}; Available are {ready}")
                 return
             self.checker.handles.append(handle)
-            expected = (min if request.auto is AutoVersionPolicy.EARLIEST else max)(ready, default=None)
+            expected = max(ready, default=None)
             self.checker.expect(handle.id == expected, f"{request}: {handle.id}; Available are {ready}")
 
     def release_handle(self, index: int) -> None:

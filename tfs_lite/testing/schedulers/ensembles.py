@@ -12,7 +12,7 @@ import numpy as np
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Model, PredictCall
-from tfs_lite.core.servable import ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Status
 from tfs_lite.managers.serving_map import ServingMap
@@ -88,7 +88,7 @@ class EnsembleFixture:
         self._live = 0
 
     def resolve(self, name: str, version: int | None) -> ServableHandle:
-        handle = self.map.lookup(ServableRequest(name, version))
+        handle = self.map.lookup(ModelRef(name, version))
         with self._changed:
             self._live += 1
         return ServableHandle(handle.id, handle.servable, lambda: self._released(handle))

@@ -14,7 +14,7 @@ import threading
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.model import SequenceFlags, Traits
-from tfs_lite.core.servable import ModelRef, ServableData, ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId
 from tfs_lite.core.state import ManagerState, ServableState
 from tfs_lite.core.status import ServingError
 from tfs_lite.serving.sequences.routes import SequenceRoutes
@@ -102,7 +102,7 @@ class SequenceFixture(ManagerFixture):
 
     def lookup(self, ref: ModelRef) -> ServableHandle:
         version = ref.version if ref.label is None else self.labels[ref.label]
-        return self.manager.get_servable_handle(ServableRequest(ref.name, version))
+        return self.manager.get_servable_handle(ModelRef(ref.name, version))
 
     def swap(self, *versions: int) -> None:
         self.aspire("m", *versions)

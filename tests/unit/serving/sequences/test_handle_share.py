@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.servable import ServableId, ServableRequest
+from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.managers.serving_map import ServingMap
 from tfs_lite.serving.sequences.tables import HandleShare
 
@@ -22,7 +22,7 @@ def share(drained) -> HandleShare:
     """Of a version that is withdrawn already."""
     serving = ServingMap()
     serving.add(ID, "the servable")
-    share = HandleShare(serving.lookup(ServableRequest("m")))
+    share = HandleShare(serving.lookup(ModelRef("m")))
     serving.withdraw(ID, lambda: drained.append(True))
     return share
 
