@@ -41,7 +41,8 @@ def test_packed_network_computes_what_the_plain_one_does(network: Network, dtype
     ids = torch.arange(21).reshape(3, 7)
     with torch.inference_mode():
         plain = network(ids)
-        assert pack(network) > 0
+        packs = dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()  # not every processor has it
+        assert (pack(network) > 0) is packs
         for before, after in zip(plain, network(ids), strict=True):
             torch.testing.assert_close(after, before, rtol=0, atol=(1e-5 if dtype == torch.float32 else 0.3))
 
