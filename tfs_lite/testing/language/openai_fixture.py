@@ -100,9 +100,14 @@ class OpenAiServed:
         codec: ByteCodec | None = None,
         text: bool = True,
         choose: Choose | None = None,
+        steps: int | None = None,
     ) -> Gate:
-        """A language model, and its gate. ``text`` False: it has no tokenizer. ``choose`` takes a script's slot."""
+        """A language model, and its gate, which lets ``steps`` pass, or all. Without ``text`` it has no tokenizer.
+        ``choose`` takes the place of a script."""
         gate = Gate()
+        if steps is not None:
+            gate.shut()
+            gate.let(steps)
         model = HashModel(
             Limits(slots, length, VOCABULARY, frozenset({END})),
             (codec or ByteCodec()) if text else None,

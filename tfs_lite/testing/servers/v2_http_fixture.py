@@ -168,3 +168,20 @@ def serving_v2(**options: Any) -> Iterator[V2HttpFixture]:
         wait_until(served.is_empty, "no trace of a request is left", TIMEOUT)
     finally:
         served.close()
+
+
+def error(answer: httpx.Response) -> str:
+    """The message of an answer that has to be an error of V2."""
+    if answer.headers["content-type"] != "application/json" or list(answer.json()) != ["error"]:
+        raise AssertionError(f"not an error: {answer.headers} {answer.text:.200}")
+    text: str = answer.json()["error"]
+    return text
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    """What the events of a stream say."""
+    *found, rest = answer.content.split(b"\n\n")
+    complete = rest == b"" and all(one.startswith(b"data: ") for one in found)
+    if answer.headers["content-type"] != "text/event-stream; charset=utf-8" or not complete:
+        raise AssertionError(f"not events: {answer.headers} {answer.text:.200}")
+    return [orjson.loads(one.removeprefix(b"data: ")) for one in found]

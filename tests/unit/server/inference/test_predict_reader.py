@@ -203,17 +203,7 @@ def publish(base: Path, version: int, config: str = PYTHON_CONFIG) -> None:
     written.rename(base / str(version))
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        pytest.param(PYTHON_CONFIG.replace("[ -1, 3 ]", "[ -1, 4 ]"), "dimension 1, expected 4", id="width"),
-        pytest.param(PYTHON_CONFIG.replace("TYPE_FP32", "TYPE_INT32"), "to be int32 but float", id="dtype"),
-        pytest.param(PYTHON_CONFIG.replace('"x"', '"w"'), "w", id="name"),
-    ],
-)
-def test_server_that_has_changed_to_a_version_with_other_inputs_refuses_the_bytes_it_knew(
-    tmp_path: Path, config: str, words: str
-) -> None:
+def test_server_that_has_changed_to_a_version_with_other_inputs_refuses_the_bytes_it_knew(tmp_path: Path) -> None:
     base, data = tmp_path / "m", predict(np.ones((1, 3), np.float32), "y")
     publish(base, 1)
     fields = {"model_name": "m", "model_base_path": str(base), "trusted_model_base_paths": str(tmp_path)}
@@ -224,7 +214,7 @@ def test_server_that_has_changed_to_a_version_with_other_inputs_refuses_the_byte
             assert len(request) == len(data)
             answer = PredictResponse.FromString(ask(request, timeout=30))
             assert (version_of(answer), decode(answer.outputs["y"], "y").tolist()) == (1, [[number + 1] * 3])
-        publish(base, 2, config)
+        publish(base, 2, PYTHON_CONFIG.replace("[ -1, 3 ]", "[ -1, 4 ]"))
         house.wait_states({1: VersionState.END, 2: VersionState.AVAILABLE})
         messages = set()
         for request in (data, data, data + b"\xc0\x3e\x01"):  # the last one has a field that nobody knows
@@ -233,7 +223,7 @@ def test_server_that_has_changed_to_a_version_with_other_inputs_refuses_the_byte
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             messages.add(caught.value.details())
         (message,) = messages
-        assert words in message
+        assert "dimension 1, expected 4" in message
 
 
 def version_of(answer: Message) -> int:

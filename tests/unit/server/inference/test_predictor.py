@@ -111,6 +111,11 @@ class House:
             plan = plan or planned(*(runs or (add(),)))
             return await self.predictor.infer(ModelRef(model), plan, self.record, deadline)
 
+    async def submitted(self, count: int) -> None:
+        """Until so many more calls have reached the servable."""
+        for _ in range(count):
+            await asyncio.to_thread(self.servable.submitted.acquire)
+
     def count(self, code: str, model: str = "adder", version: str = "7") -> float:
         labels = {"model": model, "version": version, "method": "Predict", "code": code}
         return self.registry.get_sample_value("tfs_lite_requests_total", labels) or 0
@@ -262,8 +267,7 @@ def test_client_that_goes_cancels_every_call_and_the_handle_stays_until_the_mode
 
     async def main() -> None:
         task = asyncio.ensure_future(house.infer(*[add()] * runs))
-        for _ in range(runs):
-            await asyncio.to_thread(house.servable.submitted.acquire)
+        await house.submitted(runs)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -283,8 +287,7 @@ def test_requests_inside_are_counted_per_version(house: House) -> None:
 
     async def main() -> None:
         tasks = [asyncio.ensure_future(house.infer(add(), add())) for _ in range(3)]
-        for _ in range(6):
-            await asyncio.to_thread(house.servable.submitted.acquire)
+        await house.submitted(6)
         assert house.inside == 3
         house.servable.gate.set()
         await asyncio.gather(*tasks)
@@ -322,8 +325,7 @@ def test_first_failure_answers_at_once_and_the_other_runs_are_called_off() -> No
 
     async def main() -> None:
         task = asyncio.ensure_future(house.infer(add(), add(), add()))
-        for _ in range(3):
-            await asyncio.to_thread(house.servable.submitted.acquire)
+        await house.submitted(3)
         first, second, third = house.servable.calls
         second.on_done(Status(StatusCode.INTERNAL, "the model fell over"))
         with pytest.raises(ServingError, match="the model fell over"):
@@ -347,8 +349,7 @@ def test_version_is_released_only_when_every_run_is_done() -> None:
 
     async def main() -> None:
         task = asyncio.ensure_future(house.infer(add(), add()))
-        for _ in range(2):
-            await asyncio.to_thread(house.servable.submitted.acquire)
+        await house.submitted(2)
         for call in reversed(house.servable.calls):
             assert (house.handles, house.inside) == (1, 1)
             call.on_done({"sum": ONE, "difference": ONE})

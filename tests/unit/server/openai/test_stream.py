@@ -18,7 +18,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.server.openai.app import OpenAiSettings
 from tfs_lite.server.openai.stream import ABORT, DONE, WAITING, Pieces
 from tfs_lite.testing.language.byte_codec import ByteCodec
-from tfs_lite.testing.language.openai_fixture import PATIENCE, ROOT, OpenAiServed, error, serving_openai
+from tfs_lite.testing.language.openai_fixture import PATIENCE, ROOT, Gate, OpenAiServed, serving_openai
 from tfs_lite.testing.servers.process import wait_until
 
 COMPLETIONS, CHAT = "/completions", "/chat/completions"
@@ -45,6 +45,15 @@ def events(data: bytes) -> list[dict[str, Any]]:
     if found[-1] == b"data: [DONE]":
         found.pop()
     return [orjson.loads(piece[6:]) for piece in found]
+
+
+def open_within(served: OpenAiServed, gate: Gate, **fields: Any) -> bytes:
+    """The whole stream of a request whose model is held up after its first piece."""
+    with served.client.stream("POST", COMPLETIONS, json={**ASKED, **fields}) as response:
+        received = response.iter_raw()
+        data = next(received)
+        gate.open()
+        return data + b"".join(received)
 
 
 def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
@@ -112,9 +121,7 @@ def test_usage_is_the_last_chunk_for_those_who_want_it(served: OpenAiServed) -> 
 
 def test_pieces_arrive_while_the_model_goes_on() -> None:
     with serving_openai() as served:
-        gate = served.add("m", script="abc")
-        gate.shut()
-        gate.let()
+        gate = served.add("m", script="abc", steps=1)
         with served.client.stream("POST", COMPLETIONS, json=ASKED) as response:
             lines = (line for line in response.iter_lines() if line.startswith("data: {"))
             for letter in "abc":
@@ -125,8 +132,7 @@ def test_pieces_arrive_while_the_model_goes_on() -> None:
 
 def test_reader_that_waits_hears_that_it_does() -> None:
     with serving_openai(settings=OpenAiSettings(ping=0.02)) as served:
-        gate = served.add("m", script="a")
-        gate.shut()
+        gate = served.add("m", script="a", steps=0)
         with served.client.stream("POST", COMPLETIONS, json=ASKED) as response:
             assert response.status_code == 200
             received = response.iter_raw()
@@ -144,14 +150,8 @@ def test_reader_that_waits_hears_that_it_does() -> None:
 
 def test_failure_behind_the_first_piece_is_the_last_event() -> None:
     with serving_openai() as served:
-        gate = served.add("m", choose=lambda tokens, draw: ord("a") if draw.index < 2 else None)
-        gate.shut()
-        gate.let()
-        with served.client.stream("POST", COMPLETIONS, json=ASKED) as response:
-            received = response.iter_raw()
-            data = next(received)
-            gate.open()
-            data += b"".join(received)
+        gate = served.add("m", choose=lambda tokens, draw: ord("a") if draw.index < 2 else None, steps=1)
+        data = open_within(served, gate)
         *chunks, failure = events(data)
         assert (text_of(chunks), list(failure)) == ("aa", ["error"])
         assert (failure["error"]["type"], failure["error"]["code"]) == ("server_error", None)
@@ -159,18 +159,9 @@ def test_failure_behind_the_first_piece_is_the_last_event() -> None:
         assert served.count("Completions", "INTERNAL") == 1
 
 
-def test_failure_before_the_first_piece_has_its_status() -> None:
-    with serving_openai() as served:
-        served.add("m", choose=lambda tokens, draw: None)
-        answer = served.post(COMPLETIONS, ASKED)
-        assert (answer.status_code, error(answer)["type"]) == (500, "server_error")
-
-
 def test_deadline_within_a_stream_is_an_event() -> None:
     with serving_openai() as served:
-        gate = served.add("m", script="abc")
-        gate.shut()
-        gate.let()
+        served.add("m", script="abc", steps=1)
         answer = served.post(COMPLETIONS, {**ASKED, "timeout": 0.5})
         one, failure = events(answer.content)
         assert (text_of([one]), failure["error"]["code"]) == ("a", "deadline_exceeded")
@@ -179,9 +170,7 @@ def test_deadline_within_a_stream_is_an_event() -> None:
 
 def test_server_that_stops_ends_a_stream_with_an_event() -> None:
     with serving_openai() as served:
-        gate = served.add("m", script="abc")
-        gate.shut()
-        gate.let()
+        served.add("m", script="abc", steps=1)
         with served.client.stream("POST", COMPLETIONS, json=ASKED) as response:
             received = response.iter_raw()
             data = next(received)
@@ -192,9 +181,7 @@ def test_server_that_stops_ends_a_stream_with_an_event() -> None:
 
 def test_client_that_goes_ends_its_texts() -> None:
     with serving_openai() as served:
-        gate = served.add("m", script="a" * 40)
-        gate.shut()
-        gate.let()
+        gate = served.add("m", script="a" * 40, steps=1)
         with served.client.stream("POST", COMPLETIONS, json={**ASKED, "n": 2}) as response:
             next(response.iter_raw())
         wait_until(lambda: served.count("Completions", "CANCELLED"), "it is counted as cancelled")
@@ -274,9 +261,7 @@ def ask(served: OpenAiServed, reader: Reader, **extensions: Any) -> Any:
 
 def test_pieces_for_a_slow_reader_leave_as_one_event() -> None:
     with serving_openai() as served:
-        gate = served.add("m", script=SCRIPT)
-        gate.shut()
-        gate.let()
+        gate = served.add("m", script=SCRIPT, steps=1)
         reader = Reader()
 
         async def scene() -> None:
@@ -329,15 +314,8 @@ class Brittle(ByteCodec):
 
 def test_what_nobody_expected_in_a_stream_is_an_event_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with serving_openai() as served:
-        gate = served.add("m", script="abc", codec=Brittle())
-        gate.shut()
-        gate.let()
-        with served.client.stream("POST", COMPLETIONS, json={**ASKED, "logprobs": 0}) as response:
-            received = response.iter_raw()
-            data = next(received)
-            gate.open()
-            data += b"".join(received)
-        one, failure = events(data)
+        gate = served.add("m", script="abc", codec=Brittle(), steps=1)
+        one, failure = events(open_within(served, gate, logprobs=0))
         assert (text_of([one]), failure["error"]["message"]) == ("a", "internal error")
         assert f"{ROOT}{COMPLETIONS} failed" in caplog.text
 

@@ -7,21 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
-import httpx
 import numpy as np
 import orjson
 import pytest
 
 from tfs_lite.protocols.v2.tensors import decode_raw
-from tfs_lite.server.grpc.factory import GrpcTransport, make_grpc_server
-from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.server.v2.http_events import EVENT_BYTES, EventRoom
-from tfs_lite.testing.grpc.grpc_choice import chosen
 from tfs_lite.testing.language.language_servables import BROKEN, language
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
 from tfs_lite.testing.servers.v2_fixture import V2Fixture
-from tfs_lite.testing.servers.v2_http_fixture import V2HttpFixture, serving_v2
+from tfs_lite.testing.servers.v2_http_fixture import V2HttpFixture, error, events, serving_v2
 
 GENERATE, STREAM, INFER = (f"/v2/models/lm/{verb}" for verb in ("generate", "generate_stream", "infer"))
 HEAD = {"model_name": "lm", "model_version": "1"}
@@ -33,18 +29,6 @@ def served() -> Iterator[V2HttpFixture]:
     with serving_v2() as one:
         one.models.add("lm", language(WORDS))
         yield one
-
-
-def events(answer: httpx.Response) -> list[dict[str, Any]]:
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    *pieces, rest = answer.content.split(b"\n\n")
-    assert rest == b""
-    return [orjson.loads(piece.removeprefix(b"data: ")) for piece in pieces]
-
-
-def refusal(answer: httpx.Response) -> tuple[int, str]:
-    assert (answer.headers["content-type"], list(answer.json())) == ("application/json", ["error"])
-    return answer.status_code, answer.json()["error"]
 
 
 # One answer over HTTP.
@@ -150,14 +134,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_request_that_the_model_refuses_is_an_ordinary_error(
     served: V2HttpFixture, path: str, body: dict[str, Any], words: str
 ) -> None:
-    status, message = refusal(served.post(path, body))
-    assert (status, words in message) == (400, True), message
+    answer = served.post(path, body)
+    assert (answer.status_code, words in error(answer)) == (400, True), answer.text
     assert sum(served.models.count("INVALID_ARGUMENT", "lm", version) for version in ("", "1")) == 1
 
 
 def test_stream_takes_one_text(served: V2HttpFixture) -> None:
-    status, message = refusal(served.post(STREAM, {"text_input": ["a", "b"]}))
-    assert (status, "the request has 2 texts for model 'lm', which takes one at a time" in message) == (400, True)
+    answer = served.post(STREAM, {"text_input": ["a", "b"]})
+    expected = "the request has 2 texts for model 'lm', which takes one at a time"
+    assert (answer.status_code, expected in error(answer)) == (400, True)
 
 
 @pytest.mark.parametrize("path", [GENERATE, STREAM], ids=["generate", "generate_stream"])
@@ -168,8 +153,7 @@ def test_full_queue_is_an_error_with_a_hint(path: str) -> None:
         with hold(served):
             wait_until(lambda: model.steps.held, "the model works")
             answer = served.post(path, {"text_input": "hi"})
-            assert refusal(answer)[0] == 503
-            assert "queue is full" in refusal(answer)[1]
+            assert (answer.status_code, "queue is full" in error(answer)) == (503, True)
             assert int(answer.headers["retry-after"]) > 0
             model.steps.open()
 
@@ -235,25 +219,9 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 @pytest.fixture
-def models() -> Iterator[V2Fixture]:
-    models = V2Fixture()
+def models(models: V2Fixture) -> V2Fixture:
     models.add("lm", language(WORDS))
-    yield models
-    models.close()
-    wait_until(lambda: models.handles == 0, "handles")
-
-
-@pytest.fixture
-def client(loop_thread: Any, models: V2Fixture) -> Iterator[V2Client]:
-    async def start() -> tuple[GrpcTransport, int | None]:
-        no_control: Any = None
-        server = make_grpc_server(chosen(), V2GrpcService(models.infer, no_control).methods(), -1)
-        return server, await server.start("127.0.0.1", 0, "")
-
-    server, port = loop_thread.run(start())
-    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        yield V2Client(channel)
-    loop_thread.run(server.stop(0))
+    return models
 
 
 def asked(*texts: str, max_tokens: int = 40, outputs: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:

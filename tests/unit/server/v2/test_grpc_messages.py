@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest.mock import Mock, call
 
 import grpc
 import pytest
 
-from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols.v2 import messages as v2
-from tfs_lite.server.grpc.factory import GrpcTransport, make_grpc_server
 from tfs_lite.server.v2.control import (
     ModelMetadata,
     ServerMetadata,
     TensorMetadata,
 )
-from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.server.v2.index import IndexEntry
-from tfs_lite.server.v2.shared_memory import CudaRegionStatus, RegionStatus
+from tfs_lite.server.v2.shared_memory import CudaRegionStatus, RegionStatus, SharedRegions
+from tfs_lite.serving.statistics.trace_settings import V2Settings
 from tfs_lite.serving.statistics.values import (
     InferBatchStatistics,
     InferResponseStatistics,
@@ -27,10 +26,7 @@ from tfs_lite.serving.statistics.values import (
     ModelStatistics,
     StatisticDuration,
 )
-from tfs_lite.testing.grpc.grpc_choice import chosen
-from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
-from tfs_lite.testing.servers.v2_fixture import V2Fixture
 
 pytestmark = pytest.mark.wire
 
@@ -39,9 +35,11 @@ class Control:
     """Answers with values that a test can tell apart, and notes what it was asked to change."""
 
     def __init__(self) -> None:
-        self.memory = self.settings = self
         self.done: list[tuple[Any, ...]] = []
-        self.logs: dict[str, bool | int | str] = {"log_info": True, "log_verbose_level": 2, "log_file": "f"}
+        self.settings = V2Settings(lambda name: name == "m")
+        self.memory = Mock(SharedRegions)
+        self.memory.system_status.side_effect = lambda name: [RegionStatus(name or "r", "/key", 8, 64)]
+        self.memory.cuda_status.side_effect = lambda name: [CudaRegionStatus(name or "c", 1, 64)]
 
     def server_live(self) -> bool:
         return True
@@ -79,66 +77,12 @@ class Control:
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         self.done.append(("unload", name, unload_dependents))
 
-    def system_status(self, name: str | None) -> list[RegionStatus]:
-        return [RegionStatus(name or "r", "/key", 8, 64)]
-
-    def system_register(self, region: RegionStatus) -> None:
-        self.done.append(("register", region))
-
-    def system_unregister(self, name: str | None) -> None:
-        self.done.append(("unregister", name))
-
-    def cuda_status(self, name: str | None) -> list[CudaRegionStatus]:
-        return [CudaRegionStatus(name or "c", 1, 64)]
-
-    def cuda_register(self, region: CudaRegionStatus, raw_handle: bytes) -> None:
-        self.done.append(("cuda", region, raw_handle))
-
-    def cuda_unregister(self, name: str | None) -> None:
-        self.done.append(("cuda off", name))
-
-    def trace_settings(self, model: str | None) -> Mapping[str, tuple[str, ...]]:
-        return {"trace_rate": (f"of {model}",)}
-
-    def update_trace_settings(
-        self, model: str | None, changes: Mapping[str, tuple[str, ...]]
-    ) -> Mapping[str, tuple[str, ...]]:
-        self.done.append(("trace", model, dict(changes)))
-        return changes
-
-    def log_settings(self) -> Mapping[str, bool | int | str]:
-        return self.logs
-
-    def update_log_settings(self, changes: Mapping[str, bool | int | str]) -> Mapping[str, bool | int | str]:
-        if "log_file" in changes:
-            raise invalid_argument("log file location can not be updated through network protocol")
-        self.logs.update(changes)
-        return self.logs
-
 
 @pytest.fixture
-def house() -> Iterator[V2Fixture]:
-    house = V2Fixture()
-    yield house
-    house.close()
-    wait_until(lambda: house.handles == 0, "handles")
-
-
-@pytest.fixture
-def control() -> Control:
-    return Control()
-
-
-@pytest.fixture
-def client(loop_thread: Any, house: V2Fixture, control: Control) -> Iterator[V2Client]:
-    async def start() -> tuple[GrpcTransport, int | None]:
-        server = make_grpc_server(chosen(), V2GrpcService(house.infer, control).methods(), -1)
-        return server, await server.start("127.0.0.1", 0, "")
-
-    server, port = loop_thread.run(start())
-    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        yield V2Client(channel)
-    loop_thread.run(server.stop(0))
+def control() -> Iterator[Control]:
+    control = Control()
+    yield control
+    control.settings.close()
 
 
 def test_health_and_metadata(client: V2Client) -> None:
@@ -223,26 +167,26 @@ def test_shared_memory_is_registered(client: V2Client, control: Control) -> None
     assert (cuda.name, cuda.device_id, cuda.byte_size) == ("c", 1, 64)
     client.call("CudaSharedMemoryRegister", name="c", raw_handle=b"h", device_id=1, byte_size=2)
     client.call("CudaSharedMemoryUnregister", name="c")
-    assert control.done == [
-        ("register", RegionStatus("r", "/k", 1, 2)),
-        ("unregister", "r"),
-        ("unregister", None),
-        ("cuda", CudaRegionStatus("c", 1, 2), b"h"),
-        ("cuda off", "c"),
+    assert [done for done in control.memory.mock_calls if not done[0].endswith("status")] == [
+        call.system_register(RegionStatus("r", "/k", 1, 2)),
+        call.system_unregister("r"),
+        call.system_unregister(None),
+        call.cuda_register(CudaRegionStatus("c", 1, 2), b"h"),
+        call.cuda_unregister("c"),
     ]
 
 
-def test_settings_are_read_and_changed(client: V2Client, control: Control) -> None:
-    assert list(client.call("TraceSetting").settings["trace_rate"].value) == ["of None"]
-    assert list(client.call("TraceSetting", model_name="m").settings["trace_rate"].value) == ["of m"]
-    changes = {"trace_level": {"value": ["TIMESTAMPS", "TENSORS"]}, "trace_count": {"value": []}}
-    client.call("TraceSetting", model_name="m", settings=changes)
-    assert control.done == [("trace", "m", {"trace_level": ("TIMESTAMPS", "TENSORS"), "trace_count": ()})]
+def test_settings_are_read_and_changed(client: V2Client) -> None:
+    changes = {"trace_level": {"value": ["TIMESTAMPS", "TENSORS"]}, "trace_rate": {"value": ["5"]}}
+    changed = client.call("TraceSetting", model_name="m", settings=changes).settings
+    assert (list(changed["trace_level"].value), list(changed["trace_rate"].value)) == (["TIMESTAMPS", "TENSORS"], ["5"])
+    assert client.call("TraceSetting", model_name="m").settings == changed
+    assert list(client.call("TraceSetting").settings["trace_rate"].value) == ["1000"]
+    cleared = client.call("TraceSetting", model_name="m", settings={"trace_rate": {"value": []}}).settings
+    assert list(cleared["trace_rate"].value) == ["1000"]
+    client.call("LogSettings", settings={"log_verbose_level": {"uint32_param": 2}})
     changed = client.call("LogSettings", settings={"log_info": {"bool_param": False}}).settings
     assert changed["log_info"].WhichOneof("parameter_choice") == "bool_param"
     assert not changed["log_info"].bool_param
-    assert changed["log_verbose_level"].uint32_param == 2
-    assert changed["log_file"].string_param == "f"
+    assert (changed["log_verbose_level"].uint32_param, changed["log_format"].string_param) == (2, "default")
     assert client.call("LogSettings").settings == changed
-    assert "can not be updated" in client.refusal("LogSettings", settings={"log_file": {"string_param": "x"}})[1]
-    assert "has no value" in client.refusal("LogSettings", settings={"log_info": {}})[1]

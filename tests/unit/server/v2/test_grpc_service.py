@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -10,39 +9,12 @@ import numpy as np
 import pytest
 
 from tfs_lite.protocols.descriptors import POOL
-from tfs_lite.server.grpc.factory import GrpcTransport, make_grpc_server
 from tfs_lite.server.v2.grpc_service import V2GrpcService
-from tfs_lite.testing.grpc.grpc_choice import chosen
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
 from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 
 pytestmark = pytest.mark.wire
-
-
-@pytest.fixture
-def house() -> Iterator[V2Fixture]:
-    house = V2Fixture()
-    yield house
-    house.close()
-    wait_until(lambda: house.handles == 0, "handles")
-
-
-@pytest.fixture
-def client(loop_thread: Any, house: V2Fixture) -> Iterator[V2Client]:
-    async def start() -> tuple[GrpcTransport, int | None]:
-        server = make_grpc_server(chosen(), V2GrpcService(house.infer, no_control()).methods(), -1)
-        return server, await server.start("127.0.0.1", 0, "")
-
-    server, port = loop_thread.run(start())
-    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        yield V2Client(channel)
-    loop_thread.run(server.stop(0))
-
-
-def no_control() -> Any:
-    """Inference does without."""
-    return None
 
 
 def numbers(name: str, *values: int) -> dict[str, Any]:
@@ -74,23 +46,23 @@ EMPTY_FINAL = {"triton_enable_empty_final_response": {"bool_param": True}}
 # One request.
 
 
-def test_every_method_of_the_protocol_is_in_the_table(house: V2Fixture) -> None:
+def test_every_method_of_the_protocol_is_in_the_table(models: V2Fixture) -> None:
     declared = POOL.FindServiceByName("inference.GRPCInferenceService").methods_by_name
-    assert {method.name for method in V2GrpcService(house.infer, no_control()).methods()} == set(declared)
+    assert {method.name for method in V2GrpcService(models.infer, None).methods()} == set(declared)
 
 
-def test_a_request_is_answered_with_its_id_and_version(client: V2Client, house: V2Fixture) -> None:
-    house.add_simple(version=3)
+def test_a_request_is_answered_with_its_id_and_version(client: V2Client, models: V2Fixture) -> None:
+    models.add_simple(version=3)
     response = client.call("ModelInfer", **simple(id="x"))
     assert (response.model_name, response.model_version, response.id) == ("simple", "3", "x")
     assert [output.name for output in response.outputs] == ["OUTPUT0", "OUTPUT1"]
     assert np.frombuffer(response.raw_output_contents[0], np.int32).tolist() == [2, 4, 6, 8]
-    assert house.count("OK", version="3") == 1
+    assert models.count("OK", version="3") == 1
 
 
-def test_what_is_wrong_with_a_request_is_its_status(client: V2Client, house: V2Fixture) -> None:
-    house.add_simple()
-    house.add("repeat", Repeater())
+def test_what_is_wrong_with_a_request_is_its_status(client: V2Client, models: V2Fixture) -> None:
+    models.add_simple()
+    models.add("repeat", Repeater())
     assert client.refusal("ModelInfer", **simple(model_name="nope")) == (
         grpc.StatusCode.NOT_FOUND,
         "Request for unknown model: 'nope' is not found",
@@ -98,11 +70,11 @@ def test_what_is_wrong_with_a_request_is_its_status(client: V2Client, house: V2F
     assert client.refusal("ModelInfer", **simple(13)) == (grpc.StatusCode.INTERNAL, "thirteen brings bad luck")
     assert client.refusal("ModelInfer", **simple(model_version="x"))[0] is grpc.StatusCode.INVALID_ARGUMENT
     assert client.refusal("ModelInfer", **repeat(1))[0] is grpc.StatusCode.UNIMPLEMENTED
-    assert house.count("INVALID_ARGUMENT", version="") == 1
+    assert models.count("INVALID_ARGUMENT", version="") == 1
 
 
-def test_a_late_answer_is_not_waited_for(client: V2Client, house: V2Fixture) -> None:
-    servable = house.add_simple()
+def test_a_late_answer_is_not_waited_for(client: V2Client, models: V2Fixture) -> None:
+    servable = models.add_simple()
     servable.model.gate.clear()
     assert client.refusal("ModelInfer", 0.2, **simple())[0] is grpc.StatusCode.DEADLINE_EXCEEDED
     servable.model.gate.set()
@@ -111,14 +83,14 @@ def test_a_late_answer_is_not_waited_for(client: V2Client, house: V2Fixture) -> 
 # Streams.
 
 
-def test_answers_of_a_stream_come_in_the_order_of_the_requests(client: V2Client, house: V2Fixture) -> None:
-    slow, _ = house.add_simple("slow"), house.add_simple()
+def test_answers_of_a_stream_come_in_the_order_of_the_requests(client: V2Client, models: V2Fixture) -> None:
+    slow, _ = models.add_simple("slow"), models.add_simple()
     slow.model.gate.clear()
     stream = client.stream()
     stream.send(**simple(id="1", model_name="slow"))
     for number in range(2, 6):
         stream.send(**simple(id=str(number)))
-    wait_until(lambda: house.count("OK") == 4, "count")
+    wait_until(lambda: models.count("OK") == 4, "count")
     slow.model.gate.set()
     stream.end()
     answers = stream.rest()
@@ -127,8 +99,8 @@ def test_answers_of_a_stream_come_in_the_order_of_the_requests(client: V2Client,
     assert stream.calls.code() is grpc.StatusCode.OK
 
 
-def test_requests_of_a_stream_are_queued_in_its_order(client: V2Client, house: V2Fixture) -> None:
-    servable = house.add_simple()
+def test_requests_of_a_stream_are_queued_in_its_order(client: V2Client, models: V2Fixture) -> None:
+    servable = models.add_simple()
     stream = client.stream()
     for number in range(100, 300):
         stream.send(**simple(number))
@@ -137,8 +109,8 @@ def test_requests_of_a_stream_are_queued_in_its_order(client: V2Client, house: V
     assert [int(inputs["INPUT0"][0, 0]) for inputs in servable.model.runs] == list(range(100, 300))
 
 
-def test_a_failure_is_an_answer_and_the_stream_goes_on(client: V2Client, house: V2Fixture) -> None:
-    house.add_simple()
+def test_a_failure_is_an_answer_and_the_stream_goes_on(client: V2Client, models: V2Fixture) -> None:
+    models.add_simple()
     stream = client.stream()
     stream.send(**simple(13, id="unlucky"))
     stream.send(**simple(id="unknown", model_name="nope"))
@@ -150,11 +122,11 @@ def test_a_failure_is_an_answer_and_the_stream_goes_on(client: V2Client, house: 
     assert not good.error_message
     assert good.infer_response.id == "good"
     assert all(final(answer) for answer in (unlucky, unknown, good))
-    assert (house.count("INTERNAL"), house.count("OK")) == (1, 1)
+    assert (models.count("INTERNAL"), models.count("OK")) == (1, 1)
 
 
-def test_who_asks_for_it_gets_the_first_failure_as_a_status(client: V2Client, house: V2Fixture) -> None:
-    house.add_simple()
+def test_who_asks_for_it_gets_the_first_failure_as_a_status(client: V2Client, models: V2Fixture) -> None:
+    models.add_simple()
     stream = client.stream(triton_grpc_error="true")
     stream.send(**simple(id="good"))
     stream.send(**simple(13))
@@ -166,10 +138,10 @@ def test_who_asks_for_it_gets_the_first_failure_as_a_status(client: V2Client, ho
     stream.end()
 
 
-def test_parts_go_out_as_they_are_made(client: V2Client, house: V2Fixture) -> None:
-    servable = house.add_simple()
+def test_parts_go_out_as_they_are_made(client: V2Client, models: V2Fixture) -> None:
+    servable = models.add_simple()
     servable.model.gate.clear()
-    house.add("repeat", Repeater())
+    models.add("repeat", Repeater())
     stream = client.stream()
     stream.send(**simple(id="slow"))
     stream.send(**repeat(5, 6, id="parts", parameters=EMPTY_FINAL))
@@ -183,8 +155,8 @@ def test_parts_go_out_as_they_are_made(client: V2Client, house: V2Fixture) -> No
     assert [answer.infer_response.id for answer in stream.rest()] == ["slow"]
 
 
-def test_an_end_without_content_is_only_said_to_those_who_ask(client: V2Client, house: V2Fixture) -> None:
-    house.add("repeat", Repeater())
+def test_an_end_without_content_is_only_said_to_those_who_ask(client: V2Client, models: V2Fixture) -> None:
+    models.add("repeat", Repeater())
     stream = client.stream()
     stream.send(**repeat())
     stream.send(**repeat(7))
@@ -195,22 +167,22 @@ def test_an_end_without_content_is_only_said_to_those_who_ask(client: V2Client, 
     assert [first_sum(answer.infer_response) for answer in answers if not answer.error_message] == [7]
 
 
-def test_the_end_of_a_stream_cancels_its_requests(client: V2Client, house: V2Fixture) -> None:
-    servable, repeater = house.add_simple(), house.add("repeat", Repeater())
+def test_the_end_of_a_stream_cancels_its_requests(client: V2Client, models: V2Fixture) -> None:
+    servable, repeater = models.add_simple(), models.add("repeat", Repeater())
     servable.model.gate.clear()
     repeater.gate.clear()
     stream = client.stream()
     for _ in range(3):
         stream.send(**simple())
     stream.send(**repeat(1))
-    wait_until(lambda: house.handles == 4 and servable.pending == 2, "one run has begun")
+    wait_until(lambda: models.handles == 4 and servable.pending == 2, "one run has begun")
     stream.calls.cancel()
     stream.end()
     assert repeater.cancelled.wait(20)
     wait_until(lambda: servable.pending == 0, "pending")
     servable.model.gate.set()
-    wait_until(lambda: house.handles == 1, "handles")
-    assert house.count("CANCELLED") == 3
+    wait_until(lambda: models.handles == 1, "handles")
+    assert models.count("CANCELLED") == 3
     assert len(servable.model.runs) == 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -15,14 +15,6 @@ from tfs_lite.protocols.v2.messages import ModelInferRequest, ModelStreamInferRe
 from tfs_lite.server.v2.grpc_stream import V2Stream
 from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 from tfs_lite.transport.table import CallContext
-
-
-@pytest.fixture
-def house() -> Iterator[V2Fixture]:
-    house = V2Fixture()
-    yield house
-    house.close()
-    assert house.handles == 0
 
 
 class Requests:
@@ -75,18 +67,18 @@ def read(data: bytes) -> Any:
     return ModelStreamInferResponse.FromString(data)
 
 
-def test_no_more_requests_are_read_than_may_be_in_flight(house: V2Fixture) -> None:
-    servable = house.add_simple()
+def test_no_more_requests_are_read_than_may_be_in_flight(models: V2Fixture) -> None:
+    servable = models.add_simple()
     servable.model.gate.clear()
     requests = Requests(20)
 
     async def scenario() -> None:
-        stream = V2Stream(house.infer, CallContext(None), max_in_flight=4)
+        stream = V2Stream(models.infer, CallContext(None), max_in_flight=4)
         async with aclosing(stream.run(requests.__aiter__())) as answers:  # type: ignore[type-var]
             first = asyncio.ensure_future(anext(answers))
-            await until(lambda: house.handles == 4 and requests.read == 5)
+            await until(lambda: models.handles == 4 and requests.read == 5)
             await turns(50)
-            assert (house.handles, requests.read) == (4, 5)
+            assert (models.handles, requests.read) == (4, 5)
             servable.model.gate.set()
             ids = [read(await first).infer_response.id]
             ids += [read(answer).infer_response.id async for answer in answers]
@@ -95,15 +87,15 @@ def test_no_more_requests_are_read_than_may_be_in_flight(house: V2Fixture) -> No
     run(scenario())
 
 
-def test_a_client_that_takes_no_parts_is_not_waited_for(house: V2Fixture) -> None:
-    house.add("repeat", Repeater())
+def test_a_client_that_takes_no_parts_is_not_waited_for(models: V2Fixture) -> None:
+    models.add("repeat", Repeater())
     requests = Requests(1, *range(50), model="repeat")
 
     async def scenario() -> None:
-        stream = V2Stream(house.infer, CallContext(None), max_parts=10)
+        stream = V2Stream(models.infer, CallContext(None), max_parts=10)
         async with aclosing(stream.run(requests.__aiter__())) as answers:  # type: ignore[type-var]
             first = read(await anext(answers))
-            await until(lambda: bool(house.count("RESOURCE_EXHAUSTED", "repeat")))
+            await until(lambda: bool(models.count("RESOURCE_EXHAUSTED", "repeat")))
             rest = [read(answer) async for answer in answers]
             assert len(first.infer_response.outputs) == 1
             assert "to take" in rest[-1].error_message
@@ -112,49 +104,49 @@ def test_a_client_that_takes_no_parts_is_not_waited_for(house: V2Fixture) -> Non
     run(scenario())
 
 
-def test_a_stream_that_is_closed_leaves_nothing_behind(house: V2Fixture) -> None:
-    servable = house.add_simple()
+def test_a_stream_that_is_closed_leaves_nothing_behind(models: V2Fixture) -> None:
+    servable = models.add_simple()
     servable.model.gate.clear()
 
     async def scenario() -> None:
-        stream = V2Stream(house.infer, CallContext(None))
+        stream = V2Stream(models.infer, CallContext(None))
         async with aclosing(stream.run(Requests(5).__aiter__())) as answers:  # type: ignore[type-var]
             first = asyncio.ensure_future(anext(answers))
-            await until(lambda: house.handles == 5)
+            await until(lambda: models.handles == 5)
             first.cancel()
             await asyncio.wait({first})
         assert len(asyncio.all_tasks()) == 1
         servable.model.gate.set()
-        await until(lambda: house.handles == 0)
+        await until(lambda: models.handles == 0)
 
     run(scenario())
-    assert house.count("CANCELLED") == 5
+    assert models.count("CANCELLED") == 5
 
 
-def test_requests_that_cannot_be_read_are_failures_of_their_own(house: V2Fixture) -> None:
-    house.add_simple()
+def test_requests_that_cannot_be_read_are_failures_of_their_own(models: V2Fixture) -> None:
+    models.add_simple()
 
     async def requests() -> AsyncIterator[bytes]:
         yield b"\xff\xff"
         yield Requests(1).message(7).SerializeToString()
 
     async def scenario() -> None:
-        answers = [read(answer) async for answer in V2Stream(house.infer, CallContext(None)).run(requests())]
+        answers = [read(answer) async for answer in V2Stream(models.infer, CallContext(None)).run(requests())]
         assert "are not a" in answers[0].error_message
         assert answers[1].infer_response.id == "7"
 
     run(scenario())
 
 
-def test_requests_that_break_off_are_the_end_of_the_stream(house: V2Fixture) -> None:
-    house.add_simple()
+def test_requests_that_break_off_are_the_end_of_the_stream(models: V2Fixture) -> None:
+    models.add_simple()
 
     async def requests() -> AsyncIterator[bytes]:
         yield Requests(1).message(7).SerializeToString()
         raise ServingError(StatusCode.UNAVAILABLE, "broken off")
 
     async def scenario() -> None:
-        answers = V2Stream(house.infer, CallContext(None)).run(requests())
+        answers = V2Stream(models.infer, CallContext(None)).run(requests())
         assert read(await anext(answers)).infer_response.id == "7"
         with pytest.raises(ServingError, match="broken off"):
             await anext(answers)

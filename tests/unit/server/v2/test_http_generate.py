@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-import httpx
 import numpy as np
 import orjson
 import pytest
@@ -18,7 +17,7 @@ from tfs_lite.protocols.dtypes import Array
 from tfs_lite.server.v2.http_events import EVENT_BYTES, EventRoom
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import BATCH, Repeater
-from tfs_lite.testing.servers.v2_http_fixture import TIMEOUT, V2HttpFixture, serving_v2
+from tfs_lite.testing.servers.v2_http_fixture import TIMEOUT, V2HttpFixture, error, events, serving_v2
 
 STREAM, ONE = "/v2/models/repeat/generate_stream", "/v2/models/repeat/generate"
 EVENTS = "text/event-stream; charset=utf-8"
@@ -62,20 +61,6 @@ def served() -> Iterator[V2HttpFixture]:
         one.models.add_simple()
         one.models.add_echo("text", DataType.STRING, BATCH)
         yield one
-
-
-def events(answer: httpx.Response) -> list[dict[str, Any]]:
-    assert answer.headers["content-type"] == EVENTS
-    *pieces, rest = answer.content.split(b"\n\n")
-    assert rest == b""
-    assert all(piece.startswith(b"data: ") for piece in pieces)
-    return [orjson.loads(piece[6:]) for piece in pieces]
-
-
-def error(answer: httpx.Response) -> str:
-    assert (answer.headers["content-type"], list(answer.json())) == ("application/json", ["error"])
-    text: str = answer.json()["error"]
-    return text
 
 
 def test_every_answer_of_a_decoupled_model_is_an_event(served: V2HttpFixture) -> None:

@@ -20,7 +20,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.v2.http_replies import v2_error
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import BATCH, Repeater
-from tfs_lite.testing.servers.v2_http_fixture import TIMEOUT, V2HttpFixture, serving_v2
+from tfs_lite.testing.servers.v2_http_fixture import TIMEOUT, V2HttpFixture, error, serving_v2
 
 SIMPLE = "/v2/models/simple/infer"
 ROWS = np.arange(8, dtype=np.int32).reshape(2, 4)
@@ -41,13 +41,6 @@ def binary_body(**changes: Any) -> tuple[bytes, str]:
     ]
     text = orjson.dumps({"inputs": inputs, **changes})
     return text + ROWS.tobytes() * 2, str(len(text))
-
-
-def error(answer: httpx.Response) -> str:
-    assert answer.headers["content-type"] == "application/json"
-    assert list(answer.json()) == ["error"]
-    text: str = answer.json()["error"]
-    return text
 
 
 @pytest.fixture(scope="module")

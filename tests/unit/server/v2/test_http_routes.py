@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
 import pytest
 
 from tfs_lite.core.signature import DataType
 from tfs_lite.testing.servers.v2_fixture import BATCH
-from tfs_lite.testing.servers.v2_http_fixture import V2HttpFixture, serving_v2
+from tfs_lite.testing.servers.v2_http_fixture import V2HttpFixture, error, serving_v2
 
 
 @pytest.fixture
@@ -23,12 +22,6 @@ def served() -> Iterator[V2HttpFixture]:
         one.models.add_simple(version=3)
         one.models.add_echo("a/b ü", DataType.FLOAT, BATCH, 2)
         yield one
-
-
-def error(answer: httpx.Response) -> str:
-    assert (answer.headers["content-type"], list(answer.json())) == ("application/json", ["error"])
-    text: str = answer.json()["error"]
-    return text
 
 
 def test_server_tells_who_it_is(served: V2HttpFixture) -> None:
