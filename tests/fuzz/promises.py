@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import numpy as np
 import ormsgpack
-from house import Reply
+from handlers import Reply
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.grpc.status import truncate

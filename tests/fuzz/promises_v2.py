@@ -7,8 +7,8 @@ import json
 import zlib
 from typing import Any
 
-from house import Reply
-from house_v2 import house_v2
+from handlers import Reply
+from handlers_v2 import handlers_v2
 from promises import BLAMES_THE_REQUEST, Violation, check_details, require
 
 from tfs_lite.core.status import ServingError, StatusCode
@@ -33,18 +33,18 @@ def check_refusal(error: ServingError, size: int) -> None:
     require(allowed, f"{error.code.name}: {words}")
     require(words.strip(), f"{error.code.name} without a word")
     require(len(words) <= MAX_WORDS + 8 * size, "an error is much longer than its request")
-    require(house_v2().root not in words, f"an error tells where files are: {words}")
+    require(handlers_v2().root not in words, f"an error tells where files are: {words}")
     check_details(error)
 
 
 def check_left() -> None:
     """Nothing of a request stays, and nothing happened that nobody was told of."""
-    house = house_v2()
-    require(house.house.handles == 0, f"{house.house.handles} handles are not given back")
-    require(house.http_resources.bodies.numbers.held_bytes == 0, "the room of a body is not given back")
-    require(house.room.held == 0, "the room of answers is not given back")
-    require(not house.checks.left(), f"files of a load call are left: {house.checks.left()}")
-    unseen = house.take_unseen()
+    handlers = handlers_v2()
+    require(handlers.fixture.handles == 0, f"{handlers.fixture.handles} handles are not given back")
+    require(handlers.http_resources.bodies.numbers.held_bytes == 0, "the room of a body is not given back")
+    require(handlers.room.held == 0, "the room of answers is not given back")
+    require(not handlers.checks.left(), f"files of a load call are left: {handlers.checks.left()}")
+    unseen = handlers.take_unseen()
     require(not unseen, f"unseen: {unseen}")
 
 
@@ -97,7 +97,7 @@ def _check_tree(reply: Reply, text: bytes) -> None:
         allowed = reply.status < 500 or reply.status == 501 or POLL_FAILURE in words or words == ONE_ANSWER
         require(allowed, f"{reply.status}: {words[:300]!r}")
         require(words != "internal error", f"{reply.status}: {words!r}")
-        require(house_v2().root not in words, f"an error tells where files are: {words}")
+        require(handlers_v2().root not in words, f"an error tells where files are: {words}")
         return
     for output in tree.get("outputs", []) if isinstance(tree, dict) else []:
         if isinstance(output, dict) and "data" in output:

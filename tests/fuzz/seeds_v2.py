@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import text_format
-from house_v2 import MODEL_CONFIG, MODELS, REGION
+from handlers_v2 import MODEL_CONFIG, MODELS, REGION
 from seeds_messages import wire
 from targets_v2 import framed
 

@@ -19,7 +19,7 @@ from unittest import mock
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from house import PLATFORMS, ROOT, Model, house
+from handlers import PLATFORMS, ROOT, Model, handlers
 from promises import check_details, check_error, check_reply, plain, require, same
 from targets_generation import TARGETS_GENERATION
 from targets_v2 import TARGETS_V2, use_settings
@@ -63,8 +63,8 @@ def predict(data: bytes) -> None:
             decode(tensor, name)
     for alike in (data, *_alike(data)):
         known, anew = (
-            _prediction(lambda it: house().grpc("Predict", it), alike),
-            _prediction(house().predict_anew, alike),
+            _prediction(lambda it: handlers().grpc("Predict", it), alike),
+            _prediction(handlers().predict_anew, alike),
         )
         require(known == anew, f"a server that remembers requests answers {known!r}, one that does not {anew!r}")
 
@@ -287,9 +287,9 @@ TARGETS: dict[str, Target] = {
 
 def _grpc(method: str, data: bytes) -> bytes | None:
     """The answer; None for a refusal that is in order."""
-    house().handles, answer = 0, None
+    handlers().handles, answer = 0, None
     try:
-        answer = house().grpc(method, data)
+        answer = handlers().grpc(method, data)
     except ServingError as error:
         check_error(error)
         check_details(error)
@@ -299,14 +299,14 @@ def _grpc(method: str, data: bytes) -> bytes | None:
 
 
 def _http(data: bytes) -> None:
-    house().handles = 0
-    reply = house().http(data)
+    handlers().handles = 0
+    reply = handlers().http(data)
     if reply is not None:
         check_reply(reply)
         short = reply.status < 400 or len(reply.body) <= MAX_WORDS + 8 * len(data)
         require(short, "an error is much longer than its request")
         _check_handles()
-        require(house().bodies.numbers.held_bytes == 0, "the room of a body is not given back")
+        require(handlers().bodies.numbers.held_bytes == 0, "the room of a body is not given back")
 
 
 def _request(head: str, body: bytes) -> bytes:
@@ -314,7 +314,7 @@ def _request(head: str, body: bytes) -> bytes:
 
 
 def _check_handles() -> None:
-    held = house().handles
+    held = handlers().handles
     require(held == 0, f"{held} handles are not given back")
 
 

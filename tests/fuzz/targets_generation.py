@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from house import Reply
-from house_generation import house_generation, refusal_of
+from handlers import Reply
+from handlers_generation import handlers_generation, refusal_of
 from promises import check_details, check_error, require
 
 from tfs_lite.adapters.contract import VersionFiles
@@ -47,7 +47,8 @@ def generate_body(data: bytes) -> None:
     takes the other takes, but for several texts."""
     model = "ids" if data[:1] == b"i" else "lm"
     replies = [
-        house_generation().generate(f"/v2/models/{model}/{verb}", data[1:]) for verb in ("generate", "generate_stream")
+        handlers_generation().generate(f"/v2/models/{model}/{verb}", data[1:])
+        for verb in ("generate", "generate_stream")
     ]
     for reply in replies:
         trees = _trees(reply, len(data))
@@ -65,9 +66,9 @@ def generation_tensors(data: bytes) -> None:
         request = PredictRequest.FromString(data)
     except DecodeError:
         request = PredictRequest()
-    whole, refused = refusal_of(lambda: house_generation().predict(data))
+    whole, refused = refusal_of(lambda: handlers_generation().predict(data))
     _check_left()
-    pieces, stopped = refusal_of(lambda: house_generation().streamed([data]))
+    pieces, stopped = refusal_of(lambda: handlers_generation().streamed([data]))
     _check_left()
     for error in (refused, stopped):
         if error is not None:
@@ -165,7 +166,7 @@ def _use(codec: TextCodec) -> None:
 
 
 def _openai(path: str, data: bytes) -> None:
-    reply = house_generation().openai(path, data)
+    reply = handlers_generation().openai(path, data)
     in_time = b"timeout" in data
     for tree in _trees(reply, len(data), in_time):
         failed = list(tree) == ["error"]
@@ -197,7 +198,7 @@ def _trees(reply: Reply, size: int, in_time: bool = False) -> list[dict[str, Any
 
 
 def _check_left() -> None:
-    left = house_generation().left()
+    left = handlers_generation().left()
     require(not left, f"{left}")
 
 

@@ -13,7 +13,7 @@ from unittest import mock
 
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
-from house_v2 import MODELS, house_v2, refusal
+from handlers_v2 import MODELS, handlers_v2, refusal
 from promises import check_error, require
 from promises_v2 import check_infer_response, check_left, check_refusal, check_stream_answer, check_v2_reply
 
@@ -39,14 +39,14 @@ def v2_infer(data: bytes) -> None:
     for least in (v2_grpc.SPLIT_BYTES, 0):
         with mock.patch.object(v2_grpc, "SPLIT_BYTES", least):
             answers.append(_infer(data))
-        house_v2().reset()
+        handlers_v2().reset()
     require(answers[0] == answers[1], f"whole it is {answers[0]!r}, in pieces {answers[1]!r}")
 
 
 def _infer(data: bytes) -> object:
     """What is answered, in any form that can be compared."""
     try:
-        answer = v2.ModelInferResponse.FromString(house_v2().grpc("ModelInfer", data))
+        answer = v2.ModelInferResponse.FromString(handlers_v2().grpc("ModelInfer", data))
     except ServingError as error:
         check_refusal(error, len(data))
         check_left()
@@ -61,7 +61,7 @@ def v2_stream(data: bytes) -> None:
     requests = list(islice(frames(data[1:]), MAX_REQUESTS))
     wants_status = data[:1] == b"e"
     try:
-        answers = house_v2().stream(requests, {GRPC_ERROR: "true"} if wants_status else {})
+        answers = handlers_v2().stream(requests, {GRPC_ERROR: "true"} if wants_status else {})
     except ServingError as error:
         require(wants_status, f"a stream ended with {error.code.name}: {error}")
         check_refusal(error, len(data))
@@ -70,7 +70,7 @@ def v2_stream(data: bytes) -> None:
             check_stream_answer(answer)
         require(len(answers) >= sum(map(_has_an_answer, requests)), "a request has no answer")
     check_left()
-    house_v2().reset()
+    handlers_v2().reset()
 
 
 def frames(data: bytes) -> list[bytes]:
@@ -119,7 +119,7 @@ def v2_generate(data: bytes) -> None:
 def v2_http(data: bytes) -> None:
     """A whole HTTP/1.1 request."""
     _http(data)
-    house_v2().reset_settings()
+    handlers_v2().reset_settings()
 
 
 def v2_load(data: bytes) -> None:
@@ -160,8 +160,8 @@ CONTROL_METHODS = {
 def v2_control(data: bytes) -> None:
     """A request of another method after a byte for the method."""
     _grpc(CONTROL_METHODS.get(data[0] if data else 0, "ServerMetadata"), data[1:])
-    house_v2().reset_settings()
-    house_v2().reset()
+    handlers_v2().reset_settings()
+    handlers_v2().reset()
 
 
 def v2_config(data: bytes) -> None:
@@ -207,18 +207,18 @@ def _settings(parse: Callable[[], ModelSettings]) -> ModelSettings | str:
 
 
 def _grpc(method: str, data: bytes) -> None:
-    error = refusal(lambda: house_v2().grpc(method, data))
+    error = refusal(lambda: handlers_v2().grpc(method, data))
     if error is not None:
         check_refusal(error, len(data))
     check_left()
 
 
 def _http(data: bytes) -> None:
-    reply = house_v2().http(data)
+    reply = handlers_v2().http(data)
     if reply is not None:
         check_v2_reply(reply, len(data))
         check_left()
-        house_v2().reset()
+        handlers_v2().reset()
 
 
 def _model(choice: bytes) -> str:

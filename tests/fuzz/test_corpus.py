@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from house import close_house
-from house_generation import close_house_generation
-from house_v2 import close_house_v2
+from handlers import close_handlers
+from handlers_generation import close_handlers_generation
+from handlers_v2 import close_handlers_v2
 from mutators import MUTATORS
 from promises import Violation
 from seeds import CORPUS, SEEDS
@@ -25,11 +25,11 @@ DRIVER = CORPUS.parent / "drive.py"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_house() -> Iterator[None]:
+def one_set_of_handlers() -> Iterator[None]:
     yield
-    close_house()
-    close_house_v2()
-    close_house_generation()
+    close_handlers()
+    close_handlers_v2()
+    close_handlers_generation()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.name}")
@@ -56,9 +56,9 @@ def test_the_corpora_are_those_that_the_seeds_make() -> None:
 
 
 def test_a_broken_promise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import house
+    import handlers
 
-    monkeypatch.setattr(house.House, "_release", lambda self: None)
+    monkeypatch.setattr(handlers.Handlers, "_release", lambda self: None)
     with pytest.raises(Violation, match="1 handles are not given back"):
         TARGETS["model_info"]((CORPUS / "model_info" / "default").read_bytes())
 

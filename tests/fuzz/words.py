@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from house import FUNCTIONS, MODEL
+from handlers import FUNCTIONS, MODEL
 
 from tfs_lite.core.signature import METHODS
 

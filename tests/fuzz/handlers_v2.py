@@ -1,9 +1,9 @@
 """The KServe V2 side of what the fuzz targets send their bytes to: both services before models that answer at once.
 
-    house_v2().grpc("ModelInfer", data)         the answer's bytes; raises what the handler raises
-    house_v2().stream(messages, metadata)       every answer of one ModelStreamInfer
-    house_v2().http(data)                       an HTTP/1.1 request as it comes from a socket -> Reply
-    house_v2().load(name, parameters)           what a load call checks and writes before it loads anything
+    handlers_v2().grpc("ModelInfer", data)         the answer's bytes; raises what the handler raises
+    handlers_v2().stream(messages, metadata)       every answer of one ModelStreamInfer
+    handlers_v2().http(data)                       an HTTP/1.1 request as it comes from a socket -> Reply
+    handlers_v2().load(name, parameters)           what a load call checks and writes before it loads anything
 
 What goes wrong where no client sees it, on the event loop or in the log, is kept in ``unseen``.
 """
@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from house import MAX_BODY_BYTES, MAX_BYTES, MAX_ROWS, PATIENCE, Reply, parse_http, receiver, sender
+from handlers import MAX_BODY_BYTES, MAX_BYTES, MAX_ROWS, PATIENCE, Reply, parse_http, receiver, sender
 from starlette.requests import Request
 
 from tfs_lite.config.model_export import config_json, config_message
@@ -34,11 +34,10 @@ from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.v2.tensors import name_of
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
-from tfs_lite.server.v2.control import RegionStatus
 from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.server.v2.http_app import V2HttpApp
 from tfs_lite.server.v2.http_events import EventRoom
-from tfs_lite.server.v2.shared_memory import FOLDER, SharedRegions
+from tfs_lite.server.v2.shared_memory import FOLDER, RegionStatus, SharedRegions
 from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.model_configs import ConfigOverride, ModelConfigs
 from tfs_lite.serving.options import ServerOptions
@@ -209,10 +208,10 @@ class LoadChecks(RepositoryControl):
 
 
 class Control(FixtureControl):
-    """Of the models of the house; loads are checked, not done."""
+    """Of the models of the handlers; loads are checked, not done."""
 
-    def __init__(self, house: V2Fixture, regions: SharedRegions, checks: LoadChecks) -> None:
-        super().__init__(house, regions)
+    def __init__(self, fixture: V2Fixture, regions: SharedRegions, checks: LoadChecks) -> None:
+        super().__init__(fixture, regions)
         self._checks = checks
 
     def model_config(self, name: str, version: int | None) -> Message:
@@ -226,7 +225,7 @@ class Control(FixtureControl):
         self._checks.unload(name, unload_dependents)
 
 
-class HouseV2:
+class V2Handlers:
     """Every way to its models. ``unseen``: what nobody was told of, since the last call of ``take_unseen``."""
 
     def __init__(self) -> None:
@@ -240,21 +239,21 @@ class HouseV2:
         self._watch_log()
         self.regions = SharedRegions(max_bytes=MAX_BYTES)
         self._inside.callback(self.regions.close)
-        self.house = V2Fixture(self.regions)
+        self.fixture = V2Fixture(self.regions)
         for name, function in FUNCTIONS.items():
-            self.house.add(name, Answerer(*function))
-        self.house.add("m", Answerer(*FUNCTIONS["m"]), version=3)
-        self.house.add("repeat", Repeat())
+            self.fixture.add(name, Answerer(*function))
+        self.fixture.add("m", Answerer(*FUNCTIONS["m"]), version=3)
+        self.fixture.add("repeat", Repeat())
         self.checks = LoadChecks(self.root)
         self._inside.callback(self.checks.close)
-        self.control = Control(self.house, self.regions, self.checks)
+        self.control = Control(self.fixture, self.regions, self.checks)
         self._inside.callback(self.control.settings.close)
         slow = BackgroundRunner("V2", 1, 8)
         self._inside.callback(slow.close)
         self.http_resources = HttpResources(HttpLimits(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2), slow)
         self.room = EventRoom()
-        self._app = V2HttpApp(self.house.infer, self.control, self.http_resources, self.room)
-        rows = V2GrpcService(self.house.infer, self.control).methods()
+        self._app = V2HttpApp(self.fixture.infer, self.control, self.http_resources, self.room)
+        rows = V2GrpcService(self.fixture.infer, self.control).methods()
         self._handlers: dict[str, Any] = {row.name: row.handler for row in rows}
         self._memory = -1
         self._make_region()
@@ -303,12 +302,12 @@ class HouseV2:
 
     def reset_settings(self) -> None:
         log = {name: value for name, value in LOG_DEFAULTS.items() if name != "log_file"}
-        self.control.update_log_settings(log)
+        self.control.settings.update_log_settings(log)
         trace: dict[str, tuple[str, ...]] = dict.fromkeys(
             ("trace_level", "trace_rate", "trace_count", "log_frequency"), ()
         )
-        for model in (None, *dict.fromkeys(name for name, _ in self.house.servables)):
-            self.control.update_trace_settings(model, trace)
+        for model in (None, *dict.fromkeys(name for name, _ in self.fixture.servables)):
+            self.control.settings.update_trace_settings(model, trace)
 
     def close(self) -> None:
         self._inside.close()
@@ -346,15 +345,15 @@ class HouseV2:
 
 
 @functools.cache
-def house_v2() -> HouseV2:
-    """The one house of this process."""
-    return HouseV2()
+def handlers_v2() -> V2Handlers:
+    """Those of this process."""
+    return V2Handlers()
 
 
-def close_house_v2() -> None:
-    if house_v2.cache_info().currsize:
-        house_v2().close()
-        house_v2.cache_clear()
+def close_handlers_v2() -> None:
+    if handlers_v2.cache_info().currsize:
+        handlers_v2().close()
+        handlers_v2.cache_clear()
 
 
 def refusal(act: Callable[[], object]) -> ServingError | None:

@@ -1,9 +1,9 @@
 """Language models, as what the fuzz targets send their bytes to: OpenAI's API, V2's generate, and TensorFlow's messages
 in front of real engines whose models need no network.
 
-    house_generation().openai(path, body)     -> Reply
-    house_generation().generate(path, body)   -> Reply
-    house_generation().predict(data), .streamed([data, ...])
+    handlers_generation().openai(path, body)     -> Reply
+    handlers_generation().generate(path, body)   -> Reply
+    handlers_generation().predict(data), .streamed([data, ...])
 
 Everything but the engines' threads runs on one event loop, which only runs while a request is answered.
 """
@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from house import MAX_BODY_BYTES, MAX_BYTES, PATIENCE, Reply, receiver, sender
+from handlers import MAX_BODY_BYTES, MAX_BYTES, PATIENCE, Reply, receiver, sender
 from starlette.requests import Request
 
 from tfs_lite.core.clock import SystemClock
@@ -47,7 +47,7 @@ T = TypeVar("T")
 SLOTS, LENGTH, QUEUE = 8, 64, 128
 
 
-class HouseGeneration:
+class GenerationHandlers:
     """``lm`` has a tokenizer and a template, ``bare`` no template, ``ids`` neither; ``simple`` is another model."""
 
     def __init__(self) -> None:
@@ -59,25 +59,25 @@ class HouseGeneration:
         self._watch_log()
         regions = SharedRegions(max_bytes=MAX_BYTES)
         self._inside.callback(regions.close)
-        self.house = V2Fixture(regions)
-        self._inside.callback(self.house.close)
+        self.fixture = V2Fixture(regions)
+        self._inside.callback(self.fixture.close)
         self.models = {
             "lm": self._add("lm", ByteCodec()),
             "bare": self._add("bare", ByteCodec(has_chat_template=False)),
             "ids": self._add("ids", None),
         }
-        self.house.add_simple()
+        self.fixture.add_simple()
         slow = BackgroundRunner("generation", 1, 8)
         self._inside.callback(slow.close)
         self.http = HttpResources(HttpLimits(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2), slow)
-        house = self.house
-        self._openai = OpenAiApp(house.predictor, house.lookup, self._listing, house.metrics, self.http)
-        control = FixtureControl(house, regions)
-        self._v2 = V2HttpApp(house.infer, control, self.http)
-        inferences = Inferences(house.predictor, max_bytes=MAX_BYTES)
+        fixture = self.fixture
+        self._openai = OpenAiApp(fixture.predictor, fixture.lookup, self._listing, fixture.metrics, self.http)
+        control = FixtureControl(fixture, regions)
+        self._v2 = V2HttpApp(fixture.infer, control, self.http)
+        inferences = Inferences(fixture.predictor, max_bytes=MAX_BYTES)
         settings = PredictSettings(MAX_BYTES)
-        self._predict = PredictionService(house.predictor, inferences, house.lookup, house.metrics, settings)
-        self._streamed = PredictStreamedService(house.predictor, house.metrics, settings)
+        self._predict = PredictionService(fixture.predictor, inferences, fixture.lookup, fixture.metrics, settings)
+        self._streamed = PredictStreamedService(fixture.predictor, fixture.metrics, settings)
 
     def openai(self, path: str, body: bytes) -> Reply:
         return self._http(self._openai_answer, path, body)
@@ -103,8 +103,8 @@ class HouseGeneration:
     def left(self) -> list[str]:
         """What a request has left behind that has to be gone, and what nobody was told of."""
         found, self._unseen = self._unseen, []
-        if self.house.handles:
-            found.append(f"{self.house.handles} handles are not given back")
+        if self.fixture.handles:
+            found.append(f"{self.fixture.handles} handles are not given back")
         if self.http.bodies.numbers.held_bytes:
             found.append("the room of a body is not given back")
         for name, (model, servable) in self.models.items():
@@ -133,11 +133,11 @@ class HouseGeneration:
         clock = SystemClock()
         self._inside.callback(clock.close)
         servable = GenerativeServable(model, ServableId(name, 1), settings, clock=clock)
-        self.house.add(name, servable)
+        self.fixture.add(name, servable)
         return model, servable
 
     def _listing(self) -> list[tuple[str, list[int], float]]:
-        return [(name, [version], 0.0) for name, version in self.house.servables]
+        return [(name, [version], 0.0) for name, version in self.fixture.servables]
 
     async def _openai_answer(self, request: Request, path: str) -> Any:
         return await self._openai.answer(request, path, "")
@@ -178,15 +178,15 @@ class HouseGeneration:
 
 
 @functools.cache
-def house_generation() -> HouseGeneration:
-    """The one house of this process."""
-    return HouseGeneration()
+def handlers_generation() -> GenerationHandlers:
+    """Those of this process."""
+    return GenerationHandlers()
 
 
-def close_house_generation() -> None:
-    if house_generation.cache_info().currsize:
-        house_generation().close()
-        house_generation.cache_clear()
+def close_handlers_generation() -> None:
+    if handlers_generation.cache_info().currsize:
+        handlers_generation().close()
+        handlers_generation.cache_clear()
 
 
 def refusal_of(act: Callable[[], T]) -> tuple[T | None, ServingError | None]:

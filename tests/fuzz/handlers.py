@@ -1,8 +1,8 @@
 """What the fuzz targets send their bytes to: every gRPC handler and the HTTP application, in front of one model that
 answers at once. The same parts as in a server, put together without sockets, disk and torch models.
 
-    house().grpc("Predict", data)      the answer's bytes; raises what the handler raises
-    house().http(data)                 an HTTP/1.1 request as it comes from a socket -> Reply
+    handlers().grpc("Predict", data)      the answer's bytes; raises what the handler raises
+    handlers().http(data)                 an HTTP/1.1 request as it comes from a socket -> Reply
 
 Everything runs on one event loop, which only runs while a request is answered.
 """
@@ -212,7 +212,7 @@ class Reply:
     broken_off: bool = False
 
 
-class House:
+class Handlers:
     """One model, ``m`` version 7, and every way to it."""
 
     def __init__(self) -> None:
@@ -308,15 +308,15 @@ class _Core:
 
 
 @functools.cache
-def house() -> House:
-    """The one house of this process."""
-    return House()
+def handlers() -> Handlers:
+    """Those of this process."""
+    return Handlers()
 
 
-def close_house() -> None:
-    if house.cache_info().currsize:
-        house().close()
-        house.cache_clear()
+def close_handlers() -> None:
+    if handlers.cache_info().currsize:
+        handlers().close()
+        handlers.cache_clear()
 
 
 def _meaning(config: ModelServerConfig) -> list[Any]:
