@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -19,35 +19,14 @@ from tfs_lite.schedulers.batching.settings import BatchSettings
 from tfs_lite.schedulers.items import ItemRule, ItemServable
 from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.schedulers.requests import PATIENCE, Request
+from tfs_lite.testing.schedulers.sequence_models import Gate
 
 BATCH = SymbolicDim("batch", 4)
 SIGNATURE = Signature((TensorSpec("x", DataType.FLOAT, (BATCH,)),), (TensorSpec("y", DataType.FLOAT, (BATCH,)),))
 
 
-class Gate:
-    """Something that threads pass one by one, when it is open."""
-
-    def __init__(self) -> None:
-        self._open = threading.Event()
-        self._open.set()
-        self.entered = threading.Semaphore(0)
-
-    def shut(self) -> None:
-        self._open.clear()
-
-    def open(self) -> None:
-        self._open.set()
-
-    def pass_through(self) -> None:
-        self.entered.release()
-        assert self._open.wait(PATIENCE)
-
-    def wait_entered(self) -> None:
-        assert self.entered.acquire(timeout=PATIENCE)
-
-
 class StepModel(Model):
-    """x -> [v: 10 x] -> w: v -> [y: w + 1, z: -w]; its steps have gates."""
+    """x -> [v: 10 x] -> w: v -> [y: w + 1, z: -w]; its steps have gates, and record what has passed them."""
 
     platform = "test"
     signatures: ClassVar = {DEFAULT_SIGNATURE: SIGNATURE}
@@ -56,6 +35,7 @@ class StepModel(Model):
     def __init__(self) -> None:
         self.before, self.after = Gate(), Gate()
         self.prepared: list[float] = []
+        self.finished: list[float] = []
         self.error: BaseException | None = None
 
     def preprocess(self, signature: str, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
@@ -71,6 +51,7 @@ class StepModel(Model):
     def postprocess(self, signature: str, outputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Tensor]:
         self.after.pass_through()
         w = np.asarray(outputs["w"])
+        self.finished.append(float(w[0]))
         return {"y": w + 1, "z": -w}
 
 
@@ -185,12 +166,11 @@ def test_it_shows_what_the_inner_servable_shows_and_counts_what_waits_anywhere(s
     assert servable.signatures is inner.signatures
     inside = submitted(servable, 1.0)
     inner.wait_arrived()
-    model.before.wait_entered()
     assert (servable.pending, servable.pending_rows) == (1, 1)
     assert servable.models is inner.models
     model.before.shut()
     submitted(servable, 2.0)
-    model.before.wait_entered()
+    model.before.wait_for()
     submitted(servable, 3.0)
     assert (servable.pending, servable.pending_rows) == (2, 2)
     inner.run()  # now waits for postprocess
@@ -203,7 +183,9 @@ def test_failures_of_items_and_of_the_inner_servable_are_passed_on_with_their_re
     servable = serve(inner)
     refused = Status(StatusCode.INVALID_ARGUMENT, "item 0 is negative", Reason.INVALID_ITEM)
     assert submitted(servable, -1.0).answer == refused
-    assert submitted(servable, 1.0, deadline=0.0).answer.reason is Reason.JOB_EXPIRED
+    late = submitted(servable, 1.0, deadline=0.0).answer
+    assert (late.code, late.reason) == (StatusCode.DEADLINE_EXCEEDED, Reason.JOB_EXPIRED)
+    assert model.prepared == [-1.0], "what comes too late is not begun"
     answers = []
     for code in (StatusCode.INVALID_ARGUMENT, StatusCode.DEADLINE_EXCEEDED):
         answers.append(submitted(servable, 1.0))
@@ -215,7 +197,7 @@ def test_failures_of_items_and_of_the_inner_servable_are_passed_on_with_their_re
         Status(StatusCode.DEADLINE_EXCEEDED, text, Reason.JOB_EXPIRED),
     ]
     assert answers[0].call.queue_seconds == 0.25
-    assert not model.after.entered.acquire(blocking=False), "nothing came to postprocess"
+    assert model.finished == []
 
 
 @pytest.mark.parametrize(
@@ -240,8 +222,7 @@ def test_several_threads_prepare_at_once(serve, model):
     model.before.shut()
     servable = serve(HeldServable(now=True), threads=3)
     answers = [submitted(servable, float(x)) for x in range(4)]
-    for _ in range(3):
-        model.before.wait_entered()
+    model.before.wait_for(3)
     assert servable.pending == 1
     model.before.open()
     assert [answer.values["y"] for answer in answers] == [[1.0], [11.0], [21.0], [31.0]]
@@ -259,7 +240,7 @@ def test_more_calls_than_may_wait_are_refused_at_once(serve, model):
     model.before.shut()
     servable = serve(HeldServable(now=True), threads=1, max_waiting=2)
     running = submitted(servable, 0.0)
-    model.before.wait_entered()
+    model.before.wait_for()
     waiting = [submitted(servable, x) for x in (1.0, 2.0)]
     refused = submitted(servable, 3.0)
     assert len(refused.answers) == 1
@@ -272,15 +253,14 @@ def test_what_has_run_goes_before_what_has_not(serve, model, inner):
     servable = serve(inner, threads=1)
     first = submitted(servable, 1.0)
     inner.wait_arrived()
-    model.before.wait_entered()
     model.before.shut()
     second = submitted(servable, 2.0)
     third = submitted(servable, 3.0)
-    model.before.wait_entered()
+    model.before.wait_for()
     model.after.shut()
     inner.run()
     model.before.open()
-    model.after.wait_entered()
+    model.after.wait_for()
     assert model.prepared == [1.0, 2.0]
     assert servable.pending == 2  # the third before its preprocess, the second inside
     model.after.open()
@@ -294,36 +274,22 @@ def test_what_has_run_goes_before_what_has_not(serve, model, inner):
 # Deadlines
 
 
-def test_call_that_comes_too_late_is_not_begun(serve, model):
+def test_deadline_that_passes_while_the_call_waits_for_a_step_ends_it(serve, model, inner):
     clock = VirtualClock()
-    servable = serve(HeldServable(now=True), monotonic=clock.monotonic)
-    late = submitted(servable, 1.0, deadline=clock.monotonic())
-    assert late.code is StatusCode.DEADLINE_EXCEEDED
-    assert model.prepared == []
-
-
-def test_deadline_that_passes_while_the_call_waits_for_preprocess_ends_it(serve, model):
-    clock = VirtualClock()
-    servable = serve(HeldServable(now=True), threads=1, monotonic=clock.monotonic)
-    model.before.shut()
-    first, second = submitted(servable, 1.0), submitted(servable, 2.0, deadline=clock.monotonic() + 1)
-    model.before.wait_entered()
-    clock.advance(1.0)
-    model.before.open()
-    assert second.code is StatusCode.DEADLINE_EXCEEDED
-    assert first.values["y"] == [11.0]
-    assert model.prepared == [1.0]
-
-
-def test_deadline_that_passes_while_the_call_waits_for_postprocess_ends_it(serve, model, inner):
-    clock = VirtualClock()
-    servable = serve(inner, monotonic=clock.monotonic)
-    answer = submitted(servable, 1.0, deadline=clock.monotonic() + 1)
+    servable = serve(inner, threads=1, monotonic=clock.monotonic)
+    inside = submitted(servable, 1.0, deadline=clock.monotonic() + 1)
     inner.wait_arrived()
+    model.before.shut()
+    first, late = submitted(servable, 2.0), submitted(servable, 3.0, deadline=clock.monotonic() + 1)
+    model.before.wait_for()
     clock.advance(1.0)
     inner.run()
-    assert answer.code is StatusCode.DEADLINE_EXCEEDED
-    assert not model.after.entered.acquire(blocking=False)
+    model.before.open()
+    assert [inside.code, late.code] == [StatusCode.DEADLINE_EXCEEDED] * 2
+    inner.wait_arrived()
+    inner.run()
+    assert first.values["y"] == [21.0]
+    assert (model.prepared, model.finished) == ([1.0, 2.0], [20.0])
 
 
 # Cancelling
@@ -333,7 +299,7 @@ def test_call_cancelled_before_preprocess_is_answered_at_once(serve, model):
     model.before.shut()
     servable = serve(HeldServable(now=True), threads=1)
     first, second = submitted(servable, 1.0), submitted(servable, 2.0)
-    model.before.wait_entered()
+    model.before.wait_for()
     servable.cancel(second.call)
     assert len(second.answers) == 1
     assert second.code is StatusCode.CANCELLED
@@ -347,7 +313,7 @@ def test_call_cancelled_in_preprocess_does_not_reach_the_inner_servable(serve, m
     model.before.shut()
     servable = serve(inner)
     answer = submitted(servable, 1.0)
-    model.before.wait_entered()
+    model.before.wait_for()
     servable.cancel(answer.call)
     assert not answer.answers
     model.before.open()
@@ -355,25 +321,20 @@ def test_call_cancelled_in_preprocess_does_not_reach_the_inner_servable(serve, m
     assert inner.calls == []
 
 
-def test_call_cancelled_in_the_inner_servable_is_cancelled_there(serve, inner):
+@pytest.mark.parametrize("runs", [False, True])
+def test_call_cancelled_in_the_inner_servable_is_cancelled_there_and_not_finished_if_it_runs(serve, inner, model, runs):
     servable = serve(inner)
     answer = submitted(servable, 1.0)
     inner.wait_arrived()
+    if runs:
+        inner.cancel = lambda call: None
     servable.cancel(answer.call)
-    assert answer.answer == Status(StatusCode.CANCELLED, "the inner servable let it go")
-    assert inner.calls == []
-
-
-def test_call_cancelled_while_it_runs_is_not_finished(serve, inner, model):
-    servable = serve(inner)
-    answer = submitted(servable, 1.0)
-    inner.wait_arrived()
-    inner.cancel = lambda call: None  # it runs
-    servable.cancel(answer.call)
-    assert not answer.answers
-    inner.run()
+    assert answer.done is not runs
+    if runs:
+        inner.run()
     assert answer.code is StatusCode.CANCELLED
-    assert not model.after.entered.acquire(blocking=False)
+    assert runs or answer.message == "the inner servable let it go"
+    assert (inner.calls, model.finished) == ([], [])
 
 
 def test_call_cancelled_before_postprocess_is_answered_at_once(serve, model, inner):
@@ -383,7 +344,7 @@ def test_call_cancelled_before_postprocess_is_answered_at_once(serve, model, inn
     inner.wait_arrived()
     model.after.shut()
     inner.run()
-    model.after.wait_entered()
+    model.after.wait_for()
     inner.run()
     servable.cancel(second.call)
     assert second.code is StatusCode.CANCELLED
@@ -395,7 +356,7 @@ def test_call_cancelled_in_postprocess_is_answered_as_ever(serve, model):
     model.after.shut()
     servable = serve(HeldServable(now=True))
     answer = submitted(servable, 1.0)
-    model.after.wait_entered()
+    model.after.wait_for()
     servable.cancel(answer.call)
     model.after.open()
     assert answer.values["y"] == [11.0]
@@ -427,10 +388,9 @@ def test_closing_answers_what_waits_and_lets_what_runs_finish(model, inner):
     servable = ItemServable(inner, [model], "m-1", threads=1)
     ran = submitted(servable, 0.0)
     inner.wait_arrived()
-    model.before.wait_entered()
     model.after.shut()
     inner.run()
-    model.after.wait_entered()
+    model.after.wait_for()
     waiting = submitted(servable, 1.0)
     closing = threading.Thread(target=servable.close)
     closing.start()
@@ -447,10 +407,9 @@ def test_closing_answers_what_is_inside_and_what_is_prepared(model, inner):
     servable = ItemServable(inner, [model], "m-1", threads=1)
     inside = submitted(servable, 0.0)
     inner.wait_arrived()
-    model.before.wait_entered()
     model.before.shut()
     prepared, waiting = submitted(servable, 1.0), submitted(servable, 2.0)
-    model.before.wait_entered()
+    model.before.wait_for()
     closing = threading.Thread(target=servable.close)
     closing.start()
     assert waiting.code is StatusCode.UNAVAILABLE
@@ -494,10 +453,6 @@ def test_caller_that_raises_does_not_disturb_others(serve, caplog):
 MERGES = BatchSettings(max_batch_size=16, preferred=(8,), allowed_sizes=(2, 4, 16))
 
 
-def key_of(rule: ItemRule, **inputs: object) -> object:
-    return rule.key(inputs)
-
-
 def test_rule_knows_rows_and_bounds_of_what_clients_see_and_the_settings():
     rule = ItemRule.of(SIGNATURE, MERGES)
     assert isinstance(rule, ItemRule)
@@ -514,11 +469,10 @@ def test_rule_knows_rows_and_bounds_of_what_clients_see_and_the_settings():
 
 def test_equal_rows_share_a_run_and_others_do_not():
     rule = ItemRule.of(SIGNATURE, MERGES)
-    zeros: Callable[..., object] = np.zeros
-    key = key_of(rule, a=zeros((2, 3), np.float32), b=zeros(2, np.int64))
-    assert key == key_of(rule, b=zeros(5, np.int64), a=zeros((5, 3), np.float32))
+    a, b = np.zeros((2, 3), np.float32), np.zeros(2, np.int64)
+    key = rule.key({"a": a, "b": b})
+    assert key == rule.key({"b": np.zeros(5, np.int64), "a": np.zeros((5, 3), np.float32)})
     assert len({key}) == 1
-    assert key != key_of(rule, a=zeros((2, 4), np.float32), b=zeros(2, np.int64))
-    assert key != key_of(rule, a=zeros((2, 3), np.float64), b=zeros(2, np.int64))
-    assert key != key_of(rule, a=zeros((2, 3), np.float32), c=zeros(2, np.int64))
-    assert key != key_of(rule, a=zeros((2, 3), np.float32))
+    wide, double = np.zeros((2, 4), np.float32), np.zeros((2, 3), np.float64)
+    for others in ({"a": wide, "b": b}, {"a": double, "b": b}, {"a": a, "c": b}, {"a": a}):
+        assert key != rule.key(others)

@@ -62,6 +62,18 @@ class SequenceServableFixture:
         self.servable.submit(request.call)
         return request
 
+    def ask_held(self, *arguments: Any, **more: Any) -> SequenceRequest:
+        """A request whose run has begun and stands still, as all runs do from now on."""
+        self.shut()
+        request = self.ask(*arguments, **more)
+        self.model.gate.wait_for()
+        return request
+
+    def start(self, *ids: int) -> None:
+        """A sequence for each, which has been answered once; each asks for its id."""
+        for id in ids:
+            self.ask(id, id, start=True).wait()
+
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """Asks again and again; other threads go on meanwhile."""
         latest = time.monotonic() + PATIENCE

@@ -43,9 +43,7 @@ def test_model_is_told_start_end_and_who_is_ready_over_time(make: Make) -> None:
     """Two sequences side by side; the second starts later and the first pauses."""
     fixture = make(sum_settings(2))
     fixture.ask(1, 11, start=True).wait()
-    fixture.shut()
-    fixture.ask(2, 11)
-    fixture.model.gate.wait_for()
+    fixture.ask_held(2, 11)
     together = [fixture.ask(3, 11), fixture.ask(5, 12, start=True)]
     fixture.open()
     for request in together:
@@ -72,9 +70,7 @@ def test_successor_of_an_ended_sequence_comes_in_the_next_run(make: Make) -> Non
 def test_request_whose_shape_differs_from_the_lowest_row_waits_and_its_row_is_a_null_row(make: Make) -> None:
     fixture = make(sum_settings(4, dims=-1))
     numbers = {1: [1, 1], 2: [2, 2], 3: [3], 4: [4, 4, 4]}
-    fixture.shut()
-    fixture.ask(numbers[1], 1, start=True)
-    fixture.model.gate.wait_for()
+    fixture.ask_held(numbers[1], 1, start=True)
     starts = [fixture.ask(numbers[id], id, start=True) for id in (2, 3, 4)]
     request = [fixture.ask(numbers[id], id) for _ in range(2) for id in (1, 2, 3, 4)]
     fixture.open()
@@ -149,9 +145,7 @@ def test_failing_batch_fails_its_requests_and_their_sequences_go_on(make: Make) 
     fixture = make()
     fixture.ask(1, 1, start=True).wait()
     fixture.ask(1, 2, start=True).wait()
-    fixture.shut()
-    fixture.ask(1, 1)
-    fixture.model.gate.wait_for()
+    fixture.ask_held(1, 1)
     failed = [fixture.ask(100, 1), fixture.ask(100, 2)]
     fixture.model.failures = [ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory for this run")] * 2
     fixture.open()

@@ -90,9 +90,7 @@ def test_state_can_grow_from_request_to_request(make: Make, how: dict[str, Any])
 def test_sequences_whose_states_differ_in_size_run_apart(make: Make) -> None:
     fixture = make(settings(one=state(-1)), GrowingModel)
     fixture.ask(1, 1, start=True).wait()
-    fixture.shut()
-    fixture.ask(1, 1)
-    fixture.model.gate.wait_for()
+    fixture.ask_held(1, 1)
     request = [fixture.ask(1, 1), fixture.ask(1, 2, start=True), fixture.ask(1, 3, start=True)]
     fixture.open()
     assert [each.sum for each in request] == [4, 2, 2]

@@ -46,9 +46,7 @@ def sums(batch: int = 4, candidates: int = 8, **oldest: object) -> Any:
 
 def queue_while_busy(fixture: Any, order: list[int]) -> list[SequenceRequest]:
     """Requests for sequences in this order, all of which come during a run for sequence 99; each asks for 1."""
-    fixture.shut()
-    first = fixture.ask(0, 99, start=True)
-    fixture.model.gate.wait_for()
+    first = fixture.ask_held(0, 99, start=True)
     known: set[int] = set()
     request = []
     for id in order:
@@ -133,9 +131,7 @@ def test_failing_batch_is_not_run_again_and_its_sequences_go_on(make: Make) -> N
     fixture = make(sums(), SumByIdModel)
     assert [each.sum for each in queue_while_busy(fixture, [1, 2, 3])] == [1, 1, 1]
     fixture.model.breaks = {13}
-    fixture.shut()
-    fixture.ask(0, 99, start=True)
-    fixture.model.gate.wait_for()
+    fixture.ask_held(0, 99, start=True)
     failed = [fixture.ask(1, 1), fixture.ask(13, 2), fixture.ask(1, 3)]
     runs = len(fixture.model.runs)
     fixture.open()
@@ -148,9 +144,7 @@ def test_failing_batch_is_not_run_again_and_its_sequences_go_on(make: Make) -> N
 def test_with_implicit_state_only_the_request_that_fails_alone_fails(make: Make) -> None:
     fixture = make(sum_settings(4, oldest={"max_candidate_sequences": 8}, states=STATE), SumByStateModel)
     fixture.model.breaks = {13}
-    fixture.shut()
-    fixture.ask(0, 99, start=True)
-    fixture.model.gate.wait_for()
+    fixture.ask_held(0, 99, start=True)
     request = [fixture.ask(1, 1, start=True), fixture.ask(13, 2, start=True), fixture.ask(1, 3, start=True)]
     fixture.open()
     assert (request[0].sum, request[1].code, request[2].sum) == (1, StatusCode.INTERNAL, 1)
@@ -170,9 +164,7 @@ def test_outputs_that_lack_a_row_for_each_request_fail_once(make: Make) -> None:
 
 def test_request_cancelled_in_the_batcher_ends_its_sequence(make: Make) -> None:
     fixture = make(sums(batch=1), SumByIdModel)
-    fixture.shut()
-    running = fixture.ask(1, 1, start=True)
-    fixture.model.gate.wait_for()
+    running = fixture.ask_held(1, 1, start=True)
     waiting, behind = fixture.ask(1, 2, start=True), fixture.ask(1, 2)
     fixture.servable.cancel(waiting.call)
     assert (waiting.code, behind.code) == (StatusCode.CANCELLED, StatusCode.CANCELLED)
@@ -186,9 +178,7 @@ def test_request_cancelled_in_the_batcher_ends_its_sequence(make: Make) -> None:
 
 def test_request_that_is_too_late_in_the_batcher_ends_its_sequence(make: Make) -> None:
     fixture = make(sums(batch=1), SumByIdModel)
-    fixture.shut()
-    fixture.ask(1, 1, start=True)
-    fixture.model.gate.wait_for()
+    fixture.ask_held(1, 1, start=True)
     waiting, behind = fixture.ask(1, 2, start=True, deadline=0.5), fixture.ask(1, 2)
     fixture.clock.advance(0.5)
     assert (waiting.code, behind.code) == (StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED)
@@ -196,9 +186,7 @@ def test_request_that_is_too_late_in_the_batcher_ends_its_sequence(make: Make) -
 
 def test_request_cancelled_on_its_way_to_the_batcher_is_cancelled_there(make: Make) -> None:
     fixture = make(sums(batch=1), SumByIdModel)
-    fixture.shut()
-    fixture.ask(1, 1, start=True)
-    fixture.model.gate.wait_for()
+    fixture.ask_held(1, 1, start=True)
     request = SequenceRequest([[1]], 2, True, False)
     request.call.inputs = Hooked(request.call.inputs, lambda: fixture.servable.cancel(request.call))
     fixture.servable.submit(request.call)
@@ -208,9 +196,7 @@ def test_request_cancelled_on_its_way_to_the_batcher_is_cancelled_there(make: Ma
 def test_request_that_the_batcher_refuses_ends_its_sequence(make: Make) -> None:
     """It would be answered too late, by what runs have taken so far."""
     fixture = make(sums(batch=1), SumByIdModel)
-    fixture.shut()
-    slow = fixture.ask(1, 1, start=True)
-    fixture.model.gate.wait_for()
+    slow = fixture.ask_held(1, 1, start=True)
     fixture.clock.advance(0.75)
     fixture.model.gate.let()
     slow.wait()

@@ -98,9 +98,7 @@ def test_without_a_tensor_for_it_an_id_can_be_a_number_or_a_text_that_is_not_too
 
 def test_queue_is_bounded(make: Make) -> None:
     fixture = make(max_queued=2)
-    fixture.shut()
-    fixture.ask(1, 1, start=True)
-    fixture.model.gate.wait_for()
+    fixture.ask_held(1, 1, start=True)
     waiting = [fixture.ask(1, 1), fixture.ask(1, 1)]
     refused = fixture.ask(1, 1)
     assert (refused.code, refused.call.admitted) == (StatusCode.UNAVAILABLE, False)
@@ -120,9 +118,7 @@ def test_outputs_can_be_chosen(fixture: Any) -> None:
 
 
 def test_times_and_reports_tell_how_long_a_call_waited_and_ran(fixture: Any) -> None:
-    fixture.shut()
-    running = fixture.ask(1, 1, start=True)
-    fixture.model.gate.wait_for()
+    running = fixture.ask_held(1, 1, start=True)
     waiting = fixture.ask(2, 1)
     fixture.clock.advance(0.25)
     fixture.model.gate.let()
@@ -139,8 +135,7 @@ def test_times_and_reports_tell_how_long_a_call_waited_and_ran(fixture: Any) -> 
 
 
 def test_sequence_that_is_idle_is_forgotten_and_its_slot_given_away(fixture: Any) -> None:
-    for id in (1, 2):
-        fixture.ask(id, id, start=True).wait()
+    fixture.start(1, 2)
     fixture.clock.advance(0.5)
     third = fixture.ask(3, 3, start=True)
     fixture.ask(1, 2).wait()
@@ -181,8 +176,7 @@ def test_requests_that_wait_when_their_sequence_expires_still_run(fixture: Any) 
 
 
 def test_sequence_in_the_backlog_expires_by_the_timeout_of_a_request(fixture: Any) -> None:
-    for id in (1, 2):
-        fixture.ask(id, id, start=True).wait()
+    fixture.start(1, 2)
     backlogged = [fixture.ask(3, 3, start=True, timeout=0.5), fixture.ask(3, 3, timeout=0.9)]
     fixture.clock.advance(0.6)
     for request in backlogged:
@@ -193,8 +187,7 @@ def test_sequence_in_the_backlog_expires_by_the_timeout_of_a_request(fixture: An
 
 
 def test_listener_that_raises_does_not_keep_others_waiting(fixture: Any, caplog: pytest.LogCaptureFixture) -> None:
-    for id in (1, 2):
-        fixture.ask(id, id, start=True).wait()
+    fixture.start(1, 2)
     fixture.clock.advance(0.5)
     fixture.forgotten = None
     third = fixture.ask(3, 3, start=True)
@@ -204,8 +197,7 @@ def test_listener_that_raises_does_not_keep_others_waiting(fixture: Any, caplog:
 
 
 def test_deadline_of_a_request_that_waits_ends_its_sequence(fixture: Any) -> None:
-    for id in (1, 2):
-        fixture.ask(id, id, start=True).wait()
+    fixture.start(1, 2)
     late, behind = fixture.ask(3, 3, start=True, deadline=0.5), fixture.ask(3, 3)
     fixture.clock.advance(0.5)
     assert (late.code, behind.code) == (StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED)
@@ -224,9 +216,7 @@ def test_request_that_comes_after_its_deadline_is_refused_and_changes_nothing(fi
 
 
 def test_cancelling_a_request_that_waits_cancels_all_that_wait_in_its_sequence(fixture: Any) -> None:
-    fixture.shut()
-    running = fixture.ask(1, 1, start=True)
-    fixture.model.gate.wait_for()
+    running = fixture.ask_held(1, 1, start=True)
     waiting = [fixture.ask(1, 1), fixture.ask(1, 1)]
     fixture.servable.cancel(waiting[1].call)
     fixture.servable.cancel(running.call)
@@ -237,25 +227,17 @@ def test_cancelling_a_request_that_waits_cancels_all_that_wait_in_its_sequence(f
     assert (running.sum, again.sum) == (1, 10)
 
 
-def test_cancelling_in_a_slot_makes_room_for_the_backlog(fixture: Any) -> None:
-    fixture.shut()
-    first = fixture.ask(1, 1, start=True)
-    fixture.model.gate.wait_for()
-    second, third = fixture.ask(2, 2, start=True), fixture.ask(3, 3, start=True)
-    assert fixture.servable.backlogged == 1
-    fixture.servable.cancel(second.call)
-    assert second.code is StatusCode.CANCELLED
+def test_cancelling_in_a_slot_makes_room_for_the_backlog_and_in_the_backlog_removes_a_sequence(fixture: Any) -> None:
+    first = fixture.ask_held(1, 1, start=True)
+    second, third, fourth = (fixture.ask(id, id, start=True) for id in (2, 3, 4))
+    assert fixture.servable.backlogged == 2
+    for cancelled in (fourth, fourth, second):
+        fixture.servable.cancel(cancelled.call)
+    assert (second.code, fourth.code) == (StatusCode.CANCELLED, StatusCode.CANCELLED)
+    assert fixture.servable.backlogged == 0
     fixture.open()
     assert (first.sum, third.sum) == (1, 3)
-
-
-def test_cancelling_a_sequence_in_the_backlog_removes_it(fixture: Any) -> None:
-    for id in (1, 2):
-        fixture.ask(id, id, start=True).wait()
-    request = fixture.ask(3, 3, start=True)
-    fixture.servable.cancel(request.call)
-    fixture.servable.cancel(request.call)
-    assert (request.code, fixture.servable.backlogged, fixture.servable.pending) == (StatusCode.CANCELLED, 0, 0)
+    assert fixture.servable.pending == 0
 
 
 # The end.
@@ -272,9 +254,7 @@ def test_stopped_servable_refuses_starts_and_finishes_sequences(fixture: Any) ->
 
 
 def test_closing_answers_what_waits_and_forgets_all_sequences(fixture: Any) -> None:
-    fixture.shut()
-    running = fixture.ask(1, 1, start=True)
-    fixture.model.gate.wait_for()
+    running = fixture.ask_held(1, 1, start=True)
     waiting = [fixture.ask(1, 1), fixture.ask(1, 3, start=True), fixture.ask(1, 3)]
     fixture.close()
     assert running.sum == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,12 @@ class SlotsFixture:
         return self.all.expire(self.now)
 
 
+def admitted(*texts: str, timeout: float = 0.0, **rest: Any) -> SlotsFixture:
+    fixture = SlotsFixture(**rest)
+    fixture.admit(*texts, timeout=timeout)
+    return fixture
+
+
 @pytest.mark.parametrize(
     ("slots", "instances", "wanted"),
     [
@@ -74,23 +81,14 @@ def test_lowest_slot_number_of_all_instances_comes_first(
     assert SlotsFixture(slots, instances).admit("^a", "^b", "^c", "^d", "^e") == wanted
 
 
-def test_freed_slots_are_given_away_lowest_first() -> None:
-    fixture = SlotsFixture(2, 2)
-    fixture.admit("^a$", "^b", "^c$", "^d$")
-    fixture.run()
-    assert fixture.admit("^e", "^f", "^g") == [(0, 0), (1, 0), (1, 1)]
-
-
 def test_sequence_keeps_its_slot_and_its_order() -> None:
-    fixture = SlotsFixture(2)
-    fixture.admit("^a", "^b", "a1", "a2", "b1$")
+    fixture = admitted("^a", "^b", "a1", "a2", "b1$", slots=2)
     assert [fixture.run() for _ in range(3)] == [["^a", "^b"], ["a1", "b1$"], ["a2"]]
     assert fixture.admit("a3") == [(0, 0)]
 
 
 def test_start_of_a_known_sequence_stays_in_its_slot() -> None:
-    fixture = SlotsFixture(2)
-    fixture.admit("^a", "a1")
+    fixture = admitted("^a", "a1", slots=2)
     assert fixture.all.admit("^a2", SequenceFlags("a", start=True), 1, 0.0, 0.0) == Admitted(FIRST, restarted=True)
     assert [fixture.run() for _ in range(3)] == [["^a"], ["a1"], ["^a2"]]
     assert fixture.all.live == 1
@@ -108,8 +106,7 @@ def test_request_says_what_it_was() -> None:
 
 
 def test_request_is_let_in_once() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^a")
+    fixture = admitted("^a")
     with pytest.raises(ValueError, match="inside"):
         fixture.admit("^a")
     fixture.all.take(FIRST)
@@ -123,8 +120,7 @@ def test_request_is_let_in_once() -> None:
 
 
 def test_end_forgets_the_id_at_admission() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^a", "a1$")
+    fixture = admitted("^a", "a1$")
     assert fixture.refuses("a2")
     assert fixture.all.forgotten() == ("a",)
     assert fixture.all.forgotten() == ()
@@ -135,22 +131,19 @@ def test_end_forgets_the_id_at_admission() -> None:
 
 
 def test_id_that_starts_again_gets_another_slot() -> None:
-    fixture = SlotsFixture(2)
-    fixture.admit("^a", "a1$")
+    fixture = admitted("^a", "a1$", slots=2)
     assert fixture.admit("^a2", "a3") == [(1, 0), (1, 0)]
     assert fixture.run() == ["^a", "^a2"]
 
 
 def test_id_that_starts_again_waits_as_two_entries() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^z", "^a", "a1$", "^a2", "a3$", "^b", "z$")
+    fixture = admitted("^z", "^a", "a1$", "^a2", "a3$", "^b", "z$")
     assert fixture.all.backlogged == 3
     assert [fixture.run()[0] for _ in range(7)] == ["^z", "z$", "^a", "a1$", "^a2", "a3$", "^b"]
 
 
 def test_slot_is_free_when_the_end_is_taken_and_runs_on_when_it_is_done() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^a$", "^b")
+    fixture = admitted("^a$", "^b")
     assert fixture.all.take(FIRST).item == "^a$"
     assert fixture.all.backlogged == 0
     assert fixture.heads() == "-"
@@ -163,8 +156,7 @@ def test_slot_is_free_when_the_end_is_taken_and_runs_on_when_it_is_done() -> Non
 
 
 def test_only_one_request_of_a_slot_runs() -> None:
-    fixture = SlotsFixture(2)
-    fixture.admit("^a", "a1", "^b", "^c")
+    fixture = admitted("^a", "a1", "^b", "^c", slots=2)
     assert (fixture.all.live, fixture.all.pending, fixture.all.backlogged, fixture.all.running) == (3, 4, 1, 0)
     fixture.all.take(FIRST)
     assert (fixture.all.pending, fixture.all.running) == (3, 1)
@@ -182,8 +174,7 @@ def test_only_one_request_of_a_slot_runs() -> None:
 
 
 def test_backlog_is_in_order_of_sequences_not_of_requests() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^z", "^a", "^b", "a1$", "b1$", "z$")
+    fixture = admitted("^z", "^a", "^b", "a1$", "b1$", "z$")
     assert [fixture.run()[0] for _ in range(6)] == ["^z", "z$", "^a", "a1$", "^b", "b1$"]
 
 
@@ -205,8 +196,7 @@ def test_sequence_from_the_backlog_is_known_in_its_slot_unless_it_has_ended(seco
     [((0.0, 0.0), inf), ((0.5, 0.0), 0.5), ((0.5, 0.125), 0.125), ((0.125, 0.5), 0.125), ((0.0, 0.25), 0.25)],
 )
 def test_first_timeout_ends_the_whole_entry(timeouts: tuple[float, float], end: float) -> None:
-    fixture = SlotsFixture(max_idle=100.0)
-    fixture.admit("^z")
+    fixture = admitted("^z", max_idle=100.0)
     fixture.admit("^a", timeout=timeouts[0])
     fixture.admit("a1", timeout=timeouts[1])
     fixture.all.forgotten()
@@ -220,8 +210,7 @@ def test_first_timeout_ends_the_whole_entry(timeouts: tuple[float, float], end: 
 
 
 def test_timeout_counts_from_the_arrival_of_its_request_and_not_in_a_slot() -> None:
-    fixture = SlotsFixture(max_idle=100.0)
-    fixture.admit("^z", "^a")
+    fixture = admitted("^z", "^a", max_idle=100.0)
     fixture.wait(2.0)
     fixture.admit("a1", timeout=0.5)
     assert fixture.all.next_expiry == 2.5
@@ -232,8 +221,7 @@ def test_timeout_counts_from_the_arrival_of_its_request_and_not_in_a_slot() -> N
 
 
 def test_entry_that_ended_leaves_the_others_in_order() -> None:
-    fixture = SlotsFixture(max_idle=100.0)
-    fixture.admit("^z", "^a$")
+    fixture = admitted("^z", "^a$", max_idle=100.0)
     fixture.admit("^b$", timeout=0.5)
     fixture.admit("^c$", "z$")
     assert fixture.wait(0.5) == [("^b$", EXPIRED)]
@@ -244,8 +232,7 @@ def test_entry_that_ended_leaves_the_others_in_order() -> None:
 
 
 def test_sequence_without_arrivals_is_forgotten() -> None:
-    fixture = SlotsFixture(slots=2)
-    fixture.admit("^a")
+    fixture = admitted("^a", slots=2)
     fixture.run()
     fixture.wait(0.75)
     assert fixture.admit("a1") == [FIRST]
@@ -260,8 +247,7 @@ def test_sequence_without_arrivals_is_forgotten() -> None:
 
 
 def test_what_waits_of_an_idle_sequence_still_runs_before_the_slot_is_free() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^a", "a1", "^b")
+    fixture = admitted("^a", "a1", "^b")
     fixture.run()
     assert fixture.wait(1.0) == []
     assert (fixture.all.knows("a"), fixture.heads(), fixture.all.backlogged) == (False, "a1", 1)
@@ -272,8 +258,7 @@ def test_what_waits_of_an_idle_sequence_still_runs_before_the_slot_is_free() -> 
 
 
 def test_slot_of_an_idle_sequence_is_not_free_while_its_request_runs() -> None:
-    fixture = SlotsFixture(2)
-    fixture.admit("^a")
+    fixture = admitted("^a", slots=2)
     fixture.all.take(FIRST)
     fixture.wait(1.0)
     assert fixture.admit("^b") == [Slot(1, 0)]
@@ -282,24 +267,21 @@ def test_slot_of_an_idle_sequence_is_not_free_while_its_request_runs() -> None:
 
 
 def test_idle_id_that_starts_again_gets_another_slot() -> None:
-    fixture = SlotsFixture(2)
-    fixture.admit("^a", "a1")
+    fixture = admitted("^a", "a1", slots=2)
     fixture.wait(1.0)
     assert fixture.admit("^a2") == [Slot(1, 0)]
     assert fixture.all.forgotten() == ()  # it goes on again
 
 
 def test_ended_sequence_does_not_expire() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^a", "a1$")
+    fixture = admitted("^a", "a1$")
     assert fixture.all.next_expiry == inf
     assert fixture.wait(100.0) == []
     assert [fixture.run(), fixture.run()] == [["^a"], ["a1$"]]
 
 
 def test_sequence_in_the_backlog_is_never_idle() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^z", "^a")
+    fixture = admitted("^z", "^a")
     for number in range(10):
         fixture.wait(0.5)
         fixture.admit(f"z{number}")
@@ -307,8 +289,7 @@ def test_sequence_in_the_backlog_is_never_idle() -> None:
 
 
 def test_sequence_is_as_idle_in_its_slot_as_it_was_in_the_backlog() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^z", "^a", "a1")
+    fixture = admitted("^z", "^a", "a1")
     for number in range(4):
         fixture.wait(0.5)
         fixture.admit(f"z{number}")
@@ -322,13 +303,17 @@ def test_sequence_is_as_idle_in_its_slot_as_it_was_in_the_backlog() -> None:
     assert [fixture.run(), fixture.run(), fixture.run()] == [["^a"], ["a1"], []]
 
 
+def test_freed_slots_are_given_away_lowest_first() -> None:
+    fixture = admitted("^a$", "^b", "^c$", "^d$", slots=2, instances=2)
+    fixture.run()
+    assert fixture.admit("^e", "^f", "^g") == [(0, 0), (1, 0), (1, 1)]
+
+
 def test_slots_that_expire_together_are_given_away_lowest_first() -> None:
-    fixture = SlotsFixture(2)
-    fixture.admit("^a")
-    fixture.now = 0.25
-    fixture.admit("^b", "^c")
-    fixture.now = 0.5
-    fixture.admit("a1", "^d")
+    fixture = admitted("^a", slots=2)
+    for at, *texts in ((0.25, "^b", "^c"), (0.5, "a1", "^d")):
+        fixture.now = at
+        fixture.admit(*texts)
     fixture.run(), fixture.run()
     fixture.wait(1.0)
     assert fixture.heads() == "^c ^d"
@@ -338,8 +323,7 @@ def test_slots_that_expire_together_are_given_away_lowest_first() -> None:
 
 
 def test_cancelled_request_takes_all_of_its_sequence_with_it() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^a", "a1", "a2", "^b")
+    fixture = admitted("^a", "a1", "a2", "^b")
     assert fixture.all.cancel("a1") == ["^a", "a1", "a2"]
     assert fixture.all.forgotten() == ("a",)
     assert fixture.refuses("a3")
@@ -351,8 +335,7 @@ def test_cancelled_request_takes_all_of_its_sequence_with_it() -> None:
 
 
 def test_cancelled_request_in_the_backlog_removes_the_entry() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^z", "^a", "a1", "^b", "z$", timeout=0.5)
+    fixture = admitted("^z", "^a", "a1", "^b", "z$", timeout=0.5)
     assert fixture.all.cancel("a1") == ["^a", "a1"]
     assert (fixture.all.pending, fixture.all.backlogged) == (3, 1)
     fixture.run(), fixture.run()
@@ -361,8 +344,7 @@ def test_cancelled_request_in_the_backlog_removes_the_entry() -> None:
 
 
 def test_cancelling_an_ended_sequence_leaves_its_successor_of_the_same_id() -> None:
-    fixture = SlotsFixture(2)
-    fixture.admit("^a", "a1$", "^a2")
+    fixture = admitted("^a", "a1$", "^a2", slots=2)
     fixture.all.forgotten()
     assert fixture.all.cancel("^a") == ["^a", "a1$"]
     assert fixture.all.forgotten() == ()
@@ -370,8 +352,7 @@ def test_cancelling_an_ended_sequence_leaves_its_successor_of_the_same_id() -> N
 
 
 def test_cancelled_request_that_runs_takes_only_those_after_it() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^a", "a1", "^b")
+    fixture = admitted("^a", "a1", "^b")
     fixture.all.take(FIRST)
     assert fixture.all.cancel("^a") == ["a1"]
     assert (fixture.heads(), fixture.all.running) == ("-", 1)
@@ -388,16 +369,14 @@ def test_cancelled_request_that_runs_takes_only_those_after_it() -> None:
 
 
 def test_lost_instance_ends_its_sequences_alone() -> None:
-    fixture = SlotsFixture(2, 2)
-    fixture.admit("^a", "^b", "^c", "^d", "^e", "a1", "c1")
+    fixture = admitted("^a", "^b", "^c", "^d", "^e", "a1", "c1", slots=2, instances=2)
     assert fixture.all.drop_instance(0) == ["^a", "a1", "^c", "c1"]
     assert set(fixture.all.forgotten()) == {"a", "c"}
     assert (fixture.heads(0), fixture.heads(1)) == ("^e -", "^b ^d")
 
 
 def test_lost_instance_is_done_before_the_next_sequence_runs() -> None:
-    fixture = SlotsFixture()
-    fixture.admit("^a", "a1", "^b")
+    fixture = admitted("^a", "a1", "^b")
     fixture.all.take(FIRST)
     assert fixture.all.drop_instance(0) == ["a1"]
     assert fixture.heads() == "-"
@@ -406,8 +385,7 @@ def test_lost_instance_is_done_before_the_next_sequence_runs() -> None:
 
 
 def test_clearing_ends_everything() -> None:
-    fixture = SlotsFixture(2)
-    fixture.admit("^a", "^b", "^c", "a1", "^d", "c1")
+    fixture = admitted("^a", "^b", "^c", "a1", "^d", "c1", slots=2)
     assert sorted(fixture.all.clear()) == sorted(["^a", "a1", "^b", "^c", "c1", "^d"])
     assert (fixture.all.live, fixture.all.pending, fixture.all.backlogged) == (0, 0, 0)
     assert fixture.all.next_expiry == inf

@@ -42,21 +42,13 @@ def test_preface_and_settings_open_the_connection() -> None:
 
 
 @pytest.mark.parametrize("at", range(24))
-def test_a_wrong_byte_of_the_preface_is_a_protocol_error(at: int) -> None:
-    """3.4"""
-    conn = ConnectionFixture(preface=False)
-    preface = bytearray(h2.PREFACE)
-    preface[at] ^= 1
-    conn.send(bytes(preface), h2.settings())
-    assert conn.fault is ErrorCode.PROTOCOL_ERROR
-    assert not conn.events
-
-
-def test_a_wrong_preface_is_noticed_before_it_is_complete() -> None:
+def test_a_wrong_byte_of_the_preface_is_a_protocol_error_at_once(at: int) -> None:
     """3.4: no client of HTTP/1 is kept waiting."""
     conn = ConnectionFixture(preface=False)
-    conn.send(b"GET / ")
+    conn.send(h2.PREFACE[:at] + bytes([h2.PREFACE[at] ^ 1]))
     assert conn.fault is ErrorCode.PROTOCOL_ERROR
+    conn.send(h2.PREFACE[at + 1 :], h2.settings())
+    assert not conn.events
 
 
 @pytest.mark.parametrize(
@@ -100,25 +92,14 @@ def test_frames_of_unknown_types_are_ignored_on_any_stream(conn: ConnectionFixtu
     assert conn.contents(1) == b"goes on"
 
 
-def test_unknown_flags_are_ignored(conn: ConnectionFixture) -> None:
-    """4.1"""
-    block = conn.peer.block()
-    conn.send(h2.raw(h2.HEADERS, h2.END_HEADERS | 0x42, 1, block), h2.raw(h2.DATA, 0xF6 & ~h2.PADDED, 1, b"x"))
-    conn.send(h2.raw(h2.PING, 0xFE, 0, bytes(8)), h2.raw(h2.RST_STREAM, 0xFF, 1, bytes(4)))
-    assert conn.names() == ["request", "data", "ping", "reset"]
-    assert conn.fault is None
-
-
-def test_the_reserved_bit_of_the_stream_means_nothing(conn: ConnectionFixture) -> None:
+def test_unknown_flags_and_the_reserved_bit_of_the_stream_mean_nothing(conn: ConnectionFixture) -> None:
     """4.1"""
     top = 1 << 31
-    conn.send(
-        h2.raw(h2.HEADERS, h2.END_HEADERS, top | 1, conn.peer.block()),
-        h2.raw(h2.DATA, h2.END_STREAM, top | 1, b"x"),
-        h2.raw(h2.PING, 0, top, bytes(8)),
-    )
-    assert conn.names() == ["request", "data", "ping"]
-    assert conn.events[0].stream == 1
+    conn.send(h2.raw(h2.HEADERS, h2.END_HEADERS | 0x42, top | 1, conn.peer.block()))
+    conn.send(h2.raw(h2.DATA, 0xF6 & ~h2.PADDED, top | 1, b"x"))
+    conn.send(h2.raw(h2.PING, 0xFE, top, bytes(8)), h2.raw(h2.RST_STREAM, 0xFF, top | 1, bytes(4)))
+    assert conn.names() == ["request", "data", "ping", "reset"]
+    assert (conn.events[0].stream, conn.fault) == (1, None)
 
 
 def test_the_server_leaves_the_reserved_bit_unset(conn: ConnectionFixture) -> None:
@@ -129,18 +110,13 @@ def test_the_server_leaves_the_reserved_bit_unset(conn: ConnectionFixture) -> No
     assert all(frame.stream < 1 << 31 for frame in frames)
 
 
-def test_a_frame_of_the_largest_size_is_taken(conn: ConnectionFixture) -> None:
-    """4.2"""
-    conn.send(conn.peer.call(1, bytes(16_384)))
-    assert len(conn.contents(1)) == 16_384
-
-
-def test_the_largest_size_is_the_one_that_was_advertised() -> None:
-    """6.5.2"""
-    conn = ConnectionFixture(Limits(max_frame=20_000))
-    conn.send(conn.peer.call(1, bytes(20_000)))
-    assert len(conn.contents(1)) == 20_000
-    conn.send(h2.data(1, bytes(20_001)))
+@pytest.mark.parametrize("size", [16_384, 20_000])
+def test_the_largest_size_of_a_frame_is_the_one_that_was_advertised(size: int) -> None:
+    """4.2, 6.5.2"""
+    conn = ConnectionFixture(Limits(max_frame=size))
+    conn.send(conn.peer.call(1, bytes(size)))
+    assert len(conn.contents(1)) == size
+    conn.send(h2.data(1, bytes(size + 1)))
     assert conn.fault is ErrorCode.FRAME_SIZE_ERROR
 
 
@@ -152,12 +128,15 @@ def test_goaway_tells_the_last_stream_and_why(conn: ConnectionFixture) -> None:
     assert end.payload.decode("ascii")
 
 
-def test_after_a_connection_error_nothing_more_is_read(conn: ConnectionFixture) -> None:
+def test_after_a_connection_error_nothing_more_is_read_and_one_goaway_is_enough(conn: ConnectionFixture) -> None:
     """5.4.1"""
     conn.send(h2.data(0, b"x"), conn.peer.call(1), h2.ping())
     assert conn.send(conn.peer.call(3), h2.ping()) == []
     assert not conn.events
+    conn.connection.close(ErrorCode.NO_ERROR, "enough", "idle")
+    conn.take()
     assert [frame.kind for frame in conn.frames] == [h2.GOAWAY]
+    assert conn.connection.closing == "protocol"
 
 
 def test_a_connection_error_resets_every_stream_once(conn: ConnectionFixture) -> None:
@@ -168,14 +147,6 @@ def test_a_connection_error_resets_every_stream_once(conn: ConnectionFixture) ->
     assert sorted(event.stream for event in conn.events if event.name == "reset") == [1, 3]
     assert all(stream.dead for stream in conn.calls.values())
     assert (conn.connection.busy, conn.numbers.streams) == (0, 0)
-
-
-def test_one_goaway_is_enough(conn: ConnectionFixture) -> None:
-    """5.4.1"""
-    conn.send(h2.data(0, b"x"))
-    conn.connection.close(ErrorCode.NO_ERROR, "enough", "idle")
-    assert conn.take() == []
-    assert conn.connection.closing == "protocol"
 
 
 def test_a_stream_error_leaves_the_connection_and_the_other_streams_alone(conn: ConnectionFixture) -> None:

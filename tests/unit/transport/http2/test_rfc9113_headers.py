@@ -48,17 +48,12 @@ def test_a_header_block_may_come_in_any_number_of_pieces(conn: ConnectionFixture
     assert [event.value[-1] for event in conn.events] == [(b"number", b"%d" % number) for number in (1, 3, 5, 7)]
 
 
-def test_end_stream_counts_on_headers_that_go_on_in_continuation(conn: ConnectionFixture) -> None:
-    """6.2"""
-    conn.send(h2.headers(1, conn.peer.block(), ended=True, cuts=[4]))
-    assert conn.events[0].ended
-
-
-def test_flags_of_continuation_other_than_end_headers_are_ignored(conn: ConnectionFixture) -> None:
-    """6.10"""
+@pytest.mark.parametrize("flags", [0, h2.END_STREAM])
+def test_end_stream_counts_on_headers_and_not_on_continuation(conn: ConnectionFixture, flags: int) -> None:
+    """6.2, 6.10: of the flags of CONTINUATION all others but END_HEADERS are ignored."""
     block = conn.peer.block()
-    conn.send(h2.raw(h2.HEADERS, 0, 1, block[:4]), h2.raw(h2.CONTINUATION, 0xFF, 1, block[4:]))
-    assert conn.events == [h2.Event("request", 1, tuple(REQUEST), False)]
+    conn.send(h2.raw(h2.HEADERS, flags, 1, block[:4]), h2.raw(h2.CONTINUATION, 0xFF, 1, block[4:]))
+    assert conn.events == [h2.Event("request", 1, tuple(REQUEST), flags == h2.END_STREAM)]
 
 
 @pytest.mark.parametrize(
@@ -97,19 +92,18 @@ def test_continuation_after_the_end_of_a_block_is_a_protocol_error(conn: Connect
     assert conn.fault is PROTOCOL
 
 
-def test_an_endless_header_block_is_cut_off() -> None:
-    """10.5.1: bounded by the number of frames ..."""
-    conn = ConnectionFixture(Limits(max_continuations=5))
-    conn.send(h2.raw(h2.HEADERS, 0, 1, b""), *[h2.continuation(1, b"\0", last=False)] * 5)
-    assert conn.fault is None
-    conn.send(h2.continuation(1, b"\0", last=False))
-    assert conn.fault is ErrorCode.ENHANCE_YOUR_CALM
-
-
-def test_a_huge_header_block_is_cut_off() -> None:
-    """10.5.1: ... and by its size."""
-    conn = ConnectionFixture(Limits(max_header_list=5_000))
-    conn.send(h2.raw(h2.HEADERS, 0, 1, bytes(16_000)), h2.continuation(1, bytes(4_000), last=False))
+@pytest.mark.parametrize(
+    ("limits", "pieces"),
+    [
+        (Limits(max_continuations=5), [b"", *[b"\0"] * 5]),
+        (Limits(max_header_list=5_000), [bytes(16_000), bytes(4_000)]),
+    ],
+    ids=["many frames", "many bytes"],
+)
+def test_an_endless_header_block_is_cut_off(limits: Limits, pieces: list[bytes]) -> None:
+    """10.5.1"""
+    conn = ConnectionFixture(limits)
+    conn.send(h2.raw(h2.HEADERS, 0, 1, pieces[0]), *[h2.continuation(1, piece, last=False) for piece in pieces[1:]])
     assert conn.fault is None
     conn.send(h2.continuation(1, b"\0", last=False))
     assert conn.fault is ErrorCode.ENHANCE_YOUR_CALM
@@ -190,14 +184,16 @@ BAD_TRAILERS: dict[str, Fields] = {
     "LF": [(b"name", b"v\n")],
     "connection": [(b"connection", b"close")],
     "too large": [(b"name", b"v" * 20_000)],
+    "not the end of the stream": [(b"t", b"1")],
 }
 
 
-@pytest.mark.parametrize("fields", BAD_TRAILERS.values(), ids=BAD_TRAILERS)
-def test_malformed_trailers_are_a_stream_error(conn: ConnectionFixture, fields: Fields) -> None:
+@pytest.mark.parametrize("name", BAD_TRAILERS)
+def test_malformed_trailers_are_a_stream_error(conn: ConnectionFixture, name: str) -> None:
     """8.1, 8.1.1"""
-    block = conn.peer.open(1), h2.data(1, b"x"), conn.peer.block(fields)
-    conn.send(block[0], block[1], h2.headers(1, block[2], ended=True, cuts=[16_000] if len(block[2]) > 16_000 else []))
+    conn.send(conn.peer.open(1), h2.data(1, b"x"))
+    block, ended = conn.peer.block(BAD_TRAILERS[name]), name != "not the end of the stream"
+    conn.send(h2.headers(1, block, ended=ended, cuts=[16_000] if len(block) > 16_000 else []))
     assert (conn.resets, conn.names(), conn.fault) == ([(1, PROTOCOL)], ["request", "data", "reset"], None)
 
 
@@ -205,12 +201,6 @@ def test_trailers_end_a_request(conn: ConnectionFixture) -> None:
     """8.1"""
     conn.send(conn.peer.open(1), h2.data(1, b"x"), h2.headers(1, conn.peer.block([(b"t", b"1")]), ended=True))
     assert conn.events[1:] == [h2.Event("data", 1, b"x"), h2.Event("data", 1, b"", True)]
-
-
-def test_trailers_that_do_not_end_the_stream_are_a_stream_error(conn: ConnectionFixture) -> None:
-    """8.1"""
-    conn.send(conn.peer.open(1), h2.data(1, b"x"), h2.headers(1, conn.peer.block([(b"t", b"1")])))
-    assert (conn.resets, conn.fault) == ([(1, PROTOCOL)], None)
 
 
 LENGTHS = {

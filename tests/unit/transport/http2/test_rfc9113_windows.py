@@ -12,6 +12,12 @@ from tfs_lite.transport.limits import Limits
 PROTOCOL, FLOW = ErrorCode.PROTOCOL_ERROR, ErrorCode.FLOW_CONTROL_ERROR
 SMALL = Limits(stream_window=1000, connection_window=65_535)
 LARGE_FRAMES = Limits(stream_window=10_000_000, connection_window=65_535, max_frame=100_000)
+REST = 2**31 - 1 - 65_535
+"""What a window of the default size may still grow by."""
+
+
+def initial_window(size: int) -> bytes:
+    return h2.settings([(h2.INITIAL_WINDOW, size)])
 
 
 def updates(conn: ConnectionFixture, stream: int) -> list[int]:
@@ -29,32 +35,25 @@ def test_data_comes_without_its_padding(
     assert conn.events[1:] == [h2.Event("data", 1, contents, ended)]
 
 
-def test_data_up_to_the_streams_window_is_taken() -> None:
+@pytest.mark.parametrize(
+    ("frames", "taken", "resets"),
+    [
+        pytest.param([h2.data(1, bytes(600)), h2.data(1, bytes(400)), h2.data(1, b"")], 1000, [], id="all of it"),
+        pytest.param([h2.data(1, bytes(600)), h2.data(1, bytes(401))], 600, [(1, FLOW)], id="beyond"),
+        pytest.param([h2.data(1, bytes(600)), h2.data(1, bytes(401), ended=True)], 600, [(1, FLOW)], id="last one"),
+        pytest.param([h2.data(1, bytes(900), padding=99)], 900, [], id="padding and its length count"),
+        pytest.param([h2.data(1, bytes(900), padding=100)], 0, [(1, FLOW)], id="padding beyond"),
+    ],
+)
+def test_data_beyond_the_streams_window_is_an_error_of_the_stream(
+    frames: list[bytes], taken: int, resets: object
+) -> None:
     """6.9.1"""
     conn = ConnectionFixture(SMALL, credit=False)
-    conn.send(conn.peer.open(1), h2.data(1, bytes(600)), h2.data(1, bytes(400)), h2.data(1, b""))
-    assert len(conn.contents(1)) == 1000
-    assert conn.resets == []
-
-
-@pytest.mark.parametrize("ended", [True, False])
-def test_data_beyond_the_streams_window_is_an_error_of_the_stream(ended: bool) -> None:
-    """6.9.1"""
-    conn = ConnectionFixture(SMALL, credit=False)
-    conn.send(conn.peer.open(1), conn.peer.open(3), h2.data(1, bytes(600)), h2.data(1, bytes(401), ended=ended))
-    assert (conn.resets, conn.fault) == ([(1, FLOW)], None)
-    conn.send(h2.data(3, bytes(1000)))
-    assert (len(conn.contents(1)), len(conn.contents(3))) == (600, 1000)
-
-
-def test_padding_counts_for_the_streams_window() -> None:
-    """6.9.1: all of the frame's contents, the length of the padding included."""
-    conn = ConnectionFixture(SMALL, credit=False)
-    conn.send(conn.peer.open(1), h2.data(1, bytes(900), padding=99))
-    assert conn.resets == []
-    conn = ConnectionFixture(SMALL, credit=False)
-    conn.send(conn.peer.open(1), h2.data(1, bytes(900), padding=100))
-    assert conn.resets == [(1, FLOW)]
+    conn.send(conn.peer.open(1), conn.peer.open(3), *frames, h2.data(3, bytes(1000)))
+    assert (conn.resets, conn.fault) == (resets, None)
+    assert sum(len(event.value) for event in conn.events if (event.name, event.stream) == ("data", 1)) == taken
+    assert len(conn.contents(3)) == 1000
 
 
 def test_padding_is_given_back_although_it_is_not_read() -> None:
@@ -67,17 +66,11 @@ def test_padding_is_given_back_although_it_is_not_read() -> None:
 
 def test_data_beyond_the_connections_window_is_an_error_of_the_connection() -> None:
     """6.9.1"""
-    conn = ConnectionFixture(LARGE_FRAMES)
-    conn.send(conn.peer.open(1), h2.data(1, bytes(65_536)))
-    assert conn.fault is FLOW
-
-
-def test_data_up_to_the_connections_window_is_taken() -> None:
-    """6.9.1"""
-    conn = ConnectionFixture(LARGE_FRAMES)
+    conn, beyond = ConnectionFixture(LARGE_FRAMES), ConnectionFixture(LARGE_FRAMES)
     conn.send(conn.peer.open(1), h2.data(1, bytes(65_535)))
-    assert len(conn.contents(1)) == 65_535
-    assert sum(updates(conn, 0)) == 65_535
+    assert (conn.fault, len(conn.contents(1)), sum(updates(conn, 0))) == (None, 65_535, 65_535)
+    beyond.send(beyond.peer.open(1), h2.data(1, bytes(65_536)))
+    assert beyond.fault is FLOW
 
 
 @pytest.mark.parametrize("where", ["reset by the server", "reset by the client", "refused", "ended", "malformed"])
@@ -150,9 +143,8 @@ def test_a_wider_window_is_announced_at_once_and_stays_wide() -> None:
 def test_no_window_is_opened_for_a_stream_that_has_ended(end: str) -> None:
     """6.9: it would have no effect."""
     conn = ConnectionFixture(SMALL, credit=False)
-    conn.send(
-        conn.peer.open(1), h2.data(1, bytes(900)), h2.data(1, ended=True) if end == "half-closed" else h2.rst_stream(1)
-    )
+    ending = h2.data(1, ended=True) if end == "half-closed" else h2.rst_stream(1)
+    conn.send(conn.peer.open(1), h2.data(1, bytes(900)), ending)
     conn.connection.credit(conn.calls[1], 900)
     conn.connection.widen(conn.calls[1], 5000)
     assert conn.take() == []
@@ -188,30 +180,23 @@ def test_the_reserved_bit_of_window_update_means_nothing(conn: ConnectionFixture
     assert len(conn.sent(1)) == 3
 
 
-def test_a_connections_window_of_2_31_is_a_flow_control_error_of_the_connection(conn: ConnectionFixture) -> None:
-    """6.9.1"""
-    conn.send(h2.window_update(0, 2**31 - 1 - 65_535))
-    assert conn.fault is None
-    conn.send(h2.window_update(0, 1))
-    assert conn.fault is FLOW
-
-
-def test_a_streams_window_of_2_31_is_a_flow_control_error_of_the_stream(conn: ConnectionFixture) -> None:
-    """6.9.1"""
-    conn.send(conn.peer.open(1), h2.window_update(1, 2**31 - 1 - 65_535))
-    assert conn.resets == []
-    conn.send(h2.window_update(1, 1))
-    assert (conn.resets, conn.fault) == ([(1, FLOW)], None)
-
-
-def test_settings_that_bring_a_streams_window_to_2_31_are_a_flow_control_error_of_the_connection(
-    conn: ConnectionFixture,
+@pytest.mark.parametrize(
+    ("largest", "beyond", "resets", "fault"),
+    [
+        ([h2.window_update(0, REST)], h2.window_update(0, 1), [], FLOW),
+        ([h2.window_update(1, REST)], h2.window_update(1, 1), [(1, FLOW)], None),
+        ([h2.window_update(1, REST), initial_window(65_535)], initial_window(65_536), [], FLOW),
+    ],
+    ids=["of the connection", "of a stream", "of a stream by settings: an error of the connection"],
+)
+def test_a_window_of_2_31_is_a_flow_control_error(
+    conn: ConnectionFixture, largest: list[bytes], beyond: bytes, resets: object, fault: ErrorCode | None
 ) -> None:
-    """6.9.2"""
-    conn.send(conn.peer.open(1), h2.window_update(1, 2**31 - 1 - 65_535), h2.settings([(h2.INITIAL_WINDOW, 65_535)]))
-    assert conn.fault is None
-    conn.send(h2.settings([(h2.INITIAL_WINDOW, 65_536)]))
-    assert conn.fault is FLOW
+    """6.9.1, 6.9.2"""
+    conn.send(conn.peer.open(1), *largest)
+    assert (conn.resets, conn.fault) == ([], None)
+    conn.send(beyond)
+    assert (conn.resets, conn.fault) == (resets, fault)
 
 
 def test_settings_change_the_windows_of_streams_and_not_that_of_the_connection(conn: ConnectionFixture) -> None:
