@@ -50,6 +50,18 @@ def opened(server: TransportFixture) -> RawClient:
     return raw
 
 
+def waits(server: TransportFixture, raw: RawClient | None = None) -> RawClient:
+    """A connection whose first call is in its handler, which waits."""
+    raw = raw or opened(server)
+    raw.request(1, WAIT, ECHOED)
+    handlers_run(server)
+    return raw
+
+
+def handlers_run(server: TransportFixture, count: int = 1) -> None:
+    wait_until(lambda: server.service.happened["started"] == count, "the handlers run")
+
+
 def closed_as(server: TransportFixture, kind: str, count: int = 1) -> None:
     wait_until(lambda: server.numbers.closed[kind] == count, f"{count} closed as {kind}, not {server.numbers.closed}")
 
@@ -60,7 +72,7 @@ def closed_as(server: TransportFixture, kind: str, count: int = 1) -> None:
 def test_call_inside_is_answered_before_the_server_stops(loop: str) -> None:
     with TransportFixture(loop) as server, grpc.insecure_channel(server.target) as channel:
         future = channel.unary_unary(WAIT).future(b"x", timeout=PATIENCE)
-        wait_until(lambda: server.service.happened["started"], "the handler runs")
+        handlers_run(server)
         stopped = server.spawn(server.transport.stop(PATIENCE))
         wait_until(lambda: server.transport.common.draining, "the server drains")
         assert not stopped.done()
@@ -77,7 +89,7 @@ def test_calls_that_are_not_done_after_the_grace_are_cancelled(loop: str) -> Non
         future = channel.unary_unary(WAIT).future(b"x", timeout=PATIENCE)
         answers = channel.unary_stream(COUNT)(b"1 wait", timeout=PATIENCE)
         assert next(answers) == b"0"
-        wait_until(lambda: server.service.happened["started"] == 2, "the handlers run")
+        handlers_run(server, 2)
         server.run(server.transport.stop(0.05))
         assert future.code() is grpc.StatusCode.UNAVAILABLE
         assert future.details() == "the server is shutting down; try another one"
@@ -87,9 +99,7 @@ def test_calls_that_are_not_done_after_the_grace_are_cancelled(loop: str) -> Non
 
 def test_second_stop_may_shorten_the_grace(loop: str) -> None:
     with TransportFixture(loop) as server:
-        raw = opened(server)
-        raw.request(1, WAIT, ECHOED)
-        wait_until(lambda: server.service.happened["started"], "the handler runs")
+        raw = waits(server)
         first = server.spawn(server.transport.stop(3600))
         raw.read_until(is_goaway)
         server.run(server.transport.stop(0))
@@ -99,9 +109,7 @@ def test_second_stop_may_shorten_the_grace(loop: str) -> None:
 
 def test_calls_on_their_way_are_served_until_the_echo(loop: str) -> None:
     with TransportFixture(loop) as server:
-        raw = opened(server)
-        raw.request(1, WAIT, ECHOED)
-        wait_until(lambda: server.service.happened["started"], "the handler runs")
+        raw = waits(server)
         stopped = server.spawn(server.transport.stop(PATIENCE))
         assert raw.read_until(is_goaway).last == STREAM_MASK
         echo = raw.read_until(is_ping)
@@ -130,9 +138,7 @@ def test_client_without_an_echo_does_not_hold_up_the_stop(loop: str) -> None:
 def test_handler_that_ignores_its_cancelling_is_waited_for(loop: str) -> None:
     with TransportFixture(loop) as server:
         server.service.stubborn = True
-        raw = opened(server)
-        raw.request(1, WAIT, ECHOED)
-        wait_until(lambda: server.service.happened["started"], "the handler runs")
+        raw = waits(server)
         stopped = server.spawn(server.transport.stop(0))
         assert raw.status(1)[0] == 14
         assert not stopped.done()
@@ -147,8 +153,7 @@ def test_handler_that_ignores_its_cancelling_is_waited_for(loop: str) -> None:
 def test_longest_idle_connection_makes_room_for_a_new_one(loop: str) -> None:
     with TransportFixture(loop, Limits(max_connections=3)) as server:
         busy, older, newer = opened(server), opened(server), opened(server)
-        busy.request(1, WAIT, ECHOED)
-        wait_until(lambda: server.service.happened["started"], "the handler runs")
+        waits(server, busy)
         known = time.monotonic()
         wait_until(lambda: time.monotonic() > known + 0.01, "loops count milliseconds", interval=0.002)
         newer.request(1, ECHO, ECHOED)
@@ -163,9 +168,7 @@ def test_longest_idle_connection_makes_room_for_a_new_one(loop: str) -> None:
 
 def test_connection_is_refused_when_all_others_are_busy(loop: str) -> None:
     with TransportFixture(loop, Limits(max_connections=1)) as server:
-        busy = opened(server)
-        busy.request(1, WAIT, ECHOED)
-        wait_until(lambda: server.service.happened["started"], "the handler runs")
+        busy = waits(server)
         assert server.dial(preface=False).rest() == []
         closed_as(server, "too_many")
         server.service.open()
@@ -218,11 +221,16 @@ def test_call_that_outlasts_the_grace_of_an_old_connection_is_cut(loop: str) -> 
         closed_as(server, "age")
 
 
-def test_request_that_stalls_is_answered(loop: str) -> None:
-    with TransportFixture(loop, Limits(request_timeout=0.2)) as server:
-        raw = opened(server)
-        raw.request(1, WAIT, ECHOED)
-        raw.request(3, ECHO, h2.message(b"x", size=9), end=False)
+@pytest.mark.parametrize(
+    "beginning",
+    [h2.data(3, h2.message(b"x", size=9)), h2.data(3, bytes(1000))[:500]],
+    ids=["behind a frame", "inside a frame"],
+)
+def test_request_that_stalls_is_answered_and_does_not_end_the_connection(loop: str, beginning: bytes) -> None:
+    with TransportFixture(loop, Limits(handshake_timeout=0.1, request_timeout=0.5)) as server:
+        raw = waits(server)
+        raw.request(3, ECHO, end=False)
+        raw.send(beginning)
         assert raw.status(3)[0] == 4
         server.service.open()
         assert raw.status(1)[0] == 0
@@ -348,15 +356,3 @@ def test_server_that_never_started_stops(loop: str) -> None:
         await Server(Service().methods(), Limits(), Service().hooks()).stop(1)
 
     asyncio.run(stop())
-
-
-def test_upload_that_pauses_inside_a_frame_does_not_end_the_connection(loop: str) -> None:
-    limits = Limits(handshake_timeout=0.1, request_timeout=0.5)
-    with TransportFixture(loop, limits) as server:
-        raw = server.dial()
-        raw.request(1, WAIT, b"\0\0\0\0\1x")
-        raw.request(3, ECHO, end=False)
-        raw.send(h2.data(3, bytes(1000))[:500])
-        assert raw.status(3)[0] == 4
-        server.service.open()
-        assert raw.status(1)[0] == 0

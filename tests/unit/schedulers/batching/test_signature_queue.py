@@ -40,8 +40,7 @@ def test_call_that_could_not_be_answered_in_time_is_refused_at_once(workers: int
 
 
 @pytest.mark.parametrize(
-    ("rows", "deadline"),
-    [pytest.param(400, None, id="no deadline"), pytest.param(3, 0.1, id="no full batch waits")],
+    ("rows", "deadline"), [pytest.param(400, None, id="no deadline"), pytest.param(3, 0.1, id="no full batch waits")]
 )
 def test_other_calls_may_wait_however_long(rows: int, deadline: float | None) -> None:
     queue = queue_with(rows, run_seconds=60.0)

@@ -17,11 +17,7 @@ from tfs_lite.testing.schedulers.ensembles import DIAMOND, settings_of, step, te
 CHAIN = settings_of(
     [tensor("IN")],
     [tensor("A"), tensor("C")],
-    [
-        step("c", {"x": "B"}, {"y": "C"}),
-        step("b", {"x": "A"}, {"y": "B"}),
-        step("a", {"x": "IN"}, {"y": "A"}),
-    ],
+    [step("c", {"x": "B"}, {"y": "C"}), step("b", {"x": "A"}, {"y": "B"}), step("a", {"x": "IN"}, {"y": "A"})],
 )
 """Written backwards."""
 
@@ -54,10 +50,7 @@ def test_a_model_is_asked_only_for_outputs_that_are_used() -> None:
     settings = settings_of(
         [tensor("IN")],
         [tensor("OUT"), tensor("EXTRA")],
-        [
-            step("a", {"x": "IN"}, {"y": "between", "z": "EXTRA"}),
-            step("b", {"x": "between"}, {"y": "OUT"}),
-        ],
+        [step("a", {"x": "IN"}, {"y": "between", "z": "EXTRA"}), step("b", {"x": "between"}, {"y": "OUT"})],
     )
     assert plan(settings).asked == {0: ("y", "z"), 1: ("y",)}
     assert plan(settings, "OUT").asked == {0: ("y",), 1: ("y",)}

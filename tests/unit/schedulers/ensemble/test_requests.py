@@ -12,14 +12,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import SequenceFlags
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, Status, StatusCode
-from tfs_lite.testing.schedulers.ensembles import (
-    CHAIN,
-    EnsembleFixture,
-    adder,
-    ask,
-    diamond,
-    single,
-)
+from tfs_lite.testing.schedulers.ensembles import CHAIN, EnsembleFixture, adder, ask, diamond, single
 from tfs_lite.testing.schedulers.requests import PATIENCE
 
 

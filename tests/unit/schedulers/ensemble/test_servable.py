@@ -148,8 +148,7 @@ def test_missing_output_of_a_step_is_left_out(fixture: EnsembleFixture) -> None:
     found = signature({"x": (2,)}, {"y": (2,), "z": (2,)})
     fixture.add(ServableId("a", 1), Shortcut(found, lambda inputs: {"y": inputs["x"]}))
     e = fixture.ensemble(
-        "e",
-        settings_of([tensor("IN")], [tensor("Y"), tensor("Z")], [step("a", {"x": "IN"}, {"y": "Y", "z": "Z"})]),
+        "e", settings_of([tensor("IN")], [tensor("Y"), tensor("Z")], [step("a", {"x": "IN"}, {"y": "Y", "z": "Z"})])
     )
     assert set(ask(e, {"IN": [1, 2]}).outputs) == {"Y"}
     status = ask(e, {"IN": [1, 2]}, ("Z",)).status

@@ -38,6 +38,13 @@ def feed_all(assembler: Assembler, pieces: list[bytes], came: list[Message]) -> 
         came += assembler.feed(piece)
 
 
+def read_whole(data: bytes) -> list[Message]:
+    assembler = Assembler(MAX)
+    came = assembler.feed(data)
+    assembler.finish()
+    return came
+
+
 @st.composite
 def cut(draw: st.DrawFn, data: bytes) -> list[bytes]:
     """``data`` in pieces: of any size, of one byte each, or as a whole."""
@@ -91,29 +98,24 @@ def test_the_end_inside_a_message_is_a_fault_and_before_it_none(message: Message
     assert fault.value.code == INTERNAL
 
 
-def test_a_message_of_the_largest_size_is_taken_and_one_byte_more_is_not() -> None:
-    largest = (False, bytes(MAX))
-    assert Assembler(MAX).feed(on_the_wire(largest)) == [largest]
-    with pytest.raises(MessageFault, match=r"larger than max \(5001 vs\. 5000 bytes\)"):
-        Assembler(MAX).feed(on_the_wire((False, bytes(MAX + 1))))
+def test_a_message_of_the_largest_size_is_taken() -> None:
+    assert read_whole(on_the_wire((False, bytes(MAX)))) == [(False, bytes(MAX))]
 
 
-def test_a_message_that_is_too_large_is_refused_before_any_of_it_comes() -> None:
-    with pytest.raises(MessageFault) as fault:
-        Assembler(MAX).feed(prefix(0, 2**32 - 1))
-    assert fault.value.code == RESOURCE_EXHAUSTED
-
-
-def test_the_text_of_an_unfinished_message_says_what_did_not_come() -> None:
-    assembler = Assembler(MAX)
-    assembler.feed(prefix(0, 100) + bytes(58))
-    with pytest.raises(MessageFault, match="42 bytes did not come"):
-        assembler.finish()
-
-
-def test_a_bad_flag_is_named() -> None:
-    with pytest.raises(MessageFault, match="0 or 1, not 2"):
-        Assembler(MAX).feed(prefix(2, 0))
+@pytest.mark.parametrize(
+    ("begun", "code", "text"),
+    [
+        (prefix(0, MAX + 1), RESOURCE_EXHAUSTED, r"larger than max \(5001 vs\. 5000 bytes\)"),
+        (prefix(0, 2**32 - 1), RESOURCE_EXHAUSTED, "larger than max"),
+        (prefix(2, 0), INTERNAL, "0 or 1, not 2"),
+        (prefix(0, 100) + bytes(58), INTERNAL, "42 bytes did not come"),
+    ],
+    ids=["one byte too many", "before any of it comes", "a bad flag", "unfinished"],
+)
+def test_what_is_no_message_is_explained(begun: bytes, code: int, text: str) -> None:
+    with pytest.raises(MessageFault, match=text) as fault:
+        read_whole(begun)
+    assert fault.value.code == code
 
 
 def test_no_memory_is_taken_for_what_was_only_announced() -> None:

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from tfs_lite.testing.grpc.http2_peer import NEWEST, indexed_field, resized, size_of, string
 from tfs_lite.transport.http2.errors import ConnectionFault, ErrorCode
-from tfs_lite.transport.http2.hpack_reader import (
-    BOMB,
-    MAX_REMEMBERED,
-    MAX_REMEMBERED_BLOCK,
-    BlockReader,
-    Fields,
-)
+from tfs_lite.transport.http2.hpack_reader import BOMB, MAX_REMEMBERED, MAX_REMEMBERED_BLOCK, BlockReader, Fields
 from tfs_lite.transport.http2.hpack_writer import integer, literal
 
 ROOMY = 10**6

@@ -74,12 +74,7 @@ C_3: list[Step] = [
 C_4: list[Step] = [
     ("8286 8441 8cf1 e3c2 e5f2 3a6b a0ab 90f4 ff", FIRST_REQUEST, AUTHORITY, 57),
     ("8286 84be 5886 a8eb 1064 9cbf", SECOND_REQUEST, NO_CACHE + AUTHORITY, 110),
-    (
-        "8287 85bf 4088 25a8 49e9 5ba9 7d7f 8925 a849 e95b b8e8 b4bf",
-        THIRD_REQUEST,
-        CUSTOM + NO_CACHE + AUTHORITY,
-        164,
-    ),
+    ("8287 85bf 4088 25a8 49e9 5ba9 7d7f 8925 a849 e95b b8e8 b4bf", THIRD_REQUEST, CUSTOM + NO_CACHE + AUTHORITY, 164),
 ]
 C_5: list[Step] = [
     (
@@ -119,9 +114,7 @@ C_6: list[Step] = [
 
 
 @pytest.mark.parametrize(
-    ("value", "bits", "octets"),
-    [(10, 5, "0a"), (1337, 5, "1f9a0a"), (42, 8, "2a")],
-    ids=["C.1.1", "C.1.2", "C.1.3"],
+    ("value", "bits", "octets"), [(10, 5, "0a"), (1337, 5, "1f9a0a"), (42, 8, "2a")], ids=["C.1.1", "C.1.2", "C.1.3"]
 )
 def test_integers_of_c_1_are_written_as_printed(value: int, bits: int, octets: str) -> None:
     assert integer(0, bits, value).hex() == octets
