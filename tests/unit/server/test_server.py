@@ -21,12 +21,7 @@ from tfs_lite.testing.servers.in_process import ROW, ServerFixture, config_text,
 from tfs_lite.testing.servers.models import gated_source, waiting_source
 from tfs_lite.testing.servers.process import wait_until
 
-AVAILABLE, END, LOADING, START = (
-    VersionState.AVAILABLE,
-    VersionState.END,
-    VersionState.LOADING,
-    VersionState.START,
-)
+AVAILABLE, END, LOADING, START = (VersionState.AVAILABLE, VersionState.END, VersionState.LOADING, VersionState.START)
 Publish = Callable[[str, int], Path]
 PublishPython = Callable[[str, int, str], Path]
 

@@ -109,11 +109,7 @@ def test_calls_and_connections_are_counted(loop_thread: Any) -> None:
                 server.call(path, data)
         numbers = server.server.numbers
         assert numbers is not None
-        assert dict(numbers.calls) == {
-            (ECHO, 0): 3,
-            (ECHO, 3): 1,
-            ("", 12): 1,
-        }
+        assert dict(numbers.calls) == {(ECHO, 0): 3, (ECHO, 3): 1, ("", 12): 1}
         assert (numbers.connections, numbers.connections_total) == (1, 1)
         assert numbers.messages_received == 4
         assert numbers.messages_sent == 3
@@ -153,9 +149,7 @@ def test_arguments_without_effect_are_logged_once_by_name(tmp_path: Path, caplog
 def test_an_argument_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(ServingError) as raised:
         Server(
-            model_base_path=str(tmp_path),
-            grpc_server=NATIVE,
-            grpc_channel_arguments="grpc.max_concurrent_streams=few",
+            model_base_path=str(tmp_path), grpc_server=NATIVE, grpc_channel_arguments="grpc.max_concurrent_streams=few"
         ).start()
     assert raised.value.code is StatusCode.INVALID_ARGUMENT
     assert str(raised.value).startswith("grpc.max_concurrent_streams of --grpc_channel_arguments is 'few', expected")

@@ -66,11 +66,7 @@ class TlsFixture(GrpcFixture):
         new.rename(self.path)
 
     def secure_channel(
-        self,
-        root: bytes = ROOT,
-        pair: tuple[bytes, bytes] | None = None,
-        target: str = "",
-        name: str = "localhost",
+        self, root: bytes = ROOT, pair: tuple[bytes, bytes] | None = None, target: str = "", name: str = "localhost"
     ) -> grpc.Channel:
         key, certificate = pair or (None, None)
         return grpc.secure_channel(
@@ -274,11 +270,7 @@ def test_credentials_live_as_long_as_the_server(serve: Serve) -> None:
         (text_of((FIRST[1], FIRST[1])), StatusCode.INVALID_ARGUMENT, "tls.pbtxt:1:1: server_key: holds no private key"),
         (text_of((FIRST[0], b"x")), StatusCode.INVALID_ARGUMENT, "tls.pbtxt:2:1: server_cert: holds no certificate"),
         (text_of(FIRST, b"x"), StatusCode.INVALID_ARGUMENT, "tls.pbtxt:3:1: custom_ca: holds no certificate"),
-        (
-            text_of(FIRST, verify=True),
-            StatusCode.INVALID_ARGUMENT,
-            "tls.pbtxt:3:1: client_verify: needs custom_ca",
-        ),
+        (text_of(FIRST, verify=True), StatusCode.INVALID_ARGUMENT, "tls.pbtxt:3:1: client_verify: needs custom_ca"),
     ],
 )
 def test_a_file_that_cannot_be_used_at_the_start_is_an_error_that_names_it(

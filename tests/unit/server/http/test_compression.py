@@ -92,14 +92,7 @@ def test_nothing_unpacks_to_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("header", "packed"),
-    [
-        ("", False),
-        ("identity", False),
-        ("gzip", True),
-        ("GZip", True),
-        ("x-gzip", True),
-        ("identity, gzip", True),
-    ],
+    [("", False), ("identity", False), ("gzip", True), ("GZip", True), ("x-gzip", True), ("identity, gzip", True)],
 )
 def test_content_encoding_is_read(header: str, packed: bool) -> None:
     assert is_gzip(header) is packed

@@ -13,14 +13,7 @@ from prometheus_client import CollectorRegistry
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
-from tfs_lite.core.signature import (
-    CLASSIFY_METHOD,
-    REGRESS_METHOD,
-    DataType,
-    Signature,
-    SymbolicDim,
-    TensorSpec,
-)
+from tfs_lite.core.signature import CLASSIFY_METHOD, REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols import messages

@@ -31,12 +31,7 @@ CALLS = [
     (
         "predict",
         {"signature_name": "text", "inputs": ["hi", {"b64": base64.b64encode(b"\xff").decode()}]},
-        {
-            "outputs": {
-                "text": ["hi", {"b64": "/w=="}],
-                "as_bytes": [{"b64": "aGk="}, {"b64": "/w=="}],
-            }
-        },
+        {"outputs": {"text": ["hi", {"b64": "/w=="}], "as_bytes": [{"b64": "aGk="}, {"b64": "/w=="}]}},
     ),
     (
         "classify",

@@ -180,8 +180,7 @@ def test_multi_inference_answers_its_tasks(channel: grpc.Channel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "request_type"),
-    [("Classify", messages.ClassificationRequest), ("Regress", messages.RegressionRequest)],
+    ("method", "request_type"), [("Classify", messages.ClassificationRequest), ("Regress", messages.RegressionRequest)]
 )
 @pytest.mark.parametrize(
     ("spec", "sent", "code", "words"),
