@@ -215,16 +215,6 @@ def test_the_rest_after_failures_doubles_up_to_a_bound_and_a_good_file_ends_that
     assert not log.writer.paused
 
 
-def test_records_are_dropped_and_counted_while_the_log_rests(log: Log) -> None:
-    shutil.rmtree(Path(log.prefix).parent)
-    log.writer.append("m", b"x")
-    log.writer.finish()
-    for _ in range(3):
-        log.writer.append("m", b"x")
-    assert log.results == {("m", "UNAVAILABLE"): 4}
-    assert log.writer.due == NEVER
-
-
 def test_a_full_disk_leaves_whole_records_and_later_files(tmp_path: Path) -> None:
     prefix = str(tmp_path / "m")
     run = subprocess.run(

@@ -4,6 +4,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,31 +78,27 @@ def test_answers_name_their_version_and_a_new_version_takes_over(tmp_path: Path,
 
 def test_no_request_fails_during_a_swap(tmp_path: Path, publish: Publish) -> None:
     publish("m", 1)
-    versions, failures, stop = Counter[int](), list[Exception](), threading.Event()
+    versions, stop = Counter[int](), threading.Event()
 
     def client(target: str) -> None:
         with Client(target) as caller:
             while not stop.is_set():
-                try:
-                    answer = caller.predict("m", {"x": ROW})
-                    assert (answer.outputs["y"] == ROW + answer.version).all()
-                    versions[answer.version] += 1
-                except Exception as error:
-                    failures.append(error)
+                answer = caller.predict("m", {"x": ROW})
+                assert (answer.outputs["y"] == ROW + answer.version).all()
+                versions[answer.version] += 1
 
-    with serving(tmp_path, **one(tmp_path)) as served:
-        clients = [threading.Thread(target=client, args=(served.target,)) for _ in range(3)]
-        for thread in clients:
-            thread.start()
-        for version in (2, 3, 4):
-            publish("m", version)
-            served.wait_states({version: AVAILABLE, **dict.fromkeys(range(1, version), END)})
-            seen = versions.total()
-            wait_until(lambda: versions.total() > seen + 20, "the clients go on", 30)  # noqa: B023 - used at once
-        stop.set()
-        for thread in clients:
-            thread.join()
-    assert failures == []
+    with serving(tmp_path, **one(tmp_path)) as served, ThreadPoolExecutor(3) as pool:
+        clients = [pool.submit(client, served.target) for _ in range(3)]
+        try:
+            for version in (2, 3, 4):
+                publish("m", version)
+                served.wait_states({version: AVAILABLE, **dict.fromkeys(range(1, version), END)})
+                seen = versions.total()
+                wait_until(lambda: versions.total() > seen + 20, "the clients go on", 30)  # noqa: B023 - used at once
+        finally:
+            stop.set()
+        for answered in clients:
+            answered.result(30)
     assert set(versions) == {1, 2, 3, 4}
 
 
@@ -251,44 +248,36 @@ def test_failed_first_load_can_end_the_server(tmp_path: Path) -> None:
 
 def test_stop_answers_every_request_that_got_in(tmp_path: Path, publish: Publish) -> None:
     publish("m", 1)
-    codes, answered = Counter[str](), threading.Semaphore(0)
+    answered = threading.Semaphore(0)
 
-    def client(target: str) -> None:
+    def client(target: str) -> str:
         with Client(target) as caller:
             while True:
                 try:
                     caller.predict("m", {"x": ROW})
                     answered.release()
                 except ServingError as error:
-                    codes[error.code.name] += 1
-                    return
+                    return error.code.name
 
-    with serving(tmp_path, **one(tmp_path)) as served:
-        clients = [threading.Thread(target=client, args=(served.target,)) for _ in range(8)]
-        for thread in clients:
-            thread.start()
+    with serving(tmp_path, **one(tmp_path)) as served, ThreadPoolExecutor(8) as pool:
+        clients = [pool.submit(client, served.target) for _ in range(8)]
         for _ in range(100):
             assert answered.acquire(timeout=30)
         served.server.stop()
-        for thread in clients:
-            thread.join()
-    assert codes == {"UNAVAILABLE": 8}
+        assert [code.result() for code in clients] == ["UNAVAILABLE"] * 8
 
 
 def test_stop_waits_for_a_request_that_takes_long(tmp_path: Path, gate: Path, publish_python: PublishPython) -> None:
     publish_python("m", 1, gated_source(1, gate))
-    with serving(tmp_path, **one(tmp_path, trusted_model_base_paths=(str(tmp_path),))) as served:
-        answers: list[int] = []
-        request = threading.Thread(target=lambda: answers.append(served.version()))
-        request.start()
+    fields = one(tmp_path, trusted_model_base_paths=(str(tmp_path),))
+    with serving(tmp_path, **fields) as served, ThreadPoolExecutor(2) as pool:
+        answer = pool.submit(served.version)
         wait_until((gate / "entered-1").exists, "the request is inside", 30)
-        stopping = threading.Thread(target=served.server.stop)
-        stopping.start()
+        stopping = pool.submit(served.server.stop)
         wait_until(lambda: httpx.get(served.url + "/readyz").status_code == 503, "not ready", 30)
         (gate / "open").touch()
-        request.join()
-        stopping.join()
-        assert answers == [1]
+        assert answer.result() == 1
+        stopping.result()
         assert served.server.wait(0)
 
 
@@ -313,40 +302,23 @@ def test_pages_are_answered_until_everything_is_unloaded(tmp_path: Path, publish
 def test_second_stop_does_not_wait_for_requests(tmp_path: Path, gate: Path, publish_python: PublishPython) -> None:
     publish_python("m", 1, gated_source(1, gate))
     fields = one(tmp_path, trusted_model_base_paths=(str(tmp_path),), drain_timeout_seconds=100.0)
-    with serving(tmp_path, **fields) as served:
-        codes: list[str] = []
-
-        def call() -> None:
-            try:
-                served.version()
-            except ServingError as error:
-                codes.append(error.code.name)
-                (gate / "open").touch()
-
-        request = threading.Thread(target=call)
-        request.start()
+    with serving(tmp_path, **fields) as served, ThreadPoolExecutor(3) as pool:
+        request = pool.submit(served.version)
         wait_until((gate / "entered-1").exists, "the request is inside", 30)
-        stops = [threading.Thread(target=served.server.stop) for _ in range(2)]
-        for thread in stops:
-            thread.start()
-        for thread in (request, *stops):
-            thread.join(30)
-            assert not thread.is_alive()
-        assert len(codes) == 1
+        stops = [pool.submit(served.server.stop) for _ in range(2)]
+        assert isinstance(request.exception(30), ServingError)
+        (gate / "open").touch()
+        for stop in stops:
+            stop.result(30)
 
 
-def test_stopping_twice_and_before_the_start_is_fine(tmp_path: Path) -> None:
+def test_stop_before_the_start_and_twice_during_a_start_that_hangs_is_fine(tmp_path: Path) -> None:
     Server(**one(tmp_path)).stop()
-    with serving(tmp_path, ready=False, **one(tmp_path)) as served:
+    with serving(tmp_path, ready=False, **one(tmp_path, ready_requires_all_models=True)) as served:
         served.server.stop()
         served.server.stop()
         with pytest.raises(ServingError, match="was stopped"):
             served.server.wait_ready(30)
-
-
-def test_stop_ends_a_start_that_hangs(tmp_path: Path) -> None:
-    with serving(tmp_path, ready=False, **one(tmp_path, ready_requires_all_models=True)) as served:
-        served.server.stop()
 
 
 @pytest.mark.parametrize(("field", "flag"), [("port", "--port"), ("rest_api_port", "--rest_api_port")])

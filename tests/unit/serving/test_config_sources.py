@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -52,33 +54,36 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def watch(file: Path, target: Target) -> ConfigFileWatcher:
+@pytest.fixture
+def target() -> Target:
+    return Target()
+
+
+@pytest.fixture
+def watcher(file: Path, target: Target) -> ConfigFileWatcher:
+    return watch(file, target, 3600.0)
+
+
+def watch(file: Path, target: Target, seconds: float) -> ConfigFileWatcher:
     applied = read_model_server_config(str(file), file.parent)
-    return ConfigFileWatcher(str(file), file.parent, 3600.0, applied, target.apply)
+    return ConfigFileWatcher(str(file), file.parent, seconds, applied, target.apply)
 
 
-def test_unchanged_file_is_not_applied_again(file: Path) -> None:
-    target = Target()
-    watcher = watch(file, target)
+def test_only_a_changed_file_is_applied_and_only_once(file: Path, target: Target, watcher: ConfigFileWatcher) -> None:
     watcher.poll()
     file.write_text("# a comment changes nothing\n" + ONE)
     watcher.poll()
     assert target.applied == []
-
-
-def test_changed_file_is_applied_once(file: Path) -> None:
-    target = Target()
-    watcher = watch(file, target)
     file.write_text(TWO)
     watcher.poll()
     watcher.poll()
     assert target.applied == [["two"]]
 
 
-def test_file_that_was_not_applied_is_tried_again_and_logged_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    target = Target()
+def test_file_that_was_not_applied_is_tried_again_and_logged_once(
+    file: Path, target: Target, watcher: ConfigFileWatcher, caplog: pytest.LogCaptureFixture
+) -> None:
     target.refuse = "no"
-    watcher = watch(file, target)
     file.write_text(TWO)
     for _ in range(3):
         watcher.poll()
@@ -90,10 +95,8 @@ def test_file_that_was_not_applied_is_tried_again_and_logged_once(file: Path, ca
     assert target.applied == [["two"]] * 4
 
 
-def test_file_that_goes_back_after_a_failure_is_applied(file: Path) -> None:
-    target = Target()
+def test_file_that_goes_back_after_a_failure_is_applied(file: Path, target: Target, watcher: ConfigFileWatcher) -> None:
     target.refuse = "no"
-    watcher = watch(file, target)
     file.write_text(TWO)
     watcher.poll()
     target.refuse = ""
@@ -104,13 +107,10 @@ def test_file_that_goes_back_after_a_failure_is_applied(file: Path) -> None:
 
 @pytest.mark.parametrize("text", [None, "model_config_list { config { nome: 1 } }"])
 def test_broken_or_missing_file_leaves_everything_as_it_is(
-    file: Path, text: str | None, caplog: pytest.LogCaptureFixture
+    file: Path, target: Target, watcher: ConfigFileWatcher, text: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    target = Target()
-    watcher = watch(file, target)
-    if text is None:
-        file.unlink()
-    else:
+    file.unlink()
+    if text is not None:
         file.write_text(text)
     for _ in range(3):
         watcher.poll()
@@ -121,10 +121,8 @@ def test_broken_or_missing_file_leaves_everything_as_it_is(
     assert target.applied == []
 
 
-def test_file_is_watched_on_a_thread_of_its_own(file: Path) -> None:
-    target = Target()
-    applied = read_model_server_config(str(file), file.parent)
-    watcher = ConfigFileWatcher(str(file), file.parent, 0.02, applied, target.apply)
+def test_file_is_watched_on_a_thread_of_its_own(file: Path, target: Target) -> None:
+    watcher = watch(file, target, 0.02)
     watcher.start()
     file.write_text(TWO)
     target.wait_for(["two"])
@@ -140,101 +138,79 @@ def repository(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def clock() -> Iterator[SystemClock]:
-    clock = SystemClock()
-    yield clock
-    clock.close()
-
-
-def watch_repository(path: Path, clock: SystemClock, target: Target) -> RepositoryWatcher:
-    options = ServerOptions(model_repository=str(path), file_system_poll_wait_seconds=0.02)
+def look(repository: Path, target: Target) -> Iterator[RepositoryWatcher]:
+    """Watches the repository for the target; it refuses a model by the name of forbidden."""
+    options = ServerOptions(model_repository=str(repository), file_system_poll_wait_seconds=0.02)
 
     def check(config: ModelServerConfig) -> None:
         if any(model.name == "forbidden" for model in config.models):
             raise invalid_argument("forbidden")
 
-    return RepositoryWatcher(options, clock, check, target.apply)
+    with closing(SystemClock()) as clock, closing(RepositoryWatcher(options, clock, check, target.apply)) as watcher:
+        yield watcher
 
 
-def test_models_of_the_repository_come_and_go(repository: Path, clock: SystemClock) -> None:
-    target = Target()
-    watcher = watch_repository(repository, clock, target)
-    first = watcher.first_look()
-    assert [(model.name, model.base_path) for model in first.models] == [
-        ("a", str(repository / "a")),
-        ("b", str(repository / "b")),
-    ]
+def test_models_of_the_repository_come_and_go(repository: Path, look: RepositoryWatcher, target: Target) -> None:
+    found = [(model.name, model.base_path) for model in look.first_look().models]
+    assert found == [(name, str(repository / name)) for name in ("a", "b")]
     assert target.applied == []
-    watcher.start()
+    look.start()
     (repository / "c" / "1").mkdir(parents=True)
     target.wait_for(["a", "b", "c"])
-    (repository / "a" / "1").rmdir()
-    (repository / "a").rmdir()
+    shutil.rmtree(repository / "a")
     target.wait_for(["b", "c"])
-    watcher.close()
 
 
 @pytest.mark.parametrize("name", ["forbidden", "with:colon"])
 def test_model_that_cannot_be_served_does_not_hide_the_others(
-    repository: Path, clock: SystemClock, name: str, caplog: pytest.LogCaptureFixture
+    repository: Path, look: RepositoryWatcher, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (repository / name / "1").mkdir(parents=True)
-    watcher = watch_repository(repository, clock, Target())
-    assert [model.name for model in watcher.first_look().models] == ["a", "b"]
+    assert [model.name for model in look.first_look().models] == ["a", "b"]
     assert f"model {name!r} of the repository is not served" in caplog.text
-    watcher.close()
 
 
-def test_failed_reload_does_not_end_the_watching(repository: Path, clock: SystemClock) -> None:
-    target = Target()
+def test_failed_reload_does_not_end_the_watching(repository: Path, look: RepositoryWatcher, target: Target) -> None:
     target.refuse = "no"
-    watcher = watch_repository(repository, clock, target)
-    watcher.first_look()
-    watcher.start()
-    (repository / "c" / "1").mkdir(parents=True)
-    target.wait_for(["a", "b", "c"])
-    (repository / "d" / "1").mkdir(parents=True)
-    target.wait_for(["a", "b", "c", "d"])
-    watcher.close()
+    look.first_look()
+    look.start()
+    for names in (["a", "b", "c"], ["a", "b", "c", "d"]):
+        (repository / names[-1] / "1").mkdir(parents=True)
+        target.wait_for(names)
 
 
 def policies(config: ModelServerConfig) -> dict[str, object]:
     return {model.name: model.model_version_policy.choice for model in config.models}
 
 
-def test_version_policy_in_the_config_of_a_model_is_followed(repository: Path, clock: SystemClock) -> None:
-    target = Target()
+def test_version_policy_in_the_config_of_a_model_is_followed(
+    repository: Path, look: RepositoryWatcher, target: Target
+) -> None:
     file = repository / "a" / "config.pbtxt"
     file.write_text("version_policy { all { } }")
-    watcher = watch_repository(repository, clock, target)
-    assert policies(watcher.first_look()) == {"a": All(), "b": Latest()}
-    watcher.start()
+    assert policies(look.first_look()) == {"a": All(), "b": Latest()}
+    look.start()
     file.write_text("version_policy { specific { versions: [ 1, 3 ] } }")
     target.wait_for_config(lambda config: policies(config)["a"] == Specific(versions=(1, 3)))
     file.write_text("version_policy { latest { num_versions: 2 } } max_batch_size: 8")
     target.wait_for_config(lambda config: policies(config)["a"] == Latest(num_versions=2))
-    watcher.close()
 
 
 def test_wrong_config_leaves_the_version_policy_as_it_was(
-    repository: Path, clock: SystemClock, caplog: pytest.LogCaptureFixture
+    repository: Path, look: RepositoryWatcher, target: Target, caplog: pytest.LogCaptureFixture
 ) -> None:
-    target = Target()
     file = repository / "a" / "config.pbtxt"
     file.write_text("version_policy { all { } }")
-    watcher = watch_repository(repository, clock, target)
-    watcher.first_look()
-    watcher.start()
+    look.first_look()
+    look.start()
     file.write_text("version_policy { none { } }")
     wait_until(lambda: "its version policy stays as it is" in caplog.text, "the mistake was seen", 30)
     (repository / "c" / "1").mkdir(parents=True)
     target.wait_for_config(lambda config: "c" in policies(config))
     assert policies(target.configs[-1])["a"] == All()
     assert caplog.text.count("its version policy stays as it is") == 1
-    watcher.close()
 
 
-def test_repository_that_is_not_there_is_refused(tmp_path: Path, clock: SystemClock) -> None:
-    watcher = watch_repository(tmp_path / "nothing", clock, Target())
-    assert "--model_repository" in refusal(watcher.first_look, code=StatusCode.FAILED_PRECONDITION)
-    watcher.close()
+def test_repository_that_is_not_there_is_refused(repository: Path, look: RepositoryWatcher) -> None:
+    shutil.rmtree(repository)
+    assert "--model_repository" in refusal(look.first_look, code=StatusCode.FAILED_PRECONDITION)

@@ -61,12 +61,14 @@ def test_without_a_word_about_batching_every_call_runs_alone() -> None:
     assert settings() == BatchSettings(max_queued_calls=1000)
     assert not settings(request(max_batch_size=8), 8).merges
     assert settings(max_queued_requests=5).max_queued_calls == 5
+    assert plan().threads == 1
 
 
 def test_enable_batching_alone_means_the_defaults() -> None:
     found = settings(enable_batching=True)
     assert (found.max_batch_size, found.max_delay, found.send) == (1000, 0.0, SendWhen.EXPECT)
     assert found.max_queued_calls == 1000
+    assert plan(enable_batching=True).threads == 1
 
 
 def test_file_says_sizes_delay_and_threads(written: Path) -> None:
@@ -74,11 +76,6 @@ def test_file_says_sizes_delay_and_threads(written: Path) -> None:
     found = settings(**options)
     assert (found.max_batch_size, found.max_delay, found.send) == (32, 0.002, SendWhen.WAIT)
     assert plan(**options).threads == 3
-
-
-def test_without_a_written_number_there_is_one_thread() -> None:
-    assert plan(enable_batching=True).threads == 1
-    assert plan().threads == 1
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.grpc import tls as tls_module
 from tfs_lite.server.grpc.grpcio_server import GrpcServer
 from tfs_lite.server.grpc.tls import TlsFile
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.grpc_fixture import GrpcFixture
 from tfs_lite.transport.table import CallContext, unary
 
@@ -46,6 +47,12 @@ def text_of(pair: tuple[bytes, bytes], ca: bytes | None = None, verify: bool = F
     if verify:
         fields["client_verify"] = True
     return "\n".join(f"{name}: {json.dumps(value)}" for name, value in fields.items())
+
+
+def file_of(directory: Path, text: str | None = None) -> TlsFile:
+    """A file with the first certificate, or with the text."""
+    (directory / "tls.pbtxt").write_text(text_of(FIRST) if text is None else text)
+    return TlsFile("tls.pbtxt", directory)
 
 
 async def echo(data: bytes, context: CallContext) -> bytes:
@@ -127,12 +134,16 @@ def test_clients_that_trust_the_authority_get_in_and_others_do_not(serve: Serve)
     assert server.certificate() == FIRST[1]
 
 
-def test_mutual_tls_lets_in_clients_of_the_authority_only(serve: Serve) -> None:
+def test_mutual_tls_lets_in_clients_of_the_authority_that_the_file_names_now(serve: Serve) -> None:
     server = serve(text_of(FIRST, ROOT, verify=True))
     with server.secure_channel(pair=SECOND) as channel:
         assert call(channel) == b"x"
     refused(server.secure_channel())
     refused(server.secure_channel(pair=FOREIGN))
+    server.replace(text_of(FIRST, STRANGER.cert_pem.bytes(), verify=True))
+    with server.secure_channel(pair=FOREIGN) as channel:
+        assert call(channel) == b"x"
+    refused(server.secure_channel(pair=SECOND))
 
 
 def test_the_unix_socket_has_the_same_certificate_and_follows_it_too(serve: Serve, tmp_path: Path) -> None:
@@ -172,14 +183,6 @@ def test_many_connections_at_once_always_get_a_whole_certificate(serve: Serve) -
             assert server.certificate() == new[1]
 
 
-def test_a_new_authority_for_clients_is_followed(serve: Serve) -> None:
-    server = serve(text_of(FIRST, ROOT, verify=True))
-    server.replace(text_of(FIRST, STRANGER.cert_pem.bytes(), verify=True))
-    with server.secure_channel(pair=FOREIGN) as channel:
-        assert call(channel) == b"x"
-    refused(server.secure_channel(pair=SECOND))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -205,10 +208,14 @@ def test_a_broken_file_is_logged_once_and_the_certificate_stays(
     assert server.certificate() == SECOND[1]
 
 
-def test_a_file_that_goes_away_leaves_the_certificate(
-    serve: Serve, caplog: pytest.LogCaptureFixture, tmp_path: Path
+def test_a_file_that_was_only_touched_or_goes_away_leaves_the_certificate(
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     server = serve(text_of(FIRST))
+    os.utime(server.path, ns=(1, 1))
+    assert server.certificate() == FIRST[1]
+    assert "certificate" not in caplog.text
     server.path.unlink()
     assert server.certificate() == FIRST[1]
     os.mkfifo(server.path)
@@ -222,14 +229,6 @@ def test_a_file_that_goes_away_leaves_the_certificate(
         "is no regular file any more",
         "is no regular file any more",
     ]
-
-
-def test_a_file_that_was_only_touched_changes_nothing(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    server = serve(text_of(FIRST))
-    os.utime(server.path, ns=(1, 1))
-    assert server.certificate() == FIRST[1]
-    assert "certificate" not in caplog.text
 
 
 def test_a_file_that_a_link_leads_to_is_followed(each_server: str, tmp_path: Path, loop_thread: Any) -> None:
@@ -262,34 +261,31 @@ def test_credentials_live_as_long_as_the_server(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "message"),
+    ("text", "message"),
     [
-        (None, StatusCode.NOT_FOUND, "tls.pbtxt: there is no such file"),
-        ("", StatusCode.INVALID_ARGUMENT, "tls.pbtxt:1:1: server_key: is required"),
-        ("server_kye: ''", StatusCode.INVALID_ARGUMENT, 'tls.pbtxt:1:1: unknown field "server_kye"; did you mean'),
-        (text_of((FIRST[1], FIRST[1])), StatusCode.INVALID_ARGUMENT, "tls.pbtxt:1:1: server_key: holds no private key"),
-        (text_of((FIRST[0], b"x")), StatusCode.INVALID_ARGUMENT, "tls.pbtxt:2:1: server_cert: holds no certificate"),
-        (text_of(FIRST, b"x"), StatusCode.INVALID_ARGUMENT, "tls.pbtxt:3:1: custom_ca: holds no certificate"),
-        (text_of(FIRST, verify=True), StatusCode.INVALID_ARGUMENT, "tls.pbtxt:3:1: client_verify: needs custom_ca"),
+        ("", "tls.pbtxt:1:1: server_key: is required"),
+        ("server_kye: ''", 'tls.pbtxt:1:1: unknown field "server_kye"; did you mean'),
+        (text_of((FIRST[1], FIRST[1])), "tls.pbtxt:1:1: server_key: holds no private key"),
+        (text_of((FIRST[0], b"x")), "tls.pbtxt:2:1: server_cert: holds no certificate"),
+        (text_of(FIRST, b"x"), "tls.pbtxt:3:1: custom_ca: holds no certificate"),
+        (text_of(FIRST, verify=True), "tls.pbtxt:3:1: client_verify: needs custom_ca"),
     ],
 )
 def test_a_file_that_cannot_be_used_at_the_start_is_an_error_that_names_it(
-    tmp_path: Path, text: str | None, code: StatusCode, message: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    if text is not None:
-        (tmp_path / "tls.pbtxt").write_text(text)
-    with pytest.raises(ServingError) as raised:
-        TlsFile("tls.pbtxt", tmp_path)
-    assert raised.value.code is code
-    assert str(raised.value).startswith(message)
+    assert refusal(file_of, tmp_path, text).startswith(message)
+
+
+def test_a_missing_file_is_not_found_at_the_start(tmp_path: Path) -> None:
+    message = refusal(TlsFile, "tls.pbtxt", tmp_path, code=StatusCode.NOT_FOUND)
+    assert message.startswith("tls.pbtxt: there is no such file")
 
 
 def test_an_authority_without_client_verify_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "tls.pbtxt").write_text(text_of(FIRST))
-    TlsFile("tls.pbtxt", tmp_path)
+    file_of(tmp_path)
     assert not caplog.records
-    (tmp_path / "tls.pbtxt").write_text(text_of(FIRST, ROOT))
-    TlsFile("tls.pbtxt", tmp_path)
+    file_of(tmp_path, text_of(FIRST, ROOT))
     assert "tls.pbtxt: custom_ca has no effect without client_verify (--ssl_config_file)" in caplog.text
 
 
@@ -337,21 +333,8 @@ def trusting(**settings: Any) -> ssl.SSLContext:
     return client
 
 
-def test_a_context_is_made_once_for_each_content_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "tls.pbtxt"
-    path.write_text(text_of(FIRST))
-    file = TlsFile(str(path))
-    first = file.context()
-    assert file.context() is first
-    path.write_text(text_of(SECOND))
-    second = file.context()
-    assert second is not first
-    assert file.context() is second
-
-
 def test_a_context_speaks_http2_over_tls_of_today_only(tmp_path: Path) -> None:
-    (tmp_path / "tls.pbtxt").write_text(text_of(FIRST))
-    context = TlsFile("tls.pbtxt", tmp_path).context()
+    context = file_of(tmp_path).context()
     assert shake(context, trusting()).selected_alpn_protocol() == "h2"
     old = shake(context, trusting(maximum_version=ssl.TLSVersion.TLSv1_2))
     cipher = old.cipher()
@@ -368,35 +351,32 @@ def test_a_context_speaks_http2_over_tls_of_today_only(tmp_path: Path) -> None:
 def test_a_certificate_that_only_tls_itself_refuses_is_one_clear_line(
     loop_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "tls.pbtxt").write_text(text_of(FIRST))
     monkeypatch.setattr(tls_module, "CIPHERS", "ALL:@SECLEVEL=5")  # keys as strong as these are too weak then
-    with pytest.raises(ServingError) as raised:
-        GrpcFixture(loop_thread, "native", [], tls=TlsFile("tls.pbtxt", tmp_path))
-    assert raised.value.code is StatusCode.FAILED_PRECONDITION
-    assert str(raised.value) == (
+    code = StatusCode.FAILED_PRECONDITION
+    assert refusal(GrpcFixture, loop_thread, "native", [], tls=file_of(tmp_path), code=code) == (
         "tls.pbtxt: TLS refuses the key or the certificate: EE_KEY_TOO_SMALL (--ssl_config_file)"
     )
 
 
-def test_a_later_certificate_that_only_tls_itself_refuses_is_logged_once_and_the_old_one_stays(
+def test_a_context_is_made_once_for_each_content_of_the_file_and_stays_when_tls_itself_refuses_the_next(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "tls.pbtxt"
-    path.write_text(text_of(FIRST))
-    file = TlsFile(str(path))
+    file = file_of(tmp_path)
     first = file.context()
-    path.write_text(text_of(SECOND))
+    assert file.context() is first
+    (tmp_path / "tls.pbtxt").write_text(text_of(SECOND))
     with monkeypatch.context() as patch:
         patch.setattr(tls_module, "CIPHERS", "ALL:@SECLEVEL=5")
         assert [file.context() for _ in range(3)] == [first] * 3
     assert caplog.text.count("TLS refuses the key or the certificate") == 1
-    path.write_text(text_of(issued()))
-    assert file.context() is not first
+    (tmp_path / "tls.pbtxt").write_text(text_of(issued()))
+    second = file.context()
+    assert second is not first
+    assert file.context() is second
 
 
 def test_the_key_is_in_no_file_that_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tls.pbtxt").write_text(text_of(FIRST))
-    file = TlsFile("tls.pbtxt", tmp_path)
+    file = file_of(tmp_path)
     paths: list[str] = []
     load = ssl.SSLContext.load_cert_chain
 

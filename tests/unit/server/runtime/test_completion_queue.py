@@ -4,141 +4,115 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
+
+import pytest
 
 from tfs_lite.server.runtime.event_loop import CompletionQueue
 
 TIMEOUT = 30
+THREADS = 4
 
 
-class CountingLoop(asyncio.SelectorEventLoop):
-    """Counts how often another thread wakes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wake_ups = 0
-
-    def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
-        self.wake_ups += 1
-        return super().call_soon_threadsafe(callback, *args, context=context)
+def post_all(queue: CompletionQueue[Any], items: Iterable[Any]) -> None:
+    for item in items:
+        queue.post(item)
 
 
-def run(main: Callable[[CountingLoop], Any]) -> None:
-    loop = CountingLoop()
-    try:
-        loop.run_until_complete(asyncio.wait_for(main(loop), TIMEOUT))
-    finally:
-        loop.close()
+async def test_items_of_other_threads_are_delivered_on_the_loop_in_order() -> None:
+    got: list[tuple[int, int]] = []
+    queue = CompletionQueue[int](lambda item: got.append((item, threading.get_ident())))
+    assert queue.loop is asyncio.get_running_loop()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(post_all, queue, range(100))
+    assert got == []
+    await asyncio.sleep(0)
+    assert got == [(item, threading.get_ident()) for item in range(100)]
 
 
-def start_threads(works: Iterable[Callable[[], None]]) -> list[threading.Thread]:
-    threads = [threading.Thread(target=work) for work in works]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def join(threads: Iterable[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
-
-
-def posts(queue: CompletionQueue[Any], items: Iterable[Any]) -> Callable[[], None]:
-    """Posts the items, on the thread that calls it."""
-
-    def post() -> None:
-        for item in items:
-            queue.post(item)
-
-    return post
-
-
-def test_items_of_other_threads_are_delivered_on_the_loop_in_order() -> None:
-    async def main(loop: CountingLoop) -> None:
-        got: list[tuple[int, int]] = []
-        queue = CompletionQueue[int](lambda item: got.append((item, threading.get_ident())))
-        assert queue.loop is loop
-        join(start_threads([posts(queue, range(100))]))
-        assert got == []
-        await asyncio.sleep(0)
-        assert got == [(item, threading.get_ident()) for item in range(100)]
-
-    run(main)
-
-
-def test_many_items_wake_the_loop_once() -> None:
-    async def main(loop: CountingLoop) -> None:
-        got: list[int] = []
-        queue = CompletionQueue[int](got.append)
-        for turn in range(3):
-            before = loop.wake_ups
-            for item in range(50):
-                queue.post(item)
-            assert loop.wake_ups == before + 1
-            await asyncio.sleep(0)
-            assert len(got) == 50 * (turn + 1)
-
-    run(main)
-
-
-def test_item_posted_while_others_are_delivered_comes_after_them() -> None:
-    async def main(loop: CountingLoop) -> None:
-        got: list[int] = []
-
-        def deliver(item: int) -> None:
-            got.append(item)
-            if item < 10:
-                queue.post(item + 10)
-
-        queue = CompletionQueue[int](deliver)
-        for item in range(3):
-            queue.post(item)
-        for _ in range(2):
-            await asyncio.sleep(0)
-        assert got == [0, 1, 2, 10, 11, 12]
-
-    run(main)
-
-
-def test_nothing_is_lost_when_threads_post_while_the_loop_delivers() -> None:
-    threads, each = 4, 2000
-
-    async def main(loop: CountingLoop) -> None:
-        got: dict[int, list[int]] = {number: [] for number in range(threads)}
-        all_there, left = asyncio.Event(), threads * each
-
-        def deliver(item: tuple[int, int]) -> None:
-            nonlocal left
-            got[item[0]].append(item[1])
-            left -= 1
-            if not left:
-                all_there.set()
-
-        queue = CompletionQueue[tuple[int, int]](deliver)
-        posting = start_threads(posts(queue, [(n, item) for item in range(each)]) for n in range(threads))
-        await all_there.wait()
-        join(posting)
-        assert got == {number: list(range(each)) for number in range(threads)}
-
-    run(main)
-
-
-def test_items_posted_to_a_closed_loop_are_delivered_by_those_who_post() -> None:
-    loop = CountingLoop()
+async def test_many_items_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
     got: list[int] = []
-    queue = loop.run_until_complete(make_queue(got.append))
+    queue, wake_ups = CompletionQueue[int](got.append), 0
+    call_soon = queue.loop.call_soon
+
+    def call_soon_threadsafe(callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
+        nonlocal wake_ups
+        wake_ups += 1
+        return call_soon(callback, *args, context=context)
+
+    monkeypatch.setattr(queue.loop, "call_soon_threadsafe", call_soon_threadsafe)
+    for turn in range(1, 4):
+        post_all(queue, range(50))
+        assert wake_ups == turn
+        await asyncio.sleep(0)
+        assert len(got) == 50 * turn
+
+
+async def test_item_posted_while_others_are_delivered_comes_after_them() -> None:
+    got: list[int] = []
+
+    def deliver(item: int) -> None:
+        got.append(item)
+        if item < 10:
+            queue.post(item + 10)
+
+    queue = CompletionQueue[int](deliver)
+    post_all(queue, range(3))
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert got == [0, 1, 2, 10, 11, 12]
+
+
+async def test_nothing_is_lost_when_threads_post_while_the_loop_delivers() -> None:
+    each = 2000
+    got: dict[int, list[int]] = {number: [] for number in range(THREADS)}
+    all_there, left = asyncio.Event(), THREADS * each
+
+    def deliver(item: tuple[int, int]) -> None:
+        nonlocal left
+        got[item[0]].append(item[1])
+        left -= 1
+        if not left:
+            all_there.set()
+
+    queue = CompletionQueue[tuple[int, int]](deliver)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for number in range(THREADS):
+            pool.submit(post_all, queue, [(number, item) for item in range(each)])
+        await asyncio.wait_for(all_there.wait(), TIMEOUT)
+    assert got == {number: list(range(each)) for number in range(THREADS)}
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    with closing(asyncio.SelectorEventLoop()) as loop:
+        yield loop
+
+
+def queue_on(loop: asyncio.AbstractEventLoop, deliver: Callable[[int], None]) -> CompletionQueue[int]:
+    async def make() -> CompletionQueue[int]:
+        return CompletionQueue(deliver)
+
+    return loop.run_until_complete(make())
+
+
+def test_items_posted_to_a_closed_loop_are_delivered_by_those_who_post(loop: asyncio.AbstractEventLoop) -> None:
+    got: list[int] = []
+    queue = queue_on(loop, got.append)
     loop.close()
     for item in range(3):
         queue.post(item)
         assert got == list(range(item + 1))
 
 
-def test_items_on_their_way_when_the_loop_closes_are_delivered_by_the_next_to_post() -> None:
-    loop = CountingLoop()
+def test_items_on_their_way_when_the_loop_closes_are_delivered_by_the_next_to_post(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
     got: list[int] = []
-    queue = loop.run_until_complete(make_queue(got.append))
+    queue = queue_on(loop, got.append)
     queue.post(1)
     loop.close()
     assert got == []
@@ -146,9 +120,8 @@ def test_items_on_their_way_when_the_loop_closes_are_delivered_by_the_next_to_po
     assert got == [1, 2]
 
 
-def test_threads_that_post_to_a_closed_loop_deliver_one_at_a_time() -> None:
-    threads, each = 4, 500
-    loop = CountingLoop()
+def test_threads_that_post_to_a_closed_loop_deliver_one_at_a_time(loop: asyncio.AbstractEventLoop) -> None:
+    each = 500
     got: list[int] = []
     busy, overlapped = threading.Lock(), list[bool]()
 
@@ -159,12 +132,9 @@ def test_threads_that_post_to_a_closed_loop_deliver_one_at_a_time() -> None:
         got.append(item)
         busy.release()
 
-    queue = loop.run_until_complete(make_queue(deliver))
+    queue = queue_on(loop, deliver)
     loop.close()
-    join(start_threads(posts(queue, range(first, threads * each, threads)) for first in range(threads)))
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda first: post_all(queue, range(first, THREADS * each, THREADS)), range(THREADS)))
     assert not overlapped
-    assert sorted(got) == list(range(threads * each))
-
-
-async def make_queue(deliver: Callable[[int], None]) -> CompletionQueue[int]:
-    return CompletionQueue(deliver)
+    assert sorted(got) == list(range(THREADS * each))

@@ -14,7 +14,7 @@ from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import CLASSIFY_METHOD, REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
-from tfs_lite.core.status import ServingError, StatusCode, not_found
+from tfs_lite.core.status import StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message
@@ -23,6 +23,7 @@ from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.tensorflow.prediction_service import SERVICE, PredictionService
 from tfs_lite.server.tensorflow.settings import PredictSettings
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.examples import rows
 from tfs_lite.transport.table import CallContext
 
@@ -147,13 +148,6 @@ def metadata(model: str = "m") -> Message:
     return messages.GetModelMetadataRequest(model_spec={"name": model}, metadata_field=["signature_def"])
 
 
-def refused(fixture: ServiceFixture, method: str, request: Any, code: StatusCode = StatusCode.INVALID_ARGUMENT) -> str:
-    with pytest.raises(ServingError) as raised:
-        fixture.call(method, request)
-    assert raised.value.code is code
-    return str(raised.value)
-
-
 REQUESTS = {
     "Predict": predict(x=[1], k=[2]),
     "Classify": classify(),
@@ -183,8 +177,8 @@ def test_every_method_is_counted_by_model_and_code(fixture: ServiceFixture, meth
         "MultiInference": multi(model="nobody"),
         "GetModelMetadata": metadata("nobody"),
     }
-    assert "Latest(nobody)" in refused(fixture, method, nobody[method], StatusCode.NOT_FOUND)
-    refused(fixture, method, b"")
+    assert "Latest(nobody)" in refusal(fixture.call, method, nobody[method], code=StatusCode.NOT_FOUND)
+    refusal(fixture.call, method, b"")
     counts = {(model, code): value for (found, model, code), value in fixture.counts().items() if found == method}
     assert counts.pop(("m", "OK")) == 1
     assert counts.pop(("unknown", "NOT_FOUND")) == 1
@@ -193,17 +187,17 @@ def test_every_method_is_counted_by_model_and_code(fixture: ServiceFixture, meth
 
 @pytest.mark.parametrize("method", ANSWERS)
 def test_bytes_that_are_no_message_are_invalid_and_not_counted(fixture: ServiceFixture, method: str) -> None:
-    assert "are not a tensorflow.serving." in refused(fixture, method, b"\xff\xff")
+    assert "are not a tensorflow.serving." in refusal(fixture.call, method, b"\xff\xff")
     assert fixture.counts() == {}
 
 
 @pytest.mark.parametrize("method", sorted(set(ANSWERS) - {"MultiInference"}))
 def test_model_must_be_named(fixture: ServiceFixture, method: str) -> None:
-    assert refused(fixture, method, b"") == "Missing ModelSpec"
+    assert refusal(fixture.call, method, b"") == "Missing ModelSpec"
     unnamed = type(REQUESTS[method])()
     unnamed.CopyFrom(REQUESTS[method])
     unnamed.model_spec.name = ""
-    assert refused(fixture, method, unnamed) == "ModelSpec has no name specified"
+    assert refusal(fixture.call, method, unnamed) == "ModelSpec has no name specified"
 
 
 # Predict
@@ -223,7 +217,7 @@ def test_checks_of_predict_come_in_the_known_order(fixture: ServiceFixture) -> N
     ]
     codes = [StatusCode.FAILED_PRECONDITION] + [StatusCode.INVALID_ARGUMENT] * 7
     for (request, words), code in zip(steps, codes, strict=True):
-        assert words in refused(fixture, "Predict", request, code)
+        assert words in refusal(fixture.call, "Predict", request, code=code)
 
 
 def test_predict_fills_in_defaults(fixture: ServiceFixture) -> None:
@@ -240,14 +234,16 @@ def test_predict_works_on_signatures_of_other_methods(key: str) -> None:
 
 def test_predict_checks_the_method_name_before_the_inputs_where_the_server_says_so(fixture: ServiceFixture) -> None:
     fixture.call("Predict", predict("half", x=[1]))
-    message = refused(ServiceFixture(check_method_names=True), "Predict", predict("half"))
+    message = refusal(ServiceFixture(check_method_names=True).call, "Predict", predict("half"))
     assert message.startswith("Expected prediction signature method_name")
     assert message.endswith("Was: tensorflow/serving/other")
 
 
 def test_repeated_values_fill_no_more_than_the_bound() -> None:
     short = messages.TensorProto(dtype=1, tensor_shape={"dim": [{"size": 26}]}, float_val=[1])
-    assert "at most 100 are allowed" in refused(ServiceFixture(max_bytes=100), "Predict", predict("scored", x=short))
+    assert "at most 100 are allowed" in refusal(
+        ServiceFixture(max_bytes=100).call, "Predict", predict("scored", x=short)
+    )
 
 
 def test_answers_carry_typed_fields_or_raw_bytes(fixture: ServiceFixture) -> None:
@@ -307,7 +303,7 @@ def test_requests_that_differ_in_numbers_are_answered_counted_and_logged_each_as
     ],
 )
 def test_refused_requests_are_not_logged(fixture: ServiceFixture, method: str, request_: Message) -> None:
-    refused(fixture, method, request_)
+    refusal(fixture.call, method, request_)
     assert fixture.log.offers == []
 
 

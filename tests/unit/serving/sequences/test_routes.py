@@ -22,6 +22,14 @@ def fixture() -> SequenceFixture:
     return found
 
 
+@pytest.fixture
+def moved(fixture: SequenceFixture) -> SequenceFixture:
+    """Sequence 7 is live on version 1, and version 2 has taken its place."""
+    fixture.ask(start=True)
+    fixture.swap(2)
+    return fixture
+
+
 def test_a_sequence_stays_with_its_version_while_others_go_to_the_newer_one(fixture):
     assert fixture.ask(start=True) == 1
     fixture.swap(2)
@@ -56,27 +64,23 @@ def test_a_sequence_that_was_idle_for_too_long_lets_its_version_go(fixture):
     assert fixture.state("m", 1) is None
 
 
-def test_a_request_that_is_under_way_at_the_end_still_holds_the_version(fixture):
-    fixture.ask(start=True)
-    fixture.swap(2)
-    last = fixture.begin(end=True)
-    fixture.settle()
-    assert fixture.live() == {}
-    assert fixture.state("m", 1) is HarnessState.QUIESCING
+def test_a_request_that_is_under_way_at_the_end_still_holds_the_version(moved):
+    last = moved.begin(end=True)
+    moved.settle()
+    assert moved.live() == {}
+    assert moved.state("m", 1) is HarnessState.QUIESCING
     assert last.servable.alive
     last.release()
-    fixture.settle()
-    assert fixture.state("m", 1) is None
+    moved.settle()
+    assert moved.state("m", 1) is None
 
 
-def test_start_of_a_live_sequence_begins_it_anew_on_the_newest_version(fixture):
-    fixture.ask(start=True)
-    fixture.swap(2)
-    assert fixture.ask(start=True) == 2
-    assert fixture.ask() == 2
-    assert fixture.live() == {2: 1}
-    fixture.settle()
-    assert fixture.state("m", 1) is None
+def test_start_of_a_live_sequence_begins_it_anew_on_the_newest_version(moved):
+    assert moved.ask(start=True) == 2
+    assert moved.ask() == 2
+    assert moved.live() == {2: 1}
+    moved.settle()
+    assert moved.state("m", 1) is None
 
 
 def test_start_of_a_live_sequence_on_the_same_version_keeps_one_route(fixture):
@@ -190,35 +194,31 @@ def test_sequences_with_one_id_behind_two_labels_are_two(fixture):
     assert fixture.live() == {}
 
 
-def test_after_the_bound_the_version_goes_and_the_client_hears_why(fixture):
-    fixture.ask(start=True)
-    fixture.swap(2)
-    fixture.clock.advance(DRAIN - 1)
-    assert fixture.ask() == 1
-    fixture.clock.advance(1)
-    fixture.settle()
-    assert fixture.state("m", 1) is None
-    error = fixture.refusal()
+def test_after_the_bound_the_version_goes_and_the_client_hears_why(moved):
+    moved.clock.advance(DRAIN - 1)
+    assert moved.ask() == 1
+    moved.clock.advance(1)
+    moved.settle()
+    assert moved.state("m", 1) is None
+    error = moved.refusal()
     assert error.code is StatusCode.UNAVAILABLE
     assert str(error) == (
         "sequence 7 of model m was on version 1, which was unloaded 60 s after it was withdrawn; "
         "start it again with sequence_start"
     )
-    assert str(fixture.refusal(ref=ModelRef("m", 1))) == str(error)
-    assert fixture.ask(start=True) == 2
-    assert fixture.ask() == 2
+    assert str(moved.refusal(ref=ModelRef("m", 1))) == str(error)
+    assert moved.ask(start=True) == 2
+    assert moved.ask() == 2
 
 
-def test_after_the_bound_the_version_waits_for_requests_that_are_under_way(fixture):
-    fixture.ask(start=True)
-    fixture.swap(2)
-    last = fixture.begin()
-    fixture.clock.advance(DRAIN)
-    fixture.settle()
-    assert fixture.state("m", 1) is HarnessState.QUIESCING
+def test_after_the_bound_the_version_waits_for_requests_that_are_under_way(moved):
+    last = moved.begin()
+    moved.clock.advance(DRAIN)
+    moved.settle()
+    assert moved.state("m", 1) is HarnessState.QUIESCING
     last.release()
-    fixture.settle()
-    assert fixture.state("m", 1) is None
+    moved.settle()
+    assert moved.state("m", 1) is None
 
 
 def test_going_back_to_an_older_version_is_a_withdrawal_too(fixture):
@@ -239,32 +239,26 @@ def test_a_sequence_of_a_model_that_is_served_no_more_is_not_found(fixture):
     assert fixture.refusal().code is StatusCode.NOT_FOUND
 
 
-def test_an_end_is_told_once_that_its_sequence_is_lost(fixture):
-    fixture.ask(start=True)
-    fixture.swap(2)
-    fixture.clock.advance(DRAIN)
-    assert fixture.refusal(end=True).code is StatusCode.UNAVAILABLE
-    assert fixture.routes.remembered == 0
+def test_an_end_is_told_once_that_its_sequence_is_lost(moved):
+    moved.clock.advance(DRAIN)
+    assert moved.refusal(end=True).code is StatusCode.UNAVAILABLE
+    assert moved.routes.remembered == 0
 
 
-def test_a_lost_sequence_that_begins_anew_is_like_any_other(fixture):
-    fixture.ask(start=True)
-    fixture.swap(2)
-    fixture.clock.advance(DRAIN)
-    assert fixture.ask(start=True) == 2
-    assert fixture.routes.remembered == 0
-    fixture.ask(end=True)
-    with fixture.routes.handle(M, SequenceFlags(7)) as handle:
+def test_a_lost_sequence_that_begins_anew_is_like_any_other(moved):
+    moved.clock.advance(DRAIN)
+    assert moved.ask(start=True) == 2
+    assert moved.routes.remembered == 0
+    moved.ask(end=True)
+    with moved.routes.handle(M, SequenceFlags(7)) as handle:
         assert handle.id.version == 2
 
 
-def test_a_request_with_another_version_than_the_lost_one_goes_there(fixture):
-    fixture.ask(start=True)
-    fixture.swap(2)
-    fixture.clock.advance(DRAIN)
-    with fixture.routes.handle(ModelRef("m", 2), SequenceFlags(7)) as handle:
+def test_a_request_with_another_version_than_the_lost_one_goes_there(moved):
+    moved.clock.advance(DRAIN)
+    with moved.routes.handle(ModelRef("m", 2), SequenceFlags(7)) as handle:
         assert handle.id.version == 2
-    assert fixture.routes.remembered == 1
+    assert moved.routes.remembered == 1
 
 
 def test_a_sequence_that_begins_when_the_time_is_over_does_not_hold_the_version(fixture):
@@ -293,18 +287,16 @@ def test_with_the_resource_policy_live_sequences_hold_the_swap_up_no_longer_than
     assert fixture.refusal().code is StatusCode.UNAVAILABLE
 
 
-def test_a_version_that_comes_back_has_its_full_time_again(fixture):
-    fixture.ask(start=True)
-    fixture.swap(2)
-    fixture.clock.advance(DRAIN)
-    fixture.settle()
-    fixture.swap(1, 2)
-    fixture.swap(1)
-    assert fixture.ready("m") == [1]
-    assert fixture.ask(start=True) == 1
-    fixture.swap(2)
-    fixture.clock.advance(DRAIN - 1)
-    assert fixture.ask() == 1
+def test_a_version_that_comes_back_has_its_full_time_again(moved):
+    moved.clock.advance(DRAIN)
+    moved.settle()
+    moved.swap(1, 2)
+    moved.swap(1)
+    assert moved.ready("m") == [1]
+    assert moved.ask(start=True) == 1
+    moved.swap(2)
+    moved.clock.advance(DRAIN - 1)
+    assert moved.ask() == 1
 
 
 def test_without_time_for_sequences_a_version_goes_at_once():
@@ -317,17 +309,15 @@ def test_without_time_for_sequences_a_version_goes_at_once():
     assert fixture.state("m", 1) is None
 
 
-def test_a_server_that_closes_does_not_wait_for_sequences(fixture):
-    fixture.ask(start=True)
-    fixture.swap(2)
-    fixture.ask(8, start=True)
-    last = fixture.begin()
-    fixture.routes.close()
+def test_a_server_that_closes_does_not_wait_for_sequences(moved):
+    moved.ask(8, start=True)
+    last = moved.begin()
+    moved.routes.close()
     last.release()
-    fixture.manager.close(drain_timeout=0.0)
-    assert fixture.loader("m", 1).unloads == 1
-    assert fixture.loader("m", 2).unloads == 1
-    assert fixture.live() == {}
+    moved.manager.close(drain_timeout=0.0)
+    assert moved.loader("m", 1).unloads == 1
+    assert moved.loader("m", 2).unloads == 1
+    assert moved.live() == {}
 
 
 def test_after_close_requests_are_like_others(fixture):
