@@ -1,22 +1,17 @@
-"""Fixtures for the stock client: models made in the server's environment, a server process, and upstream's own stubs.
-
-``TFS_LITE_BIN`` names the server to test; without it, the ``.venv`` of this checkout. ``TFS_LITE_PYTHON`` names the
-Python that makes the models; without it, the one beside the server.
-"""
+"""Fixtures for the stock client: models, a server process, and upstream's own stubs."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPO))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 with warnings.catch_warnings():
@@ -32,16 +27,13 @@ with warnings.catch_warnings():
         prediction_service_pb2_grpc,
     )
 
-import grpc  # noqa: E402
-from google.protobuf import text_format  # noqa: E402
+import grpc
+from google.protobuf import text_format
 
-from tfs_lite.testing.servers.process import ServerProcess, set_default_flags  # noqa: E402
+from tests.conformance.servers import PATIENCE, make_models, new_server, running
+from tfs_lite.testing.servers.process import ServerProcess, set_default_flags
 
-pytest_plugins = ("tests.conformance.triton_fixtures", "tests.conformance.language_fixtures")
-
-SERVER = Path(os.environ.get("TFS_LITE_BIN", REPO / ".venv/bin/tfs-lite"))
-TIMEOUT = 60.0
-PYTHON = Path(os.environ.get("TFS_LITE_PYTHON", SERVER.with_name("python")))
+pytest_plugins = [f"tests.conformance.{name}_fixtures" for name in ("triton", "language", "transport")]
 
 CONFIG = """
 # Upstream's text format, with its usual freedoms.
@@ -65,7 +57,9 @@ model_config_list {{
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--grpc-server", choices=("native", "grpcio"), help="who speaks gRPC in servers that do not say")
+    parser.addoption(
+        "--grpc-server", choices=("native", "grpcio"), help="of servers whose flags name none"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Stock:
-    """Upstream's stubs on one channel, with requests built as users build them."""
+    """Upstream's stubs on one channel, with requests built as users build them. ``spec``: see :func:`select`."""
 
     def __init__(self, target: str) -> None:
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -82,34 +76,34 @@ class Stock:
         self.prediction = prediction_service_pb2_grpc.PredictionServiceStub(self.channel)
         self.models = model_service_pb2_grpc.ModelServiceStub(self.channel)
 
-    def predict(self, model: str, inputs: dict, *, output_filter=(), timeout: float = TIMEOUT, **spec):
-        """Sends arrays or TensorProtos. ``spec`` may hold version, version_label, signature_name."""
+    def predict(self, model: str, inputs: dict, *, output_filter=(), timeout: float = PATIENCE, **spec):
+        """Sends arrays or TensorProtos."""
         request = predict_pb2.PredictRequest(output_filter=output_filter)
         select(request.model_spec, model, **spec)
         for name, value in inputs.items():
-            proto = value if isinstance(value, tensor_pb2.TensorProto) else tf.make_tensor_proto(value)
-            request.inputs[name].CopyFrom(proto)
+            as_it_is = isinstance(value, tensor_pb2.TensorProto)
+            request.inputs[name].CopyFrom(value if as_it_is else tf.make_tensor_proto(value))
         return self.prediction.Predict(request, timeout=timeout)
 
     def status(self, model: str, **spec):
         request = get_model_status_pb2.GetModelStatusRequest()
         select(request.model_spec, model, **spec)
-        return self.models.GetModelStatus(request, timeout=TIMEOUT).model_version_status
+        return self.models.GetModelStatus(request, timeout=PATIENCE).model_version_status
 
     def metadata(self, model: str, *, fields=("signature_def",), **spec):
         request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=fields)
         select(request.model_spec, model, **spec)
-        return self.prediction.GetModelMetadata(request, timeout=TIMEOUT)
+        return self.prediction.GetModelMetadata(request, timeout=PATIENCE)
 
     def reload(self, config: str, *, metric_names=()):
         """Sends a ModelServerConfig given as text."""
         request = model_management_pb2.ReloadConfigRequest(metric_names=metric_names)
         text_format.Parse(config, request.config)
-        return self.models.HandleReloadConfigRequest(request, timeout=TIMEOUT)
+        return self.models.HandleReloadConfigRequest(request, timeout=PATIENCE)
 
 
 def select(spec, model: str, version: int | None = None, **names: str) -> None:
-    """Fills a ModelSpec; version 0 is a version."""
+    """Fills a ModelSpec: the names are version_label and signature_name; version 0 is a version."""
     spec.name = model
     if version is not None:
         spec.version.value = version
@@ -118,30 +112,21 @@ def select(spec, model: str, version: int | None = None, **names: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    subprocess.run([PYTHON, Path(__file__).with_name("make_models.py"), root], check=True, cwd=REPO)
-    return root
+def model_root(tmp_path_factory) -> Path:
+    return make_models("make_models.py", tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")
-def serve(model_root: Path):
-    """Starts a server on the models with extra flags; use it as ``with serve("--flag=value") as server``."""
-
-    def start(*flags: str) -> ServerProcess:
-        common = (f"--trusted_model_base_paths={model_root}/shout", "--max_num_load_retries=0")
-        return ServerProcess(*common, *flags, command=[str(SERVER)])
-
-    return start
+def serve(model_root: Path) -> Callable[..., ServerProcess]:
+    """Makes a server of the models with extra flags; use it as ``with serve("--flag=value") as server``."""
+    return partial(new_server, f"--trusted_model_base_paths={model_root}/shout")
 
 
 @pytest.fixture(scope="session")
-def server(model_root: Path, serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(model_root: Path, serve, tmp_path_factory) -> Iterator[ServerProcess]:
     config = tmp_path_factory.mktemp("config") / "models.config"
     config.write_text(CONFIG.format(root=model_root))
-    with serve(f"--model_config_file={config}") as process:
-        yield process
-    assert process.exit_code == 0
+    yield from running(serve(f"--model_config_file={config}"))
 
 
 @pytest.fixture(scope="session")
@@ -156,16 +141,16 @@ def connect() -> type[Stock]:
     return Stock
 
 
-@pytest.fixture
-def refused():
-    """``refused(call, code, *words)``: the call fails with the code, and its details hold the words."""
+@pytest.fixture(scope="session")
+def refused() -> Callable[..., str]:
+    """``refused(code, words, call, ...)``: the call fails with the code. Its details have the words, and are returned."""
 
-    def check(call, code: grpc.StatusCode, *words: str) -> str:
+    def check(code: grpc.StatusCode, words: str | tuple[str, ...], call, *given, **how) -> str:
         with pytest.raises(grpc.RpcError) as caught:
-            call()
-        assert caught.value.code() is code, caught.value
-        for word in words:
-            assert word in caught.value.details()
-        return caught.value.details()
+            call(*given, **how)
+        details = caught.value.details()
+        missing = [word for word in ((words,) if isinstance(words, str) else words) if word not in details]
+        assert (caught.value.code(), missing) == (code, []), caught.value
+        return details
 
     return check

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.servers import PATIENCE, make_models, new_server, running
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
-REPO = Path(__file__).resolve().parents[2]
-SERVER = Path(os.environ.get("TFS_LITE_BIN", REPO / ".venv/bin/tfs-lite"))
-PYTHON = Path(os.environ.get("TFS_LITE_PYTHON", SERVER.with_name("python")))
-PATIENCE = 60.0
 _SAMPLE = re.compile(r"(\w+)\{(.*)\} (\S+)")
 
 
@@ -59,11 +53,8 @@ class LanguageServer:
 
     def wait_idle(self, model: str) -> None:
         """No text of the model runs or waits."""
-        wait_until(
-            lambda: self.metric("running", model=model) + self.metric("waiting", model=model) == 0,
-            f"{model} is idle",
-            PATIENCE,
-        )
+        states = ("running", "waiting")
+        wait_until(lambda: not any(self.metric(name, model=model) for name in states), f"{model} is idle", PATIENCE)
 
     @contextmanager
     def ends(self, model: str, *outcomes: str, count: int = 1) -> Iterator[None]:
@@ -80,11 +71,8 @@ class LanguageServer:
 
 
 @pytest.fixture(scope="session")
-def language_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("language")
-    script = Path(__file__).with_name("make_language_models.py")
-    subprocess.run([PYTHON, script, root], check=True, cwd=REPO, stdout=sys.stderr)
-    return root
+def language_root(tmp_path_factory) -> Path:
+    return make_models("make_language_models.py", tmp_path_factory.mktemp("language"))
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +84,6 @@ def answers(language_root: Path) -> dict[str, Answer]:
 
 @pytest.fixture(scope="session")
 def story(answers: dict[str, Answer]) -> Answer:
-    """One of them."""
     return answers["Once upon a time"]
 
 
@@ -108,11 +95,5 @@ def chat_answer(answers: dict[str, Answer]) -> Answer:
 
 @pytest.fixture(scope="session")
 def language_server(language_root: Path) -> Iterator[LanguageServer]:
-    flags = (
-        f"--model_repository={language_root / 'models'}",
-        "--ready_requires_all_models",
-        "--max_num_load_retries=0",
-    )
-    with ServerProcess(*flags, command=[str(SERVER)]) as process:
-        yield LanguageServer(process)
-    assert process.exit_code == 0
+    process = new_server(f"--model_repository={language_root / 'models'}", "--ready_requires_all_models")
+    yield from map(LanguageServer, running(process))

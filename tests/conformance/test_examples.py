@@ -99,7 +99,7 @@ def test_the_context_feeds_every_example_and_an_example_wins_over_it(stock) -> N
     ids=["empty", "missing feature", "wrong kind", "unknown signature", "no scores", "no regression"],
 )
 def test_bad_input_is_refused_with_invalid_argument(stock, refused, call, words: str) -> None:
-    refused(lambda: call(stock), INVALID, words)
+    refused(INVALID, words, call, stock)
 
 
 def multi(stock, *tasks: tuple[str, str, str]):
@@ -135,7 +135,7 @@ def test_several_tasks_are_answered_in_their_order_by_one_version(stock) -> None
     ],
 )
 def test_contradicting_tasks_are_refused(stock, refused, tasks, code, words: str) -> None:
-    refused(lambda: multi(stock, *tasks), code, words)
+    refused(code, words, multi, stock, *tasks)
 
 
 def test_metadata_tells_every_signature_with_its_method(stock) -> None:

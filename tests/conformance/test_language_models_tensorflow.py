@@ -171,13 +171,13 @@ def test_metadata_lists_every_input_and_output(lm):
     ids=range(10),
 )
 def test_bad_requests_are_refused(lm, refused, inputs, words):
-    refused(lambda: lm.predict("writer", inputs), INVALID, words)
+    refused(INVALID, words, lm.predict, "writer", inputs)
 
 
 def test_deadline_of_the_call_ends_the_text(lm, refused, language_server):
     inputs = {"text_input": ["x"], "max_tokens": np.int32(LONG)}
     with language_server.ends("narrow", "deadline", "cancelled"):
-        refused(lambda: lm.predict("narrow", inputs, timeout=0.3), grpc.StatusCode.DEADLINE_EXCEEDED)
+        refused(grpc.StatusCode.DEADLINE_EXCEEDED, "", lm.predict, "narrow", inputs, timeout=0.3)
 
 
 def test_full_queue_is_unavailable(lm, refused, language_server):
@@ -190,7 +190,7 @@ def test_full_queue_is_unavailable(lm, refused, language_server):
         running = lm.prediction.Predict.future(request, timeout=PATIENCE)
         language_server.wait_for("running", "narrow")
         inputs = {"text_input": ["x", "y"], "max_tokens": np.int32(2)}
-        refused(lambda: lm.predict("narrow", inputs), grpc.StatusCode.UNAVAILABLE, "queue")
+        refused(grpc.StatusCode.UNAVAILABLE, "queue", lm.predict, "narrow", inputs)
         running.cancel()
     assert plain(lm.predict("narrow", inputs))["completion_tokens"] == [2, 2]
 

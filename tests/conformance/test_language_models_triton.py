@@ -14,7 +14,7 @@ import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
 
-from tests.conformance.triton_fixtures import Api
+from tests.conformance.triton_fixtures import connected
 
 PATIENCE = 60
 LONG = 16_000
@@ -25,21 +25,14 @@ OUTPUTS = ["text_output", "token_ids", "finish_reason", "prompt_tokens", "comple
 
 @pytest.fixture(scope="module")
 def grpc_lm(language_server):
-    one = Api(tritonclient.grpc, language_server.target)
-    yield one
-    one.client.close()
+    with connected("grpc", language_server.process) as api:
+        yield api
 
 
-@pytest.fixture(scope="module")
-def http_lm(language_server):
-    one = Api(tritonclient.http, language_server.http)
-    yield one
-    one.client.close()
-
-
-@pytest.fixture(params=["grpc", "http"])
-def lm(request):
-    return request.getfixturevalue(f"{request.param}_lm")
+@pytest.fixture(scope="module", params=["grpc", "http"])
+def lm(request, language_server):
+    with connected(request.param, language_server.process) as api:
+        yield api
 
 
 @pytest.fixture
@@ -157,21 +150,19 @@ WRONG = [
 
 @pytest.mark.parametrize(("parameters", "words"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
 def test_bad_values_are_refused(lm, parameters, words):
-    lm.refused(
-        "INVALID_ARGUMENT", words, call=lambda: lm.client.infer("writer", [prompt(lm, "x")], parameters=parameters)
-    )
+    lm.refused("INVALID_ARGUMENT", words, lm.client.infer, "writer", [prompt(lm, "x")], parameters=parameters)
 
 
 def test_request_without_a_prompt_is_refused(lm):
     call = lambda: lm.client.infer("writer", [scalar(lm, "max_tokens", 3, np.int32)])  # noqa: E731
-    lm.refused("INVALID_ARGUMENT", "expected either text_input or input_ids", call=call)
+    lm.refused("INVALID_ARGUMENT", "expected either text_input or input_ids", call)
 
 
 def test_full_queue_is_unavailable(lm, post, language_server):
     with post("narrow/generate_stream", {"text_input": "x", "max_tokens": LONG}, stream=True) as answer:
         lines = answer.iter_lines()
         next(lines)
-        lm.refused("UNAVAILABLE", "queue", call=lambda: lm.client.infer("narrow", [prompt(lm, "x", "y")]))
+        lm.refused("UNAVAILABLE", "queue", lm.client.infer, "narrow", [prompt(lm, "x", "y")])
     language_server.wait_idle("narrow")
 
 
@@ -278,7 +269,7 @@ def test_client_timeout_is_the_deadline_of_the_text(grpc_lm, language_server):
         grpc_lm.client.infer("narrow", [prompt(grpc_lm, "x")], parameters={"max_tokens": LONG}, client_timeout=0.3)
 
     with language_server.ends("narrow", "deadline", "cancelled"):
-        grpc_lm.refused("DEADLINE_EXCEEDED", call=call)
+        grpc_lm.refused("DEADLINE_EXCEEDED", "", call)
 
 
 def test_asyncio_clients(language_server, answers, story):

@@ -21,40 +21,33 @@ def signatures(response) -> dict:
 
 def test_metadata_names_the_version_and_unpacks(stock):
     response = stock.metadata("half_plus", version=1)
-    assert response.model_spec.name == "half_plus"
-    assert response.model_spec.version.value == 1
-    assert response.model_spec.signature_name == ""
+    spec = response.model_spec
+    assert (spec.name, spec.version.value, spec.signature_name) == ("half_plus", 1, "")
     signature = signatures(response)["serving_default"]
     assert signature.method_name == "tensorflow/serving/predict"
     assert {name: info.dtype for name, info in signature.inputs.items()} == {"x": types_pb2.DT_FLOAT}
-    assert [dim.size for dim in signature.inputs["x"].tensor_shape.dim] == [-1, 3]
-    assert [dim.size for dim in signature.outputs["y"].tensor_shape.dim] == [-1, 3]
+    for tensor in (signature.inputs["x"], signature.outputs["y"]):
+        assert [dim.size for dim in tensor.tensor_shape.dim] == [-1, 3]
 
 
 def test_metadata_gives_every_dtype(stock):
     inputs = signatures(stock.metadata("numbers"))["serving_default"].inputs
-    assert {name: info.dtype for name, info in inputs.items()} == {
-        "half": types_pb2.DT_HALF,
-        "bfloat": types_pb2.DT_BFLOAT16,
-        "single": types_pb2.DT_FLOAT,
-        "double": types_pb2.DT_DOUBLE,
-        "int8": types_pb2.DT_INT8,
-        "uint8": types_pb2.DT_UINT8,
-        "int16": types_pb2.DT_INT16,
-        "int32": types_pb2.DT_INT32,
-        "int64": types_pb2.DT_INT64,
-        "flag": types_pb2.DT_BOOL,
-        "complex64": types_pb2.DT_COMPLEX64,
+    names = {"bfloat": "BFLOAT16", "single": "FLOAT", "flag": "BOOL"}
+    same = ("half", "double", "int8", "uint8", "int16", "int32", "int64", "complex64")
+    expected = {**names, **{name: name.upper() for name in same}}
+    assert {name: types_pb2.DataType.Name(info.dtype) for name, info in inputs.items()} == {
+        name: f"DT_{dtype}" for name, dtype in expected.items()
     }
 
 
 def test_metadata_fields_are_checked(stock, refused):
-    refused(lambda: stock.metadata("half_plus", fields=()), INVALID, "must specify at least one metadata_field")
-    refused(
-        lambda: stock.metadata("half_plus", fields=("weights",)), INVALID, "Metadata field weights is not supported"
-    )
+    for fields, words in (
+        ((), "must specify at least one metadata_field"),
+        (("weights",), "Metadata field weights is not supported"),
+    ):
+        refused(INVALID, words, stock.metadata, "half_plus", fields=fields)
     empty = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
-    refused(lambda: stock.prediction.GetModelMetadata(empty, timeout=30), INVALID, "Missing ModelSpec")
+    refused(INVALID, "Missing ModelSpec", stock.prediction.GetModelMetadata, empty, timeout=30)
 
 
 def test_status_lists_the_highest_version_first(stock):
@@ -70,14 +63,12 @@ def test_status_of_one_version(stock, spec, version):
 
 def test_status_shows_why_a_version_failed(stock):
     (entry,) = stock.status("corrupt")
-    assert entry.state == State.END
-    assert entry.status.error_code != 0
-    assert entry.status.error_message
+    assert (entry.state, entry.status.error_code != 0, entry.status.error_message != "") == (State.END, True, True)
 
 
 def test_status_of_what_is_not_there(stock, refused):
-    refused(lambda: stock.status("half_plus", version=9), MISSING, "Could not find version 9 of model half_plus")
-    refused(lambda: stock.status("nobody"), MISSING, "Could not find any versions of model nobody")
-    refused(lambda: stock.status("missing"), MISSING, "Could not find any versions of model missing")
+    refused(MISSING, "Could not find version 9 of model half_plus", stock.status, "half_plus", version=9)
+    for name in ("nobody", "missing"):
+        refused(MISSING, f"Could not find any versions of model {name}", stock.status, name)
     empty = get_model_status_pb2.GetModelStatusRequest()
-    refused(lambda: stock.models.GetModelStatus(empty, timeout=30), INVALID, "Missing ModelSpec")
+    refused(INVALID, "Missing ModelSpec", stock.models.GetModelStatus, empty, timeout=30)

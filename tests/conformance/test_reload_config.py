@@ -51,10 +51,14 @@ def states(stock, model: str) -> dict[int, int]:
         raise
 
 
+def wait_two(stock):
+    expected = {1: AVAILABLE, 2: AVAILABLE, 3: END}
+    wait_until(lambda: states(stock, "half_plus") == expected, "1 and 2 are available, 3 is gone")
+
+
 def test_added_model_serves_when_the_call_returns(fresh, model_root):
     answer = fresh.reload(config(model_root, LATEST, OTHER))
-    assert answer.status.error_code == 0
-    assert answer.status.error_message == ""
+    assert (answer.status.error_code, answer.status.error_message) == (0, "")
     assert fresh.predict("other", X).outputs["y"].float_val[0] == 7.0
     assert fresh.predict("half_plus", X).model_spec.version.value == 3
 
@@ -63,9 +67,7 @@ def test_removed_model_is_unloaded(fresh, model_root, refused):
     fresh.reload(config(model_root, LATEST, OTHER))
     fresh.reload(config(model_root, LATEST))
     wait_until(lambda: states(fresh, "other").get(7) == END, "other is unloaded")
-    refused(
-        lambda: fresh.predict("other", X), grpc.StatusCode.NOT_FOUND, "Servable not found for request: Latest(other)"
-    )
+    refused(grpc.StatusCode.NOT_FOUND, "Servable not found for request: Latest(other)", fresh.predict, "other", X)
 
 
 def test_empty_list_unloads_everything(fresh, model_root):
@@ -80,58 +82,46 @@ def test_same_config_again_is_accepted(fresh, model_root):
 
 def test_version_policy_change_brings_versions_in(fresh, model_root):
     fresh.reload(config(model_root, TWO % ""))
-    wait_until(
-        lambda: states(fresh, "half_plus") == {1: AVAILABLE, 2: AVAILABLE, 3: END}, "1 and 2 are available, 3 is gone"
-    )
+    wait_two(fresh)
 
 
 def test_labels_come_move_and_go(fresh, model_root, refused):
     fresh.reload(config(model_root, TWO % ""))
-    wait_until(lambda: states(fresh, "half_plus") == {1: AVAILABLE, 2: AVAILABLE, 3: END}, "1 and 2 are available")
+    wait_two(fresh)
     for version in (1, 2):
         label = f'version_labels {{ key: "stable" value: {version} }}'
         fresh.reload(config(model_root, TWO % label))
         assert fresh.predict("half_plus", X, version_label="stable").model_spec.version.value == version
     fresh.reload(config(model_root, TWO % ""))
-    refused(
-        lambda: fresh.predict("half_plus", X, version_label="stable"),
-        INVALID,
-        "Unrecognized servable version label: stable",
-    )
+    words = "Unrecognized servable version label: stable"
+    refused(INVALID, words, fresh.predict, "half_plus", X, version_label="stable")
 
 
 def test_label_of_a_version_that_is_not_available_is_refused_and_changes_nothing(fresh, model_root, refused):
     label = 'version_labels { key: "stable" value: 1 }'
-    refused(
-        lambda: fresh.reload(config(model_root, HALF % label, OTHER)),
-        PRECONDITION,
-        "not currently available for inference",
-    )
+    wanted = config(model_root, HALF % label, OTHER)
+    refused(PRECONDITION, "not currently available for inference", fresh.reload, wanted)
     assert states(fresh, "half_plus")[3] == AVAILABLE
     assert states(fresh, "other").get(7) != AVAILABLE
 
 
-BAD = [
-    pytest.param([LATEST, LATEST], INVALID, "Illegal to list model half_plus multiple times", id="twice"),
-    pytest.param(
-        [LATEST.replace("}", "model_type: TENSORFLOW }")], INVALID, "Illegal setting both", id="type_and_platform"
-    ),
-    pytest.param(
-        [LATEST.replace('model_platform: "tensorflow"', "model_type: OTHER")], INVALID, "not supported", id="other_type"
-    ),
-    pytest.param([LATEST.replace("tensorflow", "caffe")], INVALID, "requests unsupported platform", id="platform"),
-    pytest.param(
-        [LATEST.replace("tensorflow", "python")], INVALID, "Illegal to change a model's platform", id="platform_change"
-    ),
-    pytest.param([LATEST.replace('"half_plus"', '""', 1)], INVALID, "name", id="no_name"),
-    pytest.param([LATEST.replace("ROOT/", "")], INVALID, "to have an absolute path or URI", id="relative_path"),
-    pytest.param([LATEST.replace("ROOT/half_plus", "")], INVALID, "base_path", id="no_path"),
-]
+PLATFORM = 'model_platform: "tensorflow"'
+BAD = {
+    "twice": ("Illegal to list model half_plus multiple times", LATEST, LATEST),
+    "type_and_platform": ("Illegal setting both", LATEST.replace("}", "model_type: TENSORFLOW }")),
+    "other_type": ("not supported", LATEST.replace(PLATFORM, "model_type: OTHER")),
+    "platform": ("requests unsupported platform", LATEST.replace("tensorflow", "caffe")),
+    "platform_change": ("Illegal to change a model's platform", LATEST.replace("tensorflow", "python")),
+    "no_name": ("name", LATEST.replace('"half_plus"', '""', 1)),
+    "relative_path": ("to have an absolute path or URI", LATEST.replace("ROOT/", "")),
+    "no_path": ("base_path", LATEST.replace("ROOT/half_plus", "")),
+}
 
 
-@pytest.mark.parametrize(("models", "code", "words"), BAD)
-def test_bad_config_is_refused_and_changes_nothing(fresh, model_root, refused, models, code, words):
-    refused(lambda: fresh.reload(config(model_root, *models, OTHER)), code, words)
+@pytest.mark.parametrize("name", BAD)
+def test_bad_config_is_refused_and_changes_nothing(fresh, model_root, refused, name):
+    words, *models = BAD[name]
+    refused(INVALID, words, fresh.reload, config(model_root, *models, OTHER))
     assert fresh.predict("half_plus", X).model_spec.version.value == 3
     assert states(fresh, "other").get(7) != AVAILABLE
 
@@ -141,21 +131,14 @@ def test_only_a_model_config_list_is_accepted(fresh, refused, custom):
     request = model_management_pb2.ReloadConfigRequest()
     if custom:
         request.config.custom_model_config.type_url = "type.googleapis.com/some.Config"
-    refused(
-        lambda: fresh.models.HandleReloadConfigRequest(request, timeout=30),
-        INVALID,
-        "Only ModelConfigList is currently supported",
-    )
+    words = "Only ModelConfigList is currently supported"
+    refused(INVALID, words, fresh.models.HandleReloadConfigRequest, request, timeout=30)
 
 
 def test_new_model_that_cannot_load_fails_the_call_and_the_rest_serves(fresh, model_root, refused):
     corrupt = 'config { name: "corrupt" base_path: "ROOT/corrupt" model_platform: "tensorflow" }'
-    refused(
-        lambda: fresh.reload(config(model_root, LATEST, corrupt)),
-        grpc.StatusCode.UNKNOWN,
-        "1 model(s) did not become available",
-        "corrupt",
-    )
+    words = ("1 model(s) did not become available", "corrupt")
+    refused(grpc.StatusCode.UNKNOWN, words, fresh.reload, config(model_root, LATEST, corrupt))
     assert fresh.predict("half_plus", X).model_spec.version.value == 3
     assert fresh.reload(config(model_root, LATEST, OTHER)).status.error_code == 0
     assert fresh.predict("other", X).outputs["y"].float_val[0] == 7.0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import grpc
+import numpy as np
 import pytest
+import tensorflow as tf
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from tensorflow_serving.apis import predict_pb2
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 SERVICES = ("tensorflow.serving.PredictionService", "tensorflow.serving.ModelService")
@@ -23,14 +26,13 @@ def test_health_says_serving(health, name):
 
 
 def test_health_of_a_model_that_failed_is_not_serving(health):
-    answer = health.Check(health_pb2.HealthCheckRequest(service="corrupt"), timeout=30)
-    assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    response = health.Check(health_pb2.HealthCheckRequest(service="corrupt"), timeout=30)
+    assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def test_health_of_the_unknown_is_not_found(health, refused):
-    refused(
-        lambda: health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=30), grpc.StatusCode.NOT_FOUND
-    )
+    request = health_pb2.HealthCheckRequest(service="nobody")
+    refused(grpc.StatusCode.NOT_FOUND, "", health.Check, request, timeout=30)
 
 
 def test_health_watch_sends_the_first_state_at_once(health):
@@ -51,24 +53,14 @@ def test_reflection_lists_and_describes_the_services(stock):
 
 
 def test_compressed_requests_are_served(stock):
-    from tensorflow_serving.apis import predict_pb2
-
     request = predict_pb2.PredictRequest()
     request.model_spec.name = "two_inputs"
     for name in ("a", "b"):
-        tensor = request.inputs[name]
-        tensor.dtype = 1
-        tensor.tensor_shape.dim.add().size = 2
-        tensor.float_val[:] = [1.0, 2.0]
+        request.inputs[name].CopyFrom(tf.make_tensor_proto(np.array([1.0, 2.0], np.float32)))
     response = stock.prediction.Predict(request, timeout=30, compression=grpc.Compression.Gzip)
     assert list(response.outputs["sum"].float_val) == [2.0, 4.0]
 
 
 @pytest.mark.parametrize("method", ["PredictionService/Nonsense", "SessionService/SessionRun"])
 def test_methods_that_are_not_there_are_unimplemented(stock, refused, method):
-    call = stock.channel.unary_unary(
-        f"/tensorflow.serving.{method}",
-        request_serializer=bytes,
-        response_deserializer=bytes,
-    )
-    refused(lambda: call(b"", timeout=30), grpc.StatusCode.UNIMPLEMENTED)
+    refused(grpc.StatusCode.UNIMPLEMENTED, "", stock.channel.unary_unary(f"/tensorflow.serving.{method}"), b"", timeout=30)

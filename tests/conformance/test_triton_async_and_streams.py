@@ -103,7 +103,7 @@ def test_cancelled_request_ends_and_the_model_goes_on(grpc_api, gate, answers):
 
 def test_client_timeout_is_the_deadline(grpc_api, gate, answers):
     """Whoever notices it first, the client or the server, has its own words."""
-    grpc_api.refused("DEADLINE_EXCEEDED", call=lambda: grpc_api.client.infer("gate", x(grpc_api), client_timeout=0.2))
+    grpc_api.refused("DEADLINE_EXCEEDED", "", grpc_api.client.infer, "gate", x(grpc_api), client_timeout=0.2)
     grpc_api.client.async_infer("gate", x(grpc_api), answers, client_timeout=0.2)
     assert answers.error().status() == TOO_LATE
     gate.open()

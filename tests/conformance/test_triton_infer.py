@@ -104,7 +104,7 @@ def test_half_floats_as_json_are_refused(http_api, name):
     sent = values()
     inputs = [http_api.input(each, array, datatype(each)) for each, array in sent.items()]
     outputs = [http_api.output(f"{name}_out", binary_data=False)]
-    http_api.refused("INVALID_ARGUMENT", call=lambda: http_api.client.infer("types", inputs, outputs=outputs))
+    http_api.refused("INVALID_ARGUMENT", "", http_api.client.infer, "types", inputs, outputs=outputs)
 
 
 def test_typed_contents_are_read_as_raw_ones_are(grpc_api):
@@ -182,7 +182,7 @@ def test_classes_of_texts_are_refused(api):
     inputs = [api.input(name, array, datatype(name)) for name, array in values().items()]
     outputs = [api.output("STRING_out", class_count=1)]
     words = "class result not available for output due to unsupported type"
-    api.refused("INVALID_ARGUMENT", words, call=lambda: api.client.infer("types", inputs, outputs=outputs))
+    api.refused("INVALID_ARGUMENT", words, api.client.infer, "types", inputs, outputs=outputs)
 
 
 def test_priority_timeout_headers_and_own_parameters_are_taken(api, sums_inputs):
@@ -202,7 +202,7 @@ def test_request_that_waits_longer_than_its_timeout_is_rejected(api, gate):
     with api.beside(lambda other: other.client.infer("gate", inputs)) as first:
         gate.wait_entered()
         words = "Request timeout expired"
-        api.refused("UNAVAILABLE", words, call=lambda: api.client.infer("gate", inputs, timeout=1000))
+        api.refused("UNAVAILABLE", words, api.client.infer, "gate", inputs, timeout=1000)
         gate.open()
         assert first.result(timeout=60).as_numpy("y").tolist() == [[0]]
 

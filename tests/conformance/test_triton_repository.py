@@ -1,4 +1,4 @@
-"""Triton's client loads and unloads models of a server that is told to wait for that."""
+"""Triton's client loads and unloads models of a server that waits for that."""
 
 from __future__ import annotations
 
@@ -6,39 +6,31 @@ import json
 
 import numpy as np
 import pytest
-import tritonclient.grpc
-import tritonclient.http
 
-from tests.conformance.triton_fixtures import Api
+from tests.conformance.servers import running
+from tests.conformance.triton_fixtures import connected
 
-CONFIG = {
-    "max_batch_size": 4,
-    "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [2]}],
-    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2]}],
-}
-VECTORS = {
-    "max_batch_size": 8,
-    "input": [{"name": name, "data_type": "TYPE_FP32", "dims": [4]} for name in ("a", "b")],
-    "output": [{"name": name, "data_type": "TYPE_FP32", "dims": [4]} for name in ("sum", "difference")],
-}
+
+def config(batch, names, dims):
+    """Of a model with these inputs and outputs."""
+    inputs, outputs = ([{"name": n, "data_type": "TYPE_FP32", "dims": dims} for n in kind] for kind in names)
+    return json.dumps({"max_batch_size": batch, "input": inputs, "output": outputs})
+
+
+CONFIG, VECTORS = config(4, ("x", "y"), [2]), config(8, ("ab", ("sum", "difference")), [4])
 
 
 @pytest.fixture(scope="module")
 def server(serve_triton):
-    with serve_triton("loadable", "--model_control_mode=explicit") as process:
-        yield process
-    assert process.exit_code == 0
+    yield from running(serve_triton("loadable", "--model_control_mode=explicit"))
 
 
 @pytest.fixture(params=["grpc", "http"])
 def api(request, server):
-    is_grpc = request.param == "grpc"
-    address = server.target if is_grpc else f"127.0.0.1:{server.http_port}"
-    api = Api(tritonclient.grpc if is_grpc else tritonclient.http, address)
-    yield api
-    for name in ("first", "second", "sent"):
-        api.client.unload_model(name)
-    api.client.close()
+    with connected(request.param, server) as api:
+        yield api
+        for name in ("first", "second", "sent"):
+            api.client.unload_model(name)
 
 
 def ask(api, model, rows=1):
@@ -70,9 +62,7 @@ def test_model_serves_from_load_to_unload(api):
     assert ask(api, "first") == [[1, 1]]
     api.client.unload_model("first")
     assert not api.client.is_model_ready("first")
-    api.refused(
-        "NOT_FOUND", "Request for unknown model: 'first' has no available versions", call=lambda: ask(api, "first")
-    )
+    api.refused("NOT_FOUND", "Request for unknown model: 'first' has no available versions", ask, api, "first")
     api.client.load_model("first")
     assert ask(api, "first") == [[1, 1]]
 
@@ -82,7 +72,7 @@ def test_version_that_is_unloaded_is_unavailable(api):
     api.client.unload_model("first")
     inputs = [api.input("x", np.zeros((1, 2), np.float32))]
     words = "version 1 is not at ready state"
-    api.refused("UNAVAILABLE", words, call=lambda: api.client.infer("first", inputs, model_version="1"))
+    api.refused("UNAVAILABLE", words, api.client.infer, "first", inputs, model_version="1")
 
 
 def test_statistics_begin_again_with_a_fresh_load(api):
@@ -98,10 +88,10 @@ def test_statistics_begin_again_with_a_fresh_load(api):
 
 
 def test_config_of_a_call_replaces_that_of_the_file(api):
-    api.client.load_model("first", config=json.dumps({**CONFIG, "max_batch_size": 2}))
+    api.client.load_model("first", config=config(2, ("x", "y"), [2]))
     assert batch_limit(api, "first") == 2
     words = "inference request batch-size must be <= 2 for 'first'"
-    api.refused("INVALID_ARGUMENT", words, call=lambda: ask(api, "first", rows=3))
+    api.refused("INVALID_ARGUMENT", words, ask, api, "first", rows=3)
     api.client.load_model("first")
     assert batch_limit(api, "first") == 2
     api.client.unload_model("first")
@@ -121,7 +111,7 @@ def total(api, model):
 
 
 def test_files_of_a_call_replace_the_directory(api, archive):
-    api.client.load_model("first", config=json.dumps(VECTORS), files={"file:5/model.pt2": archive})
+    api.client.load_model("first", config=VECTORS, files={"file:5/model.pt2": archive})
     assert total(api, "first") == [[5] * 4]
     assert api.plain(api.client.get_model_metadata("first"))["versions"] == ["5"]
     api.client.load_model("first")
@@ -129,7 +119,7 @@ def test_files_of_a_call_replace_the_directory(api, archive):
 
 
 def test_model_that_has_no_directory_comes_from_a_call(api, archive):
-    api.client.load_model("sent", config=json.dumps(VECTORS), files={"file:7/model.pt2": archive})
+    api.client.load_model("sent", config=VECTORS, files={"file:7/model.pt2": archive})
     assert total(api, "sent") == [[5] * 4]
     assert api.plain(api.client.get_model_metadata("sent"))["versions"] == ["7"]
 
@@ -137,17 +127,16 @@ def test_model_that_has_no_directory_comes_from_a_call(api, archive):
 def test_code_is_not_taken_from_a_call(api):
     """Only the operator says whose code runs."""
     api.client.load_model("first")
-    config, files = json.dumps(CONFIG), {"file:1/model.py": b"raise SystemExit"}
-    call = api.client.load_model
-    api.refused("INVALID_ARGUMENT", "Permission denied", call=lambda: call("first", config=config, files=files))
+    how = {"config": CONFIG, "files": {"file:1/model.py": b"raise SystemExit"}}
+    api.refused("INVALID_ARGUMENT", "Permission denied", api.client.load_model, "first", **how)
     assert ask(api, "first") == [[1, 1]]
 
 
 def test_models_that_cannot_be_loaded(api):
     words = "failed to load 'none_such', failed to poll from model repository"
-    api.refused("INTERNAL", words, call=lambda: api.client.load_model("none_such"))
+    api.refused("INTERNAL", words, api.client.load_model, "none_such")
     words = "load failed for model 'broken': version 1 is at UNAVAILABLE state: "
-    api.refused("INVALID_ARGUMENT", words, call=lambda: api.client.load_model("broken"))
+    api.refused("INVALID_ARGUMENT", words, api.client.load_model, "broken")
     assert not api.client.is_model_ready("broken")
     assert entries(api)["broken"]["state"] == "UNAVAILABLE"
     assert entries(api)["broken"]["reason"]
@@ -157,32 +146,27 @@ def test_models_that_cannot_be_loaded(api):
 def test_configs_that_cannot_be_leave_the_model_as_it_was(api, config):
     api.client.load_model("first")
     words = "failed to load 'first', failed to poll from model repository"
-    api.refused("INTERNAL", words, call=lambda: api.client.load_model("first", config=config))
+    api.refused("INTERNAL", words, api.client.load_model, "first", config=config)
     assert ask(api, "first") == [[1, 1]]
 
 
 @pytest.mark.parametrize("path", ["file:../1/model.py", "file:1/../../model.py", "file:/model.py"])
 def test_files_that_leave_the_directory_are_refused(api, path):
     api.client.load_model("first")
-    call = api.client.load_model
-    config = json.dumps(CONFIG)
-    api.refused("INTERNAL", "failed to load 'first'", call=lambda: call("first", config=config, files={path: b"x"}))
+    how = {"config": CONFIG, "files": {path: b"x"}}
+    api.refused("INTERNAL", "failed to load 'first'", api.client.load_model, "first", **how)
     assert ask(api, "first") == [[1, 1]]
 
 
 def test_files_without_a_config_are_refused(api):
-    files = {"file:1/model.py": b"x"}
-    api.refused("INTERNAL", "failed to load 'first'", call=lambda: api.client.load_model("first", files=files))
+    api.refused("INTERNAL", "failed to load 'first'", api.client.load_model, "first", files={"file:1/model.py": b"x"})
 
 
 def test_broken_replacement_leaves_the_old_one_serving(api, archive):
     api.client.load_model("first")
-    files = {"file:2/model.pt2": archive[: len(archive) // 2]}
-    api.refused(
-        "INVALID_ARGUMENT",
-        "load failed for model 'first': version 2 is at UNAVAILABLE state: ",
-        call=lambda: api.client.load_model("first", config=json.dumps(CONFIG), files=files),
-    )
+    how = {"config": CONFIG, "files": {"file:2/model.pt2": archive[: len(archive) // 2]}}
+    words = "load failed for model 'first': version 2 is at UNAVAILABLE state: "
+    api.refused("INVALID_ARGUMENT", words, api.client.load_model, "first", **how)
     assert ask(api, "first") == [[1, 1]]
 
 
@@ -191,7 +175,7 @@ def test_names_that_are_paths_are_refused(api, name):
     if not api.is_grpc:
         return  # a name is one part of the path there
     words = "must not contain path traversal characters"
-    api.refused("INVALID_ARGUMENT", words, call=lambda: api.client.load_model(name))
+    api.refused("INVALID_ARGUMENT", words, api.client.load_model, name)
 
 
 def test_unknown_models_may_be_unloaded(api):

@@ -31,7 +31,7 @@ def test_sequence_is_remembered_from_its_start_to_its_end(api, model, name):
 def test_sequence_that_has_ended_needs_a_start(api, model, name):
     assert total(ask(api, model, 7, name, start=True, end=True)) == 7
     words = "must specify the START flag on the first request of the sequence"
-    api.refused("INVALID_ARGUMENT", words, call=lambda: ask(api, model, 1, name))
+    api.refused("INVALID_ARGUMENT", words, ask, api, model, 1, name)
     assert total(ask(api, model, 8, name, start=True, end=True)) == 8
 
 
@@ -44,40 +44,32 @@ def test_largest_number_is_an_id(http_api):
 
 def test_requests_without_an_id_are_refused(api):
     words = "must specify a non-zero or non-empty correlation ID"
-    api.refused("INVALID_ARGUMENT", words, call=lambda: ask(api, "running", 1, 0))
-    api.refused("INVALID_ARGUMENT", words, call=lambda: ask(api, "chat", 1, ""))
+    api.refused("INVALID_ARGUMENT", words, ask, api, "running", 1, 0)
+    api.refused("INVALID_ARGUMENT", words, ask, api, "chat", 1, "")
 
 
 def test_more_than_one_row_is_refused(api):
     inputs = [api.input("INPUT", np.ones((2, 1), np.int32))]
     words = "must specify batch-size 1 due to requirements of sequence batcher"
-    api.refused(
-        "INVALID_ARGUMENT",
-        words,
-        call=lambda: api.client.infer("running", inputs, sequence_id=9, sequence_start=True),
-    )
+    api.refused("INVALID_ARGUMENT", words, api.client.infer, "running", inputs, sequence_id=9, sequence_start=True)
 
 
 def test_ids_of_the_wrong_kind_are_refused(api):
     words = ("'CORRID'", "'BYTES'", "'running'", "'UINT64'")
-    api.refused("INVALID_ARGUMENT", *words, call=lambda: ask(api, "running", 1, "text", start=True))
+    api.refused("INVALID_ARGUMENT", words, ask, api, "running", 1, "text", start=True)
     words = ("'CORRID'", "'BYTES'", "'chat'", "'UINT64'")
-    api.refused("INVALID_ARGUMENT", *words, call=lambda: ask(api, "chat", 1, 12, start=True))
+    api.refused("INVALID_ARGUMENT", words, ask, api, "chat", 1, 12, start=True)
 
 
 def test_text_that_is_too_long_is_no_id(api):
-    api.refused("UNIMPLEMENTED", "128", call=lambda: ask(api, "chat", 1, "x" * 129, start=True))
+    api.refused("UNIMPLEMENTED", "128", ask, api, "chat", 1, "x" * 129, start=True)
     assert total(ask(api, "chat", 1, "x" * 128, start=True, end=True)) == 1
 
 
 def test_controls_are_no_inputs(api):
     inputs = [api.input("INPUT", np.ones((1, 1), np.int32)), api.input("START", np.ones((1, 1), np.int32))]
     words = "expected 1 inputs but got 2 inputs for model 'running'"
-    api.refused(
-        "INVALID_ARGUMENT",
-        words,
-        call=lambda: api.client.infer("running", inputs, sequence_id=10, sequence_start=True),
-    )
+    api.refused("INVALID_ARGUMENT", words, api.client.infer, "running", inputs, sequence_id=10, sequence_start=True)
 
 
 def test_more_sequences_than_places_wait_for_one(api):

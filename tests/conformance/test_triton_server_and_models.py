@@ -114,19 +114,19 @@ def test_index_has_every_version(api):
 
 def test_unknown_models_have_no_metadata_config_or_statistics(api):
     unknown = "Request for unknown model: 'none_such' is not found"
-    api.refused("NOT_FOUND", unknown, call=lambda: api.client.get_model_metadata("none_such"))
-    api.refused("NOT_FOUND", unknown, call=lambda: api.client.get_model_config("none_such"))
+    api.refused("NOT_FOUND", unknown, api.client.get_model_metadata, "none_such")
+    api.refused("NOT_FOUND", unknown, api.client.get_model_config, "none_such")
     not_there = "requested model 'none_such' is not available"
-    api.refused("INVALID_ARGUMENT", not_there, call=lambda: api.client.get_inference_statistics("none_such"))
+    api.refused("INVALID_ARGUMENT", not_there, api.client.get_inference_statistics, "none_such")
     no_version = "requested model version is not available for model 'sums'"
-    api.refused("INVALID_ARGUMENT", no_version, call=lambda: api.client.get_inference_statistics("sums", "9"))
+    api.refused("INVALID_ARGUMENT", no_version, api.client.get_inference_statistics, "sums", "9")
     other = "Request for unknown model: 'sums' version 9 is not found"
-    api.refused("NOT_FOUND", other, call=lambda: api.client.get_model_metadata("sums", "9"))
+    api.refused("NOT_FOUND", other, api.client.get_model_metadata, "sums", "9")
 
 
 @pytest.mark.parametrize("version", ["one", "-1"])
 def test_a_version_that_is_no_number_is_refused(api, version):
-    api.refused("INVALID_ARGUMENT", call=lambda: api.client.get_model_metadata("sums", version))
+    api.refused("INVALID_ARGUMENT", "", api.client.get_model_metadata, "sums", version)
 
 
 def statistics(api, model, version=""):
@@ -158,7 +158,7 @@ def test_failures_of_a_model_are_counted(api):
 
     before = failures()
     inputs = [api.input("x", np.ones((1, 2), np.float32))]
-    api.refused("INTERNAL", call=lambda: api.client.infer("fails", inputs))
+    api.refused("INTERNAL", "", api.client.infer, "fails", inputs)
     wait_until(lambda: failures() == before + 1, "one failure is counted")
 
 
@@ -210,11 +210,11 @@ def test_trace_settings_of_a_model_stand_above_those_of_the_server(api):
 def test_trace_settings_that_cannot_be_are_refused(api):
     client = api.client
     unknown = "Request for unknown model : none_such"
-    api.refused("INVALID_ARGUMENT", unknown, call=lambda: client.get_trace_settings("none_such"))
+    api.refused("INVALID_ARGUMENT", unknown, client.get_trace_settings, "none_such")
     file = "trace file location can not be updated through network protocol"
-    api.refused("UNIMPLEMENTED", file, call=lambda: client.update_trace_settings(settings={"trace_file": "/tmp/x"}))
-    api.refused("INVALID_ARGUMENT", call=lambda: client.update_trace_settings(settings={"trace_rate": "often"}))
-    api.refused("INVALID_ARGUMENT", call=lambda: client.update_trace_settings(settings={"no_such": "1"}))
+    api.refused("UNIMPLEMENTED", file, client.update_trace_settings, settings={"trace_file": "/tmp/x"})
+    api.refused("INVALID_ARGUMENT", "", client.update_trace_settings, settings={"trace_rate": "often"})
+    api.refused("INVALID_ARGUMENT", "", client.update_trace_settings, settings={"no_such": "1"})
 
 
 def log_settings(api, found):
@@ -244,7 +244,7 @@ def test_log_settings_that_cannot_be_change_nothing(api):
     before = log_settings(api, api.client.get_log_settings())
     file = "log file location can not be updated through network protocol"
     with_file = {"log_info": False, "log_file": "/tmp/log"}
-    api.refused("UNIMPLEMENTED", file, call=lambda: api.client.update_log_settings(with_file))
-    api.refused("INVALID_ARGUMENT", call=lambda: api.client.update_log_settings({"no_such": True}))
-    api.refused("INVALID_ARGUMENT", call=lambda: api.client.update_log_settings({"log_format": "pretty"}))
+    api.refused("UNIMPLEMENTED", file, api.client.update_log_settings, with_file)
+    api.refused("INVALID_ARGUMENT", "", api.client.update_log_settings, {"no_such": True})
+    api.refused("INVALID_ARGUMENT", "", api.client.update_log_settings, {"log_format": "pretty"})
     assert log_settings(api, api.client.get_log_settings()) == before

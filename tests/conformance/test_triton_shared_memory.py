@@ -37,7 +37,7 @@ def test_region_is_shown_while_it_is_registered(api, region):
     api.client.unregister_system_shared_memory(name)
     assert name not in regions(api)
     words = f"Unable to find system shared memory region: '{name}'"
-    api.refused("NOT_FOUND", words, call=lambda: api.client.get_system_shared_memory_status(name))
+    api.refused("NOT_FOUND", words, api.client.get_system_shared_memory_status, name)
     api.client.register_system_shared_memory(name, key, 64, offset=128)
     assert regions(api, name) == {name: (key, 128, 64)}
 
@@ -49,7 +49,7 @@ def test_name_without_regions_ends_them_all(api, region):
 
 def test_name_that_is_taken_is_refused(api, region):
     name, key, _ = region
-    api.refused("ALREADY_EXISTS", name, call=lambda: api.client.register_system_shared_memory(name, key, SIZE))
+    api.refused("ALREADY_EXISTS", name, api.client.register_system_shared_memory, name, key, SIZE)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_regions_that_are_not_there_are_refused(api, region, key, size, offset):
     def register():
         api.client.register_system_shared_memory("other", key or region[1], size, offset=offset)
 
-    api.refused("INVALID_ARGUMENT", call=register)
+    api.refused("INVALID_ARGUMENT", "", register)
     assert "other" not in regions(api)
 
 
@@ -103,7 +103,7 @@ def test_texts_that_are_cut_name_the_input(api, region):
     shm.set_shared_memory_region(handle, [np.frombuffer(b"\x09\0\0\0short", np.uint8)])
     inputs = [tensor(api, "text_input", name, 9, shape=(1,), datatype="BYTES")]
     words = "incomplete string data for inference input 'text_input' for model 'echo'"
-    api.refused("INVALID_ARGUMENT", words, call=lambda: api.client.infer("echo", inputs))
+    api.refused("INVALID_ARGUMENT", words, api.client.infer, "echo", inputs)
 
 
 def test_shared_and_sent_inputs_may_be_mixed(api, region):
@@ -120,7 +120,7 @@ def test_places_that_cannot_be_are_refused(api, region):
     other = api.input("b", np.ones((1, 4), np.float32))
 
     def refused(code, *words, given, outputs=None):
-        api.refused(code, *words, call=lambda: api.client.infer("sums", [given, other], outputs=outputs))
+        api.refused(code, words, api.client.infer, "sums", [given, other], outputs=outputs)
 
     words = "Unable to find shared memory region: 'nowhere'"
     refused("NOT_FOUND", words, given=tensor(api, "a", "nowhere", 16))
@@ -134,7 +134,7 @@ def test_places_that_cannot_be_are_refused(api, region):
 
 def test_cuda_regions_are_not_supported(api):
     call = api.client.register_cuda_shared_memory
-    api.refused("UNIMPLEMENTED", call=lambda: call("gpu", b"aGFuZGxl", 0, 64))
+    api.refused("UNIMPLEMENTED", "", call, "gpu", b"aGFuZGxl", 0, 64)
     found = api.plain(api.client.get_cuda_shared_memory_status())
     assert not (found["regions"] if api.is_grpc else found)
     api.client.unregister_cuda_shared_memory()

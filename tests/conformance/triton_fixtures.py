@@ -6,12 +6,9 @@ Both of the client's protocols look the same to a test: ``api`` is one of them, 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -23,12 +20,9 @@ import tritonclient.http
 from google.protobuf.json_format import MessageToDict
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from tests.conformance.servers import PATIENCE, make_models, new_server, running
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
-REPO = Path(__file__).resolve().parents[2]
-SERVER = Path(os.environ.get("TFS_LITE_BIN", REPO / ".venv/bin/tfs-lite"))
-PYTHON = Path(os.environ.get("TFS_LITE_PYTHON", SERVER.with_name("python")))
-PATIENCE = 60.0
 T = TypeVar("T")
 
 HTTP_STATUS = {
@@ -60,14 +54,13 @@ class Api:
     def output(self, name: str, **how: Any) -> Any:
         return self.module.InferRequestedOutput(name, **how)
 
-    def refused(self, code: str, *words: str, call: Callable[[], object]) -> InferenceServerException:
-        """``call`` fails with the status that ``code`` is in this protocol, and a message that has the ``words``."""
+    def refused(self, code: str, words: str | tuple[str, ...], call: Callable[..., object], *given, **how) -> None:
+        """``call(*given, **how)`` fails with the status of ``code`` in this protocol; its message has the words."""
         with pytest.raises(InferenceServerException) as caught:
-            call()
+            call(*given, **how)
         error = caught.value
-        expected = f"StatusCode.{code}" if self.is_grpc else HTTP_STATUS[code]
-        assert (error.status(), [word for word in words if word not in error.message()]) == (expected, []), error
-        return error
+        missing = [word for word in ((words,) if isinstance(words, str) else words) if word not in error.message()]
+        assert (error.status(), missing) == (f"StatusCode.{code}" if self.is_grpc else HTTP_STATUS[code], []), error
 
     @contextmanager
     def beside(self, work: Callable[[Api], T]) -> Iterator[Future[T]]:
@@ -75,10 +68,8 @@ class Api:
 
         def alone() -> T:
             other = Api(self.module, self.address)
-            try:
+            with closing(other.client):
                 return work(other)
-            finally:
-                other.client.close()
 
         with ThreadPoolExecutor(1) as pool:
             yield pool.submit(alone)
@@ -90,8 +81,16 @@ class Api:
         return MessageToDict(answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
+@contextmanager
+def connected(protocol: str, server: ServerProcess) -> Iterator[Api]:
+    """The server by ``grpc`` or ``http``."""
+    api = Api(getattr(tritonclient, protocol), f"127.0.0.1:{getattr(server, f'{protocol}_port')}")
+    with closing(api.client):
+        yield api
+
+
 class Gate:
-    """Of the model ``gate``: who enters waits for it to be opened. Shut at the start and the end of each test."""
+    """Of the model ``gate``: requests wait for it to be opened. It is shut when a test starts."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -109,55 +108,37 @@ class Gate:
 
 
 @pytest.fixture(scope="session")
-def triton_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("triton_models")
-    script = Path(__file__).with_name("make_triton_models.py")
-    subprocess.run([PYTHON, script, root], check=True, cwd=REPO, stdout=sys.stderr)
-    return root
+def triton_models(tmp_path_factory) -> Path:
+    return make_models("make_triton_models.py", tmp_path_factory.mktemp("triton_models"))
 
 
 @pytest.fixture(scope="session")
 def serve_triton(triton_models: Path) -> Callable[..., ServerProcess]:
     """Makes a server of the models in a folder; use it as ``with serve_triton("served", "--flag=value") as server``."""
-
-    def start(folder: str, *flags: str) -> ServerProcess:
-        return ServerProcess(
-            f"--model_repository={triton_models / folder}",
-            f"--trusted_model_base_paths={triton_models}/*",
-            "--max_num_load_retries=0",
-            "--ready_requires_all_models",
-            *flags,
-            command=[str(SERVER)],
-        )
-
-    return start
+    flags = (f"--trusted_model_base_paths={triton_models}/*", "--ready_requires_all_models")
+    return lambda folder, *more: new_server(f"--model_repository={triton_models / folder}", *flags, *more)
 
 
 @pytest.fixture(scope="session")
-def triton_server(serve_triton: Callable[..., ServerProcess]) -> Iterator[ServerProcess]:
-    with serve_triton("served") as process:
-        yield process
-    assert process.exit_code == 0
+def triton_server(serve_triton) -> Iterator[ServerProcess]:
+    yield from running(serve_triton("served"))
 
 
 @pytest.fixture(scope="session")
 def grpc_api(triton_server: ServerProcess) -> Iterator[Api]:
-    api = Api(tritonclient.grpc, triton_server.target)
-    yield api
-    api.client.close()
+    with connected("grpc", triton_server) as api:
+        yield api
 
 
 @pytest.fixture(scope="session")
 def http_api(triton_server: ServerProcess) -> Iterator[Api]:
-    api = Api(tritonclient.http, f"127.0.0.1:{triton_server.http_port}")
-    yield api
-    api.client.close()
+    with connected("http", triton_server) as api:
+        yield api
 
 
 @pytest.fixture(params=["grpc", "http"])
 def api(request: pytest.FixtureRequest) -> Api:
-    found: Api = request.getfixturevalue(f"{request.param}_api")
-    return found
+    return request.getfixturevalue(f"{request.param}_api")
 
 
 @pytest.fixture
