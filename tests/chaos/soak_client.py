@@ -1,5 +1,5 @@
 """A gRPC client that can do what stock ones never would: reset a call at any byte, leave in the middle, cut messages
-anywhere. HTTP/2 by hand on asyncio, header blocks by ``hpack`` with its dynamic table and Huffman's code.
+anywhere. The frames are those of :mod:`tfs_lite.testing.grpc.http2_peer`, on asyncio.
 
     connection = await connect(port)
     call = connection.open("/package.Service/Method", timeout="100m")
@@ -19,17 +19,14 @@ import struct
 from collections import deque
 from typing import cast
 
-from hpack import Decoder, Encoder
-
-from tfs_lite.transport.http2 import framing as frames
+from tfs_lite.testing.grpc import http2_peer as http2
+from tfs_lite.transport.http2.framing import DEFAULT_MAX_FRAME, DEFAULT_WINDOW
 
 RESET = 1000
 """Added to the HTTP/2 error code of a call that the server has reset."""
 GONE = -1
 """The status of a call whose connection has ended."""
 CANCEL = 8
-INITIAL_WINDOW = 4
-MAX_FRAME = 5
 STREAM_WINDOW = 1 << 20
 CREDIT_AT = 1 << 14
 
@@ -41,7 +38,7 @@ class Call:
         self.number = number
         self.window = window
         self.text = ""
-        """What the status says, percent-encoded as it came."""
+        """The status message, percent-encoded as it came."""
         self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.unsent: deque[tuple[bytes, bool]] = deque()
         self._connection = connection
@@ -50,8 +47,8 @@ class Call:
         self._news = asyncio.Event()
 
     def send(self, message: bytes, *, end: bool = False, cuts: random.Random | None = None) -> None:
-        """With ``cuts`` the message goes out in pieces of any size; else in frames as large as they may be."""
-        self.send_bytes(b"\0" + struct.pack(">I", len(message)) + message, end=end, cuts=cuts)
+        """With ``cuts`` the message is cut at random; else the frames are as large as they may be."""
+        self.send_bytes(http2.message(message), end=end, cuts=cuts)
 
     def send_bytes(self, data: bytes, *, end: bool = False, cuts: random.Random | None = None) -> None:
         """Any bytes; at most 3 cuts, and no piece is empty."""
@@ -62,9 +59,9 @@ class Call:
         self._connection.send_waiting(self)
 
     def reset(self, code: int = CANCEL) -> None:
-        """RST_STREAM, whatever is under way. Without effect on a call that has ended."""
+        """Sends RST_STREAM. It has no effect on a call that has ended."""
         if not self.status.done():
-            self._connection.write(frames.rst_stream(self.number, code))
+            self._connection.write(http2.rst_stream(self.number, code))
             self.end(RESET + code)
 
     async def next(self) -> bytes | None:
@@ -76,7 +73,7 @@ class Call:
             await self._news.wait()
         return self._messages.popleft()
 
-    # What the connection tells it.
+    # Called by the connection.
 
     def take(self, data: bytes) -> None:
         self._buffer += data
@@ -104,11 +101,10 @@ class Connection(asyncio.Protocol):
         self.calls: dict[int, Call] = {}
         self.goaway: str | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._encoder, self._decoder = Encoder(), Decoder()
-        self._next = 1
-        self._buffer = bytearray()
-        self._window = self._first_window = frames.DEFAULT_WINDOW
-        self._max_frame = frames.DEFAULT_MAX_FRAME
+        self._peer = http2.Peer()
+        self._numbers = itertools.count(1, 2)
+        self._window = self._first_window = DEFAULT_WINDOW
+        self._max_frame = DEFAULT_MAX_FRAME
         self._taken = 0
         self._transport: asyncio.Transport
 
@@ -116,13 +112,12 @@ class Connection(asyncio.Protocol):
         """Sends the headers of a call. ConnectionError when the connection has ended."""
         if self.ended.done():
             raise ConnectionError("the connection has ended")
-        number, self._next = self._next, self._next + 2
-        fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "soak"), ("te", "trailers")]
-        fields.append(("content-type", "application/grpc"))
+        number = next(self._numbers)
+        fields = dict(http2.REQUEST) | {b":path": path.encode()}
         if timeout:
-            fields.append(("grpc-timeout", timeout))
+            fields[b"grpc-timeout"] = timeout.encode()
         call = self.calls[number] = Call(self, number, self._first_window)
-        self.write(frames.frame(frames.HEADERS, frames.END_HEADERS, number, self._encoder.encode(fields)))
+        self.write(self._peer.open(number, list(fields.items())))
         return call
 
     def write(self, data: bytes) -> None:
@@ -138,27 +133,27 @@ class Connection(asyncio.Protocol):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 
-    def send_waiting(self, call: Call) -> None:
-        """What the windows allow of what the call has to send."""
-        while call.unsent:
-            data, last = call.unsent[0]
-            size = min(len(data), self._window, call.window, self._max_frame)
-            if size <= 0 and data:
-                return
-            self._window -= size
-            call.window -= size
-            if size == len(data):
-                call.unsent.popleft()
-            else:
-                call.unsent[0] = (data[size:], last)
-            flags = frames.END_STREAM if last and size == len(data) else 0
-            self.write(frames.frame(frames.DATA, flags, call.number, data[:size]))
+    def send_waiting(self, *calls: Call) -> None:
+        """What the windows allow of what the calls have to send."""
+        for call in calls:
+            while call.unsent:
+                data, last = call.unsent[0]
+                size = min(len(data), self._window, call.window, self._max_frame)
+                if size <= 0 and data:
+                    break
+                self._window -= size
+                call.window -= size
+                if size == len(data):
+                    call.unsent.popleft()
+                else:
+                    call.unsent[0] = (data[size:], last)
+                self.write(http2.data(call.number, data[:size], ended=last and size == len(data)))
 
     # Of asyncio.Protocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self.write(frames.PREFACE + frames.settings({INITIAL_WINDOW: STREAM_WINDOW}))
+        self.write(http2.PREFACE + self._peer.settings({http2.INITIAL_WINDOW: STREAM_WINDOW}))
 
     def connection_lost(self, error: Exception | None) -> None:
         for call in list(self.calls.values()):
@@ -167,65 +162,50 @@ class Connection(asyncio.Protocol):
             self.ended.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        at = 0
-        while len(self._buffer) - at >= frames.HEAD_SIZE:
-            high, low, kind, flags, number = frames.HEAD.unpack_from(self._buffer, at)
-            after = at + frames.HEAD_SIZE + (high << 16 | low)
-            if len(self._buffer) < after:
-                break
-            self._frame(kind, flags, number, bytes(self._buffer[at + frames.HEAD_SIZE : after]))
-            at = after
-        del self._buffer[:at]
+        for frame in self._peer.read(data):
+            self._frame(frame, self.calls.get(frame.stream))
 
-    def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        call = self.calls.get(number)
-        if kind == frames.HEADERS:
-            assert flags & frames.END_HEADERS, "headers in several frames"
-            fields = dict(self._decoder.decode(payload))
-            if call is not None and flags & frames.END_STREAM:
-                call.end(int(fields["grpc-status"]), fields.get("grpc-message", ""))
-        elif kind == frames.DATA:
-            self._took(len(payload))
+    def _frame(self, frame: http2.Frame, call: Call | None) -> None:
+        if frame.kind == http2.DATA:
+            self._credit(len(frame.payload))
             if call is not None:
-                call.take(payload)
-        elif kind == frames.RST_STREAM and call is not None:
-            call.end(RESET + frames.NUMBER.unpack(payload)[0])
-        elif kind == frames.WINDOW_UPDATE:
-            self._widen(call, number, frames.NUMBER.unpack(payload)[0])
-        elif kind == frames.SETTINGS and not flags & frames.ACK:
-            self._settings(payload)
-        elif kind == frames.PING and not flags & frames.ACK:
-            self.write(frames.ping(payload, ack=True))
-        elif kind == frames.GOAWAY:
-            self.goaway = f"{frames.NUMBER.unpack_from(payload, 4)[0]} {payload[8:]!r}"
+                call.take(frame.payload)
+        elif frame.kind == http2.HEADERS and frame.ended and call is not None:
+            fields = dict(frame.fields)
+            call.end(int(fields[b"grpc-status"]), fields.get(b"grpc-message", b"").decode())
+        elif frame.kind == http2.RST_STREAM and call is not None:
+            call.end(RESET + frame.value)
+        elif frame.kind == http2.WINDOW_UPDATE:
+            self._widen(call, frame)
+        elif frame.kind == http2.SETTINGS and not frame.ack:
+            self._settings(frame.settings)
+        elif frame.kind == http2.PING and not frame.ack:
+            self.write(http2.ping(frame.payload, ack=True))
+        elif frame.kind == http2.GOAWAY:
+            self.goaway = f"{frame.value} {frame.payload!r}"
 
-    def _took(self, size: int) -> None:
+    def _credit(self, size: int) -> None:
         self._taken += size
         if self._taken >= CREDIT_AT:
-            self.write(frames.window_update(0, self._taken))
+            self.write(http2.window_update(0, self._taken))
             self._taken = 0
 
-    def _widen(self, call: Call | None, number: int, size: int) -> None:
-        if number == 0:
-            self._window += size
-            for waiting in list(self.calls.values()):
-                self.send_waiting(waiting)
+    def _widen(self, call: Call | None, frame: http2.Frame) -> None:
+        if frame.stream == 0:
+            self._window += frame.value
+            self.send_waiting(*self.calls.values())
         elif call is not None:
-            call.window += size
+            call.window += frame.value
             self.send_waiting(call)
 
-    def _settings(self, payload: bytes) -> None:
-        for name, value in frames.SETTING.iter_unpack(payload):
-            if name == INITIAL_WINDOW:
-                for call in self.calls.values():
-                    call.window += value - self._first_window
-                self._first_window = value
-            elif name == MAX_FRAME:
-                self._max_frame = value
-        self.write(frames.SETTINGS_ACK)
-        for call in list(self.calls.values()):
-            self.send_waiting(call)
+    def _settings(self, values: dict[int, int]) -> None:
+        window = values.get(http2.INITIAL_WINDOW, self._first_window)
+        for call in self.calls.values():
+            call.window += window - self._first_window
+        self._first_window = window
+        self._max_frame = values.get(http2.MAX_FRAME, self._max_frame)
+        self.write(http2.settings_ack())
+        self.send_waiting(*self.calls.values())
 
 
 async def connect(port: int) -> Connection:

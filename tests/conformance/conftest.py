@@ -57,9 +57,7 @@ model_config_list {{
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--grpc-server", choices=("native", "grpcio"), help="of servers whose flags name none"
-    )
+    parser.addoption("--grpc-server", choices=("native", "grpcio"), help="of servers whose flags name none")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -143,7 +141,7 @@ def connect() -> type[Stock]:
 
 @pytest.fixture(scope="session")
 def refused() -> Callable[..., str]:
-    """``refused(code, words, call, ...)``: the call fails with the code. Its details have the words, and are returned."""
+    """``refused(code, words, call, ...)``: the call fails with the code; details with the words are returned."""
 
     def check(code: grpc.StatusCode, words: str | tuple[str, ...], call, *given, **how) -> str:
         with pytest.raises(grpc.RpcError) as caught:

@@ -17,23 +17,7 @@ from grpclib.exceptions import GRPCError
 from tensorflow_serving.apis import predict_pb2
 from tritonclient.grpc import service_pb2
 
-from tests.conformance.transport_tools import (
-    CHECK,
-    EVERY_KIND,
-    INFER,
-    PREDICT,
-    STREAM,
-    WATCH,
-    infer_gate,
-    infer_plain,
-    infer_repeat,
-    predict_sums,
-    predict_unknown,
-    stream_values,
-    sums_of,
-)
-
-pytest_plugins = ("tests.conformance.transport_fixtures",)
+from tests.conformance import transport_tools as tools
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 LARGE = 3_000_000
@@ -45,12 +29,12 @@ class Client(Channel):
 
     def __init__(self, port, **settings):
         super().__init__("127.0.0.1", port, **settings)
-        self.predict = UnaryUnaryMethod(self, PREDICT, predict_pb2.PredictRequest, predict_pb2.PredictResponse)
-        self.infer = UnaryUnaryMethod(self, INFER, service_pb2.ModelInferRequest, service_pb2.ModelInferResponse)
-        self.check = UnaryUnaryMethod(self, CHECK, health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse)
-        self.watch = UnaryStreamMethod(self, WATCH, health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse)
+        self.predict = UnaryUnaryMethod(self, tools.PREDICT, predict_pb2.PredictRequest, predict_pb2.PredictResponse)
+        self.infer = UnaryUnaryMethod(self, tools.INFER, service_pb2.ModelInferRequest, service_pb2.ModelInferResponse)
+        self.check = UnaryUnaryMethod(self, tools.CHECK, health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse)
+        self.watch = UnaryStreamMethod(self, tools.WATCH, health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse)
         answer = service_pb2.ModelStreamInferResponse
-        self.stream = StreamStreamMethod(self, STREAM, service_pb2.ModelInferRequest, answer)
+        self.stream = StreamStreamMethod(self, tools.STREAM, service_pb2.ModelInferRequest, answer)
 
     async def __aexit__(self, *error):
         """Returns once the connection is gone; the library only begins to close it, and TLS takes leave for long."""
@@ -79,19 +63,19 @@ def talk(triton_server):
 
 
 async def add(client, first=(1.0, 2.0, 3.0, 4.0), **how):
-    answer = await client.predict(predict_sums(first), timeout=TIMEOUT, **how)
+    answer = await client.predict(tools.predict_sums(first), timeout=TIMEOUT, **how)
     return list(answer.outputs["sum"].float_val)
 
 
 def test_predict(talk):
-    assert talk(add) == sums_of()
+    assert talk(add) == tools.sums_of()
 
 
 @pytest.mark.parametrize(
     ("method", "request_", "code"),
     [
-        ("predict", predict_unknown(), Status.NOT_FOUND),
-        ("check", health_pb2.HealthCheckRequest(service=EVERY_KIND), Status.NOT_FOUND),
+        ("predict", tools.predict_unknown(), Status.NOT_FOUND),
+        ("check", health_pb2.HealthCheckRequest(service=tools.EVERY_KIND), Status.NOT_FOUND),
         ("predict", predict_pb2.PredictRequest(), Status.INVALID_ARGUMENT),
         ("infer", service_pb2.ModelInferRequest(model_name="sums"), Status.INVALID_ARGUMENT),
     ],
@@ -105,7 +89,7 @@ def test_errors_have_code_and_words(talk, method, request_, code):
 
     error, after = talk(ask)
     assert error.status is code
-    assert after == sums_of(), "the connection goes on"
+    assert after == tools.sums_of(), "the connection goes on"
     if code is Status.NOT_FOUND:
         for word in ("nö 100% моделей", "模型 🙂", "+%41 <&>;=,"):
             assert word in error.message
@@ -113,9 +97,10 @@ def test_errors_have_code_and_words(talk, method, request_, code):
 
 def test_unknown_methods_are_unimplemented(talk):
     async def ask(client):
-        nonsense = UnaryUnaryMethod(client, PREDICT + "s", predict_pb2.PredictRequest, predict_pb2.PredictResponse)
+        types = (predict_pb2.PredictRequest, predict_pb2.PredictResponse)
+        nonsense = UnaryUnaryMethod(client, tools.PREDICT + "s", *types)
         with pytest.raises(GRPCError) as caught:
-            await nonsense(predict_sums(), timeout=TIMEOUT)
+            await nonsense(tools.predict_sums(), timeout=TIMEOUT)
         return caught.value.status
 
     assert talk(ask) is Status.UNIMPLEMENTED
@@ -133,7 +118,7 @@ def test_metadata_of_every_kind_is_taken(talk):
     async def ask(client):
         return await add(client, metadata=metadata), await add(client, metadata=metadata)
 
-    assert talk(ask) == (sums_of(), sums_of())
+    assert talk(ask) == (tools.sums_of(), tools.sums_of())
 
 
 def test_metadata_reaches_the_method(talk):
@@ -151,10 +136,10 @@ def test_metadata_reaches_the_method(talk):
 
 def test_a_deadline_ends_a_call_that_waits(talk, waiting, queued):
     async def ask(client):
-        first = asyncio.create_task(client.infer(infer_gate(), timeout=TIMEOUT))
+        first = asyncio.create_task(client.infer(tools.infer_gate(), timeout=TIMEOUT))
         await asyncio.to_thread(waiting.wait_entered)
         with pytest.raises((asyncio.TimeoutError, GRPCError)) as caught:
-            await client.infer(infer_gate(), timeout=0.3)
+            await client.infer(tools.infer_gate(), timeout=0.3)
         await asyncio.to_thread(queued, 0)
         waiting.open()
         return caught.value, await first
@@ -166,21 +151,21 @@ def test_a_deadline_ends_a_call_that_waits(talk, waiting, queued):
 
 def test_a_cancelled_call_leaves_the_queue(talk, waiting, queued):
     async def ask(client):
-        first = asyncio.create_task(client.infer(infer_gate(), timeout=TIMEOUT))
+        first = asyncio.create_task(client.infer(tools.infer_gate(), timeout=TIMEOUT))
         await asyncio.to_thread(waiting.wait_entered)
         async with client.infer.open(timeout=TIMEOUT) as stream:
-            await stream.send_message(infer_gate(), end=True)
+            await stream.send_message(tools.infer_gate(), end=True)
             await asyncio.to_thread(queued, 1)
             await stream.cancel()
         await asyncio.to_thread(queued, 0)
-        assert await add(client) == sums_of()
+        assert await add(client) == tools.sums_of()
         waiting.open()
         return await first
 
     assert talk(ask).model_name == "gate"
 
 
-def test_watch_tells_the_state_at_once_and_may_be_cancelled(talk):
+def test_watch_sends_the_state_at_once_and_may_be_cancelled(talk):
     async def ask(client):
         async with client.watch.open(timeout=TIMEOUT) as stream:
             await stream.send_message(health_pb2.HealthCheckRequest(), end=True)
@@ -188,35 +173,35 @@ def test_watch_tells_the_state_at_once_and_may_be_cancelled(talk):
             await stream.cancel()
         return answer.status, await add(client)
 
-    assert talk(ask) == (SERVING, sums_of())
+    assert talk(ask) == (SERVING, tools.sums_of())
 
 
-def test_stream_answers_while_the_client_still_speaks(talk):
+def test_stream_answers_while_the_client_still_sends(talk):
     async def ask(client):
         answers = []
         async with client.stream.open(timeout=TIMEOUT) as stream:
             for round_ in range(20):
-                await stream.send_message(infer_repeat(round_, -round_))
+                await stream.send_message(tools.infer_repeat(round_, -round_))
                 answers += [await stream.recv_message() for _ in range(2)]
             await stream.end()
             assert await stream.recv_message() is None
-        return stream_values(answers)
+        return tools.stream_values(answers)
 
     assert talk(ask) == [value for index in range(20) for value in (index, -index)]
 
 
-def test_stream_goes_on_after_the_clients_last_word(talk):
+def test_stream_goes_on_after_the_client_has_half_closed(talk):
     async def ask(client):
         async with client.stream.open(timeout=TIMEOUT) as stream:
-            await stream.send_message(infer_repeat(*range(100)), end=True)
-            return stream_values([answer async for answer in stream])
+            await stream.send_message(tools.infer_repeat(*range(100)), end=True)
+            return tools.stream_values([answer async for answer in stream])
 
     assert talk(ask) == list(range(100))
 
 
 @pytest.mark.parametrize("window", [65_535, 4 << 20], ids=["small window", "large window"])
 def test_large_messages_both_ways(talk, window):
-    sent = infer_plain(LARGE)
+    sent = tools.infer_plain(LARGE)
 
     async def ask(client):
         answers = await asyncio.gather(*(client.infer(sent, timeout=TIMEOUT) for _ in range(3)), add(client))
@@ -225,7 +210,7 @@ def test_large_messages_both_ways(talk, window):
     config = Configuration(http2_connection_window_size=window, http2_stream_window_size=window)
     bodies, small = talk(ask, config=config)
     assert bodies == [sent.raw_input_contents[0]] * 3
-    assert small == sums_of()
+    assert small == tools.sums_of()
 
 
 def test_many_streams_at_once(talk):
@@ -234,7 +219,7 @@ def test_many_streams_at_once(talk):
         return firsts, await asyncio.gather(*(add(client, first) for first in firsts))
 
     firsts, answers = talk(ask)
-    assert answers == [sums_of(first) for first in firsts]
+    assert answers == [tools.sums_of(first) for first in firsts]
 
 
 def test_tls(talk, tls_server, certificates):
@@ -246,13 +231,13 @@ def test_tls(talk, tls_server, certificates):
     async def ask(client):
         with socket.create_connection(("127.0.0.1", tls_server.grpc_port)) as raw, pytest.raises(ssl.SSLError):
             stranger.wrap_socket(raw, server_hostname="localhost")
-        return await add(client), (await client.infer(infer_plain(LARGE), timeout=TIMEOUT)).model_name
+        return await add(client), (await client.infer(tools.infer_plain(LARGE), timeout=TIMEOUT)).model_name
 
-    assert talk(ask, port=tls_server.grpc_port, ssl=knows) == (sums_of(), "plain")
+    assert talk(ask, port=tls_server.grpc_port, ssl=knows) == (tools.sums_of(), "plain")
 
 
 def test_a_client_that_vanishes_leaves_the_queue(triton_server, waiting, queued):
-    """A process that is killed in the middle of a call says no goodbye."""
+    """A process that is killed in the middle of a call closes nothing."""
     program = (
         "import sys, grpc\n"
         "from tritonclient.grpc import service_pb2_grpc, service_pb2\n"
@@ -264,7 +249,7 @@ def test_a_client_that_vanishes_leaves_the_queue(triton_server, waiting, queued)
     )
     command = [sys.executable, "-c", program, triton_server.target]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
-        child.stdin.write(infer_gate().SerializeToString())
+        child.stdin.write(tools.infer_gate().SerializeToString())
         child.stdin.close()
         queued(2)
         child.kill()

@@ -13,8 +13,6 @@ import pytest
 
 from tests.conformance.transport_tools import CHECK, EVERY_KIND, INFER, PREDICT, STREAM, WATCH, sums_of
 
-pytest_plugins = ("tests.conformance.transport_fixtures",)
-
 BUF = Path(sys.executable).with_name("buf")
 NOT_FOUND, INVALID_ARGUMENT, DEADLINE_EXCEEDED = 5, 3, 4
 LARGE = 1_000_000
@@ -70,16 +68,16 @@ def raw_request(model, name, datatype, shape, content):
 @pytest.mark.parametrize("by_reflection", [False, True], ids=["our descriptors", "reflection"])
 def test_predict(buf, by_reflection):
     how = {"schema": ("--reflect",)} if by_reflection else {}
-    found, code, told = buf(PREDICT, sums_request(), **how)
-    assert (code, told) == (0, "")
+    found, code, error = buf(PREDICT, sums_request(), **how)
+    assert (code, error) == (0, "")
     assert found[0]["outputs"]["sum"]["floatVal"] == sums_of()
 
 
 @pytest.mark.parametrize("version", ["grpc-v1", "grpc-v1alpha"])
 def test_reflection_describes_every_service(buf, version):
     """Go's client follows every dependency of every file."""
-    found, code, told = buf(CHECK, {}, schema=("--reflect", "--reflect-protocol", version))
-    assert (found, code, told) == ([{"status": "SERVING"}], 0, "")
+    found, code, error = buf(CHECK, {}, schema=("--reflect", "--reflect-protocol", version))
+    assert (found, code, error) == ([{"status": "SERVING"}], 0, "")
 
 
 def test_reflection_lists_the_services(triton_server, tmp_path):
@@ -91,10 +89,10 @@ def test_reflection_lists_the_services(triton_server, tmp_path):
 
 
 def test_errors_have_code_and_words(buf):
-    _, code, told = buf(PREDICT, {"model_spec": {"name": EVERY_KIND}})
+    _, code, error = buf(PREDICT, {"model_spec": {"name": EVERY_KIND}})
     assert code == NOT_FOUND
     for word in ("nö 100% моделей", "模型 🙂", "+%41 <&>;=,"):
-        assert word in json.loads(told)["message"]
+        assert word in json.loads(error)["message"]
     assert buf(PREDICT, {})[1] == INVALID_ARGUMENT
 
 
@@ -110,21 +108,21 @@ def test_watch_ends_at_the_deadline(buf):
 
 def test_stream(buf):
     messages = [raw_request("repeat", "IN", "INT32", [3], struct.pack("<3i", n, n + 1, n + 2)) for n in range(50)]
-    found, code, told = buf(STREAM, *messages)
-    assert (code, told) == (0, "")
+    found, code, error = buf(STREAM, *messages)
+    assert (code, error) == (0, "")
     contents = [base64.b64decode(answer["inferResponse"]["rawOutputContents"][0]) for answer in found]
     assert [struct.unpack("<i", content)[0] for content in contents] == [n + k for n in range(50) for k in range(3)]
 
 
 def test_large_messages_both_ways(buf):
     content = bytes(range(256)) * (2 * LARGE // 256)
-    found, code, told = buf(INFER, raw_request("plain", "x", "INT16", [1, len(content) // 2], content))
-    assert (code, told) == (0, "")
+    found, code, error = buf(INFER, raw_request("plain", "x", "INT16", [1, len(content) // 2], content))
+    assert (code, error) == (0, "")
     assert base64.b64decode(found[0]["rawOutputContents"][0]) == content
 
 
 def test_tls(buf, tls_server, certificates):
     where = {"address": f"https://localhost:{tls_server.grpc_port}"}
-    found, code, told = buf(CHECK, {}, flags=("--cacert", str(certificates.root_file)), **where)
-    assert (found, code, told) == ([{"status": "SERVING"}], 0, "")
-    assert buf(CHECK, {}, **where)[0] == [], "buf knows the authority without being told"
+    found, code, error = buf(CHECK, {}, flags=("--cacert", str(certificates.root_file)), **where)
+    assert (found, code, error) == ([{"status": "SERVING"}], 0, "")
+    assert buf(CHECK, {}, **where)[0] == [], "buf knows the authority without being error"

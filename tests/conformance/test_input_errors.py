@@ -52,15 +52,18 @@ def test_wrong_shape_names_the_input(stock, refused, shape):
     refused(INVALID, ("x", "3"), stock.predict, "half_plus", {"x": np.ones(shape, np.float32)})
 
 
-def floats(content=ROW.tobytes(), shape=(1, 3), dtype=types_pb2.DT_FLOAT, **fields):
+CONTENT = ROW.tobytes()
+
+
+def floats(content=CONTENT, shape=(1, 3), dtype=types_pb2.DT_FLOAT, **fields):
     tensor = tensor_pb2.TensorProto(dtype=dtype, tensor_content=content, **fields)
     tensor.tensor_shape.dim.extend(tensor_shape_pb2.TensorShapeProto.Dim(size=size) for size in shape)
     return tensor
 
 
 BROKEN = {
-    "content_too_short": floats(ROW.tobytes()[:-1]),
-    "content_too_long": floats(ROW.tobytes() + b"0000"),
+    "content_too_short": floats(CONTENT[:-1]),
+    "content_too_long": floats(CONTENT + b"0000"),
     "negative_dimension": floats(shape=(-1, 3)),
     "no_dtype": floats(b"", (), types_pb2.DT_INVALID, float_val=[1.0]),
     "reference_dtype": floats(b"", (), types_pb2.DT_FLOAT_REF, float_val=[1.0]),

@@ -14,7 +14,13 @@ X = {"x": np.array([[0.0, 0.0, 0.0]], np.float32)}
 
 @pytest.mark.parametrize(
     ("spec", "version"),
-    [({}, 2), *(({"version": n}, n) for n in (1, 2)), ({"version_label": "stable"}, 1), ({"version_label": "canary"}, 2)],
+    [
+        ({}, 2),
+        ({"version": 1}, 1),
+        ({"version": 2}, 2),
+        ({"version_label": "stable"}, 1),
+        ({"version_label": "canary"}, 2),
+    ],
     ids=str,
 )
 def test_the_version_asked_for_answers_and_is_named(stock, spec, version):
@@ -27,7 +33,6 @@ def test_the_version_asked_for_answers_and_is_named(stock, spec, version):
 def test_signature_may_be_named(stock):
     response = stock.predict("half_plus", X, signature_name="serving_default")
     assert response.model_spec.signature_name == "serving_default"
-
 
 
 @pytest.mark.parametrize(

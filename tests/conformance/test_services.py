@@ -63,4 +63,5 @@ def test_compressed_requests_are_served(stock):
 
 @pytest.mark.parametrize("method", ["PredictionService/Nonsense", "SessionService/SessionRun"])
 def test_methods_that_are_not_there_are_unimplemented(stock, refused, method):
-    refused(grpc.StatusCode.UNIMPLEMENTED, "", stock.channel.unary_unary(f"/tensorflow.serving.{method}"), b"", timeout=30)
+    call = stock.channel.unary_unary(f"/tensorflow.serving.{method}")
+    refused(grpc.StatusCode.UNIMPLEMENTED, "", call, b"", timeout=30)

@@ -1,6 +1,6 @@
-"""What the tests of foreign gRPC clients share: requests as bytes and messages, certificates, our protos, node.
+"""Shared by the tests of foreign gRPC clients: requests as bytes and messages, certificates, our protos, node.
 
-The clients come from different houses, so that each brings an HTTP/2 of its own. What they send is the same: sums of
+Each client brings an HTTP/2 implementation of its own. What they send is the same: sums of
 two vectors (the model ``sums``), arrays of any size that come back (``plain``), one answer for each element
 (``repeat``) and a model that waits until a test lets it go on (``gate``).
 """
@@ -21,14 +21,15 @@ from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import trustme
 from google.protobuf import any_pb2, descriptor_pb2, wrappers_pb2
 from google.protobuf.descriptor_pool import Default
-from tensorflow.core.framework import types_pb2
 from tensorflow_serving.apis import predict_pb2
 from tritonclient.grpc import service_pb2
 
-REPO = Path(__file__).resolve().parents[2]
+from tests.conformance.servers import REPO
+
 NODE_FILES = Path(__file__).with_name("node")
 OLDEST_NODE = 20
 
@@ -45,28 +46,21 @@ EVERY_KIND = "nö 100% моделей, 模型 🙂 \"q\" 'a' +%41 <&>;=,"
 """A name of characters of one to four bytes, and of those that mean something in percent-encoding and headers."""
 
 
-def predict_sums(first: Sequence[float] = (1, 2, 3, 4), version: int = 1) -> predict_pb2.PredictRequest:
-    """``first`` plus ones; the answer's ``sum`` has the version on top."""
-    request = predict_pb2.PredictRequest()
-    request.model_spec.name = "sums"
-    request.model_spec.version.value = version
+def predict_sums(first: Sequence[float] = (1, 2, 3, 4)) -> predict_pb2.PredictRequest:
+    """``first`` plus ones, by version 1; the response's ``sum`` has the version on top."""
+    request = predict_unknown("sums")
+    request.model_spec.version.value = 1
     for name, values in (("a", first), ("b", [1.0] * 4)):
-        tensor = request.inputs[name]
-        tensor.dtype = types_pb2.DT_FLOAT
-        for size in (1, 4):
-            tensor.tensor_shape.dim.add().size = size
-        tensor.float_val.extend(values)
+        request.inputs[name].CopyFrom(tf.make_tensor_proto([values], tf.float32))
     return request
 
 
-def sums_of(first: Sequence[float] = (1, 2, 3, 4), version: int = 1) -> list[float]:
-    return [value + 1 + version for value in first]
+def sums_of(first: Sequence[float] = (1, 2, 3, 4)) -> list[float]:
+    return [value + 2 for value in first]
 
 
 def predict_unknown(name: str = EVERY_KIND) -> predict_pb2.PredictRequest:
-    request = predict_pb2.PredictRequest()
-    request.model_spec.name = name
-    return request
+    return predict_pb2.PredictRequest(model_spec={"name": name})
 
 
 def infer(model: str, request_id: str = "", **arrays: Any) -> Any:
@@ -112,12 +106,9 @@ class Certificates:
         self.root = authority.cert_pem.bytes()
         self.root_file = folder / "root.pem"
         self.root_file.write_bytes(self.root)
-        fields = {
-            "server_key": pair.private_key_pem.bytes().decode(),
-            "server_cert": pair.cert_chain_pems[0].bytes().decode(),
-        }
+        pems = {"server_key": pair.private_key_pem, "server_cert": pair.cert_chain_pems[0]}
         config = folder / "ssl.config"
-        config.write_text("\n".join(f"{name}: {json.dumps(value)}" for name, value in fields.items()))
+        config.write_text("\n".join(f"{name}: {json.dumps(pem.bytes().decode())}" for name, pem in pems.items()))
         self.flag = f"--ssl_config_file={config}"
 
 
@@ -144,19 +135,18 @@ class Node:
         self._env = {**os.environ, "NODE_PATH": str(_packages(npm)), "DESCRIPTORS": str(descriptors)}
 
     def run(self, script: str, scenario: str, when: Callable[[], None] = lambda: None, **arguments: Any) -> Any:
-        """What the scenario found, as JSON says it; after ``when`` the script gets a line. A failure of the script is
-        an assertion that shows it."""
+        """The scenario's JSON. After ``when`` the script gets a line; AssertionError shows a failure of the script."""
         command = [self._node, str(NODE_FILES / script), scenario, json.dumps(arguments)]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, env=self._env, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
             try:
                 when()
-                told, failure = child.communicate("now\n", timeout=60)
+                output, failure = child.communicate("now\n", timeout=60)
             except BaseException:
                 child.kill()
                 raise
-        assert (child.returncode, failure) == (0, ""), f"{scenario}: {child.returncode}\n{failure}{told}"
-        return json.loads(told)
+        assert (child.returncode, failure) == (0, ""), f"{scenario}: {child.returncode}\n{failure}{output}"
+        return json.loads(output)
 
 
 def _node_and_npm() -> tuple[str, list[str]]:

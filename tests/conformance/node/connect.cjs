@@ -1,8 +1,8 @@
-// @connectrpc/connect-node with its gRPC transport, asked by test_connect_node.py: node connect.cjs SCENARIO JSON.
+// @connectrpc/connect-node with its gRPC transport, run by test_node_clients.py: node connect.cjs SCENARIO JSON.
 "use strict";
 
 const fs = require("node:fs");
-const { createClient, ConnectError, Code } = require("@connectrpc/connect");
+const { createClient, ConnectError } = require("@connectrpc/connect");
 const { createGrpcTransport, compressionGzip } = require("@connectrpc/connect-node");
 const { createFileRegistry, fromBinary } = require("@bufbuild/protobuf");
 const { FileDescriptorSetSchema } = require("@bufbuild/protobuf/wkt");
@@ -12,11 +12,10 @@ const [, , scenario, text] = process.argv;
 const given = JSON.parse(text);
 const options = { timeoutMs: 60_000 };
 const transport = createGrpcTransport({
-  baseUrl: given.address,
+  baseUrl: `${given.root ? "https" : "http"}://${given.target}`,
   nodeOptions: given.root ? { ca: fs.readFileSync(given.root) } : {},
   sendCompression: given.gzip ? compressionGzip : null,
   compressMinBytes: 1,
-  ...(given.pings ? { pingIntervalMs: 100, pingIdleConnection: true } : {}),
 });
 const client = (name) => createClient(registry.getService(name), transport);
 const prediction = client("tensorflow.serving.PredictionService");
@@ -30,7 +29,7 @@ async function refused(call) {
     return null;
   } catch (error) {
     const { code, rawMessage } = ConnectError.from(error);
-    return { code: Code[code], message: rawMessage };
+    return { code, details: rawMessage };
   }
 }
 
@@ -51,6 +50,7 @@ const bytes = (array) => new Uint8Array(array.buffer);
 const plain = (count) => raw("plain", "x", "INT16", [1, count], bytes(Int16Array.from({ length: count }, (_, index) => index)));
 const repeat = (...values) => raw("repeat", "IN", "INT32", [values.length], bytes(Int32Array.from(values)));
 const gate = () => raw("gate", "x", "FP32", [1, 1], bytes(Float32Array.of(1)));
+const HealthCheckResponse = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
 const value = (answer) => Buffer.from(answer.inferResponse.rawOutputContents[0]).readInt32LE();
 
 
@@ -64,25 +64,30 @@ const scenarios = {
   async errors() {
     const unknown = await refused(() => prediction.predict({ modelSpec: { name: given.name } }, options));
     const nameless = await refused(() => prediction.predict({}, options));
-    return { unknown, nameless, after: await add() };
+    const service = registry.getService("tensorflow.serving.PredictionService");
+    const method = { ...service.method.predict, name: "No" };
+    const nonsense = await refused(() => transport.unary(method, undefined, 60_000, {}, {}));
+    return { unknown, nameless, nonsense, after: await add() };
   },
 
   async metadata() {
-    const seen = {};
+    let type;
     const headers = { "x-plain": "with = and ;", "x-empty": "", "x-bytes-bin": "AAEC/w" };
     for (let index = 0; index < 50; index++) headers[`x-many-${index}`] = "v".repeat(index);
-    const onHeader = (found) => (seen.type = found.get("content-type"));
+    const onHeader = (found) => (type = found.get("content-type"));
     const answer = await add([1, 2, 3, 4], { ...options, headers, onHeader });
     const wanted = { ...options, headers: { triton_grpc_error: "true" } };
     const ended = await refused(async () => {
       for await (const _ of v2.modelStreamInfer(one({ modelName: "nobody" }), wanted));
     });
-    return { answer, seen, ended: ended?.code };
+    return { answers: [answer, await add()], type, stream: ended?.code };
   },
 
   // The first call is at the gate already.
   async deadline() {
-    return (await refused(() => v2.modelInfer(gate(), { timeoutMs: 300 })))?.code;
+    const late = await refused(() => v2.modelInfer(gate(), { timeoutMs: 300 }));
+    const past = await refused(() => v2.modelInfer(gate(), { timeoutMs: 1 }));
+    return [late?.code, past?.code];
   },
 
   async cancel() {
@@ -97,11 +102,11 @@ const scenarios = {
     let status;
     const ended = await refused(async () => {
       for await (const answer of health.watch({}, { ...options, signal: stop.signal })) {
-        status = answer.status;
+        status = HealthCheckResponse[answer.status];
         stop.abort();
       }
     });
-    return { status, code: ended?.code, after: (await health.check({}, options)).status };
+    return { status, code: ended?.code, after: HealthCheckResponse[(await health.check({}, options)).status] };
   },
 
   async stream() {
@@ -113,21 +118,25 @@ const scenarios = {
         yield repeat(round, -round);
         while (values.length < 2 * (round + 1)) await new Promise((resolve) => (wake = resolve));
       }
+      yield repeat(100, 101);
     }
     for await (const answer of v2.modelStreamInfer(requests(), options)) {
       values.push(value(answer));
       wake();
     }
-    return values;
+    return { code: 0, values };
   },
 
   async large() {
     const sent = plain(3_000_000);
-    const answers = await Promise.all([sent, plain(4)].map((request) => v2.modelInfer(request, options)));
-    return answers.map(({ rawOutputContents: [content] }, index) => [
-      content.length,
-      index === 1 || Buffer.from(content).equals(Buffer.from(sent.rawInputContents[0])),
-    ]);
+    const answers = await Promise.all([sent, sent, plain(4)].map((request) => v2.modelInfer(request, options)));
+    return answers.map(({ rawOutputContents: [content] }) => [0, "", content.length]);
+  },
+
+  async same() {
+    const sent = plain(3_000_000);
+    const [content] = (await v2.modelInfer(sent, options)).rawOutputContents;
+    return Buffer.from(content).equals(Buffer.from(sent.rawInputContents[0]));
   },
 
   parallel: () => Promise.all(Array.from({ length: given.calls }, (_, index) => add([index, 0, 1, 2]))),

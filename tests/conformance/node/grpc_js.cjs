@@ -1,4 +1,4 @@
-// @grpc/grpc-js, asked by test_grpc_js.py: node grpc_js.cjs SCENARIO JSON; what was found goes out as JSON.
+// @grpc/grpc-js, run by test_node_clients.py: node grpc_js.cjs SCENARIO JSON; what was found goes out as JSON.
 "use strict";
 
 process.env.GRPC_TRACE = "keepalive";
@@ -14,8 +14,8 @@ const loaded = loader.loadFileDescriptorSetFromBuffer(fs.readFileSync(process.en
   bytes: Buffer,
   defaults: true,
 });
-let heard = () => {};
-const listen = (...words) => heard(words.join(" "));
+let onLog = () => {};
+const listen = (...words) => onLog(words.join(" "));
 grpc.setLogger({ error: listen, info: listen, debug: listen });
 
 const { tensorflow, inference, grpc: own } = grpc.loadPackageDefinition(loaded);
@@ -35,7 +35,7 @@ const health = (options) => connect(own.health.v1.Health, options);
 // Resolves when so many pings have been answered.
 function pongs(count) {
   return new Promise((resolve) => {
-    heard = (line) => line.includes("Received ping response") && --count === 0 && resolve();
+    onLog = (line) => line.includes("Received ping response") && --count === 0 && resolve();
   });
 }
 
@@ -115,7 +115,9 @@ const scenarios = {
     const ended = streamEnd(call);
     call.write({ model_name: "nobody" });
     call.on("data", () => {});
-    return { answers: [await add(prediction(), [1, 2, 3, 4], { metadata }), await add(prediction())], stream: await ended };
+    const found = await ask(prediction(), "predict", sums([1, 2, 3, 4]), { metadata });
+    const answers = [await add(prediction(), [1, 2, 3, 4], { metadata }), await add(prediction())];
+    return { answers, type: found.headers["content-type"], stream: await ended };
   },
 
   // The first call is at the gate already.
