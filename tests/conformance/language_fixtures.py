@@ -1,4 +1,4 @@
-"""Fixtures for language models: a server of tiny ones, and what transformers itself says to a few prompts."""
+"""Fixtures for language models: a server of tiny ones, and the responses of transformers itself to a few prompts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Answer:
 
 
 class LanguageServer:
-    """The process, and what its metrics page says about one model."""
+    """The process, and metrics of one model."""
 
     def __init__(self, process: ServerProcess) -> None:
         self.process = process

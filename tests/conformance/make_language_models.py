@@ -1,4 +1,4 @@
-"""Writes the language models of the conformance tests, and what transformers itself says to a few prompts.
+"""Writes the language models of the conformance tests, and the responses of transformers itself to a few prompts.
 
     python make_language_models.py DIR
 
@@ -11,7 +11,6 @@ never ends, ``numbers`` has no tokenizer. ``DIR/expected.json`` has greedy answe
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -127,6 +126,4 @@ def tokens_of(text: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    shutil.rmtree(target, ignore_errors=True)
-    main(target)
+    main(Path(sys.argv[1]))

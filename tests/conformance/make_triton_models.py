@@ -8,7 +8,6 @@ waits for files in ``DIR/gate``, so that tests decide when it goes on.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,7 +85,7 @@ class Model:
         latest = time.monotonic() + 60
         while not (self.gate / "open").exists():
             if time.monotonic() > latest:
-                raise TimeoutError("nobody opened the gate")
+                raise TimeoutError("the gate was not opened")
             time.sleep(0.005)
         return {"y": inputs["x"]}
 """
@@ -263,6 +262,4 @@ def write_python(base: Path, source: str, config: str) -> None:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    shutil.rmtree(target, ignore_errors=True)
-    main(target)
+    main(Path(sys.argv[1]))

@@ -1,7 +1,5 @@
 """What channels of grpcio can do beyond plain calls: compression, metadata, limits, deadlines, ends of every kind."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue

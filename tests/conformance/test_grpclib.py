@@ -1,7 +1,5 @@
 """grpclib, a gRPC client in pure Python on the h2 library, for asyncio."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """buf curl, a gRPC client in Go: Go's HTTP/2, with schemas from our descriptors or from the server's reflection."""
 
-from __future__ import annotations
-
 import base64
 import json
 import struct

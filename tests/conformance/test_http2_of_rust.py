@@ -1,7 +1,5 @@
 """connectrpc's gRPC client on reqwest, hyper and h2: the HTTP/2 of Rust's gRPC clients."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue

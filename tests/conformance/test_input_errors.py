@@ -1,7 +1,5 @@
 """Requests that Predict refuses, with upstream's codes and messages; the server keeps serving."""
 
-from __future__ import annotations
-
 import grpc
 import numpy as np
 import pytest

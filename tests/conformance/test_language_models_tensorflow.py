@@ -1,7 +1,5 @@
 """Language models through TensorFlow Serving's own stubs and over its REST API."""
 
-from __future__ import annotations
-
 import grpc
 import numpy as np
 import pytest

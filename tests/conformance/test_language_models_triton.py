@@ -1,6 +1,4 @@
-"""Triton's own clients on language models: whole answers, pieces in a stream, and the generate extension by HTTP."""
-
-from __future__ import annotations
+"""Triton's own clients on language models: whole responses, chunks in a stream, and the generate extension by HTTP."""
 
 import asyncio
 import json
@@ -45,7 +43,7 @@ def post(language_server):
 
 
 @pytest.fixture
-def told(grpc_lm):
+def responses(grpc_lm):
     """What comes out of a stream of the client: (result, error), in order."""
     found = queue.Queue()
     grpc_lm.client.start_stream(lambda result, error: found.put((result, error)))
@@ -65,8 +63,8 @@ def text_of(result):
     return [text.decode() for text in result.as_numpy("text_output")]
 
 
-def result_of(told):
-    result, error = told.get(timeout=PATIENCE)
+def result_of(responses):
+    result, error = responses.get(timeout=PATIENCE)
     assert error is None, error
     return result
 
@@ -133,22 +131,23 @@ def test_versions_are_chosen(lm, story):
     assert texts[""] == texts["2"] == [story.text] != texts["1"]
 
 
-def test_model_without_a_tokenizer_speaks_in_tokens(lm):
+def test_model_without_a_tokenizer_answers_in_tokens(lm):
     ids = lm.input("input_ids", np.array([[1, 2, 3], [4, 5, 6]], np.int64))
     result = lm.client.infer("numbers", [ids], parameters={**GREEDY, "ignore_eos": True})
     assert result.as_numpy("token_ids").shape == (2, 24)
     assert result.as_numpy("text_output") is None
 
 
-WRONG = [
-    ("unknown parameter", {"temprature": 1.0}, 'no parameter "temprature"; did you mean "temperature"'),
-    ("value", {"temperature": -1.0}, "temperature is -1.0, expected at least 0.0"),
-    ("type", {"max_tokens": "many"}, "max_tokens"),
-    ("too long", {"max_tokens": 512}, "512"),
-]
-
-
-@pytest.mark.parametrize(("parameters", "words"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"temprature": 1.0}, 'no parameter "temprature"; did you mean "temperature"'),
+        ({"temperature": -1.0}, "temperature is -1.0, expected at least 0.0"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 512}, "512"),
+    ],
+    ids=["unknown parameter", "value", "type", "too long"],
+)
 def test_bad_values_are_refused(lm, parameters, words):
     lm.refused("INVALID_ARGUMENT", words, lm.client.infer, "writer", [prompt(lm, "x")], parameters=parameters)
 
@@ -166,7 +165,7 @@ def test_full_queue_is_unavailable(lm, post, language_server):
     language_server.wait_idle("narrow")
 
 
-# What is told about the model.
+# Metadata, configuration, statistics.
 
 
 def test_metadata_and_config(lm):
@@ -208,51 +207,45 @@ def test_statistics_count_texts(lm):
     assert stats() == [before[0] + 3, before[1] + 1]
 
 
-# Pieces.
+# Streams.
 
 
-def test_stream_gives_pieces_and_the_last_one_is_final(grpc_lm, told, answers):
+def test_stream_gives_chunks_and_the_last_one_is_final(grpc_lm, responses, answers):
     for answer in answers.values():
         for empty in (False, True):
-            grpc_lm.client.async_stream_infer(
-                "writer",
-                [prompt(grpc_lm, answer.asked)],
-                parameters=GREEDY,
-                request_id=answer.asked,
-                enable_empty_final_response=empty,
-            )
-            found = [result_of(told)]
+            how = {"parameters": GREEDY, "request_id": answer.asked, "enable_empty_final_response": empty}
+            grpc_lm.client.async_stream_infer("writer", [prompt(grpc_lm, answer.asked)], **how)
+            found = [result_of(responses)]
             while not is_final(found[-1]):
-                found.append(result_of(told))
+                found.append(result_of(responses))
             assert {result.get_response().id for result in found} == {answer.asked}
             assert "".join(text for result in found for text in text_of(result)) == answer.text
             assert np.concatenate([result.as_numpy("token_ids")[0] for result in found]).tolist() == answer.tokens
             reasons = [result.as_numpy("finish_reason").tolist() for result in found if result.get_response().outputs]
             assert reasons == [[b""]] * (len(reasons) - 1) + [[b"length"]]
             assert len(found) > 1
-    assert told.empty()
+    assert responses.empty()
 
 
-def test_texts_of_one_stream_come_side_by_side(grpc_lm, told, answers):
+def test_texts_of_one_stream_come_side_by_side(grpc_lm, responses, answers):
     for asked in answers:
-        grpc_lm.client.async_stream_infer(
-            "writer", [prompt(grpc_lm, asked)], parameters=GREEDY, request_id=f"<{asked}>"
-        )
+        how = {"parameters": GREEDY, "request_id": f"<{asked}>"}
+        grpc_lm.client.async_stream_infer("writer", [prompt(grpc_lm, asked)], **how)
     texts, ended = dict.fromkeys(answers, ""), 0
     while ended < len(answers):
-        result = result_of(told)
+        result = result_of(responses)
         texts[result.get_response().id[1:-1]] += "".join(text_of(result))
         ended += is_final(result)
     assert texts == {asked: answer.text for asked, answer in answers.items()}
 
 
-def test_stream_takes_one_text_of_a_request_and_goes_on_after_a_mistake(grpc_lm, told, story):
+def test_stream_takes_one_text_of_a_request_and_goes_on_after_a_mistake(grpc_lm, responses, story):
     grpc_lm.client.async_stream_infer("writer", [prompt(grpc_lm, "a", "b")], request_id="bad")
-    result, error = told.get(timeout=PATIENCE)
+    result, error = responses.get(timeout=PATIENCE)
     assert result is None
     assert "takes one at a time" in error.message()
     grpc_lm.client.async_stream_infer("writer", [prompt(grpc_lm, story.asked)], parameters=GREEDY)
-    assert text_of(result_of(told)) == [story.text[0]]
+    assert text_of(result_of(responses)) == [story.text[0]]
 
 
 def test_cancelled_stream_ends_its_text(grpc_lm, language_server):
@@ -300,25 +293,20 @@ def test_generate_answers_with_the_text(post, answers):
     for answer in answers.values():
         found = post("writer/generate", {"id": "g", "text_input": answer.asked, "parameters": GREEDY})
         assert (found.status_code, found.headers["content-type"]) == (200, "application/json")
-        assert found.json() == {
-            "id": "g",
-            "model_name": "writer",
-            "model_version": "2",
-            "text_output": answer.text,
-            "finish_reason": "length",
-        }
+        names = {"id": "g", "model_name": "writer", "model_version": "2"}
+        assert found.json() == {**names, "text_output": answer.text, "finish_reason": "length"}
     older = post("writer/versions/1/generate", {"text_input": answer.asked, **GREEDY}).json()
     assert (older["model_version"], older["text_output"] != answer.text) == ("1", True)
 
 
-def test_generate_stream_answers_with_pieces(post, answers):
+def test_generate_stream_answers_with_chunks(post, answers):
     for answer in answers.values():
         body = {"text_input": answer.asked, "parameters": {**GREEDY, "stream": True}}
         with post("writer/generate_stream", body, stream=True) as found:
-            pieces = events(found)
-        assert "".join(piece["text_output"] for piece in pieces) == answer.text
-        assert len(pieces) > 1
-        assert [piece.get("finish_reason") for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+            chunks = events(found)
+        assert "".join(chunk["text_output"] for chunk in chunks) == answer.text
+        assert len(chunks) > 1
+        assert [chunk.get("finish_reason") for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
 
 
 def test_stop_may_be_a_text_or_several(post, story):
@@ -340,7 +328,7 @@ def test_mistakes_are_plain_errors(post, verb):
     assert post(f"nobody/{verb}", {"text_input": "x"}).status_code == 404
 
 
-def test_reader_that_goes_ends_its_text(post, language_server):
+def test_client_that_closes_ends_its_text(post, language_server):
     body = {"text_input": "x", "max_tokens": LONG}
     with language_server.ends("narrow", "cancelled"), post("narrow/generate_stream", body, stream=True) as answer:
         lines = answer.iter_lines()

@@ -1,7 +1,5 @@
 """The version that answers: none is named, a number, a label; and requests that name nothing servable."""
 
-from __future__ import annotations
-
 import grpc
 import numpy as np
 import pytest

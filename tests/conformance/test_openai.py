@@ -1,6 +1,4 @@
-"""OpenAI's own client, with threads and with asyncio: texts and chats, whole and in pieces, and what it raises."""
-
-from __future__ import annotations
+"""OpenAI's own client, with threads and with asyncio: texts and chats, whole and in chunks, and its exceptions."""
 
 import asyncio
 from itertools import chain
@@ -115,7 +113,7 @@ def test_both_names_for_the_most_tokens_mean_the_same(client, chat_answer):
         assert (found.choices[0].message.content, found.usage.completion_tokens) == (chat_answer.text[:5], 5)
 
 
-def test_limits_that_nobody_sets(client, chat_answer):
+def test_limits_that_are_not_set(client, chat_answer):
     """OpenAI's defaults: 16 tokens of a completion, and of a chat as many as the context holds."""
     assert client.completions.create(**GREEDY, prompt="x").usage.completion_tokens == 16
     found = client.chat.completions.create(**GREEDY, messages=HELLO)
@@ -253,10 +251,8 @@ def test_stream_of_a_completion(client, answers, usage):
         usages = [chunk.usage for chunk in chunks]
         assert usages[:-1] == [None] * (len(chunks) - 1)
         if usage:
-            assert (chunks.pop().choices, counted(usages[-1])) == (
-                [],
-                (len(answer.prompt), 24, len(answer.prompt) + 24),
-            )
+            expected = (len(answer.prompt), 24, len(answer.prompt) + 24)
+            assert (chunks.pop().choices, counted(usages[-1])) == ([], expected)
         else:
             assert usages[-1] is None
         assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
@@ -297,7 +293,7 @@ def test_choices_in_one_stream_are_those_of_the_whole_answer(client):
     assert len({choice.text for choice in whole.choices}) == 4
 
 
-def test_bytes_that_are_no_characters_are_told_whole_and_in_pieces_alike(client):
+def test_bytes_that_are_no_characters_are_the_same_whole_and_in_chunks(client):
     common = {"model": "bytes", "prompt": "ö", "temperature": 0, "max_tokens": 64}
     whole = client.completions.create(**common).choices[0].text
     assert "�" in whole
@@ -361,9 +357,8 @@ def test_models_that_can_be_asked(client):
 def test_versions_have_names(client, story):
     texts = {}
     for name, version in (("writer", "2"), ("writer@2", "2"), ("writer@1", "1")):
-        raw = client.completions.with_raw_response.create(
-            model=name, prompt=story.asked, temperature=0, max_tokens=24, logprobs=0
-        )
+        asked = {"prompt": story.asked, "temperature": 0, "max_tokens": 24, "logprobs": 0}
+        raw = client.completions.with_raw_response.create(model=name, **asked)
         found = raw.parse()
         assert (raw.headers["x-model-version"], raw.retries_taken, found.model) == (version, 0, name)
         assert found.system_fingerprint == f"writer:{version}"
@@ -383,7 +378,7 @@ def test_raw_streams_have_headers(client, chat_answer):
     assert lines[-1] == "data: [DONE]"
 
 
-def test_model_without_a_tokenizer_speaks_in_tokens(client):
+def test_model_without_a_tokenizer_answers_in_tokens(client):
     common = {"model": "numbers", "prompt": [1, 2, 3], "temperature": 0, "max_tokens": 8}
     found = client.completions.create(**common, extra_body={"return_token_ids": True, "ignore_eos": True})
     assert (found.choices[0].text, len(found.choices[0].token_ids)) == ("", 8)
@@ -474,7 +469,7 @@ def test_full_queue_is_a_rate_limit(client, language_server):
     assert len(client.completions.create(**two).choices) == 2
 
 
-def test_client_that_is_refused_comes_again_when_it_was_told_to(client, counting, language_server):
+def test_client_that_is_refused_tries_again_after_the_given_time(client, counting, language_server):
     patient, sent = counting
     with client.completions.create(model="narrow", prompt="x", max_tokens=500, stream=True) as stream:
         next(stream)
@@ -492,13 +487,9 @@ def test_deadline_ends_the_text_and_is_not_tried_again(counting, language_server
 
 
 def test_deadline_within_a_stream_is_an_error_of_the_stream(client, language_server):
-    found = []
+    asked = {"model": "narrow", "prompt": "x", "max_tokens": LONG, "extra_body": {"timeout": 0.5}}
     with language_server.ends("narrow", "deadline", "cancelled"), pytest.raises(openai.APIError) as caught:
-        found.extend(
-            client.completions.create(
-                model="narrow", prompt="x", max_tokens=LONG, stream=True, extra_body={"timeout": 0.5}
-            )
-        )
+        list(client.completions.create(**asked, stream=True))
     assert (caught.value.code, caught.value.type) == ("deadline_exceeded", "server_error")
 
 

@@ -1,4 +1,4 @@
-"""Predict through upstream's stub: every dtype in both encodings, answers as upstream encodes them, filters."""
+"""Predict through upstream's stub: every dtype in both encodings, responses as upstream encodes them, filters."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def check_doubled(outputs) -> None:
     np.testing.assert_array_equal(tf.make_ndarray(outputs["flag"]), ~FLAG)
 
 
+TYPED = {
+    **dict.fromkeys(("float16", "bfloat16"), "half_val"),
+    **dict.fromkeys(("int8", "uint8", "int16", "int32"), "int_val"),
+    "float32": "float_val",
+    "float64": "double_val",
+    "int64": "int64_val",
+}
+
+
 def typed(values: np.ndarray) -> tensor_pb2.TensorProto:
     """The tensor in its typed field, never as tensor_content."""
     proto = tf.make_tensor_proto(values)
     proto.ClearField("tensor_content")
-    flat = values.ravel()
-    kind = values.dtype.name
-    if kind in ("float16", "bfloat16"):
-        proto.half_val[:] = flat.view(np.uint16).tolist()
-    elif kind == "float32":
-        proto.float_val[:] = flat.tolist()
-    elif kind == "float64":
-        proto.double_val[:] = flat.tolist()
-    elif kind == "int64":
-        proto.int64_val[:] = flat.tolist()
-    elif kind in ("int8", "uint8", "int16", "int32"):
-        proto.int_val[:] = flat.tolist()
+    if field := TYPED.get(values.dtype.name):
+        flat = values.ravel().view(np.uint16) if field == "half_val" else values.ravel()
+        getattr(proto, field)[:] = flat.tolist()
     return proto
 
 
@@ -60,9 +60,8 @@ def content(values: np.ndarray) -> tensor_pb2.TensorProto:
 
 def test_answer_names_model_version_and_signature(stock):
     response = stock.predict("half_plus", {"x": np.array([[2.0, 4.0, 6.0]], np.float32)})
-    assert response.model_spec.name == "half_plus"
-    assert response.model_spec.version.value == 2
-    assert response.model_spec.signature_name == "serving_default"
+    spec = response.model_spec
+    assert (spec.name, spec.version.value, spec.signature_name) == ("half_plus", 2, "serving_default")
     np.testing.assert_array_equal(tf.make_ndarray(response.outputs["y"]), [[3.0, 4.0, 5.0]])
 
 
@@ -94,21 +93,16 @@ def test_strings_in_tensor_content_are_read(stock):
     assert list(stock.predict("shout", {"text": proto}).outputs["shout"].string_val) == [b"ABC", b"DE"]
 
 
-def test_last_value_repeats_when_values_are_short(stock):
-    proto = tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[2.0, 4.0])
-    proto.tensor_shape.dim.add().size = 2
-    proto.tensor_shape.dim.add().size = 3
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([2.0, 4.0], [[2.0, 3.0, 3.0], [3.0, 3.0, 3.0]]), ([], np.ones((2, 3)))],
+    ids=["last value repeats", "no values mean zeros"],
+)
+def test_fewer_values_than_the_shape_says_are_filled_up(stock, values, expected):
+    shape = {"dim": [{"size": 2}, {"size": 3}]}
+    proto = tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=values, tensor_shape=shape)
     response = stock.predict("half_plus", {"x": proto}, version=1)
-    np.testing.assert_array_equal(tf.make_ndarray(response.outputs["y"]), [[2.0, 3.0, 3.0], [3.0, 3.0, 3.0]])
-
-
-def test_no_values_mean_zeros(stock):
-    proto = tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT)
-    proto.tensor_shape.dim.add().size = 2
-    proto.tensor_shape.dim.add().size = 3
-    np.testing.assert_array_equal(
-        tf.make_ndarray(stock.predict("half_plus", {"x": proto}, version=1).outputs["y"]), np.ones((2, 3))
-    )
+    np.testing.assert_array_equal(tf.make_ndarray(response.outputs["y"]), expected)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 500])
@@ -128,7 +122,5 @@ def test_output_filter_returns_exactly_what_it_lists(stock):
     inputs = {"a": np.array([5.0, 6.0], np.float32), "b": np.array([2.0, 3.0], np.float32)}
     assert set(stock.predict("two_inputs", inputs).outputs) == {"sum", "difference", "product"}
     filtered = stock.predict("two_inputs", inputs, output_filter=["product", "sum"]).outputs
-    assert {name: list(tensor.float_val) for name, tensor in filtered.items()} == {
-        "product": [10.0, 18.0],
-        "sum": [7.0, 9.0],
-    }
+    found = {name: list(tensor.float_val) for name, tensor in filtered.items()}
+    assert found == {"product": [10.0, 18.0], "sum": [7.0, 9.0]}

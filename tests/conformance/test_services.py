@@ -1,7 +1,5 @@
 """The standard services beside ours, with their own stock clients: health and reflection."""
 
-from __future__ import annotations
-
 import grpc
 import numpy as np
 import pytest

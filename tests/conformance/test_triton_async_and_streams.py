@@ -1,7 +1,5 @@
 """Triton's client without waiting: callbacks, cancelling, deadlines, and streams of requests and answers."""
 
-from __future__ import annotations
-
 import queue
 import time
 
@@ -14,7 +12,7 @@ CANCELLED, TOO_LATE = "StatusCode.CANCELLED", "StatusCode.DEADLINE_EXCEEDED"
 
 
 class Answers:
-    """A callback that keeps what it is told."""
+    """A callback that keeps its results and errors."""
 
     def __init__(self):
         self._queue = queue.Queue()
@@ -102,7 +100,7 @@ def test_cancelled_request_ends_and_the_model_goes_on(grpc_api, gate, answers):
 
 
 def test_client_timeout_is_the_deadline(grpc_api, gate, answers):
-    """Whoever notices it first, the client or the server, has its own words."""
+    """The client and the server have different messages for it."""
     grpc_api.refused("DEADLINE_EXCEEDED", "", grpc_api.client.infer, "gate", x(grpc_api), client_timeout=0.2)
     grpc_api.client.async_infer("gate", x(grpc_api), answers, client_timeout=0.2)
     assert answers.error().status() == TOO_LATE
@@ -203,7 +201,7 @@ def test_cancelled_stream_ends_at_once(grpc_api, gate, answers):
 
 
 def test_stream_has_a_deadline(grpc_api, gate, answers):
-    """The request may be told before the stream ends."""
+    """The request may fail before the stream ends."""
     grpc_api.client.start_stream(answers, stream_timeout=0.3)
     try:
         grpc_api.client.async_stream_infer("gate", x(grpc_api))

@@ -1,7 +1,5 @@
 """Triton's asyncio clients."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np
@@ -39,7 +37,7 @@ def test_many_requests_at_once(connect):
 
 
 def test_large_answers(connect):
-    """The HTTP client says that it takes packed answers, without being asked to."""
+    """The HTTP client accepts compressed responses by itself."""
     module, make = connect
     sent = np.ones((4, 10_000), np.int16)
     tensor = module.InferInput("x", [4, 10_000], "INT16")

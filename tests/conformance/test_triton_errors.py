@@ -1,7 +1,5 @@
 """Errors of requests that do not fit, to Triton's client: the status and the words that its users look for."""
 
-from __future__ import annotations
-
 import grpc
 import numpy as np
 import pytest

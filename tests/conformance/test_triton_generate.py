@@ -1,7 +1,5 @@
 """The generate extension, which Triton's users call by plain HTTP."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

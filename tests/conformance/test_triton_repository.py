@@ -1,7 +1,5 @@
 """Triton's client loads and unloads models of a server that waits for that."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

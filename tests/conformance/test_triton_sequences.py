@@ -1,7 +1,5 @@
 """Sequences of requests with Triton's client: ids that are numbers or texts, on their own and in a stream."""
 
-from __future__ import annotations
-
 import queue
 
 import numpy as np

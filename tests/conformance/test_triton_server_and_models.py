@@ -1,7 +1,5 @@
 """Triton's client asks what the server is, what models it has and what they have done."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

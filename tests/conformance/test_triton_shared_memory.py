@@ -1,7 +1,5 @@
 """Tensors in the system's shared memory, made by Triton's client."""
 
-from __future__ import annotations
-
 import uuid
 
 import numpy as np
