@@ -23,20 +23,9 @@ NUMBERS = (0, 1, 2, 3, 5, 2**31 - 1, 2**31, 2**32 - 1, 16_384, 65_535)
 VALUES = (b"", b"v", b"100m", b"trailers", b"x" * 200, bytes(range(128, 160)), b"a, b", b"0")
 NAMES = (b"a", b"grpc-timeout", b"x-request-id", b"user-agent", b"te", b"n" * 60, b"cookie")
 BAD_FIELDS: tuple[tuple[bytes, bytes], ...] = (
-    (b"Upper", b"v"),
-    (b"a b", b"v"),
-    (b"", b"v"),
-    (b"a", b"v\n"),
-    (b"a", b" v"),
-    (b"connection", b"close"),
-    (b"te", b"gzip"),
-    (b":path", b"/twice"),
-    (b":status", b"200"),
-    (b":other", b"v"),
-    (b"content-length", b"3"),
-    (b"content-length", b"0"),
-    (b"content-length", b"x"),
-    (b"host", b"elsewhere"),
+    *((b"Upper", b"v"), (b"a b", b"v"), (b"", b"v"), (b"a", b"v\n"), (b"a", b" v"), (b"connection", b"close")),
+    *((b"te", b"gzip"), (b":path", b"/twice"), (b":status", b"200"), (b":other", b"v"), (b"content-length", b"3")),
+    *((b"content-length", b"0"), (b"content-length", b"x"), (b"host", b"elsewhere")),
     (b"transfer-encoding", b"chunked"),
 )
 
@@ -188,9 +177,8 @@ class _Client:
 
     def unknown(self) -> bytes:
         kind = self.chance.choice((0x0B, 0x0C, 0x10, 0xFE))
-        return wire.raw(
-            kind, self.chance.randrange(256), self.chance.choice([0, *self.known]), self.chance.randbytes(9)
-        )
+        flags, stream = self.chance.randrange(256), self.chance.choice([0, *self.known])
+        return wire.raw(kind, flags, stream, self.chance.randbytes(9))
 
     def shrink_table(self) -> bytes:
         """The client's own table, which the next header block tells of."""
@@ -235,14 +223,8 @@ class _Client:
     def any_frame(self) -> bytes:
         """Of any type, flags and stream, with contents of about the right size."""
         kind = self.chance.randrange(12)
-        sizes = {
-            wire.PRIORITY: 5,
-            wire.RST_STREAM: 4,
-            wire.SETTINGS: 6,
-            wire.PING: 8,
-            wire.GOAWAY: 8,
-            wire.WINDOW_UPDATE: 4,
-        }
+        sizes = {wire.PRIORITY: 5, wire.SETTINGS: 6, wire.PING: 8, wire.GOAWAY: 8}
+        sizes |= dict.fromkeys((wire.RST_STREAM, wire.WINDOW_UPDATE), 4)
         size = max(0, sizes.get(kind, self.chance.randrange(20)) + self.chance.choice((0, 0, 0, -1, 1, 6)))
         payload = self.chance.choice([self.chance.randbytes(size), bytes(size)])
         if kind == wire.HEADERS and self.chance.random() < 0.7:

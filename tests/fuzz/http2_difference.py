@@ -3,8 +3,8 @@
     python tests/fuzz/http2_difference.py --seconds 60 --seed N
 
 A case (:mod:`http2_cases`) is a list of steps: bytes of the client's, or something that the owner of the server does.
-Both sides get it frame by frame, in lockstep. After each frame they must have told the same (requests and their fields,
-contents, resets) and answered the same (RST_STREAM, acknowledgements, GOAWAY and its code), and their windows must be
+Both sides get it frame by frame, in lockstep. After each frame they must have reported the same events (requests with
+fields, contents, resets) and the same frames (RST_STREAM, acknowledgements, GOAWAY and its code); their windows must be
 equal. Where they differ, the difference has to be in the table (:mod:`http2_allowed`), with a reason; the case ends
 there, as the two are in different states from then on. Apart from that, ours must not raise, and what it holds is
 bounded. A case that breaks this is kept in tests/fuzz/found, and runs again with ``--case FILE``.
