@@ -37,27 +37,28 @@ def attempt(servable_id: ServableId) -> LoadAttempt:
     return LoadAttempt(servable_id, 1, 0.1, BROKEN)
 
 
-def test_model_with_an_available_version_is_available() -> None:
-    states = {1: timed(M1, ManagerState.AVAILABLE), 2: failed(M2)}
-    assert outcome_of("m", Snapshot(True, (M1, M2), states), RULES).outcome is Outcome.AVAILABLE
+AVAILABLE = timed(M1, ManagerState.AVAILABLE)
+SNAPSHOTS = {
+    "one version available": (Snapshot(True, (M1, M2), {1: AVAILABLE, 2: failed(M2)}), Outcome.AVAILABLE),
+    "available but not wanted any more": (Snapshot(True, (M2,), {1: AVAILABLE}), Outcome.PENDING),
+    "one failed, one loading": (
+        Snapshot(True, (M1, M2), {1: failed(M1), 2: timed(M2, ManagerState.LOADING)}),
+        Outcome.PENDING,
+    ),
+    "removed meanwhile": (Snapshot(False), Outcome.GONE),
+    "nothing known yet": (Snapshot(True), Outcome.PENDING),
+}
 
 
-def test_version_that_is_not_wanted_any_more_decides_nothing() -> None:
-    states = {1: timed(M1, ManagerState.AVAILABLE)}
-    assert outcome_of("m", Snapshot(True, (M2,), states), RULES).outcome is Outcome.PENDING
-
-
-def test_model_that_was_removed_meanwhile_is_not_waited_for() -> None:
-    assert outcome_of("m", Snapshot(False), RULES).outcome is Outcome.GONE
+@pytest.mark.parametrize(("snapshot", "expected"), SNAPSHOTS.values(), ids=SNAPSHOTS)
+def test_outcome_follows_from_the_wanted_versions(snapshot: Snapshot, expected: Outcome) -> None:
+    assert outcome_of("m", snapshot, RULES).outcome is expected
 
 
 def test_model_fails_when_every_version_has() -> None:
     both = outcome_of("m", Snapshot(True, (M1, M2), {1: failed(M1), 2: failed(M2)}), RULES)
-    assert both.outcome is Outcome.FAILED
-    assert both.holds_after == 0
+    assert (both.outcome, both.holds_after) == (Outcome.FAILED, 0)
     assert both.reasons == ((str(M1), BROKEN), (str(M2), BROKEN))
-    one = outcome_of("m", Snapshot(True, (M1, M2), {1: failed(M1), 2: timed(M2, ManagerState.LOADING)}), RULES)
-    assert one.outcome is Outcome.PENDING
 
 
 def test_failure_of_an_earlier_time_must_stand_for_a_moment() -> None:
@@ -85,13 +86,7 @@ def test_version_whose_files_settle_gets_the_time_to() -> None:
     settling = Snapshot(True, waiting={3: "files changed"}, settling=frozenset({3}))
     found = outcome_of("m", settling, RULES)
     assert (found.outcome, found.holds_after) == (Outcome.FAILED, SETTLING)
-    ((what, status),) = found.reasons
-    assert what == "{name: m version: 3}"
-    assert status == Status(StatusCode.UNAVAILABLE, "files changed")
-
-
-def test_model_of_which_nothing_is_known_yet_is_pending() -> None:
-    assert outcome_of("m", Snapshot(True), RULES).outcome is Outcome.PENDING
+    assert found.reasons == (("{name: m version: 3}", Status(StatusCode.UNAVAILABLE, "files changed")),)
 
 
 class Fixture:

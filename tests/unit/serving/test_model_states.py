@@ -30,24 +30,27 @@ def no_attempt(version: int) -> None:
     return None
 
 
+WAITING = VersionStatus(4, VersionState.START, Status(StatusCode.UNAVAILABLE, "files changed"))
+SEEN = {
+    "waiting": ({}, WAITING),
+    "waiting, and the manager still has it": (
+        {"v4": ManagerState.UNLOADING},
+        VersionStatus(4, VersionState.UNLOADING, OK),
+    ),
+    "waiting, and it had ended before": ({"v4": ManagerState.END}, WAITING),
+}
+
+
+@pytest.mark.parametrize(("known", "expected"), SEEN.values(), ids=SEEN)
+def test_waiting_version_shows_the_reason_unless_the_manager_has_it(
+    known: dict[str, ManagerState], expected: VersionStatus
+) -> None:
+    assert visible_versions(states(**known), {4: "files changed"}, no_attempt) == (expected,)
+
+
 def test_versions_come_highest_first() -> None:
     found = visible_versions(states(v1=ManagerState.AVAILABLE, v10=ManagerState.LOADING), {}, no_attempt)
     assert found == (VersionStatus(10, VersionState.LOADING, OK), VersionStatus(1, VersionState.AVAILABLE, OK))
-
-
-def test_waiting_version_shows_as_start_with_the_reason() -> None:
-    (found,) = visible_versions({}, {4: "files changed"}, no_attempt)
-    assert found == VersionStatus(4, VersionState.START, Status(StatusCode.UNAVAILABLE, "files changed"))
-
-
-def test_waiting_version_does_not_hide_one_that_the_manager_still_has() -> None:
-    (found,) = visible_versions(states(v4=ManagerState.UNLOADING), {4: "files changed"}, no_attempt)
-    assert found.state is VersionState.UNLOADING
-
-
-def test_waiting_version_replaces_its_own_past() -> None:
-    (found,) = visible_versions(states(v4=ManagerState.END), {4: "files changed"}, no_attempt)
-    assert found.state is VersionState.START
 
 
 def test_version_between_two_attempts_shows_the_last_error() -> None:
@@ -61,35 +64,36 @@ def test_version_between_two_attempts_shows_the_last_error() -> None:
     assert found.status == OK
 
 
-class Fixture:
-    """Model states, and how often they changed."""
-
-    def __init__(self) -> None:
-        self.bus: EventBus[ServableState] = EventBus(VirtualClock())
-        self.changes = ChangeNotifier()
-        self.states = ModelStates(ServableStateMonitor(self.bus), LoadJournal(lambda attempt: None), self.changes)
+@pytest.fixture
+def changes() -> ChangeNotifier:
+    return ChangeNotifier()
 
 
 @pytest.fixture
-def fixture() -> Fixture:
-    return Fixture()
+def bus() -> EventBus[ServableState]:
+    return EventBus(VirtualClock())
 
 
-def test_report_puts_the_parts_together_and_each_part_notifies(fixture: Fixture) -> None:
-    model_states = fixture.states
-    fixture.bus.publish(ServableState(ServableId("m", 1), ManagerState.AVAILABLE))
+@pytest.fixture
+def model_states(bus: EventBus[ServableState], changes: ChangeNotifier) -> ModelStates:
+    return ModelStates(ServableStateMonitor(bus), LoadJournal(lambda attempt: None), changes)
+
+
+def test_report_puts_the_parts_together_and_each_part_notifies(
+    bus: EventBus[ServableState], changes: ChangeNotifier, model_states: ModelStates
+) -> None:
+    bus.publish(ServableState(ServableId("m", 1), ManagerState.AVAILABLE))
     model_states.configure(["m"])
     model_states.on_source_report(SourceReport("m", MISSING, {2: "no files yet"}))
     report = model_states.report("m")
     assert [version.version for version in report.versions] == [2, 1]
     assert report.available
     assert report.problem == MISSING
-    assert fixture.changes.count == 2
+    assert changes.count == 2
 
 
-def test_observer_notes_the_wanted_versions_and_passes_the_list_on(fixture: Fixture) -> None:
+def test_observer_notes_the_wanted_versions_and_passes_the_list_on(model_states: ModelStates) -> None:
     passed: list[object] = []
-    model_states = fixture.states
     model_states.configure(["m"])
     items = [ServableData.ok(ServableId("m", 3), "path"), ServableData.error(ServableId("m", 2), BROKEN)]
     model_states.observe(lambda name, versions: passed.append((name, versions)))("m", items)
@@ -97,8 +101,7 @@ def test_observer_notes_the_wanted_versions_and_passes_the_list_on(fixture: Fixt
     assert passed == [("m", items)]
 
 
-def test_what_is_no_longer_configured_is_forgotten(fixture: Fixture) -> None:
-    model_states = fixture.states
+def test_what_is_no_longer_configured_is_forgotten(model_states: ModelStates) -> None:
     model_states.configure(["m", "n"])
     model_states.on_source_report(SourceReport("m", MISSING))
     model_states.observe(lambda name, versions: None)("m", [ServableData.ok(ServableId("m", 3), "path")])

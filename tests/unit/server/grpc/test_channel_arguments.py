@@ -19,6 +19,7 @@ from tfs_lite.server.grpc.channel_arguments import (
     shares_port,
     without_effect,
 )
+from tfs_lite.testing.errors import refusal
 from tfs_lite.transport.limits import KIB, MIB, Limits
 
 
@@ -58,10 +59,7 @@ def test_whole_numbers_of_32_bits_are_ints_and_everything_else_is_text(
     ],
 )
 def test_a_wrong_item_is_named(text: str, message: str) -> None:
-    with pytest.raises(ServingError) as raised:
-        parse_grpc_arguments(text)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    assert str(raised.value).startswith(message)
+    assert refusal(parse_grpc_arguments, text).startswith(message)
 
 
 NAMES = st.from_regex(r"[a-z_.]{1,9}", fullmatch=True)
@@ -177,10 +175,8 @@ def test_a_stream_never_has_more_room_than_its_connection() -> None:
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused_by_name(name: str, value: int | str, expected: str) -> None:
-    with pytest.raises(ServingError) as raised:
-        read_limits([(name, value)], SIZE)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    assert str(raised.value) == f"{name} of --grpc_channel_arguments is {value!r}, expected a whole number {expected}"
+    message = f"{name} of --grpc_channel_arguments is {value!r}, expected a whole number {expected}"
+    assert refusal(read_limits, [(name, value)], SIZE) == message
 
 
 def test_a_port_is_shared_only_when_an_argument_says_so() -> None:

@@ -126,7 +126,9 @@ def test_body_that_stops_coming_is_refused(serve: Serve) -> None:
     with server.raw(head("Content-Length: 100"), b"abcde") as connection:
         answer = read_all(connection)
     assert answer.startswith(b"HTTP/1.1 408")
+    assert server.count("DEADLINE_EXCEEDED", "Predict", "m", "") == 1
     assert b"did not arrive within 0.05 s: 5 bytes came" in answer
+    assert b"\r\nconnection: close\r\n" in answer.lower()
     assert server.http.bodies.numbers.too_slow == 1
     assert server.is_empty()
 

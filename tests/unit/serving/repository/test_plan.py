@@ -67,19 +67,26 @@ def test_plan_that_keeps_everything_changes_nothing() -> None:
     assert not LoadPlan(dropped=frozenset({1})).changes_nothing
 
 
-def test_load_is_over_when_every_version_is_available() -> None:
-    available = timed(ManagerState.AVAILABLE)
-    assert failures_of([1, 2], {1: available}, {}, Past()) is None
-    assert failures_of([1, 2], {1: available, 2: available}, {}, Past()) == {}
+AVAILABLE, LOADING = timed(ManagerState.AVAILABLE), timed(ManagerState.LOADING)
+CANCELLED = Status(StatusCode.CANCELLED, "not wanted")
+LOADS = {
+    "one available": ([1, 2], {1: AVAILABLE}, {}, None),
+    "all available": ([1, 2], {1: AVAILABLE, 2: AVAILABLE}, {}, {}),
+    "one attempt failed": ([1, 2], {1: LOADING, 2: LOADING}, {2: attempt(BAD)}, {2: BAD}),
+    "ended with an error": ([1], {1: timed(ManagerState.END, BAD)}, {}, {1: BAD}),
+    "ended in an earlier life": ([1], {1: timed(ManagerState.END)}, {}, None),
+    "cancelled in an earlier life": ([1], {1: timed(ManagerState.END, CANCELLED)}, {}, None),
+}
 
 
-def test_one_failed_attempt_ends_the_load() -> None:
-    states = {1: timed(ManagerState.LOADING), 2: timed(ManagerState.LOADING)}
-    assert failures_of([1, 2], states, {2: attempt(BAD)}, Past()) == {2: BAD}
-
-
-def test_end_with_an_error_is_a_failure() -> None:
-    assert failures_of([1], {1: timed(ManagerState.END, BAD)}, {}, Past()) == {1: BAD}
+@pytest.mark.parametrize(("wanted", "states", "attempts", "expected"), LOADS.values(), ids=LOADS)
+def test_load_is_over_when_every_version_is_available_or_one_has_failed(
+    wanted: list[int],
+    states: dict[int, TimedState],
+    attempts: dict[int, LoadAttempt],
+    expected: dict[int, Status] | None,
+) -> None:
+    assert failures_of(wanted, states, attempts, Past()) == expected
 
 
 def test_version_whose_instances_alone_differ_is_resized() -> None:
@@ -92,11 +99,6 @@ def test_version_whose_instances_alone_differ_is_resized() -> None:
     assert plan == LoadPlan(kept=frozenset({2}), swapped=frozenset({3}), resized=frozenset({1}))
     assert not plan.changes_nothing
     assert plan_load(now[:1], before, set()) == LoadPlan(added=frozenset({1}), dropped=frozenset({2, 3}))
-
-
-@pytest.mark.parametrize("health", [OK, Status(StatusCode.CANCELLED, "not wanted")], ids=["ok", "cancelled"])
-def test_end_of_an_earlier_life_is_no_failure(health: Status) -> None:
-    assert failures_of([1], {1: timed(ManagerState.END, health)}, {}, Past()) is None
 
 
 def test_what_was_known_before_says_nothing_about_the_load() -> None:
