@@ -52,16 +52,9 @@ def test_request_that_nobody_answers_is_refused_in_json(
 
 
 ANSWERED = [
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/m"),
-    ("GET", "/v1/models/%6D"),
-    ("GET", "/v1/models/m/versions/7"),
-    ("GET", "/v1/models/m/labels/x"),
-    ("GET", "/v1/models/m/metadata"),
-    ("GET", "/v1/models/m/labels/x/metadata"),
-    ("POST", "/v1/models/m:predict"),
-    ("POST", "/v1/models/m/labels/x:predict"),
-    ("POST", "/V1/models/%6d:predict"),
+    *(("GET", f"/v1/models{rest}") for rest in ("", "/m", "/%6D", "/m/versions/7", "/m/labels/x")),
+    *(("GET", f"/v1/models/m{rest}") for rest in ("/metadata", "/labels/x/metadata")),
+    *(("POST", path) for path in ("/v1/models/m:predict", "/v1/models/m/labels/x:predict", "/V1/models/%6d:predict")),
     ("GET", "/openapi.json"),
 ]
 
@@ -109,23 +102,13 @@ def test_cors_headers_are_on_every_rest_answer_and_on_no_other_page(serve: Serve
         assert not CORS & set(server.client.get(path).headers)
 
 
-def test_status_is_upstreams_json(shared: RestFixture) -> None:
-    answer = shared.client.get("/v1/models/m")
-    assert answer.json() == {
-        "model_version_status": [
-            {
-                "version": "8",
-                "state": "END",
-                "status": {"error_code": "DATA_LOSS", "error_message": "model.pt2 is truncated"},
-            },
-            {"version": "7", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}},
-        ]
+def test_status_is_upstreams_json_of_all_versions_or_one(shared: RestFixture) -> None:
+    ended = {"error_code": "DATA_LOSS", "error_message": "model.pt2 is truncated"}
+    available = {"version": "7", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+    assert shared.client.get("/v1/models/m").json() == {
+        "model_version_status": [{"version": "8", "state": "END", "status": ended}, available]
     }
-
-
-def test_status_of_one_version_leaves_out_the_others(shared: RestFixture) -> None:
-    (status,) = shared.client.get("/v1/models/m/versions/7").json()["model_version_status"]
-    assert status["version"] == "7"
+    assert shared.client.get("/v1/models/m/versions/7").json() == {"model_version_status": [available]}
 
 
 def test_list_names_every_model_and_why_one_has_nothing(shared: RestFixture) -> None:
@@ -154,11 +137,14 @@ def test_requests_are_counted_by_method_malformed_ones_without_a_name(server: Re
     for path in ("/v1/models", "/v1/models/m", "/v1/models/m/metadata", "/v1/nothing"):
         server.client.get(path)
     server.client.post("/v1/models/m:predict", json=ROW)
-    assert server.count("OK", "ListModels", "", "") == 1
-    assert server.count("OK", "GetModelStatus", "m", "") == 1
-    assert server.count("OK", "GetModelMetadata") == 1
-    assert server.count("INVALID_ARGUMENT", "", "", "") == 1
-    assert server.count("OK", "Predict") == 1
+    for counted in (
+        ("OK", "ListModels", "", ""),
+        ("OK", "GetModelStatus", "m", ""),
+        ("OK", "GetModelMetadata"),
+        ("INVALID_ARGUMENT", "", "", ""),
+        ("OK", "Predict"),
+    ):
+        assert server.count(*counted) == 1, counted
 
 
 def test_unexpected_error_is_500_without_details(server: RestFixture, caplog: pytest.LogCaptureFixture) -> None:
@@ -228,14 +214,11 @@ def test_probes_follow_the_health(server: RestFixture) -> None:
     assert page("/livez") == (200, "ok\n")
 
 
-def test_metrics_are_prometheus_text(server: RestFixture) -> None:
+def test_metrics_are_prometheus_text_and_upstreams_page_is_nowhere_when_it_is_turned_off(server: RestFixture) -> None:
     server.client.get("/v1/models/m")
     answer = server.client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     assert 'tfs_lite_requests_total{code="OK",method="GetModelStatus",model="m",version=""} 1.0' in answer.text
-
-
-def test_upstreams_page_is_nowhere_when_it_is_turned_off(server: RestFixture) -> None:
     assert server.client.get("/monitoring/prometheus/metrics").status_code == 404
 
 

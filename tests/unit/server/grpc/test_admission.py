@@ -1,25 +1,18 @@
 from __future__ import annotations
 
-import pytest
-
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
 from tfs_lite.server.grpc.admission import HEALTH, REFLECTION, AdmissionControl
+from tfs_lite.testing.errors import refusal
 
 PATH = "/test.Service/echo"
 UNCOUNTED = (f"{HEALTH}Check", f"{HEALTH}Watch", f"{REFLECTION}v1.ServerReflection/ServerReflectionInfo")
-
-
-def refusal(admission: AdmissionControl) -> ServingError:
-    with pytest.raises(ServingError) as caught:
-        admission.acquire(PATH)
-    return caught.value
 
 
 def test_after_close_health_and_reflection_are_admitted_only() -> None:
     admission = AdmissionControl()
     assert admission.acquire(PATH)
     admission.close()
-    assert refusal(admission).code is StatusCode.UNAVAILABLE
+    refusal(admission.acquire, PATH, code=StatusCode.UNAVAILABLE)
     assert not any(map(admission.acquire, UNCOUNTED))
 
 
@@ -29,9 +22,8 @@ def test_one_call_more_than_the_bound_is_refused_until_one_is_released() -> None
     assert not any(map(admission.acquire, UNCOUNTED)), "they are admitted and not counted"
     assert admission.acquire(PATH)
     for _ in range(2):
-        error = refusal(admission)
-        assert error.code is StatusCode.RESOURCE_EXHAUSTED
-        assert "2 calls inside, the most it takes at a time (--grpc_max_threads)" in str(error)
+        message = refusal(admission.acquire, PATH, code=StatusCode.RESOURCE_EXHAUSTED)
+        assert "2 calls inside, the most it takes at a time (--grpc_max_threads)" in message
     assert not any(map(admission.acquire, UNCOUNTED)), "they are admitted beyond the bound"
     admission.release()
     assert admission.acquire(PATH)

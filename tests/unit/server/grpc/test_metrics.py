@@ -56,22 +56,19 @@ def test_every_field_of_the_numbers_is_shown() -> None:
     assert shown == set(Numbers.__dataclass_fields__)
 
 
-def test_calls_have_method_and_name_of_their_code() -> None:
+def test_calls_have_method_and_name_of_their_code_and_ended_connections_their_kind() -> None:
     numbers = Numbers()
     numbers.calls.update({("/a.Service/M", 0): 4, ("/a.Service/M", 8): 1, ("", 12): 2, ("/a.Service/M", 99): 3})
-    found = samples(numbers)
-    assert found[("calls_total", ("OK", "a.Service/M"))] == 4
-    assert found[("calls_total", ("RESOURCE_EXHAUSTED", "a.Service/M"))] == 1
-    assert found[("calls_total", ("UNIMPLEMENTED", "unknown"))] == 2
-    assert found[("calls_total", ("99", "a.Service/M"))] == 3
-
-
-def test_connections_that_ended_have_their_kind() -> None:
-    numbers = Numbers()
     numbers.closed.update({"client": 2, "rapid_reset": 1})
-    found = samples(numbers)
-    assert found[("connections_closed_total", ("client",))] == 2
-    assert found[("connections_closed_total", ("rapid_reset",))] == 1
+    expected = {
+        ("calls_total", ("OK", "a.Service/M")): 4,
+        ("calls_total", ("RESOURCE_EXHAUSTED", "a.Service/M")): 1,
+        ("calls_total", ("UNIMPLEMENTED", "unknown")): 2,
+        ("calls_total", ("99", "a.Service/M")): 3,
+        ("connections_closed_total", ("client",)): 2,
+        ("connections_closed_total", ("rapid_reset",)): 1,
+    }
+    assert expected.items() <= samples(numbers).items()
 
 
 def test_every_name_is_explained() -> None:

@@ -71,13 +71,6 @@ def test_packed_body_is_large_to_the_heap_once_it_is_unpacked(
     assert sizes == [len(body)]
 
 
-def test_body_in_chunks_is_one_body(shared: RestFixture) -> None:
-    body = orjson.dumps({"instances": [[1.0, 2.0, 3.0]] * 10_000})
-    pieces = (body[start : start + 10_007] for start in range(0, len(body), 10_007))
-    answer = shared.client.post(PREDICT, content=pieces)
-    assert len(answer.json()["predictions"]) == 10_000
-
-
 @pytest.mark.parametrize("chunked", [False, True])
 def test_body_past_the_bound_is_refused(serve: Serve, chunked: bool) -> None:
     server = serve(max_body_bytes=100_000)

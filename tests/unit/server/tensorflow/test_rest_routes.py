@@ -40,7 +40,7 @@ MALFORMED = {
         *("/v1/models/m:predict/", "/v1/models/:predict", "/v1/models/m/versions/1/labels/a:predict"),
         *("/v1/models/m/metadata", "/v1/models/m:explain"),
     ],
-    **dict.fromkeys(("PUT", "PATCH", "DELETE", "HEAD"), ["/v1/models/m"]),
+    **{method: ["/v1/models/m"] for method in ("PUT", "PATCH", "DELETE", "HEAD")},
 }
 
 

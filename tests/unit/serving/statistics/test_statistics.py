@@ -14,22 +14,13 @@ from tfs_lite.serving.statistics.statistics import MAX_BATCH_SIZES, InferenceSta
 from tfs_lite.serving.statistics.values import StatisticDuration
 
 M1 = ServableId("m", 1)
+NOW = 100.0
 TIMEOUT = Status(StatusCode.UNAVAILABLE, "Request timeout expired", Reason.QUEUE_TIMEOUT)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def book(clock: Clock) -> InferenceStatistics:
-    found = InferenceStatistics(lambda: clock.now, lambda: 1_000_000.5)
+def book() -> InferenceStatistics:
+    found = InferenceStatistics(lambda: NOW, lambda: 1_000_000.5)
     found.opened(M1)
     return found
 
@@ -51,8 +42,7 @@ def test_success_counts_request_queue_and_the_whole_time_of_its_batch(book):
     stats = of(book).inference_stats
     assert stats.success == StatisticDuration(1, 500_000_000)
     assert stats.queue == StatisticDuration(1, 250_000_000)
-    assert stats.compute_input == StatisticDuration(1, 31_250_000)
-    assert stats.compute_infer == StatisticDuration(1, 31_250_000)
+    assert stats.compute_input == stats.compute_infer == StatisticDuration(1, 31_250_000)
     assert stats.compute_output == StatisticDuration(1, 62_500_000)
     assert stats.fail == StatisticDuration(0, 0)
 
@@ -128,9 +118,9 @@ def test_language_model_counts_its_requests_as_runs_and_their_texts_as_rows(book
     assert (of(book).execution_count, of(book).inference_stats.fail.count) == (1, 1)
 
 
-def test_answer_from_the_cache_is_a_request_and_no_inference(clock):
+def test_answer_from_the_cache_is_a_request_and_no_inference():
     counts = {M1: CacheCounts(1, 1, 0.5, 0.25)}
-    book = InferenceStatistics(lambda: clock.now, cache_counts=lambda: counts)
+    book = InferenceStatistics(lambda: NOW, cache_counts=lambda: counts)
     book.opened(M1)
     hit = call()
     hit.cached = True
