@@ -59,14 +59,11 @@ def test_a_refused_request_is_one_line(server: Server, arguments: list[str], mes
     assert error.count("\n") == 1
 
 
-def test_status_asks_grpc_for_one_model(server: Server, capsys: Captured) -> None:
+def test_status_asks_grpc_for_one_model_and_rest_for_all(server: Server, capsys: Captured) -> None:
     assert main(["status", "tagged", grpc(server), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["models"] == [
         {"name": "tagged", "versions": [{"version": 2, "state": "AVAILABLE", "error": ""}], "reason": ""}
     ]
-
-
-def test_status_asks_rest_for_all(server: Server, capsys: Captured) -> None:
     assert main(["status", f"--rest=127.0.0.1:{server.rest_api_port}", "--json"]) == 0
     assert [model["name"] for model in json.loads(capsys.readouterr().out)["models"]] == ["tagged"]
 

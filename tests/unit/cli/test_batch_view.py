@@ -12,22 +12,13 @@ from tfs_lite.metrics import requests as request_metrics
 BUCKETS = ((0.001, 10.0), (0.002, 30.0), (0.004, 90.0), (inf, 100.0))
 
 
-def test_a_quantile_lies_between_the_limits_in_proportion() -> None:
+def test_a_quantile_lies_between_its_limits_in_proportion_and_beyond_them_is_a_bound() -> None:
     assert quantile(BUCKETS, 0.5) == Quantile(pytest.approx(0.002 + 0.002 * 20 / 60))
     assert quantile(BUCKETS, 0.3) == Quantile(0.002)
-
-
-def test_beyond_the_outermost_limits_only_bounds_are_known() -> None:
     assert quantile(BUCKETS, 0.05) == Quantile(0.001, "<")
     assert quantile(BUCKETS, 0.99) == Quantile(0.004, ">")
-
-
-def test_a_quantile_of_nothing_is_not_known() -> None:
     assert quantile((), 0.5) is None
     assert quantile(((0.001, 0.0), (inf, 0.0)), 0.5) is None
-
-
-def test_empty_buckets_are_passed_over() -> None:
     assert quantile(((0.001, 0.0), (0.002, 0.0), (0.004, 8.0), (inf, 8.0)), 0.5) == Quantile(0.003)
 
 

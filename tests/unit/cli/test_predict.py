@@ -15,11 +15,8 @@ from tfs_lite.client import Prediction
 Captured = pytest.CaptureFixture[str]
 
 
-def test_values_are_json(tmp_path: Path) -> None:
+def test_values_are_json_or_come_from_files(tmp_path: Path) -> None:
     assert read_inputs(["x=[[1, 2.5]]", 'text="a=b"']) == {"x": [[1, 2.5]], "text": "a=b"}
-
-
-def test_values_may_come_from_files(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.arange(3, dtype=np.int16))
     (tmp_path / "rows.json").write_text("[true]")
     inputs = read_inputs([f"a=@{tmp_path / 'rows.npy'}", f"b=@{tmp_path / 'rows.json'}"])

@@ -79,15 +79,12 @@ def listing() -> Iterator[Listing]:
     listing.close()
 
 
-def test_the_table_shows_models_versions_states_and_reasons(listing: Listing, capsys: Captured) -> None:
+def test_the_table_and_json_show_models_versions_states_and_reasons(listing: Listing, capsys: Captured) -> None:
     assert main(["status", "--rest", listing.address]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["digits", "2", "AVAILABLE"] in lines
     assert ["digits", "3", "END", "DATA_LOSS:", "model.pt2", "is", "truncated"] in lines
     assert ["ranker", "-", "-", "its", "base", "path", "does", "not", "exist"] in lines
-
-
-def test_json_has_the_same_facts(listing: Listing, capsys: Captured) -> None:
     assert main(["status", "digits", "--rest", listing.address, "--json"]) == 0
     (model,) = json.loads(capsys.readouterr().out)["models"]
     assert model["name"] == "digits"
@@ -157,6 +154,9 @@ def test_verbose_joins_the_numbers_of_the_metrics_page(listing: Listing, capsys:
 def test_verbose_shows_a_row_with_the_numbers_and_dashes_where_there_are_none(
     listing: Listing, capsys: Captured
 ) -> None:
+    assert main(["status", "digits", "--verbose", "--rest", listing.address]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "digits 2 AVAILABLE - - - - - - - -" in lines
     listing.metrics = metrics_page()
     assert main(["status", "--verbose", "--rest", listing.address]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
@@ -165,33 +165,21 @@ def test_verbose_shows_a_row_with_the_numbers_and_dashes_where_there_are_none(
     assert any(line.startswith("ranker - - - - - - - - - - its base path") for line in lines)
 
 
-def test_verbose_of_a_server_without_metrics_is_dashes(listing: Listing, capsys: Captured) -> None:
-    assert main(["status", "digits", "--verbose", "--rest", listing.address]) == 0
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "digits 2 AVAILABLE - - - - - - - -" in lines
-
-
-def test_a_page_that_holds_no_metrics_is_an_error(listing: Listing, capsys: Captured) -> None:
+def test_a_page_that_holds_no_metrics_or_is_too_large_is_an_error(
+    listing: Listing, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listing.metrics = b"<html>hello</html>"
     assert main(["status", "--verbose", "--rest", listing.address]) == 1
     assert "/metrics is no page of metrics" in capsys.readouterr().err
-
-
-def test_a_page_that_is_too_large_is_an_error(
-    listing: Listing, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(status, "_LARGEST_PAGE", 1000)
     listing.metrics = metrics_page()
     assert main(["status", "--verbose", "--rest", listing.address]) == 1
     assert "larger than 1000 bytes" in capsys.readouterr().err
 
 
-def test_verbose_is_not_for_grpc(capsys: Captured) -> None:
+def test_grpc_shows_one_model_that_has_to_be_named_and_no_numbers(capsys: Captured) -> None:
     assert main(["status", "digits", "--verbose", "--server", "127.0.0.1:1"]) == 2
     assert "use --rest" in capsys.readouterr().err
-
-
-def test_grpc_needs_the_name_of_a_model(capsys: Captured) -> None:
     assert main(["status", "--server", "127.0.0.1:1"]) == 2
     assert "name it" in capsys.readouterr().err
 

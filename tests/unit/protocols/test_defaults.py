@@ -131,11 +131,7 @@ SIGNATURE = Signature(
         TensorSpec("w", DataType.FLOAT, (ROWS, BATCH)),
     ),
     outputs=(),
-    defaults={
-        "y": np.array(7),
-        "z": np.array([b"a", b"b"], object),
-        "w": np.array([1.0], np.float32),
-    },
+    defaults={"y": np.array(7), "z": np.array([b"a", b"b"], object), "w": np.array([1.0], np.float32)},
 )
 
 
@@ -156,16 +152,10 @@ def test_a_row_is_repeated_for_every_row_of_the_request(rows: int) -> None:
     assert set(filled) == {"x", "y", "z", "w"}
 
 
-def test_a_size_that_stands_elsewhere_in_the_request_counts_too() -> None:
+def test_rows_are_counted_wherever_they_stand_and_an_input_without_default_stays_missing() -> None:
     filled = fill_defaults(SIGNATURE, {"w": np.zeros((2, 5), np.float32)})
     assert filled["y"].shape == (5,)
-
-
-def test_a_request_without_rows_of_its_own_gets_one() -> None:
     assert fill_defaults(SIGNATURE, {"z": np.array([b"", b""], object)})["y"].tolist() == [7]
-
-
-def test_an_input_without_default_stays_missing() -> None:
     assert "x" not in fill_defaults(SIGNATURE, {})
 
 

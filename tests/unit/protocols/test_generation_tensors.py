@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tfs_lite.core.generation import Finish, Generation, Piece, Sampling, TokenLogprob, Usage, join_pieces
 from tfs_lite.core.signature import DataType, check_input_names
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import from_numpy, to_numpy
 from tfs_lite.protocols.generation_tensors import (
     MAX_TEXTS,
@@ -21,6 +21,7 @@ from tfs_lite.protocols.generation_tensors import (
     whole_outputs,
 )
 from tfs_lite.protocols.runs import Run, call_inputs
+from tfs_lite.testing import errors
 
 TEXT = generation_signature(True)
 IDS = generation_signature(False)
@@ -36,10 +37,7 @@ def tensor(name: str, *values: Any) -> np.ndarray[Any, Any]:
 
 
 def refusal(inputs: dict[str, Any], parameters: dict[str, Any] | None = None) -> str:
-    with pytest.raises(ServingError) as raised:
-        texts_of(inputs, parameters or {})
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    return str(raised.value)
+    return errors.refusal(texts_of, inputs, parameters or {})
 
 
 def test_model_without_a_tokenizer_takes_and_gives_no_texts():
@@ -59,14 +57,11 @@ def test_one_prompt_without_values_has_the_defaults():
     assert texts_of({"text_input": strings("hello")}) == [Generation("hello", max_tokens=16)]
 
 
-def test_ids_are_one_text_or_one_for_each_row():
+def test_ids_are_one_text_or_one_for_each_row_and_may_be_left_to_the_model():
     assert texts_of({"input_ids": np.array([3, 4, 5])}) == [Generation([3, 4, 5], max_tokens=16)]
     two = texts_of({"input_ids": np.array([[3, 4], [5, 6]])})
     assert [text.prompt for text in two] == [[3, 4], [5, 6]]
     assert all(type(token) is int for text in two for token in text.prompt)
-
-
-def test_prompt_without_ids_is_left_to_the_model():
     assert texts_of({"input_ids": np.zeros((2, 0), np.int64)}) == [Generation([], max_tokens=16)] * 2
 
 
@@ -117,11 +112,13 @@ def test_values_are_for_each_text_or_one_for_all(limits, rank_two):
     assert {text.max_tokens for text in same} == {limits[0]}
 
 
-def test_stops_are_for_all_texts():
+def test_stops_are_for_all_texts_or_for_each_row():
     texts = texts_of(
         {"text_input": strings("a", "b"), "stop": strings("x", "y", "z"), "stop_token_ids": np.array([1, 2, 3])}
     )
     assert [(text.stop, text.stop_token_ids) for text in texts] == [(("x", "y", "z"), (1, 2, 3))] * 2
+    inputs = {"text_input": strings("a", "b"), "stop": np.array([[b"x", b"y"], [b"z", b"w"]], object)}
+    assert [text.stop for text in texts_of(inputs)] == [("x", "y"), ("z", "w")]
 
 
 def test_texts_with_one_seed_are_told_apart_and_those_with_their_own_are_not():
@@ -133,10 +130,11 @@ def test_texts_with_one_seed_are_told_apart_and_those_with_their_own_are_not():
     assert [text.seed_shift for text in texts_of(prompts)] == [0, 0, 0]
 
 
+ONE = {"text_input": strings("a")}
 REFUSED = {
     "no prompt": ({}, {}, "expected either text_input or input_ids, and neither came"),
     "two kinds of prompt": (
-        {"text_input": strings("a"), "input_ids": np.array([1])},
+        {**ONE, "input_ids": np.array([1])},
         {},
         "expected either text_input or input_ids, and both came",
     ),
@@ -155,15 +153,11 @@ REFUSED = {
         "text_input is not UTF-8: invalid start byte at byte 2",
     ),
     "bytes in stop": (
-        {"text_input": strings("a"), "stop": np.array([b"\xff"], object)},
+        {**ONE, "stop": np.array([b"\xff"], object)},
         {},
         "stop is not UTF-8: invalid start byte at byte 0",
     ),
-    "values for no text": (
-        {"text_input": strings("a"), "top_k": tensor("top_k", 1, 2)},
-        {},
-        "top_k has 2 values, expected 1",
-    ),
+    "values for no text": ({**ONE, "top_k": tensor("top_k", 1, 2)}, {}, "top_k has 2 values, expected 1"),
     "values for some": (
         {"text_input": strings("a", "b", "c"), "top_k": tensor("top_k", 1, 2)},
         {},
@@ -174,42 +168,26 @@ REFUSED = {
         {},
         "top_k has 0 values, expected 1, or 2, one for each prompt",
     ),
-    "many stops": (
-        {"text_input": strings("a"), "stop": strings(*"abcdefghijklmnopq")},
-        {},
-        "stop has 17 entries, at most 16 are allowed",
-    ),
-    "twice": (
-        {"text_input": strings("a"), "top_k": tensor("top_k", 1)},
-        {"top_k": 1},
-        "top_k is sent both as an input and as a parameter",
-    ),
+    "many stops": ({**ONE, "stop": strings(*"abcdefghijklmnopq")}, {}, "stop has 17 entries, at most 16 are allowed"),
+    "twice": ({**ONE, "top_k": tensor("top_k", 1)}, {"top_k": 1}, "top_k is sent both as an input and as a parameter"),
     "nearly known": (
-        {"text_input": strings("a")},
+        ONE,
         {"max_token": 1},
         'a language model has no parameter "max_token"; did you mean "max_tokens"?',
     ),
     "unknown": (
-        {"text_input": strings("a")},
+        ONE,
         {"q": 1},
         'a language model has no parameter "q"; known: echo, frequency_penalty, ignore_eos, max_tokens, min_p, '
         "min_tokens, presence_penalty, priority, repetition_penalty, seed, stop, stop_token_ids, temperature, top_k, "
         "top_p",
     ),
-    "a prompt as a parameter": (
-        {"text_input": strings("a")},
-        {"input_ids": 1},
-        'a language model has no parameter "input_ids"; known:',
-    ),
-    "a text for a number": (
-        {"text_input": strings("a")},
-        {"max_tokens": "9"},
-        "parameter max_tokens is '9', expected an integer",
-    ),
-    "a fraction": ({"text_input": strings("a")}, {"max_tokens": 1.5}, "parameter max_tokens is 1.5, expected an inte"),
-    "a truth for a number": ({"text_input": strings("a")}, {"top_p": True}, "parameter top_p is True, expected a num"),
-    "a number for a truth": ({"text_input": strings("a")}, {"echo": 1}, "parameter echo is 1, expected true or false"),
-    "a number for a text": ({"text_input": strings("a")}, {"stop": 1}, "parameter stop is 1, expected a text"),
+    "a prompt as a parameter": (ONE, {"input_ids": 1}, 'a language model has no parameter "input_ids"; known:'),
+    "a text for a number": (ONE, {"max_tokens": "9"}, "parameter max_tokens is '9', expected an integer"),
+    "a fraction": (ONE, {"max_tokens": 1.5}, "parameter max_tokens is 1.5, expected an inte"),
+    "a truth for a number": (ONE, {"top_p": True}, "parameter top_p is True, expected a num"),
+    "a number for a truth": (ONE, {"echo": 1}, "parameter echo is 1, expected true or false"),
+    "a number for a text": (ONE, {"stop": 1}, "parameter stop is 1, expected a text"),
 }
 
 
@@ -219,7 +197,7 @@ def test_what_has_no_sense_is_refused_with_its_name(inputs, parameters, words):
 
 
 def test_whole_number_will_do_for_a_fraction():
-    (text,) = texts_of({"text_input": strings("a")}, {"temperature": 0})
+    (text,) = texts_of(ONE, {"temperature": 0})
     assert text.sampling.temperature == 0
 
 
@@ -275,12 +253,7 @@ def test_piece_says_how_a_text_ends_only_at_its_end():
     assert (outputs["prompt_tokens"].tolist(), outputs["completion_tokens"].tolist()) == ([4], [4])
 
 
-def test_each_row_may_have_stops_of_its_own() -> None:
-    inputs = {"text_input": strings("a", "b"), "stop": np.array([[b"x", b"y"], [b"z", b"w"]], object)}
-    assert [text.stop for text in texts_of(inputs)] == [("x", "y"), ("z", "w")]
-
-
 def test_the_way_of_asking_is_no_parameter_of_the_model() -> None:
-    assert texts_of({"text_input": strings("a")}, {"stream": True}) == texts_of({"text_input": strings("a")})
+    assert texts_of(ONE, {"stream": True}) == texts_of(ONE)
     with pytest.raises(ServingError, match="no parameter"):
-        texts_of({"text_input": strings("a")}, {"stream": 1})
+        texts_of(ONE, {"stream": 1})

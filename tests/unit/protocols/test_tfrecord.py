@@ -115,10 +115,7 @@ def test_a_damaged_byte_is_noticed(index: int, what: str) -> None:
 def test_a_record_above_the_bound_is_refused_before_it_is_read() -> None:
     assert records(frame(b"x" * 10), 10) == [b"x" * 10]
     error = failure(frame(b"x" * 11), 10)
-    assert (error.code, str(error)) == (
-        StatusCode.INVALID_ARGUMENT,
-        "record 1 has 11 bytes, at most 10 are allowed",
-    )
+    assert (error.code, str(error)) == (StatusCode.INVALID_ARGUMENT, "record 1 has 11 bytes, at most 10 are allowed")
 
 
 @pytest.mark.parametrize("length", [LIMIT, 2**40, 2**63, 2**64 - 1])

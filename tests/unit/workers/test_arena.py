@@ -148,39 +148,24 @@ def test_location_in_a_message_is_read():
     assert read_locations([]) == []
 
 
+INVALID = {
+    "name": [7],
+    "dtype": [0, -1, 11, "FLOAT", 2**63],
+    "shape": [6, [6.0], [True, 6], [-2, -3], [2**63, 2**63], [2, 4]],
+    "offset": [-64, 1, 64.0, None],
+    "nbytes": [23, 25, -24, 2**63],
+}
+"""Values that a location may not have when the others are good."""
+
+
 @pytest.mark.parametrize(
     "raw",
     [
-        None,
-        "locations",
-        [None],
-        [[]],
-        [GOOD[:4]],
-        [[*GOOD, 0]],
-        [changed(name=7)],
-        [changed(dtype=0)],
-        [changed(dtype=-1)],
-        [changed(dtype=11)],
-        [changed(dtype="FLOAT")],
-        [changed(dtype=2**63)],
-        [changed(shape=6)],
-        [changed(shape=[6.0])],
-        [changed(shape=[True, 6])],
-        [changed(shape=[-2, -3])],
-        [changed(shape=[2**63, 2**63])],
-        [changed(shape=[2, 4])],
+        *(None, "locations", [None], [[]], [GOOD[:4]], [[*GOOD, 0]], [GOOD, GOOD]),
+        *([changed(**{name: value})] for name, values in INVALID.items() for value in values),
         [changed(shape=[1] * 65, nbytes=4)],
-        [changed(offset=-64)],
-        [changed(offset=1)],
-        [changed(offset=64.0)],
-        [changed(offset=None)],
-        [changed(nbytes=23)],
-        [changed(nbytes=25)],
-        [changed(nbytes=-24)],
-        [changed(nbytes=2**63)],
         [changed(dtype=int(DataType.STRING), nbytes=47)],
         [changed(dtype=int(DataType.STRING), shape=[0], nbytes=8)],
-        [GOOD, GOOD],
     ],
     ids=str,
 )

@@ -188,13 +188,10 @@ def test_server_that_is_killed_leaves_no_process():
         wait_until(lambda pid=pid: gone(pid), "nothing is left of the server")
 
 
-def test_pauses_double_up_to_a_bound():
+def test_pauses_double_up_to_a_bound_until_the_process_ran_well_for_a_while():
     backoff = Backoff(first=0.1, most=1.0, well=60.0)
     assert [round(backoff.next(5.0), 3) for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     assert Backoff(failures=100_000).next(0.0) == 30.0
-
-
-def test_process_that_ran_well_for_a_while_starts_afresh():
     backoff = Backoff(well=60.0)
     for _ in range(8):
         backoff.next(0.0)

@@ -64,10 +64,7 @@ def test_a_run_that_kept_every_promise_has_no_problems() -> None:
         ),
         (replace(GOOD, versions={}), "version 3 did not end with an error"),
         (replace(GOOD, tally=replace(TALLY, versions={1: VersionTally(1, 8, 1)})), "answered no request"),
-        (
-            replace(GOOD, tally=replace(TALLY, versions={**TALLY.versions, 1: VersionTally(10, 80, 2)})),
-            "did not rise",
-        ),
+        (replace(GOOD, tally=replace(TALLY, versions={**TALLY.versions, 1: VersionTally(10, 80, 2)})), "did not rise"),
         (
             replace(GOOD, tally=replace(TALLY, versions={**TALLY.versions, 3: VersionTally(1, 1, 0)})),
             "version 3 is broken and yet answered",

@@ -99,48 +99,34 @@ def test_both_paths_agree_bit_for_bit(array: tuple[str, tuple[int, ...]], chunk_
     assert found.tobytes() == numbers.astype(found.dtype).tobytes()
 
 
-@pytest.mark.parametrize("chunk_bytes", PIECES)
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[[1,2],[3]]",
-        "[[1,2],3]",
-        "[1,[2,3]]",
-        "[[1],[[2]]]",
-        "[[[1,2],[3,4]],[[5,6]]]",
-        "[]",
-        "[[],[]]",
-        "[1,]",
-        "[,1]",
-        "[1,,2]",
-        "[1 2]",
+NO_ARRAYS = {
+    "irregular": ["[[1,2],[3]]", "[[1,2],3]", "[1,[2,3]]", "[[1],[[2]]]", "[[[1,2],[3,4]],[[5,6]]]"],
+    "empty": ["[]", "[[],[]]", "[[1],[ ]3]"],
+    "commas": ["[1,]", "[,1]", "[1,,2]", "[1 2]"],
+    "numbers beside lists": [
         "[[1,2]3,[4,5]]",
         "[[1,2],4[3,5]]",
         "[1[,2]]",
         "[[1],2[ ]]",
-        "[[1],[ ]3]",
         "[[1,2] 7,[4,5]]",
         "[[1 ]\n1,[2]]",
+    ],
+    "brackets": [
         "[[1][2]]",
         "[[1,2],[3,4]],[5,6]",
         "[1,2],[3,4]",
         "[[1,2],[3,4]",
         "[[1,2}}",
-        "[1,true]",
-        "[1,null]",
-        "[1,nan]",
-        "[1,-NaN]",
-        "[1,NaN NaN]",
-        "[1,1e400]",
-        "[1,01]",
-        "[1,1.]",
-        "[1,-]",
-        "[1,1\x0b]",
-        "[1,{}]",
         "[" * 65 + "1" + "]" * 65,
-        "[1" + " " * 101 + "]",
     ],
-)
+    "words": ["[1,true]", "[1,null]", "[1,nan]", "[1,-NaN]", "[1,NaN NaN]", "[1,{}]"],
+    "numbers": ["[1,1e400]", "[1,01]", "[1,1.]", "[1,-]", "[1,1\x0b]"],
+    "long white space": ["[1" + " " * 101 + "]"],
+}
+
+
+@pytest.mark.parametrize("chunk_bytes", PIECES)
+@pytest.mark.parametrize("text", [text for texts in NO_ARRAYS.values() for text in texts])
 def test_what_is_no_array_is_left_alone(text: str, chunk_bytes: int) -> None:
     assert found_in(text.encode(), chunk_bytes) == [] or text.endswith("  ]")
     assert found_in(b'{"a":' + text.encode() + b"}", chunk_bytes) == [] or text.endswith("  ]")

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as npst
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.json import msgpack as msgpack_body
 from tfs_lite.protocols.json.msgpack import LEAST_ARRAY_BYTES, MAX_TREE_BYTES, dumps, loads
+from tfs_lite.testing import errors
 from tfs_lite.testing.profiles import examples
 
 LARGE = b"\xc6" + (LEAST_ARRAY_BYTES).to_bytes(4, "big") + bytes(LEAST_ARRAY_BYTES)
@@ -27,10 +28,7 @@ TREES = st.recursive(
 
 
 def refusal(data: bytes) -> str:
-    with pytest.raises(ServingError) as caught:
-        loads(data)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    return str(caught.value)
+    return errors.refusal(loads, data)
 
 
 def attempt(data: bytes) -> ServingError | None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES, MAX_DEPTH, dumps, loads
+from tfs_lite.testing import errors
 
 LARGE = b" " * COMFORTABLE_BYTES
 """White space that makes a body large."""
@@ -103,10 +103,7 @@ REFUSED: list[tuple[bytes, str, int]] = [
 
 
 def refusal(data: bytes) -> str:
-    with pytest.raises(ServingError) as caught:
-        loads(data)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    return str(caught.value)
+    return errors.refusal(loads, data)
 
 
 @pytest.mark.parametrize(("text", "value"), ACCEPTED, ids=[text[:40] for text, _ in ACCEPTED])

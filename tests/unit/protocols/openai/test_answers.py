@@ -131,7 +131,7 @@ def logprobs_of(entries: list[TokenLogprob], chat: bool = False, **fields: Any) 
     return orjson.loads(printer(chat, **fields).whole([piece]))["choices"][0]["logprobs"]
 
 
-def test_log_probabilities_of_a_completion_are_lists() -> None:
+def test_log_probabilities_of_a_completion_are_lists_of_finite_numbers() -> None:
     found = logprobs_of([TokenLogprob(A, -1.5, ((B, -0.5),)), TokenLogprob(B, -0.25, ((B, -0.25),))], top=1)
     assert found == {
         "tokens": ["a", "b"],
@@ -139,6 +139,9 @@ def test_log_probabilities_of_a_completion_are_lists() -> None:
         "top_logprobs": [{"b": -0.5, "a": -1.5}, {"b": -0.25}],
         "text_offset": [0, 1],
     }
+    found = logprobs_of([TokenLogprob(A, -math.inf, ((B, -math.inf),))], top=1)
+    assert found["token_logprobs"] == [-9999.0]
+    assert found["top_logprobs"] == [{"b": -9999.0, "a": -9999.0}]
 
 
 def test_first_token_of_a_scored_prompt_has_no_log_probability() -> None:
@@ -171,12 +174,6 @@ def test_offsets_count_characters_of_the_text_over_chunks() -> None:
         (chunk,) = chunks(one, Piece(0, (token,), "", (TokenLogprob(token, -1.0),)))
         offsets += chunk["choices"][0]["logprobs"]["text_offset"]
     assert offsets == [0, 0, 1, 1, 2, 2, 2, 3]
-
-
-def test_minus_infinity_is_a_number_that_json_has() -> None:
-    found = logprobs_of([TokenLogprob(A, -math.inf, ((B, -math.inf),))], top=1)
-    assert found["token_logprobs"] == [-9999.0]
-    assert found["top_logprobs"] == [{"b": -9999.0, "a": -9999.0}]
 
 
 def test_token_that_looks_like_a_better_one_does_not_hide_it() -> None:

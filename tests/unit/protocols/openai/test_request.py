@@ -9,9 +9,10 @@ import orjson
 import pytest
 
 from tfs_lite.core.generation import ChatPrompt, Generation, Sampling
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.openai.fields import MAX_TEXTS, NEUTRAL, REFUSED, Chat, Completion, FieldError
 from tfs_lite.protocols.openai.request import MAX_PROMPT_TOKENS, OpenAiRequest, read_chat, read_completion
+from tfs_lite.testing import errors
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -35,12 +36,9 @@ def refusal(read: Any, **fields: Any) -> FieldError:
     return caught.value
 
 
-def test_completion_that_says_nothing_has_openais_defaults() -> None:
+def test_request_that_says_nothing_has_openais_defaults_and_a_chat_may_fill_the_context() -> None:
     request = completion()
     assert request == OpenAiRequest("m", (Generation("hello", max_tokens=16),), chat=False)
-
-
-def test_chat_that_says_nothing_may_fill_the_context() -> None:
     request = chat()
     assert request == OpenAiRequest("m", (Generation(ChatPrompt(tuple(HELLO))),), chat=True)
 
@@ -110,7 +108,7 @@ def test_prompts_times_choices_are_bounded() -> None:
     assert refusal(chat, n=MAX_TEXTS + 1).param == "n"
 
 
-def test_every_sampling_field_reaches_the_text() -> None:
+def test_every_field_reaches_the_text_or_the_request() -> None:
     request = chat(
         temperature=0.5,
         top_p=0.9,
@@ -126,9 +124,6 @@ def test_every_sampling_field_reaches_the_text() -> None:
     )
     expected = Sampling(0.5, 40, 0.9, 0.1, 1.2, -1, 1, {5: -100, 0: 1.5}, -3, 4)
     assert (request.texts[0].sampling, request.top) == (expected, 4)
-
-
-def test_every_other_field_reaches_the_text_or_the_request() -> None:
     request = completion(
         max_tokens=5,
         min_tokens=2,
@@ -163,13 +158,10 @@ def test_top_k_of_minus_one_is_off_as_vllm_has_it() -> None:
     assert completion(top_k=-1).texts[0].sampling.top_k == 0
 
 
-def test_echo_with_logprobs_scores_the_prompt() -> None:
+def test_logprobs_score_an_echoed_prompt_and_a_chat_tells_others_only_if_asked() -> None:
     assert completion(echo=True, logprobs=0).texts[0].score_prompt
     assert not completion(echo=True).texts[0].score_prompt
     assert not completion(logprobs=0).texts[0].score_prompt
-
-
-def test_chat_with_logprobs_tells_no_others_unless_asked() -> None:
     assert (chat(logprobs=True).top, chat(logprobs=False).top, chat().top) == (0, None, None)
     assert refusal(chat, top_logprobs=2).param == "top_logprobs"
 
@@ -279,9 +271,7 @@ def test_message_about_a_value_says_what_was_expected_and_what_came() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b"null", b'"a"', b"\xff"])
 def test_body_that_is_no_object_is_invalid(body: bytes) -> None:
-    with pytest.raises(ServingError) as caught:
-        read_chat(body)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    errors.refusal(read_chat, body)
 
 
 def test_messages_keep_role_content_and_name_and_lose_what_is_empty() -> None:

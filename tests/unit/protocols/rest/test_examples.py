@@ -165,14 +165,11 @@ def test_classes_are_pairs_of_label_and_score() -> None:
     assert loads(dumps(tree)) == {"results": [[["cat", 0.2]], [["", 1.0]], []]}
 
 
-def test_regressions_are_a_list_of_numbers() -> None:
+def test_regressions_are_numbers_and_those_not_finite_bare_tokens() -> None:
     result = RegressionResult(regressions=[{"value": 0.2}, {"value": 1}, {"value": -1e-30}])
     tree = regression_tree(result)
     assert tree["results"].dtype == np.float32
     assert loads(dumps(tree)) == {"results": [0.2, 1.0, -1e-30]}
-
-
-def test_what_is_not_finite_is_a_bare_token() -> None:
     result = RegressionResult(regressions=[{"value": float("nan")}, {"value": float("inf")}, {"value": float("-inf")}])
     assert dumps(regression_tree(result)).replace(b" ", b"") == b'{"results":[NaN,Infinity,-Infinity]}'
 

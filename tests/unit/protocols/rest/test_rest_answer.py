@@ -8,19 +8,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.json.text import dumps, loads
 from tfs_lite.protocols.rest.predict import predict_tree
+from tfs_lite.testing.errors import refusal
 
 TEXT = np.array([b"a", "ä".encode()], object)
 BINARY = np.array([b"a", b"\xff"], object)
 
 
 def refused(outputs: dict[str, np.ndarray], rows: bool) -> str:
-    with pytest.raises(ServingError) as raised:
-        predict_tree(outputs, rows)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    return str(raised.value)
+    return refusal(predict_tree, outputs, rows)
 
 
 def plain(tree: Any) -> Any:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.signature import DataType, Signature, TensorSpec
-from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.rest.rows import read_rows
+from tfs_lite.testing.errors import refusal
 
 FLOAT = Signature((TensorSpec("x", DataType.FLOAT),), ())
 STRING = Signature((TensorSpec("x", DataType.STRING),), ())
@@ -17,10 +17,7 @@ PAIR = Signature((TensorSpec("a", DataType.INT32), TensorSpec("b", DataType.STRI
 
 
 def refused(rows: Any, signature: Signature) -> str:
-    with pytest.raises(ServingError) as raised:
-        read_rows(rows, signature)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    return str(raised.value)
+    return refusal(read_rows, rows, signature)
 
 
 @pytest.mark.parametrize("place", [0, 1, 1023, 1024, 2999])

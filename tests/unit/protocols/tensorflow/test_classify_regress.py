@@ -12,22 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from tfs_lite.core.signature import CLASSIFY_METHOD, PREDICT_METHOD, REGRESS_METHOD, Signature, TensorSpec
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.messages import ClassificationResult, Message, MultiInferenceRequest, RegressionResult
 from tfs_lite.protocols.tensorflow import classify_regress as inference
 from tfs_lite.protocols.tensorflow.classify_regress import classification_result, regression_result
+from tfs_lite.testing.errors import refusal
 
 
 def signature(*outputs: str, method: str = PREDICT_METHOD, inputs: int = 2) -> Signature:
     specs = tuple(TensorSpec(f"x{number}") for number in range(inputs))
     return Signature(specs, tuple(TensorSpec(name) for name in outputs), method)
-
-
-def refused(call: Any, *args: Any, code: StatusCode = StatusCode.INVALID_ARGUMENT) -> str:
-    with pytest.raises(ServingError) as raised:
-        call(*args)
-    assert raised.value.code is code
-    return str(raised.value)
 
 
 def texts(*labels: Any) -> np.ndarray[Any, Any]:
@@ -44,32 +38,30 @@ def test_default_signature_needs_no_name(key: str) -> None:
 
 
 def test_unknown_signature_is_named() -> None:
-    message = refused(inference.find_inference_signature, {"b": signature(), "a": signature()}, "c")
+    message = refusal(inference.find_inference_signature, {"b": signature(), "a": signature()}, "c")
     assert message == "No signature was found with the name: c. The model has: a,b"
 
 
+CLASSIFY, REGRESS = inference.check_classify_signature, inference.check_regress_signature
+
+
 @pytest.mark.parametrize(
-    ("outputs", "wanted"),
+    ("check", "outputs", "wanted"),
     [
-        (("classes",), ("classes",)),
-        (("scores",), ("scores",)),
-        (("scores", "classes"), ("classes", "scores")),
-        (("logits", "scores", "hidden", "classes"), ("classes", "scores")),
-        ((), ()),
+        (CLASSIFY, ("classes",), ("classes",)),
+        (CLASSIFY, ("scores",), ("scores",)),
+        (CLASSIFY, ("scores", "classes"), ("classes", "scores")),
+        (CLASSIFY, ("logits", "scores", "hidden", "classes"), ("classes", "scores")),
+        (CLASSIFY, (), ()),
+        (REGRESS, ("outputs",), ("outputs",)),
+        (REGRESS, ("hidden", "outputs"), ("outputs",)),
+        (REGRESS, (), ()),
     ],
 )
-def test_classify_wants_only_the_outputs_it_knows(outputs: tuple[str, ...], wanted: tuple[str, ...]) -> None:
-    assert inference.check_classify_signature(signature(*outputs)) == wanted
+def test_only_the_known_outputs_are_wanted(check: Any, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+    assert check(signature(*outputs)) == wanted
 
 
-@pytest.mark.parametrize(
-    ("outputs", "wanted"), [(("outputs",), ("outputs",)), (("hidden", "outputs"), ("outputs",)), ((), ())]
-)
-def test_regress_wants_only_the_output_it_knows(outputs: tuple[str, ...], wanted: tuple[str, ...]) -> None:
-    assert inference.check_regress_signature(signature(*outputs)) == wanted
-
-
-CLASSIFY, REGRESS = inference.check_classify_signature, inference.check_regress_signature
 AT_LEAST_ONE = "Expected classification signature outputs to contain at least one of classes, scores."
 
 
@@ -88,7 +80,7 @@ AT_LEAST_ONE = "Expected classification signature outputs to contain at least on
     ],
 )
 def test_signature_that_does_not_fit_is_refused_in_known_words(check: Any, given: Signature, words: str) -> None:
-    assert words in refused(check, given)
+    assert words in refusal(check, given)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +94,7 @@ def test_method_name_counts_only_when_it_is_checked(check: Any, outputs: str, go
     check(signature(outputs, method=good), True)
     for method in {PREDICT_METHOD, CLASSIFY_METHOD, REGRESS_METHOD, "", "other"} - {good}:
         check(signature(outputs, method=method), False)
-        message = refused(check, signature(outputs, method=method), True)
+        message = refusal(check, signature(outputs, method=method), True)
         assert words in message
         assert message.endswith(f"Was: {method or 'empty'}")
 
@@ -110,13 +102,13 @@ def test_method_name_counts_only_when_it_is_checked(check: Any, outputs: str, go
 def test_predict_runs_signatures_of_every_known_method() -> None:
     for method in (PREDICT_METHOD, CLASSIFY_METHOD, REGRESS_METHOD):
         inference.check_predict_method(signature(method=method))
-    assert "Expected prediction signature method_name" in refused(inference.check_predict_method, signature(method="x"))
+    assert "Expected prediction signature method_name" in refusal(inference.check_predict_method, signature(method="x"))
 
 
 # Results
 
 
-def test_labels_and_scores_become_the_classes_of_each_example() -> None:
+def test_labels_and_scores_become_classes_and_absent_ones_are_empty_and_zero() -> None:
     outputs = {
         "classes": texts([b"cat", "døg"], [b"", b"cat"]),
         "scores": np.array([[0.25, 0.75], [0, -1]], np.float32),
@@ -126,9 +118,6 @@ def test_labels_and_scores_become_the_classes_of_each_example() -> None:
     for row in ((("cat", 0.25), ("døg", 0.75)), (("", 0), ("cat", -1))):
         expected.classifications.add(classes=[{"label": label, "score": score} for label, score in row])
     assert classification_result(outputs, 2) == expected
-
-
-def test_absent_labels_are_empty_and_absent_scores_zero() -> None:
     (scored,) = classification_result({"scores": np.array([[0.5, 2]], np.float32)}, 1).classifications
     assert [(item.label, item.score) for item in scored.classes] == [("", 0.5), ("", 2)]
     (labelled,) = classification_result({"classes": texts([b"a", b"b"])}, 1).classifications
@@ -208,7 +197,7 @@ LABELS = texts(*[[b"a", b"b", b"c"]] * 2)
     ],
 )
 def test_outputs_that_are_no_classes_are_refused_in_known_words(outputs: Any, words: str) -> None:
-    assert words in refused(classification_result, outputs, 2)
+    assert words in refusal(classification_result, outputs, 2)
 
 
 SHAPE = "Expected output Tensor shape to be either [batch_size] or [batch_size, 1]"
@@ -228,7 +217,7 @@ SHAPE = "Expected output Tensor shape to be either [batch_size] or [batch_size, 
     ],
 )
 def test_outputs_that_are_no_values_are_refused_in_known_words(outputs: Any, words: str) -> None:
-    assert words in refused(regression_result, outputs, 2)
+    assert words in refusal(regression_result, outputs, 2)
 
 
 # Tasks
@@ -274,26 +263,26 @@ DEFAULT = ("m", "", CLASSIFY_METHOD)
     ],
 )
 def test_tasks_that_make_no_sense_are_refused_in_known_words(tasks: Any, words: str) -> None:
-    assert words in refused(inference.read_tasks, request(*tasks), SIGNATURES)
+    assert words in refusal(inference.read_tasks, request(*tasks), SIGNATURES)
 
 
 @pytest.mark.parametrize("method", [PREDICT_METHOD, "", "classify"])
 def test_tasks_of_other_methods_are_not_implemented(method: str) -> None:
-    message = refused(inference.read_tasks, request(("m", "", method)), SIGNATURES, code=StatusCode.UNIMPLEMENTED)
+    message = refusal(inference.read_tasks, request(("m", "", method)), SIGNATURES, code=StatusCode.UNIMPLEMENTED)
     assert message.startswith(f"Unsupported signature method_name: {method}.")
 
 
 def test_method_names_of_signatures_are_checked_for_each_task() -> None:
     signatures = {"serving_default": signature("scores")}
     inference.read_tasks(request(DEFAULT), signatures)
-    assert "method_name" in refused(inference.read_tasks, request(DEFAULT), signatures, True)
+    assert "method_name" in refusal(inference.read_tasks, request(DEFAULT), signatures, True)
 
 
 @pytest.mark.parametrize(
     "asked", [request(), request(("", "", CLASSIFY_METHOD)), MultiInferenceRequest(tasks=[{}, {"method_name": "x"}])]
 )
 def test_request_without_a_model_names_none(asked: Message) -> None:
-    assert refused(inference.first_model_spec, asked) == "ModelSpec has no name specified"
+    assert refusal(inference.first_model_spec, asked) == "ModelSpec has no name specified"
 
 
 def test_first_task_chooses_the_version() -> None:

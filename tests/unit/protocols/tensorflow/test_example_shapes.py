@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tfs_lite.core.signature import DataType, Dim, Signature, SymbolicDim, TensorSpec
-from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import to_numpy
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.examples import tensors_of_input
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.examples import Features, rows
 
 BATCH = SymbolicDim("batch")
@@ -34,10 +34,7 @@ def x(input: Message, of: Signature) -> np.ndarray[Any, Any]:
 
 
 def refused(input: Message, of: Signature, **rest: Any) -> str:
-    with pytest.raises(ServingError) as raised:
-        tensors_of_input(input, of, **rest)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    return str(raised.value)
+    return refusal(tensors_of_input, input, of, **rest)
 
 
 def assert_same(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:

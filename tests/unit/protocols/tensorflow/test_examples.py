@@ -15,6 +15,7 @@ from tfs_lite.protocols.dtypes import TABLE, to_numpy
 from tfs_lite.protocols.messages import Example, Input, Message
 from tfs_lite.protocols.tensorflow import examples
 from tfs_lite.protocols.tensorflow.examples import example_count, takes_serialized, tensors_of_input
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.examples import Features, example, rows
 
 BATCH = SymbolicDim("batch")
@@ -36,10 +37,7 @@ def x(input: Message, of: Signature) -> np.ndarray[Any, Any]:
 
 
 def refused(input: Message, of: Signature, **rest: Any) -> str:
-    with pytest.raises(ServingError) as raised:
-        tensors_of_input(input, of, **rest)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
-    return str(raised.value)
+    return refusal(tensors_of_input, input, of, **rest)
 
 
 def assert_same(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
@@ -153,28 +151,19 @@ def test_integers_out_of_range_are_refused(dtype: DataType) -> None:
             assert message == f"feature x of example 1 holds {value}, out of range of {dtype.text}"
 
 
-def test_bool_takes_zero_and_one() -> None:
+def test_values_arrive_as_they_were_sent() -> None:
     assert_same(x(rows({"x": [0]}, {"x": [1]}), signature(DataType.BOOL)), np.array([False, True]))
+    got = x(rows({"x": [float("inf")]}, {"x": [float("nan")]}), signature(DataType.HALF))
+    assert np.isinf(got[0])
+    assert np.isnan(got[1])
+    assert x(rows({"x": [2**53 - 1]}), signature(DataType.DOUBLE)).tolist() == [2.0**53 - 1]
+    got = x(rows({"x": [b"a\0", b""]}, {"x": [b"\xff", b"b"]}), signature(DataType.STRING, BATCH, 2))
+    assert got.tolist() == [[b"a\0", b""], [b"\xff", b"b"]]
 
 
 @pytest.mark.parametrize(("dtype", "value"), [(DataType.HALF, 1e5), (DataType.HALF, 70000)])
 def test_float_too_large_for_its_input_is_refused(dtype: DataType, value: float) -> None:
     assert "example 1 holds" in refused(rows({"x": [1.0]}, {"x": [value]}), signature(dtype))
-
-
-def test_infinities_and_nan_pass() -> None:
-    got = x(rows({"x": [float("inf")]}, {"x": [float("nan")]}), signature(DataType.HALF))
-    assert np.isinf(got[0])
-    assert np.isnan(got[1])
-
-
-def test_doubles_hold_what_was_sent() -> None:
-    assert x(rows({"x": [2**53 - 1]}), signature(DataType.DOUBLE)).tolist() == [2.0**53 - 1]
-
-
-def test_strings_take_bytes() -> None:
-    got = x(rows({"x": [b"a\0", b""]}, {"x": [b"\xff", b"b"]}), signature(DataType.STRING, BATCH, 2))
-    assert got.tolist() == [[b"a\0", b""], [b"\xff", b"b"]]
 
 
 @pytest.mark.parametrize(
@@ -217,17 +206,11 @@ def test_every_element_type_is_fed_but_complex_and_tiny_floats() -> None:
 # Context
 
 
-def test_features_of_the_context_count_for_examples_without_them() -> None:
+def test_features_of_the_context_stand_in_before_the_default_and_those_of_no_kind_hide_nothing() -> None:
     sent = rows({"x": [1.0]}, {}, context={"x": [9.0]})
     assert x(sent, signature()).tolist() == [1, 9]
-
-
-def test_context_comes_before_the_default() -> None:
     assert x(rows({}, context={"x": [9.0]}), signature(default=7)).tolist() == [9]
     assert x(rows({}, context={"x": None}), signature(default=7)).tolist() == [7]
-
-
-def test_feature_of_no_kind_hides_nothing() -> None:
     assert x(rows({"x": None}, {"x": [1.0]}, context={"x": [9.0]}), signature(default=7)).tolist() == [9, 1]
 
 

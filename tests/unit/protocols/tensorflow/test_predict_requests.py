@@ -382,13 +382,10 @@ def test_layouts_that_push_one_another_out_do_not_use_up_the_bound() -> None:
     assert layouts.find(other) is not None
 
 
-def test_message_with_much_around_its_numbers_is_not_remembered() -> None:
+def test_a_layout_is_remembered_by_what_is_around_its_numbers_unless_that_is_much() -> None:
     few = MAX_KNOWN_BYTES - len(message(X)) - 20
     assert learn(Layouts(), message(X, field(1000, bytes(few)))) is not None
     assert learn(Layouts(), message(X, field(1000, bytes(few + 40)))) is None
-
-
-def test_numbers_of_any_size_are_remembered_by_what_is_around_them() -> None:
     data = message(entry("x", as_content(np.zeros(1_000_000, np.float32))))
     _, layout = learned(data)
     assert sum(len(piece) for _, _, piece in layout.known) < 100

@@ -51,12 +51,9 @@ def test_a_model_spec_is_read_as_it_was_written(ref: ModelRef) -> None:
     assert read_model_spec(parse(messages.PredictRequest, request.SerializeToString())) == ref
 
 
-def test_a_request_without_model_spec_is_an_invalid_argument() -> None:
+def test_a_request_without_model_spec_is_refused_and_one_without_name_where_a_name_is_required() -> None:
     with pytest.raises(ServingError, match="Missing ModelSpec"):
         read_model_spec(messages.PredictRequest())
-
-
-def test_a_model_spec_without_name_is_refused_only_where_a_name_is_required() -> None:
     request = messages.GetModelStatusRequest(model_spec={"signature_name": "s"})
     with pytest.raises(ServingError, match="ModelSpec has no name specified"):
         read_model_spec(request)
@@ -68,8 +65,10 @@ def test_a_status_is_read_as_it_was_written(status: Status) -> None:
     assert read_status(status_proto(status)) == status
 
 
-def test_a_code_of_a_later_protocol_counts_as_unknown() -> None:
+def test_codes_and_states_of_a_later_protocol_count_as_unknown() -> None:
     assert read_status(messages.StatusProto(error_code=99, error_message="?")) == Status(StatusCode.UNKNOWN, "?")
+    response = messages.GetModelStatusResponse(model_version_status=[{"version": 1, "state": 45}])
+    assert read_model_status(response)[0].state is VersionState.UNKNOWN
 
 
 VERSIONS = [
@@ -78,18 +77,10 @@ VERSIONS = [
 ]
 
 
-def test_states_of_versions_keep_their_order() -> None:
+def test_version_states_are_those_of_the_wire_and_keep_their_order() -> None:
     assert read_model_status(model_status(VERSIONS)) == VERSIONS
-
-
-def test_version_states_are_those_of_the_wire() -> None:
     wire = messages.ModelVersionStatus.State.items()
     assert {state.name: state.value for state in VersionState} == dict(wire)
-
-
-def test_a_state_of_a_later_protocol_counts_as_unknown() -> None:
-    response = messages.GetModelStatusResponse(model_version_status=[{"version": 1, "state": 45}])
-    assert read_model_status(response)[0].state is VersionState.UNKNOWN
 
 
 def test_status_json_prints_names_defaults_and_wide_integers_as_rest_clients_expect() -> None:
@@ -180,14 +171,11 @@ def test_defaults_and_method_are_read_as_they_were_written() -> None:
         np.testing.assert_array_equal(np.asarray(found.defaults[name]), np.asarray(value))
 
 
-def test_a_default_is_shown_as_a_request_of_one_row_would_send_it() -> None:
+def test_a_default_is_shown_as_a_request_of_one_row_would_send_it_and_no_default_is_not_shown() -> None:
     definition = signature_def_map({"s": WITH_DEFAULTS}).signature_def["s"]
     sizes = {name: [dim.size for dim in value.tensor_shape.dim] for name, value in definition.defaults.items()}
     assert sizes == {"a": [1, 2], "b": [1], "c": [2], "d": [1, 1], "e": [1]}
     assert list(definition.defaults["a"].float_val) == [1, 2]
-
-
-def test_a_signature_without_defaults_has_none_on_the_wire() -> None:
     assert not signature_def_map({"s": Signature((TensorSpec("x"),), ())}).signature_def["s"].defaults
 
 

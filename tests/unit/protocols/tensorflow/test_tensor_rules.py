@@ -169,7 +169,8 @@ def test_the_table_has_every_element_type() -> None:
 def test_both_forms_are_read_in_every_shape(rule: Rule, shape: tuple[int, ...]) -> None:
     array = rule.array(shape)
     for message in (rule.typed(shape, array.ravel()), rule.content(shape, array.ravel())):
-        assert_same(decode(TensorProto.FromString(message.SerializeToString()), "x"), array)
+        sent = TensorProto.FromString(message.SerializeToString())
+        assert_same(decode(sent, "x", max_bytes=0 if array.size else 1 << 26), array)
 
 
 @every_type
@@ -353,11 +354,65 @@ def _not_numbers(dtype: np.dtype[Any]) -> Array:
     )
 
 
-@given(bit_patterns(), st.booleans())
-def test_every_bit_survives_the_way_there_and_back(array: Array, as_content: bool) -> None:
+@given(bit_patterns(), st.booleans(), st.booleans())
+def test_every_bit_survives_the_way_there_and_back(array: Array, transposed: bool, as_content: bool) -> None:
+    array = array.T if transposed else array
     wire = encode(array, as_content).SerializeToString()
     again = TensorProto.FromString(wire).SerializeToString()
     assert_same(decode(TensorProto.FromString(again), "x"), array)
+
+
+@pytest.mark.parametrize("array", [np.array(["ä", "b"]), np.array([b"\xc3\xa4", b"b"]), np.array(["ä", b"b"], object)])
+def test_text_of_every_kind_is_sent_as_utf8(array: Array) -> None:
+    assert list(encode(array).string_val) == ["ä".encode(), b"b"]
+    assert list(encode(array, as_content=True).string_val) == ["ä".encode(), b"b"]
+
+
+@pytest.mark.parametrize("values", [[1, "a"], [None], [[1], [2, 3]]], ids=["number", "none", "lists"])
+def test_objects_that_are_no_text_cannot_be_encoded(values: Any) -> None:
+    assert "expected bytes or str" in refusal(encode, np.array(values, object))
+
+
+def test_text_without_a_utf8_form_cannot_be_encoded() -> None:
+    assert "UTF-8" in refusal(encode, np.array(["\ud800"], object))
+
+
+def test_arrays_of_another_byte_order_are_sent_by_value() -> None:
+    assert decode(encode(np.array([1.5, 2], ">f4"), as_content=True), "x").tolist() == [1.5, 2]
+
+
+def test_half_a_complex_number_is_passed_over() -> None:
+    assert decode(tensor(18, (1,), dcomplex_val=[1, 2, 3]), "x").tolist() == [1 + 2j]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (tensor(11, (1,), int_val=[1]), "DT_QINT8 is not supported"),
+        (tensor(1, (2, -1), float_val=[1]), "size -1 in dimension 1 is negative"),
+        (tensor(1, (1,) * 65, float_val=[1]), "65 dimensions, at most 64"),
+        (tensor(1, (2,), tensor_content=b"1234567"), "7 bytes, expected 8 for shape [2] of float"),
+        (tensor(1, (2**62, 2**62), float_val=[1]), "too large"),
+        (tensor(1, (0, 2**62, 2**62)), "too large"),
+    ],
+)
+def test_a_malformed_tensor_is_refused_with_the_reason(message: Message, reason: str) -> None:
+    assert reason in refused(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        tensor(1, (2**40,), float_val=[1]),
+        tensor(1, (26,)),
+        tensor(7, (13,)),
+        tensor(7, (11,), string_val=[b"ten bytes!"]),
+        tensor(24, (101,), float8_val=b"a"),
+    ],
+)
+def test_a_repeated_value_fills_no_more_than_the_bound(message: Message) -> None:
+    assert "at most 100 are allowed" in refusal(decode, message, "x", max_bytes=100)
+    assert "at most 104857600 are allowed" in refused(tensor(1, (2**28,), float_val=[1]))
 
 
 def test_an_empty_tensor_may_not_say_that_its_other_sizes_are_huge() -> None:

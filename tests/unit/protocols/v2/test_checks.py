@@ -83,22 +83,16 @@ def test_inputs_that_do_not_fit_are_refused(inputs: tuple[SentTensor, ...], mess
 
 
 def test_the_first_mistake_counts() -> None:
-    with pytest.raises(ServingError, match="unexpected inference output 'Q'"):
-        run(a(7, 3, size=1), outputs=["Q"])
-    with pytest.raises(ServingError, match="batch-size"):
-        run(a(7, 3, datatype="INT8", size=1), b(7, 1))
-    with pytest.raises(ServingError, match="data-type"):
-        run(a(1, 3, datatype="INT8", size=1), b())
+    assert "unexpected inference output 'Q'" in refusal(run, a(7, 3, size=1), outputs=["Q"])
+    assert "batch-size" in refusal(run, a(7, 3, datatype="INT8", size=1), b(7, 1))
+    assert "data-type" in refusal(run, a(1, 3, datatype="INT8", size=1), b())
 
 
-def test_outputs_twice_are_refused() -> None:
-    with pytest.raises(ServingError, match="output 'Z' already exists in request"):
-        run(a(), b(), outputs=["Z", "Z"])
-
-
-def test_numbers_of_inputs_with_defaults_are_a_range() -> None:
-    with pytest.raises(ServingError, match="expected number of inputs between 1 and 2 but got 3"):
-        run(a(), b(), other("C"), signature=OPTIONAL)
+def test_an_output_twice_and_a_number_of_inputs_out_of_range_are_refused() -> None:
+    assert "output 'Z' already exists in request" in refusal(run, a(), b(), outputs=["Z", "Z"])
+    assert "expected number of inputs between 1 and 2 but got 3" in refusal(
+        run, a(), b(), other("C"), signature=OPTIONAL
+    )
     with pytest.raises(ServingError, match=r"missing required input\(s\) \['A'\]"):
         run(b(), signature=OPTIONAL)
 
@@ -113,8 +107,9 @@ def test_what_is_in_shared_memory_is_read_in_its_turn() -> None:
     tensor = SentTensor("A", "FP32", (1, 2), memory=place)
     array = np.ones((1, 2), np.float32)
     assert run(tensor, b(), read=lambda sent: array).inputs["A"] is array
-    with pytest.raises(ServingError, match="unexpected shape"):
-        run(SentTensor("A", "FP32", (1, 3), memory=place), b(), read=lambda sent: pytest.fail("read too early"))
+    assert "unexpected shape" in refusal(
+        run, SentTensor("A", "FP32", (1, 3), memory=place), b(), read=lambda sent: pytest.fail("read too early")
+    )
 
 
 def test_a_model_without_the_default_signature_is_refused() -> None:

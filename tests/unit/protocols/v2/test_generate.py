@@ -9,11 +9,12 @@ import orjson
 import pytest
 
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.v2.binary import DeclaredInput
 from tfs_lite.protocols.v2.generate import read_generate, write_generate
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest
+from tfs_lite.testing import errors
 
 TEXT = DeclaredInput("text_input", "BYTES", (-1, 1))
 FLAG = DeclaredInput("stream", "BOOL", (1,))
@@ -31,10 +32,7 @@ def arrays(request: InferRequest) -> dict[str, Any]:
 
 
 def refusal(body: Any, inputs: tuple[DeclaredInput, ...] = INPUTS) -> str:
-    with pytest.raises(ServingError) as caught:
-        read(body, inputs)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    return str(caught.value)
+    return errors.refusal(read, body, inputs)
 
 
 def test_keys_that_name_inputs_become_them_and_others_parameters() -> None:
@@ -65,13 +63,10 @@ def test_innermost_free_size_takes_what_remains(name: str, value: Any, shape: tu
         assert [sent.shape for sent in read({name: value}).inputs] == [shape]
 
 
-def test_large_flat_list_is_read() -> None:
+def test_lists_may_be_large_and_an_empty_one_has_neither_shape_nor_data() -> None:
     (sent,) = read({"numbers": list(range(50_000))}).inputs
     assert sent.array is not None
     assert (sent.shape, sent.array.ravel().tolist()) == ((1, 2, 25_000), list(range(50_000)))
-
-
-def test_empty_list_is_an_input_without_shape_and_data() -> None:
     assert arrays(read({"text_input": []})) == {"text_input": ((), None)}
 
 
@@ -102,11 +97,8 @@ def test_wrong_body_is_refused_with_the_words_that_clients_know(body: Any, words
     assert words in refusal(body)
 
 
-def test_model_with_an_input_called_parameters_is_refused() -> None:
+def test_inputs_called_id_are_inputs_and_those_called_parameters_are_refused() -> None:
     assert "input 'parameters'" in refusal({}, (DeclaredInput("parameters", "BYTES", (1,)),))
-
-
-def test_input_called_id_is_an_input() -> None:
     request = read({"id": "x"}, (DeclaredInput("id", "BYTES", (1,)),))
     assert (request.id, arrays(request)) == ("", {"id": ((1,), [b"x"])})
 
@@ -116,7 +108,7 @@ def written(outputs: dict[str, Array], **rest: Any) -> dict[str, Any]:
     return tree
 
 
-def test_answer_has_a_key_for_every_output() -> None:
+def test_answer_has_a_key_for_every_output_and_none_for_an_id_that_is_missing() -> None:
     outputs = {
         "text_output": np.array([[b"hi"]], object),
         "scores": np.array([[0.5, 1.5]], np.float32),
@@ -137,9 +129,6 @@ def test_answer_has_a_key_for_every_output() -> None:
         "none": [],
         "words": ["a", "b"],
     }
-
-
-def test_answer_without_id_has_no_such_key() -> None:
     assert list(written({}, id="")) == ["model_name", "model_version"]
 
 

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.v2.grpc_answer import answer_bytes, stream_bytes, stream_error
 from tfs_lite.protocols.v2.grpc_request import MAX_SPLIT_FIELDS, SPLIT_BYTES, parse_version, read_message, read_request
 from tfs_lite.protocols.v2.messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from tfs_lite.protocols.v2.request import MAX_ENTRIES, InferAnswer, InferRequest, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import decode, encode_raw
+from tfs_lite.testing import errors
 
 ID = ServableId("m", 3)
 
@@ -35,10 +36,7 @@ def read(message: Any) -> InferRequest:
 
 
 def refusal(message: Any) -> str:
-    with pytest.raises(ServingError) as caught:
-        read(message)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    return str(caught.value)
+    return errors.refusal(read, message)
 
 
 TENSOR = {"name": "in", "datatype": "INT32", "shape": [2]}
@@ -179,13 +177,13 @@ def test_requests_that_cannot_be_are_refused(fields: dict[str, Any], message: st
     assert message in refusal(request(**fields))
 
 
-def test_a_request_names_a_model() -> None:
+def test_bytes_that_are_no_message_or_name_no_model_are_refused_and_a_large_size_is_told() -> None:
     assert "no model name" in refusal(ModelInferRequest())
-
-
-def test_bytes_that_are_no_message_are_refused() -> None:
     with pytest.raises(ServingError, match="are not a"):
         read_message(b"\xff" * 10)
+    data = request(raw_input_contents=[bytes(SPLIT_BYTES)]).SerializeToString() + b"\x2a\1\xff"
+    with pytest.raises(ServingError, match=f"the request's {len(data)} bytes are not a inference.ModelInferRequest"):
+        read_message(data)
 
 
 @pytest.mark.parametrize("field", ["inputs", "outputs", "parameters", "raw_input_contents"])
@@ -199,12 +197,6 @@ def test_requests_of_more_entries_than_any_model_has_are_refused(field: str) -> 
     }
     expected = f"the request has {count} {field}, at most {MAX_ENTRIES} are allowed"
     assert refusal(request(**{field: entries[field]})) == expected
-
-
-def test_the_size_of_a_large_message_that_is_none_is_told() -> None:
-    data = request(raw_input_contents=[bytes(SPLIT_BYTES)]).SerializeToString() + b"\x2a\1\xff"
-    with pytest.raises(ServingError, match=f"the request's {len(data)} bytes are not a inference.ModelInferRequest"):
-        read_message(data)
 
 
 @pytest.mark.parametrize("text", ["1.0", " 1", "x", "-1", "+1", "9" * 19, "1" * 5000, "²"])
@@ -286,9 +278,7 @@ def test_outputs_in_shared_memory_have_no_bytes() -> None:
 def test_an_answer_beyond_a_message_is_refused() -> None:
     wide = np.broadcast_to(np.zeros(1, np.int8), (2**20, 2**10))
     outputs = {"a": wide.view(), "b": wide.view()}
-    with pytest.raises(ServingError) as caught:
-        answer_bytes(InferAnswer(ID, "", outputs))
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+    errors.refusal(answer_bytes, InferAnswer(ID, "", outputs))
 
 
 def test_failures_in_streams_have_the_id_and_are_the_last() -> None:

@@ -29,7 +29,7 @@ def tree(written: WrittenAnswer) -> dict[str, Any]:
     return parsed
 
 
-def test_answer_in_json_has_every_output_flat() -> None:
+def test_answer_in_json_has_every_output_flat_and_no_empty_members() -> None:
     written = write_answer(answer({"y": NUMBERS, "t": TEXTS}, id="7", parameters={"speed": 2}), binary=False)
     assert written.json_length is None
     assert tree(written) == {
@@ -42,21 +42,15 @@ def test_answer_in_json_has_every_output_flat() -> None:
             {"name": "t", "datatype": "BYTES", "shape": [1, 2], "data": ["a", "ü"]},
         ],
     }
-
-
-def test_answer_without_id_and_parameters_has_neither_member() -> None:
     assert list(tree(write_answer(answer({"y": NUMBERS}), False))) == ["model_name", "model_version", "outputs"]
 
 
-def test_binary_outputs_follow_in_their_order() -> None:
+def test_binary_outputs_follow_in_their_order_and_a_word_about_one_wins() -> None:
     written = write_answer(answer({"y": NUMBERS, "t": TEXTS, "n": -NUMBERS}, WantedOutput("t", binary=False)), True)
     y, t, n = tree(written)["outputs"]
     assert (y["parameters"], n["parameters"]) == ({"binary_data_size": 48}, {"binary_data_size": 48})
     assert t["data"] == ["a", "ü"]
     assert written.body[written.json_length :] == NUMBERS.tobytes() + (-NUMBERS).tobytes()
-
-
-def test_word_about_one_output_wins_over_that_about_all() -> None:
     written = write_answer(answer({"y": NUMBERS, "t": TEXTS}, WantedOutput("t", binary=True)), False)
     y, t = tree(written)["outputs"]
     assert (y["data"], t["parameters"]["binary_data_size"]) == ([0, 1, 2, 3, 4, 5], 11)
@@ -76,11 +70,7 @@ def test_output_in_shared_memory_is_only_named() -> None:
     written = write_answer(answer({"y": NUMBERS}, WantedOutput("y", memory=place)), binary=True)
     assert written.json_length is None
     (y,) = tree(written)["outputs"]
-    assert y["parameters"] == {
-        "shared_memory_region": "r",
-        "shared_memory_byte_size": 48,
-        "shared_memory_offset": 8,
-    }
+    assert y["parameters"] == {"shared_memory_region": "r", "shared_memory_byte_size": 48, "shared_memory_offset": 8}
 
 
 def test_numbers_are_printed_exactly_and_words_for_those_that_are_none() -> None:

@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from tfs_lite.core.model import SequenceFlags
-from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2.json_request import read_infer
 from tfs_lite.protocols.v2.request import MAX_ENTRIES, InferRequest, SharedMemorySlice, WantedOutput
+from tfs_lite.testing import errors
 
 BIG = 2**63
 
@@ -27,10 +27,7 @@ def tensor(**changes: Any) -> dict[str, Any]:
 
 
 def refusal(body: Any, length: int | None = None) -> str:
-    with pytest.raises(ServingError) as caught:
-        read(body, length)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    return str(caught.value)
+    return errors.refusal(read, body, length)
 
 
 VALUES = [
@@ -58,38 +55,36 @@ def test_data_of_every_datatype_is_read_exactly(datatype: str, values: list[Any]
     assert np.array_equal(sent.array.ravel(), np.array(values, dtype))
 
 
-def test_texts_become_their_bytes() -> None:
-    (sent,) = read({"inputs": [tensor(datatype="BYTES", shape=[2, 2], data=[["a", "ü"], ["", "\0"]])]}).inputs
+READ: dict[str, tuple[dict[str, Any], Any]] = {
+    "texts become bytes": (
+        {"datatype": "BYTES", "shape": [2, 2], "data": [["a", "ü"], ["", "\0"]]},
+        [[b"a", "ü".encode()], [b"", b"\0"]],
+    ),
+    "number before lists": ({"data": [1, [2, [3]]]}, [1, 2, 3]),
+    "list before a number": ({"data": [[1, 2], 3]}, [1, 2, 3]),
+    "deeper lists first": ({"data": [[[1]], 2, 3]}, [1, 2, 3]),
+    "an empty list": ({"data": [[], [1, 2], [3]]}, [1, 2, 3]),
+    "large and irregular": (
+        {"shape": [50_001], "data": [[*range(20_000)], [[*range(30_000)]], 7]},
+        [*range(20_000), *range(30_000), 7],
+    ),
+    "no elements": ({"shape": [0, 4], "data": []}, np.zeros((0, 4))),
+}
+
+
+@pytest.mark.parametrize(("members", "expected"), READ.values(), ids=READ)
+def test_data_counts_in_the_order_of_the_text_however_it_is_nested(members: dict[str, Any], expected: Any) -> None:
+    (sent,) = read({"inputs": [tensor(**members)]}).inputs
     assert sent.array is not None
-    assert sent.array.tolist() == [[b"a", "ü".encode()], [b"", b"\0"]]
-
-
-@pytest.mark.parametrize("data", [[1, [2, [3]]], [[1, 2], 3], [[[1]], 2, 3], [[], [1, 2], [3]]])
-def test_irregular_nesting_counts_in_the_order_of_the_text(data: list[Any]) -> None:
-    (sent,) = read({"inputs": [tensor(data=data)]}).inputs
-    assert sent.array is not None
-    assert sent.array.tolist() == [1, 2, 3]
-
-
-def test_irregular_nesting_of_large_arrays_is_read_too() -> None:
-    first, second = list(range(20_000)), list(range(30_000))
-    (sent,) = read({"inputs": [tensor(shape=[50_001], data=[first, [second], 7])]}).inputs
-    assert sent.array is not None
-    assert sent.array.tolist() == [*first, *second, 7]
+    assert sent.array.shape == np.shape(expected)
+    assert sent.array.tolist() == list(expected)
 
 
 def test_numbers_that_are_words_are_read() -> None:
     body = b'{"inputs":[{"name":"x","shape":[3],"datatype":"FP32","data":[NaN,Infinity,-Infinity]}]}'
     (sent,) = read(body).inputs
     assert sent.array is not None
-    assert np.isnan(sent.array[0])
-    assert sent.array[1:].tolist() == [np.inf, -np.inf]
-
-
-def test_tensor_without_elements_has_the_shape_that_was_sent() -> None:
-    (sent,) = read({"inputs": [tensor(shape=[0, 4], data=[])]}).inputs
-    assert sent.array is not None
-    assert sent.array.shape == (0, 4)
+    assert str(sent.array.tolist()) == "[nan, inf, -inf]"
 
 
 def test_everything_beside_the_tensors_is_read() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +23,7 @@ from tfs_lite.protocols.v2.tensors import (
     encode_raw,
     name_of,
 )
+from tfs_lite.testing.errors import refusal
 
 NUMBERS = {
     "BOOL": np.bool_,
@@ -40,13 +40,6 @@ NUMBERS = {
     "FP64": np.float64,
     "BF16": ml_dtypes.bfloat16,
 }
-
-
-def refusal(action: Any, *arguments: Any) -> str:
-    with pytest.raises(ServingError) as caught:
-        action(*arguments)
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("datatype", NUMBERS)
@@ -86,13 +79,10 @@ def test_any_bytes_are_texts_or_refused(data: bytes, shape: list[int]) -> None:
     assert code is StatusCode.INVALID_ARGUMENT
 
 
-def test_raw_numbers_share_the_memory_they_came_in() -> None:
+def test_raw_numbers_share_the_memory_they_came_in_unless_they_are_not_aligned() -> None:
     data = np.arange(4, dtype=np.float32).tobytes()
     array = decode_raw("FP32", (4,), data)
     assert np.shares_memory(array, np.frombuffer(data, np.uint8))
-
-
-def test_numbers_that_are_not_aligned_are_copied() -> None:
     data = b"x" + np.arange(4, dtype=np.float64).tobytes()
     array = decode_raw("FP64", (4,), memoryview(data)[1:])
     assert array.flags.aligned

@@ -37,9 +37,10 @@ def test_known_parameters_become_fields() -> None:
     assert request.parameters == {"own": "x", "temperature": 0.5}
 
 
-def test_a_text_may_name_a_sequence() -> None:
+def test_a_sequence_has_a_text_or_a_number_of_64_bits_for_a_name() -> None:
     request = taken(("sequence_id", "five", ParameterType.TEXT), ("sequence_end", True, ParameterType.BOOL))
     assert request.sequence == SequenceFlags("five", end=True)
+    assert taken(("sequence_id", -1, ParameterType.INT)).sequence == SequenceFlags(2**64 - 1)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +48,6 @@ def test_a_text_may_name_a_sequence() -> None:
 )
 def test_zero_and_the_empty_text_are_no_sequence(nothing: Item) -> None:
     assert taken(nothing, ("sequence_start", True, ParameterType.BOOL)).sequence is None
-
-
-def test_negative_ids_are_the_large_ones() -> None:
-    assert taken(("sequence_id", -1, ParameterType.INT)).sequence == SequenceFlags(2**64 - 1)
 
 
 @pytest.mark.parametrize(
