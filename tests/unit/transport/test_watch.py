@@ -52,8 +52,22 @@ def decided(**changes: Any) -> tuple[Act, str] | None:
     return decide(replace(QUIET, **changes), LIMITS)
 
 
-def test_connection_with_which_all_is_well_is_left_alone() -> None:
-    assert decided() is None
+OVERDUE = {"last_received": 0.0, "created": -inf, "partial_since": 0.0, "pinged": 1.0}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="all is well"),
+        pytest.param({"idle_since": 0.0, "busy": True}, id="calls inside keep it from being idle"),
+        pytest.param({"unsent": True, "last_progress": 499.0}, id="some of its output leaves"),
+        pytest.param({"ending": True, "last_progress": 499.9, **OVERDUE}, id="one that ends is asked nothing"),
+        pytest.param({"draining": "age", "draining_since": 499.5, "created": -9999.0}, id="it drains already"),
+        pytest.param({"draining": "drained", "draining_since": 0.0, "finished": True}, id="it takes no more calls"),
+    ],
+)
+def test_connection_of_which_nothing_is_due_is_left_alone(changes: dict[str, Any]) -> None:
+    assert decided(**changes) is None
 
 
 @pytest.mark.parametrize(
@@ -78,46 +92,22 @@ def test_time_is_up_when_it_is_up_and_not_before(before: float, due: tuple[Act, 
     assert decided(**{**changes, times[0]: before}) is None
 
 
-def test_calls_inside_keep_a_connection_from_being_idle() -> None:
-    assert decided(idle_since=0.0, busy=True) is None
-
-
-def test_unsent_output_is_no_fault_while_some_of_it_leaves() -> None:
-    assert decided(unsent=True, last_progress=499.0) is None
-
-
 def test_client_that_does_not_read_its_last_answers_is_cut_late() -> None:
     """Our side is closed, but the client has until the timeout to take what is in the buffer."""
     assert decided(ending=True, unsent=True, buffered=True, last_progress=450.0) is None
     assert decided(ending=True, unsent=True, buffered=True, last_progress=440.0) == (Act.ABORT, "slow_reader")
 
 
-def test_connection_that_ends_is_asked_nothing() -> None:
-    assert (
-        decided(ending=True, last_progress=499.9, last_received=0.0, created=-inf, partial_since=0.0, pinged=1.0)
-        is None
-    )
-
-
 def test_worst_comes_first() -> None:
-    everything: dict[str, Any] = {
-        "unsent": True,
-        "last_progress": 0.0,
-        "partial_since": 0.0,
-        "pinged": 0.0,
-        "created": -9999.0,
-    }
-    order = []
-    for name in ("unsent", "partial_since", "pinged", "created"):
-        order.append(decided(**everything))
+    everything = {"unsent": True, "last_progress": 0.0, "partial_since": 0.0, "pinged": 0.0, "created": -9999.0}
+    for name, kind in (("unsent", "slow_reader"), ("partial_since", "handshake"), ("pinged", "keepalive")):
+        verdict = decided(**everything)
+        assert verdict is not None
+        assert verdict[1] == kind
         everything.pop(name)
-    kinds = [verdict[1] for verdict in order if verdict is not None]
-    assert kinds == ["slow_reader", "handshake", "keepalive", "age"]
-
-
-def test_connection_that_drains_is_asked_for_no_more_calls_once() -> None:
-    assert decided(draining="age", draining_since=499.5, created=-9999.0) is None
-    assert decided(draining="drained", draining_since=0.0, finished=True) is None
+    verdict = decided(**everything)
+    assert verdict is not None
+    assert verdict[1] == "age"
 
 
 def test_limits_without_an_end_never_end_anything() -> None:

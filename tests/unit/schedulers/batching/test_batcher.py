@@ -54,16 +54,6 @@ def test_calls_of_different_widths_and_signatures_run_apart(make_batcher: MakeBa
     assert sorted((run.signature, run.width) for run in fixture.runs) == [("a", 2)] * 3 + [("a", 3), ("b", 2)]
 
 
-def test_batch_that_waits_leaves_when_its_oldest_call_has_waited_long_enough(make_batcher: MakeBatcher) -> None:
-    fixture = make_batcher(WAITING)
-    fixture.ask()
-    fixture.advance(0.75)
-    fixture.ask(2)
-    assert fixture.runs == []
-    fixture.advance(0.25)
-    assert fixture.sizes() == [3]
-
-
 def test_without_batching_every_call_runs_alone_and_as_it_came(make_batcher: MakeBatcher) -> None:
     fixture = make_batcher(ALONE)
     calls = [fixture.ask(rows) for rows in (5, 0, 3)]
@@ -71,14 +61,6 @@ def test_without_batching_every_call_runs_alone_and_as_it_came(make_batcher: Mak
         fixture.finish()
     assert fixture.sizes() == [5, 0, 3]
     assert [code(request) for request in calls] == [None] * 3
-
-
-def test_two_models_serve_side_by_side(make_batcher: MakeBatcher) -> None:
-    fixture = make_batcher(GREEDY, models=2)
-    first, second = fixture.ask(), fixture.ask()
-    assert len(fixture.running()) == 2
-    fixture.finish(index=1)
-    assert (first.answers, code(second)) == ([], None)
 
 
 # What is due is never left lying about while a worker is idle.

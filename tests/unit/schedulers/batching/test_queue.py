@@ -60,28 +60,12 @@ def test_jobs_are_served_in_order_of_arrival() -> None:
     assert queue.take(1) == []
 
 
-def test_a_job_that_is_removed_is_not_served() -> None:
-    jobs = [job(), job(), job()]
-    queue = filled(PLAIN, *jobs)
-    assert queue.remove(jobs[0])
-    assert queue.remove(jobs[1])
-    assert queue.head is jobs[2]
-    assert queue.take(2) == [jobs[2]]
-    assert not any(queue.remove(each) for each in jobs)
-    assert (len(queue), queue.rows) == (0, 0)
-
-
 def test_clear_gives_back_what_waits_in_order() -> None:
     late, soon, gone = job(priority=3), job(priority=1), job(priority=1)
     queue = filled(LEVELS, late, soon, gone)
     queue.remove(gone)
     assert queue.clear() == [soon, late]
     assert (len(queue), queue.rows, queue.next_expiry) == (0, 0, inf)
-
-
-def test_urgent_levels_come_strictly_first() -> None:
-    low, high, middle = job(priority=3), job(priority=1), job(priority=2)
-    assert list(filled(LEVELS, low, high, middle)) == [high, middle, low]
 
 
 @pytest.mark.parametrize(
@@ -227,17 +211,6 @@ def test_a_full_queue_refuses(settings: BatchSettings, fits: int, too_many: int 
     check_refused(queue, job(1), text)
     queue.take(1)
     assert queue.refusal(job(1)) is None
-
-
-def test_jobs_that_are_gone_do_not_pile_up() -> None:
-    head = job()
-    queue = filled(replace(PLAIN, max_queued_calls=100), head)
-    for _ in range(1000):
-        new = job()
-        add(queue, new)
-        assert queue.remove(new)
-        assert len(queue._levels[0].fresh._jobs) <= 3
-    assert list(queue) == [head]
 
 
 @pytest.mark.parametrize("leave", [lambda queue: queue.take(50), lambda queue: queue.sweep(5.0)], ids=["take", "sweep"])

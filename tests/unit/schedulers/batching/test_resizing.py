@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -106,9 +106,6 @@ def clock() -> Iterator[SystemClock]:
         found.close()
 
 
-Make = Callable[[list[Any], SystemClock], Any]
-
-
 def batching(models: list[Any], clock: SystemClock) -> BatchingServable:
     return BatchingServable(models, ID, MERGING, clock=clock)
 
@@ -125,13 +122,21 @@ def decoupled(models: list[Any], clock: SystemClock) -> DecoupledServable:
     return DecoupledServable(models, ID, clock=clock)
 
 
-KINDS = [
-    pytest.param(batching, Doubling, 0, id="batching"),
-    pytest.param(items, Stepping, 1, id="items"),
-    pytest.param(cached, Doubling, 0, id="cached"),
-    pytest.param(decoupled, Doubling, 0, id="decoupled"),
-]
-every_kind = pytest.mark.parametrize(("make", "model", "plus"), KINDS)
+class Kind(NamedTuple):
+    """How a servable is made, its models, and what its answers have more than twice the number."""
+
+    make: Callable[[list[Any], SystemClock], Any]
+    model: type[Doubling]
+    plus: float = 0
+
+
+@pytest.fixture(
+    params=[Kind(batching, Doubling), Kind(items, Stepping, 1), Kind(cached, Doubling), Kind(decoupled, Doubling)],
+    ids=lambda kind: kind.make.__name__,
+)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    return found
 
 
 class Flow:
@@ -175,17 +180,14 @@ class Flow:
         assert not self.faults, self.faults[0]
 
 
-@every_kind
-def test_requests_are_answered_while_instances_join_and_leave(
-    make: Make, model: type[Doubling], plus: float, clock: SystemClock
-) -> None:
-    first = model()
-    servable = make([first], clock)
-    flow = Flow(servable, plus)
+def test_requests_are_answered_while_instances_join_and_leave(kind: Kind, clock: SystemClock) -> None:
+    first = kind.model()
+    servable = kind.make([first], clock)
+    flow = Flow(servable, kind.plus)
     flow.wait_more()
 
     def grow_and_shrink() -> None:
-        more = [model(), model()]
+        more = [kind.model(), kind.model()]
         assert servable.resize(more)
         assert list(servable.models) == [first, *more]
         flow.wait_more()
@@ -204,13 +206,10 @@ def test_requests_are_answered_while_instances_join_and_leave(
     assert first.closed == 1
 
 
-@every_kind
-def test_one_instance_takes_the_place_of_all(
-    make: Make, model: type[Doubling], plus: float, clock: SystemClock
-) -> None:
-    old, new = [model(), model()], model()
-    servable = make(list(old), clock)
-    flow = Flow(servable, plus)
+def test_one_instance_takes_the_place_of_all(kind: Kind, clock: SystemClock) -> None:
+    old, new = [kind.model(), kind.model()], kind.model()
+    servable = kind.make(list(old), clock)
+    flow = Flow(servable, kind.plus)
     flow.wait_more()
     assert servable.resize([new], old)
     wait_until(lambda: all(each.closed for each in old), "the old ones are closed", PATIENCE)
@@ -220,55 +219,46 @@ def test_one_instance_takes_the_place_of_all(
     assert [each.closed for each in (*old, new)] == [1, 1, 1]
 
 
-@every_kind
-def test_instance_that_leaves_finishes_what_it_runs(
-    make: Make, model: type[Doubling], plus: float, clock: SystemClock
-) -> None:
-    leaving, staying = model(), model()
-    servable = make([leaving], clock)
+def test_instance_that_leaves_finishes_what_it_runs(kind: Kind, clock: SystemClock) -> None:
+    leaving, staying = kind.model(), kind.model()
+    servable = kind.make([leaving], clock)
     leaving.go.clear()
-    parts = make is decoupled
+    parts = kind.make is decoupled
     request = NumberRequest(21, parts)
     servable.submit(request.call)
     assert leaving.entered.acquire(timeout=PATIENCE)
     assert servable.resize([staying], [leaving])
     other = NumberRequest(1, parts)
     servable.submit(other.call)
-    assert other.value == 2 + plus
+    assert other.value == 2 + kind.plus
     assert (leaving.closed, request.answers) == (0, [])
     leaving.go.set()
-    assert request.value == 42 + plus
+    assert request.value == 42 + kind.plus
     wait_until(lambda: leaving.closed == 1, "it is closed", PATIENCE)
     servable.close()
     assert (leaving.closed, staying.closed) == (1, 1)
 
 
-@every_kind
-def test_close_waits_for_an_instance_that_leaves(
-    make: Make, model: type[Doubling], plus: float, clock: SystemClock
-) -> None:
-    leaving, staying = model(), model()
-    servable = make([leaving], clock)
+def test_close_waits_for_an_instance_that_leaves(kind: Kind, clock: SystemClock) -> None:
+    leaving, staying = kind.model(), kind.model()
+    servable = kind.make([leaving], clock)
     leaving.go.clear()
-    request = NumberRequest(21, make is decoupled)
+    request = NumberRequest(21, kind.make is decoupled)
     servable.submit(request.call)
     assert leaving.entered.acquire(timeout=PATIENCE)
     assert servable.resize([staying], [leaving])
     closer = threading.Thread(target=servable.close)
     closer.start()
-    wait_until(lambda: not servable.resize([model()]), "it takes no instance any more", PATIENCE)
+    wait_until(lambda: not servable.resize([kind.model()]), "it takes no instance any more", PATIENCE)
     assert leaving.closed == 0
     leaving.go.set()
     closer.join(PATIENCE)
     assert (leaving.closed, staying.closed, len(request.answers)) == (1, 1, 1)
 
 
-@every_kind
-def test_last_instance_does_not_leave_and_a_closed_servable_takes_none(
-    make: Make, model: type[Doubling], plus: float, clock: SystemClock
-) -> None:
-    only, late = model(), model()
-    servable = make([only], clock)
+def test_last_instance_does_not_leave_and_a_closed_servable_takes_none(kind: Kind, clock: SystemClock) -> None:
+    only, late = kind.model(), kind.model()
+    servable = kind.make([only], clock)
     assert not servable.resize((), [only])
     assert list(servable.models) == [only]
     servable.close()

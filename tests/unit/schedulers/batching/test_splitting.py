@@ -150,15 +150,6 @@ def test_abandoned_splits_may_be_answered_while_they_are_abandoned() -> None:
     assert whole.unanswered() == ()
 
 
-def test_a_caller_that_cancels_has_its_waiting_splits_cancelled() -> None:
-    caller = Caller(6)
-    whole = split_call(caller, 2, 2)
-    answer(whole.unanswered()[0])
-    for part in whole.unanswered():
-        part.on_done(CANCELLED)
-    assert caller.answer is CANCELLED
-
-
 def test_a_split_that_is_answered_twice_counts_once() -> None:
     caller = Caller(4)
     first, second = split_call(caller, 2, 2).unanswered()
