@@ -195,14 +195,11 @@ def test_hits_are_marked_before_their_callers_are_told(make):
     servable = make()
     marks = []
     for _ in range(2):
-        asked = request_of(2)
-        on_done = asked.call.on_done
-        asked.call.on_done = lambda result, call=asked.call, tell=on_done: (
-            marks.append((call.cached, call.admitted)),
-            tell(result),
-        )
-        servable.submit(asked.call)
-        asked.wait()
+        call = request_of(2).call
+        told = threading.Event()
+        call.on_done = lambda _, call=call, told=told: (marks.append((call.cached, call.admitted)), told.set())
+        servable.submit(call)
+        assert told.wait(PATIENCE)
     assert marks == [(False, True), (True, True)]
 
 

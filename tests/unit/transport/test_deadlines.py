@@ -55,9 +55,7 @@ def test_earlier_deadline_that_comes_later_is_kept(manual_loop: ManualLoop, expi
     assert expired.items == [("early", 101.0), ("between", 120.0), ("late", 150.0)]
 
 
-def test_deadline_that_has_passed_expires_at_once_but_not_within_the_call(
-    manual_loop: ManualLoop, expired: Expired
-) -> None:
+def test_deadline_that_has_passed_expires_at_once_but_not_within_add(manual_loop: ManualLoop, expired: Expired) -> None:
     expired.deadlines.add("a", 99.0)
     assert expired.items == []
     manual_loop.advance(0)

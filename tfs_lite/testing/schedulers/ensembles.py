@@ -155,12 +155,7 @@ def tensor(name: str, dims: Sequence[int] = (2,), data_type: str = "TYPE_FP32") 
 
 
 def step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str], version: int = -1) -> dict[str, Any]:
-    return {
-        "model_name": model,
-        "model_version": version,
-        "input_map": dict(inputs),
-        "output_map": dict(outputs),
-    }
+    return {"model_name": model, "model_version": version, "input_map": dict(inputs), "output_map": dict(outputs)}
 
 
 def settings_of(
@@ -186,16 +181,19 @@ DIAMOND = settings_of(
     ],
 )
 """One step, then two side by side."""
-CHAIN = settings_of(
-    [tensor("IN")],
-    [tensor("OUT")],
-    [step("a", {"x": "IN"}, {"y": "between"}), step("b", {"x": "between"}, {"y": "OUT"})],
-)
+
+
+def pipeline(*steps: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    """An ensemble from ``IN`` to ``OUT``."""
+    return settings_of([tensor("IN")], [tensor("OUT")], steps, **rest)
+
+
+CHAIN = pipeline(step("a", {"x": "IN"}, {"y": "between"}), step("b", {"x": "between"}, {"y": "OUT"}))
 
 
 def single(model: str, version: int = -1, **rest: object) -> dict[str, Any]:
     """An ensemble of one step."""
-    return settings_of([tensor("IN")], [tensor("OUT")], [step(model, {"x": "IN"}, {"y": "OUT"}, version)], **rest)
+    return pipeline(step(model, {"x": "IN"}, {"y": "OUT"}, version), **rest)
 
 
 def diamond(

@@ -174,7 +174,7 @@ def test_one_call_is_padded_too() -> None:
         pytest.param((2, 8), 5, {3: 0}, id="no more than the model takes"),
     ],
 )
-def test_a_run_is_padded_to_the_next_allowed_size(
+def test_runs_are_padded_to_allowed_sizes(
     allowed: tuple[int, ...], maximum: int | None, padding: dict[int, int]
 ) -> None:
     signature = Signature((TensorSpec("x", DataType.FLOAT, (SymbolicDim("s0", maximum),)),), ())

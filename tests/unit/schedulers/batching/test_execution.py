@@ -233,9 +233,7 @@ def test_worker_that_is_lost_in_the_first_half_spares_the_second(fixture: Execut
     assert [fixture.of(number) for number in range(5)] == [lost.status] * 5
 
 
-def test_memory_that_the_model_does_not_give_fails_like_a_run(
-    fixture: ExecutionFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_is_missing_fails_like_a_run(fixture: ExecutionFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(signature: str, shapes: object) -> None:
         raise ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory to stage in")
 
@@ -245,9 +243,7 @@ def test_memory_that_the_model_does_not_give_fails_like_a_run(
     assert [report.ok for report in fixture.reports] == [False, True, True]
 
 
-def test_counter_that_raises_is_logged_and_nothing_else(
-    fixture: ExecutionFixture, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_counter_that_raises_is_only_logged(fixture: ExecutionFixture, caplog: pytest.LogCaptureFixture) -> None:
     def broken(report: BatchReport) -> None:
         raise RuntimeError("no space left for numbers")
 
@@ -257,7 +253,7 @@ def test_counter_that_raises_is_logged_and_nothing_else(
     assert "a run of m-7 could not be counted" in caplog.text
 
 
-def test_caller_that_raises_is_logged_and_the_others_are_answered(
+def test_caller_that_raises_is_logged_and_others_answered(
     fixture: ExecutionFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     def careless(answer: Answer) -> None:

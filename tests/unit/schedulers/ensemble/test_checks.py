@@ -12,7 +12,7 @@ from tfs_lite.core.signature import DataType, Signature
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.schedulers.ensemble.checks import check_steps
 from tfs_lite.schedulers.ensemble.types import graph_of, interface_of
-from tfs_lite.testing.schedulers.ensembles import settings_of, signature, spec, step, tensor
+from tfs_lite.testing.schedulers.ensembles import pipeline, signature, spec, step
 
 PLAIN = signature({"x": (2,)}, {"y": (2,)})
 WITH_DEFAULT = Signature((*PLAIN.inputs, spec("w", (2,))), PLAIN.outputs, defaults={"w": np.zeros(2, np.float32)})
@@ -21,12 +21,8 @@ UNDECLARED = Signature((spec("x", (2,), dtype=DataType.INVALID),), PLAIN.outputs
 
 def chain(maps: tuple[str, str] = ("x", "y"), **settings: object) -> dict:
     """Two steps; ``maps`` are the names of the second one's input and output."""
-    return settings_of(
-        [tensor("IN")],
-        [tensor("OUT")],
-        [step("a", {"x": "IN"}, {"y": "between"}), step("b", {maps[0]: "between"}, {maps[1]: "OUT"})],
-        **settings,
-    )
+    second = step("b", {maps[0]: "between"}, {maps[1]: "OUT"})
+    return pipeline(step("a", {"x": "IN"}, {"y": "between"}), second, **settings)
 
 
 def check(settings: dict, *signatures: Signature) -> None:

@@ -119,7 +119,7 @@ def test_failure_in_the_queue_of_a_model_is_the_answer(
     ],
     ids=["config", "server", "the config before the server"],
 )
-def test_bounded_number_of_requests_is_inside(
+def test_number_of_requests_is_bounded(
     fixture: EnsembleFixture, settings: dict[str, int], rest: dict[str, int]
 ) -> None:
     gate = threading.Event()

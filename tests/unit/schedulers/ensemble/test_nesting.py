@@ -17,28 +17,21 @@ from tfs_lite.testing.schedulers.ensembles import (
     adder,
     ask,
     failing,
-    settings_of,
+    pipeline,
     single,
     step,
-    tensor,
     through,
 )
 
-OUTER = settings_of([tensor("IN")], [tensor("OUT")], [step("inner", {"IN": "IN"}, {"OUT": "OUT"})])
+OUTER = pipeline(step("inner", {"IN": "IN"}, {"OUT": "OUT"}))
 
 
 def test_ensembles_may_be_steps(fixture: EnsembleFixture) -> None:
     fixture.serve("a", adder(1))
     fixture.serve("b", adder(10))
     inner = fixture.ensemble("inner", CHAIN)
-    outer = fixture.ensemble(
-        "outer",
-        settings_of(
-            [tensor("IN")],
-            [tensor("OUT")],
-            [step("inner", {"IN": "IN"}, {"OUT": "t"}), step("inner", {"IN": "t"}, {"OUT": "OUT"})],
-        ),
-    )
+    twice = pipeline(step("inner", {"IN": "IN"}, {"OUT": "t"}), step("inner", {"IN": "t"}, {"OUT": "OUT"}))
+    outer = fixture.ensemble("outer", twice)
     assert ask(outer, {"IN": [0, 0]}).outputs["OUT"].tolist() == [22, 22]
     assert fixture.counted() == ["a", "b", "inner", "a", "b", "inner"]
     assert (outer.traits.composing, inner.traits.composing) == ((("inner", None),), (("a", None), ("b", None)))

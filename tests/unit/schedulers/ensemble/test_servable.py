@@ -20,6 +20,7 @@ from tfs_lite.testing.schedulers.ensembles import (
     adder,
     ask,
     diamond,
+    pipeline,
     settings_of,
     signature,
     single,
@@ -38,9 +39,7 @@ def test_tensors_go_from_step_to_step(fixture: EnsembleFixture) -> None:
     assert list(ask(e, {"IN": [1, 2]}, ("RIGHT", "LEFT")).outputs) == ["RIGHT", "LEFT"]
 
 
-def test_step_that_is_not_needed_does_not_run_and_models_are_asked_for_mapped_outputs_only(
-    fixture: EnsembleFixture,
-) -> None:
+def test_step_that_is_not_needed_does_not_run_and_models_give_mapped_outputs_only(fixture: EnsembleFixture) -> None:
     left = Calculator(
         signature({"x": (2,)}, {"y": (2,), "z": (2,)}), lambda inputs: {"y": inputs["x"], "z": inputs["x"]}
     )
@@ -102,11 +101,15 @@ def test_tensors_gain_and_lose_the_batch_between_an_ensemble_and_its_models(fixt
     assert status.message.startswith("in ensemble 'e', input x has rank 2, expected 1")
 
 
+def with_default(w: list[int]) -> Calculator:
+    """y = x + w."""
+    specs = (spec("x", (2,)), spec("w", (2,)))
+    found = Signature(specs, (spec("y", (2,)),), defaults={"w": np.array(w, np.float32)})
+    return Calculator(found, lambda inputs: {"y": inputs["x"] + inputs["w"]})
+
+
 def test_default_of_an_input_that_is_not_mapped_is_filled_in(fixture: EnsembleFixture) -> None:
-    found = Signature(
-        (spec("x", (2,)), spec("w", (2,))), (spec("y", (2,)),), defaults={"w": np.array([5, 6], np.float32)}
-    )
-    fixture.serve("a", Calculator(found, lambda inputs: {"y": inputs["x"] + inputs["w"]}))
+    fixture.serve("a", with_default([5, 6]))
     e = fixture.ensemble("e", single("a"))
     assert ask(e, {"IN": [1, 2]}).outputs["OUT"].tolist() == [6, 8]
 
@@ -147,9 +150,8 @@ def test_stack_does_not_grow_with_steps_that_end_at_once(fixture: EnsembleFixtur
 def test_missing_output_of_a_step_is_left_out(fixture: EnsembleFixture) -> None:
     found = signature({"x": (2,)}, {"y": (2,), "z": (2,)})
     fixture.add(ServableId("a", 1), Shortcut(found, lambda inputs: {"y": inputs["x"]}))
-    e = fixture.ensemble(
-        "e", settings_of([tensor("IN")], [tensor("Y"), tensor("Z")], [step("a", {"x": "IN"}, {"y": "Y", "z": "Z"})])
-    )
+    steps = [step("a", {"x": "IN"}, {"y": "Y", "z": "Z"})]
+    e = fixture.ensemble("e", settings_of([tensor("IN")], [tensor("Y"), tensor("Z")], steps))
     assert set(ask(e, {"IN": [1, 2]}).outputs) == {"Y"}
     status = ask(e, {"IN": [1, 2]}, ("Z",)).status
     assert status.code is StatusCode.INVALID_ARGUMENT
@@ -159,16 +161,11 @@ def test_missing_output_of_a_step_is_left_out(fixture: EnsembleFixture) -> None:
 def test_step_runs_without_a_missing_input_and_is_refused_if_it_needs_it(fixture: EnsembleFixture) -> None:
     first = signature({"x": (2,)}, {"y": (2,), "z": (2,)})
     fixture.add(ServableId("a", 1), Shortcut(first, lambda inputs: {"y": inputs["x"]}))
-    second = Signature(
-        (spec("x", (2,)), spec("w", (2,))), (spec("y", (2,)),), defaults={"w": np.array([5, 5], np.float32)}
-    )
-    fixture.serve("b", Calculator(second, lambda inputs: {"y": inputs["x"] + inputs["w"]}))
-    steps = [step("a", {"x": "IN"}, {"y": "t", "z": "u"})]
-    good = [*steps, step("b", {"x": "t", "w": "u"}, {"y": "OUT"})]
-    bad = [*steps, step("b", {"x": "u", "w": "t"}, {"y": "OUT"})]
-    e = fixture.ensemble("e", settings_of([tensor("IN")], [tensor("OUT")], good))
+    fixture.serve("b", with_default([5, 5]))
+    begin = step("a", {"x": "IN"}, {"y": "t", "z": "u"})
+    e = fixture.ensemble("e", pipeline(begin, step("b", {"x": "t", "w": "u"}, {"y": "OUT"})))
     assert ask(e, {"IN": [1, 2]}).outputs["OUT"].tolist() == [6, 7]
-    f = fixture.ensemble("f", settings_of([tensor("IN")], [tensor("OUT")], bad))
+    f = fixture.ensemble("f", pipeline(begin, step("b", {"x": "u", "w": "t"}, {"y": "OUT"})))
     status = ask(f, {"IN": [1, 2]}).status
     assert status.code is StatusCode.INVALID_ARGUMENT
     assert status.message.startswith("in ensemble 'f', Signature input alias: x not found")

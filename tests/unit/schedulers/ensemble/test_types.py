@@ -11,6 +11,9 @@ from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.schedulers.ensemble.types import Interface, adapt_batch_dimension, agree, consistent, interface_of
 from tfs_lite.testing.schedulers.ensembles import signature
 
+ROWS_OF_3 = TensorSpec("x", DataType.FLOAT, (SymbolicDim("s0"), 3))
+ROWS, SUMS = TensorSpec("y", DataType.FLOAT, (SymbolicDim("s0"),)), TensorSpec("y", DataType.FLOAT, (3,))
+
 
 def interface(dims: Sequence[int], batch: int) -> Interface:
     return interface_of(signature({"x": dims}, {"y": dims}, batch))
@@ -76,26 +79,9 @@ def test_shapes_of_different_rank_do_not_agree() -> None:
         pytest.param(signature({"x": (3,)}, {"y": (2,)}, 8), True, 8, id="declared batch"),
         pytest.param(signature({"x": (3,)}, {"y": (2,)}), False, None, id="no batch"),
         pytest.param(signature({"x": (-1,)}, {"y": (-1,)}), False, None, id="sizes of their own"),
-        pytest.param(
-            Signature(
-                (TensorSpec("x", DataType.FLOAT, (SymbolicDim("s0"), 3)),),
-                (TensorSpec("y", DataType.FLOAT, (SymbolicDim("s0"),)),),
-            ),
-            True,
-            None,
-            id="any number of rows",
-        ),
-        pytest.param(
-            Signature(
-                (TensorSpec("x", DataType.FLOAT, (SymbolicDim("s0"), 3)),), (TensorSpec("y", DataType.FLOAT, (3,)),)
-            ),
-            False,
-            None,
-            id="an output that sums the rows up",
-        ),
+        pytest.param(Signature((ROWS_OF_3,), (ROWS,)), True, None, id="any number of rows"),
+        pytest.param(Signature((ROWS_OF_3,), (SUMS,)), False, None, id="an output that sums the rows up"),
     ],
 )
-def test_a_model_is_batched_when_every_tensor_begins_with_the_batch(
-    found: Signature, batched: bool, rows: int | None
-) -> None:
+def test_a_model_is_batched_when_all_tensors_begin_with_rows(found: Signature, batched: bool, rows: int | None) -> None:
     assert (interface_of(found).batched, interface_of(found).max_rows) == (batched, rows)

@@ -64,9 +64,7 @@ def test_batch_reaches_up_to_the_highest_slot_with_a_request(slots: str, wanted:
         (0.5, 3.0, "----", False),
     ],
 )
-def test_delay_counts_only_with_a_utilization_that_is_not_reached(
-    utilization: float, delay: float, slots: str, waits: bool
-) -> None:
+def test_delay_counts_only_below_the_utilization(utilization: float, delay: float, slots: str, waits: bool) -> None:
     settings = DirectSettings(delay, utilization)
     decision = form_direct(heads(slots, arrived=5.0), str, settings, 6.0)
     assert decision.wait_until == (8.0 if waits else inf)

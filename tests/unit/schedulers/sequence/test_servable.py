@@ -71,20 +71,20 @@ def test_refused_requests_were_never_admitted(fixture: Any, number: Any, id: int
 
 
 @pytest.mark.parametrize(
-    ("corrid", "id", "sent", "expected"),
+    ("corrid", "right", "wrong", "sent", "expected"),
     [
-        ("TYPE_UINT64", "five", "BYTES", "UINT64"),
-        ("TYPE_STRING", 5, "UINT64", "BYTES"),
-        ("TYPE_INT32", "5", "BYTES", "INT32"),
+        ("TYPE_UINT64", 5, "five", "BYTES", "UINT64"),
+        ("TYPE_STRING", "5", 5, "UINT64", "BYTES"),
+        ("TYPE_INT32", 5, "5", "BYTES", "INT32"),
     ],
     ids=["text-for-number", "number-for-text", "text-for-int32"],
 )
-def test_id_of_the_wrong_type_is_refused(make: Make, corrid: str, id: int | str, sent: str, expected: str) -> None:
-    request = make(sum_settings(corrid=corrid)).ask(1, id, start=True)
-    assert request.code is StatusCode.INVALID_ARGUMENT
-    assert request.message == (
-        f"sequence batching control 'CORRID' data-type is '{sent}', but model 'sums' expects '{expected}'"
-    )
+def test_id_of_wrong_type_is_refused(make: Make, corrid: str, right: Any, wrong: Any, sent: str, expected: str) -> None:
+    fixture = make(sum_settings(corrid=corrid))
+    request = fixture.ask(1, wrong, start=True)
+    text = f"sequence batching control 'CORRID' data-type is '{sent}', but model 'sums' expects '{expected}'"
+    assert (request.code, request.message) == (StatusCode.INVALID_ARGUMENT, text)
+    assert fixture.ask(1, right, start=True).sum == 1
 
 
 def test_without_a_tensor_for_it_an_id_can_be_a_number_or_a_text_that_is_not_too_long(make: Make) -> None:
@@ -150,9 +150,7 @@ def test_sequence_that_is_idle_is_forgotten_and_its_slot_given_away(fixture: Any
 
 
 @pytest.mark.parametrize("how", [{}, {"oldest": {"max_candidate_sequences": 1}}], ids=["direct", "oldest"])
-def test_sequence_that_was_overdue_in_the_backlog_loses_its_slot_when_it_has_run(
-    make: Make, how: dict[str, Any]
-) -> None:
+def test_sequence_that_was_overdue_in_the_backlog_loses_its_slot_after_it_ran(make: Make, how: dict[str, Any]) -> None:
     fixture = make(sum_settings(1, **how), SumByIdModel)
     fixture.shut()
     ending = [fixture.ask(id, id, start=True, end=True) for id in (1, 2)]

@@ -75,7 +75,7 @@ def admitted(*texts: str, timeout: float = 0.0, **rest: Any) -> SlotsFixture:
         (2, 3, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]),
     ],
 )
-def test_lowest_slot_number_of_all_instances_comes_first(
+def test_lowest_slot_of_all_instances_comes_first(
     slots: int, instances: int, wanted: list[tuple[int, int] | None]
 ) -> None:
     assert SlotsFixture(slots, instances).admit("^a", "^b", "^c", "^d", "^e") == wanted

@@ -211,7 +211,7 @@ def test_compressed_request_is_inflated(server: TransportFixture, channel: grpc.
     ],
     ids=["bomb", "cut", "garbage", "no encoding"],
 )
-def test_compressed_request_that_cannot_be_inflated_fails(
+def test_request_that_cannot_be_inflated_fails(
     server: TransportFixture, body: bytes, encoding: bytes, code: int
 ) -> None:
     raw = server.dial()
@@ -289,9 +289,7 @@ def calls_and_streams() -> int:
     return sum(issubclass(type(found), call_module.Call | Stream) for found in gc.get_objects())
 
 
-def test_call_that_has_ended_leaves_nothing_for_the_garbage_collector(
-    server: TransportFixture, channel: grpc.Channel
-) -> None:
+def test_call_that_has_ended_leaves_nothing_for_the_collector(server: TransportFixture, channel: grpc.Channel) -> None:
     call(channel, ECHO, b"warm")
     gc.collect()
     gc.disable()

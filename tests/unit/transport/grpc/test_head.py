@@ -129,9 +129,7 @@ def test_unknown_paths_are_unimplemented_and_the_answer_is_short(parser: Request
 
 
 @pytest.mark.parametrize("encoding", [b"snappy", b"GZIP", b"gzip, deflate", b"", b"\xff"])
-def test_unknown_encodings_are_unimplemented_and_the_known_ones_are_named(
-    parser: RequestHeadParser, encoding: bytes
-) -> None:
+def test_unknown_encodings_are_unimplemented_and_known_ones_named(parser: RequestHeadParser, encoding: bytes) -> None:
     head = parser.read(request(grpc_encoding=encoding))
     assert "identity, deflate, gzip" in refused(head, UNIMPLEMENTED)
     assert answer_fields(head)["grpc-accept-encoding"] == "identity,deflate,gzip"

@@ -67,9 +67,7 @@ def test_answers_come_in_order(server: TransportFixture, channel: grpc.Channel, 
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_error_of_a_handler_comes_after_its_answers(
-    server: TransportFixture, channel: grpc.Channel, count: int
-) -> None:
+def test_error_of_a_handler_comes_behind_answers(server: TransportFixture, channel: grpc.Channel, count: int) -> None:
     answers = channel.unary_stream(COUNT)(b"%d fail" % count, timeout=PATIENCE)
     assert [next(answers) for _ in range(count)] == [b"%d" % at for at in range(count)]
     assert code_of(answers) == (grpc.StatusCode.FAILED_PRECONDITION, "no more")
@@ -184,9 +182,7 @@ def test_handler_that_ends_early_ends_the_call_and_the_client_is_told_to_stop_wh
     wait_until(lambda: server.numbers.streams == 0, "its stream no longer counts")
 
 
-def test_handler_that_fails_ends_the_call_while_the_client_goes_on(
-    server: TransportFixture, channel: grpc.Channel
-) -> None:
+def test_handler_that_fails_ends_a_call_whose_client_goes_on(server: TransportFixture, channel: grpc.Channel) -> None:
     over = threading.Event()
 
     def words() -> Iterator[bytes]:

@@ -113,9 +113,7 @@ def test_connect_has_an_authority_and_nothing_else() -> None:
         (b"http", b"me@a.org", b"me@a.org", ":authority names a user"),
     ],
 )
-def test_host_and_authority_name_the_same_server(
-    scheme: bytes, authority: bytes, host: bytes, fault: str | None
-) -> None:
+def test_host_and_authority_name_one_server(scheme: bytes, authority: bytes, host: bytes, fault: str | None) -> None:
     fields = ((b":method", b"POST"), (b":scheme", scheme), (b":path", b"/"), (b":authority", authority))
     assert check_request((*fields, (b"host", host))) == fault
 

@@ -39,9 +39,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("key", "value", "code"), WRONG)
 @pytest.mark.parametrize("opened_first", [True, False])
-def test_a_value_out_of_its_range_is_an_error_of_the_connection(
-    key: int, value: int, code: ErrorCode, opened_first: bool
-) -> None:
+def test_a_value_out_of_range_is_a_connection_error(key: int, value: int, code: ErrorCode, opened_first: bool) -> None:
     """6.5.2"""
     conn = ConnectionFixture(preface=opened_first)
     conn.send(b"" if opened_first else h2.PREFACE, h2.settings([(h2.MAX_STREAMS, 1), (key, value)]))
@@ -84,9 +82,7 @@ def test_answers_can_be_decoded_after_the_client_has_changed_its_table(conn: Con
     assert conn.answer(3, b"x")[2].fields == ((b"grpc-status", b"0"),)
 
 
-def test_trailers_that_have_waited_can_be_decoded_after_the_client_has_changed_its_table(
-    conn: ConnectionFixture,
-) -> None:
+def test_trailers_that_waited_can_be_decoded_after_the_client_has_changed_its_table(conn: ConnectionFixture) -> None:
     """4.3.1: it is the order of sending that counts, not that of making the blocks."""
     conn.send(conn.peer.settings({h2.INITIAL_WINDOW: 3}), conn.peer.call(1))
     conn.answer(1, b"waits")

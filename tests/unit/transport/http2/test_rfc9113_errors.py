@@ -66,9 +66,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("frame", "code"), ROWS)
-def test_a_frame_that_breaks_a_rule_of_the_connection_ends_it(
-    conn: ConnectionFixture, frame: bytes, code: ErrorCode
-) -> None:
+def test_a_frame_that_breaks_a_rule_ends_the_connection(conn: ConnectionFixture, frame: bytes, code: ErrorCode) -> None:
     conn.send(conn.peer.open(1), conn.peer.call(9))
     conn.events.clear()
     (end,) = conn.send(frame)

@@ -166,7 +166,7 @@ MALFORMED: dict[str, Fields] = {
 
 @pytest.mark.parametrize("fields", MALFORMED.values(), ids=MALFORMED)
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_malformed_request_is_a_stream_error_and_never_a_call(
+def test_a_malformed_request_is_a_stream_error_and_no_call(
     conn: ConnectionFixture, fields: Fields, ended: bool
 ) -> None:
     """8.1.1"""

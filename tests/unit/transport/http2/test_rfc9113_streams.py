@@ -128,9 +128,7 @@ def test_every_frame_in_every_state_is_taken_ignored_or_an_error(
 
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
-def test_other_streams_go_on_whatever_became_of_one(
-    conn: ConnectionFixture, state: Callable[[ConnectionFixture], None]
-) -> None:
+def test_streams_do_not_disturb_others(conn: ConnectionFixture, state: Callable[[ConnectionFixture], None]) -> None:
     """5.4.2"""
     state(conn)
     conn.send(conn.peer.call(9, b"next"))

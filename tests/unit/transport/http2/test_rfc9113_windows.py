@@ -27,9 +27,7 @@ def updates(conn: ConnectionFixture, stream: int) -> list[int]:
 @pytest.mark.parametrize("padding", [None, 0, 1, 255])
 @pytest.mark.parametrize("ended", [True, False])
 @pytest.mark.parametrize("contents", [b"", b"x", b"abc" * 100])
-def test_data_comes_without_its_padding(
-    conn: ConnectionFixture, contents: bytes, ended: bool, padding: int | None
-) -> None:
+def test_data_comes_without_padding(conn: ConnectionFixture, contents: bytes, ended: bool, padding: int | None) -> None:
     """6.1"""
     conn.send(conn.peer.open(1), h2.data(1, contents, ended=ended, padding=padding))
     assert conn.events[1:] == [h2.Event("data", 1, contents, ended)]
@@ -45,9 +43,7 @@ def test_data_comes_without_its_padding(
         pytest.param([h2.data(1, bytes(900), padding=100)], 0, [(1, FLOW)], id="padding beyond"),
     ],
 )
-def test_data_beyond_the_streams_window_is_an_error_of_the_stream(
-    frames: list[bytes], taken: int, resets: object
-) -> None:
+def test_data_beyond_the_streams_window_is_a_stream_error(frames: list[bytes], taken: int, resets: object) -> None:
     """6.9.1"""
     conn = ConnectionFixture(SMALL, credit=False)
     conn.send(conn.peer.open(1), conn.peer.open(3), *frames, h2.data(3, bytes(1000)))
