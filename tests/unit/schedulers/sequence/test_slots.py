@@ -1,4 +1,7 @@
-"""Which sequence has which slot, what runs next, and when a slot goes to another sequence."""
+"""Which sequence has which slot, what runs next, and when a slot goes to another sequence: the rules by example.
+
+How they work together is in ``tests/simulation/test_sequences.py``, where a plain reference does the same.
+"""
 
 from __future__ import annotations
 
@@ -136,12 +139,6 @@ def test_id_that_starts_again_gets_another_slot() -> None:
     assert fixture.run() == ["^a", "^a2"]
 
 
-def test_id_that_starts_again_waits_as_two_entries() -> None:
-    fixture = admitted("^z", "^a", "a1$", "^a2", "a3$", "^b", "z$")
-    assert fixture.all.backlogged == 3
-    assert [fixture.run()[0] for _ in range(7)] == ["^z", "z$", "^a", "a1$", "^a2", "a3$", "^b"]
-
-
 def test_slot_is_free_when_the_end_is_taken_and_runs_on_when_it_is_done() -> None:
     fixture = admitted("^a$", "^b")
     assert fixture.all.take(FIRST).item == "^a$"
@@ -209,25 +206,6 @@ def test_first_timeout_ends_the_whole_entry(timeouts: tuple[float, float], end: 
         assert fixture.all.pending == 1
 
 
-def test_timeout_counts_from_the_arrival_of_its_request_and_not_in_a_slot() -> None:
-    fixture = admitted("^z", "^a", max_idle=100.0)
-    fixture.wait(2.0)
-    fixture.admit("a1", timeout=0.5)
-    assert fixture.all.next_expiry == 2.5
-    fixture.admit("z$", timeout=0.5)
-    fixture.run(), fixture.run()
-    assert fixture.wait(50.0) == []
-    assert fixture.heads() == "^a"
-
-
-def test_entry_that_ended_leaves_the_others_in_order() -> None:
-    fixture = admitted("^z", "^a$", max_idle=100.0)
-    fixture.admit("^b$", timeout=0.5)
-    fixture.admit("^c$", "z$")
-    assert fixture.wait(0.5) == [("^b$", EXPIRED)]
-    assert [fixture.run()[0] for _ in range(4)] == ["^z", "z$", "^a$", "^c$"]
-
-
 # Idle sequences.
 
 
@@ -246,77 +224,10 @@ def test_sequence_without_arrivals_is_forgotten() -> None:
     assert fixture.admit("^b") == [FIRST]
 
 
-def test_what_waits_of_an_idle_sequence_still_runs_before_the_slot_is_free() -> None:
-    fixture = admitted("^a", "a1", "^b")
-    fixture.run()
-    assert fixture.wait(1.0) == []
-    assert (fixture.all.knows("a"), fixture.heads(), fixture.all.backlogged) == (False, "a1", 1)
-    fixture.all.take(FIRST)
-    assert fixture.all.backlogged == 1
-    fixture.all.done(FIRST)
-    assert fixture.heads() == "^b"
-
-
-def test_slot_of_an_idle_sequence_is_not_free_while_its_request_runs() -> None:
-    fixture = admitted("^a", slots=2)
-    fixture.all.take(FIRST)
-    fixture.wait(1.0)
-    assert fixture.admit("^b") == [Slot(1, 0)]
-    fixture.all.done(FIRST)
-    assert fixture.admit("^c") == [FIRST]
-
-
-def test_idle_id_that_starts_again_gets_another_slot() -> None:
-    fixture = admitted("^a", "a1", slots=2)
-    fixture.wait(1.0)
-    assert fixture.admit("^a2") == [Slot(1, 0)]
-    assert fixture.all.forgotten() == ()  # it goes on again
-
-
-def test_ended_sequence_does_not_expire() -> None:
-    fixture = admitted("^a", "a1$")
-    assert fixture.all.next_expiry == inf
-    assert fixture.wait(100.0) == []
-    assert [fixture.run(), fixture.run()] == [["^a"], ["a1$"]]
-
-
-def test_sequence_in_the_backlog_is_never_idle() -> None:
-    fixture = admitted("^z", "^a")
-    for number in range(10):
-        fixture.wait(0.5)
-        fixture.admit(f"z{number}")
-    assert fixture.all.knows("a")
-
-
-def test_sequence_is_as_idle_in_its_slot_as_it_was_in_the_backlog() -> None:
-    fixture = admitted("^z", "^a", "a1")
-    for number in range(4):
-        fixture.wait(0.5)
-        fixture.admit(f"z{number}")
-    fixture.admit("z$")
-    while fixture.heads() != "^a":
-        fixture.run()
-    assert fixture.all.knows("a")
-    assert fixture.all.next_expiry == 1.0
-    fixture.wait(0.0)
-    assert fixture.refuses("a2")
-    assert [fixture.run(), fixture.run(), fixture.run()] == [["^a"], ["a1"], []]
-
-
 def test_freed_slots_are_given_away_lowest_first() -> None:
     fixture = admitted("^a$", "^b", "^c$", "^d$", slots=2, instances=2)
     fixture.run()
     assert fixture.admit("^e", "^f", "^g") == [(0, 0), (1, 0), (1, 1)]
-
-
-def test_slots_that_expire_together_are_given_away_lowest_first() -> None:
-    fixture = admitted("^a", slots=2)
-    for at, *texts in ((0.25, "^b", "^c"), (0.5, "a1", "^d")):
-        fixture.now = at
-        fixture.admit(*texts)
-    fixture.run(), fixture.run()
-    fixture.wait(1.0)
-    assert fixture.heads() == "^c ^d"
 
 
 # Cancelling, losing, closing.
@@ -332,15 +243,6 @@ def test_cancelled_request_takes_all_of_its_sequence_with_it() -> None:
     assert fixture.admit("^a2") == [None]
     assert fixture.all.cancel("^b") == ["^b"]
     assert fixture.run() == ["^a2"]
-
-
-def test_cancelled_request_in_the_backlog_removes_the_entry() -> None:
-    fixture = admitted("^z", "^a", "a1", "^b", "z$", timeout=0.5)
-    assert fixture.all.cancel("a1") == ["^a", "a1"]
-    assert (fixture.all.pending, fixture.all.backlogged) == (3, 1)
-    fixture.run(), fixture.run()
-    assert fixture.heads() == "^b"
-    assert fixture.wait(0.5) == []
 
 
 def test_cancelling_an_ended_sequence_leaves_its_successor_of_the_same_id() -> None:
@@ -373,15 +275,6 @@ def test_lost_instance_ends_its_sequences_alone() -> None:
     assert fixture.all.drop_instance(0) == ["^a", "a1", "^c", "c1"]
     assert set(fixture.all.forgotten()) == {"a", "c"}
     assert (fixture.heads(0), fixture.heads(1)) == ("^e -", "^b ^d")
-
-
-def test_lost_instance_is_done_before_the_next_sequence_runs() -> None:
-    fixture = admitted("^a", "a1", "^b")
-    fixture.all.take(FIRST)
-    assert fixture.all.drop_instance(0) == ["a1"]
-    assert fixture.heads() == "-"
-    fixture.all.done(FIRST)
-    assert fixture.heads() == "^b"
 
 
 def test_clearing_ends_everything() -> None:
