@@ -161,15 +161,6 @@ def test_callback_that_raises_does_not_hold_up_others_although_answers_are_in_or
     assert (code(bad), code(after)) == (None, None)
 
 
-def test_calls_that_fail_alone_are_the_only_ones_that_fail(make_batcher: MakeBatcher) -> None:
-    fixture = make_batcher(BatchSettings(max_batch_size=8))
-    fixture.ask()
-    calls = [fixture.ask(poisoned=index == 2) for index in range(5)]
-    while fixture.running():
-        fixture.finish()
-    assert [code(request) for request in calls] == [None, None, StatusCode.INTERNAL, None, None]
-
-
 def test_lost_worker_takes_its_batch_and_what_waits_with_it(make_batcher: MakeBatcher) -> None:
     fixture = make_batcher(GREEDY)
     running, waiting = fixture.ask(), fixture.ask()
@@ -196,16 +187,6 @@ def test_call_that_comes_with_a_deadline_that_has_passed_is_refused(make_batcher
     fixture = make_batcher(GREEDY)
     assert code(fixture.ask(deadline=0.0)) is StatusCode.DEADLINE_EXCEEDED
     assert fixture.runs == []
-
-
-def test_cancelled_call_leaves_the_queue_and_its_neighbours_run(make_batcher: MakeBatcher) -> None:
-    fixture = make_batcher(GREEDY)
-    fixture.ask()
-    gone, stays = fixture.ask(), fixture.ask()
-    fixture.cancel(gone)
-    fixture.finish()
-    fixture.finish()
-    assert (code(gone), code(stays), fixture.sizes()) == (StatusCode.CANCELLED, None, [1, 1])
 
 
 def test_closing_answers_what_waits_and_lets_runs_finish(make_batcher: MakeBatcher) -> None:

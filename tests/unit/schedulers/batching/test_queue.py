@@ -177,15 +177,6 @@ def test_a_timeout_that_delays_moves_a_job_behind_its_level_once() -> None:
     assert (queue.next_expiry, queue.rows) == (inf, 5)
 
 
-def test_a_delayed_job_still_has_its_deadline() -> None:
-    settings = replace(PLAIN, default_policy=QueuePolicy(TimeoutAction.DELAY, 3.0))
-    delayed, both = job(expires=9.0), job(expires=3.0)
-    queue = filled(settings, delayed, both)
-    assert [(each, status.code) for each, status in queue.sweep(3.0)] == [(both, StatusCode.DEADLINE_EXCEEDED)]
-    assert (list(queue), queue.next_expiry) == ([delayed], 9.0)
-    assert [each for each, _ in queue.sweep(9.0)] == [delayed]
-
-
 def test_a_full_level_refuses_and_others_do_not() -> None:
     policy = QueuePolicy(TimeoutAction.DELAY, 3.0, max_queue_size=2)
     first = job(priority=1)

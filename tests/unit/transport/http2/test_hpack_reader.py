@@ -149,15 +149,6 @@ def test_integer_that_is_too_large_or_never_ends_is_broken(prefix: bytes, octet:
     assert_broken(prefix + octet * octets + b"\x7f")
 
 
-def test_smaller_table_loses_its_oldest_fields() -> None:
-    of = reader()
-    of.read(indexed_field(b"a", b"1") + indexed_field(b"b", b"2"))
-    assert of.read(resized(34) + NEWEST) == ((b"b", b"2"),)
-    of.read(resized(4096) + indexed_field(b"c", b"3"))
-    assert of.read(NEWEST + b"\xbf") == ((b"c", b"3"), (b"b", b"2"))
-    assert_broken(b"\xc0", of)
-
-
 # The Huffman code
 
 
