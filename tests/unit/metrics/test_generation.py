@@ -53,10 +53,8 @@ def test_a_step_is_counted_by_its_kind(metrics: GenerationMetrics, registry: Col
 
 def test_a_text_is_counted_in_tokens_and_in_seconds(metrics: GenerationMetrics, registry: CollectorRegistry) -> None:
     metrics.on_text(text())
-    assert value(registry, "prompt_tokens_total") == 7
-    assert value(registry, "output_tokens_total") == 5
-    assert value(registry, "prefix_hit_tokens_total") == 3
-    assert value(registry, "prefix_queried_tokens_total") == 7
+    tokens = {"prompt": 7, "output": 5, "prefix_hit": 3, "prefix_queried": 7}
+    assert {name: value(registry, f"{name}_tokens_total") for name in tokens} == tokens
     assert value(registry, "time_to_first_token_seconds_sum") == 0.2
     assert value(registry, "time_per_output_token_seconds_sum") == pytest.approx(0.2)
     assert value(registry, "queue_seconds_sum") == 0.1

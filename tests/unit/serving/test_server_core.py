@@ -55,8 +55,10 @@ def test_handle_gives_the_version_asked_for_and_holds_it(start: Start, publish: 
     wait_until(lambda: state(core, 1) is VersionState.END, "version 1 is unloaded", 30)
 
 
-def test_model_without_a_name_is_no_model(start: Start) -> None:
-    assert "ModelSpec has no name specified" in refusal(start().handle, ModelRef(""))
+def test_model_without_a_name_is_no_model_and_a_counter_that_is_not_there_is_zero(start: Start) -> None:
+    core = start()
+    assert "ModelSpec has no name specified" in refusal(core.handle, ModelRef(""))
+    assert core.counter_value("no_such_counter") == 0.0
 
 
 def test_labels_are_not_known_before_the_first_config() -> None:
@@ -96,9 +98,8 @@ def test_waits_end_when_the_core_is_told_to_stop(start: Start) -> None:
     core = start(entry("m"))
     core.stop_waiting()
     core.wait_for_all()
-    assert "shutting down" in refusal(
-        core.reload, parse_model_server_config("model_config_list {}", "next"), code=StatusCode.UNAVAILABLE
-    )
+    empty = parse_model_server_config("model_config_list {}", "next")
+    assert "shutting down" in refusal(core.reload, empty, code=StatusCode.UNAVAILABLE)
 
 
 def test_model_availability_is_told_for_served_models_only(start: Start, publish: Publish) -> None:
@@ -106,7 +107,3 @@ def test_model_availability_is_told_for_served_models_only(start: Start, publish
     core = start(entry("m"), entry("n"))
     core.wait_for_first(first_attempt_counts=True)
     assert [core.is_model_available(name) for name in ("m", "n", "missing")] == [True, False, None]
-
-
-def test_counter_that_is_not_there_is_zero(start: Start) -> None:
-    assert start().counter_value("no_such_counter") == 0.0

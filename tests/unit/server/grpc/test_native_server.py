@@ -73,10 +73,7 @@ def test_a_start_that_fails_gives_back_what_it_had(loop_thread: Any, tmp_path: P
 
 
 def test_a_server_that_never_started_can_be_stopped(loop_thread: Any) -> None:
-    async def test() -> None:
-        await NativeGrpcServer([], 1000).stop(10.0)
-
-    loop_thread.run(test())
+    loop_thread.run(NativeGrpcServer([], 1000).stop(10.0))
 
 
 def test_the_socket_file_of_a_successor_is_left_alone(loop_thread: Any, tmp_path: Path) -> None:

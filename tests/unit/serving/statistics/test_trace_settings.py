@@ -110,31 +110,18 @@ def test_wrong_log_setting_changes_nothing(settings, name, value, code):
     assert settings.log_settings() == LOG_DEFAULTS
 
 
-def test_log_settings_silence_a_level_and_nothing_else(settings):
-    seen: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            seen.append(record.getMessage())
-
-    root, handler = logging.getLogger(), Keep()
-    before = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    try:
-        settings.update_log_settings({"log_warning": False, "log_verbose_level": 1})
-        logger = logging.getLogger("tfs_lite.some")
-        for level in ("debug", "info", "warning", "error"):
-            getattr(logger, level)(level)
-        assert seen == ["debug", "info", "error"]
-        settings.update_log_settings({"log_warning": True, "log_verbose_level": 0})
-        logger.debug("debug")
-        logger.warning("warning")
-        assert seen == ["debug", "info", "error", "warning"]
-    finally:
-        root.removeHandler(handler)
-        settings.close()
-        root.setLevel(before)
+def test_log_settings_silence_a_level_and_nothing_else(caplog, settings):
+    caplog.set_level(logging.INFO)
+    caplog.handler.setLevel(logging.NOTSET)
+    settings.update_log_settings({"log_warning": False, "log_verbose_level": 1})
+    logger = logging.getLogger("tfs_lite.some")
+    for level in ("debug", "info", "warning", "error"):
+        getattr(logger, level)(level)
+    assert caplog.messages == ["debug", "info", "error"]
+    settings.update_log_settings({"log_warning": True, "log_verbose_level": 0})
+    logger.debug("debug")
+    logger.warning("warning")
+    assert caplog.messages == ["debug", "info", "error", "warning"]
 
 
 @pytest.mark.parametrize(
