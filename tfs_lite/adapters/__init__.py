@@ -1,5 +1,20 @@
 """Loading a version's directory as a model in memory; each platform is one file.
 
+    platforms           the platforms of this installation, and the adapters that make loaders of versions
+    contract            what a platform promises: how it recognises its artefact, how it opens it
+    detect, trust       which platform a directory is for; whether its code may run
+    loader              the loader of every platform: inspect, open, warm up, unload
+    pytorch_export, pytorch_libtorch, python/, language/   the platforms
+    inspect/            what may be inside an artefact, found out before torch opens it
+    remote              the same load in a process of its own
+    device, memory, cuda/   devices, memory accounts, GPUs
+    tensors, results, failures   arrays to tensors and back; what a model returned; what went wrong in it
+    signatures, labels, reshape   what a config adds to a model: more signatures, class labels, other dimensions
+    warmup              the requests of a version's config and warm-up file, run before clients can send any
+    model_warmup        Triton's ``model_warmup``: runs of every instance
+    replay              runs a recorded request as the server would; ``warmup`` uses it
+    save                ``tfs_lite.save``
+
 Only this package imports torch for models. No file is trusted before it was inspected: archives are read without torch
 (``inspect``), code needs the operator's trust, and a load that fails leaves no memory behind.
 """

@@ -1,1 +1,10 @@
-"""The command line: serve, publish, status, predict, record, reload, check, demo. No other package imports it."""
+"""The command line: serve, publish, status, predict, record, reload, check, demo. No other package imports it.
+
+main                        finds the command and turns failures into one line and an exit code
+serve, flags, flag_parser   the server, and its flags in one table
+publish, status, predict, record, reload, check, demo/   the other commands, a module each
+batch_view, model_view      what ``status`` and ``reload`` show
+check_models                what ``check`` finds out about models on disk
+record_live, warmup_file    where ``record`` gets requests, and the file that it writes
+arguments, output           what the commands share
+"""

@@ -1,15 +1,11 @@
 """Text to settings: config files and reload messages become validated, frozen values.
 
-settings        what all settings share: strictness, and errors that name file, line, column and field
-proto_text      text format of protobuf -> plain data with positions
-yaml_text       YAML -> the same
-model_server    which models are served: the file of --model_config_file, the body of a reload
-model           the settings of one model: config.pbtxt or config.yaml beside its versions
-ssl             who the gRPC server is and which clients it lets in
-monitoring      whether and where the metrics page is
-batching        how requests are put together into batches, in TensorFlow Serving's terms
-scheduling      the same in Triton's, and how many instances of a model there are
-server_files    the entry point of the three: a file or text in either syntax -> settings
-text            the entry point of the rest: a file or text in either syntax -> settings
-diff            what changed between two configs, and whether that may change at all
+text, server_files    the entry points: configs of models and servers; the small files that flags name
+syntax                protobuf's text format and YAML -> plain data, with the position of every field
+settings              what all settings share: strictness, and errors that name file, line, column and field
+model_server, diff    which models are served; what changed between two configs
+logging_config, repository_policy   which requests are logged; which versions are served
+model                 the settings of one model: config.pbtxt or config.yaml beside its versions
+tensors, signatures, scheduling, batching, sequence, ensemble, generation, model_warmup, inert   its parts
+model_json, model_export   a config that a load call brings; a config as clients may ask for it
 """

@@ -4,14 +4,9 @@ Each is text format or YAML, decided by its name. ``parse_*`` take a text and th
 file below ``working_directory`` and show its path as given. Mistakes raise INVALID_ARGUMENT with file, line, column
 and field; a file that is not there NOT_FOUND; one that cannot be read FAILED_PRECONDITION.
 
-Whether and where the metrics page is: the file of ``--monitoring_config_file``.
-
-The shape is that of the message ``tensorflow.serving.MonitoringConfig``.
-
-Who the gRPC server is and which clients it lets in: the file of ``--ssl_config_file``.
-
-The shape is that of the message ``tensorflow.serving.SSLConfig``. Keys and certificates are the PEM texts themselves,
-not names of files, and are tried out here: settings that exist can be served with.
+The shapes are those of TensorFlow Serving's messages: ``MonitoringConfig`` says whether and where the metrics page is;
+``SSLConfig`` says with which key and certificate the gRPC server identifies itself and which clients it lets in. Keys
+and certificates are the PEM texts themselves, not names of files, and are tried out here.
 """
 
 from __future__ import annotations

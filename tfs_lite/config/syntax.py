@@ -1,17 +1,11 @@
-"""Protobuf's text format -> message, and message -> plain data, with the place of every field.
+"""Both syntaxes of config files, read to plain data with the line and column of every field.
 
-protobuf's own parser reads the text and reports syntax errors, wrong types and unknown fields with line and column.
-What it leaves behind has no positions; ``proto_positions`` finds those in a second walk over the text.
+Text format: protobuf's own parser reads the text and reports syntax errors, wrong types and unknown fields with line
+and column. Its result has no positions, so a second walk over the text, which is known to be good, finds those.
 
-Line and column of every field in a text-format file, so that a mistake in a value can be pointed at.
-
-The text is known to be good: protobuf has parsed it. So this walk follows the grammar and checks nothing.
-
-YAML -> plain data, with the place of every field.
-
-The safe loader only: a config makes no objects. Two freedoms of YAML are taken away because they hide mistakes: a key
-that comes twice, and a key without a value (write ``{}`` for an empty block). Aliases, deep nesting and very long
-numbers are refused, so that a small file can neither unfold into a large one nor take long to read.
+YAML: the safe loader only, so that a config makes no objects. Two freedoms of YAML are taken away because they hide
+mistakes: a key that comes twice, and a key without a value (write ``{}`` for an empty block). Aliases, deep nesting and
+very long numbers are refused, so that a small file can neither unfold into a large one nor take long to read.
 """
 
 from __future__ import annotations

@@ -1,5 +1,13 @@
 """Values and contracts that every room shares.
 
+    servable, state, status      which version; its state; codes and the one error type
+    source, router, loader, handle   the contracts of the lifecycle
+    model, generation, signature   the contracts of the data plane: models, servables, calls, texts, what a model takes
+    resources                    quantities of memory, and their arithmetic
+    manifest, publish            a version on disk, and putting one there in one step
+    event_bus, clock, executor, periodic, callbacks   what is passed in: events, time, threads
+    pem                          keys and certificates
+
 Only the standard library is imported here: no torch, no grpc, no asyncio. This package says what a
 servable, a loader, a source and a handle promise; the packages above implement it.
 """

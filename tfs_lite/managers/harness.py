@@ -1,4 +1,4 @@
-"""The state of one managed version, and the only function that changes it.
+"""The state of one managed version, and the only object that changes it.
 
 A harness is bookkeeping without effects: it never calls its loader. The manager's flows move it along
 

@@ -1,1 +1,6 @@
-"""Counters and histograms: what the metrics pages show."""
+"""Counters and histograms: what the metrics pages show.
+
+requests, batches, generation   what is counted at the end of a request, of a run, of a step and a text
+tensorflow, tensorflow_text     the page with TensorFlow Serving's names
+series                          counters and histograms that are cheap to increase
+"""

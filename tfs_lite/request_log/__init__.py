@@ -1,1 +1,3 @@
-"""Sampled requests, written to files that a warm-up can replay."""
+"""Sampled requests, written to files that a warm-up can replay: ``sampler`` chooses, ``thread`` takes them off the
+event loop, ``writer`` writes records, ``files`` rotates.
+"""

@@ -1,1 +1,19 @@
-"""The lifecycle assembled: from options to models that serve. No asyncio, no web, no transport."""
+"""The lifecycle assembled: from options to models that serve. No asyncio, no web, no transport.
+
+server_core         the core: which models are served, in which state, and a handle to each
+options             every setting of a server, under the name of its flag
+source_chain        source -> router -> adapters -> manager, connected
+config_sources      where configs come from: flags, a file, a model repository, and what follows their changes
+reload, config_checks, load_waiter   a new config: checked whole, applied, waited for
+model_states        what is known about every version, as ``status`` shows it; also why a version waits
+load_journal        every attempt to load a version
+change_notifier     tells waiting threads that a state has changed
+model_opener        opens the instances of a model, in this process or in one of their own
+servable_factory    which scheduler runs a model, by its config
+model_configs       which config counts for a model
+preloaded           versions that are loaded before the manager asks for them
+device_resources    devices and memory of this machine
+request_services    what servables need beside the lifecycle: statistics, traces, caches, observers of metrics
+response_cache_config, metrics   the response cache; the metrics of versions, memory and reloads
+repository/, sequences/, statistics/   load calls; live sequences across swaps; statistics and trace settings
+"""

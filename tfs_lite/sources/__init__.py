@@ -1,6 +1,15 @@
 """Where versions come from: sources look at storage and emit aspired lists of version directories.
 
-``file_system_source`` is the one the server uses. Around it: which children of a base path are versions
-(``version_scan``), whether a version is all there (``completeness``, ``structure``, ``inspector``), events that
-shorten the wait between polls (``watch``), and the models of a whole directory (``repository``).
+    file_system_source, source_config   the source that the server uses, and its values
+    look                    one look at one base path; its report says which version waits, and for what
+    version_scan            pure: which directories are versions, and which of them a policy wants
+    completeness            pure: whether a version is all there
+    inspector, structure    the evidence for that: manifest, digests, times, the ends of archives
+    repository              the models of a whole directory
+    watch, watch_points     events that shorten the wait between polls
+    base_config             what a model's config says about its files
+    explicit                the source of the mode explicit, which looks at no disk
+    disk                    storage, passed in
+
+``serving/model_states`` shows users what a version waits for.
 """

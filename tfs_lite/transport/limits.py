@@ -36,9 +36,9 @@ class Limits:
 
     # headers
     max_header_list: int = 16 * KIB
-    """A header list, as RFC 9113 counts it (names + values + 32 each); advertised. A larger one is answered with
-    RESOURCE_EXHAUSTED; a block of 4 times the size, or of 16 times when decoded, ends the connection with
-    ENHANCE_YOUR_CALM."""
+    """A header list, metadata included, as RFC 9113 counts it (names + values + 32 each); advertised.
+    ``http2/hpack_reader`` counts it, ``grpc/head`` answers a larger one with RESOURCE_EXHAUSTED; a block of 4 times the
+    size, or of 16 times when decoded, ends the connection with ENHANCE_YOUR_CALM."""
     max_continuations: int = 16
     """CONTINUATION frames of one header block."""
 

@@ -1,5 +1,7 @@
 """The server's side of the fork server, which is started when it is first needed, and again if it dies.
 
+It reports the end of a model's process; ``process`` starts the model again.
+
     supervisor = Supervisor(["package.module"])     # what children will need, imported once
     worker = supervisor.spawn(label, sock)          # a process that talks over the other end of sock
     worker.kill(); worker.ended.wait(...)

@@ -1,7 +1,7 @@
 """Checks the graph inside a ``.pt2`` archive: the JSON text that torch turns into Python code and runs.
 
 No pickle is needed to attack through it. Names of values are pasted into generated source, operators are looked up as
-attributes of ``torch`` (which has ``os``), sizes are evaluated (see ``inspect_expression``), and the trees of inputs
+attributes of ``torch`` (which has ``os``), sizes are evaluated (see ``expression``), and the trees of inputs
 and outputs may import modules. So every name must be an identifier, every operator one of PyTorch's own that only
 computes, every tree made of builtin containers. Texts that are not evaluated (stack traces, guards) may be anything.
 """

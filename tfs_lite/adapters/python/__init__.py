@@ -1,1 +1,3 @@
-"""Platform ``python``: models that bring code of their own."""
+"""Platform ``python``: models that bring code of their own. ``source`` imports it, ``model`` runs it, ``items`` runs
+its steps for single items.
+"""

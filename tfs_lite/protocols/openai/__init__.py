@@ -1,1 +1,1 @@
-"""Bodies of OpenAI's API."""
+"""Bodies of OpenAI's API: ``fields`` (what may be sent), ``request`` (texts for a language model), ``answers``."""

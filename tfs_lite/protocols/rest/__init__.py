@@ -1,1 +1,1 @@
-"""Bodies of TensorFlow Serving's REST API."""
+"""Bodies of TensorFlow Serving's REST API: ``predict`` with ``rows``, its row form; ``examples``."""

@@ -1,1 +1,9 @@
-"""Messages and bodies of the KServe V2 protocol."""
+"""Messages and bodies of the KServe V2 protocol.
+
+request                 an inference request, into which gRPC messages and HTTP bodies are both read
+grpc_request, grpc_answer, messages   gRPC: bytes to a request, an answer to bytes
+json_request, json_values, json_answer, binary   HTTP: JSON with binary tensors behind it
+checks                  whether a request fits the model, in Triton's order and words
+tensors                 datatypes, and raw bytes to arrays
+classification, generate   the extensions
+"""

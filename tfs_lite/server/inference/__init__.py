@@ -1,1 +1,6 @@
-"""The one path from a request to a model, whatever the protocol."""
+"""The one path from a request to a model, whatever the protocol.
+
+predict_reader     Predict requests, parsed once and recognised by their bytes from then on
+predictor          name, version or label -> handle -> checks -> the servable's scheduler -> answer
+classify_regress   Classify, Regress and MultiInference on top of it
+"""

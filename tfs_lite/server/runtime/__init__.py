@@ -1,1 +1,3 @@
-"""What every API stands on: the event loop and the threads around it, listening sockets, and readiness."""
+"""What every API stands on: ``event_loop`` (the loop, threads beside it, and the way of answers back to it),
+``sockets`` (addresses with clear errors), ``health`` (readiness).
+"""

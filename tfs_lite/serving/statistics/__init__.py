@@ -1,1 +1,1 @@
-"""What Triton's statistics, trace and log calls show."""
+"""Triton's statistics (``statistics``), trace and log settings (``trace_settings``), and their ``values``."""
