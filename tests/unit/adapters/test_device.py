@@ -74,28 +74,29 @@ def test_gpus_are_listed_with_their_memory(gpus, monkeypatch):
     assert total.entries[Resource(GPU, RAM, 1)] == 80
 
 
-def test_tightest_control_group_counts(tmp_path):
+CONTROL_GROUPS = {
+    "no groups": (None, {}, None),
+    "a group without a limit": ("0::/pod/container\n", {}, None),
+    "a limit that is none": ("0::/pod/container\n", {"pod/container/memory.max": "max\n"}, None),
+    "the tightest of two": (
+        "0::/pod/container\n",
+        {"pod/container/memory.max": "3000\n", "pod/memory.max": "2000\n"},
+        2000,
+    ),
+    "old groups": ("5:cpu,cpuacct:/box\n4:memory:/box\n", {"memory/box/memory.limit_in_bytes": "1234\n"}, 1234),
+}
+
+
+@pytest.mark.parametrize(("groups", "limits", "expected"), CONTROL_GROUPS.values(), ids=CONTROL_GROUPS)
+def test_limit_of_the_control_group_counts(tmp_path, groups, limits, expected):
     root, process = tmp_path / "cgroup", tmp_path / "self"
     (root / "pod" / "container").mkdir(parents=True)
-    process.write_text("0::/pod/container\n")
-    assert device._cgroup_bytes(root, process) is None
-    (root / "pod" / "container" / "memory.max").write_text("max\n")
-    assert device._cgroup_bytes(root, process) is None
-    (root / "pod" / "container" / "memory.max").write_text("3000\n")
-    (root / "pod" / "memory.max").write_text("2000\n")
-    assert device._cgroup_bytes(root, process) == 2000
-
-
-def test_old_control_groups_count_too(tmp_path):
-    root, process = tmp_path / "cgroup", tmp_path / "self"
     (root / "memory" / "box").mkdir(parents=True)
-    process.write_text("5:cpu,cpuacct:/box\n4:memory:/box\n")
-    (root / "memory" / "box" / "memory.limit_in_bytes").write_text("1234\n")
-    assert device._cgroup_bytes(root, process) == 1234
-
-
-def test_machine_without_control_groups_has_no_limit(tmp_path):
-    assert device._cgroup_bytes(tmp_path, tmp_path / "missing") is None
+    if groups is not None:
+        process.write_text(groups)
+    for path, text in limits.items():
+        (root / path).write_text(text)
+    assert device._cgroup_bytes(root, process) == expected
 
 
 def test_torch_leaves_a_core_to_the_front_end(monkeypatch):

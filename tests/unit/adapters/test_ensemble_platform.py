@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,17 +48,15 @@ def nothing_is_opened(platform: Platform, request: OpenRequest) -> Sequence[Open
     raise AssertionError("an ensemble has no model to open")
 
 
-def loader_of(directory: Path, fixture: EnsembleFixture, platform: str = "") -> ArtifactLoader:
+def loader_of(directory: Path, fixture: EnsembleFixture, platform: str = "", **options: Any) -> ArtifactLoader:
     def factory(models: Sequence[OpenedModel], request: OpenRequest) -> Servable:
         assert models == []
         return EnsembleServable(request.id, request.settings, fixture.resolve)
 
-    settings = AdapterSettings(
-        factory,
-        opens=nothing_is_opened,
-        device="cpu",
-        model_settings=lambda path, model: load_model_settings(Path(path), model),
-    )
+    def settings_of(path: str, model: str) -> ModelSettings:
+        return load_model_settings(Path(path), model)
+
+    settings = AdapterSettings(factory, opens=nothing_is_opened, device="cpu", model_settings=settings_of, **options)
     return ArtifactLoader(str(directory), platform, settings, PLATFORMS)
 
 
@@ -105,17 +104,10 @@ def test_warm_up_asks_the_ensemble(version: Path) -> None:
     fixture, asked = EnsembleFixture(), []
     fixture.serve("a", adder(1))
 
-    def factory(models: Sequence[OpenedModel], request: OpenRequest) -> Servable:
-        return EnsembleServable(request.id, request.settings, fixture.resolve)
+    def warm_up(servable: Servable, request: OpenRequest) -> None:
+        asked.append(ask(servable, {"IN": [1, 2]}).outputs["OUT"].tolist())
 
-    settings = AdapterSettings(
-        factory,
-        opens=nothing_is_opened,
-        device="cpu",
-        model_settings=lambda path, model: load_model_settings(Path(path), model),
-        warm_up=lambda servable, request: asked.append(ask(servable, {"IN": [1, 2]}).outputs["OUT"].tolist()),
-    )
-    loader = ArtifactLoader(str(version), "", settings, PLATFORMS)
+    loader = loader_of(version, fixture, warm_up=warm_up)
     loader.load(ID)
     assert asked == [[2, 3]]
     loader.unload()

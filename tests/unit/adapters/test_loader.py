@@ -13,6 +13,7 @@ from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.resources import GPU, MAIN, RAM, Resource, main_ram
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.platforms import SETTINGS, add_to_archive, write_plain
 
 ID = ServableId("m", 1)
@@ -24,11 +25,10 @@ def bare(models, request):
     return model
 
 
-def failure_of(loader):
-    with pytest.raises(ServingError) as caught:
-        loader.load(ID)
+def failure_of(loader, code=StatusCode.FAILED_PRECONDITION):
+    message = refusal(loader.load, ID, code=code)
     assert loader.servable is None
-    return caught.value
+    return message
 
 
 def test_servable_comes_from_the_factory(exported_once):
@@ -72,23 +72,22 @@ def test_device_that_is_not_there_fails_the_estimate_and_the_load(exported_once)
     loader = ArtifactLoader(str(exported_once), "", AdapterSettings(bare, "cuda:99"), PLATFORMS)
     with pytest.raises(ServingError):
         loader.estimate_resources()
-    assert failure_of(loader).code is StatusCode.FAILED_PRECONDITION
+    failure_of(loader)
 
 
 def test_version_that_is_gone_is_not_found(tmp_path, loader_for):
     loader = loader_for(tmp_path / "1")
     with pytest.raises(ServingError):
         loader.estimate_resources()
-    assert failure_of(loader).code is StatusCode.NOT_FOUND
+    failure_of(loader, StatusCode.NOT_FOUND)
 
 
 def test_code_needs_trust_and_the_message_names_the_flag(tmp_path, loader_for):
     write_plain(tmp_path)
-    error = failure_of(loader_for(tmp_path, SETTINGS))
-    assert error.code is StatusCode.PERMISSION_DENIED
-    assert "platform python runs code" in str(error)
-    assert "--trusted_model_base_paths" in str(error)
-    assert str(tmp_path) not in str(error)
+    message = failure_of(loader_for(tmp_path, SETTINGS), StatusCode.PERMISSION_DENIED)
+    assert "platform python runs code" in message
+    assert "--trusted_model_base_paths" in message
+    assert str(tmp_path) not in message
     loader = loader_for(tmp_path, SETTINGS, trusted=str(tmp_path))
     loader.load(ID)
     loader.unload()
@@ -100,14 +99,23 @@ def test_link_out_of_a_trusted_directory_is_not_trusted(tmp_path, loader_for):
     inside.mkdir(parents=True)
     for file in (tmp_path / "elsewhere").iterdir():
         (inside / file.name).symlink_to(file)
-    error = failure_of(loader_for(inside, SETTINGS, trusted=str(tmp_path / "trusted")))
-    assert error.code is StatusCode.PERMISSION_DENIED
+    failure_of(loader_for(inside, SETTINGS, trusted=str(tmp_path / "trusted")), StatusCode.PERMISSION_DENIED)
 
 
-def test_trust_allows_an_archive_with_more_in_it(exported, loader_for):
-    add_to_archive(exported / "model.pt2", exported / "new", {"notes.txt": b"x"})
-    (exported / "new").replace(exported / "model.pt2")
-    assert failure_of(loader_for(exported)).code is StatusCode.PERMISSION_DENIED
+@pytest.fixture
+def add(exported):
+    """Adds a member to the archive of the exported version."""
+
+    def add_member(name):
+        add_to_archive(exported / "model.pt2", exported / "new", {name: b"x"})
+        (exported / "new").replace(exported / "model.pt2")
+
+    return add_member
+
+
+def test_trust_allows_an_archive_with_more_in_it(exported, loader_for, add):
+    add("notes.txt")
+    failure_of(loader_for(exported), StatusCode.PERMISSION_DENIED)
     loader = loader_for(exported, trusted=str(exported))
     loader.load(ID)
     loader.unload()
@@ -115,31 +123,25 @@ def test_trust_allows_an_archive_with_more_in_it(exported, loader_for):
 
 def test_artefact_of_a_platform_to_come_is_refused_by_name(tmp_path, loader_for):
     (tmp_path / "model.onnx").write_bytes(b"{}")
-    error = failure_of(loader_for(tmp_path))
-    assert error.code is StatusCode.UNIMPLEMENTED
-    assert "platform onnxruntime_onnx: " in str(error)
+    assert "platform onnxruntime_onnx: " in failure_of(loader_for(tmp_path), StatusCode.UNIMPLEMENTED)
 
 
-def test_compiled_archive_is_refused_by_name(exported, loader_for):
-    add_to_archive(exported / "model.pt2", exported / "new", {"data/aotinductor/model/run.so": b"x"})
-    (exported / "new").replace(exported / "model.pt2")
-    error = failure_of(loader_for(exported, trusted=str(exported)))
-    assert error.code is StatusCode.UNIMPLEMENTED
-    assert "AOTInductor" in str(error)
+def test_compiled_archive_is_refused_by_name(exported, loader_for, add):
+    add("data/aotinductor/model/run.so")
+    assert "AOTInductor" in failure_of(loader_for(exported, trusted=str(exported)), StatusCode.UNIMPLEMENTED)
 
 
 def test_platform_of_the_server_goes_before_that_of_the_config(exported_once, loader_for):
-    loader = loader_for(exported_once, ModelSettings(platform="python"), platform="pytorch_export")
+    settings = ModelSettings(platform="python")
+    loader = loader_for(exported_once, settings, platform="pytorch_export")
     loader.load(ID)
     loader.unload()
-    error = failure_of(loader_for(exported_once, ModelSettings(platform="python")))
-    assert "platform python needs model.py" in str(error)
+    assert "platform python needs model.py" in failure_of(loader_for(exported_once, settings))
 
 
 def test_config_of_another_model_is_noticed(exported_once, loader_for):
-    error = failure_of(loader_for(exported_once, ModelSettings(name="other")))
-    assert error.code is StatusCode.INVALID_ARGUMENT
-    assert 'the config is for model "other"' in str(error)
+    loader = loader_for(exported_once, ModelSettings(name="other"))
+    assert 'the config is for model "other"' in failure_of(loader, StatusCode.INVALID_ARGUMENT)
 
 
 def test_config_that_cannot_be_read_fails_the_load(exported_once):
@@ -147,48 +149,38 @@ def test_config_that_cannot_be_read_fails_the_load(exported_once):
         raise invalid_argument("config.pbtxt:3:1: unknown field")
 
     settings = AdapterSettings(bare, "cpu", model_settings=broken)
-    error = failure_of(ArtifactLoader(str(exported_once), "", settings, PLATFORMS))
-    assert (error.code, str(error)) == (
-        StatusCode.INVALID_ARGUMENT,
-        "model m version 1: config.pbtxt:3:1: unknown field",
-    )
+    message = failure_of(ArtifactLoader(str(exported_once), "", settings, PLATFORMS), StatusCode.INVALID_ARGUMENT)
+    assert message == "model m version 1: config.pbtxt:3:1: unknown field"
 
 
 def test_damaged_archive_is_named_and_its_repair_loads_with_the_same_loader(exported, exported_once, loader_for):
     path = exported / "model.pt2"
     path.write_bytes(path.read_bytes()[:-100])
     loader = loader_for(exported)
-    error = failure_of(loader)
-    assert error.code is StatusCode.DATA_LOSS
-    assert str(error).startswith("model m version 1: model.pt2 is truncated")
+    assert failure_of(loader, StatusCode.DATA_LOSS).startswith("model m version 1: model.pt2 is truncated")
     shutil.copy(exported_once / "model.pt2", path)
     loader.load(ID)
     assert loader.servable.run("", {"x": np.ones((1, 4), np.float32)}, ("y",))["y"].tolist() == [[2, 2, 2, 2]]
     loader.unload()
 
 
-def failing_platform(error):
-    """A platform that recognises everything and cannot open anything."""
+def failing_loader(directory, error):
+    """Its platform recognises everything and cannot open anything."""
 
     def fail(request):
         raise error
 
-    return {"failing": Platform("failing", "anything", lambda files: True, fail)}
+    platform = Platform("failing", "anything", lambda files: True, fail)
+    return ArtifactLoader(str(directory), "", AdapterSettings(bare, "cpu"), {"failing": platform})
 
 
 def test_failure_inside_torch_has_one_sentence_and_no_path(exported):
-    error = RuntimeError(f"cannot read {exported}/model.pt2\nstack")
-    settings = AdapterSettings(bare, "cpu")
-    failure = failure_of(ArtifactLoader(str(exported), "", settings, failing_platform(error)))
-    assert (failure.code, str(failure)) == (
-        StatusCode.FAILED_PRECONDITION,
-        "model m version 1 cannot be loaded: cannot read model.pt2",
-    )
+    loader = failing_loader(exported, RuntimeError(f"cannot read {exported}/model.pt2\nstack"))
+    assert failure_of(loader) == "model m version 1 cannot be loaded: cannot read model.pt2"
 
 
 def test_unforeseen_failure_is_logged_once_with_its_story(exported, caplog):
-    settings = AdapterSettings(bare, "cpu")
-    loader = ArtifactLoader(str(exported), "", settings, failing_platform(RuntimeError("no")))
+    loader = failing_loader(exported, RuntimeError("no"))
     for _ in range(3):
         failure_of(loader)
     (record,) = [record for record in caplog.records if record.name == "tfs_lite.adapters.loader"]
@@ -203,8 +195,7 @@ def test_failing_factory_leaves_nothing_behind(exported_once):
         raise RuntimeError("no thread left")
 
     loader = ArtifactLoader(str(exported_once), "", AdapterSettings(factory, "cpu"), PLATFORMS)
-    error = failure_of(loader)
-    assert "no thread left" in str(error)
+    assert "no thread left" in failure_of(loader)
     (model,) = closed
     assert not hasattr(model, "_forward")
 
@@ -222,7 +213,7 @@ def test_failed_load_holds_no_tensors(exported, loader_for):
     torch.export.save(program, exported / "model.pt2")
     del program
     loader = loader_for(exported)
-    assert "result output_1 is the constant 3" in str(failure_of(loader))
+    assert "result output_1 is the constant 3" in failure_of(loader)
     assert [tensor for tensor in _tensors() if tensor.numel() == 1_000_000] == []
 
 

@@ -161,11 +161,7 @@ signatures:
     assert same == own
     inputs = {"rooms": np.array([1.0, 2.0], np.float32), "m2": np.array([10.0, 20.0], np.float32)}
     answer = call(model, "renamed", inputs)
-    assert {name: array.tolist() for name, array in answer.items()} == {
-        "a": [24, 48],
-        "b": [12, 24],
-        "c": [12, 24],
-    }
+    assert {name: array.tolist() for name, array in answer.items()} == {"a": [24, 48], "b": [12, 24], "c": [12, 24]}
     assert list(call(model, "renamed", inputs, ("c",))) == ["c"]
 
 

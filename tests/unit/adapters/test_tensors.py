@@ -98,10 +98,7 @@ def test_values_that_are_no_tensors_become_arrays(value, dtype, expected):
     assert array.tolist() == expected
 
 
-@pytest.mark.parametrize(
-    "value",
-    [None, {"a": 1}, object(), [1, [2, 3]], np.array([1, None]), [[1], [1, 2]]],
-)
+@pytest.mark.parametrize("value", [None, {"a": 1}, object(), [1, [2, 3]], np.array([1, None]), [[1], [1, 2]]])
 def test_value_that_no_tensor_type_fits_is_the_models_fault(value):
     assert "output y is of type" in refusal(to_arrays, {"y": value}, CPU, code=StatusCode.INTERNAL)
 

@@ -159,11 +159,7 @@ def test_files_without_much_in_them_are_fine(warm_up, reports, content, records)
         (b"this is no TFRecord file", StatusCode.DATA_LOSS, "record 1 is truncated or damaged"),
         (log_file(predict())[:-1], StatusCode.DATA_LOSS, "record 1 is truncated or damaged"),
         (frame(b"\xff\xff"), StatusCode.INVALID_ARGUMENT, "record 1: Failed to parse warmup record"),
-        (
-            log_file({}, {"session_run_log": {}}),
-            StatusCode.UNIMPLEMENTED,
-            "record 2: Unsupported log_type for warmup",
-        ),
+        (log_file({}, {"session_run_log": {}}), StatusCode.UNIMPLEMENTED, "record 2: Unsupported log_type for warmup"),
         (log_file({"predict_streamed_log": {}}), StatusCode.UNIMPLEMENTED, "record 1: Unsupported log_type for warmup"),
         (log_file(predict([[1, 2, 3]])), StatusCode.INVALID_ARGUMENT, "record 1: input x has size 3 in dimension 1"),
         (log_file(predict(signature="other")), StatusCode.FAILED_PRECONDITION, "record 1: Serving signature key"),

@@ -20,9 +20,10 @@ def saved(value):
     return buffer.getvalue()
 
 
-def exported_code(path, trusted=False):
+def refused(inspect, path, trusted=False):
+    """The code with which the artefact is refused, by a message that does not tell where it lies."""
     with pytest.raises(ServingError) as caught:
-        inspect_exported(str(path), "model.pt2", trusted)
+        inspect(str(path), path.name, trusted)
     assert str(path.parent) not in str(caught.value)
     return caught.value.code
 
@@ -51,7 +52,7 @@ def test_extra_files_do_no_harm(exported_once, tmp_path):
 )
 def test_unexpected_member_needs_trust(exported_once, tmp_path, member):
     path = add_to_archive(exported_once / "model.pt2", tmp_path / "model.pt2", {member: b"x"})
-    assert exported_code(path) is StatusCode.PERMISSION_DENIED
+    assert refused(inspect_exported, path) is StatusCode.PERMISSION_DENIED
     inspect_exported(str(path), "model.pt2", trusted=True)
 
 
@@ -61,7 +62,7 @@ def test_incomplete_archive_is_damage(exported_once, tmp_path, missing):
         return None if name == missing else data
 
     path = rewrite_archive(exported_once / "model.pt2", tmp_path / "model.pt2", edit)
-    assert exported_code(path) is StatusCode.DATA_LOSS
+    assert refused(inspect_exported, path) is StatusCode.DATA_LOSS
 
 
 def test_weight_whose_bytes_changed_is_damage_even_when_trusted(exported):
@@ -70,7 +71,7 @@ def test_weight_whose_bytes_changed_is_damage_even_when_trusted(exported):
     at = data.index(b"weight_0") + 100
     data[at : at + 4] = bytes(byte ^ 0xFF for byte in data[at : at + 4])
     path.write_bytes(data)
-    assert exported_code(path, trusted=True) is StatusCode.DATA_LOSS
+    assert refused(inspect_exported, path, trusted=True) is StatusCode.DATA_LOSS
 
 
 def test_archive_of_an_old_torch_says_what_to_do(exported_once, tmp_path):
@@ -102,12 +103,6 @@ class Stacked(torch.nn.Module):
         return self.layers(x)
 
 
-def script_code(path, trusted=False):
-    with pytest.raises(ServingError) as caught:
-        inspect_script(str(path), "model.pt", trusted)
-    return caught.value.code
-
-
 @pytest.mark.parametrize("module", [Doubler, Stacked])
 def test_archive_of_torch_jit_passes(tmp_path, module):
     inspect_script(str(write_script(tmp_path, module()) / "model.pt"), "model.pt", trusted=False)
@@ -116,7 +111,7 @@ def test_archive_of_torch_jit_passes(tmp_path, module):
 @pytest.mark.parametrize("module", [Writer, Reader])
 def test_script_that_touches_files_needs_trust(tmp_path, module):
     path = write_script(tmp_path, module()) / "model.pt"
-    assert script_code(path) is StatusCode.PERMISSION_DENIED
+    assert refused(inspect_script, path) is StatusCode.PERMISSION_DENIED
     inspect_script(str(path), "model.pt", trusted=True)
 
 
@@ -138,19 +133,15 @@ def test_no_spelling_hides_a_function_that_touches_files(scripted_once, tmp_path
         return data + code if name.endswith(".py") else data
 
     path = rewrite_archive(scripted_once / "model.pt", tmp_path / "model.pt", edit)
-    assert script_code(path) is StatusCode.PERMISSION_DENIED
+    assert refused(inspect_script, path) is StatusCode.PERMISSION_DENIED
 
 
-def test_weights_alone_are_no_script(tmp_path):
-    torch.save({"weight": torch.zeros(2)}, tmp_path / "model.pt")
-    assert script_code(tmp_path / "model.pt") is StatusCode.DATA_LOSS
-
-
-def test_pickle_is_no_script(tmp_path):
-    (tmp_path / "model.pt").write_bytes(pickle.dumps(Evil()))
-    assert script_code(tmp_path / "model.pt") is StatusCode.DATA_LOSS
+@pytest.mark.parametrize("data", [saved({"weight": torch.zeros(2)}), pickle.dumps(Evil())], ids=["weights", "pickle"])
+def test_weights_or_a_pickle_alone_are_no_script(tmp_path, data):
+    (tmp_path / "model.pt").write_bytes(data)
+    assert refused(inspect_script, tmp_path / "model.pt") is StatusCode.DATA_LOSS
 
 
 def test_unexpected_member_of_a_script_needs_trust(scripted_once, tmp_path):
     path = add_to_archive(scripted_once / "model.pt", tmp_path / "model.pt", {"run.so": b"x"})
-    assert script_code(path) is StatusCode.PERMISSION_DENIED
+    assert refused(inspect_script, path) is StatusCode.PERMISSION_DENIED

@@ -205,8 +205,7 @@ def test_weights_stored_otherwise_are_unsafe(text):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [b"", b"[]", b'{"config": 7}', b'{"config": {"a": {}}}', payload(path="weight_1"), payload(sizes=(10**12,))],
+    "text", [b"", b"[]", b'{"config": 7}', b'{"config": {"a": {}}}', payload(path="weight_1"), payload(sizes=(10**12,))]
 )
 def test_list_of_weights_that_does_not_fit_is_damage(text):
     refusal(check_payload, text, "model.pt2", "weight_", {"weight_0": 0}, code=StatusCode.DATA_LOSS)

@@ -23,7 +23,8 @@ from tfs_lite.adapters.language.hf_files import (
 )
 from tfs_lite.config.generation import GenerationSettings
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
+from tfs_lite.testing.errors import refusal
 
 LLAMA = {
     "model_type": "llama",
@@ -43,13 +44,6 @@ def write(directory, name, content=b""):
     return read_version(str(directory))
 
 
-def refusal(code, work, *args):
-    with pytest.raises(ServingError) as caught:
-        work(*args)
-    assert caught.value.code is code, caught.value
-    return caught.value.status.message
-
-
 def index_of(directory, *names):
     return write(directory, INDEX, {"weight_map": {f"w{number}": name for number, name in enumerate(names)}})
 
@@ -60,16 +54,16 @@ def test_config_with_weights_of_any_kind_is_recognised(tmp_path, weights):
     assert recognises(write(tmp_path, weights))
 
 
-@pytest.mark.parametrize("other", ["model.py", "model.pt", "model.pt2", "model.onnx"])
-def test_artefact_of_another_platform_goes_first(tmp_path, other):
-    write(tmp_path, CONFIG, {})
-    write(tmp_path, WEIGHTS)
-    assert not recognises(write(tmp_path, other))
+NOT_RECOGNISED = {
+    "weights without config": [WEIGHTS],
+    "config without weights": [CONFIG],
+    **{f"beside {other}": [CONFIG, WEIGHTS, other] for other in ("model.py", "model.pt", "model.pt2", "model.onnx")},
+}
 
 
-def test_weights_without_config_or_config_without_weights_is_not_recognised(tmp_path):
-    assert not recognises(write(tmp_path / "a", WEIGHTS))
-    assert not recognises(write(tmp_path / "b", CONFIG, {}))
+@pytest.mark.parametrize("names", NOT_RECOGNISED.values(), ids=NOT_RECOGNISED)
+def test_files_of_another_platform_or_only_half_of_them_are_not_recognised(tmp_path, names):
+    assert not recognises([write(tmp_path, name, {} if name == CONFIG else b"") for name in names][-1])
 
 
 def test_one_file_of_weights_is_preferred_to_pickles(tmp_path):
@@ -86,14 +80,14 @@ def test_shards_are_each_named_once_also_below_the_directory(tmp_path):
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pth", "x.pkl", "consolidated.00.ckpt"])
 def test_pickles_alone_are_refused_with_the_way_out(tmp_path, name):
-    message = refusal(StatusCode.FAILED_PRECONDITION, weight_files, write(tmp_path, name))
+    message = refusal(weight_files, write(tmp_path, name), code=StatusCode.FAILED_PRECONDITION)
     assert name in message
     assert "save_pretrained" in message
     assert "safe_serialization" in message
 
 
 def test_no_weights_are_named_as_missing(tmp_path):
-    message = refusal(StatusCode.FAILED_PRECONDITION, weight_files, write(tmp_path, CONFIG, {}))
+    message = refusal(weight_files, write(tmp_path, CONFIG, {}), code=StatusCode.FAILED_PRECONDITION)
     assert WEIGHTS in message
     assert INDEX in message
 
@@ -104,7 +98,7 @@ def test_no_weights_are_named_as_missing(tmp_path):
 def test_index_that_leads_out_of_the_directory_is_refused(tmp_path, name):
     write(tmp_path, "x.safetensors")
     files = index_of(tmp_path / "1", name)
-    assert "outside" in refusal(StatusCode.PERMISSION_DENIED, weight_files, files)
+    assert "outside" in refusal(weight_files, files, code=StatusCode.PERMISSION_DENIED)
 
 
 def test_link_out_of_the_directory_is_refused_and_one_inside_is_not(tmp_path):
@@ -114,34 +108,34 @@ def test_link_out_of_the_directory_is_refused_and_one_inside_is_not(tmp_path):
     assert weight_files(index_of(tmp_path / "1", "inside.safetensors")) == ("inside.safetensors",)
     (tmp_path / "1" / "outside.safetensors").symlink_to(tmp_path / "x.safetensors")
     assert "outside" in refusal(
-        StatusCode.PERMISSION_DENIED, weight_files, index_of(tmp_path / "1", "outside.safetensors")
+        weight_files, index_of(tmp_path / "1", "outside.safetensors"), code=StatusCode.PERMISSION_DENIED
     )
 
 
 def test_shard_that_is_missing_or_no_safetensors_is_named(tmp_path):
     assert "gone.safetensors" in refusal(
-        StatusCode.FAILED_PRECONDITION, weight_files, index_of(tmp_path, "gone.safetensors")
+        weight_files, index_of(tmp_path, "gone.safetensors"), code=StatusCode.FAILED_PRECONDITION
     )
     write(tmp_path, "x.bin")
-    assert "x.bin" in refusal(StatusCode.FAILED_PRECONDITION, weight_files, index_of(tmp_path, "x.bin"))
+    assert "x.bin" in refusal(weight_files, index_of(tmp_path, "x.bin"), code=StatusCode.FAILED_PRECONDITION)
 
 
 @pytest.mark.parametrize("content", [{}, {"weight_map": []}, {"weight_map": {}}, {"weight_map": {"a": 1}}, b"{", b"[]"])
 def test_index_that_is_none_is_damage(tmp_path, content):
-    assert INDEX in refusal(StatusCode.DATA_LOSS, weight_files, write(tmp_path, INDEX, content))
+    assert INDEX in refusal(weight_files, write(tmp_path, INDEX, content), code=StatusCode.DATA_LOSS)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])
 def test_config_that_is_no_json_object_is_damage(tmp_path, content):
     write(tmp_path, CONFIG, content)
-    assert CONFIG in refusal(StatusCode.DATA_LOSS, read_config, str(tmp_path))
+    assert CONFIG in refusal(read_config, str(tmp_path), code=StatusCode.DATA_LOSS)
 
 
 def test_config_without_bound_is_not_read(tmp_path):
     (tmp_path / CONFIG).touch()
     with open(tmp_path / CONFIG, "r+b") as file:
         file.truncate(MAX_JSON_BYTES + 1)
-    assert "larger" in refusal(StatusCode.DATA_LOSS, read_config, str(tmp_path))
+    assert "larger" in refusal(read_config, str(tmp_path), code=StatusCode.DATA_LOSS)
 
 
 @pytest.mark.parametrize(
@@ -162,13 +156,13 @@ def test_config_without_bound_is_not_read(tmp_path):
 )
 def test_config_that_is_not_served_says_which_field(tmp_path, fields, code, word):
     write(tmp_path, CONFIG, fields)
-    message = refusal(code, read_config, str(tmp_path))
+    message = refusal(read_config, str(tmp_path), code=code)
     assert CONFIG in message
     assert word in message
 
 
 def test_missing_config_is_named(tmp_path):
-    assert CONFIG in refusal(StatusCode.FAILED_PRECONDITION, read_config, str(tmp_path))
+    assert CONFIG in refusal(read_config, str(tmp_path), code=StatusCode.FAILED_PRECONDITION)
 
 
 def test_eos_are_those_of_the_first_source_that_says_any():
@@ -179,7 +173,7 @@ def test_eos_are_those_of_the_first_source_that_says_any():
 
 @pytest.mark.parametrize("value", ["</s>", True, [1.5], [[1]]])
 def test_eos_that_is_no_token_is_refused(value):
-    assert "eos_token_id" in refusal(StatusCode.FAILED_PRECONDITION, eos_ids, [{"eos_token_id": value}])
+    assert "eos_token_id" in refusal(eos_ids, [{"eos_token_id": value}], code=StatusCode.FAILED_PRECONDITION)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +202,7 @@ def test_eos_that_is_no_token_is_refused(value):
 )
 def test_setting_that_makes_no_sense_is_refused_by_name(fields, named):
     settings = ModelSettings.model_validate(fields)
-    assert refusal(StatusCode.INVALID_ARGUMENT, check_settings, settings).startswith(f"{named}:")
+    assert refusal(check_settings, settings).startswith(f"{named}:")
 
 
 def test_settings_of_a_language_model_pass():
@@ -287,10 +281,10 @@ def test_length_stays_where_positions_are_steady_unless_more_is_asked_for():
 def test_budget_of_a_config_without_sense_is_refused_by_field(tmp_path, value):
     weights(tmp_path, a=(1,))
     files = write(tmp_path, CONFIG, {**LLAMA, "num_hidden_layers": value})
-    message = refusal(StatusCode.FAILED_PRECONDITION, reserve, files, ModelSettings(), False)
+    message = refusal(reserve, files, ModelSettings(), False, code=StatusCode.FAILED_PRECONDITION)
     assert "num_hidden_layers" in message
 
 
 def test_budget_without_a_readable_config_is_an_error(tmp_path):
     weights(tmp_path, a=(1,))
-    assert CONFIG in refusal(StatusCode.DATA_LOSS, reserve, write(tmp_path, CONFIG, b"{"), ModelSettings(), False)
+    assert CONFIG in refusal(reserve, write(tmp_path, CONFIG, b"{"), ModelSettings(), False, code=StatusCode.DATA_LOSS)

@@ -8,7 +8,8 @@ import torch
 from tfs_lite.adapters.language.attention import KEYWORD, LayerInputs, attention
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.core.generation import Copy, Rows, Sampling, SamplingRequest, Step
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.language.tiny_transformers import VOCABULARY, build
 
 DRAW = SamplingRequest(Sampling(), 0, 0, [], 0)
@@ -117,9 +118,9 @@ def test_a_step_that_failed_half_way_can_be_made_again(network: Network, monkeyp
 def test_a_forward_beside_the_steps_is_refused(network: Network) -> None:
     with network.ordinary() as module:
         pass
-    with pytest.raises(ServingError, match="does not get the keywords of the forward") as caught:
-        module(input_ids=torch.tensor([[1, 2]]), use_cache=False)
-    assert caught.value.code is StatusCode.UNIMPLEMENTED
+    assert "does not get the keywords of the forward" in refusal(
+        module, input_ids=torch.tensor([[1, 2]]), use_cache=False, code=StatusCode.UNIMPLEMENTED
+    )
 
 
 class _Layer(torch.nn.Module):
@@ -148,9 +149,7 @@ def test_what_would_change_the_result_is_never_ignored(keyword: str, value: obje
     states = [torch.zeros(1, 2, 3, 4)] * 3
     harmless = {"position_ids": torch.zeros(1, 3), "use_cache": False, "new_flag": False, "new_value": None}
     assert attention(_Layer(), *states, **harmless, **{KEYWORD: _Echo()})[0] is states[0]
-    with pytest.raises(ServingError) as caught:
-        attention(_Layer(), *states, **{keyword: value, KEYWORD: _Echo()})
-    assert caught.value.code is StatusCode.UNIMPLEMENTED
+    refusal(attention, _Layer(), *states, **{keyword: value, KEYWORD: _Echo()}, code=StatusCode.UNIMPLEMENTED)
 
 
 def test_bytes_are_weights_once_and_cache() -> None:

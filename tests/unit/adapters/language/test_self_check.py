@@ -9,7 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tfs_lite.adapters.language.network import Network
 from tfs_lite.adapters.language.self_check import SelfCheckResult, needs_fallback, self_check
 from tfs_lite.core.generation import Rows, Sampling, SamplingRequest, Step
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.language.tiny_transformers import ALONE, build
 
 
@@ -36,9 +37,9 @@ def test_one_that_does_not_pass_on_what_a_step_is_refuses_and_stays_as_it_was() 
     module = build("stablelm")
     ids = torch.tensor([[1, 2, 3]])
     before = module(input_ids=ids, use_cache=False).logits
-    with pytest.raises(ServingError, match="does not get the keywords") as caught:
-        Network(module, "cpu", slots=3, length=64)
-    assert caught.value.code is StatusCode.UNIMPLEMENTED
+    assert "does not get the keywords" in refusal(
+        Network, module, "cpu", slots=3, length=64, code=StatusCode.UNIMPLEMENTED
+    )
     torch.testing.assert_close(module(input_ids=ids, use_cache=False).logits, before, rtol=0, atol=0)
 
 

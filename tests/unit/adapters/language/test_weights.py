@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 
 import pytest
@@ -14,7 +13,8 @@ from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.language.family import load_library, network_config
 from tfs_lite.adapters.language.hf_files import CONFIG, INDEX, WEIGHTS
 from tfs_lite.adapters.language.weights import TensorHeader, load_network, read_headers
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
+from tfs_lite.testing.errors import refusal
 
 CPU = torch.device("cpu")
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
@@ -62,11 +62,8 @@ def load(directory, dtype=torch.float32):
     return load_network(files, network_config(files), dtype, CPU)
 
 
-def refusal(code, directory):
-    with pytest.raises(ServingError) as caught:
-        load(directory)
-    assert caught.value.code is code, caught.value
-    message = caught.value.status.message
+def refused(code, directory):
+    message = refusal(load, directory, code=code)
     assert str(directory) not in message
     return message
 
@@ -149,19 +146,11 @@ def test_weights_do_not_change_when_the_file_is_overwritten(tmp_path):
     assert torch.equal(logits(found), logits(model))
 
 
-def test_nothing_is_looked_for_outside(tmp_path, monkeypatch):
+def test_nothing_is_looked_for_outside(tmp_path, connections):
     saved(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "someone/model"}))
-    calls = []
-
-    def refuse(*args, **kwargs):
-        calls.append(args)
-        raise OSError("no network in this test")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
     load(tmp_path)
-    assert calls == []
+    assert connections == []
 
 
 def test_load_says_nothing_on_the_terminal(tmp_path, capfd):
@@ -171,26 +160,38 @@ def test_load_says_nothing_on_the_terminal(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_missing_tensor_is_named_with_its_file(tmp_path):
-    saved(tmp_path)
-    rewrite(tmp_path, lambda tensors: tensors.pop(NORM))
-    message = refusal(StatusCode.FAILED_PRECONDITION, tmp_path)
-    assert NORM in message
-    assert WEIGHTS in message
+def cut(directory, keep):
+    (directory / WEIGHTS).write_bytes((directory / WEIGHTS).read_bytes()[:keep])
 
 
-def test_tensor_of_another_shape_is_named_with_both_shapes(tmp_path):
+def spoil(directory, value):
+    rewrite(directory, lambda tensors: tensors[min(tensors)].view(-1)[-1].fill_(value))
+
+
+MISFIT, DAMAGE = StatusCode.FAILED_PRECONDITION, StatusCode.DATA_LOSS
+WRONG = {
+    "tensor is missing": (lambda at: rewrite(at, lambda found: found.pop(NORM)), MISFIT, [NORM, WEIGHTS]),
+    "tensor has another shape": (
+        lambda at: rewrite(at, lambda found: found.update({NORM: torch.zeros(7)})),
+        MISFIT,
+        [NORM, WEIGHTS, "[7]", "[32]"],
+    ),
+    "config has another size": (lambda at: change(at, hidden_size=64), MISFIT, ["[64"]),
+    "file without a header": (lambda at: cut(at, 4), DAMAGE, [WEIGHTS]),
+    "file with half a header": (lambda at: cut(at, 300), DAMAGE, [WEIGHTS]),
+    "file that lacks a byte": (lambda at: cut(at, -1), DAMAGE, [WEIGHTS]),
+    "weight is not a number": (lambda at: spoil(at, float("nan")), DAMAGE, ["not finite"]),
+    "weight is infinite": (lambda at: spoil(at, float("inf")), DAMAGE, ["not finite"]),
+}
+
+
+@pytest.mark.parametrize(("damage", "code", "parts"), WRONG.values(), ids=WRONG)
+def test_weights_that_do_not_fit_or_are_damaged_are_refused_with_what_is_wrong(tmp_path, damage, code, parts):
     saved(tmp_path)
-    rewrite(tmp_path, lambda tensors: tensors.update({NORM: torch.zeros(7)}))
-    message = refusal(StatusCode.FAILED_PRECONDITION, tmp_path)
-    for part in (NORM, WEIGHTS, "[7]", "[32]"):
+    damage(tmp_path)
+    message = refused(code, tmp_path)
+    for part in parts:
         assert part in message
-
-
-def test_config_of_another_size_does_not_fit(tmp_path):
-    saved(tmp_path)
-    change(tmp_path, hidden_size=64)
-    assert "[64" in refusal(StatusCode.FAILED_PRECONDITION, tmp_path)
 
 
 def test_more_tensors_than_the_network_has_are_only_logged(tmp_path, caplog):
@@ -200,21 +201,11 @@ def test_more_tensors_than_the_network_has_are_only_logged(tmp_path, caplog):
     assert "strange.weight" in caplog.text
 
 
-@pytest.mark.parametrize("keep", [4, 300, -1], ids=["no header", "half a header", "a byte short"])
-def test_truncated_file_is_damage_and_named(tmp_path, keep):
-    saved(tmp_path)
-    whole = (tmp_path / WEIGHTS).read_bytes()
-    (tmp_path / WEIGHTS).write_bytes(whole[:keep])
-    assert WEIGHTS in refusal(StatusCode.DATA_LOSS, tmp_path)
-
-
 def test_tensor_in_two_files_is_damage(tmp_path):
     for name in ("a.safetensors", "b.safetensors"):
         save_file({"same": torch.zeros(2)}, tmp_path / name)
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
-    with pytest.raises(ServingError, match="same") as caught:
-        read_headers(read_version(str(tmp_path)))
-    assert caught.value.code is StatusCode.DATA_LOSS
+    assert "same" in refusal(read_headers, read_version(str(tmp_path)), code=StatusCode.DATA_LOSS)
 
 
 def test_headers_tell_file_type_and_shape(tmp_path):
@@ -240,7 +231,7 @@ def test_headers_tell_file_type_and_shape(tmp_path):
 def test_config_of_something_else_than_a_decoder_is_refused(tmp_path, fields, word):
     saved(tmp_path)
     change(tmp_path, **fields)
-    message = refusal(StatusCode.FAILED_PRECONDITION, tmp_path)
+    message = refused(StatusCode.FAILED_PRECONDITION, tmp_path)
     assert CONFIG in message
     assert word in message
 
@@ -267,15 +258,4 @@ def test_config_cannot_choose_the_code_that_runs(tmp_path):
 def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
     saved(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    assert "pip install 'tfs-lite[generate]'" in refusal(StatusCode.FAILED_PRECONDITION, tmp_path)
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")], ids=str)
-def test_weights_that_are_no_numbers_are_damage(tmp_path, wrong):
-    def spoil(tensors):
-        name = min(tensors)
-        tensors[name].view(-1)[-1] = wrong
-
-    saved(tmp_path)
-    rewrite(tmp_path, spoil)
-    assert "not finite" in refusal(StatusCode.DATA_LOSS, tmp_path)
+    assert "pip install 'tfs-lite[generate]'" in refused(StatusCode.FAILED_PRECONDITION, tmp_path)

@@ -79,20 +79,6 @@ def steps(preprocess="", postprocess="", head="", settings=None):
 X = {"x": np.array([[1, 2], [3, 4], [5, 6]], np.float32)}
 
 
-@pytest.fixture
-def opened(tmp_path, request_for):
-    """Writes ``model.py`` and opens it as a server does; closes it in the end."""
-    models = []
-
-    def open_source(source, settings=None):
-        models.append(open_python(request_for(write_python(tmp_path, source), settings, trusted=True)))
-        return models[-1]
-
-    yield open_source
-    for model in models:
-        model.close()
-
-
 def through(model, inputs):
     """All steps of one request."""
     batch = model.run("", model.preprocess("", inputs, LATER), ())
