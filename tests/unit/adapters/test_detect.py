@@ -1,9 +1,11 @@
+import re
+
 import pytest
 
 from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.detect import choose_platform, read_version
 from tfs_lite.adapters.platforms import PLATFORMS
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.platforms import add_to_archive
 
@@ -29,6 +31,10 @@ def test_files_say_which_platform_they_are_for(found, platform):
     assert choose_platform(found, "", PLATFORMS).name == platform
 
 
+def test_ensemble_has_no_artefact():
+    assert choose_platform(files(), "ensemble", PLATFORMS).name == "ensemble"
+
+
 def test_several_artefacts_need_a_word_of_the_config():
     both = files("model.pt2", "model.py")
     assert "several platforms (python, pytorch_export): set platform" in refusal(
@@ -37,29 +43,29 @@ def test_several_artefacts_need_a_word_of_the_config():
     assert choose_platform(both, "python", PLATFORMS).name == "python"
 
 
-def test_directory_without_an_artefact_says_what_was_expected():
-    with pytest.raises(ServingError, match=r"\(readme\.txt\); expected .*model\.pt2") as caught:
-        choose_platform(files("readme.txt"), "", PLATFORMS)
-    assert caught.value.code is StatusCode.FAILED_PRECONDITION
-    with pytest.raises(ServingError, match="no files"):
-        choose_platform(files(), "", PLATFORMS)
-    with pytest.raises(ServingError, match="and 12 more"):
-        choose_platform(files(*(f"{number:02}.txt" for number in range(20))), "", PLATFORMS)
+PRECONDITION = StatusCode.FAILED_PRECONDITION
+UNFIT = {
+    "no artefact": (files("readme.txt"), "", PRECONDITION, r"\(readme\.txt\); expected .*model\.pt2"),
+    "no files": (files(), "", PRECONDITION, "no files"),
+    "many files": (files(*(f"{number:02}.txt" for number in range(20))), "", PRECONDITION, "and 12 more"),
+    "artefact of another platform": (
+        files("model.pt"),
+        "pytorch_export",
+        PRECONDITION,
+        r"platform pytorch_export needs model\.pt2; the version holds model\.pt",
+    ),
+    "unknown platform": (
+        files("model.pt2"),
+        "caffe",
+        StatusCode.INVALID_ARGUMENT,
+        "known: ensemble, onnxruntime_onnx, python",
+    ),
+}
 
 
-def test_platform_of_the_config_must_find_its_artefact():
-    with pytest.raises(ServingError, match=r"platform pytorch_export needs model\.pt2; the version holds model\.pt"):
-        choose_platform(files("model.pt"), "pytorch_export", PLATFORMS)
-
-
-def test_ensemble_has_no_artefact():
-    assert choose_platform(files(), "ensemble", PLATFORMS).name == "ensemble"
-
-
-def test_unknown_platform_is_refused():
-    assert "known: ensemble, onnxruntime_onnx, python" in refusal(
-        choose_platform, files("model.pt2"), "caffe", PLATFORMS
-    )
+@pytest.mark.parametrize(("found", "platform", "code", "message"), UNFIT.values(), ids=UNFIT)
+def test_files_that_do_not_fit_a_platform_are_refused_with_what_was_expected(found, platform, code, message):
+    assert re.search(message, refusal(choose_platform, found, platform, PLATFORMS, code=code))
 
 
 def test_version_is_read_with_its_archives(exported, tmp_path):

@@ -23,6 +23,7 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, ServingError, StatusCode
 from tfs_lite.protocols.tfrecord import frame
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.lifecycle.servables import OwnClockServable, run_alone
 from tfs_lite.testing.servers.logs import examples_log, log_file, predict_log, write_warmup
 from tfs_lite.testing.servers.platforms import SETTINGS, write_plain
@@ -91,14 +92,15 @@ def warm_up(servable, reports, tmp_path):
 
 
 @pytest.fixture
-def refusal(warm_up, reports):
-    """The error of a warm-up that fails; it has to be reported as well."""
+def refused(warm_up, reports):
+    """The message of a warm-up that fails; the error has to be reported as well."""
 
-    def run(content=None, *rows: WarmupRequest, **options) -> ServingError:
+    def run(content=None, *rows: WarmupRequest, code=StatusCode.INVALID_ARGUMENT, **options) -> str:
         with pytest.raises(ServingError) as caught:
             warm_up(content, *rows, **options)
+        assert caught.value.code is code
         assert reports[-1].status == caught.value.status
-        return caught.value
+        return str(caught.value)
 
     return run
 
@@ -165,65 +167,58 @@ def test_files_without_much_in_them_are_fine(warm_up, reports, content, records)
         (log_file(predict(signature="other")), StatusCode.FAILED_PRECONDITION, "record 1: Serving signature key"),
     ],
 )
-def test_a_file_that_cannot_be_answered_fails_the_load_and_names_the_record(refusal, content, code, message):
-    error = refusal(content)
-    assert error.code is code
-    assert str(error).startswith(f"{FILE}: {message}")
-    assert (MARKER in str(error)) == (code is StatusCode.DATA_LOSS)
+def test_a_file_that_cannot_be_answered_fails_the_load_and_names_the_record(refused, content, code, message):
+    found = refused(content, code=code)
+    assert found.startswith(f"{FILE}: {message}")
+    assert (MARKER in found) == (code is StatusCode.DATA_LOSS)
 
 
-def test_records_before_the_damage_are_run(model, refusal, reports):
-    error = refusal(log_file(predict(), predict())[:-10])
-    assert str(error).startswith(f"{FILE}: record 2 is truncated or damaged")
+def test_records_before_the_damage_are_run(model, refused, reports):
+    message = refused(log_file(predict(), predict())[:-10], code=StatusCode.DATA_LOSS)
+    assert message.startswith(f"{FILE}: record 2 is truncated or damaged")
     assert len(model.asked) == reports[0].records == 1
 
 
-def test_a_record_above_the_bound_is_refused(refusal, monkeypatch):
+def test_a_record_above_the_bound_is_refused(refused, monkeypatch):
     monkeypatch.setattr(warmup, "MAX_LOG_BYTES", 10)
-    error = refusal(log_file(predict()))
-    assert error.code is StatusCode.INVALID_ARGUMENT
-    assert "at most 10 are allowed" in str(error)
+    assert "at most 10 are allowed" in refused(log_file(predict()))
 
 
-def test_an_error_of_the_model_keeps_its_code(model, refusal, reports):
+def test_an_error_of_the_model_keeps_its_code(model, refused, reports):
     model.failure = ServingError(StatusCode.RESOURCE_EXHAUSTED, "no memory left")
-    error = refusal(log_file(predict()))
-    assert (error.code, str(error)) == (StatusCode.RESOURCE_EXHAUSTED, f"{FILE}: record 1: no memory left")
+    message = refused(log_file(predict()), code=StatusCode.RESOURCE_EXHAUSTED)
+    assert message == f"{FILE}: record 1: no memory left"
     assert reports[0].records == 1
 
 
-def test_a_row_that_would_be_refused_is_named(refusal, reports):
-    error = refusal(None, ROW, WarmupRequest(body='{"inputs": [["a", "b"]]}'))
-    assert error.code is StatusCode.INVALID_ARGUMENT
-    assert str(error).startswith("warmup[1] of the config: ")
+def test_a_row_that_would_be_refused_is_named(refused, reports):
+    assert refused(None, ROW, WarmupRequest(body='{"inputs": [["a", "b"]]}')).startswith("warmup[1] of the config: ")
     assert reports[0].records == 2
 
 
-def test_method_names_are_checked_where_the_server_checks_them(refusal, warm_up):
+def test_method_names_are_checked_where_the_server_checks_them(refused):
     log = log_file(examples_log("classify", [{"x": [1.0, 2.0]}], "value"))
-    assert "method_name" in str(refusal(log, check_method_names=True))
-    assert "method_name" not in str(refusal(log))
+    assert "method_name" in refused(log, check_method_names=True)
+    assert "method_name" not in refused(log)
 
 
-def test_a_thousand_records_are_the_most_and_one_more_is_run_and_refused(model, warm_up, refusal, reports):
+def test_a_thousand_records_are_the_most_and_one_more_is_run_and_refused(model, warm_up, refused, reports):
     thousand = log_file(predict()) * 1000
     warm_up(thousand)
     assert len(model.asked) == reports[0].records == 1000
-    error = refusal(thousand + log_file(predict(), predict()))
-    assert error.code is StatusCode.INVALID_ARGUMENT
-    assert "Number of warmup records exceeds the maximum (1000)" in str(error)
+    message = refused(thousand + log_file(predict(), predict()))
+    assert "Number of warmup records exceeds the maximum (1000)" in message
     assert len(model.asked) == 2001
     assert reports[1].records == 1001
 
 
-def make_link(path, directory):
+def replace_by_link(path, directory):
     path.rename(directory / "elsewhere")
     path.symlink_to(directory / "elsewhere")
 
 
 def make_link_of_directory(path, directory):
-    path.parent.rename(directory / "other")
-    path.parent.symlink_to(directory / "other")
+    replace_by_link(path.parent, directory)
 
 
 def make_pipe(path, directory):
@@ -243,19 +238,18 @@ def make_large(path, directory):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (make_link, "it is a link"),
+        (replace_by_link, "it is a link"),
         (make_link_of_directory, "assets.extra is a link"),
         (make_pipe, "it is no file but something else"),
         (make_directory, "it is no file but something else"),
         (make_large, "at most 4294967296 are allowed"),
     ],
 )
-def test_what_is_no_plain_file_is_refused_and_not_read(model, refusal, tmp_path, make, reason):
+def test_what_is_no_plain_file_is_refused_and_not_read(model, refused, tmp_path, make, reason):
     make(write_warmup(tmp_path, predict()), tmp_path)
-    error = refusal()
-    assert error.code is StatusCode.INVALID_ARGUMENT
-    assert reason in str(error)
-    assert str(tmp_path) not in str(error)
+    message = refused()
+    assert reason in message
+    assert str(tmp_path) not in message
     assert model.asked == []
 
 
@@ -263,22 +257,19 @@ def test_a_file_that_the_system_refuses_may_be_tried_again(servable, reports):
     request = OpenRequest(ID, VersionFiles("x" * 300, frozenset()), torch.device("cpu"), False)
     with pytest.raises(ServingError) as caught:
         Warmup(on_report=reports.append)(servable, request)
-    assert (caught.value.code, str(caught.value)) == (
-        StatusCode.UNAVAILABLE,
-        f"{FILE} cannot be read: File name too long",
-    )
+    reason = f"{FILE} cannot be read: File name too long"
+    assert (caught.value.code, str(caught.value)) == (StatusCode.UNAVAILABLE, reason)
     assert reports[0].status == caught.value.status
 
 
-def test_a_model_that_does_not_answer_fails_the_load(model, refusal):
+def test_a_model_that_does_not_answer_fails_the_load(model, refused):
     gate = threading.Event()
     model.run = lambda signature, inputs, outputs: {"y": inputs["x"]} if gate.wait(30) else {}
     try:
-        error = refusal(log_file(predict()), seconds_per_run=0.05)
+        message = refused(log_file(predict()), seconds_per_run=0.05, code=StatusCode.DEADLINE_EXCEEDED)
     finally:
         gate.set()
-    assert error.code is StatusCode.DEADLINE_EXCEEDED
-    assert str(error).startswith(f"{FILE}: record 1: the model did not answer")
+    assert message.startswith(f"{FILE}: record 1: the model did not answer")
 
 
 def test_seconds_are_those_of_the_clock(warm_up, reports):
@@ -324,9 +315,7 @@ def test_a_load_ends_after_its_warm_up(load, reports):
 
 def test_a_failing_warm_up_fails_the_load_and_leaves_nothing_behind(load, tmp_path):
     before = set(threading.enumerate())
-    with pytest.raises(ServingError) as caught:
-        load(predict([[1, 2, 3, 4, 5]]))
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    assert str(caught.value).startswith(f"model m version 7: {FILE}: record 1: input x has size 5 in dimension 1")
-    assert str(tmp_path) not in str(caught.value)
+    message = refusal(load, predict([[1, 2, 3, 4, 5]]))
+    assert message.startswith(f"model m version 7: {FILE}: record 1: input x has size 5 in dimension 1")
+    assert str(tmp_path) not in message
     assert set(threading.enumerate()) == before

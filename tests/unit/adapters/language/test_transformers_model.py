@@ -194,15 +194,8 @@ def test_model_with_other_answers_in_a_batch_does_not_serve_them(tmp_path, opene
     def forward(
         self, input_ids=None, position_ids=None, past_key_values=None, use_cache=None, logits_to_keep=0, **options
     ):
-        output = honest(
-            self,
-            input_ids=input_ids,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            logits_to_keep=logits_to_keep,
-            **options,
-        )
+        wanted = {"use_cache": use_cache, "logits_to_keep": logits_to_keep, **options}
+        output = honest(self, input_ids, position_ids=position_ids, past_key_values=past_key_values, **wanted)
         if position_ids is not None and past_key_values is None:
             output.logits = output.logits.roll(1, -1)
         return output
@@ -246,7 +239,7 @@ def test_no_thread_is_left_when_a_version_is_open(tmp_path, opened):
         ({"dynamic_batching": {}}, "dynamic_batching"),
         ({"instance_group": [{"count": 3}]}, "instance_group"),
         ({"parameters": {"max_modl_len": "3"}}, "max_modl_len"),
-        ({"parameters": {"dtype": "int8"}}, r"parameters\.dtype"),
+        ({"parameters": {"dtype": "int8"}}, "parameters.dtype"),
     ],
     ids=["batching", "instances", "unknown parameter", "type"],
 )

@@ -556,7 +556,7 @@ def test_callers_that_raise_disturb_no_other_text(caplog: pytest.LogCaptureFixtu
         assert words in caplog.text
 
 
-def test_reports_tell_times_and_counts() -> None:
+def test_reports_tell_kinds_times_and_counts() -> None:
     stepped = SteppedEngine(1, before=lambda step: stepped.clock.advance(0.5))
     first, second = Request(prompt(1, 10), 3, ignore_eos=True), Request(prompt(2, 5), 2, ignore_eos=True)
     stepped.run(first, second)
@@ -572,14 +572,11 @@ def test_reports_tell_times_and_counts() -> None:
         TextReport(ID, "length", Usage(10, 3), 10, 0.0, 1.0, 2.0, 2.0),
         TextReport(ID, "length", Usage(5, 2), 5, 2.0, 2.5, 3.0, 3.0),
     ]
-
-
-def test_mixed_step_is_told_as_such() -> None:
-    stepped = SteppedEngine(2)
-    stepped.submit(Request(prompt(1), 5, ignore_eos=True))
-    stepped.turn(2)
-    stepped.run(Request(prompt(2), 5, ignore_eos=True))
-    assert [report.kind for report in stepped.steps][:4] == ["prefill", "decode", "mixed", "decode"]
+    two = SteppedEngine(2)
+    two.submit(Request(prompt(1), 5, ignore_eos=True))
+    two.turn(2)
+    two.run(Request(prompt(2), 5, ignore_eos=True))
+    assert [report.kind for report in two.steps][:4] == ["prefill", "decode", "mixed", "decode"]
 
 
 def test_closed_engine_has_ended_every_text_and_takes_none() -> None:

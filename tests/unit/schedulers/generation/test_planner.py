@@ -79,16 +79,11 @@ def test_no_text_is_admitted_before_the_first_that_waits() -> None:
     assert list(scheduler.waiting) == [short]
 
 
-def test_text_with_limit_0_draws_nothing() -> None:
-    scored = text(3, limit=0)
-    assert rows(step(scheduler_of(engine(), scored))) == [(scored, 0, 3, False)]
-
-
-def test_text_with_limit_1_never_decodes() -> None:
-    short = text(3, limit=1)
-    step(scheduler_of(engine(), short))
-    assert short.phase is Phase.PREFILL
-    assert short.output == 1
+@pytest.mark.parametrize(("limit", "draws"), [(0, False), (1, True)])
+def test_text_of_at_most_one_token_never_decodes(limit: int, draws: bool) -> None:
+    short = text(3, limit=limit)
+    assert rows(step(scheduler_of(engine(), short))) == [(short, 0, 3, draws)]
+    assert (short.phase, short.output) == (Phase.PREFILL, int(draws))
 
 
 def test_urgent_text_takes_the_slot_of_the_least_urgent_one() -> None:
@@ -214,53 +209,35 @@ def test_phases_come_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "value"),
     [
-        {"slots": 0},
-        {"rows": 3},
-        {"chunk": 0},
-        {"length": 0},
-        {"policy": "random"},
-        {"queue_timeout": 0.0},
-        {"max_queue": -1},
+        *[("slots", 0), ("rows", 3), ("chunk", 0), ("length", 0)],
+        *[("policy", "random"), ("queue_timeout", 0.0), ("max_queue", -1)],
     ],
-    ids=lambda wrong: next(iter(wrong)),
 )
-def test_settings_without_sense_are_refused(wrong: dict[str, Any]) -> None:
+def test_settings_without_sense_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError):
-        engine(**wrong)
+        engine(**{name: value})
 
 
-def test_prompts_have_fewer_rows_beside_texts_that_decode() -> None:
-    scheduler = SchedulerState(engine(slots=4, rows=512, chunk=256))
-    scheduler.add(GenerationState(0, [1, 2], 2, 50, 0, 0.0, None))
-    scheduler.complete(plan := scheduler.plan(0.0, prefill_rows=64))
-    assert [scheduled.count for scheduled in plan.schedule] == [2], "no text decodes yet"
-    scheduler.append(plan.schedule[0].text, 7)
-    scheduler.add(GenerationState(1, list(range(500)), 500, 50, 0, 0.0, None))
-    assert [scheduled.count for scheduled in scheduler.plan(0.0, prefill_rows=20).schedule] == [1, 20]
+WIDE = {"slots": 9, "rows": 512, "chunk": 256}
+BUDGETS = {
+    "fewer than without texts that decode": (1, [500], 20, [1, 20]),
+    "short prompts to their end, then a newcomer only begins": (4, [20] * 4, 16, [1, 1, 1, 1, 20, 20, 20, 1]),
+    "more where more texts begin than go on": (1, [500] * 4, 20, [1, 80, 1, 1, 1]),
+}
 
 
-def test_short_prompts_are_read_at_once_beside_texts_that_decode() -> None:
-    scheduler = SchedulerState(engine(slots=9, rows=512, chunk=256))
-    running = [GenerationState(number, [1, 2], 2, 50, 0, 0.0, None) for number in range(4)]
-    for text in running:
-        scheduler.add(text)
-    scheduler.complete(scheduler.plan(0.0))
-    for text in running:
-        scheduler.append(text, 7)
-    for number in range(4, 8):
-        scheduler.add(GenerationState(number, [number] * 20, 20, 50, 0, 0.0, None))
-    counts = [scheduled.count for scheduled in scheduler.plan(0.0, prefill_rows=16).schedule]
-    assert counts == [1, 1, 1, 1, 20, 20, 20, 1], "64 rows to their end; then a newcomer only begins"
-
-
-def test_where_more_texts_begin_than_go_on_prompts_have_more_rows() -> None:
-    scheduler = SchedulerState(engine(slots=9, rows=512, chunk=256))
-    scheduler.add(GenerationState(0, [1, 2], 2, 50, 0, 0.0, None))
-    scheduler.complete(plan := scheduler.plan(0.0))
-    scheduler.append(plan.schedule[0].text, 7)
-    for number in range(1, 5):
-        scheduler.add(GenerationState(number, [number] * 500, 500, 50, 0, 0.0, None))
-    counts = [scheduled.count for scheduled in scheduler.plan(0.0, prefill_rows=20).schedule]
-    assert counts == [1, 80, 1, 1, 1], "four begin beside one"
+@pytest.mark.parametrize(("decoding", "prompts", "budget", "counts"), BUDGETS.values(), ids=BUDGETS)
+def test_prompts_have_a_budget_of_rows_beside_texts_that_decode(
+    decoding: int, prompts: list[int], budget: int, counts: list[int]
+) -> None:
+    running = [text(2, limit=50) for _ in range(decoding)]
+    scheduler = scheduler_of(engine(**WIDE), *running)
+    scheduler.complete(plan := scheduler.plan(0.0, prefill_rows=budget))
+    assert [scheduled.count for scheduled in plan.schedule] == [2] * decoding, "no text decodes yet"
+    for one in running:
+        scheduler.append(one, 7)
+    for length in prompts:
+        scheduler.add(text(length, limit=50))
+    assert [scheduled.count for scheduled in scheduler.plan(0.0, prefill_rows=budget).schedule] == counts

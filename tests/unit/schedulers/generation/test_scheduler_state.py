@@ -77,23 +77,18 @@ def test_tokens_of_waiting_texts_are_bounded() -> None:
     assert busy.refusal([10]) is None
 
 
-def test_slot_of_a_removed_text_is_free_for_the_next_plan() -> None:
+def test_slot_of_a_removed_text_is_free_for_the_next_plan_and_waiting_texts_can_be_removed() -> None:
     busy = scheduler(slots=1)
-    first, second = add(busy, 1), add(busy, 2)
+    first, second, third = (add(busy, number) for number in (1, 2, 3))
     step(busy)
     assert busy.plan(0.0).admitted == ()
+    busy.remove(second)
+    assert list(busy.waiting) == [third]
+    assert busy.state().waiting == 1
     busy.remove(first)
     busy.remove(first)
     assert (first.phase, first.slot) == (Phase.ENDED, None)
-    assert busy.plan(0.0).admitted == (second,)
-
-
-def test_waiting_text_can_be_removed() -> None:
-    busy = scheduler(slots=1)
-    texts = [add(busy, number) for number in range(3)]
-    busy.remove(texts[1])
-    assert list(busy.waiting) == [texts[0], texts[2]]
-    assert busy.state().waiting == 2
+    assert busy.plan(0.0).admitted == (third,)
 
 
 def test_rows_of_a_text_removed_during_the_step_do_not_count() -> None:
@@ -167,21 +162,13 @@ def test_token_that_was_not_wanted_is_an_error() -> None:
         busy.append(text, 1)
 
 
-def test_rows_that_failed_are_not_reused() -> None:
-    busy = scheduler(slots=1)
-    failed = add(busy, 1, length=30)
-    step(busy)
-    busy.remove(failed, valid=False)
-    again = add(busy, 2, length=31, token=1)
-    busy.plan(0.0)
-    assert (again.cached, again.cached_asked) == (0, 31)
-
-
-def test_reuse_is_told() -> None:
+@pytest.mark.parametrize(("valid", "cached"), [(True, 30), (False, 0)], ids=["ended", "failed"])
+def test_rows_are_reused_unless_they_failed_and_that_is_told(valid: bool, cached: int) -> None:
     busy = scheduler(slots=1)
     first = add(busy, 1, length=30)
     step(busy)
-    busy.remove(first)
+    busy.remove(first, valid=valid)
     again = add(busy, 2, length=31, token=1)
-    assert busy.plan(0.0).schedule[0].start == 30
-    assert (again.cached, again.cached_asked, again.done) == (30, 31, 30)
+    assert busy.plan(0.0).schedule[0].start == cached
+    assert (again.cached, again.cached_asked) == (cached, 31)
+    assert again.done == cached

@@ -143,6 +143,13 @@ class ServableFixture:
         assert self.inside.wait(PATIENCE)
         return request
 
+    def tokenizing(self) -> Request:
+        """A call whose long prompt is held up in the tokenizer."""
+        self.codec.go.clear()
+        request = self.submit(Generation(LONG, 1))
+        assert self.codec.inside.wait(PATIENCE)
+        return request
+
     def end(self) -> None:
         self.go.set()
         self.codec.go.set()
@@ -264,13 +271,10 @@ def test_prompt_is_only_read_when_nothing_but_its_echo_is_wanted(fixture):
 def test_text_without_max_tokens_ends_with_the_context(make):
     fixture = make(length=20)
     assert fixture.servable.limits.length == 20
-    outputs = fixture.submit(Generation([1] * 15, ignore_eos=True)).outputs()
-    assert outputs["completion_tokens"] == [5]
+    assert fixture.submit(Generation([1] * 15, ignore_eos=True)).outputs()["completion_tokens"] == [5]
+    reason = "the prompt has 15 tokens and max_tokens is 6, together more than the 20 of the model's context"
     refused = fixture.submit(Generation([1] * 15, 6)).status()
-    assert (refused.code, refused.message) == (
-        StatusCode.INVALID_ARGUMENT,
-        "the prompt has 15 tokens and max_tokens is 6, together more than the 20 of the model's context",
-    )
+    assert (refused.code, refused.message) == (StatusCode.INVALID_ARGUMENT, reason)
 
 
 class Seeds:
@@ -371,20 +375,15 @@ def test_call_that_runs_is_cancelled_within_a_step(fixture):
     fixture.go.set()
     assert request.code() is StatusCode.CANCELLED
     assert sum(len(piece.tokens) for piece in request.pieces) <= 1
-    fixture.servable.cancel(request.call)
+    stranger = Request(Generation([1], 1))
+    for ended_or_never_submitted in (request, stranger):
+        fixture.servable.cancel(ended_or_never_submitted.call)
+    assert stranger.answers == []
     assert fixture.servable.state().running == 0
 
 
-def test_call_that_was_never_submitted_can_be_cancelled(fixture):
-    request = Request(Generation([1], 1))
-    fixture.servable.cancel(request.call)
-    assert request.answers == []
-
-
 def test_call_is_cancelled_while_its_prompt_waits_for_the_tokenizer(fixture):
-    fixture.codec.go.clear()
-    first = fixture.submit(Generation(LONG, 1))
-    assert fixture.codec.inside.wait(PATIENCE)
+    first = fixture.tokenizing()
     second = fixture.submit(Generation(LONG, 1))
     assert fixture.servable.pending == 1
     fixture.servable.cancel(second.call)
@@ -399,9 +398,7 @@ def test_call_is_cancelled_while_its_prompt_waits_for_the_tokenizer(fixture):
 
 
 def test_queue_of_the_tokenizer_is_bounded(fixture):
-    fixture.codec.go.clear()
-    first = fixture.submit(Generation(LONG, 1))
-    assert fixture.codec.inside.wait(PATIENCE)
+    first = fixture.tokenizing()
     waiting = [fixture.submit(Generation(LONG, 1)) for _ in range(6)]
     status = fixture.submit(Generation(LONG, 1)).status()
     assert (status.code, status.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
@@ -411,18 +408,20 @@ def test_queue_of_the_tokenizer_is_bounded(fixture):
     assert first.outputs()["completion_tokens"] == [1]
 
 
-def test_tokenizer_that_fails_is_the_call_s_failure(fixture, caplog):
-    status = fixture.submit(Generation(LONG + "!", 1)).status()
-    assert status == Status(StatusCode.INTERNAL, "model m version 1 failed to tokenise the prompts")
-    assert "no such word" in caplog.text
-    assert fixture.submit(Generation(LONG, 1)).outputs()
-
-
-def test_echo_that_fails_is_the_call_s_failure(fixture, caplog):
-    request = fixture.submit(Generation([200], 1, echo=True))
-    assert request.status() == Status(StatusCode.INTERNAL, "model m version 1 failed to take the texts")
+@pytest.mark.parametrize(
+    ("text", "failed", "logged"),
+    [
+        (Generation(LONG + "!", 1), "tokenise the prompts", "no such word"),
+        (Generation([200], 1, echo=True), "take the texts", "no such token"),
+    ],
+    ids=["prompt", "echo"],
+)
+def test_tokenizer_that_fails_is_the_call_s_failure(fixture, caplog, text, failed, logged):
+    request = fixture.submit(text)
+    assert request.status() == Status(StatusCode.INTERNAL, f"model m version 1 failed to {failed}")
     assert not request.call.admitted
-    assert "no such token" in caplog.text
+    assert logged in caplog.text
+    assert fixture.submit(Generation(LONG, 1)).outputs()
 
 
 def test_deadline_that_has_passed_costs_nothing(fixture):
@@ -432,9 +431,7 @@ def test_deadline_that_has_passed_costs_nothing(fixture):
 
 
 def test_deadline_counts_while_a_prompt_waits_for_the_tokenizer(fixture):
-    fixture.codec.go.clear()
-    first = fixture.submit(Generation(LONG, 1))
-    assert fixture.codec.inside.wait(PATIENCE)
+    first = fixture.tokenizing()
     late = fixture.submit(Generation(LONG, 1), deadline=fixture.clock.monotonic() + 5)
     fixture.clock.advance(5)
     fixture.codec.go.set()
@@ -442,21 +439,18 @@ def test_deadline_counts_while_a_prompt_waits_for_the_tokenizer(fixture):
     assert first.outputs()
 
 
-def test_deadline_ends_a_text_between_its_tokens(fixture):
-    fixture.step_seconds = 1.0
-    request = fixture.submit(Generation([1], 500, ignore_eos=True), pieces=True, deadline=fixture.clock.monotonic() + 3)
-    assert request.code() is StatusCode.DEADLINE_EXCEEDED
-    assert sum(len(piece.tokens) for piece in request.pieces) == 3
-
-
-@pytest.mark.parametrize("deadline", [None, 9.0, 2.0], ids=["alone", "the sooner", "the later"])
-def test_timeout_of_a_call_is_a_deadline(fixture, deadline):
+@pytest.mark.parametrize(
+    ("timeout", "deadline", "tokens"),
+    [(None, 3.0, 3), (3.0, None, 3), (3.0, 9.0, 3), (3.0, 2.0, 2)],
+    ids=["deadline", "timeout", "timeout is the sooner", "timeout is the later"],
+)
+def test_sooner_of_deadline_and_timeout_ends_a_text_between_its_tokens(fixture, timeout, deadline, tokens):
     fixture.step_seconds = 1.0
     at = None if deadline is None else fixture.clock.monotonic() + deadline
     text = Generation([1], 500, ignore_eos=True)
-    request = fixture.submit(text, pieces=True, timeout=3.0, deadline=at)
+    request = fixture.submit(text, pieces=True, timeout=timeout, deadline=at)
     assert request.code() is StatusCode.DEADLINE_EXCEEDED
-    assert sum(len(piece.tokens) for piece in request.pieces) == min(3, deadline or 3)
+    assert sum(len(piece.tokens) for piece in request.pieces) == tokens
 
 
 def test_call_knows_how_long_it_waited_and_how_long_it_ran(make):
@@ -496,19 +490,16 @@ def test_models_of_one_process_take_turns_and_others_have_their_own_thread(make,
 
 def test_call_after_the_end_and_inside_it_is_answered(make):
     fixture = make()
-    fixture.codec.go.clear()
-    inside = fixture.submit(Generation(LONG, 1))
-    assert fixture.codec.inside.wait(PATIENCE)
+    inside = fixture.tokenizing()
     waiting = fixture.submit(Generation(LONG, 1))
     closing = threading.Thread(target=fixture.servable.close)
     closing.start()
-    assert waiting.status() == Status(StatusCode.UNAVAILABLE, "model m version 1 is being unloaded")
+    unloaded = Status(StatusCode.UNAVAILABLE, "model m version 1 is being unloaded")
+    assert waiting.status() == unloaded
     fixture.codec.go.set()
     closing.join(PATIENCE)
     inside.result()
-    assert fixture.submit(Generation([1], 1)).status() == Status(
-        StatusCode.UNAVAILABLE, "model m version 1 is being unloaded"
-    )
+    assert fixture.submit(Generation([1], 1)).status() == unloaded
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -11,8 +11,9 @@ import pytest
 
 from tfs_lite.core.generation import ChatPrompt, Generation, GenerationCall, Limits, Sampling
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
-from tfs_lite.core.status import Reason, ServingError, StatusCode
+from tfs_lite.core.status import Reason, StatusCode
 from tfs_lite.schedulers.generation.tokenizing import LIGHT, Prepared, TokenizerThread, Work, prepare, weigh
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.language.byte_codec import BEGIN, END, VOCABULARY, ByteCodec
 
 PATIENCE = 60
@@ -78,20 +79,18 @@ def test_prompt_of_several_texts_is_tokenised_once():
     assert codec.encoded == [prompt]
 
 
-@pytest.mark.parametrize(("length", "room"), [(1, 63), (63, 1)])
-def test_without_max_tokens_a_text_gets_the_rest_of_the_context(length, room):
-    (found,) = prepare(call_for(Generation([1] * length)), None, LIMITS)
-    assert found.limit == room
+FITTING = {
+    "the rest of the context after one token": (Generation([1]), 1, 63),
+    "the last position": (Generation([1] * 63), 63, 1),
+    "prompt and output fill the context": (Generation([1] * 60, 4), 60, 4),
+    "prompt that is only read fills the context": (Generation("a" * 63, 0, echo=True), 64, 0),
+}
 
 
-def test_prompt_and_output_may_fill_the_context_exactly():
-    (found,) = prepare(call_for(Generation([1] * 60, 4)), None, LIMITS)
-    assert (len(found.tokens), found.limit) == (60, 4)
-
-
-def test_prompt_that_is_only_read_may_fill_the_context():
-    (found,) = prepare(call_for(Generation("a" * 63, 0, echo=True)), ByteCodec(), LIMITS)
-    assert (len(found.tokens), found.limit) == (64, 0)
+@pytest.mark.parametrize(("wanted", "length", "limit"), FITTING.values(), ids=FITTING)
+def test_text_may_fill_the_context_and_gets_its_rest_without_max_tokens(wanted, length, limit):
+    (found,) = prepare(call_for(wanted), ByteCodec(), LIMITS)
+    assert (len(found.tokens), found.limit) == (length, limit)
 
 
 @pytest.mark.parametrize(("own", "calls", "expected"), [(0, 0, 0), (0, 2, 2), (-1, 2, -1), (3, 0, 3)])
@@ -100,6 +99,7 @@ def test_text_without_a_priority_has_that_of_the_call(own, calls, expected):
     assert found.wanted.priority == expected
 
 
+UNREADABLE = "the prompt is a text, and the model has no tokenizer; send tokens"
 LONG = "the prompt has 65 tokens, more than the 64 of the model's context"
 REFUSED = {
     "no token": ([Generation([], 1)], None, "the prompt is empty, expected one token at least"),
@@ -129,16 +129,8 @@ REFUSED = {
     ),
     "unknown token": ([Generation([1, 258], 1)], None, "the prompt has token 258; the vocabulary has 0 to 257"),
     "negative token": ([Generation([-1], 1)], None, "the prompt has token -1; the vocabulary has 0 to 257"),
-    "text without a tokenizer": (
-        [Generation("a", 1)],
-        None,
-        "the prompt is a text, and the model has no tokenizer; send tokens",
-    ),
-    "chat without a tokenizer": (
-        [Generation(CHAT, 1)],
-        None,
-        "the prompt is a text, and the model has no tokenizer; send tokens",
-    ),
+    "text without a tokenizer": ([Generation("a", 1)], None, UNREADABLE),
+    "chat without a tokenizer": ([Generation(CHAT, 1)], None, UNREADABLE),
     "chat without a template": (
         [Generation(CHAT, 1)],
         ByteCodec(False),
@@ -167,23 +159,18 @@ REFUSED = {
 
 @pytest.mark.parametrize(("texts", "codec", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_generated_is_refused_with_the_numbers(texts, codec, words):
-    with pytest.raises(ServingError) as raised:
-        prepare(call_for(*texts), codec, LIMITS)
-    assert (raised.value.code, str(raised.value)) == (StatusCode.INVALID_ARGUMENT, words)
+    assert refusal(prepare, call_for(*texts), codec, LIMITS) == words
 
 
-def test_text_that_is_too_long_never_reaches_the_tokenizer():
+@pytest.mark.parametrize(
+    ("characters", "context", "words", "encoded"),
+    [(2**20 + 1, 64, "characters", 0), (64 * 20_000, 20_000, "tokens, more than the 20000 of", 1)],
+    ids=["too long for any tokens", "not too long for this context"],
+)
+def test_only_a_text_that_could_fit_the_context_reaches_the_tokenizer(characters, context, words, encoded):
     codec = CountingCodec()
-    with pytest.raises(ServingError, match="characters"):
-        prepare(call_for(Generation("a" * (2**20 + 1), 1)), codec, LIMITS)
-    assert codec.encoded == []
-
-
-def test_long_context_takes_long_texts():
-    codec = CountingCodec()
-    with pytest.raises(ServingError, match="tokens, more than the 20000 of"):
-        prepare(call_for(Generation("a" * (64 * 20_000), 1)), codec, Limits(1, 20_000, VOCABULARY))
-    assert len(codec.encoded) == 1
+    assert words in refusal(prepare, call_for(Generation("a" * characters, 1)), codec, Limits(1, context, VOCABULARY))
+    assert len(codec.encoded) == encoded
 
 
 def test_only_what_takes_long_weighs_much():
@@ -251,18 +238,12 @@ def test_queue_is_bounded_in_works_and_in_characters(fixture):
     assert fixture.put(heavy) == [None]
     (refused,) = fixture.put(first)
     assert (refused.code, refused.reason) == (StatusCode.UNAVAILABLE, Reason.QUEUE_FULL)
-    assert (
-        refused.message
-        == "model m version 1 has prompts of 500 characters waiting for its tokenizer, the most allowed; "
-        + ("try again later")
-    )
+    most = "waiting for its tokenizer, the most allowed; try again later"
+    assert refused.message == f"model m version 1 has prompts of 500 characters {most}"
     fixture.tokenizing.discard(heavy)
     assert fixture.put(first, second, fixture.work("c", 98)) == [None] * 3
     (refused,) = fixture.put(fixture.work("d", 0))
-    assert (
-        refused.message
-        == "model m version 1 has 3 prompts waiting for its tokenizer, the most allowed; try again later"
-    )
+    assert refused.message == f"model m version 1 has 3 prompts {most}"
 
 
 def test_discarded_work_does_not_run(fixture):
