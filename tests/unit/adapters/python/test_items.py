@@ -79,6 +79,14 @@ def steps(preprocess="", postprocess="", head="", settings=None):
 X = {"x": np.array([[1, 2], [3, 4], [5, 6]], np.float32)}
 
 
+def returning(declared, value):
+    """Source and settings of a class whose postprocess returns this value as the declared output y."""
+    x = ModelTensor(name="x", data_type=DataType.FLOAT, dims=(2,))
+    y = ModelTensor(name="y", data_type=declared, dims=())
+    settings = ModelSettings(max_batch_size=8, input=(x,), output=(y,))
+    return steps(postprocess=f"return {{'y': {value}, 'more': 1}}", settings=settings)
+
+
 def through(model, inputs):
     """All steps of one request."""
     batch = model.run("", model.preprocess("", inputs, LATER), ())
@@ -87,6 +95,8 @@ def through(model, inputs):
 
 def test_items_are_validated_prepared_and_finished_one_by_one(opened):
     model = opened(VALIDATED, PERSON)
+    signature = model.signatures[DEFAULT_SIGNATURE]
+    assert (signature.input_names, signature.output_names) == (("age", "name"), ("score", "word"))
     assert model.has_item_steps
     batch = model.preprocess("", people((30, "Ada"), (7, "Bo")), LATER)
     assert {name: (value.dtype, value.tolist()) for name, value in batch.items()} == {
@@ -97,13 +107,6 @@ def test_items_are_validated_prepared_and_finished_one_by_one(opened):
     assert answer["word"].tolist() == [b"long", b"short"]
 
 
-def test_clients_see_what_the_config_declares(opened):
-    model = opened(VALIDATED, PERSON)
-    signature = model.signatures[DEFAULT_SIGNATURE]
-    assert signature.input_names == ("age", "name")
-    assert signature.output_names == ("score", "word")
-
-
 def test_class_without_steps_has_none(opened):
     source, settings = steps()
     model = opened(source, settings)
@@ -112,14 +115,12 @@ def test_class_without_steps_has_none(opened):
 
 
 def test_refusal_names_item_and_field_in_the_words_of_the_validator(opened):
-    assert (
-        refusal(opened(VALIDATED, PERSON).preprocess, "", people((30, "Ada"), (-1, "Bo")), LATER)
-        == "model m: item 1: age: Input should be greater than or equal to 0"
-    )
+    model = opened(VALIDATED, PERSON)
+    message = refusal(model.preprocess, "", people((30, "Ada"), (-1, "Bo")), LATER)
+    assert message == "model m: item 1: age: Input should be greater than or equal to 0"
     bad = {"age": np.array([200]), "name": np.array([b"\xff\xfe"], object)}
-    assert "age: Input should be less than or equal to 150; name: Input should be a valid string" in refusal(
-        opened(VALIDATED, PERSON).preprocess, "", bad, LATER
-    )
+    words = "age: Input should be less than or equal to 150; name: Input should be a valid string"
+    assert words in refusal(model.preprocess, "", bad, LATER)
 
 
 @pytest.mark.parametrize(("count", "words"), [(5, "and 2 more"), (1000, "1000 of its values are refused")])
@@ -280,24 +281,15 @@ def test_postprocess_that_misbehaves_is_the_models_failure(opened, body, reason)
     ],
 )
 def test_plain_numbers_get_the_declared_type(opened, declared, value, expected):
-    x = ModelTensor(name="x", data_type=DataType.FLOAT, dims=(2,))
-    y = ModelTensor(name="y", data_type=declared, dims=())
-    source, settings = steps(
-        postprocess=f"return {{'y': {value}, 'more': 1}}",
-        settings=ModelSettings(max_batch_size=8, input=(x,), output=(y,)),
-    )
-    answer = opened(source, settings).postprocess("", X, LATER)
+    answer = opened(*returning(declared, value)).postprocess("", X, LATER)
     assert list(answer) == ["y"]
     assert answer["y"].tolist() == [expected] * 3
 
 
 @pytest.mark.parametrize(("declared", "value"), [(DataType.INT32, "1.5"), (DataType.UINT8, "300")])
 def test_plain_number_that_the_declared_type_cannot_hold_is_not_rounded(opened, declared, value):
-    x = ModelTensor(name="x", data_type=DataType.FLOAT, dims=(2,))
-    y = ModelTensor(name="y", data_type=declared, dims=())
-    settings = ModelSettings(max_batch_size=8, input=(x,), output=(y,))
-    source, settings = steps(postprocess=f"return {{'y': {value}}}", settings=settings)
-    refusal(opened(source, settings).postprocess, "", X, LATER, code=StatusCode.INTERNAL)
+    model = opened(*returning(declared, value))
+    refusal(model.postprocess, "", X, LATER, code=StatusCode.INTERNAL)
 
 
 def test_undeclared_outputs_are_whatever_postprocess_returns(opened):
