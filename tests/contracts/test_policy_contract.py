@@ -63,16 +63,11 @@ def test_highest_new_version_is_loaded_first(name: str, versions: list[ServableS
 
 
 @every_policy
-@given(
-    aspired=st.sets(st.integers(0, 6)),
-    ready=st.sets(st.integers(0, 6)),
-)
+@given(aspired=st.sets(st.integers(0, 6)), ready=st.sets(st.integers(0, 6)))
 def test_from_rest_every_wish_comes_true(name: str, aspired: set[int], ready: set[int]) -> None:
     versions = [
         ServableStateSnapshot(
-            ServableId("m", version),
-            HarnessState.READY if version in ready else HarnessState.NEW,
-            version in aspired,
+            ServableId("m", version), HarnessState.READY if version in ready else HarnessState.NEW, version in aspired
         )
         for version in sorted(aspired | ready)
     ]

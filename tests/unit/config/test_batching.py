@@ -186,13 +186,7 @@ def test_a_mistake_names_file_place_and_field(text: str, name: str, message: str
 SIZES = st.integers(-1, 5)
 
 
-@given(
-    sizes=st.lists(SIZES, max_size=3),
-    most=SIZES,
-    run=SIZES,
-    waiting=st.integers(-1, 2),
-    splitting=st.booleans(),
-)
+@given(sizes=st.lists(SIZES, max_size=3), most=SIZES, run=SIZES, waiting=st.integers(-1, 2), splitting=st.booleans())
 def test_parameters_that_pass_are_consistent(
     sizes: list[int], most: int, run: int, waiting: int, splitting: bool
 ) -> None:

@@ -72,8 +72,7 @@ def test_a_platform_may_not_change_while_the_model_stays() -> None:
 
 
 CONFIGS = st.lists(
-    st.builds(model, st.sampled_from("abcd"), base_path=st.sampled_from(["/x", "/y"])),
-    unique_by=lambda item: item.name,
+    st.builds(model, st.sampled_from("abcd"), base_path=st.sampled_from(["/x", "/y"])), unique_by=lambda item: item.name
 ).map(lambda models: config(*models))
 
 

@@ -121,11 +121,7 @@ def test_steps_may_be_listed_in_any_order_and_share_tensors() -> None:
             {},
             'step[0].input_map.never: ensemble tensor "never" is unused: step 0 (model "m") reads it and no step wri',
         ),
-        (
-            [step("m", "in b", "out a"), step("n", "a", "b")],
-            {},
-            "the steps form a cycle: step ",
-        ),
+        ([step("m", "in b", "out a"), step("n", "a", "b")], {}, "the steps form a cycle: step "),
         ([step("m", "in a", "out a")], {}, 'step[0]: the steps form a cycle: step 0 (model "m") needs step 0 (mode'),
         ([step()], {"platform": ""}, 'ensemble_scheduling: needs platform: "ensemble"'),
         ([step()], {"platform": "python"}, 'ensemble_scheduling: needs platform: "ensemble"'),

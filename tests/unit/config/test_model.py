@@ -49,8 +49,7 @@ def test_settings_without_tensors_declare_no_signature() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [("16", "16"), (16, "16"), (True, "true"), ({"string_value": "16"}, "16"), ({}, "")],
+    ("value", "text"), [("16", "16"), (16, "16"), (True, "true"), ({"string_value": "16"}, "16"), ({}, "")]
 )
 def test_parameters_are_texts_however_they_are_written(value: object, text: str) -> None:
     assert settings(parameters={"p": value}).parameters == {"p": text}

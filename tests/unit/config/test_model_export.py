@@ -22,10 +22,7 @@ from tfs_lite.schedulers.sequence.settings import sequence_settings_of
 
 BATCH = SymbolicDim("batch", 8)
 SIGNATURE = Signature(
-    (
-        TensorSpec("x", DataType.FLOAT, (BATCH, 3, SymbolicDim("n"))),
-        TensorSpec("mask", DataType.BOOL, (BATCH,)),
-    ),
+    (TensorSpec("x", DataType.FLOAT, (BATCH, 3, SymbolicDim("n"))), TensorSpec("mask", DataType.BOOL, (BATCH,))),
     (TensorSpec("y", DataType.STRING, (BATCH, 2)), TensorSpec("sum", DataType.DOUBLE, (1,))),
     defaults={"mask": np.array(True)},
 )
@@ -145,10 +142,7 @@ def test_instances_are_named_and_placed(gpu: bool, kind: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "scheduler"),
     [
-        (
-            {"sequence_batching": {}},
-            {"direct": {"max_queue_delay_microseconds": 0, "minimum_slot_utilization": 0.0}},
-        ),
+        ({"sequence_batching": {}}, {"direct": {"max_queue_delay_microseconds": 0, "minimum_slot_utilization": 0.0}}),
         (
             {"sequence_batching": {"oldest": {}}},
             {

@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tfs_lite.config.model_server import (
-    All,
-    Latest,
-    ModelServerConfig,
-    Specific,
-    from_proto,
-    one_model,
-)
+from tfs_lite.config.model_server import All, Latest, ModelServerConfig, Specific, from_proto, one_model
 from tfs_lite.config.settings import Document, build
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages

@@ -69,11 +69,7 @@ def test_both_syntaxes_say_the_same(text: str, name: str) -> None:
 
 
 def test_samples_may_have_what_the_scheduler_feeds() -> None:
-    inputs = {
-        "x": given(dims=[5]),
-        "START": given(dims=[1]),
-        "i": given(data_type="TYPE_INT32", dims=[7]),
-    }
+    inputs = {"x": given(dims=[5]), "START": given(dims=[1]), "i": given(data_type="TYPE_INT32", dims=[7])}
     declared = [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}]
     found = settings(sample(inputs=inputs), input=declared, sequence_batching=SEQUENCE).model_warmup
     assert set(found[0].inputs) == {"x", "START", "i"}

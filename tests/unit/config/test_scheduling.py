@@ -98,10 +98,7 @@ def test_without_blocks_nothing_is_said() -> None:
 
 
 def test_the_messages_have_the_fields_of_the_settings() -> None:
-    for message, settings in (
-        ("dynamic_batching", DynamicBatching),
-        ("instance_group", InstanceGroup),
-    ):
+    for message, settings in (("dynamic_batching", DynamicBatching), ("instance_group", InstanceGroup)):
         fields = messages.TritonModelConfig.DESCRIPTOR.fields_by_name[message].message_type.fields_by_name
         refused = {"gpus", "passive"} if settings is InstanceGroup else set()
         assert set(fields) == set(settings.model_fields) | refused
@@ -223,14 +220,8 @@ IN_YAML = [
         "instance_group:\n  - rate_limiter: {resources: [{count: -1}]}",
         "c.yaml:2:33: instance_group[0].rate_limiter.resources[0].count: Input should be greater than or equal to 0",
     ),
-    (
-        "instance_group: [{kind: KIND_GPUS}]",
-        'c.yaml:1:19: instance_group[0].kind: "KIND_GPUS" is no kind of instanc',
-    ),
-    (
-        "instance_group: [{worker: fork}]",
-        'c.yaml:1:19: instance_group[0].worker: "fork" is no worker; known: process',
-    ),
+    ("instance_group: [{kind: KIND_GPUS}]", 'c.yaml:1:19: instance_group[0].kind: "KIND_GPUS" is no kind of instanc'),
+    ("instance_group: [{worker: fork}]", 'c.yaml:1:19: instance_group[0].worker: "fork" is no worker; known: process'),
     ("instance_group: [{count: 65}]", "c.yaml:1:19: instance_group[0].count: Input should be less than or equal to 64"),
     (
         "instance_group:\n  - count: 60\n  - count: 4\n  - count: 0",

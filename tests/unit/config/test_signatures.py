@@ -174,11 +174,7 @@ def test_a_mistake_in_a_warm_up_request_names_the_field(requests: list[Any], mes
     ("name", "text", "place"),
     [
         ("config.yaml", "signatures:\n  s:\n    method_name: guess\n", "config.yaml:3:5: signatures.s.method_name: "),
-        (
-            "config.pbtxt",
-            'signatures {\n  key: "s"\n  value {\n    method_name: "guess"\n  }\n}',
-            "config.pbtxt:",
-        ),
+        ("config.pbtxt", 'signatures {\n  key: "s"\n  value {\n    method_name: "guess"\n  }\n}', "config.pbtxt:"),
         ("config.yaml", "warmup:\n  - body: [1]\n", "config.yaml:2:5: warmup[0].body: "),
         ("config.pbtxt", 'warmup { body: "[1]" }', "config.pbtxt:1:10: warmup[0].body: "),
     ],

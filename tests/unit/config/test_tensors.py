@@ -61,13 +61,7 @@ def test_both_syntaxes_say_the_same(text: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("dims", "shape"),
-    [
-        ([6], [2, 3]),
-        ([1, 1], []),
-        ([-1, 4], [-1, 2, 2]),
-        ([4, -1, 2, 3], [2, 2, -1, 6]),
-        ([-1, -1], [-1, 1, -1]),
-    ],
+    [([6], [2, 3]), ([1, 1], []), ([-1, 4], [-1, 2, 2]), ([4, -1, 2, 3], [2, 2, -1, 6]), ([-1, -1], [-1, 1, -1])],
     ids=str,
 )
 def test_a_reshape_keeps_the_elements(dims: list[int], shape: list[int]) -> None:

@@ -60,11 +60,7 @@ def test_conversion_keeps_id_and_revision() -> None:
 
 @pytest.mark.parametrize(
     ("request_", "text"),
-    [
-        (ModelRef("n", 5), "Specific(n, 5)"),
-        (ModelRef("n", 0), "Specific(n, 0)"),
-        (ModelRef("n"), "Latest(n)"),
-    ],
+    [(ModelRef("n", 5), "Specific(n, 5)"), (ModelRef("n", 0), "Specific(n, 0)"), (ModelRef("n"), "Latest(n)")],
 )
 def test_request_reads_as_in_tensorflow_serving(request_: ModelRef, text: str) -> None:
     assert str(request_) == text

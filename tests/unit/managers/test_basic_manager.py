@@ -270,13 +270,7 @@ def test_no_callback_runs_under_a_lock(make_basic) -> None:
         ask()
         return True
 
-    basic = make_basic(
-        ram=15,
-        load_retry_interval=0,
-        should_retry_model_load=retry,
-        on_change=ask,
-        threads=1,
-    )
+    basic = make_basic(ram=15, load_retry_interval=0, should_retry_model_load=retry, on_change=ask, threads=1)
     basic.bus.subscribe(ask)
 
     class Asking(FakeLoader):

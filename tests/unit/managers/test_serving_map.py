@@ -23,26 +23,13 @@ def ids(*versions: int) -> list[ServableId]:
     return [ServableId("m", version) for version in versions]
 
 
-@pytest.mark.parametrize(
-    ("request_", "version"),
-    [
-        (ModelRef("m"), 10),
-        (ModelRef("m", 9), 9),
-        (ModelRef("m", 0), 0),
-    ],
-)
+@pytest.mark.parametrize(("request_", "version"), [(ModelRef("m"), 10), (ModelRef("m", 9), 9), (ModelRef("m", 0), 0)])
 def test_request_is_answered_by_number_and_not_by_age(request_: ModelRef, version: int) -> None:
     with serving(9, 10, 0).lookup(request_) as handle:
         assert (handle.id, handle.servable) == (ServableId("m", version), f"servable {version}")
 
 
-@pytest.mark.parametrize(
-    ("request_", "text"),
-    [
-        (ModelRef("x"), "Latest(x)"),
-        (ModelRef("m", 2), "Specific(m, 2)"),
-    ],
-)
+@pytest.mark.parametrize(("request_", "text"), [(ModelRef("x"), "Latest(x)"), (ModelRef("m", 2), "Specific(m, 2)")])
 def test_what_is_not_there_is_not_found(request_: ModelRef, text: str) -> None:
     assert refusal(serving(1).lookup, request_, code=StatusCode.NOT_FOUND) == f"Servable not found for request: {text}"
 

@@ -250,10 +250,7 @@ def test_a_version_without_permission_waits_and_its_siblings_do_not(
     disk.deny("/models/m/2/model.pt2")
     source = start(config(model(policy=AllPolicy())))
     assert target.versions("m") == [1]
-    assert target.waiting("m") == {
-        2: "model.pt2: Permission denied",
-        3: "the version directory: Permission denied",
-    }
+    assert target.waiting("m") == {2: "model.pt2: Permission denied", 3: "the version directory: Permission denied"}
     disk.allow("/models/m/3")
     disk.allow("/models/m/2/model.pt2")
     source.poll()

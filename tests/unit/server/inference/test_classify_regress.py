@@ -67,12 +67,7 @@ class Estate:
         rooms: Any = call.inputs["rooms"]
         labels = np.empty((len(rooms), 2), object)
         labels[:] = [b"flat", b"house"]
-        answers = {
-            "classes": labels,
-            "scores": np.stack([rooms, -rooms], 1),
-            "outputs": rooms * 100,
-            "hidden": rooms,
-        }
+        answers = {"classes": labels, "scores": np.stack([rooms, -rooms], 1), "outputs": rooms * 100, "hidden": rooms}
         call.on_done({name: answers[name] for name in call.outputs or answers})
 
     def cancel(self, call: PredictCall) -> None:

@@ -50,10 +50,7 @@ def test_openais_client_reads_streams(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in stream) == SCRIPT
     chunks = list(
         client.chat.completions.create(
-            model="m",
-            messages=[{"role": "user", "content": "q"}],
-            stream=True,
-            stream_options={"include_usage": True},
+            model="m", messages=[{"role": "user", "content": "q"}], stream=True, stream_options={"include_usage": True}
         )
     )
     assert chunks[0].choices[0].delta.role == "assistant"

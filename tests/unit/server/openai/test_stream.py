@@ -330,10 +330,7 @@ def test_pieces_are_merged_by_choice_and_told_when_there_is_something_to_tell() 
         pieces.add(ID, Piece(0, (2,), "ab"))
         pieces.add(ID, Piece(1, (6,), "y", (), Finish.STOP, 6, Usage(3, 2)))
         assert await pieces.wait(PATIENCE)
-        assert pieces.take() == [
-            Piece(1, (5, 6), "xy", (), Finish.STOP, 6, Usage(3, 2)),
-            Piece(0, (1, 2), "ab"),
-        ]
+        assert pieces.take() == [Piece(1, (5, 6), "xy", (), Finish.STOP, 6, Usage(3, 2)), Piece(0, (1, 2), "ab")]
         assert (pieces.take(), pieces.usages) == ([], [None, Usage(3, 2)])
         pieces.close()
 
