@@ -68,9 +68,7 @@ def test_task_that_is_not_wanted_any_more_neither_works_nor_is_done(make: Callab
 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), SystemExit(1)])
-def test_done_gets_what_the_work_raised_and_the_next_task_runs(
-    make: Callable[[int], Executor], log: Log, error: BaseException
-) -> None:
+def test_done_gets_what_the_work_raised_and_the_next_task_runs(make, log, error: BaseException) -> None:
     executor = make(1)
     executor.submit(log.task("bad", error=error))
     executor.submit(log.task("good"))

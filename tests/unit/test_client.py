@@ -268,9 +268,7 @@ def test_a_reload_takes_settings_and_messages_alike(client: Client, server: Echo
 
 
 @pytest.mark.parametrize("failure", [invalid_argument("bad"), failed_precondition("label"), not_found("gone")])
-def test_errors_have_the_code_and_message_of_the_server(
-    client: Client, server: EchoServer, failure: ServingError
-) -> None:
+def test_errors_have_the_code_and_message_of_the_server(client, server, failure: ServingError) -> None:
     server.failure = failure
     for call in (
         lambda: client.predict("echo", {"x": np.ones(1)}),

@@ -199,9 +199,7 @@ def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
     ],
     ids=["missing", "binary", "huge"],
 )
-def test_a_file_that_cannot_be_read_is_named(
-    tmp_path: Path, data: bytes | None, code: StatusCode, message: str
-) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path, data: bytes | None, code: StatusCode, message: str) -> None:
     if data is not None:
         (tmp_path / "m.cfg").write_bytes(data)
     with pytest.raises(ServingError) as raised:

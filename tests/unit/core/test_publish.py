@@ -145,9 +145,7 @@ def test_nothing_staged_is_nothing_to_commit(base: Path) -> None:
     assert os.listdir(base) == []
 
 
-def test_a_source_that_changes_while_it_is_copied_is_not_published(
-    source: Path, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_changes_while_it_is_copied_is_not_published(source, base, monkeypatch) -> None:
     copy = publishing.shutil.copyfile
 
     def copy_and_change(origin: str, target: str) -> None:

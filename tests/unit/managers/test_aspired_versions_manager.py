@@ -185,9 +185,7 @@ def test_version_aspired_again_while_its_cancelled_load_runs_waits_for_its_end(f
     assert fixture.violations() == []
 
 
-def test_version_dropped_from_the_queue_comes_back_although_a_long_load_holds_the_thread(
-    fixture: ManagerFixture,
-) -> None:
+def test_version_dropped_from_the_queue_comes_back_although_a_long_load_holds_the_thread(fixture) -> None:
     fixture.aspire("a", 1)
     fixture.tick()
     fixture.loads.start()  # goes on and on

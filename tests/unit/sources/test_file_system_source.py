@@ -38,9 +38,7 @@ def test_the_newest_version_is_emitted_with_its_path(start: Start, put: Any, tar
         (SpecificPolicy(()), []),
     ],
 )
-def test_each_policy_emits_its_versions(
-    start: Start, put: Any, target: Any, policy: VersionPolicy, versions: list[int]
-) -> None:
+def test_each_policy_emits_its_versions(start, put, target, policy: VersionPolicy, versions: list[int]) -> None:
     for version in (1, 9, 10):
         put("m", version)
     start(config(model(policy=policy)))
@@ -55,9 +53,7 @@ def test_every_poll_emits_every_stream_in_alphabetical_order(start: Start, put: 
     assert target.calls == [("a", [1]), ("b", [1]), ("c", [1])] * 2
 
 
-def test_files_hidden_names_and_other_directories_are_no_versions(
-    start: Start, put: Any, target: Any, disk: MemoryDisk, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_hidden_names_and_other_directories_are_no_versions(start, put, target, disk, caplog) -> None:
     put("m", 1)
     disk.write("/models/m/3", b"a plain file")
     for name in (".publish-9-aa", "5.denied", "v7", "12345678901234567890"):
@@ -70,9 +66,7 @@ def test_files_hidden_names_and_other_directories_are_no_versions(
     ]
 
 
-def test_a_missing_base_path_emits_nothing_and_does_not_disturb_the_others(
-    start: Start, put: Any, target: Any, disk: MemoryDisk
-) -> None:
+def test_a_missing_base_path_emits_nothing_and_does_not_disturb_the_others(start, put, target, disk) -> None:
     put("a", 1)
     put("b", 1)
     source = start(config(model("a"), model("b"), model("c")))
@@ -147,9 +141,7 @@ def test_a_version_that_is_being_written_waits_and_its_predecessor_stays(
     assert (target.versions("m"), target.waiting("m")) == ([2], {})
 
 
-def test_old_time_stamps_do_not_hurry_a_version_that_was_seen_arriving(
-    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock
-) -> None:
+def test_old_time_stamps_do_not_hurry_a_version_that_was_seen_arriving(start, put, target, disk, clock) -> None:
     disk.mkdir("/models/m/1")
     source = start(config(model()))
     clock.advance(LONG_AGO)
@@ -163,9 +155,7 @@ def test_old_time_stamps_do_not_hurry_a_version_that_was_seen_arriving(
     assert target.versions("m") == [1]
 
 
-def test_the_poll_asks_to_be_woken_when_the_quiet_period_ends(
-    start: Start, target: Any, disk: MemoryDisk, clock: VirtualClock, archive: bytes
-) -> None:
+def test_the_poll_asks_to_be_woken_when_the_quiet_period_ends(start, target, disk, clock, archive) -> None:
     disk.write("/models/m/1/model.pt2", archive)
     clock.advance(0.25)
     source = start(config(model()))
@@ -229,9 +219,7 @@ def test_a_version_removed_and_made_again_between_two_polls_has_another_revision
     assert target.revision("m") not in (first, "")
 
 
-def test_a_version_seen_to_be_gone_must_be_complete_again_before_it_is_offered(
-    start: Start, put: Any, target: Any, disk: MemoryDisk
-) -> None:
+def test_a_version_seen_to_be_gone_must_be_complete_again_before_it_is_offered(start, put, target, disk) -> None:
     put("m", 1)
     source = start(config(model()))
     disk.remove("/models/m/1")
@@ -241,9 +229,7 @@ def test_a_version_seen_to_be_gone_must_be_complete_again_before_it_is_offered(
     assert (target.versions("m"), target.waiting("m")) == ([], {1: "no files yet"})
 
 
-def test_a_version_without_permission_waits_and_its_siblings_do_not(
-    start: Start, put: Any, target: Any, disk: MemoryDisk
-) -> None:
+def test_a_version_without_permission_waits_and_its_siblings_do_not(start, put, target, disk) -> None:
     for version in (1, 2, 3):
         put("m", version)
     disk.deny("/models/m/3")
@@ -263,9 +249,7 @@ def test_listed_versions_that_do_not_exist_are_reported_as_waiting(start: Start,
     assert (target.versions("m"), target.waiting("m")) == ([1], {4: "there is no such version directory"})
 
 
-def test_a_report_is_sent_once_and_again_only_when_it_changes(
-    start: Start, put: Any, target: Any, disk: MemoryDisk
-) -> None:
+def test_a_report_is_sent_once_and_again_only_when_it_changes(start, put, target, disk) -> None:
     put("m", 1)
     source = start(config(model()))
     source.poll()
@@ -276,18 +260,14 @@ def test_a_report_is_sent_once_and_again_only_when_it_changes(
     assert len(target.reports) == 2
 
 
-def test_file_names_that_are_no_text_do_not_reach_reports(
-    start: Start, target: Any, disk: MemoryDisk, clock: VirtualClock
-) -> None:
+def test_file_names_that_are_no_text_do_not_reach_reports(start, target, disk, clock) -> None:
     disk.write("/models/m/1/\udcff.pt2", b"")
     clock.advance(LONG_AGO)
     start(config(model()))
     assert target.waiting("m") == {1: "\\udcff.pt2 is not a zip archive (truncated?)"}
 
 
-def test_a_quiet_disk_costs_no_reading(
-    start: Start, put: Any, target: Any, disk: MemoryDisk, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_quiet_disk_costs_no_reading(start, put, target, disk, caplog) -> None:
     for version in range(1, 6):
         put("m", version)
     with caplog.at_level(logging.INFO):
@@ -300,9 +280,7 @@ def test_a_quiet_disk_costs_no_reading(
     assert len(caplog.records) == logged
 
 
-def test_a_changed_file_beside_the_versions_gives_them_a_new_revision(
-    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock
-) -> None:
+def test_a_changed_file_beside_the_versions_gives_them_a_new_revision(start, put, target, disk, clock) -> None:
     put("m", 1)
     disk.write("/models/m/config.yaml", b"max_batch_size: x")
     source = start(config(model()))

@@ -11,7 +11,6 @@ import pytest
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.sources.file_system_source import FileSystemStoragePathSource
 from tfs_lite.sources.source_config import ServableToMonitor, SourceConfig
-from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.lifecycle.disk import MemoryDisk
 from tfs_lite.testing.lifecycle.source_configs import config, model
 
@@ -19,9 +18,7 @@ Start = Callable[[SourceConfig], FileSystemStoragePathSource]
 LONG_AGO = 3600.0
 
 
-def test_a_target_or_receiver_that_fails_on_one_stream_still_gets_the_others(
-    disk: MemoryDisk, clock: VirtualClock, put: Any, target: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_target_or_receiver_that_fails_on_one_stream_still_gets_the_others(disk, clock, put, target, caplog) -> None:
     for name in ("a", "b"):
         put(name, 1)
 
@@ -50,9 +47,7 @@ class BrokenDisk(MemoryDisk):
         return super().list_directory(path)
 
 
-def test_a_defect_in_looking_at_one_stream_does_not_disturb_the_others(
-    clock: VirtualClock, target: Any, archive: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_defect_in_looking_at_one_stream_does_not_disturb_the_others(clock, target, archive, caplog) -> None:
     disk = BrokenDisk(clock)
     disk.write("/models/b/1/model.pt2", archive)
     clock.advance(LONG_AGO)
@@ -65,9 +60,7 @@ def test_a_defect_in_looking_at_one_stream_does_not_disturb_the_others(
     assert "a defect" in caplog.text
 
 
-def test_a_removed_stream_gets_its_empty_list_at_once_and_the_others_nothing(
-    start: Start, put: Any, target: Any
-) -> None:
+def test_a_removed_stream_gets_its_empty_list_at_once_and_the_others_nothing(start, put, target) -> None:
     for name in ("a", "b", "c"):
         put(name, 1)
     source = start(config(model("a"), model("b"), model("c")))
@@ -78,9 +71,7 @@ def test_a_removed_stream_gets_its_empty_list_at_once_and_the_others_nothing(
     assert target.calls[2:] == [("b", [1])]
 
 
-def test_a_stream_that_was_removed_and_added_again_starts_afresh(
-    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock
-) -> None:
+def test_a_stream_that_was_removed_and_added_again_starts_afresh(start, put, target, disk, clock) -> None:
     put("m", 1)
     source = start(config(model()))
     source.update_config(config())
@@ -93,9 +84,7 @@ def test_a_stream_that_was_removed_and_added_again_starts_afresh(
     assert len(target.reports) == reports + 1
 
 
-def test_a_changed_base_path_is_logged_and_followed(
-    start: Start, put: Any, target: Any, disk: MemoryDisk, clock: VirtualClock, archive: bytes, caplog: Any
-) -> None:
+def test_a_changed_base_path_is_logged_and_followed(start, put, target, disk, clock, archive, caplog) -> None:
     put("m", 1)
     disk.write("/other/2/model.pt2", archive)
     clock.advance(LONG_AGO)
@@ -141,9 +130,7 @@ def test_an_invalid_config_names_the_field(build: Callable[[], object], message:
     assert message in str(error)
 
 
-def test_nothing_is_emitted_before_the_callback_is_set_nor_after_close(
-    disk: MemoryDisk, clock: VirtualClock, put: Any, target: Any
-) -> None:
+def test_nothing_is_emitted_before_the_callback_is_set_nor_after_close(disk, clock, put, target) -> None:
     put("m", 1)
     source = FileSystemStoragePathSource(config(model()), disk, clock, watch=False)
     source.poll()
@@ -166,9 +153,7 @@ def test_without_a_thread_a_second_callback_replaces_the_first(start: Start, put
     assert (calls, target.calls) == (["m"], [("m", [1])])
 
 
-def test_a_config_that_is_replaced_during_a_poll_ends_that_poll(
-    disk: MemoryDisk, clock: VirtualClock, put: Any, target: Any
-) -> None:
+def test_a_config_that_is_replaced_during_a_poll_ends_that_poll(disk, clock, put, target) -> None:
     for name in ("a", "b"):
         put(name, 1)
     both = config(model("a"), model("b"))

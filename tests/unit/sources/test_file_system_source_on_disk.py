@@ -114,9 +114,7 @@ def test_a_renamed_directory_and_a_removed_one_are_noticed(run: Callable[..., Wa
     watched.wait_for("m")
 
 
-def test_a_rename_into_the_base_path_is_emitted_long_before_the_next_poll(
-    run: Callable[..., Watched], base: Path, made: Path
-) -> None:
+def test_a_rename_into_the_base_path_is_emitted_long_before_the_next_poll(run, base, made) -> None:
     shutil.copytree(made.parent, base / "1")
     watched = run(servable(base))
     watched.wait_for("m", 1)
@@ -124,9 +122,7 @@ def test_a_rename_into_the_base_path_is_emitted_long_before_the_next_poll(
     watched.wait_for("m", 2, bound=PROMPT)
 
 
-def test_a_version_written_in_place_is_noticed_when_it_is_quiet(
-    run: Callable[..., Watched], base: Path, archive: bytes
-) -> None:
+def test_a_version_written_in_place_is_noticed_when_it_is_quiet(run, base, archive) -> None:
     watched = run(servable(base))
     (base / "1").mkdir()
     watched.wait_for_reason("m", 1, "no files yet")
@@ -140,9 +136,7 @@ def test_a_version_written_in_place_is_noticed_when_it_is_quiet(
     watched.wait_for("m", 1)
 
 
-def test_a_copy_with_a_manifest_is_noticed_when_its_last_file_has_arrived(
-    run: Callable[..., Watched], base: Path, made: Path, tmp_path: Path
-) -> None:
+def test_a_copy_with_a_manifest_is_noticed_when_its_last_file_has_arrived(run, base, made, tmp_path) -> None:
     (made.parent / "words.txt").write_bytes(b"some words")
     finished = Path(publish(str(made.parent), str(tmp_path / "store")).path)
     watched = run(servable(base))
@@ -165,9 +159,7 @@ def test_a_base_path_that_is_made_later_is_noticed(run: Callable[..., Watched], 
     watched.wait_for("m", 1)
 
 
-def test_a_base_path_that_is_a_link_is_followed_when_it_is_switched(
-    run: Callable[..., Watched], tmp_path: Path, made: Path
-) -> None:
+def test_a_base_path_that_is_a_link_is_followed_when_it_is_switched(run, tmp_path, made) -> None:
     for release, version in (("one", 1), ("two", 2)):
         publish(str(made), str(tmp_path / release), version)
     base = tmp_path / "current"
@@ -181,9 +173,7 @@ def test_a_base_path_that_is_a_link_is_followed_when_it_is_switched(
     watched.wait_for("m", 3)
 
 
-def test_a_version_that_is_a_link_to_a_directory_is_a_version(
-    run: Callable[..., Watched], base: Path, made: Path, tmp_path: Path
-) -> None:
+def test_a_version_that_is_a_link_to_a_directory_is_a_version(run, base, made, tmp_path) -> None:
     (base / "1").symlink_to(made.parent)
     (base / "2").symlink_to("2")
     (base / "3").symlink_to(made)
@@ -192,9 +182,7 @@ def test_a_version_that_is_a_link_to_a_directory_is_a_version(
     assert set(watched.reports["m"].waiting) == {2}
 
 
-def test_a_waiting_version_beyond_a_link_is_watched_where_it_is(
-    run: Callable[..., Watched], base: Path, tmp_path: Path, archive: bytes
-) -> None:
+def test_a_waiting_version_beyond_a_link_is_watched_where_it_is(run, base, tmp_path, archive) -> None:
     (tmp_path / "store").mkdir()
     (base / "1").symlink_to(tmp_path / "store")
     watched = run(servable(base))
@@ -203,9 +191,7 @@ def test_a_waiting_version_beyond_a_link_is_watched_where_it_is(
     watched.wait_for("m", 1)
 
 
-def test_links_to_missing_files_and_loops_wait_with_the_reason(
-    run: Callable[..., Watched], base: Path, made: Path
-) -> None:
+def test_links_to_missing_files_and_loops_wait_with_the_reason(run, base, made) -> None:
     (base / "1").mkdir()
     (base / "1" / "model.pt2").symlink_to("nowhere")
     (base / "2").mkdir()
@@ -229,17 +215,13 @@ def test_updates_are_polled_at_once(run: Callable[..., Watched], base: Path, mad
         watched.wait_for("other", 1)
 
 
-def test_with_interval_zero_a_version_that_is_not_quiet_yet_is_still_taken(
-    run: Callable[..., Watched], base: Path, archive: bytes
-) -> None:
+def test_with_interval_zero_a_version_that_is_not_quiet_yet_is_still_taken(run, base, archive) -> None:
     (base / "1").mkdir()
     (base / "1" / "model.pt2").write_bytes(archive)
     run(servable(base), poll_interval=0.0, quiet_period=0.5).wait_for("m", 1)
 
 
-def test_a_second_callback_of_a_running_source_is_ignored(
-    run: Callable[..., Watched], base: Path, made: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_callback_of_a_running_source_is_ignored(run, base, made, caplog) -> None:
     watched = run(servable(base))
     watched.source.set_aspired_versions_callback(lambda name, versions: pytest.fail("called"))
     assert "callback stays" in caplog.text
@@ -263,9 +245,7 @@ class ScanCounter(RealDisk):
         return super().open(path)
 
 
-def test_reading_models_does_not_make_the_source_poll(
-    run: Callable[..., Watched], base: Path, made: Path, archive: bytes
-) -> None:
+def test_reading_models_does_not_make_the_source_poll(run, base, made, archive) -> None:
     disk = ScanCounter()
     publish(str(made), str(base))
     (base / "2").mkdir()

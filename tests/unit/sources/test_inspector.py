@@ -71,9 +71,7 @@ def test_the_very_file_that_was_published_is_not_hashed(fixture: InspectorFixtur
     assert f"{PATH}/model.onnx" not in fixture.disk.opened
 
 
-def test_other_contents_of_the_same_size_wait_until_they_are_replaced(
-    fixture: InspectorFixture, clock: VirtualClock
-) -> None:
+def test_other_contents_of_the_same_size_wait_until_they_are_replaced(fixture, clock) -> None:
     fixture.publish(data=DATA.upper())
     fixture.look()
     fixture.hashing.run_all()
@@ -117,9 +115,7 @@ def test_hashing_stops_when_the_version_is_of_no_interest_any_more(fixture: Insp
     assert not fixture.hashing.start()
 
 
-def test_hashing_of_a_state_that_is_gone_is_not_taken_for_the_new_one(
-    fixture: InspectorFixture, clock: VirtualClock
-) -> None:
+def test_hashing_of_a_state_that_is_gone_is_not_taken_for_the_new_one(fixture, clock) -> None:
     fixture.publish()
     fixture.look()
     fixture.hashing.start()
@@ -160,9 +156,7 @@ def test_a_version_that_vanishes_while_it_is_looked_at_is_looked_at_again_soon(f
     assert verdict == Waiting("the version directory: No such file or directory", retry_in=1.0)
 
 
-def test_archives_are_not_opened_again_while_nothing_changes(
-    fixture: InspectorFixture, clock: VirtualClock, archive: bytes
-) -> None:
+def test_archives_are_not_opened_again_while_nothing_changes(fixture, clock, archive) -> None:
     fixture.disk.write(f"{PATH}/model.pt2", archive)
     fixture.disk.write("/models/m/2/model.pt2", archive[:-5])
     clock.advance(100)

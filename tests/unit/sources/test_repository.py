@@ -93,9 +93,7 @@ def test_an_empty_repository_is_sent_as_empty(fixture: RepositoryFixture) -> Non
     assert fixture.sent == [{}]
 
 
-def test_a_missing_repository_is_logged_once_and_changes_nothing(
-    fixture: RepositoryFixture, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_repository_is_logged_once_and_changes_nothing(fixture, caplog) -> None:
     fixture.repository.poll()
     fixture.repository.poll()
     assert fixture.sent == []

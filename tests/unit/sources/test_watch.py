@@ -132,9 +132,7 @@ def test_a_new_name_in_a_watched_directory_asks_for_another_look(watch: Watch, t
     assert watch.notices(lambda: (tmp_path / "b").mkdir())
 
 
-def test_where_the_system_allows_no_watch_one_line_is_logged(
-    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_the_system_allows_no_watch_one_line_is_logged(watch, tmp_path, monkeypatch, caplog) -> None:
     def refuse() -> None:
         raise OSError(errno.EMFILE, "inotify instance limit reached")
 
@@ -146,9 +144,7 @@ def test_where_the_system_allows_no_watch_one_line_is_logged(
     ]
 
 
-def test_watches_are_bounded(
-    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_watches_are_bounded(watch, tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(watching, "MAX_WATCHES", 2)
     for name in "abc":
         (tmp_path / name).mkdir()
