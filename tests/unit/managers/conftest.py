@@ -46,20 +46,39 @@ class Basic:
         self.manager.manage_servable(ServableData.ok(ServableId("m", version), loader))
         return loader
 
-    def sized(self, version: int, size: int, **loading: Any) -> FakeLoader:
+    def sized(self, version: int, size: int, **loading: Any) -> Loader:
         """Manages a version that needs ``size`` and asks for its load."""
-        loader = FakeLoader(estimate=main_ram(size), **loading)
-        self.manage(version, loader)
-        self.load(version)
+        return self.request(version, FakeLoader(estimate=main_ram(size), **loading))
+
+    def sized_now(self, version: int, size: int, **loading: Any) -> Loader:
+        """As ``sized``, and runs what is queued."""
+        loader = self.sized(version, size, **loading)
+        self.loads.run_all()
         return loader
+
+    def sized_begun(self, version: int, size: int, **loading: Any) -> None:
+        """As ``sized``, and starts the next task of the loads."""
+        self.sized(version, size, **loading)
+        self.loads.start()
 
     def load(self, version: int) -> None:
         self.manager.load_servable(ServableId("m", version), self._collect(f"load {version}"))
 
-    def load_now(self, version: int, loader: Loader | None = None) -> Loader:
-        """Manages the version, asks for its load, and runs what is queued."""
+    def request(self, version: int, loader: Loader | None = None) -> Loader:
+        """Manages the version and asks for its load."""
         loader = self.manage(version, loader)
         self.load(version)
+        return loader
+
+    def begin(self, version: int, loader: Loader | None = None) -> Loader:
+        """Manages the version, asks for its load, and starts it."""
+        loader = self.request(version, loader)
+        self.loads.start()
+        return loader
+
+    def load_now(self, version: int, loader: Loader | None = None) -> Loader:
+        """Manages the version, asks for its load, and runs what is queued."""
+        loader = self.request(version, loader)
         self.loads.run_all()
         return loader
 

@@ -65,8 +65,7 @@ def test_unload_then_reload_within_one_tick_is_nothing(fixture: ManagerFixture) 
 
 
 def test_versions_of_one_list_are_taken_on_in_its_order(fixture: ManagerFixture) -> None:
-    fixture.aspire("m", 3, 1, 2)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 3, 1, 2)
     assert [version for text, version in fixture.timeline() if text == "Start"] == [3, 1, 2]
 
 
@@ -116,8 +115,7 @@ def test_streams_do_not_delay_one_another(fixture: ManagerFixture) -> None:
 
 def test_callback_does_nothing_once_the_manager_is_closed(fixture: ManagerFixture) -> None:
     fixture.manager.close()
-    fixture.aspire("m", 1)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 1)
     assert fixture.events == []
 
 
@@ -163,8 +161,7 @@ def test_ready_version_that_is_aspired_again_simply_stays(fixture: ManagerFixtur
 
 def test_ready_version_in_the_newest_list_is_not_unloaded(fixture: ManagerFixture) -> None:
     serve(fixture, 1)
-    fixture.aspire("m", 2)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 2)
     fixture.loads.run_all()
     fixture.aspire("m", 1)  # before the tick that would unload 1
     assert [(action.kind.value, action.id.version) for action in fixture.settle()] == [("unload", 2)]
@@ -172,13 +169,10 @@ def test_ready_version_in_the_newest_list_is_not_unloaded(fixture: ManagerFixtur
 
 
 def test_version_aspired_again_while_its_cancelled_load_runs_waits_for_its_end(fixture: ManagerFixture) -> None:
-    fixture.aspire("m", 1)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 1)
     fixture.loads.start()
-    fixture.aspire("m")
-    fixture.tick()
-    fixture.aspire("m", 1)
-    fixture.tick()
+    fixture.aspire_and_tick("m")
+    fixture.aspire_and_tick("m", 1)
     fixture.loads.finish()
     fixture.settle()
     assert fixture.history("m", 1) == ["Start", "Loading", "End(CANCELLED)", *LIFE]
@@ -186,15 +180,11 @@ def test_version_aspired_again_while_its_cancelled_load_runs_waits_for_its_end(f
 
 
 def test_version_dropped_from_the_queue_comes_back_although_a_long_load_holds_the_thread(fixture) -> None:
-    fixture.aspire("a", 1)
-    fixture.tick()
+    fixture.aspire_and_tick("a", 1)
     fixture.loads.start()  # goes on and on
-    fixture.aspire("m", 1)
-    fixture.tick()
-    fixture.aspire("m")
-    fixture.tick()
-    fixture.aspire("m", 1)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 1)
+    fixture.aspire_and_tick("m")
+    fixture.aspire_and_tick("m", 1)
     fixture.tick()
     assert fixture.state("m", 1) is S.LOAD_REQUESTED
     fixture.loads.finish()
@@ -290,8 +280,7 @@ def test_action_that_is_refused_does_not_ask_for_the_next_tick() -> None:
 
     changes: list[int] = []
     fixture = ManagerFixture(Stubborn(), on_change=lambda: changes.append(1))
-    fixture.aspire("m", 1)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 1)
     before = len(changes)
     assert fixture.tick() is not None
     assert len(changes) == before
@@ -300,8 +289,7 @@ def test_action_that_is_refused_does_not_ask_for_the_next_tick() -> None:
 def test_retry_reaches_a_manager_without_load_threads() -> None:
     fixture = ManagerFixture(load_executor=ManualExecutor(0))
     fixture.loading[ServableId("m", 1)] = {"failures": 1}
-    fixture.aspire("m", 1)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 1)
     fixture.clock.advance(60)
     fixture.tick()
     assert fixture.ready("m") == [1]

@@ -47,8 +47,7 @@ def test_unknown_version_is_not_found(basic) -> None:
 
 
 def test_second_load_request_is_refused_and_the_first_goes_on(basic) -> None:
-    basic.manage(1)
-    basic.load(1)
+    basic.request(1)
     basic.load(1)
     assert basic.codes() == ["load 1: FAILED_PRECONDITION"]
     basic.loads.run_all()
@@ -120,8 +119,7 @@ def test_busy_or_unknown_version_cannot_be_dropped(basic) -> None:
         return raised.value.code is StatusCode.FAILED_PRECONDITION
 
     assert refused()
-    basic.manage(1)
-    basic.load(1)
+    basic.request(1)
     assert basic.state(1) is S.LOAD_REQUESTED
     assert refused()
     basic.loads.start()

@@ -70,8 +70,7 @@ def test_everything_ready_is_unloaded_in_order(basic) -> None:
 def test_new_and_queued_and_waiting_versions_end(make_basic) -> None:
     basic = make_basic(threads=1)
     retried = basic.load_now(1, FakeLoader(failures=-1))
-    basic.manage(2)
-    basic.load(2)
+    basic.request(2)
     basic.manage(3)
     basic.manager.close(60)  # no handle is live and no load runs: nothing to wait for
     assert [event for event in basic.events if event.startswith("End")] == ["End 1", "End 2", "End 3"]
@@ -129,8 +128,7 @@ def test_close_waits_for_handles_in_virtual_time_and_gives_up_when_it_is_over(ba
 @pytest.mark.parametrize("threads", [0, 2])
 def test_close_returns_as_soon_as_the_last_handle_is_released(make_real, threads: int) -> None:
     basic = make_real(threads)
-    basic.manage(1)
-    basic.load(1)
+    basic.request(1)
     basic.manager.run_pending()
     until(lambda: basic.state(1) is S.READY)
     handle = basic.handle()
@@ -145,8 +143,7 @@ def test_close_returns_as_soon_as_the_last_handle_is_released(make_real, threads
 def test_load_that_runs_is_waited_for_and_its_result_unloaded_unseen(make_real) -> None:
     go_on = threading.Event()
     basic = make_real(1)
-    loader = basic.manage(1, FakeLoader(while_loading=go_on.wait))
-    basic.load(1)
+    loader = basic.request(1, FakeLoader(while_loading=go_on.wait))
     until(lambda: basic.state(1) is S.LOADING)
     closing = in_thread(lambda: basic.manager.close(3600))
     until(lambda: is_closing(basic))
@@ -160,8 +157,7 @@ def test_load_that_runs_is_waited_for_and_its_result_unloaded_unseen(make_real) 
 def test_load_that_runs_too_long_is_left_behind(make_real, caplog) -> None:
     go_on = threading.Event()
     basic = make_real(1)
-    loader = basic.manage(1, FakeLoader(while_loading=go_on.wait))
-    basic.load(1)
+    loader = basic.request(1, FakeLoader(while_loading=go_on.wait))
     until(lambda: basic.state(1) is S.LOADING)
     basic.manager.close(0)
     assert "is still loading" in caplog.text
@@ -171,9 +167,7 @@ def test_load_that_runs_too_long_is_left_behind(make_real, caplog) -> None:
 
 
 def test_version_that_becomes_ready_while_closing_is_unloaded_too(basic) -> None:
-    basic.manage(1)
-    basic.load(1)
-    basic.loads.start()
+    basic.begin(1)
 
     def close_on_available(timed: object) -> None:
         if timed.event.state.value == "Available":

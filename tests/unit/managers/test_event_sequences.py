@@ -82,11 +82,9 @@ def test_error_that_is_not_to_be_retried_ends_after_one_attempt() -> None:
 
 def test_unaspired_while_loading_and_the_load_succeeds() -> None:
     fixture = ManagerFixture()
-    fixture.aspire("m", 1)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 1)
     fixture.loads.start()
-    fixture.aspire("m")
-    fixture.tick()
+    fixture.aspire_and_tick("m")
     fixture.loads.finish()
     assert fixture.ready("m") == []
     fixture.settle()
@@ -97,11 +95,9 @@ def test_unaspired_while_loading_and_the_load_succeeds() -> None:
 
 def test_unaspired_while_loading_and_the_load_fails() -> None:
     fixture = fixture_with(failures=-1)
-    fixture.aspire("m", 1)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 1)
     fixture.loads.start()
-    fixture.aspire("m")
-    fixture.tick()
+    fixture.aspire_and_tick("m")
     fixture.loads.finish()
     fixture.settle()
     fixture.clock.advance(600)
@@ -114,8 +110,7 @@ def test_unaspired_while_waiting_for_a_retry_ends_at_once() -> None:
     fixture = fixture_with(failures=-1)
     fixture.serve("m", 1)
     assert fixture.state("m", 1) is HarnessState.LOADING
-    fixture.aspire("m")
-    fixture.tick()
+    fixture.aspire_and_tick("m")
     assert fixture.history("m", 1) == ["Start", "Loading", "End(UNAVAILABLE)"]
     fixture.clock.advance(600)
     fixture.settle()
@@ -124,11 +119,9 @@ def test_unaspired_while_waiting_for_a_retry_ends_at_once() -> None:
 
 def test_unaspired_while_queued_ends_at_once_and_is_never_loaded() -> None:
     fixture = ManagerFixture()
-    fixture.aspire("m", 1)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 1)
     assert fixture.loads.queued == ["load {name: m version: 1}"]
-    fixture.aspire("m")
-    fixture.tick()
+    fixture.aspire_and_tick("m")
     assert fixture.history("m", 1) == ["Start", "End(CANCELLED)"]
     fixture.settle()
     assert fixture.loader("m", 1).loads == 0
@@ -139,8 +132,7 @@ def test_unaspired_while_new_ends_when_it_is_dropped() -> None:
     fixture.aspire("a", 1)
     fixture.aspire("m", 1)
     fixture.tick()  # the one action goes to a
-    fixture.aspire("m")
-    fixture.tick()
+    fixture.aspire_and_tick("m")
     fixture.tick()
     assert fixture.history("m", 1) == ["Start", "End(CANCELLED)"]
     assert fixture.state("m", 1) is None
@@ -150,13 +142,11 @@ def test_unaspired_while_it_waits_for_memory() -> None:
     fixture = ManagerFixture(ram=15, threads=2)
     fixture.loading[ServableId("a", 1)] = fixture.loading[ServableId("m", 1)] = {"estimate": main_ram(10)}
     fixture.aspire("a", 1)
-    fixture.aspire("m", 1)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 1)
     fixture.loads.start()
     fixture.tick()
     assert fixture.loads.start() is False  # parked
-    fixture.aspire("m")
-    fixture.tick()
+    fixture.aspire_and_tick("m")
     assert fixture.history("m", 1) == ["Start", "End(CANCELLED)"]
     fixture.loads.finish()
     fixture.settle()

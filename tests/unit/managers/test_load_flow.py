@@ -16,8 +16,7 @@ FATAL = Status(StatusCode.INVALID_ARGUMENT, "never")
 
 
 def test_attempts_are_an_interval_apart_and_no_thread_waits(basic) -> None:
-    loader = basic.manage(1, FakeLoader(failures=2))
-    basic.load(1)
+    loader = basic.request(1, FakeLoader(failures=2))
     for attempt in (1, 2):
         basic.loads.run_all()
         assert (loader.loads, basic.state(1), basic.loads.running) == (attempt, S.LOADING, [])
@@ -91,8 +90,7 @@ def test_unexpected_exception_becomes_a_status_and_its_traceback_is_logged(make_
 
 
 def test_cancel_while_queued_ends_at_once(basic) -> None:
-    loader = basic.manage(1)
-    basic.load(1)
+    loader = basic.request(1)
     basic.manager.set_aspired(ID, False)
     assert (basic.state(1), basic.codes()) == (S.ERROR, ["load 1: CANCELLED"])
     basic.loads.run_all()
@@ -113,9 +111,7 @@ def test_cancel_while_estimating_ends_at_once(make_basic) -> None:
 
 @pytest.mark.parametrize("worked", [False, True])
 def test_cancel_while_the_attempt_runs_unloads_what_it_loaded(basic, worked: bool) -> None:
-    loader = basic.manage(1)
-    basic.load(1)
-    basic.loads.start()
+    loader = basic.begin(1)
     if worked:
         basic.loads.work()
     basic.manager.set_aspired(ID, False)
@@ -128,9 +124,7 @@ def test_cancel_while_the_attempt_runs_unloads_what_it_loaded(basic, worked: boo
 
 
 def test_cancel_while_the_attempt_runs_makes_its_failure_the_last(basic) -> None:
-    loader = basic.manage(1, FakeLoader(failures=-1))
-    basic.load(1)
-    basic.loads.start()
+    loader = basic.begin(1, FakeLoader(failures=-1))
     basic.manager.set_aspired(ID, False)
     basic.loads.finish()
     basic.clock.advance(600)
@@ -166,8 +160,7 @@ def test_timer_of_an_ended_load_does_nothing_to_its_successor(basic) -> None:
     basic.load_now(1, FakeLoader(failures=-1))
     basic.manager.set_aspired(ID, False)
     basic.manager.stop_managing_servable(ID)
-    successor = basic.manage(1, FakeLoader(failures=1))
-    basic.load(1)
+    successor = basic.request(1, FakeLoader(failures=1))
     basic.clock.advance(30)
     basic.loads.run_all()
     basic.clock.advance(30)  # the old timer is due, the new one is not
@@ -180,8 +173,7 @@ def test_timer_of_an_ended_load_does_nothing_to_its_successor(basic) -> None:
 
 def test_failing_estimate_is_retried_like_a_load(make_basic) -> None:
     basic = make_basic(ram=15)
-    loader = basic.manage(1, FakeLoader(estimate_failures=2))
-    basic.load(1)
+    loader = basic.request(1, FakeLoader(estimate_failures=2))
     for _ in range(2):
         basic.loads.run_all()
         assert basic.state(1) is S.LOAD_REQUESTED
@@ -203,7 +195,6 @@ def test_without_a_tracker_nothing_is_estimated(basic) -> None:
 
 def test_inline_load_with_retries_ends_within_one_run(make_basic) -> None:
     basic = make_basic(load_executor=ManualExecutor(0), load_retry_interval=0)
-    loader = basic.manage(1, FakeLoader(failures=2))
-    basic.load(1)
+    loader = basic.request(1, FakeLoader(failures=2))
     basic.manager.run_pending()
     assert (loader.loads, basic.state(1)) == (3, S.READY)

@@ -139,8 +139,7 @@ def test_version_that_lacked_memory_and_is_not_wanted_any_more_is_not_tried_agai
 
 def test_version_dropped_by_the_very_tick_that_could_try_it_again_is_dropped() -> None:
     fixture = full()
-    fixture.aspire("a")
-    fixture.tick()
+    fixture.aspire_and_tick("a")
     fixture.unloads.run_all()  # room now
     fixture.serve("m", 1)
     assert fixture.history("m", 2) == ["Start", "End(RESOURCE_EXHAUSTED)"]

@@ -20,16 +20,14 @@ def basic(make_basic):
 
 
 def make_sized_ready(basic, version: int, size: int, **loading):
-    loader = basic.sized(version, size, **loading)
-    basic.loads.run_all()
+    loader = basic.sized_now(version, size, **loading)
     assert basic.state(version) is S.READY
     return loader
 
 
 def test_refusal_names_wanted_used_and_total(basic) -> None:
     make_sized_ready(basic, 1, 10)
-    basic.sized(2, 6)
-    basic.loads.run_all()
+    basic.sized_now(2, 6)
     asked, status = basic.outcomes[-1]
     assert (asked, status.code) == ("load 2", StatusCode.RESOURCE_EXHAUSTED)
     assert status.message == (
@@ -39,10 +37,8 @@ def test_refusal_names_wanted_used_and_total(basic) -> None:
 
 
 def test_what_never_fits_is_refused_although_something_is_in_flight(basic) -> None:
-    basic.sized(1, 10)
-    basic.loads.start()
-    basic.sized(2, 16)
-    basic.loads.start()
+    basic.sized_begun(1, 10)
+    basic.sized_begun(2, 16)
     assert (basic.state(1), basic.codes()) == (S.LOADING, ["load 2: RESOURCE_EXHAUSTED"])
 
 
@@ -50,8 +46,7 @@ def test_load_waits_for_an_unload_that_waits_for_a_handle(basic) -> None:
     make_sized_ready(basic, 1, 10)
     handle = basic.handle()
     basic.unload(1)
-    basic.sized(2, 10)
-    basic.loads.run_all()
+    basic.sized_now(2, 10)
     assert (basic.state(2), basic.loads.queued, basic.loads.running) == (S.LOAD_REQUESTED, [], [])
     handle.release()
     assert basic.state(2) is S.LOAD_REQUESTED  # memory counts until the unload has returned
@@ -67,8 +62,7 @@ def test_load_waits_for_an_unload_that_waits_for_a_handle(basic) -> None:
 
 def test_unload_is_decided_while_a_load_waits(basic) -> None:
     make_sized_ready(basic, 1, 10)
-    basic.sized(2, 5)
-    basic.loads.start()
+    basic.sized_begun(2, 5)
     basic.sized(3, 10)
     assert basic.loads.start() is False
     basic.unload(1)  # asked for after the load was parked
@@ -79,10 +73,8 @@ def test_unload_is_decided_while_a_load_waits(basic) -> None:
 
 
 def test_waiting_load_is_refused_when_nothing_is_in_flight_any_more(basic) -> None:
-    basic.sized(1, 10)
-    basic.loads.start()
-    basic.sized(2, 10)
-    basic.loads.start()
+    basic.sized_begun(1, 10)
+    basic.sized_begun(2, 10)
     assert basic.state(2) is S.LOAD_REQUESTED
     basic.loads.finish()
     assert basic.codes() == ["load 1: OK", "load 2: RESOURCE_EXHAUSTED"]
@@ -90,30 +82,24 @@ def test_waiting_load_is_refused_when_nothing_is_in_flight_any_more(basic) -> No
 
 def test_waiting_load_goes_when_the_one_before_fails(make_basic) -> None:
     basic = make_basic(ram=15, max_num_load_retries=0)
-    basic.sized(1, 10, failures=-1)
-    basic.loads.start()
-    basic.sized(2, 10)
-    basic.loads.start()
+    basic.sized_begun(1, 10, failures=-1)
+    basic.sized_begun(2, 10)
     basic.loads.finish()
     basic.loads.run_all()
     assert basic.codes() == ["load 1: UNAVAILABLE", "load 2: OK"]
 
 
 def test_waiting_load_goes_when_the_one_before_turns_out_smaller(basic) -> None:
-    basic.sized(1, 10, estimate_after_load=main_ram(5))
-    basic.loads.start()
-    basic.sized(2, 10)
-    basic.loads.start()
+    basic.sized_begun(1, 10, estimate_after_load=main_ram(5))
+    basic.sized_begun(2, 10)
     basic.loads.finish()
     basic.loads.run_all()
     assert (basic.state(1), basic.state(2)) == (S.READY, S.READY)
 
 
 def test_load_between_two_attempts_counts_as_in_flight_and_keeps_its_memory(basic) -> None:
-    basic.sized(1, 10, failures=1)
-    basic.loads.run_all()
-    basic.sized(2, 10)
-    basic.loads.run_all()
+    basic.sized_now(1, 10, failures=1)
+    basic.sized_now(2, 10)
     assert (basic.state(1), basic.state(2)) == (S.LOADING, S.LOAD_REQUESTED)
     basic.manager.set_aspired(ServableId("m", 1), False)
     basic.loads.run_all()
@@ -125,8 +111,7 @@ def test_those_who_wait_are_served_in_order(basic) -> None:
     handle = basic.handle()
     basic.unload(1)
     for version, size in ((2, 8), (3, 8), (4, 8)):
-        basic.sized(version, size)
-    basic.loads.run_all()
+        basic.sized_now(version, size)
     handle.release()
     basic.unloads.run_all()
     assert [basic.state(version) for version in (2, 3, 4)] == [S.LOAD_APPROVED, S.LOAD_REQUESTED, S.LOAD_REQUESTED]
@@ -138,8 +123,7 @@ def test_small_load_goes_ahead_only_where_it_takes_no_place(basic) -> None:
     basic.unload(1)
     basic.sized(2, 12)  # waits for the ten
     basic.sized(3, 3)  # fits beside 2 later on
-    basic.sized(4, 1)  # fits now, not beside 2 and 3
-    basic.loads.run_all()
+    basic.sized_now(4, 1)  # fits now, not beside 2 and 3
     assert [basic.state(version) for version in (2, 3, 4)] == [S.LOAD_REQUESTED, S.READY, S.LOAD_REQUESTED]
     handle.release()
     basic.unloads.run_all()
@@ -152,8 +136,7 @@ def test_cancelling_the_first_in_line_lets_the_next_go(basic) -> None:
     handle = basic.handle()
     basic.unload(1)
     basic.sized(2, 14)
-    basic.sized(3, 5)
-    basic.loads.run_all()
+    basic.sized_now(3, 5)
     assert basic.state(3) is S.LOAD_REQUESTED
     basic.manager.set_aspired(ServableId("m", 2), False)
     basic.loads.run_all()
@@ -165,8 +148,7 @@ def test_cancelling_the_first_in_line_lets_the_next_go(basic) -> None:
 def test_approved_load_that_is_cancelled_in_the_queue_gives_its_memory_back(basic) -> None:
     make_sized_ready(basic, 1, 10)
     basic.unload(1)
-    basic.sized(2, 10)
-    basic.loads.run_all()
+    basic.sized_now(2, 10)
     basic.unloads.run_all()
     assert basic.state(2) is S.LOAD_APPROVED
     basic.manager.set_aspired(ServableId("m", 2), False)
@@ -188,8 +170,7 @@ def test_estimate_that_fails_after_the_load_leaves_the_one_before(basic, caplog)
     loader.while_loading = break_estimates
     basic.load_now(1, loader)
     assert basic.state(1) is S.READY
-    basic.sized(2, 6)
-    basic.loads.run_all()
+    basic.sized_now(2, 6)
     assert basic.codes()[-1] == "load 2: RESOURCE_EXHAUSTED"
     assert "the one from before the load stays" in caplog.text
 
@@ -219,12 +200,10 @@ def test_gpu_that_is_not_chosen_yet_counts_on_every_gpu_until_the_load_names_it(
 
 
 def test_memory_of_a_cancelled_load_counts_until_it_is_unloaded(basic) -> None:
-    basic.sized(1, 10)
-    basic.loads.start()
+    basic.sized_begun(1, 10)
     basic.manager.set_aspired(ServableId("m", 1), False)
     basic.loads.finish()
-    basic.sized(2, 10)
-    basic.loads.run_all()
+    basic.sized_now(2, 10)
     assert (basic.state(1), basic.state(2)) == (S.UNLOADING, S.LOAD_REQUESTED)
     basic.unloads.run_all()
     basic.loads.run_all()

@@ -106,8 +106,7 @@ def test_two_new_versions_load_side_by_side_and_the_old_one_goes_when_either_is_
 
 def test_resource_policy_waits_for_a_load_that_is_no_longer_aspired() -> None:
     fixture = ManagerFixture("resource")
-    fixture.aspire("m", 1)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 1)
     fixture.loads.start()
     fixture.aspire("m", 2)
     assert fixture.tick() is None
@@ -151,11 +150,9 @@ def test_swap_that_does_not_fit_twice_works_with_the_resource_policy() -> None:
 
 def test_without_threads_every_action_is_done_within_its_tick() -> None:
     fixture = ManagerFixture(load_executor=ManualExecutor(0), unload_executor=ManualExecutor(0))
-    fixture.aspire("m", 1)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 1)
     assert fixture.ready("m") == [1]
-    fixture.aspire("m", 2)
-    fixture.tick()
+    fixture.aspire_and_tick("m", 2)
     assert fixture.ready("m") == [1, 2]
     fixture.tick()
     assert fixture.ready("m") == [2]
@@ -185,8 +182,7 @@ def test_last_ready_version_stays_while_the_only_wanted_one_is_still_leaving() -
     fixture = ManagerFixture()
     fixture.serve("m", 1, 2)
     handle = fixture.manager.get_servable_handle(ModelRef("m", 1))
-    fixture.aspire("m")
-    fixture.tick()
+    fixture.aspire_and_tick("m")
     fixture.aspire("m", 1)
 
     fixture.settle()

@@ -121,9 +121,7 @@ def test_waiting_load_ends_with_what_it_waits_for(basic, close: bool) -> None:
 
 
 def test_load_that_was_cancelled_during_its_attempt_does_not_wait(basic) -> None:
-    basic.manage(9, Dependent(basic, 1))
-    basic.load(9)
-    basic.loads.start()
+    basic.begin(9, Dependent(basic, 1))
     basic.manager.set_aspired(ServableId("m", 9), False)
     basic.loads.finish()
     assert basic.state(9) is S.ERROR
@@ -131,17 +129,14 @@ def test_load_that_was_cancelled_during_its_attempt_does_not_wait(basic) -> None
 
 def test_load_that_waits_for_models_does_not_keep_others_parked(make_basic) -> None:
     basic = make_basic(ram=15)
-    basic.manage(9, Dependent(basic, 1, estimate=main_ram(10)))
-    basic.load(9)
-    basic.loads.start()
+    basic.begin(9, Dependent(basic, 1, estimate=main_ram(10)))
     basic.sized(2, 10)
     assert not basic.loads.start()
     assert basic.state(2) is S.LOAD_REQUESTED  # parked: what is loading may turn out smaller
     basic.loads.finish()
     assert (basic.state(9), basic.state(2)) == (S.LOADING, S.ERROR)
     assert "load 2: RESOURCE_EXHAUSTED" in basic.codes()
-    basic.sized(3, 10)
-    basic.loads.run_all()
+    basic.sized_now(3, 10)
     assert basic.state(3) is S.ERROR
 
 

@@ -1,6 +1,6 @@
 """A manager that the test drives: virtual time, manual executors, fake loaders, and every event recorded.
 
-fixture = ManagerWorld()
+fixture = ManagerFixture()
 fixture.aspire("m", 1)
 fixture.settle()
 assert fixture.history("m", 1) == ["Start", "Loading", "Available"]
@@ -69,6 +69,11 @@ class ManagerFixture:
     def aspire(self, name: str, *versions: int, revision: str = "") -> None:
         """Emits the list, without a tick."""
         self.emit(name, [self.data(name, version, revision) for version in versions])
+
+    def aspire_and_tick(self, name: str, *versions: int) -> Action | None:
+        """Emits the list and ticks once."""
+        self.aspire(name, *versions)
+        return self.tick()
 
     def serve(self, name: str, *versions: int, revision: str = "") -> list[Action]:
         """Emits the list and lets everything happen that follows from it. Returns the actions."""
