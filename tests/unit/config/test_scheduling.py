@@ -104,142 +104,134 @@ def test_the_messages_have_the_fields_of_the_settings() -> None:
         assert set(fields) == set(settings.model_fields) | refused
 
 
-IN_TEXT = [
+TWO_LEVELS = "priority_levels: 2 default_priority_level: 1\n "
+DYNAMIC_BATCHING_IN_TEXT = [
+    ("preferred_batch_size: [4,\n 9]", "4:2", "preferred_batch_size[1]: must be at most max_batch_size, 8; got 9"),
+    ("preferred_batch_size: 9", "3:1", "preferred_batch_size[0]: must be at most max_batch_size, 8; got 9"),
+    ("preferred_batch_size: 0", "3:1", "preferred_batch_size[0]: Input should be greater than or equal to 1, got 0"),
+    ("priority_levels: 2", "2:1", "default_priority_level: must be from 1 to priority_levels, 2; got 0"),
+    (TWO_LEVELS[:-3] + "3", "3:20", "default_priority_level: must be from 1 to priority_levels, 2; got 3"),
     (
-        "max_batch_size: 8\ndynamic_batching {\n preferred_batch_size: [4,\n 9] }",
-        "c:4:2: dynamic_batching.preferred_batch_size[1]: must be at most max_batch_size, 8; got 9",
+        TWO_LEVELS + "priority_queue_policy { key: 2 value { } }\n priority_queue_policy { value { } key: 3 }",
+        "5:2",
+        "priority_queue_policy.3: there is no such level; priority_levels is 2",
     ),
     (
-        "max_batch_size: 2\ndynamic_batching {\n preferred_batch_size: 4 }",
-        "c:3:2: dynamic_batching.preferred_batch_size[0]: must be at most max_batch_size, 2; got 4",
+        "priority_queue_policy { value {} }",
+        "3:1",
+        "priority_queue_policy.0: Input should be greater than or equal to 1",
+    ),
+    (TWO_LEVELS + "preserve_ordering: true", "4:2", "preserve_ordering: is not possible with 2 priority_levels"),
+    (
+        "default_queue_policy {\n timeout_action: 2 }",
+        "4:2",
+        'default_queue_policy.timeout_action: "2" is no timeout ac',
+    ),
+]
+DYNAMIC_BATCHING_IN_YAML = [
+    ("preferred_batch_size: [4, 9]", "3:29", "preferred_batch_size[1]: must be at most max_batch_size, 8; got 9"),
+    ("preferred_batch_size: [true]", "3:26", "preferred_batch_size[0]: Input should be a valid integer, got True"),
+    (
+        "default_priority_level: 0\n  priority_levels: 1",
+        "3:3",
+        "default_priority_level: must be from 1 to priority_levels, 1; got 0",
     ),
     (
-        "max_batch_size: 8\ndynamic_batching { preferred_batch_size: 0 }",
-        "c:2:20: dynamic_batching.preferred_batch_size[0]: Input should be greater than or equal to 1, got 0",
+        "priority_queue_policy:\n    1: {}",
+        "4:5",
+        "priority_queue_policy.1: there is no such level; priority_levels is 0",
+    ),
+    ("priority_queue_policy: {0: {}}", "3:27", "priority_queue_policy.0: Input should be greater than or equal to 1"),
+    ("priority_queue_policy: {urgent: {}}", "3:27", "priority_queue_policy.urgent: Input should be a valid integer"),
+    (
+        "priority_queue_policy:\n    2:\n      max_queue_size: -1",
+        "5:7",
+        "priority_queue_policy.2.max_queue_size: Input should be greater",
     ),
     (
-        "dynamic_batching {\n priority_levels: 2 }",
-        "c:1:1: dynamic_batching.default_priority_level: must be from 1 to priority_levels, 2; got 0",
+        "priority_queue_policy:\n    2:\n      max_queue: 1",
+        "5:7",
+        'priority_queue_policy.2.max_queue: unknown field; did you mean "max_queue_size"?',
     ),
     (
-        "dynamic_batching { priority_levels: 2\n default_priority_level: 3 }",
-        "c:2:2: dynamic_batching.default_priority_level: must be from 1 to priority_levels, 2; got 3",
+        "max_queue_delay_microseconds: 18446744073709551616",
+        "3:3",
+        "max_queue_delay_microseconds: Input should be less than 184467440737095516",
     ),
     (
-        "dynamic_batching { priority_levels: 2 default_priority_level: 1\n"
-        " priority_queue_policy { key: 2 value { } }\n priority_queue_policy { value { } key: 3 } }",
-        "c:3:2: dynamic_batching.priority_queue_policy.3: there is no such level; priority_levels is 2",
+        "default_queue_policy: {timeout_action: delay}",
+        "3:26",
+        'default_queue_policy.timeout_action: "delay" is no timeout action; known: DELAY',
     ),
     (
-        "dynamic_batching {\n priority_queue_policy { value {} } }",
-        "c:2:2: dynamic_batching.priority_queue_policy.0: Input should be greater than or equal to 1",
+        "preserve_ordering: true\n  default_queue_policy: {timeout_action: DELAY, default_timeout_microseconds: 1}",
+        "3:3",
+        "preserve_ordering: is not possible with a queue policy that delays calls",
     ),
     (
-        "dynamic_batching { priority_levels: 2 default_priority_level: 1\n preserve_ordering: true }",
-        "c:2:2: dynamic_batching.preserve_ordering: is not possible with 2 priority_levels",
+        "preserve_ordering: true\n  priority_levels: 1\n  default_priority_level: 1\n"
+        "  priority_queue_policy: {1: {timeout_action: DELAY, default_timeout_microseconds: 1}}",
+        "3:3",
+        "preserve_ordering: is not possible with a queue policy that delays calls",
     ),
+]
+INSTANCE_GROUP_IN_TEXT = [
+    ("{ kind: KIND_CPU }\ninstance_group { gpus: [0] }", "2:18", "[1].gpus: is not supported yet; leave it out"),
+    ("{ passive: true }", "1:18", "[0].passive: is not supported yet"),
+    ("[{\n count: -1 }]", "2:2", "[0].count: Input should be greater"),
+    ('{\n worker: "proces" }', "2:2", '[0].worker: "proces" is no worker; did you mean'),
+]
+INSTANCE_GROUP_IN_YAML = [
+    ("\n  - {kind: KIND_GPU,\n     gpus: [0, 1]}", "3:6", "[0].gpus: is not supported yet; leave it out"),
+    ("[{passive: true}]", "1:19", "[0].passive: is not supported yet; leave it out"),
     (
+        "\n  - rate_limiter: {resources: [{count: -1}]}",
+        "2:33",
+        "[0].rate_limiter.resources[0].count: Input should be greater than or equal to 0",
+    ),
+    ("[{kind: KIND_GPUS}]", "1:19", '[0].kind: "KIND_GPUS" is no kind of instanc'),
+    ("[{worker: fork}]", "1:19", '[0].worker: "fork" is no worker; known: process'),
+    ("[{count: 65}]", "1:19", "[0].count: Input should be less than or equal to 64"),
+    ("\n  - count: 60\n  - count: 4\n  - count: 0", "4:5", "[2].count: more than 64 instances in all"),
+    ("[{cout: 1}]", "1:19", '[0].cout: unknown field; did you mean "count"?'),
+    ("[2]", "1:18", "[0]: Input should be a valid dictionary"),
+]
+
+MISTAKES = [
+    *[
+        ("c", f"max_batch_size: 8\ndynamic_batching {{\n{body} }}", f"c:{place}: dynamic_batching.{message}")
+        for body, place, message in DYNAMIC_BATCHING_IN_TEXT
+    ],
+    *[
+        ("c.yaml", f"max_batch_size: 8\ndynamic_batching:\n  {body}", f"c.yaml:{place}: dynamic_batching.{message}")
+        for body, place, message in DYNAMIC_BATCHING_IN_YAML
+    ],
+    *[
+        ("c", f"instance_group {body}", f"c:{place}: instance_group{message}")
+        for body, place, message in INSTANCE_GROUP_IN_TEXT
+    ],
+    *[
+        ("c.yaml", f"instance_group: {body}", f"c.yaml:{place}: instance_group{message}")
+        for body, place, message in INSTANCE_GROUP_IN_YAML
+    ],
+    (
+        "c",
         "dynamic_batching { preserve_ordering: true\n default_queue_policy {\n timeout_action: WAIT } }",
         'c:3:18: Enum type "inference.ModelQueuePolicy.TimeoutAction" has no value named WAIT',
     ),
     (
-        "dynamic_batching {\n default_queue_policy {\n timeout_action: 2 } }",
-        'c:3:2: dynamic_batching.default_queue_policy.timeout_action: "2" is no timeout action',
-    ),
-    (
+        "c",
         "dynamic_batching { max_queue_delay_microsecond: 1 }",
         'c:1:20: unknown field "max_queue_delay_microsecond"; did you mean "max_queue_delay_microseconds"?',
     ),
-    (
-        "instance_group { kind: KIND_CPU }\ninstance_group { gpus: [0] }",
-        "c:2:18: instance_group[1].gpus: is not supported yet; leave it out",
-    ),
-    ("instance_group { passive: true }", "c:1:18: instance_group[0].passive: is not supported yet"),
-    ("instance_group [{\n count: -1 }]", "c:2:2: instance_group[0].count: Input should be greater"),
-    ("instance_group { kind: KIND_TPU }", 'c:1:24: Enum type "inference.ModelInstanceGroup.Kind" has no value named'),
-    ('instance_group {\n worker: "proces" }', 'c:2:2: instance_group[0].worker: "proces" is no worker; did you mean'),
-]
-IN_YAML = [
-    (
-        "max_batch_size: 8\ndynamic_batching:\n  preferred_batch_size: [4, 9]",
-        "c.yaml:3:29: dynamic_batching.preferred_batch_size[1]: must be at most max_batch_size, 8; got 9",
-    ),
-    (
-        "dynamic_batching:\n  preferred_batch_size: [true]",
-        "c.yaml:2:26: dynamic_batching.preferred_batch_size[0]: Input should be a valid integer, got True",
-    ),
-    (
-        "dynamic_batching:\n  default_priority_level: 0\n  priority_levels: 1",
-        "c.yaml:2:3: dynamic_batching.default_priority_level: must be from 1 to priority_levels, 1; got 0",
-    ),
-    (
-        "dynamic_batching:\n  priority_queue_policy:\n    1: {}",
-        "c.yaml:3:5: dynamic_batching.priority_queue_policy.1: there is no such level; priority_levels is 0",
-    ),
-    (
-        "dynamic_batching:\n  priority_queue_policy:\n    0: {}",
-        "c.yaml:3:5: dynamic_batching.priority_queue_policy.0: Input should be greater than or equal to 1",
-    ),
-    (
-        "dynamic_batching:\n  priority_queue_policy:\n    urgent: {}",
-        "c.yaml:3:5: dynamic_batching.priority_queue_policy.urgent: Input should be a valid integer",
-    ),
-    (
-        "dynamic_batching:\n  priority_queue_policy:\n    2:\n      max_queue_size: -1",
-        "c.yaml:4:7: dynamic_batching.priority_queue_policy.2.max_queue_size: Input should be greater",
-    ),
-    (
-        "dynamic_batching:\n  priority_queue_policy:\n    2:\n      max_queue: 1",
-        'c.yaml:4:7: dynamic_batching.priority_queue_policy.2.max_queue: unknown field; did you mean "max_queue_size"?',
-    ),
-    (
-        "dynamic_batching:\n  max_queue_delay_microseconds: 18446744073709551616",
-        "c.yaml:2:3: dynamic_batching.max_queue_delay_microseconds: Input should be less than 184467440737095516",
-    ),
-    (
-        "dynamic_batching:\n  default_queue_policy: {timeout_action: delay}",
-        'c.yaml:2:26: dynamic_batching.default_queue_policy.timeout_action: "delay" is no timeout action; known: DELAY',
-    ),
-    (
-        "dynamic_batching:\n  preserve_ordering: true\n"
-        "  default_queue_policy: {timeout_action: DELAY, default_timeout_microseconds: 1}",
-        "c.yaml:2:3: dynamic_batching.preserve_ordering: is not possible with a queue policy that delays calls",
-    ),
-    (
-        "dynamic_batching:\n  preserve_ordering: true\n  priority_levels: 1\n  default_priority_level: 1\n"
-        "  priority_queue_policy: {1: {timeout_action: DELAY, default_timeout_microseconds: 1}}",
-        "c.yaml:2:3: dynamic_batching.preserve_ordering: is not possible with a queue policy that delays calls",
-    ),
-    ("dynamic_batching: true", "c.yaml:1:1: dynamic_batching: Input should be a valid dictionary"),
-    (
-        "instance_group:\n  - {kind: KIND_GPU,\n     gpus: [0, 1]}",
-        "c.yaml:3:6: instance_group[0].gpus: is not supported yet; leave it out",
-    ),
-    ("instance_group: [{passive: true}]", "c.yaml:1:19: instance_group[0].passive: is not supported yet; leave it out"),
-    (
-        "instance_group:\n  - rate_limiter: {resources: [{count: -1}]}",
-        "c.yaml:2:33: instance_group[0].rate_limiter.resources[0].count: Input should be greater than or equal to 0",
-    ),
-    ("instance_group: [{kind: KIND_GPUS}]", 'c.yaml:1:19: instance_group[0].kind: "KIND_GPUS" is no kind of instanc'),
-    ("instance_group: [{worker: fork}]", 'c.yaml:1:19: instance_group[0].worker: "fork" is no worker; known: process'),
-    ("instance_group: [{count: 65}]", "c.yaml:1:19: instance_group[0].count: Input should be less than or equal to 64"),
-    (
-        "instance_group:\n  - count: 60\n  - count: 4\n  - count: 0",
-        "c.yaml:4:5: instance_group[2].count: more than 64 instances in all",
-    ),
-    ("instance_group: [{cout: 1}]", 'c.yaml:1:19: instance_group[0].cout: unknown field; did you mean "count"?'),
-    ("instance_group: [2]", "c.yaml:1:18: instance_group[0]: Input should be a valid dictionary"),
+    ("c", "instance_group { kind: KIND_TPU }", 'c:1:24: Enum type "inference.ModelInstanceGroup.Kind" has no value na'),
+    ("c.yaml", "dynamic_batching: true", "c.yaml:1:1: dynamic_batching: Input should be a valid dictionary"),
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), IN_TEXT)
-def test_a_mistake_in_text_format_names_its_place(text: str, message: str) -> None:
-    assert message in error_of(text, "c")
-
-
-@pytest.mark.parametrize(("text", "message"), IN_YAML)
-def test_a_mistake_in_yaml_names_its_place(text: str, message: str) -> None:
-    assert message in error_of(text, "c.yaml")
+@pytest.mark.parametrize(("name", "text", "message"), MISTAKES)
+def test_a_mistake_names_its_place(name: str, text: str, message: str) -> None:
+    assert message in error_of(text, name)
 
 
 @pytest.mark.parametrize(

@@ -304,9 +304,9 @@ def test_contradictory_model_settings_are_refused_by_relative_name(
     (tmp_path / "1").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    message = refusal(load_model_settings, tmp_path / "1", "m")
-    assert message.startswith(message)
-    assert str(tmp_path) not in message
+    refused = refusal(load_model_settings, tmp_path / "1", "m")
+    assert refused.startswith(message)
+    assert str(tmp_path) not in refused
 
 
 @pytest.mark.parametrize(

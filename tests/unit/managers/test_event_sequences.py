@@ -13,18 +13,24 @@ from tfs_lite.testing.lifecycle.manager_fixture import ManagerFixture
 BAD = Status(StatusCode.INVALID_ARGUMENT, "not a model")
 
 
-def fixture_with(version: int = 1, options: dict | None = None, **loading: object) -> ManagerFixture:
+LIFE = ["Start", "Loading", "Available"]
+
+
+def fixture_with(options: dict | None = None, **loading: object) -> ManagerFixture:
+    """A fixture whose version 1 of m loads as ``loading`` says."""
     fixture = ManagerFixture(**(options or {}))
-    fixture.loading[ServableId("m", version)] = loading
+    fixture.loading[ServableId("m", 1)] = loading
     return fixture
 
 
-def test_version_that_comes_and_goes_says_all_five_states() -> None:
+def test_version_that_comes_and_goes_and_comes_again_says_all_five_states() -> None:
     fixture = ManagerFixture()
     fixture.serve("m", 1)
     fixture.serve("m")
-    assert fixture.history("m", 1) == ["Start", "Loading", "Available", "Unloading", "End"]
+    assert fixture.history("m", 1) == [*LIFE, "Unloading", "End"]
     assert fixture.state("m", 1) is None
+    fixture.serve("m", 1)
+    assert fixture.history("m", 1) == [*LIFE, "Unloading", "End", *LIFE]
 
 
 def test_item_that_arrives_with_an_error_only_ends() -> None:
@@ -36,7 +42,7 @@ def test_item_that_arrives_with_an_error_only_ends() -> None:
 
 
 def test_failed_estimate_ends_without_loading() -> None:
-    fixture = fixture_with(estimate_failures=-1, options={"ram": 15, "max_num_load_retries": 0})
+    fixture = fixture_with({"ram": 15, "max_num_load_retries": 0}, estimate_failures=-1)
     fixture.serve("m", 1)
     assert fixture.history("m", 1) == ["Start", "End(UNAVAILABLE)"]
     assert fixture.status("m", 1).message.startswith(
@@ -45,65 +51,49 @@ def test_failed_estimate_ends_without_loading() -> None:
     assert fixture.loader("m", 1).loads == 0
 
 
-def test_lack_of_resources_ends_once_without_loading() -> None:
-    fixture = fixture_with(estimate=main_ram(16), options={"ram": 15})
-    fixture.serve("m", 1)
-    assert fixture.history("m", 1) == ["Start", "End(RESOURCE_EXHAUSTED)"]
-
-
-def test_failing_load_ends_after_all_attempts() -> None:
-    fixture = fixture_with(failures=-1, options={"max_num_load_retries": 2, "load_retry_interval": 10})
+@pytest.mark.parametrize(
+    ("options", "loading", "history", "loads"),
+    [
+        ({"ram": 15}, {"estimate": main_ram(16)}, ["Start", "End(RESOURCE_EXHAUSTED)"], 0),
+        ({"max_num_load_retries": 2}, {"failures": -1}, ["Start", "Loading", "End(UNAVAILABLE)"], 3),
+        ({}, {"failures": 2}, LIFE, 3),
+        (
+            {"should_retry_model_load": lambda status: status.code is not StatusCode.INVALID_ARGUMENT},
+            {"failures": -1, "failure": BAD},
+            ["Start", "Loading", "End(INVALID_ARGUMENT)"],
+            1,
+        ),
+    ],
+    ids=["too large", "fails in all attempts", "succeeds on a retry", "not to be retried"],
+)
+def test_load_ends_after_its_attempts(options: dict, loading: dict, history: list[str], loads: int) -> None:
+    fixture = fixture_with({"load_retry_interval": 10, **options}, **loading)
     fixture.serve("m", 1)
     for _ in range(5):
         fixture.clock.advance(10)
         fixture.settle()
-    assert fixture.history("m", 1) == ["Start", "Loading", "End(UNAVAILABLE)"]
-    assert fixture.loader("m", 1).loads == 3
-    assert fixture.loader("m", 1).unloads == 0
+    assert fixture.history("m", 1) == history
+    assert (fixture.loader("m", 1).loads, fixture.loader("m", 1).unloads, fixture.clock.pending) == (loads, 0, 0)
 
 
-def test_load_that_succeeds_on_a_retry() -> None:
-    fixture = fixture_with(failures=2)
-    fixture.aspire("m", 1)
-    for _ in range(3):
-        fixture.settle()
-        fixture.clock.advance(60)
-    fixture.settle()
-    assert fixture.history("m", 1) == ["Start", "Loading", "Available"]
-
-
-def test_error_that_is_not_to_be_retried_ends_after_one_attempt() -> None:
-    options = {"should_retry_model_load": lambda status: status.code is not StatusCode.INVALID_ARGUMENT}
-    fixture = fixture_with(failures=-1, failure=BAD, options=options)
-    fixture.serve("m", 1)
-    assert fixture.history("m", 1) == ["Start", "Loading", "End(INVALID_ARGUMENT)"]
-    assert (fixture.loader("m", 1).loads, fixture.clock.pending) == (1, 0)
-
-
-def test_unaspired_while_loading_and_the_load_succeeds() -> None:
-    fixture = ManagerFixture()
+@pytest.mark.parametrize(
+    ("failures", "end", "unloads"),
+    [(0, "End(CANCELLED)", 1), (-1, "End(UNAVAILABLE)", 0)],
+    ids=["the load succeeds", "the load fails"],
+)
+def test_unaspired_while_loading_ends_with_the_attempt(failures: int, end: str, unloads: int) -> None:
+    fixture = fixture_with(failures=failures)
     fixture.aspire_and_tick("m", 1)
     fixture.loads.start()
     fixture.aspire_and_tick("m")
     fixture.loads.finish()
     assert fixture.ready("m") == []
     fixture.settle()
-    assert fixture.history("m", 1) == ["Start", "Loading", "End(CANCELLED)"]
-    assert (fixture.loader("m", 1).loads, fixture.loader("m", 1).unloads) == (1, 1)
-    assert fixture.state("m", 1) is None
-
-
-def test_unaspired_while_loading_and_the_load_fails() -> None:
-    fixture = fixture_with(failures=-1)
-    fixture.aspire_and_tick("m", 1)
-    fixture.loads.start()
-    fixture.aspire_and_tick("m")
-    fixture.loads.finish()
-    fixture.settle()
     fixture.clock.advance(600)
     fixture.settle()
-    assert fixture.history("m", 1) == ["Start", "Loading", "End(UNAVAILABLE)"]
-    assert (fixture.loader("m", 1).loads, fixture.loader("m", 1).unloads) == (1, 0)
+    assert fixture.history("m", 1) == ["Start", "Loading", end]
+    assert (fixture.loader("m", 1).loads, fixture.loader("m", 1).unloads) == (1, unloads)
+    assert fixture.state("m", 1) is None
 
 
 def test_unaspired_while_waiting_for_a_retry_ends_at_once() -> None:
@@ -153,19 +143,11 @@ def test_unaspired_while_it_waits_for_memory() -> None:
     assert fixture.loader("m", 1).loads == 0
 
 
-def test_aspired_again_after_its_unload() -> None:
-    fixture = ManagerFixture()
-    for versions in ([1], [], [1]):
-        fixture.serve("m", *versions)
-    life = ["Start", "Loading", "Available"]
-    assert fixture.history("m", 1) == [*life, "Unloading", "End", *life]
-
-
 def test_ready_version_unloads_when_the_manager_closes() -> None:
     fixture = ManagerFixture()
     fixture.serve("m", 1)
     fixture.manager.close()
-    assert fixture.history("m", 1) == ["Start", "Loading", "Available", "Unloading", "End"]
+    assert fixture.history("m", 1) == [*LIFE, "Unloading", "End"]
 
 
 def test_handle_held_during_unload_delays_the_end_only() -> None:
@@ -173,7 +155,7 @@ def test_handle_held_during_unload_delays_the_end_only() -> None:
     fixture.serve("m", 1)
     handle = fixture.manager.get_available_servable_handles()[ServableId("m", 1)]
     fixture.serve("m")
-    assert fixture.history("m", 1) == ["Start", "Loading", "Available", "Unloading"]
+    assert fixture.history("m", 1) == [*LIFE, "Unloading"]
     assert handle.servable.alive
     handle.release()
     fixture.settle()

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.managers.harness import FINAL, HarnessState, ServableStateSnapshot
-from tfs_lite.managers.policies import Action, ActionKind, AvailabilityPreservingPolicy, ResourcePreservingPolicy
+from tfs_lite.managers.policies import POLICIES, Action, ActionKind
 from tfs_lite.testing.lifecycle.strategies import snapshots
 
 UNLOADING_STATES = ["unload-requested", "quiescing", "quiesced", "unloading"]
@@ -55,6 +55,10 @@ AVAILABILITY = [
     # rollback
     ("-2 ready,+1 new", "load 1"),
     ("-2 ready,+1 ready", "unload 2"),
+    # versions on their way out, and loads that are no longer wanted, do not count
+    *[(f"-1 {state},-2 ready,+3 error", "none") for state in UNLOADING_STATES],
+    *[(f"-1 {state},+3 new", "load 3") for state in UNLOADING_STATES],
+    ("-1 loading,+2 new", "load 2"),
 ]
 
 RESOURCE = [
@@ -74,32 +78,22 @@ RESOURCE = [
 ]
 
 
-@pytest.mark.parametrize(("versions", "action"), AVAILABILITY)
-def test_availability_chooses_the_action_of_each_row(versions: str, action: str) -> None:
-    assert text(AvailabilityPreservingPolicy().next_action(stream(versions))) == action
-
-
-@pytest.mark.parametrize("state", UNLOADING_STATES)
-def test_availability_ignores_versions_on_their_way_out(state: str) -> None:
-    policy = AvailabilityPreservingPolicy()
-    assert text(policy.next_action(stream(f"-1 {state},-2 ready,+3 error"))) == "none"
-    assert text(policy.next_action(stream(f"-1 {state},+3 new"))) == "load 3"
-
-
-def test_availability_ignores_loads_that_are_no_longer_wanted() -> None:
-    assert text(AvailabilityPreservingPolicy().next_action(stream("-1 loading,+2 new"))) == "load 2"
-
-
-@pytest.mark.parametrize(("versions", "action"), RESOURCE)
-def test_resource_chooses_the_action_of_each_row(versions: str, action: str) -> None:
-    assert text(ResourcePreservingPolicy().next_action(stream(versions))) == action
+@pytest.mark.parametrize(
+    ("policy", "versions", "action"),
+    [
+        *[("availability", *row) for row in AVAILABILITY],
+        *[("resource", *row) for row in RESOURCE],
+    ],
+)
+def test_policy_chooses_the_action_of_each_row(policy: str, versions: str, action: str) -> None:
+    assert text(POLICIES[policy].next_action(stream(versions))) == action
 
 
 @given(versions=snapshots)
 def test_availability_never_unloads_the_last_ready_version_while_another_is_wanted(
     versions: list[ServableStateSnapshot],
 ) -> None:
-    action = AvailabilityPreservingPolicy().next_action(versions)
+    action = POLICIES["availability"].next_action(versions)
     ready = [found for found in versions if found.state is HarnessState.READY]
     if action is not None and action.kind is ActionKind.UNLOAD and any(found.is_aspired for found in versions):
         assert len(ready) > 1
@@ -107,6 +101,6 @@ def test_availability_never_unloads_the_last_ready_version_while_another_is_want
 
 @given(versions=snapshots)
 def test_resource_never_loads_beside_an_unwanted_version(versions: list[ServableStateSnapshot]) -> None:
-    action = ResourcePreservingPolicy().next_action(versions)
+    action = POLICIES["resource"].next_action(versions)
     if action is not None and action.kind is ActionKind.LOAD:
         assert all(found.is_aspired or found.state in FINAL for found in versions)

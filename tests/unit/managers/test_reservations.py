@@ -80,21 +80,18 @@ def test_waiting_load_is_refused_when_nothing_is_in_flight_any_more(basic) -> No
     assert basic.codes() == ["load 1: OK", "load 2: RESOURCE_EXHAUSTED"]
 
 
-def test_waiting_load_goes_when_the_one_before_fails(make_basic) -> None:
+@pytest.mark.parametrize(
+    ("loading", "first"),
+    [({"failures": -1}, S.ERROR), ({"estimate_after_load": main_ram(5)}, S.READY)],
+    ids=["fails", "turns out smaller"],
+)
+def test_waiting_load_goes_when_the_one_before(make_basic, loading: dict, first: HarnessState) -> None:
     basic = make_basic(ram=15, max_num_load_retries=0)
-    basic.sized_begun(1, 10, failures=-1)
+    basic.sized_begun(1, 10, **loading)
     basic.sized_begun(2, 10)
     basic.loads.finish()
     basic.loads.run_all()
-    assert basic.codes() == ["load 1: UNAVAILABLE", "load 2: OK"]
-
-
-def test_waiting_load_goes_when_the_one_before_turns_out_smaller(basic) -> None:
-    basic.sized_begun(1, 10, estimate_after_load=main_ram(5))
-    basic.sized_begun(2, 10)
-    basic.loads.finish()
-    basic.loads.run_all()
-    assert (basic.state(1), basic.state(2)) == (S.READY, S.READY)
+    assert (basic.state(1), basic.state(2)) == (first, S.READY)
 
 
 def test_load_between_two_attempts_counts_as_in_flight_and_keeps_its_memory(basic) -> None:

@@ -29,77 +29,67 @@ LOOKED = Evidence(wall_time=NOW, structure="")
 MODEL = tree(file("model.pt2"))
 
 
-def test_files_that_were_there_long_before_are_complete_at_once() -> None:
-    assert judge(MODEL, LOOKED, QUIET) == Complete(MODEL.fingerprint)
+YOUNG = tree(file("model.pt2"), newest=NOW)
+FUTURE = replace(MODEL, newest_ns=int((NOW + 3600) * 1e9))
 
 
-def test_an_empty_directory_waits() -> None:
-    assert judge(tree(), LOOKED, QUIET) == Waiting("no files yet")
+def listed(size: int, stamp: str = "") -> Evidence:
+    return Evidence(Manifest({"model.pt2": ManifestFile(size, DIGEST, stamp)}), wall_time=NOW)
 
 
-def test_hidden_files_alone_are_no_version() -> None:
-    assert judge(tree(file(".model.pt2.Xy12")), LOOKED, QUIET) == Waiting("no files yet")
-    assert judge(tree(file(".cache/blob")), LOOKED, QUIET) == Waiting("no files yet")
+@pytest.mark.parametrize(
+    ("seen", "evidence", "verdict"),
+    [
+        (MODEL, LOOKED, Complete(MODEL.fingerprint)),
+        (FUTURE, replace(LOOKED, unchanged_for=QUIET), Complete(MODEL.fingerprint)),
+        (tree(), LOOKED, Waiting("no files yet")),
+        (tree(file(".model.pt2.Xy12")), LOOKED, Waiting("no files yet")),
+        (tree(file(".cache/blob")), LOOKED, Waiting("no files yet")),
+        (MODEL, replace(LOOKED, structure=None), Need.STRUCTURE),
+        (MODEL, replace(LOOKED, structure="model.pt2 is truncated"), Waiting("model.pt2 is truncated")),
+        (MODEL, replace(LOOKED, manifest_problem="not whole JSON"), Waiting("not whole JSON")),
+        (YOUNG, listed(10, YOUNG.files[0].stamp), Complete(YOUNG.fingerprint)),
+        (MODEL, listed(11), Waiting("manifest lists model.pt2 with 11 bytes, found 10")),
+        (tree(), listed(11), Waiting("manifest lists model.pt2 with 11 bytes, found no such file")),
+    ],
+    ids=[
+        "files that were there long before are complete at once",
+        "watching for the quiet period is enough whatever the time stamps say",
+        "an empty directory waits",
+        "a hidden file alone is no version",
+        "a hidden directory alone is no version",
+        "archives are looked into when everything is quiet",
+        "a damaged archive waits with its reason and no timer",
+        "a manifest that cannot be read waits with the problem",
+        "with a manifest no quiet period is needed",
+        "a file of another size than listed waits",
+        "a manifest that came first waits for its files",
+    ],
+)
+def test_verdict_follows_from_the_evidence(seen: Tree, evidence: Evidence, verdict: Complete | Waiting | Need) -> None:
+    assert judge(seen, evidence, QUIET) == verdict
+
+
+@pytest.mark.parametrize(
+    ("seen", "evidence", "retry_in"),
+    [
+        (replace(MODEL, newest_ns=int((NOW - 0.25) * 1e9)), LOOKED, 0.75),
+        (YOUNG, replace(LOOKED, structure=None), QUIET),
+        (FUTURE, LOOKED, QUIET),
+        (MODEL, replace(LOOKED, seen_changing=True, unchanged_for=0.5), 0.5),
+    ],
+    ids=["young files", "young files not looked into yet", "time stamps in the future", "seen changing"],
+)
+def test_files_wait_for_the_rest_of_the_quiet_period(seen: Tree, evidence: Evidence, retry_in: float) -> None:
+    verdict = judge(seen, evidence, QUIET)
+    assert isinstance(verdict, Waiting)
+    assert verdict.retry_in == pytest.approx(retry_in)
 
 
 def test_too_many_files_wait_with_that_reason() -> None:
     verdict = judge(replace(MODEL, overflow=True), LOOKED, QUIET)
     assert isinstance(verdict, Waiting)
     assert verdict.reason.startswith("too many files")
-
-
-def test_young_files_wait_for_the_rest_of_the_quiet_period() -> None:
-    verdict = judge(replace(MODEL, newest_ns=int((NOW - 0.25) * 1e9)), LOOKED, QUIET)
-    assert isinstance(verdict, Waiting)
-    assert verdict.retry_in == pytest.approx(0.75)
-
-
-def test_watching_for_the_quiet_period_is_enough_whatever_the_time_stamps_say() -> None:
-    future = replace(MODEL, newest_ns=int((NOW + 3600) * 1e9))
-    verdict = judge(future, LOOKED, QUIET)
-    assert isinstance(verdict, Waiting)
-    assert verdict.retry_in == pytest.approx(QUIET)
-    assert judge(future, replace(LOOKED, unchanged_for=QUIET), QUIET) == Complete(MODEL.fingerprint)
-
-
-def test_old_time_stamps_say_nothing_once_the_files_were_seen_changing() -> None:
-    verdict = judge(MODEL, replace(LOOKED, seen_changing=True, unchanged_for=0.5), QUIET)
-    assert isinstance(verdict, Waiting)
-    assert verdict.retry_in == pytest.approx(0.5)
-
-
-def test_archives_are_looked_into_only_when_everything_is_quiet() -> None:
-    unknown = replace(LOOKED, structure=None)
-    assert judge(MODEL, unknown, QUIET) is Need.STRUCTURE
-    assert isinstance(judge(replace(MODEL, newest_ns=int(NOW * 1e9)), unknown, QUIET), Waiting)
-
-
-def test_a_damaged_archive_waits_with_its_reason_and_no_timer() -> None:
-    assert judge(MODEL, replace(LOOKED, structure="model.pt2 is truncated"), QUIET) == Waiting("model.pt2 is truncated")
-
-
-def listed(**files: ManifestFile) -> Evidence:
-    return Evidence(Manifest({name.replace("_", "."): entry for name, entry in files.items()}), wall_time=NOW)
-
-
-def test_with_a_manifest_no_quiet_period_is_needed() -> None:
-    young = tree(file("model.pt2"), newest=NOW)
-    evidence = listed(model_pt2=ManifestFile(10, DIGEST, young.files[0].stamp))
-    assert judge(young, evidence, QUIET) == Complete(young.fingerprint)
-
-
-def test_a_file_of_another_size_than_listed_waits() -> None:
-    evidence = listed(model_pt2=ManifestFile(11, DIGEST))
-    assert judge(MODEL, evidence, QUIET) == Waiting("manifest lists model.pt2 with 11 bytes, found 10")
-
-
-def test_a_manifest_that_came_first_waits_for_its_files() -> None:
-    verdict = judge(tree(), listed(model_pt2=ManifestFile(11, DIGEST)), QUIET)
-    assert verdict == Waiting("manifest lists model.pt2 with 11 bytes, found no such file")
-
-
-def test_a_manifest_that_cannot_be_read_waits_with_the_problem() -> None:
-    assert judge(MODEL, replace(LOOKED, manifest_problem="not whole JSON"), QUIET) == Waiting("not whole JSON")
 
 
 def test_a_copy_is_hashed_and_the_published_file_itself_is_not() -> None:
