@@ -91,24 +91,16 @@ def test_reload_sends_the_file_and_shows_the_models(
             "model_config_list:\n  config:\n    - name: x\n",
             "m.yaml:3:7: model_config_list.config[0].base_path",
         ),
+        ("m.pbtxt", "model_config_list { config { name: 'a' base_path: '/a' model_platform: 'caffe' } }", "caffe"),
     ],
+    ids=["unknown field", "missing field", "refused by the server"],
 )
-def test_reload_names_line_and_column_of_a_mistake_and_sends_nothing(
+def test_reload_of_a_config_with_a_mistake_names_it_with_line_and_column_where_it_is_in_the_text(
     server: Server, tmp_path: Path, name: str, text: str, message: str, capsys: Captured
 ) -> None:
     (tmp_path / name).write_text(text)
     assert main(["reload", str(tmp_path / name), grpc(server)]) == 1
     assert message in capsys.readouterr().err
-
-
-def test_reload_of_a_config_that_the_server_refuses_is_one_line(
-    server: Server, tmp_path: Path, capsys: Captured
-) -> None:
-    (tmp_path / "m.pbtxt").write_text(
-        'model_config_list { config { name: "a" base_path: "/a" model_platform: "caffe" } }'
-    )
-    assert main(["reload", str(tmp_path / "m.pbtxt"), grpc(server)]) == 1
-    assert "caffe" in capsys.readouterr().err
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys: Captured) -> None:

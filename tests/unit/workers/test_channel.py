@@ -1,7 +1,7 @@
 import os
 import socket
 import struct
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -43,10 +43,9 @@ def test_message_arrives_as_it_was_sent(pair, message):
 def test_long_message_arrives_whole_and_one_that_is_too_long_is_not_sent(pair):
     ours, theirs = pair
     message = ["x" * 1_000_000, b"y" * 3_000_000]
-    sender = threading.Thread(target=ours.send, args=(message,))
-    sender.start()
-    assert theirs.receive() == message
-    sender.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(ours.send, message)
+        assert theirs.receive() == message
     ours, theirs = pair
     with pytest.raises(ValueError, match="at most"):
         ours.send(b"x" * MAX_MESSAGE)
@@ -56,16 +55,14 @@ def test_long_message_arrives_whole_and_one_that_is_too_long_is_not_sent(pair):
 
 def test_message_in_pieces_is_put_together(ends):
     channel, theirs = ends
-    whole = frame(b"\x93\x01\x02\x03")
 
     def write():
-        for byte in whole:
+        for byte in frame(b"\x93\x01\x02\x03"):
             theirs.sendall(bytes([byte]))
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    assert channel.receive() == [1, 2, 3]
-    writer.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write)
+        assert channel.receive() == [1, 2, 3]
 
 
 GARBAGE = {
@@ -121,18 +118,11 @@ def test_it_is_known_whether_the_last_message_was_read(ends):
 
 def test_hanging_up_wakes_whoever_waits(ends):
     channel, _ = ends
-    woken = []
-
-    def wait():
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(channel.receive)
+        channel.shut_down()
         with pytest.raises(ConnectionClosed):
-            channel.receive()
-        woken.append(True)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    channel.shut_down()
-    waiting.join()
-    assert woken == [True]
+            waiting.result()
     channel.shut_down()
 
 

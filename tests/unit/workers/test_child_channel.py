@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import ormsgpack
@@ -69,19 +70,16 @@ def child():
 
 
 def test_question_and_answer(child):
-    seen = []
-
     def work():
         number, what, signature, wanted, locations, seconds = child.channel.receive()
         inputs = {location.name: child.inputs.read(location).tolist() for location in read_locations(locations)}
-        seen.append((what, signature, wanted, inputs, seconds))
         child.channel.send((number, 0, child.put(y=np.array([3.5]), n=np.array([b"text"], dtype=object))))
+        return what, signature, wanted, inputs, seconds
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    answer = child.server.call("run", "s", {"x": np.arange(3)}, ("n", "y"))
-    thread.join()
-    assert seen == [("run", "s", ["n", "y"], {"x": [0, 1, 2]}, None)]
+    with ThreadPoolExecutor(1) as pool:
+        seen = pool.submit(work)
+        answer = child.server.call("run", "s", {"x": np.arange(3)}, ("n", "y"))
+    assert seen.result() == ("run", "s", ["n", "y"], {"x": [0, 1, 2]}, None)
     assert {name: value.tolist() for name, value in answer.items()} == {"n": [b"text"], "y": [3.5]}
     assert list(answer) == ["n", "y"]
 
@@ -97,18 +95,15 @@ def test_answer_is_the_callers_own(child):
 
 
 def test_deadline_travels_as_the_seconds_that_are_left(child):
-    seen = []
-
     def work():
         number, *_, seconds = child.channel.receive()
-        seen.append(seconds)
         child.channel.send((number, 0, []))
+        return seconds
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert child.server.call("preprocess", "", {}, (), time.monotonic() + 100) == {}
-    thread.join()
-    assert 90 < seen[0] <= 100
+    with ThreadPoolExecutor(1) as pool:
+        seen = pool.submit(work)
+        assert child.server.call("preprocess", "", {}, (), time.monotonic() + 100) == {}
+    assert 90 < seen.result() <= 100
 
 
 def test_failure_of_the_model_is_raised_and_the_channel_goes_on(child):
@@ -168,21 +163,14 @@ def test_invalid_answer_is_a_protocol_error(child, make):
 
 def test_waiting_for_an_answer_ends_when_the_channel_is_shut_down(child):
     called = child.answer(lambda number: None)
-    outcomes = []
-
-    def call():
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(child.server.call, "run", "", {}, ("y",))
+        called.join()
         with pytest.raises(ConnectionClosed):
-            child.server.call("run", "", {}, ("y",))
-        outcomes.append("gone")
-
-    asker = threading.Thread(target=call)
-    asker.start()
-    called.join()
-    with pytest.raises(ConnectionClosed):
-        child.server.request_close(0.05)
-    child.server.close()
-    asker.join()
-    assert outcomes == ["gone"]
+            child.server.request_close(0.05)
+        child.server.close()
+        with pytest.raises(ConnectionClosed):
+            asked.result()
     with pytest.raises(ConnectionClosed) as gone:
         child.server.call("run", "", {}, ("y",))
     assert gone.value.unread
@@ -224,34 +212,24 @@ def test_pool_runs_as_many_calls_at_once_as_it_has_channels(pool_of_two):
         return (number, 0, [])
 
     children = [end.answer(make) for end in ends]
-    answers = []
-    askers = [threading.Thread(target=lambda: answers.append(pool.call("preprocess", "", {}, None))) for _ in ends]
-    for thread in askers:
-        thread.start()
-    for thread in (*children, *askers):
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(pool.call, "preprocess", "", {}, None) for _ in ends]
+        assert [one.result() for one in asked] == [{}, {}]
+    for thread in children:
         thread.join()
-    assert answers == [{}, {}]
 
 
 def test_no_call_waits_for_a_busy_pool_beyond_its_deadline(pool_of_two):
     ends, pool = pool_of_two
     seen = [end.answer(lambda number: None) for end in ends]
-    outcomes = []
-
-    def call():
-        with pytest.raises(ConnectionClosed):
-            pool.call("preprocess", "", {}, None)
-        outcomes.append("gone")
-
-    askers = [threading.Thread(target=call) for _ in ends]
-    for thread in askers:
-        thread.start()
-    for thread in seen:
-        thread.join()
-    refusal(pool.call, "preprocess", "", {}, time.monotonic() + 0.02, code=StatusCode.DEADLINE_EXCEEDED)
-    pool.shut_down()
-    for thread in askers:
-        thread.join()
-    assert outcomes == ["gone"] * 2
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(pool.call, "preprocess", "", {}, None) for _ in ends]
+        for thread in seen:
+            thread.join()
+        refusal(pool.call, "preprocess", "", {}, time.monotonic() + 0.02, code=StatusCode.DEADLINE_EXCEEDED)
+        pool.shut_down()
+        for one in asked:
+            with pytest.raises(ConnectionClosed):
+                one.result()
     with pytest.raises(ConnectionClosed):
         pool.call("preprocess", "", {}, None)

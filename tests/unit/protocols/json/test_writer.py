@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ml_dtypes
@@ -24,10 +25,11 @@ PARTS = [1, 7, 8192]
 NARROW = [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, np.float16]
 
 
-def in_parts(part: int, run: Callable[[], None]) -> None:
+@contextmanager
+def in_parts(part: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_print, "_PART_VALUES", part)
-        run()
+        yield
 
 
 def back(array: np.ndarray) -> np.ndarray:
@@ -51,13 +53,10 @@ def any_floats(draw: st.DrawFn, dtype: Any) -> np.ndarray:
 @given(data=st.data(), part=st.sampled_from(PARTS))
 def test_floats_come_back_bit_for_bit(part: int, dtype: Any, data: st.DataObject) -> None:
     array = data.draw(any_floats(dtype))
-
-    def check() -> None:
+    with in_parts(part):
         found = back(array)
         assert found.shape == array.shape or not array.size
         assert found.tobytes() == array.tobytes()
-
-    in_parts(part, check)
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -79,13 +78,10 @@ def test_integers_and_bools_come_back(part: int, dtype: Any, data: st.DataObject
     small = native.kind == "V"
     array = data.draw(npst.arrays(np.int8 if small else native, shape, elements=st.integers(0, 7) if small else None))
     array = array.astype(dtype).T
-
-    def check() -> None:
+    with in_parts(part):
         found = np.array(json.loads(dumps(array)), np.int64 if small else array.dtype.newbyteorder("="))
         assert found.shape == array.shape or not array.size
         assert found.tolist() == array.astype(found.dtype).tolist()
-
-    in_parts(part, check)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0), (2, 0, 3), (1, 2, 0), ()])
@@ -132,11 +128,9 @@ def test_arrays_without_elements_or_dimensions_keep_their_nesting(shape: tuple[i
     ids=lambda value: type(value).__name__,
 )
 def test_values_have_this_text(value: Any, text: bytes) -> None:
-    def check() -> None:
-        assert dumps(value) == text
-
     for part in PARTS:
-        in_parts(part, check)
+        with in_parts(part):
+            assert dumps(value) == text
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -150,11 +144,8 @@ def test_large_trees_are_the_same_text_in_parts(part: int) -> None:
         "empty": [[], {}, np.zeros((0, 2))],
         **{f"n{number}": number for number in range(100)},
     }
-
-    def check() -> None:
+    with in_parts(part):
         assert dumps(tree) == orjson.dumps(tree, option=orjson.OPT_SERIALIZE_NUMPY)
-
-    in_parts(part, check)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16, np.float64])

@@ -16,10 +16,6 @@ TEXT = np.array([b"a", "ä".encode()], object)
 BINARY = np.array([b"a", b"\xff"], object)
 
 
-def refused(outputs: dict[str, np.ndarray], rows: bool) -> str:
-    return refusal(predict_tree, outputs, rows)
-
-
 def plain(tree: Any) -> Any:
     return loads(dumps(tree))
 
@@ -82,7 +78,7 @@ def test_outputs_become_json(outputs: dict[str, np.ndarray], rows: bool, expecte
     ],
 )
 def test_outputs_without_a_json_form_are_refused(outputs: dict[str, np.ndarray], rows: bool, marker: str) -> None:
-    assert marker in refused(outputs, rows)
+    assert marker in refusal(predict_tree, outputs, rows)
 
 
 def test_binary_strings_stay_binary_for_msgpack() -> None:

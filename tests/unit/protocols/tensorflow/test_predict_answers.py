@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as npst
 
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DataType
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
 from tfs_lite.protocols.dtypes import TABLE, Array
 from tfs_lite.protocols.messages import Message, PredictResponse
 from tfs_lite.protocols.tensorflow import tensor_proto
@@ -163,8 +163,7 @@ def test_output_without_a_tensor_type_is_refused_every_time(as_content: bool) ->
     writer = AnswerWriter(as_content)
     for _ in range(2):
         refusal(writer.write, ID, "s", {"y": np.zeros(2, "datetime64[s]")})
-        with pytest.raises(ServingError, match="holds dict"):
-            writer.write(ID, "s", {"y": np.array([{}], object)})
+        assert "holds dict" in refusal(writer.write, ID, "s", {"y": np.array([{}], object)})
 
 
 def test_output_larger_than_a_message_is_refused() -> None:

@@ -179,8 +179,7 @@ def test_requests_that_cannot_be_are_refused(fields: dict[str, Any], message: st
 
 def test_bytes_that_are_no_message_or_name_no_model_are_refused_and_a_large_size_is_told() -> None:
     assert "no model name" in refusal(ModelInferRequest())
-    with pytest.raises(ServingError, match="are not a"):
-        read_message(b"\xff" * 10)
+    assert "are not a" in errors.refusal(read_message, b"\xff" * 10)
     data = request(raw_input_contents=[bytes(SPLIT_BYTES)]).SerializeToString() + b"\x2a\1\xff"
     with pytest.raises(ServingError, match=f"the request's {len(data)} bytes are not a inference.ModelInferRequest"):
         read_message(data)
@@ -201,8 +200,7 @@ def test_requests_of_more_entries_than_any_model_has_are_refused(field: str) -> 
 
 @pytest.mark.parametrize("text", ["1.0", " 1", "x", "-1", "+1", "9" * 19, "1" * 5000, "²"])
 def test_versions_are_whole_numbers(text: str) -> None:
-    with pytest.raises(ServingError, match="model version"):
-        parse_version(text)
+    assert "model version" in errors.refusal(parse_version, text)
     assert parse_version("") is None
     assert parse_version("0") == 0
     assert parse_version(str(2**63 - 1)) == 2**63 - 1

@@ -130,11 +130,8 @@ def test_values_sent_one_by_one_are_counted() -> None:
     assert "expecting 1" in refusal(decode, RawTensor("in", "BYTES", (1,), data=texts))
 
 
-def test_an_input_without_data_is_refused() -> None:
+def test_an_array_that_is_there_is_taken_and_an_input_without_data_refused() -> None:
     assert "unable to find data for input tensor 'in'" in refusal(decode, SentTensor("in", "INT32", (1,)))
-
-
-def test_an_array_that_is_there_is_taken() -> None:
     array = np.ones(1, np.int32)
     assert decode(SentTensor("in", "INT32", (1,), array)) is array
 
