@@ -13,6 +13,7 @@ from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import TABLE, from_numpy, to_numpy
 from tfs_lite.protocols.runs import default_array, fill_defaults, parse_default
+from tfs_lite.testing import errors
 
 BATCH = SymbolicDim("batch")
 ROWS = SymbolicDim("rows", 8)
@@ -160,11 +161,8 @@ def test_rows_are_counted_wherever_they_stand_and_an_input_without_default_stays
 
 
 def test_a_request_cannot_make_defaults_fill_the_memory() -> None:
-    with pytest.raises(
-        ServingError, match="the default of input y would fill 80 bytes for 10 rows, at most 79"
-    ) as raised:
-        fill_defaults(SIGNATURE, {"x": np.zeros((10, 2), np.float32)}, max_bytes=79)
-    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    message = errors.refusal(fill_defaults, SIGNATURE, {"x": np.zeros((10, 2), np.float32)}, max_bytes=79)
+    assert "the default of input y would fill 80 bytes for 10 rows, at most 79" in message
 
 
 def test_only_a_size_that_a_request_chooses_makes_rows() -> None:

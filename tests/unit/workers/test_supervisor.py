@@ -12,7 +12,8 @@ import threading
 import psutil
 import pytest
 
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import StatusCode
+from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.workers.supervisor import Backoff, Supervisor
 
@@ -140,9 +141,8 @@ def test_closed_supervisor_leaves_nothing_and_starts_nothing():
     assert {child.cause() for child in children} == {"the process that starts models ended"}
     assert not any(psutil.pid_exists(number) for number in (pid, *(child.pid for child in children)))
     ours, theirs = socket.socketpair()
-    with ours, theirs, pytest.raises(ServingError) as caught:
-        supervisor.spawn("model m version 1", theirs)
-    assert caught.value.code is StatusCode.UNAVAILABLE
+    with ours, theirs:
+        refusal(supervisor.spawn, "model m version 1", theirs, code=StatusCode.UNAVAILABLE)
     supervisor.close()
     for child in children:
         child.sock.close()

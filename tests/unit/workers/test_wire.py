@@ -42,16 +42,13 @@ def sent(plain):
     return ormsgpack.unpackb(ormsgpack.packb(plain))
 
 
-def test_description_arrives_as_it_was():
+def test_description_arrives_as_it_was_with_its_size_known_or_not():
     found = read_description(sent(describe_model(Described(), 12)))
     assert (found.platform, found.has_item_steps, found.resident_bytes) == ("some", True, 12)
     assert found.signatures == Described.signatures
     defaults = found.signatures[DEFAULT_SIGNATURE].defaults
     assert defaults["t"].tolist() == [b"a", b"\0\xff"]
     np.testing.assert_array_equal(defaults["x"], OWN.defaults["x"])
-
-
-def test_unknown_size_arrives():
     assert read_description(sent(describe_model(Described(), None))).resident_bytes is None
 
 

@@ -143,9 +143,7 @@ def test_the_size_of_a_place_is_checked_for_numbers_only() -> None:
 
 
 def test_outputs_that_v2_has_no_name_for_are_the_models_fault() -> None:
-    with pytest.raises(ServingError, match="complex64") as caught:
-        datatype_of(np.zeros(1, np.complex64), "out")
-    assert caught.value.code is StatusCode.INTERNAL
+    assert "complex64" in refusal(datatype_of, np.zeros(1, np.complex64), "out", code=StatusCode.INTERNAL)
     assert name_of(DataType.INVALID) == "INVALID"
 
 
