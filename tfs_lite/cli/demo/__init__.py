@@ -4,7 +4,7 @@ It trains two classifiers of handwritten digits, serves the first with a ``tfs-l
 sends pictures without pause, publishes the second version, then a damaged third. Exit code 0 means that every promise
 was kept; otherwise the summary lists those that were not.
 
-``steps`` is the demo itself, with ``server`` and ``traffic``; ``model`` is what it trains, ``outcome`` what it promises,
+``steps`` is the demo itself, with ``server`` and ``traffic``; ``model`` is what it trains, ``outcome`` its promises,
 ``view`` what it shows.
 """
 
