@@ -271,9 +271,7 @@ def test_what_the_model_refuses_is_a_status(client: V2Client, models: V2Fixture)
 
 
 @pytest.mark.parametrize("parameters", [{}, EMPTY_FINAL], ids=["plain", "with empty final wanted"])
-def test_stream_has_a_piece_for_every_token_and_the_last_is_final(
-    client: V2Client, models: V2Fixture, parameters: dict[str, Any]
-) -> None:
+def test_stream_has_a_piece_for_every_token_and_the_last_is_final(client, models, parameters: dict[str, Any]) -> None:
     stream = client.stream()
     stream.send(**asked(id="5", parameters=parameters))
     stream.end()

@@ -121,9 +121,7 @@ RAW_WRONG = [
 
 
 @pytest.mark.parametrize(("model", "body", "words"), RAW_WRONG, ids=[row[0] for row in RAW_WRONG])
-def test_body_that_cannot_be_the_only_tensor_is_refused(
-    served: V2HttpFixture, model: str, body: bytes, words: str
-) -> None:
+def test_body_that_cannot_be_the_only_tensor_is_refused(served, model, body: bytes, words: str) -> None:
     answer = served.post(f"/v2/models/{model}/infer", body, Inference_Header_Content_Length="0")
     assert (answer.status_code, words in error(answer)) == (400, True)
 
@@ -136,9 +134,7 @@ def test_classes_are_texts(served: V2HttpFixture) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "deflate", "identity", "Deflate"])
-def test_packed_request_is_unpacked_and_its_lengths_are_those_of_the_unpacked(
-    served: V2HttpFixture, encoding: str
-) -> None:
+def test_packed_request_is_unpacked_and_its_lengths_are_those_of_the_unpacked(served, encoding: str) -> None:
     body, length = binary_body(outputs=[{"name": "OUTPUT0"}])
     pack = {"gzip": gzip.compress, "x-gzip": gzip.compress, "identity": bytes}.get(encoding, zlib.compress)
     answer = served.post(SIMPLE, pack(body), Inference_Header_Content_Length=length, Content_Encoding=encoding)
@@ -160,9 +156,7 @@ def test_packed_request_is_unpacked_and_its_lengths_are_those_of_the_unpacked(
     ],
 )
 @pytest.mark.parametrize("rows", [500, 20_000])
-def test_answer_is_packed_in_the_first_known_way(
-    served: V2HttpFixture, accept: str, encoding: str | None, rows: int
-) -> None:
+def test_answer_is_packed_in_the_first_known_way(served, accept: str, encoding: str | None, rows: int) -> None:
     data = np.ones((rows, 5), np.float32)
     inputs = [{"name": "IN", "shape": [rows, 5], "datatype": "FP32", "data": data.ravel().tolist()}]
     body = {"inputs": inputs, "parameters": {"binary_data_output": True}}

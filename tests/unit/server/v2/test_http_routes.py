@@ -231,9 +231,7 @@ def test_memory_that_cannot_be_shared_is_refused(served: V2HttpFixture, path: st
     ("method", "path", "status"),
     [("GET", "/v2/nothing", 404), ("POST", "/v2", 405), ("GET", "/v2/models/simple/infer", 405)],
 )
-def test_other_paths_and_methods_are_refused_in_json(
-    served: V2HttpFixture, method: str, path: str, status: int
-) -> None:
+def test_other_paths_and_methods_are_refused_in_json(served, method: str, path: str, status: int) -> None:
     answer = served.client.request(method, path)
     assert answer.status_code == status
     assert error(answer)

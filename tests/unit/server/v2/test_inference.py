@@ -167,9 +167,7 @@ def test_tensors_are_taken_from_and_put_into_shared_memory(house: House, memory:
     ],
     ids=["unknown", "wrong size"],
 )
-def test_places_that_cannot_be_are_refused(
-    house: House, place: SharedMemorySlice, code: StatusCode, message: str
-) -> None:
+def test_places_that_cannot_be_are_refused(house, place: SharedMemorySlice, code: StatusCode, message: str) -> None:
     house.add_simple()
     inputs = [sent("INPUT0", ROW), SentTensor("INPUT1", "INT32", (1, 4), memory=place)]
     assert refusal(house, simple(inputs=inputs)) == (code, message)
