@@ -85,8 +85,8 @@ class Doubling(Model):
         self.closed += 1
 
 
-class Told:
-    """One call and what it was told."""
+class RecordedCall:
+    """One call and what it was recorded."""
 
     def __init__(self, x: np.ndarray, **rest: Any) -> None:
         self.x = x
@@ -114,11 +114,11 @@ class Told:
         return "" if fair.get(answer.code) else f"{answer} for {self.x}"
 
 
-class Crowd:
+class CallerLoad:
     """Threads that call one servable. Numbers are used once, so that no answer fits another call."""
 
     def __init__(self, servable: OwnClockServable, largest: int) -> None:
-        self.told: list[Told] = []
+        self.recorded: list[RecordedCall] = []
         self._servable = servable
         self._largest = largest
         self._numbers = count(1)
@@ -132,26 +132,26 @@ class Crowd:
             if fate < 0.04:
                 x[0, 0] = POISON if fate < 0.03 else LOSS
             deadline = time.monotonic() + choose.uniform(0.0, 0.01) if choose.random() < 0.1 else None
-            told = Told(
+            recorded = RecordedCall(
                 x,
                 signature=choose.choice("aab"),
                 deadline=deadline,
                 priority=choose.randint(0, 3),
                 timeout=choose.choice([0.0, 0.001]),
             )
-            self.told.append(told)
-            self._servable.submit(told.call)
+            self.recorded.append(recorded)
+            self._servable.submit(recorded.call)
             if choose.random() < 0.1:
-                told.cancelled = True
-                self._servable.cancel(told.call)
+                recorded.cancelled = True
+                self._servable.cancel(recorded.call)
             elif choose.random() < 0.5:
-                told.done.wait(PATIENCE)
+                recorded.done.wait(PATIENCE)
 
     def check(self) -> None:
-        for told in self.told:
-            assert told.done.wait(PATIENCE), "a call was never answered"
-        assert [told for told in self.told if len(told.answers) != 1] == []
-        assert [fault for told in self.told if (fault := told.fault())] == []
+        for recorded in self.recorded:
+            assert recorded.done.wait(PATIENCE), "a call was never answered"
+        assert [recorded for recorded in self.recorded if len(recorded.answers) != 1] == []
+        assert [fault for recorded in self.recorded if (fault := recorded.fault())] == []
 
 
 @pytest.fixture
@@ -173,12 +173,14 @@ def make(settings: BatchSettings, models: int) -> OwnClockServable:
 def test_every_call_of_a_crowd_is_answered_once_and_rightly(kind: str, models: int) -> None:
     settings = KINDS[kind]
     servable = make(settings, models)
-    crowd = Crowd(servable, settings.max_request_rows or settings.max_batch_size or 4)
+    load = CallerLoad(servable, settings.max_request_rows or settings.max_batch_size or 4)
     with ThreadPoolExecutor(CALLERS) as pool:
-        list(pool.map(crowd.call, range(CALLERS)))
-    crowd.check()
+        list(pool.map(load.call, range(CALLERS)))
+    load.check()
     assert servable.pending == 0
-    assert sum(not isinstance(told.answers[0], Status) for told in crowd.told) >= CALLS, "hardly any call was run"
+    assert sum(not isinstance(recorded.answers[0], Status) for recorded in load.recorded) >= CALLS, (
+        "hardly any call was run"
+    )
     servable.close()
     assert [model.closed for model in servable.models] == [1] * models
 
@@ -189,14 +191,14 @@ def test_model_may_go_at_any_moment(kind: str) -> None:
     settings = KINDS[kind]
     for moment in MOMENTS:
         servable = make(settings, 2)
-        crowd = Crowd(servable, settings.max_request_rows or settings.max_batch_size or 4)
+        load = CallerLoad(servable, settings.max_request_rows or settings.max_batch_size or 4)
         with ThreadPoolExecutor(CALLERS) as pool:
-            calling = [pool.submit(crowd.call, seed) for seed in range(moment * CALLERS, (moment + 1) * CALLERS)]
-            while len(crowd.told) < moment * CALLS // 2:
-                crowd.told[-1].done.wait(0.001) if crowd.told else None
+            calling = [pool.submit(load.call, seed) for seed in range(moment * CALLERS, (moment + 1) * CALLERS)]
+            while len(load.recorded) < moment * CALLS // 2:
+                load.recorded[-1].done.wait(0.001) if load.recorded else None
             servable.close()
             for each in calling:
                 each.result(PATIENCE)
-        crowd.check()
+        load.check()
         assert servable.pending == 0
         assert [model.closed for model in servable.models] == [1, 1]

@@ -18,6 +18,8 @@ from tfs_lite.testing.servers.models import gated_source
 from tfs_lite.testing.servers.probe import ROW, expect_true
 from tfs_lite.testing.servers.process import wait_until
 
+pytestmark = pytest.mark.wire
+
 CONNECTIONS = 200
 SPARE_DESCRIPTORS = 20
 """How many open files the server may have more after all clients are gone: event loops and pools grow a little."""

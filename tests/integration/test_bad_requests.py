@@ -16,6 +16,8 @@ from tfs_lite.protocols.messages import (
     ReloadConfigRequest,
 )
 
+pytestmark = pytest.mark.wire
+
 ROW = np.array([[1.0, 2.0, 3.0]], np.float32)
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 METHODS = {

@@ -95,10 +95,10 @@ def write_version(
 
 
 class Client:
-    """Asks a house, over either protocol, from threads of its own."""
+    """Asks a fixture, over either protocol, from threads of its own."""
 
-    def __init__(self, house: ServerFixture, pool: ThreadPoolExecutor) -> None:
-        self.house = house
+    def __init__(self, fixture: ServerFixture, pool: ThreadPoolExecutor) -> None:
+        self.fixture = fixture
         self._pool = pool
 
     def ask(self, x: Sequence, protocol: str = "grpc", timeout: float | None = None) -> Outcome:
@@ -110,13 +110,13 @@ class Client:
 
     def _grpc(self, x: Sequence, timeout: float | None) -> Outcome:
         try:
-            answer = self.house.client.predict("m", {"x": np.array(x, np.float32)}, timeout=timeout)
+            answer = self.fixture.client.predict("m", {"x": np.array(x, np.float32)}, timeout=timeout)
         except ServingError as error:
             return error.code, error.status.message
         return {name: array.tolist() for name, array in answer.outputs.items()}
 
     def _rest(self, x: Sequence) -> Outcome:
-        reply = httpx.post(f"{self.house.url}/v1/models/m:predict", json={"inputs": {"x": x}}, timeout=TIMEOUT)
+        reply = httpx.post(f"{self.fixture.url}/v1/models/m:predict", json={"inputs": {"x": x}}, timeout=TIMEOUT)
         if reply.status_code == 200:
             outputs: Answer = reply.json()["outputs"]
             return outputs
@@ -126,7 +126,7 @@ class Client:
     def hold(self) -> Future[Outcome]:
         """A request that is in the model until the gate is opened."""
         held = self.later([[HOLD] * 3])
-        wait_until((self.house.root / "entered").exists, "the model is busy", TIMEOUT)
+        wait_until((self.fixture.root / "entered").exists, "the model is busy", TIMEOUT)
         return held
 
     def wait_rows(self, rows: int) -> None:
@@ -140,11 +140,11 @@ class Client:
         return asked
 
     def open(self) -> None:
-        (self.house.root / "open").touch()
+        (self.fixture.root / "open").touch()
 
     def metric(self, name: str) -> float:
         """The sum over all versions of the model."""
-        page = httpx.get(f"{self.house.url}/metrics", timeout=TIMEOUT).text
+        page = httpx.get(f"{self.fixture.url}/metrics", timeout=TIMEOUT).text
         return sum(
             float(value) for value in re.findall(rf'^{name}\{{[^}}]*model="m"[^}}]*\}} (\S+)', page, re.MULTILINE)
         )
@@ -164,9 +164,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
                 (tmp_path / "batching.pbtxt").write_text(batching)
                 fields |= {"enable_batching": True, "batching_parameters_file": str(tmp_path / "batching.pbtxt")}
             served = {"model_name": "m", "model_base_path": str(tmp_path / "m")}
-            house = stack.enter_context(serving(tmp_path, trusted_model_base_paths=str(tmp_path), **served, **fields))
+            fixture = stack.enter_context(serving(tmp_path, trusted_model_base_paths=str(tmp_path), **served, **fields))
             stack.callback((tmp_path / "open").touch)
-            return Client(house, stack.enter_context(ThreadPoolExecutor(8)))
+            return Client(fixture, stack.enter_context(ThreadPoolExecutor(8)))
 
         yield client
 
@@ -250,8 +250,8 @@ def test_bad_parameters_of_a_version_fail_its_load(make):
         max_num_load_retries=0,
         ready=False,
     )
-    client.house.wait_states({1: VersionState.END})
-    (status,) = client.house.status().values()
+    client.fixture.wait_states({1: VersionState.END})
+    (status,) = client.fixture.status().values()
     assert status.status.code is StatusCode.INVALID_ARGUMENT
     assert "Last entry in allowed_batch_sizes must match max_batch_size" in status.status.message
 
@@ -351,10 +351,10 @@ def test_inputs_have_to_be_there_and_to_agree_on_the_rows(make, protocol, inputs
     client = make(parameters(max_batch_size=4), {"config": SECOND_INPUT})
     if protocol == "grpc":
         with pytest.raises(ServingError) as caught:
-            client.house.client.predict("m", {name: np.array(value, np.float32) for name, value in inputs.items()})
+            client.fixture.client.predict("m", {name: np.array(value, np.float32) for name, value in inputs.items()})
         code, text = caught.value.code, str(caught.value)
     else:
-        reply = httpx.post(f"{client.house.url}/v1/models/m:predict", json={"inputs": inputs}, timeout=TIMEOUT)
+        reply = httpx.post(f"{client.fixture.url}/v1/models/m:predict", json={"inputs": inputs}, timeout=TIMEOUT)
         code, text = StatusCode.INVALID_ARGUMENT, reply.json()["error"]
         assert reply.status_code == 400
     assert code is StatusCode.INVALID_ARGUMENT
@@ -465,7 +465,7 @@ def test_client_that_hangs_up_leaves_the_queue(make):
     held = client.hold()
     request = messages.PredictRequest(model_spec={"name": "m"})
     request.inputs["x"].CopyFrom(encode(np.array(TWO, np.float32)))
-    with grpc.insecure_channel(client.house.target) as channel:
+    with grpc.insecure_channel(client.fixture.target) as channel:
         predict = channel.unary_unary(
             "/tensorflow.serving.PredictionService/Predict",
             request_serializer=messages.PredictRequest.SerializeToString,
@@ -485,12 +485,12 @@ def test_what_waits_for_an_old_version_is_answered_by_it(make, tmp_path):
     held = client.hold()
     waiting = [client.queue(ONE, 1), client.queue(TWO, 3, "rest")]
     write_version(tmp_path, 2)
-    client.house.wait_states({1: VersionState.UNLOADING, 2: VersionState.AVAILABLE})
+    client.fixture.wait_states({1: VersionState.UNLOADING, 2: VersionState.AVAILABLE})
     assert client.ask(ONE) == {"y": [[3.0, 4.0, 5.0]], "rows": [1.0]}
     client.open()
     assert rows_of(held, *waiting) == [1, 3, 3]
     assert waiting[0].result()["y"] == [[2.0, 3.0, 4.0]]
-    client.house.wait_states({1: VersionState.END, 2: VersionState.AVAILABLE})
+    client.fixture.wait_states({1: VersionState.END, 2: VersionState.AVAILABLE})
 
 
 def test_metrics_tell_of_batches(make):

@@ -169,7 +169,7 @@ class Repository:
 
 
 @dataclass
-class House:
+class EnsembleFixture:
     server: ServerProcess
     repository: Repository
     client: V2Client
@@ -218,16 +218,16 @@ def arrays(response: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(repository: Repository, *flags: str) -> Iterator[House]:
+def serving(repository: Repository, *flags: str) -> Iterator[EnsembleFixture]:
     flags = (f"--model_repository={repository.path}", f"--trusted_model_base_paths={repository.path}/*", *flags)
     with ServerProcess(*flags) as server, grpc.insecure_channel(server.target) as channel:
-        yield House(server, repository, V2Client(channel))
+        yield EnsembleFixture(server, repository, V2Client(channel))
     assert server.exit_code == 0
     assert not server.leftovers()
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnsembleFixture]:
     """A server of everything, whose models are loaded and unloaded by calls."""
     repository = Repository(tmp_path_factory.mktemp("ensembles"))
     for name in MODELS:
@@ -240,54 +240,54 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield found
 
 
-def test_image_goes_through_all_three_models(house: House) -> None:
-    found = house.ask(b"ab")
+def test_image_goes_through_all_three_models(fixture: EnsembleFixture) -> None:
+    found = fixture.ask(b"ab")
     assert list(found) == ["CLASSIFICATION", "SEGMENTATION"]
     level = float(sum(b"ab"))
     np.testing.assert_array_equal(found["CLASSIFICATION"], [level + np.arange(CLASSES)])
     np.testing.assert_array_equal(found["SEGMENTATION"], np.full(SHAPE, -level))
 
 
-def test_models_of_an_ensemble_answer_by_themselves(house: House) -> None:
+def test_models_of_an_ensemble_answer_by_themselves(fixture: EnsembleFixture) -> None:
     pixels = np.full(SHAPE, 2, np.float32)
     tensors = [{"name": "FORMATTED_IMAGE", "datatype": "FP32", "shape": SHAPE}]
     raw = [pixels.tobytes()]
-    answer = house.client.call("ModelInfer", model_name="segmentation_model", inputs=tensors, raw_input_contents=raw)
+    answer = fixture.client.call("ModelInfer", model_name="segmentation_model", inputs=tensors, raw_input_contents=raw)
     np.testing.assert_array_equal(arrays(answer)["SEGMENTATION_OUTPUT"], -pixels)
 
 
-def test_steps_that_can_run_together_do(house: House) -> None:
+def test_steps_that_can_run_together_do(fixture: EnsembleFixture) -> None:
     both = ("classification_model", "segmentation_model")
     with ThreadPoolExecutor(1) as pool:
-        with house.repository.held(*both):
-            answer = pool.submit(house.ask, b"ab")
+        with fixture.repository.held(*both):
+            answer = pool.submit(fixture.ask, b"ab")
             for name in both:
-                house.repository.wait_held(name)
+                fixture.repository.wait_held(name)
         assert list(answer.result(60)) == ["CLASSIFICATION", "SEGMENTATION"]
 
 
-def test_model_that_only_makes_what_nobody_asked_for_does_not_run(house: House) -> None:
+def test_model_that_only_makes_what_nobody_asked_for_does_not_run(fixture: EnsembleFixture) -> None:
     models = ("image_preprocess_model", "classification_model", "segmentation_model")
-    house.ask(b"a")
-    before = {name: house.successes(name) for name in models}
-    with house.repository.held("segmentation_model"):
+    fixture.ask(b"a")
+    before = {name: fixture.successes(name) for name in models}
+    with fixture.repository.held("segmentation_model"):
         for _ in range(3):
-            assert list(house.ask(b"ab", "CLASSIFICATION")) == ["CLASSIFICATION"]
+            assert list(fixture.ask(b"ab", "CLASSIFICATION")) == ["CLASSIFICATION"]
     wanted = dict(zip(models, (3, 3, 0), strict=True))
 
     def moved() -> dict[str, int]:
-        return {name: house.successes(name) - before[name] for name in models}
+        return {name: fixture.successes(name) - before[name] for name in models}
 
     wait_until(lambda: moved() == wanted, f"statistics move by {wanted}")
-    house.ask(b"ab", "SEGMENTATION")
+    fixture.ask(b"ab", "SEGMENTATION")
     wanted = dict(zip(models, (4, 3, 1), strict=True))
     wait_until(lambda: moved() == wanted, f"statistics move by {wanted}")
 
 
-def test_error_of_a_step_is_told_with_the_name_of_the_ensemble(house: House) -> None:
-    before = house.failed("image_preprocess_model"), house.failed("ensemble_image_model")
-    code, text = house.refusal(b"broken")
-    alone = house.client.refusal(
+def test_error_of_a_step_is_told_with_the_name_of_the_ensemble(fixture: EnsembleFixture) -> None:
+    before = fixture.failed("image_preprocess_model"), fixture.failed("ensemble_image_model")
+    code, text = fixture.refusal(b"broken")
+    alone = fixture.client.refusal(
         "ModelInfer",
         model_name="image_preprocess_model",
         inputs=[{"name": "RAW_IMAGE", "datatype": "BYTES", "shape": [1, 1]}],
@@ -295,53 +295,54 @@ def test_error_of_a_step_is_told_with_the_name_of_the_ensemble(house: House) -> 
     )
     assert (code, text) == (alone[0], f"in ensemble 'ensemble_image_model', {alone[1]}")
     assert "this is no image" in text
-    assert house.refusal(b"broken", "nested")[1] == f"in ensemble 'nested', {text}"
+    assert fixture.refusal(b"broken", "nested")[1] == f"in ensemble 'nested', {text}"
     wait_until(
         lambda: (
-            house.failed("image_preprocess_model") == before[0] + 3 and house.failed("ensemble_image_model") > before[1]
+            fixture.failed("image_preprocess_model") == before[0] + 3
+            and fixture.failed("ensemble_image_model") > before[1]
         ),
         "the failures are counted",
     )
 
 
-def test_request_that_does_not_fit_the_ensemble_has_no_prefix(house: House) -> None:
+def test_request_that_does_not_fit_the_ensemble_has_no_prefix(fixture: EnsembleFixture) -> None:
     fields = picture(b"ab", model="ensemble_image_model") | {
         "inputs": [{"name": "PICTURE", "datatype": "BYTES", "shape": [1, 1]}]
     }
-    code, text = house.client.refusal("ModelInfer", **fields)
+    code, text = fixture.client.refusal("ModelInfer", **fields)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "unexpected inference input 'PICTURE' for model 'ensemble_image_model'" in text
     assert "in ensemble" not in text
 
 
-def test_ensemble_can_be_a_step_of_another(house: House) -> None:
+def test_ensemble_can_be_a_step_of_another(fixture: EnsembleFixture) -> None:
     level = float(sum(b"abc"))
-    np.testing.assert_array_equal(house.ask(b"abc", model="nested")["AGAIN"], [-level + np.arange(CLASSES)])
+    np.testing.assert_array_equal(fixture.ask(b"abc", model="nested")["AGAIN"], [-level + np.arange(CLASSES)])
 
 
-def test_ensemble_is_not_ready_while_one_of_its_models_is_unloaded(house: House) -> None:
-    house.unload("segmentation_model")
+def test_ensemble_is_not_ready_while_one_of_its_models_is_unloaded(fixture: EnsembleFixture) -> None:
+    fixture.unload("segmentation_model")
     try:
-        wait_until(lambda: not house.ready("ensemble_image_model"), "the ensemble is not ready")
-        assert not house.ready("nested")
-        assert house.ready("classification_model")
+        wait_until(lambda: not fixture.ready("ensemble_image_model"), "the ensemble is not ready")
+        assert not fixture.ready("nested")
+        assert fixture.ready("classification_model")
         for name in ("ensemble_image_model", "nested"):
-            code, text = house.refusal(b"ab", name)
+            code, text = fixture.refusal(b"ab", name)
             assert code is grpc.StatusCode.UNAVAILABLE
             assert "segmentation_model" in text
-        assert house.server.get("/v2/models/ensemble_image_model/ready")[0] != 200
+        assert fixture.server.get("/v2/models/ensemble_image_model/ready")[0] != 200
     finally:
-        house.load("segmentation_model")
-    wait_until(lambda: house.ready("ensemble_image_model") and house.ready("nested"), "both are ready again")
-    assert list(house.ask(b"ab")) == ["CLASSIFICATION", "SEGMENTATION"]
+        fixture.load("segmentation_model")
+    wait_until(lambda: fixture.ready("ensemble_image_model") and fixture.ready("nested"), "both are ready again")
+    assert list(fixture.ask(b"ab")) == ["CLASSIFICATION", "SEGMENTATION"]
 
 
-def test_unload_of_an_ensemble_leaves_its_models(house: House) -> None:
-    house.unload("nested")
-    assert house.ready("ensemble_image_model")
-    assert house.refusal(b"ab", "nested")[0] in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE)
-    house.load("nested")
-    assert list(house.ask(b"abc", model="nested")) == ["AGAIN"]
+def test_unload_of_an_ensemble_leaves_its_models(fixture: EnsembleFixture) -> None:
+    fixture.unload("nested")
+    assert fixture.ready("ensemble_image_model")
+    assert fixture.refusal(b"ab", "nested")[0] in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE)
+    fixture.load("nested")
+    assert list(fixture.ask(b"abc", model="nested")) == ["AGAIN"]
 
 
 def test_ensemble_is_loaded_when_the_last_of_its_models_has_come(tmp_path: Path) -> None:

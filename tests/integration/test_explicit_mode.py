@@ -27,17 +27,17 @@ def explicit(root: Path, *models: str) -> dict[str, object]:
     return {"model_repository": str(root), "model_control_mode": "explicit", "load_model": models}
 
 
-def load(house: ServerFixture, model: str) -> None:
-    lifecycle = house.server._lifecycle
+def load(fixture: ServerFixture, model: str) -> None:
+    lifecycle = fixture.server._lifecycle
     assert lifecycle is not None
     assert lifecycle.repository is not None
     lifecycle.repository.load(model, {})
 
 
-def is_loaded(house: ServerFixture, model: str) -> bool:
+def is_loaded(fixture: ServerFixture, model: str) -> bool:
     """False while the server is starting."""
     try:
-        load(house, model)
+        load(fixture, model)
     except ServingError as error:
         if error.code is not StatusCode.UNAVAILABLE:
             raise
@@ -46,58 +46,58 @@ def is_loaded(house: ServerFixture, model: str) -> bool:
 
 
 def test_only_the_models_that_are_named_are_loaded(root: Path) -> None:
-    with serving(root, **explicit(root, "m")) as house:
-        assert house.version() == 1
-        assert house.states("other") == {}
-        load(house, "other")
-        assert house.version("other") == 1
+    with serving(root, **explicit(root, "m")) as fixture:
+        assert fixture.version() == 1
+        assert fixture.states("other") == {}
+        load(fixture, "other")
+        assert fixture.version("other") == 1
 
 
 def test_star_names_every_model(root: Path) -> None:
-    with serving(root, **explicit(root, "*")) as house:
-        assert (house.version("m"), house.version("other")) == (1, 1)
+    with serving(root, **explicit(root, "*")) as fixture:
+        assert (fixture.version("m"), fixture.version("other")) == (1, 1)
 
 
 def test_empty_server_is_ready(root: Path) -> None:
-    with serving(root, **explicit(root)) as house:
-        assert house.states() == {}
+    with serving(root, **explicit(root)) as fixture:
+        assert fixture.states() == {}
 
 
 def test_disk_is_looked_at_by_a_load_only(root: Path, archives: TaggedArchives) -> None:
-    with serving(root, **explicit(root, "m")) as house:
+    with serving(root, **explicit(root, "m")) as fixture:
         archives.write_version(2, root / "m")
-        load(house, "other")
-        assert house.states() == {1: VersionState.AVAILABLE}
-        load(house, "m")
-        assert house.version() == 2
-        house.wait_states({1: VersionState.END, 2: VersionState.AVAILABLE})
+        load(fixture, "other")
+        assert fixture.states() == {1: VersionState.AVAILABLE}
+        load(fixture, "m")
+        assert fixture.version() == 2
+        fixture.wait_states({1: VersionState.END, 2: VersionState.AVAILABLE})
 
 
 def test_requests_are_answered_without_a_gap_while_a_new_version_is_loaded(
     root: Path, archives: TaggedArchives
 ) -> None:
-    with serving(root, **explicit(root, "m")) as house:
+    with serving(root, **explicit(root, "m")) as fixture:
         archives.write_version(2, root / "m")
-        loaded = threading.Thread(target=load, args=(house, "m"))
+        loaded = threading.Thread(target=load, args=(fixture, "m"))
         loaded.start()
-        seen = {house.version()}
-        while loaded.is_alive() or house.version() != 2:
-            seen.add(house.version())
+        seen = {fixture.version()}
+        while loaded.is_alive() or fixture.version() != 2:
+            seen.add(fixture.version())
         loaded.join()
         assert seen <= {1, 2}
 
 
 def test_config_of_a_client_is_refused(root: Path) -> None:
-    with serving(root, **explicit(root, "m")) as house:
+    with serving(root, **explicit(root, "m")) as fixture:
         with pytest.raises(ServingError, match="model_control_mode explicit") as caught:
-            house.reload(entry("other"))
+            fixture.reload(entry("other"))
         assert caught.value.code is StatusCode.FAILED_PRECONDITION
-        assert house.version() == 1
+        assert fixture.version() == 1
 
 
 def test_model_that_is_not_there_stops_no_start_unless_asked_to(root: Path) -> None:
-    with serving(root, **explicit(root, "nobody", "m")) as house:
-        assert house.version() == 1
+    with serving(root, **explicit(root, "nobody", "m")) as fixture:
+        assert fixture.version() == 1
     server = Server(**{**QUICK, **explicit(root, "nobody"), "exit_on_initial_load_failure": True})
     with server:
         assert server.wait(30)
@@ -109,13 +109,13 @@ def test_server_that_needs_all_its_models_is_ready_when_they_are_loaded_in_the_e
     root: Path, archives: TaggedArchives
 ) -> None:
     fields = {**explicit(root, "late"), "ready_requires_all_models": True}
-    with serving(root, ready=False, **fields) as house:
-        running = house.server._lifecycle
+    with serving(root, ready=False, **fields) as fixture:
+        running = fixture.server._lifecycle
         assert running is not None
         assert not running.health.ready
         archives.write_version(1, root / "late")
-        wait_until(lambda: is_loaded(house, "late"), "it has started, and takes the call", 30)
-        house.server.wait_ready(30)
+        wait_until(lambda: is_loaded(fixture, "late"), "it has started, and takes the call", 30)
+        fixture.server.wait_ready(30)
 
 
 def test_repository_that_is_not_there_stops_the_start(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @dataclass
-class House:
+class BadFilesFixture:
     server: ServerProcess
     probe: Probe
     http: httpx.Client
@@ -208,7 +208,7 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BadFilesFixture]:
     root = tmp_path_factory.mktemp("bad_files")
     write_version(root / "next" / "1", BYTES_OF_TEXT)
     for name, (content, _) in SETTINGS.items():
@@ -221,49 +221,49 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         httpx.Client(base_url=f"http://127.0.0.1:{server.http_port}", timeout=20) as http,
     ):
         probe.wait_available("next", 1)
-        yield House(server, probe, http, root)
+        yield BadFilesFixture(server, probe, http, root)
     assert server.exit_code == 0
 
 
 @pytest.mark.parametrize("case", FILES)
 def test_version_that_cannot_be_served_says_why_and_the_one_before_answers(
-    house: House, case: str, tmp_path: Path
+    fixture: BadFilesFixture, case: str, tmp_path: Path
 ) -> None:
     edit, code, words = FILES[case]
-    known = house.say()
-    status = house.probe.wait_failed("next", house.publish("next", edit, tmp_path)).status
+    known = fixture.say()
+    status = fixture.probe.wait_failed("next", fixture.publish("next", edit, tmp_path)).status
     assert status.code is code, status
     for word in words:
         assert word in status.message
-    assert str(house.root) not in status.message
+    assert str(fixture.root) not in status.message
     assert len(status.message) < 1000
     assert known[0] == "1"
-    assert house.say() == known
+    assert fixture.say() == known
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_settings_without_sense_are_told_with_the_field(house: House, case: str) -> None:
-    status = house.probe.wait_failed(case, 1).status
+def test_settings_without_sense_are_told_with_the_field(fixture: BadFilesFixture, case: str) -> None:
+    status = fixture.probe.wait_failed(case, 1).status
     assert status.code is WRONG, status
     for word in SETTINGS[case][1]:
         assert word in status.message
-    assert house.say()[0] == "1"
+    assert fixture.say()[0] == "1"
 
 
-def test_labels_without_end_are_not_looked_at(house: House, tmp_path: Path) -> None:
+def test_labels_without_end_are_not_looked_at(fixture: BadFilesFixture, tmp_path: Path) -> None:
     write_version(tmp_path / "labels", BYTES_OF_TEXT)
     config(num_labels=2**62)(tmp_path / "labels")
-    publish(str(tmp_path / "labels"), str(house.root / "labels"), 1)
-    house.probe.wait_available("labels", 1)
-    assert house.say("labels")[1] == house.say()[1]
+    publish(str(tmp_path / "labels"), str(fixture.root / "labels"), 1)
+    fixture.probe.wait_available("labels", 1)
+    assert fixture.say("labels")[1] == fixture.say()[1]
 
 
-def test_version_without_a_tokenizer_speaks_tokens(house: House, tmp_path: Path) -> None:
+def test_version_without_a_tokenizer_speaks_tokens(fixture: BadFilesFixture, tmp_path: Path) -> None:
     write_version(tmp_path / "silent", None)
-    publish(str(tmp_path / "silent"), str(house.root / "silent"), 1)
-    house.probe.wait_available("silent", 1)
-    assert house.say("silent")[1] == house.say()[1]
-    answer = house.http.post(
+    publish(str(tmp_path / "silent"), str(fixture.root / "silent"), 1)
+    fixture.probe.wait_available("silent", 1)
+    assert fixture.say("silent")[1] == fixture.say()[1]
+    answer = fixture.http.post(
         "/openai/v1/completions", json={"model": "silent", "prompt": "hi", "return_token_ids": True}
     )
     assert (answer.status_code, "no tokenizer" in answer.json()["error"]["message"]) == (400, True)

@@ -125,7 +125,7 @@ class LongText:
 
 
 @dataclass
-class House:
+class BadInputFixture:
     server: ServerProcess
     v2: V2Client
     channel: grpc.Channel
@@ -169,7 +169,7 @@ def _bytes(request: Any) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BadInputFixture]:
     root = tmp_path_factory.mktemp("bad_input")
     for name, tokenizer in MODELS.items():
         write_version(root / name / "1", tokenizer)
@@ -190,9 +190,9 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         for name in (*MODELS, "plus"):
             wait_until(lambda name=name: v2.call("ModelReady", name=name).ready, f"{name} is ready")  # type: ignore[misc]
         beside = inside.enter_context(LongText(url))
-        house = House(server, v2, channel, http, root, beside)
-        house.greeting = house.say()
-        yield house
+        fixture = BadInputFixture(server, v2, channel, http, root, beside)
+        fixture.greeting = fixture.say()
+        yield fixture
         wait_until(lambda: beside.whole or beside.problems, "a long text is over", PATIENCE)
     assert beside.problems == []
     assert server.exit_code == 0
@@ -200,7 +200,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 @pytest.fixture
-def house(started: House) -> Iterator[House]:
+def fixture(started: BadInputFixture) -> Iterator[BadInputFixture]:
     """Whatever was sent, the server answers afterwards, and says the same as before; the long text goes on."""
     yield started
     assert started.server.exit_code is None, started.server.log()
@@ -208,10 +208,10 @@ def house(started: House) -> Iterator[House]:
     assert started.beside.problems == []
 
 
-def check_words(text: str, fragment: str, house: House) -> None:
+def check_words(text: str, fragment: str, fixture: BadInputFixture) -> None:
     assert fragment in text
     assert text.strip()
-    assert str(house.root) not in text
+    assert str(fixture.root) not in text
     assert "Traceback" not in text
     assert len(text) < 1000
 
@@ -261,51 +261,51 @@ def told(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]
 
 
-def completions(house: House, ask: Ask) -> tuple[str, str]:
-    code, text, _ = told_openai(house.over_http(COMPLETIONS, {"model": "lm", "prompt": ask.prompt, **ask.values}))
+def completions(fixture: BadInputFixture, ask: Ask) -> tuple[str, str]:
+    code, text, _ = told_openai(fixture.over_http(COMPLETIONS, {"model": "lm", "prompt": ask.prompt, **ask.values}))
     return CODES[code], text
 
 
-def completion_stream(house: House, ask: Ask) -> tuple[str, str]:
+def completion_stream(fixture: BadInputFixture, ask: Ask) -> tuple[str, str]:
     body = {"model": "lm", "prompt": ask.prompt, "stream": True, **ask.values}
-    code, text, _ = told_openai(house.over_http(COMPLETIONS, body))
+    code, text, _ = told_openai(fixture.over_http(COMPLETIONS, body))
     return CODES[code], text
 
 
-def chat(house: House, ask: Ask) -> tuple[str, str]:
+def chat(fixture: BadInputFixture, ask: Ask) -> tuple[str, str]:
     messages = [{"role": "user", "content": ask.prompt}]
-    code, text, _ = told_openai(house.over_http(CHAT, {"model": "lm", "messages": messages, **ask.values}))
+    code, text, _ = told_openai(fixture.over_http(CHAT, {"model": "lm", "messages": messages, **ask.values}))
     return CODES[code], text
 
 
-def generate(house: House, ask: Ask) -> tuple[str, str]:
-    code, text = told(house.over_http("/v2/models/lm/generate", ask.inputs()))
+def generate(fixture: BadInputFixture, ask: Ask) -> tuple[str, str]:
+    code, text = told(fixture.over_http("/v2/models/lm/generate", ask.inputs()))
     return CODES[code], text
 
 
-def generate_stream(house: House, ask: Ask) -> tuple[str, str]:
+def generate_stream(fixture: BadInputFixture, ask: Ask) -> tuple[str, str]:
     prompt = Ask(ask.prompt, {}).inputs()
-    code, text = told(house.over_http("/v2/models/lm/generate_stream", {**prompt, "parameters": dict(ask.values)}))
+    code, text = told(fixture.over_http("/v2/models/lm/generate_stream", {**prompt, "parameters": dict(ask.values)}))
     return CODES[code], text
 
 
-def infer(house: House, ask: Ask) -> tuple[str, str]:
+def infer(fixture: BadInputFixture, ask: Ask) -> tuple[str, str]:
     inputs = []
     for name, value in ask.arrays().items():
         data = [item.decode() for item in value.tolist()] if value.dtype == object else value.ravel().tolist()
         datatype = NAMES[DTYPES.get(name, np.float32)]
         inputs.append({"name": name, "datatype": datatype, "shape": value.shape or (1,), "data": data})
-    code, text = told(house.over_http("/v2/models/lm/infer", {"inputs": inputs}))
+    code, text = told(fixture.over_http("/v2/models/lm/infer", {"inputs": inputs}))
     return CODES[code], text
 
 
-def model_infer(house: House, ask: Ask) -> tuple[str, str]:
-    return house.over_grpc(lambda: house.v2.call("ModelInfer", **ask.v2()))
+def model_infer(fixture: BadInputFixture, ask: Ask) -> tuple[str, str]:
+    return fixture.over_grpc(lambda: fixture.v2.call("ModelInfer", **ask.v2()))
 
 
-def model_stream_infer(house: House, ask: Ask) -> tuple[str, str]:
+def model_stream_infer(fixture: BadInputFixture, ask: Ask) -> tuple[str, str]:
     """The stream goes on after a mistake."""
-    stream = house.v2.stream()
+    stream = fixture.v2.stream()
     stream.send(**ask.v2(), id="wrong")
     stream.send(**Ask("hi", {"max_tokens": 1}).v2(), id="right")
     wrong, right = stream.next(), stream.next()
@@ -320,19 +320,19 @@ def _predict_request(ask: Ask) -> Any:
     return PredictRequest(model_spec=model_spec(ModelRef("lm")), inputs=inputs)
 
 
-def predict(house: House, ask: Ask) -> tuple[str, str]:
-    return house.over_grpc(lambda: house.predict(_predict_request(ask)))
+def predict(fixture: BadInputFixture, ask: Ask) -> tuple[str, str]:
+    return fixture.over_grpc(lambda: fixture.predict(_predict_request(ask)))
 
 
-def predict_streamed(house: House, ask: Ask) -> tuple[str, str]:
-    return house.over_grpc(lambda: house.streamed(_predict_request(ask)))
+def predict_streamed(fixture: BadInputFixture, ask: Ask) -> tuple[str, str]:
+    return fixture.over_grpc(lambda: fixture.streamed(_predict_request(ask)))
 
 
-def rest(house: House, ask: Ask) -> tuple[str, str]:
+def rest(fixture: BadInputFixture, ask: Ask) -> tuple[str, str]:
     inputs = ask.inputs()
     if "text_input" in inputs:
         inputs["text_input"] = [inputs["text_input"]]
-    code, text = told(house.over_http("/v1/models/lm:predict", {"inputs": inputs}))
+    code, text = told(fixture.over_http("/v1/models/lm:predict", {"inputs": inputs}))
     return CODES[code], text
 
 
@@ -384,11 +384,13 @@ OF_PROMPTS = ("empty_prompt", "token_past_the_vocabulary", "negative_token", "to
     ("case", "door"),
     [(case, door) for case in SHARED for door in DOORS if not (door == "chat" and case in OF_PROMPTS)],
 )
-def test_mistake_is_invalid_and_told_the_same_through_every_door(house: House, case: str, door: str) -> None:
+def test_mistake_is_invalid_and_told_the_same_through_every_door(
+    fixture: BadInputFixture, case: str, door: str
+) -> None:
     ask, fragment = SHARED[case]
-    code, words = DOORS[door](house, ask)
+    code, words = DOORS[door](fixture, ask)
     assert code == "INVALID_ARGUMENT", words
-    check_words(words, fragment, house)
+    check_words(words, fragment, fixture)
 
 
 # Models that are not there, or are others
@@ -411,10 +413,10 @@ def test_mistake_is_invalid_and_told_the_same_through_every_door(house: House, c
     ids=str,
 )
 def test_model_that_openai_clients_cannot_have(
-    house: House, model: Any, code: int, fragment: str, stream: bool
+    fixture: BadInputFixture, model: Any, code: int, fragment: str, stream: bool
 ) -> None:
     for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": [{"role": "user", "content": "a"}]})):
-        status, words, param = told_openai(house.over_http(path, {"model": model, "stream": stream, **body}))
+        status, words, param = told_openai(fixture.over_http(path, {"model": model, "stream": stream, **body}))
         assert (status, param) == (code, "model"), words
         assert fragment in words
 
@@ -429,19 +431,21 @@ def test_model_that_openai_clients_cannot_have(
         ("ids", "", "INVALID_ARGUMENT", "text_input"),
     ],
 )
-def test_model_that_v2_clients_cannot_have(house: House, model: str, version: str, code: str, fragment: str) -> None:
+def test_model_that_v2_clients_cannot_have(
+    fixture: BadInputFixture, model: str, version: str, code: str, fragment: str
+) -> None:
     fields = {**text().v2(), "model_name": model, "model_version": version}
     for found in (
-        house.over_grpc(lambda: house.v2.call("ModelInfer", **fields)),
-        *(_asked_v2(house, verb, model, version) for verb in ("generate", "generate_stream")),
+        fixture.over_grpc(lambda: fixture.v2.call("ModelInfer", **fields)),
+        *(_asked_v2(fixture, verb, model, version) for verb in ("generate", "generate_stream")),
     ):
         assert found[0] == code, found
-        check_words(found[1], fragment, house)
+        check_words(found[1], fragment, fixture)
 
 
-def _asked_v2(house: House, verb: str, model: str, version: str) -> tuple[str, str]:
+def _asked_v2(fixture: BadInputFixture, verb: str, model: str, version: str) -> tuple[str, str]:
     path = f"/v2/models/{model}{f'/versions/{version}' if version else ''}/{verb}"
-    code, words = told(house.over_http(path, {"text_input": "hi"}))
+    code, words = told(fixture.over_http(path, {"text_input": "hi"}))
     return CODES[code], words
 
 
@@ -458,15 +462,15 @@ def _asked_v2(house: House, verb: str, model: str, version: str) -> tuple[str, s
     ids=str,
 )
 def test_model_that_tensorflow_clients_cannot_have(
-    house: House, ref: ModelRef, signature: str, code: str, fragment: str
+    fixture: BadInputFixture, ref: ModelRef, signature: str, code: str, fragment: str
 ) -> None:
     request = _predict_request(text())
     request.model_spec.CopyFrom(model_spec(ref))
     request.model_spec.signature_name = signature
-    for call, other in ((house.predict, "INVALID_ARGUMENT"), (house.streamed, "UNIMPLEMENTED")):
-        found = house.over_grpc(lambda call=call: call(request))  # type: ignore[misc]
+    for call, other in ((fixture.predict, "INVALID_ARGUMENT"), (fixture.streamed, "UNIMPLEMENTED")):
+        found = fixture.over_grpc(lambda call=call: call(request))  # type: ignore[misc]
         assert found[0] == (code or other), found
-        check_words(found[1], fragment if code or call == house.streamed else "text_input", house)
+        check_words(found[1], fragment if code or call == fixture.streamed else "text_input", fixture)
 
 
 # What only OpenAI's clients can get wrong
@@ -549,11 +553,11 @@ OPENAI_FIELDS: dict[str, tuple[dict[str, Any], str, str | None]] = {
 
 
 @pytest.mark.parametrize("case", OPENAI_FIELDS)
-def test_completion_that_is_wrong(house: House, case: str) -> None:
+def test_completion_that_is_wrong(fixture: BadInputFixture, case: str) -> None:
     body, fragment, param = OPENAI_FIELDS[case]
-    status, words, named = told_openai(house.over_http(COMPLETIONS, body))
+    status, words, named = told_openai(fixture.over_http(COMPLETIONS, body))
     assert (status, named) == (400, param), words
-    check_words(words, fragment, house)
+    check_words(words, fragment, fixture)
 
 
 def talk(content: Any = "hi", **fields: Any) -> dict[str, Any]:
@@ -609,11 +613,11 @@ CHATS: dict[str, tuple[dict[str, Any], str, str | None]] = {
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("case", CHATS)
-def test_chat_that_is_wrong(house: House, case: str, stream: bool) -> None:
+def test_chat_that_is_wrong(fixture: BadInputFixture, case: str, stream: bool) -> None:
     body, fragment, param = CHATS[case]
-    status, words, named = told_openai(house.over_http(CHAT, {**body, "stream": stream}))
+    status, words, named = told_openai(fixture.over_http(CHAT, {**body, "stream": stream}))
     assert (status, named) == (400, param), words
-    check_words(words, fragment, house)
+    check_words(words, fragment, fixture)
 
 
 # What only tensors can get wrong
@@ -651,7 +655,7 @@ TENSORS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", TENSORS)
-def test_tensors_that_are_wrong(house: House, case: str) -> None:
+def test_tensors_that_are_wrong(fixture: BadInputFixture, case: str) -> None:
     arrays, fragment = TENSORS[case]
     inputs = {name: encode(np.asarray(value)) for name, value in arrays.items()}
     request = PredictRequest(model_spec=model_spec(ModelRef("lm")), inputs=inputs)
@@ -663,33 +667,33 @@ def test_tensors_that_are_wrong(house: House, case: str) -> None:
         "raw_input_contents": [_raw(a) for a in shaped.values()],
     }
     for call in (
-        lambda: house.predict(request),
-        lambda: house.streamed(request),
-        lambda: house.v2.call("ModelInfer", **fields),
+        lambda: fixture.predict(request),
+        lambda: fixture.streamed(request),
+        lambda: fixture.v2.call("ModelInfer", **fields),
     ):
-        code, words = house.over_grpc(call)
+        code, words = fixture.over_grpc(call)
         assert code == "INVALID_ARGUMENT", words
         one_at_a_time = case == "too_many_texts" and "one at a time" in words
-        check_words(words, "texts for model 'lm'" if one_at_a_time else fragment, house)
+        check_words(words, "texts for model 'lm'" if one_at_a_time else fragment, fixture)
 
 
-def test_unknown_output_is_named(house: House) -> None:
+def test_unknown_output_is_named(fixture: BadInputFixture) -> None:
     request = _predict_request(text())
     request.output_filter.append("logits")
-    for call in (house.predict, house.streamed):
-        code, words = house.over_grpc(lambda call=call: call(request))  # type: ignore[misc]
+    for call in (fixture.predict, fixture.streamed):
+        code, words = fixture.over_grpc(lambda call=call: call(request))  # type: ignore[misc]
         assert (code, "logits" in words) == ("INVALID_ARGUMENT", True), words
-    code, words = house.over_grpc(lambda: house.v2.call("ModelInfer", **text().v2(), outputs=[{"name": "logits"}]))
+    code, words = fixture.over_grpc(lambda: fixture.v2.call("ModelInfer", **text().v2(), outputs=[{"name": "logits"}]))
     assert (code, "'logits'" in words) == ("INVALID_ARGUMENT", True), words
 
 
-def test_more_texts_than_the_model_has_room_for_are_refused(house: House) -> None:
-    status, words, _ = told_openai(house.over_http(COMPLETIONS, said(prompt=["a"] * 120)))
+def test_more_texts_than_the_model_has_room_for_are_refused(fixture: BadInputFixture) -> None:
+    status, words, _ = told_openai(fixture.over_http(COMPLETIONS, said(prompt=["a"] * 120)))
     assert (status, "120 texts are wanted" in words, "room for 80 at most" in words) == (400, True, True), words
 
 
-def test_stream_takes_one_text_at_a_time(house: House) -> None:
-    status, words = told(house.over_http("/v2/models/lm/generate_stream", {"text_input": ["a", "b"]}))
+def test_stream_takes_one_text_at_a_time(fixture: BadInputFixture) -> None:
+    status, words = told(fixture.over_http("/v2/models/lm/generate_stream", {"text_input": ["a", "b"]}))
     assert (status, "the request has 2 texts for model 'lm'" in words) == (400, True), words
 
 
@@ -702,10 +706,12 @@ def test_stream_takes_one_text_at_a_time(house: House) -> None:
     ],
     ids=["split", "dimensions", "single"],
 )
-def test_option_of_streams_that_is_not_supported(house: House, options: dict[str, Any], fragment: str) -> None:
+def test_option_of_streams_that_is_not_supported(
+    fixture: BadInputFixture, options: dict[str, Any], fragment: str
+) -> None:
     request = _predict_request(text())
     request.predict_streamed_options.CopyFrom(PredictRequest(predict_streamed_options=options).predict_streamed_options)
-    code, words = house.over_grpc(lambda: house.streamed(request))
+    code, words = fixture.over_grpc(lambda: fixture.streamed(request))
     assert (code, fragment in words) == ("INVALID_ARGUMENT", True), words
 
 
@@ -725,7 +731,7 @@ V2_PARAMETERS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", V2_PARAMETERS)
-def test_parameter_of_v2_that_is_wrong(house: House, name: str) -> None:
+def test_parameter_of_v2_that_is_wrong(fixture: BadInputFixture, name: str) -> None:
     value, fragment = V2_PARAMETERS[name]
     inputs = [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]}]
     for path, body in (
@@ -733,9 +739,9 @@ def test_parameter_of_v2_that_is_wrong(house: House, name: str) -> None:
         ("/v2/models/lm/generate", {"text_input": "hi", "parameters": {name: value}}),
         ("/v2/models/lm/generate_stream", {"text_input": "hi", name: value}),
     ):
-        status, words = told(house.over_http(path, body))
+        status, words = told(fixture.over_http(path, body))
         assert status == 400, words
-        check_words(words, fragment, house)
+        check_words(words, fragment, fixture)
 
 
 GENERATE: dict[str, tuple[dict[str, Any], str]] = {
@@ -756,11 +762,11 @@ GENERATE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
 @pytest.mark.parametrize("case", GENERATE)
-def test_body_of_generate_that_is_wrong(house: House, case: str, verb: str) -> None:
+def test_body_of_generate_that_is_wrong(fixture: BadInputFixture, case: str, verb: str) -> None:
     body, fragment = GENERATE[case]
-    status, words = told(house.over_http(f"/v2/models/lm/{verb}", body))
+    status, words = told(fixture.over_http(f"/v2/models/lm/{verb}", body))
     assert status == 400, words
-    check_words(words, fragment, house)
+    check_words(words, fragment, fixture)
 
 
 # Bodies and paths that are wrong whatever is asked
@@ -792,12 +798,12 @@ BODIES: dict[str, tuple[bytes, int]] = {
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("case", BODIES)
-def test_body_that_is_no_request(house: House, case: str, path: str) -> None:
+def test_body_that_is_no_request(fixture: BadInputFixture, case: str, path: str) -> None:
     content, code = BODIES[case]
-    answer = house.over_http(PATHS[path], content)
+    answer = fixture.over_http(PATHS[path], content)
     words = told_openai(answer)[1] if PATHS[path].startswith("/openai/") else told(answer)[1]
     assert answer.status_code == code, words
-    check_words(words, str(MAX_BYTES) if code == 413 else "", house)
+    check_words(words, str(MAX_BYTES) if code == 413 else "", fixture)
 
 
 @pytest.mark.parametrize(
@@ -814,45 +820,45 @@ def test_body_that_is_no_request(house: House, case: str, path: str) -> None:
         ("GET", "/openai/", 404),
     ],
 )
-def test_path_of_openai_that_does_not_answer(house: House, method: str, path: str, code: int) -> None:
-    status, words, _ = told_openai(house.over_http(path, b"", method))
+def test_path_of_openai_that_does_not_answer(fixture: BadInputFixture, method: str, path: str, code: int) -> None:
+    status, words, _ = told_openai(fixture.over_http(path, b"", method))
     assert status == code, words
-    check_words(words, "", house)
+    check_words(words, "", fixture)
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
-def test_generate_takes_post_only(house: House, verb: str) -> None:
-    status, words = told(house.over_http(f"/v2/models/lm/{verb}", b"", "GET"))
+def test_generate_takes_post_only(fixture: BadInputFixture, verb: str) -> None:
+    status, words = told(fixture.over_http(f"/v2/models/lm/{verb}", b"", "GET"))
     assert (status, "answers POST" in words) == (405, True), words
 
 
 @pytest.mark.parametrize("value", ["abc", "-1", "0", "nan", "inf", "1e9"])
-def test_timeout_in_a_header_that_is_wrong(house: House, value: str) -> None:
-    status, words, param = told_openai(house.over_http(COMPLETIONS, said(), timeout=value))
+def test_timeout_in_a_header_that_is_wrong(fixture: BadInputFixture, value: str) -> None:
+    status, words, param = told_openai(fixture.over_http(COMPLETIONS, said(), timeout=value))
     assert (status, param, value in words) == (400, "timeout", True), words
 
 
 @pytest.mark.parametrize("size", [1, MAX_BYTES], ids=["junk", "huge"])
-def test_message_that_is_no_request(house: House, size: int) -> None:
+def test_message_that_is_no_request(fixture: BadInputFixture, size: int) -> None:
     data = b"\xff\xff" * size
     expected = "INVALID_ARGUMENT" if size == 1 else "RESOURCE_EXHAUSTED"
-    for call in (house.predict, house.streamed):
-        code, words = house.over_grpc(lambda call=call: call(data))  # type: ignore[misc]
+    for call in (fixture.predict, fixture.streamed):
+        code, words = fixture.over_grpc(lambda call=call: call(data))  # type: ignore[misc]
         assert code == expected, words
-        check_words(words, "", house)
+        check_words(words, "", fixture)
 
 
-def test_every_protocol_says_the_same_in_the_end(house: House) -> None:
+def test_every_protocol_says_the_same_in_the_end(fixture: BadInputFixture) -> None:
     ask = Ask("hi", {"max_tokens": 3, "temperature": 0})
-    answer = house.predict(_predict_request(ask))
-    (piece,) = house.v2.call("ModelInfer", **ask.v2(), outputs=[{"name": "token_ids"}]).raw_output_contents
-    streamed = [decode(one.outputs["token_ids"], "token_ids") for one in house.streamed(_predict_request(ask))]
-    assert decode(answer.outputs["token_ids"], "token_ids").tolist() == [house.greeting]
-    assert np.frombuffer(piece, np.int64).tolist() == house.greeting
-    assert np.concatenate(streamed, axis=1).tolist() == [house.greeting]
+    answer = fixture.predict(_predict_request(ask))
+    (piece,) = fixture.v2.call("ModelInfer", **ask.v2(), outputs=[{"name": "token_ids"}]).raw_output_contents
+    streamed = [decode(one.outputs["token_ids"], "token_ids") for one in fixture.streamed(_predict_request(ask))]
+    assert decode(answer.outputs["token_ids"], "token_ids").tolist() == [fixture.greeting]
+    assert np.frombuffer(piece, np.int64).tolist() == fixture.greeting
+    assert np.concatenate(streamed, axis=1).tolist() == [fixture.greeting]
 
 
-def test_long_text_went_on_through_it_all(house: House) -> None:
-    before = house.beside.whole
-    wait_until(lambda: house.beside.whole > before or house.beside.problems, "a long text is over", PATIENCE)
-    assert house.beside.problems == []
+def test_long_text_went_on_through_it_all(fixture: BadInputFixture) -> None:
+    before = fixture.beside.whole
+    wait_until(lambda: fixture.beside.whole > before or fixture.beside.problems, "a long text is over", PATIENCE)
+    assert fixture.beside.problems == []

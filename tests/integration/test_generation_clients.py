@@ -41,7 +41,7 @@ DOORS = (*STREAMS, *WHOLE)
 DONE = "tfs_lite_generation_text_seconds_count"
 
 
-class House:
+class ClientsFixture:
     def __init__(self, server: ServerProcess, probe: Probe, repository: Path) -> None:
         self.server, self.probe, self.page, self.repository = server, probe, MetricsPage(server), repository
 
@@ -52,13 +52,13 @@ def serve(repository: Path, *flags: str) -> ServerProcess:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory, archives: TaggedArchives) -> Iterator[House]:
+def fixture(tmp_path_factory: pytest.TempPathFactory, archives: TaggedArchives) -> Iterator[ClientsFixture]:
     repository = tmp_path_factory.mktemp("models")
     publish_language(repository / "wide", 1, WIDE)
     publish_language(repository / "narrow", 1, NARROW, seed=7)
     archives.write_version(3, repository / "digits")
     with serve(repository) as server, Probe(server) as probe:
-        yield House(server, probe, repository)
+        yield ClientsFixture(server, probe, repository)
     assert server.exit_code == 0
 
 
@@ -68,15 +68,15 @@ def ask(client: LanguageClient, door: str, asked: LanguageRequest) -> str:
     return "".join(chunk.text for chunk in client.pieces(door, asked))
 
 
-def alone(house: House, asked: LanguageRequest) -> str:
-    with LanguageClient(house.server) as client:
+def alone(fixture: ClientsFixture, asked: LanguageRequest) -> str:
+    with LanguageClient(fixture.server) as client:
         return ask(client, "predict", asked)
 
 
 # Those that leave.
 
 
-def visit(house: House, number: int) -> str:
+def visit(fixture: ClientsFixture, number: int) -> str:
     """One client, who behaves as its number says. Returns what became of it."""
     numbers = random.Random(number)
     door, manner = DOORS[number % len(DOORS)], numbers.choice(["stays", "leaves", "leaves", "deadline"])
@@ -87,7 +87,7 @@ def visit(house: House, number: int) -> str:
     if manner == "leaves" and door in WHOLE:
         patience = numbers.uniform(0.001, 0.2)
     stays = numbers.randrange(0, asked.tokens) if manner == "leaves" else asked.tokens
-    with LanguageClient(house.server, patience) as client:
+    with LanguageClient(fixture.server, patience) as client:
         try:
             if door in WHOLE:
                 client.whole(door, asked)
@@ -100,53 +100,53 @@ def visit(house: House, number: int) -> str:
             return {"GONE": "left", 504: "deadline", "DEADLINE_EXCEEDED": "deadline"}.get(refused.code, str(refused))
 
 
-def test_clients_that_leave_at_any_moment_leave_nothing_behind(house):
-    process = psutil.Process(house.server.pid)
+def test_clients_that_leave_at_any_moment_leave_nothing_behind(fixture):
+    process = psutil.Process(fixture.server.pid)
     rounds: list[Counter[str]] = []
     sizes = []
-    expected = alone(house, LanguageRequest("wide", "hello", 20))
+    expected = alone(fixture, LanguageRequest("wide", "hello", 20))
     for start in (1000, 2000):  # the first round fills pools and caches
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            rounds.append(Counter(pool.map(lambda number: visit(house, number), range(start, start + LEAVING // 2))))
-        house.page.wait_idle("wide")
+            rounds.append(Counter(pool.map(lambda number: visit(fixture, number), range(start, start + LEAVING // 2))))
+        fixture.page.wait_idle("wide")
         sizes.append(process.memory_info().rss)
     found = rounds[0] + rounds[1]
     late = [how for how in found if how.startswith("ERROR") and "deadline" in how]  # in the midst of a stream
     found["deadline"] += sum(found.pop(how) for how in late)
     assert (found.total(), set(found)) == (LEAVING, {"whole", "left", "deadline"})
     assert min(found["whole"], found["left"], found["deadline"]) >= LEAVING // 20, found
-    assert house.page.outcomes("wide")["cancelled"] >= LEAVING // 20
+    assert fixture.page.outcomes("wide")["cancelled"] >= LEAVING // 20
     assert sizes[1] - sizes[0] < GROWTH, sizes
-    assert alone(house, LanguageRequest("wide", "hello", 20)) == expected
-    assert "Traceback" not in house.server.log()
+    assert alone(fixture, LanguageRequest("wide", "hello", 20)) == expected
+    assert "Traceback" not in fixture.server.log()
 
 
-def test_the_place_of_one_who_leaves_is_free_at_once(house):
+def test_the_place_of_one_who_leaves_is_free_at_once(fixture):
     first, second = LanguageRequest("narrow", "first", LONG), LanguageRequest("narrow", "second", 4)
-    expected = alone(house, second)
+    expected = alone(fixture, second)
     for door in STREAMS:
-        before = house.page.outcomes("narrow")
-        with LanguageClient(house.server) as client, closing(client.pieces(door, first)) as pieces:
+        before = fixture.page.outcomes("narrow")
+        with LanguageClient(fixture.server) as client, closing(client.pieces(door, first)) as pieces:
             next(pieces)
-        assert alone(house, second) == expected
-        house.page.wait_idle("narrow")
-        assert house.page.outcomes("narrow") - before == Counter(cancelled=1, length=1), door
+        assert alone(fixture, second) == expected
+        fixture.page.wait_idle("narrow")
+        assert fixture.page.outcomes("narrow") - before == Counter(cancelled=1, length=1), door
 
 
 # Those that read slowly.
 
 
-def ended(house: House, model: str, version: int = 1) -> float:
-    return house.page.total(DONE, model=model, version=str(version), outcome="length")
+def ended(fixture: ClientsFixture, model: str, version: int = 1) -> float:
+    return fixture.page.total(DONE, model=model, version=str(version), outcome="length")
 
 
 @pytest.mark.parametrize("door", ["openai", pytest.param("v2_events", marks=pytest.mark.load)])
-def test_stream_whose_reader_pauses_until_the_text_is_over_brings_everything(house, door):
+def test_stream_whose_reader_pauses_until_the_text_is_over_brings_everything(fixture, door):
     asked = LanguageRequest("wide", "a long story", LONG)
-    expected, before = alone(house, asked), ended(house, "wide")
-    with StalledReader(house.server, door, asked) as sleeper:
-        wait_until(lambda: ended(house, "wide") == before + 1, "the text is over", PATIENCE)
-        events = sleeper.events()
+    expected, before = alone(fixture, asked), ended(fixture, "wide")
+    with StalledReader(fixture.server, door, asked) as stalled:
+        wait_until(lambda: ended(fixture, "wide") == before + 1, "the text is over", PATIENCE)
+        events = stalled.events()
     if door == "openai":
         assert "".join(event["choices"][0]["text"] for event in events) == expected
         assert events[-1]["choices"][0]["finish_reason"] == "length"
@@ -157,55 +157,56 @@ def test_stream_whose_reader_pauses_until_the_text_is_over_brings_everything(hou
 
 
 @pytest.mark.parametrize("door", [pytest.param("v2_stream", marks=pytest.mark.load), "predict_streamed"])
-def test_grpc_stream_whose_reader_pauses_until_the_text_is_over_brings_everything(house, door):
+def test_grpc_stream_whose_reader_pauses_until_the_text_is_over_brings_everything(fixture, door):
     asked = LanguageRequest("wide", "a long story", LONG)
-    expected, before = alone(house, asked), ended(house, "wide")
-    with LanguageClient(house.server) as client, closing(client.pieces(door, asked)) as pieces:
+    expected, before = alone(fixture, asked), ended(fixture, "wide")
+    with LanguageClient(fixture.server) as client, closing(client.pieces(door, asked)) as pieces:
         first = next(pieces)
-        wait_until(lambda: ended(house, "wide") == before + 1, "the text is over", PATIENCE)
+        wait_until(lambda: ended(fixture, "wide") == before + 1, "the text is over", PATIENCE)
         chunks = [first, *pieces]
     assert "".join(chunk.text for chunk in chunks) == expected
     assert chunks[-1].finish == "length"
 
 
-def test_readers_that_never_read_hold_up_neither_others_nor_the_unloading(house):
+def test_readers_that_never_read_hold_up_neither_others_nor_the_unloading(fixture):
     model, asked = "unread", LanguageRequest("unread", "hello", LONG)
-    publish_language(house.repository / model, 1, WIDE)
-    house.probe.wait_available(model, 1)
-    expected = alone(house, asked)
+    publish_language(fixture.repository / model, 1, WIDE)
+    fixture.probe.wait_available(model, 1)
+    expected = alone(fixture, asked)
     with ExitStack() as readers:
         for door in ("openai", "v2_events"):
-            readers.enter_context(StalledReader(house.server, door, asked))
+            readers.enter_context(StalledReader(fixture.server, door, asked))
         for door in ("v2_stream", "predict_streamed"):
-            client = readers.enter_context(LanguageClient(house.server))
+            client = readers.enter_context(LanguageClient(fixture.server))
             next(readers.enter_context(closing(client.pieces(door, asked))))
-        wait_until(lambda: house.page.state(model)[0] + ended(house, model) >= 5, "all have begun", PATIENCE)
-        assert alone(house, asked) == expected
-        publish_language(house.repository / model, 2, WIDE)
-        house.probe.wait_available(model, 2)
-        house.probe.wait_states(model, {1: "END"})
-        assert ended(house, model) == 6, "their texts were not cut short"
-    house.page.wait_idle(model)
+        wait_until(lambda: fixture.page.state(model)[0] + ended(fixture, model) >= 5, "all have begun", PATIENCE)
+        assert alone(fixture, asked) == expected
+        publish_language(fixture.repository / model, 2, WIDE)
+        fixture.probe.wait_available(model, 2)
+        fixture.probe.wait_states(model, {1: "END"})
+        assert ended(fixture, model) == 6, "their texts were not cut short"
+    fixture.page.wait_idle(model)
 
 
 # Too many.
 
 
-def test_full_queue_refuses_at_once_by_every_door_and_harms_nobody(house):
+@pytest.mark.wire
+def test_full_queue_refuses_at_once_by_every_door_and_harms_nobody(fixture):
     first, *others = asked = [
         LanguageRequest("narrow", "one", 3 * LONG),
         LanguageRequest("narrow", "two", 40),
         LanguageRequest("narrow", "three", 40),
     ]
-    expected = [alone(house, each) for each in asked]
+    expected = [alone(fixture, each) for each in asked]
     refused: dict[str, Refused] = {}
     with ExitStack() as audiences:
-        running = audiences.enter_context(ConcurrentReaders(house.server, [("openai", first)]))
+        running = audiences.enter_context(ConcurrentReaders(fixture.server, [("openai", first)]))
         running.wait_begun()
         doors = zip(("v2_events", "v2_stream"), others, strict=True)
-        waiting = audiences.enter_context(ConcurrentReaders(house.server, list(doors)))
-        wait_until(lambda: house.page.state("narrow")[:2] == (1, 2), "one runs and two wait", PATIENCE)
-        with LanguageClient(house.server) as client:
+        waiting = audiences.enter_context(ConcurrentReaders(fixture.server, list(doors)))
+        wait_until(lambda: fixture.page.state("narrow")[:2] == (1, 2), "one runs and two wait", PATIENCE)
+        with LanguageClient(fixture.server) as client:
             for door in DOORS:
                 with pytest.raises(Refused) as caught:
                     ask(client, door, LanguageRequest("narrow", "four", 4))
@@ -227,23 +228,23 @@ def test_full_queue_refuses_at_once_by_every_door_and_harms_nobody(house):
 # Others beside them.
 
 
-def test_two_language_models_and_another_one_are_served_and_counted_side_by_side(house):
+def test_two_language_models_and_another_one_are_served_and_counted_side_by_side(fixture):
     wide, narrow = LanguageRequest("wide", "side by side", 40), LanguageRequest("narrow", "side by side", 40)
-    expected = alone(house, wide), alone(house, narrow)
+    expected = alone(fixture, wide), alone(fixture, narrow)
     assert expected[0] != expected[1]
     names = ("tfs_lite_generation_output_tokens_total", "tfs_lite_requests_total")
-    before = {(name, model): house.page.total(name, model=model) for name in names for model in ("wide", "narrow")}
-    rows = house.page.total(names[1], model="digits")
+    before = {(name, model): fixture.page.total(name, model=model) for name in names for model in ("wide", "narrow")}
+    rows = fixture.page.total(names[1], model="digits")
     asked: Sequence[tuple[str, LanguageRequest]] = [("openai", wide), ("v2_events", narrow), ("v2_stream", wide)]
     stop, answers = threading.Event(), []
 
     def call_digits() -> None:
         while not stop.is_set():
-            answers.append(house.probe.ask("digits"))
+            answers.append(fixture.probe.ask("digits"))
 
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(call_digits)
-        with ConcurrentReaders(house.server, asked) as readers:
+        with ConcurrentReaders(fixture.server, asked) as readers:
             pass
         wait_until(lambda: bool(answers), "the other model has answered", PATIENCE)
         stop.set()
@@ -251,15 +252,15 @@ def test_two_language_models_and_another_one_are_served_and_counted_side_by_side
     assert readers.failures == []
     assert [response.text for response in readers.responses] == [expected[0], expected[1], expected[0]]
     assert set(answers) == {3}
-    gained = {key: house.page.total(key[0], model=key[1]) - value for key, value in before.items()}
+    gained = {key: fixture.page.total(key[0], model=key[1]) - value for key, value in before.items()}
     assert [gained[names[0], model] for model in ("wide", "narrow")] == [80, 40]
     assert [gained[names[1], model] for model in ("wide", "narrow")] == [2, 1]
-    assert house.page.total(names[1], model="digits") - rows == len(answers)
-    assert house.page.values("tfs_lite_generation_running", model="digits") == []
+    assert fixture.page.total(names[1], model="digits") - rows == len(answers)
+    assert fixture.page.values("tfs_lite_generation_running", model="digits") == []
     for model, size in (("wide", WIDE), ("narrow", NARROW)):
-        assert house.page.total("tfs_lite_generation_cache_tokens", model=model) == size.slots * size.length
-    house.page.wait_idle("wide")
-    house.page.wait_idle("narrow")
+        assert fixture.page.total("tfs_lite_generation_cache_tokens", model=model) == size.slots * size.length
+    fixture.page.wait_idle("wide")
+    fixture.page.wait_idle("narrow")
 
 
 # The end.
@@ -273,6 +274,7 @@ def ending(tmp_path: Path) -> Iterator[ServerProcess]:
     assert not server.leftovers()
 
 
+@pytest.mark.wire
 def test_streams_that_run_are_finished_when_the_server_is_told_to_end(ending):
     asked = LanguageRequest("lm", "the end", LONG)  # with slots left for those who knock meanwhile
     with LanguageClient(ending) as client:

@@ -29,7 +29,7 @@ OUTPUT = 60
 """Tokens, so that all slots are in use at the same time."""
 
 
-class House:
+class MemoryFixture:
     def __init__(self, server: ServerProcess, probe: Probe, repository: Path) -> None:
         self.server, self.probe, self.page, self.repository = server, probe, MetricsPage(server), repository
         self.process = psutil.Process(server.pid)
@@ -49,7 +49,7 @@ class House:
         return chunk.version, chunk.text
 
 
-def _serve(repository: Path, policy: str) -> Iterator[House]:
+def _serve(repository: Path, policy: str) -> Iterator[MemoryFixture]:
     publish_language(repository / "small", 1)
     flags = (
         f"--model_repository={repository}",
@@ -60,90 +60,90 @@ def _serve(repository: Path, policy: str) -> Iterator[House]:
         "--rest_api_timeout_in_ms=0",
     )
     with ServerProcess(*flags, env=calm_environment() | ONE_HEAP) as server, Probe(server) as probe:
-        yield House(server, probe, repository)
+        yield MemoryFixture(server, probe, repository)
     assert server.exit_code == 0
 
 
 @pytest.fixture(scope="module")
-def available(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def available(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryFixture]:
     yield from _serve(tmp_path_factory.mktemp("availability"), "availability")
 
 
 @pytest.fixture(scope="module")
-def sparing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def sparing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryFixture]:
     yield from _serve(tmp_path_factory.mktemp("resource"), "resource")
 
 
 def test_version_whose_cache_fits_nowhere_is_refused_and_the_old_one_goes_on(available):
-    house, model = available, "grows"
+    fixture, model = available, "grows"
     assert HUGE.cache_bytes > ROOM
-    house.publish(model, 1, Size())
-    house.probe.wait_available(model, 1)
-    before = house.ask(model)
-    house.publish(model, 2, HUGE)
+    fixture.publish(model, 1, Size())
+    fixture.probe.wait_available(model, 1)
+    before = fixture.ask(model)
+    fixture.publish(model, 2, HUGE)
     for _ in range(2):  # it stays so
-        status = house.probe.wait_failed(model, 2).status
+        status = fixture.probe.wait_failed(model, 2).status
         assert status.code is StatusCode.RESOURCE_EXHAUSTED
         assert "Insufficient resources to load servable {name: grows version: 2}" in status.message
         assert f"total {ROOM}" in status.message
         wanted = int(status.message.partition("wanted ")[2].split(",")[0].split()[0])
         assert HUGE.cache_bytes <= wanted < HUGE.cache_bytes * 1.2
-        assert house.ask(model) == before
-        house.publish("bystander", 1 + len(house.probe.states("bystander")), Size())
-        wait_until(lambda: "AVAILABLE" in house.probe.states("bystander").values(), "a small one is loaded")
-    assert house.probe.states(model) == {1: "AVAILABLE", 2: "END"}
-    house.clear(model)
+        assert fixture.ask(model) == before
+        fixture.publish("bystander", 1 + len(fixture.probe.states("bystander")), Size())
+        wait_until(lambda: "AVAILABLE" in fixture.probe.states("bystander").values(), "a small one is loaded")
+    assert fixture.probe.states(model) == {1: "AVAILABLE", 2: "END"}
+    fixture.clear(model)
 
 
 def test_two_versions_at_once_take_the_room_of_both(available):
-    house, model = available, "doubles"
-    house.publish(model, 1)
-    house.probe.wait_available(model, 1)
-    before = house.ask(model)
-    with ConcurrentReaders(house.server, [("openai", LanguageRequest(model, "hello", LONG))]) as readers:
+    fixture, model = available, "doubles"
+    fixture.publish(model, 1)
+    fixture.probe.wait_available(model, 1)
+    before = fixture.ask(model)
+    with ConcurrentReaders(fixture.server, [("openai", LanguageRequest(model, "hello", LONG))]) as readers:
         readers.wait_begun()
-        house.publish(model, 2)
-        status = house.probe.wait_failed(model, 2).status
+        fixture.publish(model, 2)
+        status = fixture.probe.wait_failed(model, 2).status
     assert status.code is StatusCode.RESOURCE_EXHAUSTED
     assert readers.failures == []
     assert readers.responses[0].versions == {1}
-    assert house.ask(model) == before
-    house.clear(model)
+    assert fixture.ask(model) == before
+    fixture.clear(model)
 
 
 def test_with_the_resource_policy_room_for_one_is_enough(sparing):
-    house, model = sparing, "alternates"
-    house.publish(model, 1)
-    house.probe.wait_available(model, 1)
-    with ConcurrentReaders(house.server, [("openai", LanguageRequest(model, "hello", LONG))]) as readers:
+    fixture, model = sparing, "alternates"
+    fixture.publish(model, 1)
+    fixture.probe.wait_available(model, 1)
+    with ConcurrentReaders(fixture.server, [("openai", LanguageRequest(model, "hello", LONG))]) as readers:
         readers.wait_begun()
-        house.publish(model, 2)
-        house.probe.wait_states(model, {1: "UNLOADING", 2: "START"})
-    house.probe.wait_available(model, 2)
+        fixture.publish(model, 2)
+        fixture.probe.wait_states(model, {1: "UNLOADING", 2: "START"})
+    fixture.probe.wait_available(model, 2)
     assert readers.failures == []
     assert readers.responses[0].versions == {1}
-    assert house.ask(model)[0] == 2
-    house.clear(model)
+    assert fixture.ask(model)[0] == 2
+    fixture.clear(model)
 
 
 def test_the_memory_of_weights_and_cache_is_given_back(sparing):
-    house = sparing
+    fixture = sparing
     idle, full = [], []
     for version in range(1, 4 if is_soak() else 3):
-        house.publish("written", version)
-        house.probe.wait_available("written", version)
-        fill(house, "written")
-        full.append(house.process.memory_info().rss)
-        house.clear("written")
-        idle.append(house.process.memory_info().rss)
+        fixture.publish("written", version)
+        fixture.probe.wait_available("written", version)
+        fill(fixture, "written")
+        full.append(fixture.process.memory_info().rss)
+        fixture.clear("written")
+        idle.append(fixture.process.memory_info().rss)
     figures = [(before >> 20, after >> 20) for before, after in zip(full, idle, strict=True)]
     assert all(before - after > LARGE.cache_bytes * 0.7 for before, after in zip(full, idle, strict=True)), figures
     assert full[-1] - full[0] < LARGE.cache_bytes * 0.2, figures
 
 
-def fill(house: House, model: str) -> None:
+def fill(fixture: MemoryFixture, model: str) -> None:
     """Writes every slot of the cache nearly full. Prompts differ from the first character on."""
     prompts = [chr(ord("a") + slot) * (LARGE.length - OUTPUT) for slot in range(LARGE.slots)]
     with ThreadPoolExecutor(LARGE.slots) as pool:
-        list(pool.map(lambda prompt: house.ask(model, prompt, OUTPUT), prompts))
-    house.page.wait_idle(model)
+        list(pool.map(lambda prompt: fixture.ask(model, prompt, OUTPUT), prompts))
+    fixture.page.wait_idle(model)

@@ -34,7 +34,7 @@ SWAPS = 12 if is_soak() else 3
 CLIENTS = 6
 
 
-class House:
+class SwapsFixture:
     """A server whose models ``writes_1`` and ``writes_2`` tell what versions of odd and of even numbers write."""
 
     def __init__(self, server: ServerProcess, probe: Probe, repository: Path) -> None:
@@ -67,7 +67,7 @@ class House:
         return self.page.total("tfs_lite_generation_running", model=model, version=str(version))
 
 
-def _serve(repository: Path, policy: str) -> Iterator[House]:
+def _serve(repository: Path, policy: str) -> Iterator[SwapsFixture]:
     for seed in (1, 2):
         publish_language(repository / f"writes_{seed}", 1, SIZE, seed=seed)
     flags = (
@@ -77,20 +77,20 @@ def _serve(repository: Path, policy: str) -> Iterator[House]:
         "--rest_api_timeout_in_ms=0",
     )
     with ServerProcess(*flags, env=calm_environment()) as server, Probe(server) as probe:
-        house = House(server, probe, repository)
+        fixture = SwapsFixture(server, probe, repository)
         for version, prompt in itertools.product((1, 2), PROMPTS):
-            assert len(house.alone(version, prompt, LONG)) > LONG / 2
-        yield house
+            assert len(fixture.alone(version, prompt, LONG)) > LONG / 2
+        yield fixture
     assert server.exit_code == 0
 
 
 @pytest.fixture(scope="module")
-def available(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def available(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwapsFixture]:
     yield from _serve(tmp_path_factory.mktemp("availability"), "availability")
 
 
 @pytest.fixture(scope="module")
-def sparing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def sparing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwapsFixture]:
     yield from _serve(tmp_path_factory.mktemp("resource"), "resource")
 
 
@@ -104,20 +104,20 @@ def streams(model: str, doors: tuple[str, ...] = ("openai", "v2_events")) -> lis
     return [(door, LanguageRequest(model, prompt, LONG)) for door, prompt in doors_and_prompts]
 
 
-def check_whole(house: House, readers: ConcurrentReaders, version: int) -> None:
+def check_whole(fixture: SwapsFixture, readers: ConcurrentReaders, version: int) -> None:
     """Every stream has brought everything that the version writes, and nothing else."""
     assert readers.failures == []
     for response in readers.responses:
         assert response.versions == {version}
-        assert response.text == house.alone(version, response.request.prompt, LONG), response.api
+        assert response.text == fixture.alone(version, response.request.prompt, LONG), response.api
         assert response.finish == "length"
 
 
-def check_new(house: House, model: str, version: int) -> None:
+def check_new(fixture: SwapsFixture, model: str, version: int) -> None:
     """Whoever comes now is answered by the version, whatever the door."""
-    expected = house.alone(version, PROMPTS[0], SHORT)
+    expected = fixture.alone(version, PROMPTS[0], SHORT)
     asked = LanguageRequest(model, PROMPTS[0], SHORT)
-    with LanguageClient(house.server) as client:
+    with LanguageClient(fixture.server) as client:
         for door in STREAMS:
             chunks = list(client.pieces(door, asked))
             assert {chunk.version for chunk in chunks} == {version}
@@ -132,48 +132,50 @@ def check_new(house: House, model: str, version: int) -> None:
     "doors", [pytest.param(("openai", "v2_events"), marks=pytest.mark.load), STREAMS], ids=["events", "all_doors"]
 )
 def test_streams_end_on_the_version_they_began_on_while_new_ones_get_the_next(available, model, doors):
-    house = available
-    house.publish(model, 1)
-    with ConcurrentReaders(house.server, streams(model, doors)) as readers:
+    fixture = available
+    fixture.publish(model, 1)
+    with ConcurrentReaders(fixture.server, streams(model, doors)) as readers:
         readers.wait_begun()
-        house.publish(model, 2)
-        assert house.running(model, 1) == RUNNING, "the texts ended before version 2 came"
-        check_new(house, model, 2)
-        assert house.running(model, 1) > 0
-        assert house.probe.states(model)[1] == "UNLOADING"
-    check_whole(house, readers, 1)
-    house.probe.wait_states(model, {1: "END", 2: "AVAILABLE"}, SOON)
-    wait_until(lambda: not house.page.values("tfs_lite_generation_running", model=model, version="1"), "its state goes")
-    check_new(house, model, 2)
+        fixture.publish(model, 2)
+        assert fixture.running(model, 1) == RUNNING, "the texts ended before version 2 came"
+        check_new(fixture, model, 2)
+        assert fixture.running(model, 1) > 0
+        assert fixture.probe.states(model)[1] == "UNLOADING"
+    check_whole(fixture, readers, 1)
+    fixture.probe.wait_states(model, {1: "END", 2: "AVAILABLE"}, SOON)
+    wait_until(
+        lambda: not fixture.page.values("tfs_lite_generation_running", model=model, version="1"), "its state goes"
+    )
+    check_new(fixture, model, 2)
 
 
 @pytest.mark.load
 def test_with_the_resource_policy_the_next_version_waits_for_the_streams_of_the_old_one(sparing, model):
-    house = sparing
-    house.publish(model, 1)
-    with ConcurrentReaders(house.server, streams(model)) as readers:
+    fixture = sparing
+    fixture.publish(model, 1)
+    with ConcurrentReaders(fixture.server, streams(model)) as readers:
         readers.wait_begun()
-        house.publish(model, 2, wait=False)
-        house.probe.wait_states(model, {1: "UNLOADING", 2: "START"})
-        refused = refusals(house, LanguageRequest(model, PROMPTS[0], SHORT))
-        assert house.probe.states(model) == {1: "UNLOADING", 2: "START"}
-        assert house.running(model, 1) == RUNNING
+        fixture.publish(model, 2, wait=False)
+        fixture.probe.wait_states(model, {1: "UNLOADING", 2: "START"})
+        refused = refusals(fixture, LanguageRequest(model, PROMPTS[0], SHORT))
+        assert fixture.probe.states(model) == {1: "UNLOADING", 2: "START"}
+        assert fixture.running(model, 1) == RUNNING
     assert refused == {
         **dict.fromkeys(("openai", "openai_whole"), 503),
         **dict.fromkeys(("v2_events", "v2_generate", "v2_infer", "rest_predict"), 404),
         **dict.fromkeys(("v2_grpc", "predict", "predict_streamed"), "NOT_FOUND"),
         "v2_stream": "ERROR",
     }
-    check_whole(house, readers, 1)
-    house.probe.wait_available(model, 2)
-    assert house.probe.states(model) == {1: "END", 2: "AVAILABLE"}
-    check_new(house, model, 2)
+    check_whole(fixture, readers, 1)
+    fixture.probe.wait_available(model, 2)
+    assert fixture.probe.states(model) == {1: "END", 2: "AVAILABLE"}
+    check_new(fixture, model, 2)
 
 
-def refusals(house: House, asked: LanguageRequest) -> dict[str, int | str]:
+def refusals(fixture: SwapsFixture, asked: LanguageRequest) -> dict[str, int | str]:
     """By door."""
     found: dict[str, int | str] = {}
-    with LanguageClient(house.server) as client:
+    with LanguageClient(fixture.server) as client:
         for door in (*STREAMS, *WHOLE):
             with pytest.raises(Refused) as caught:
                 list(client.pieces(door, asked)) if door in STREAMS else client.whole(door, asked)
@@ -181,18 +183,18 @@ def refusals(house: House, asked: LanguageRequest) -> dict[str, int | str]:
     return found
 
 
-class Crowd:
+class ClientLoad:
     """Clients that ask for short texts without pause, by all doors in turn, in a ``with`` block. ``texts``: version,
     prompt and text of each answer."""
 
-    def __init__(self, house: House, model: str) -> None:
+    def __init__(self, fixture: SwapsFixture, model: str) -> None:
         self.texts: list[tuple[int, str, str]] = []
         self.failures: list[str] = []
-        self._house, self._model = house, model
+        self._house, self._model = fixture, model
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._call_on, args=(number,)) for number in range(CLIENTS)]
 
-    def __enter__(self) -> Crowd:
+    def __enter__(self) -> ClientLoad:
         for thread in self._threads:
             thread.start()
         return self
@@ -225,19 +227,19 @@ class Crowd:
 
 
 def test_swaps_under_load_lose_no_text(available, model):
-    house = available
-    house.publish(model, 1)
-    with Crowd(house, model) as crowd:
+    fixture = available
+    fixture.publish(model, 1)
+    with ClientLoad(fixture, model) as load:
         for version in range(1, SWAPS + 1):
             if version > 1:
-                house.publish(model, version)
-            wait_until(lambda version=version: version in crowd.versions(), f"version {version} has answered", SOON)
-    assert crowd.failures == []
-    alone = {(seed, prompt): house.alone(seed, prompt, SHORT) for seed in (1, 2) for prompt in PROMPTS}
+                fixture.publish(model, version)
+            wait_until(lambda version=version: version in load.versions(), f"version {version} has answered", SOON)
+    assert load.failures == []
+    alone = {(seed, prompt): fixture.alone(seed, prompt, SHORT) for seed in (1, 2) for prompt in PROMPTS}
     assert alone[1, PROMPTS[0]] != alone[2, PROMPTS[0]]
-    for version, prompt, text in crowd.texts:
+    for version, prompt, text in load.texts:
         wanted = {alone[2 - version % 2, prompt]} if version else {alone[1, prompt], alone[2, prompt]}
         assert text in wanted, f"version {version}"
     gone = dict.fromkeys(range(1, SWAPS), "END")
-    house.probe.wait_states(model, {**gone, SWAPS: "AVAILABLE"}, SOON)
-    house.page.wait_idle(model)
+    fixture.probe.wait_states(model, {**gone, SWAPS: "AVAILABLE"}, SOON)
+    fixture.page.wait_idle(model)

@@ -82,28 +82,28 @@ def told(client: V2Client) -> int:
     return sum(group.count for group in client.call("ModelConfig", name="m").config.instance_group)
 
 
-def workers(house: ServerFixture) -> int:
+def workers(fixture: ServerFixture) -> int:
     """Instances, as the metrics have them."""
-    return sum(state.up for state in house.server._running.core._workers())  # type: ignore[union-attr]
+    return sum(state.up for state in fixture.server._running.core._workers())  # type: ignore[union-attr]
 
 
 @pytest.fixture(params=["thread", "process"])
-def house(request: pytest.FixtureRequest, tmp_path: Path, archives: TaggedArchives) -> Iterator[ServerFixture]:
+def fixture(request: pytest.FixtureRequest, tmp_path: Path, archives: TaggedArchives) -> Iterator[ServerFixture]:
     archives.write_version(1, tmp_path / "m")
     fields = {"model_repository": str(tmp_path), "model_control_mode": "explicit", "worker": request.param}
     with serving(tmp_path, **fields) as found:
         yield found
 
 
-def test_instances_come_and_go_without_a_reload_or_a_lost_request(house: ServerFixture) -> None:
-    with grpc.insecure_channel(house.target) as channel:
+def test_instances_come_and_go_without_a_reload_or_a_lost_request(fixture: ServerFixture) -> None:
+    with grpc.insecure_channel(fixture.target) as channel:
         client = V2Client(channel)
         load(client, 1)
         clients = Clients(client)
         clients.wait_more()
         for count in (3, 1, 2):
             load(client, count)
-            assert (told(client), workers(house)) == (count, count)
+            assert (told(client), workers(fixture)) == (count, count)
             clients.wait_more()
         clients.end()
         wait_until(lambda: statistics(client).inference_count >= clients.answers, "all are counted", PATIENCE)

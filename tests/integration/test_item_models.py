@@ -80,13 +80,13 @@ def people(*pairs: tuple[int, str]) -> dict[str, np.ndarray]:
     }
 
 
-def ask_rest(house: ServerFixture, *instances: dict[str, object]) -> httpx.Response:
-    url = f"{house.url}/v1/models/people:predict"
+def ask_rest(fixture: ServerFixture, *instances: dict[str, object]) -> httpx.Response:
+    url = f"{fixture.url}/v1/models/people:predict"
     return httpx.post(url, json={"instances": instances}, timeout=TIMEOUT)
 
 
 @pytest.fixture
-def house(tmp_path):
+def fixture(tmp_path):
     write(tmp_path, "people", PEOPLE.replace("GATE_PATH", repr(str(tmp_path))), CONFIG)
     fields = {"model_name": "people", "model_base_path": str(tmp_path / "people")}
     with serving(tmp_path, **fields, trusted_model_base_paths=str(tmp_path)) as found:
@@ -104,18 +104,18 @@ def hasty(tmp_path):
         (tmp_path / "open").touch()
 
 
-def test_rows_of_several_requests_are_prepared_alone_and_run_together(house):
+def test_rows_of_several_requests_are_prepared_alone_and_run_together(fixture):
     with ThreadPoolExecutor(3) as pool:
-        calls = [pool.submit(house.client.predict, "people", people((age, "Ada"))) for age in (1, 2, 3)]
+        calls = [pool.submit(fixture.client.predict, "people", people((age, "Ada"))) for age in (1, 2, 3)]
         answers = [call.result(TIMEOUT).outputs for call in calls]
     assert [answer["score"].tolist() for answer in answers] == [[4], [5], [6]]
     assert [answer["rows"].tolist() for answer in answers] == [[3]] * 3
 
 
-def test_invalid_item_is_refused_and_its_neighbours_are_answered(house):
+def test_invalid_item_is_refused_and_its_neighbours_are_answered(fixture):
     requests = [people((1, "Ada")), people((2, "Bo"), (-5, "Cy")), people((3, "Di"), (4, "Eve"))]
     with ThreadPoolExecutor(3) as pool:
-        calls: list[Future] = [pool.submit(house.client.predict, "people", request) for request in requests]
+        calls: list[Future] = [pool.submit(fixture.client.predict, "people", request) for request in requests]
         with pytest.raises(ServingError) as caught:
             calls[1].result(TIMEOUT)
         answers = [calls[index].result(TIMEOUT).outputs for index in (0, 2)]
@@ -125,20 +125,20 @@ def test_invalid_item_is_refused_and_its_neighbours_are_answered(house):
     assert [answer["rows"].tolist() for answer in answers] == [[3], [3, 3]]
 
 
-def test_only_the_outputs_asked_for_come_back(house):
+def test_only_the_outputs_asked_for_come_back(fixture):
     three = people((1, "Ada"), (2, "Bo"), (3, "Cy"))
-    answer = house.client.predict("people", three, outputs=["score"]).outputs
+    answer = fixture.client.predict("people", three, outputs=["score"]).outputs
     assert {name: value.tolist() for name, value in answer.items()} == {"score": [4, 4, 5]}
 
 
-def test_refusal_is_422_over_http_with_the_words_of_the_validator(house):
-    reply = ask_rest(house, {"age": 1, "name": "Ada"}, {"age": -1, "name": "Bo"})
+def test_refusal_is_422_over_http_with_the_words_of_the_validator(fixture):
+    reply = ask_rest(fixture, {"age": 1, "name": "Ada"}, {"age": -1, "name": "Bo"})
     assert reply.status_code == 422
     assert reply.json() == {"error": "model people: item 1: age: Input should be greater than or equal to 0"}
 
 
-def test_request_that_does_not_fit_the_signature_is_400_as_ever(house):
-    assert ask_rest(house, {"age": "old", "name": "Ada"}).status_code == 400
+def test_request_that_does_not_fit_the_signature_is_400_as_ever(fixture):
+    assert ask_rest(fixture, {"age": "old", "name": "Ada"}).status_code == 400
 
 
 def test_time_that_runs_out_in_a_step_is_408_over_http(hasty):
@@ -151,9 +151,10 @@ def test_time_that_runs_out_in_the_queue_is_408_over_http(hasty):
     assert ask_rest(hasty, {"age": 1, "name": "alone"}).status_code == 408
 
 
-def test_time_that_runs_out_in_a_step_is_deadline_exceeded_over_grpc(house, tmp_path):
+@pytest.mark.wire
+def test_time_that_runs_out_in_a_step_is_deadline_exceeded_over_grpc(fixture, tmp_path):
     with pytest.raises(ServingError) as caught:
-        house.client.predict("people", people((1, "slow")), timeout=1.0)
+        fixture.client.predict("people", people((1, "slow")), timeout=1.0)
     assert caught.value.code is StatusCode.DEADLINE_EXCEEDED
     wait_until(lambda: (tmp_path / "entered").exists(), "the step has begun", TIMEOUT)
 

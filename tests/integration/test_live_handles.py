@@ -9,6 +9,8 @@ import pytest
 from tfs_lite.testing.servers.models import gated_source
 from tfs_lite.testing.servers.process import wait_until
 
+pytestmark = pytest.mark.wire
+
 
 @pytest.fixture
 def gate(tmp_path):

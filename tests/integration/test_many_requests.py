@@ -111,7 +111,7 @@ class Request:
         return response.model_spec.version.value == VERSION and np.array_equal(y, self.x + VERSION)
 
 
-class Crowd:
+class ClientLoad:
     """All clients together. ``may_fail``: whether workers are being killed."""
 
     def __init__(self, target: str, count: int, may_fail: bool) -> None:
@@ -213,16 +213,16 @@ def waiting_rows(server: ServerProcess) -> list[float]:
     return [float(value) for value in re.findall(r"^tfs_lite_queue_rows\{[^}]*\} (\S+)", page, re.MULTILINE)]
 
 
-async def crowd_at(server: ServerProcess, count: int, worker: str) -> Tally:
-    crowd = Crowd(server.target, count, may_fail=worker == "process")
-    killer = asyncio.create_task(kill_workers(server, crowd.tally)) if worker == "process" else None
+async def load_at(server: ServerProcess, count: int, worker: str) -> Tally:
+    load = ClientLoad(server.target, count, may_fail=worker == "process")
+    killer = asyncio.create_task(kill_workers(server, load.tally)) if worker == "process" else None
     try:
-        await crowd.run()
+        await load.run()
     finally:
         if killer is not None:
             killer.cancel()
             await asyncio.gather(killer, return_exceptions=True)
-    return crowd.tally
+    return load.tally
 
 
 def serve(root: Path, worker: str) -> ServerProcess:
@@ -251,7 +251,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Ser
 @pytest.mark.timeout(1800)
 def test_many_requests_are_all_answered_rightly_or_refused_with_a_code(server: tuple[ServerProcess, str]) -> None:
     process, worker = server
-    tally = asyncio.run(crowd_at(process, REQUESTS, worker))
+    tally = asyncio.run(load_at(process, REQUESTS, worker))
     assert tally.faults == []
     assert tally.total == REQUESTS
     assert tally.outcomes["plain: answered"] == sum(index % 100 >= len(KINDS) for index in range(REQUESTS))
@@ -267,7 +267,7 @@ def main(arguments: list[str]) -> int:
     wanted = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as root, serve(Path(root), wanted.worker) as server:
         started = time.monotonic()
-        tally = asyncio.run(crowd_at(server, wanted.requests, wanted.worker))
+        tally = asyncio.run(load_at(server, wanted.requests, wanted.worker))
         seconds = time.monotonic() - started
         metrics = server.get("/metrics")[1].decode()
     sizes = dict(re.findall(r'^tfs_lite_batch_size_(count|sum)\{[^}]*model="m"[^}]*\} (\S+)', metrics, re.MULTILINE))

@@ -14,7 +14,7 @@ from tfs_lite.testing.servers.probe import Probe
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 
-class Setup:
+class ReloadFixture:
     """A server that rereads its config file every second, and three models to choose from."""
 
     def __init__(self, root: Path, config: Path) -> None:
@@ -40,117 +40,117 @@ class Setup:
 
 
 @pytest.fixture(scope="module")
-def setup(archives, tmp_path_factory):
+def fixture(archives, tmp_path_factory):
     root = tmp_path_factory.mktemp("reload")
     for number, name in enumerate(("one", "two", "three"), start=1):
         for version in (number, number + 10):
             archives.write_version(version, root / name)
-    setup = Setup(root, root / "models.config")
-    setup.write(setup.text("one"))
-    flags = (f"--model_config_file={setup.config}", "--model_config_file_poll_wait_seconds=1")
+    fixture = ReloadFixture(root, root / "models.config")
+    fixture.write(fixture.text("one"))
+    flags = (f"--model_config_file={fixture.config}", "--model_config_file_poll_wait_seconds=1")
     allowed = f"--allowed_model_base_paths={root}"
     loading = (allowed, "--version_quiet_period_seconds=0.2", "--max_num_load_retries=0")
     with ServerProcess(*flags, *loading) as server, Probe(server) as probe:
-        setup.server, setup.probe = server, probe
-        yield setup
+        fixture.server, fixture.probe = server, probe
+        yield fixture
     assert server.exit_code == 0
 
 
 @pytest.fixture(autouse=True)
-def only_one(setup):
+def only_one(fixture):
     """Each test starts with model ``one``. The file is left alone: each test that changes it waits for the effect, and
     no two leave the same text, which would be no change."""
-    setup.reload(setup.text("one"))
-    setup.probe.wait_states("one", {11: "AVAILABLE"})
-    wait_until(lambda: setup.unserved("two") and setup.unserved("three"), "only one is served")
+    fixture.reload(fixture.text("one"))
+    fixture.probe.wait_states("one", {11: "AVAILABLE"})
+    wait_until(lambda: fixture.unserved("two") and fixture.unserved("three"), "only one is served")
     yield
-    assert setup.server.exit_code is None, setup.server.log()
+    assert fixture.server.exit_code is None, fixture.server.log()
 
 
-def test_changed_config_file_is_followed(setup):
-    setup.write(setup.text("one", "two"))
-    setup.probe.wait_available("two", 12)
-    assert setup.probe.ask("two") == 12
-    setup.write(setup.text("two", "three"))
-    setup.probe.wait_available("three", 13)
-    setup.probe.wait_states("one", {11: "END"})
-    assert setup.probe.ask("two") == 12
+def test_changed_config_file_is_followed(fixture):
+    fixture.write(fixture.text("one", "two"))
+    fixture.probe.wait_available("two", 12)
+    assert fixture.probe.ask("two") == 12
+    fixture.write(fixture.text("two", "three"))
+    fixture.probe.wait_available("three", 13)
+    fixture.probe.wait_states("one", {11: "END"})
+    assert fixture.probe.ask("two") == 12
 
 
-def test_unreadable_config_file_changes_nothing_and_is_logged_with_its_place(setup):
-    setup.write(setup.text("one") + "\n  model_config_lost { }")
-    wait_until(lambda: "models.config:2:3" in setup.server.log(), "the log names line and column")
-    assert setup.probe.ask("one") == 11
-    setup.write(setup.text("one", "two", "three"))
-    setup.probe.wait_available("two", 12)
+def test_unreadable_config_file_changes_nothing_and_is_logged_with_its_place(fixture):
+    fixture.write(fixture.text("one") + "\n  model_config_lost { }")
+    wait_until(lambda: "models.config:2:3" in fixture.server.log(), "the log names line and column")
+    assert fixture.probe.ask("one") == 11
+    fixture.write(fixture.text("one", "two", "three"))
+    fixture.probe.wait_available("two", 12)
 
 
-def test_missing_config_file_changes_nothing(setup):
-    seen = setup.server.log().count("models.config")
-    setup.config.unlink()
-    wait_until(lambda: setup.server.log().count("models.config") > seen, "the log tells of the missing file")
-    assert setup.probe.ask("one") == 11
-    setup.write(setup.text("one", "three"))
-    setup.probe.wait_available("three", 13)
+def test_missing_config_file_changes_nothing(fixture):
+    seen = fixture.server.log().count("models.config")
+    fixture.config.unlink()
+    wait_until(lambda: fixture.server.log().count("models.config") > seen, "the log tells of the missing file")
+    assert fixture.probe.ask("one") == 11
+    fixture.write(fixture.text("one", "three"))
+    fixture.probe.wait_available("three", 13)
 
 
-def test_reload_call_returns_when_the_new_model_serves(setup):
-    setup.reload(setup.text("one", "three"))
-    assert setup.probe.ask("three") == 13
+def test_reload_call_returns_when_the_new_model_serves(fixture):
+    fixture.reload(fixture.text("one", "three"))
+    assert fixture.probe.ask("three") == 13
 
 
-def test_reload_leaves_unchanged_models_alone(setup):
-    before = setup.server.get("/v1/models/one")[1]
-    setup.reload(setup.text("one", "two"))
-    setup.reload(setup.text("one"))
-    assert setup.server.get("/v1/models/one")[1] == before
-    assert setup.probe.ask("one") == 11
+def test_reload_leaves_unchanged_models_alone(fixture):
+    before = fixture.server.get("/v1/models/one")[1]
+    fixture.reload(fixture.text("one", "two"))
+    fixture.reload(fixture.text("one"))
+    assert fixture.server.get("/v1/models/one")[1] == before
+    assert fixture.probe.ask("one") == 11
 
 
-def test_reload_changes_the_version_policy(setup):
-    setup.reload(setup.text("one", more="model_version_policy { all {} }"))
-    setup.probe.wait_states("one", {1: "AVAILABLE", 11: "AVAILABLE"})
-    assert setup.probe.ask("one", version=1) == 1
-    setup.reload(setup.text("one", more="model_version_policy { specific { versions: 1 } }"))
-    setup.probe.wait_states("one", {1: "AVAILABLE", 11: "END"})
-    assert setup.probe.ask("one") == 1
+def test_reload_changes_the_version_policy(fixture):
+    fixture.reload(fixture.text("one", more="model_version_policy { all {} }"))
+    fixture.probe.wait_states("one", {1: "AVAILABLE", 11: "AVAILABLE"})
+    assert fixture.probe.ask("one", version=1) == 1
+    fixture.reload(fixture.text("one", more="model_version_policy { specific { versions: 1 } }"))
+    fixture.probe.wait_states("one", {1: "AVAILABLE", 11: "END"})
+    assert fixture.probe.ask("one") == 1
 
 
-def test_labels_name_versions_and_move(setup):
+def test_labels_name_versions_and_move(fixture):
     policy = "model_version_policy { all {} }"
-    setup.reload(setup.text("one", more=policy))
-    setup.probe.wait_states("one", {1: "AVAILABLE", 11: "AVAILABLE"})
+    fixture.reload(fixture.text("one", more=policy))
+    fixture.probe.wait_states("one", {1: "AVAILABLE", 11: "AVAILABLE"})
     for version in (1, 11):
-        setup.reload(setup.text("one", more=f'{policy} version_labels {{ key: "stable" value: {version} }}'))
-        assert setup.probe.ask("one", label="stable") == version
+        fixture.reload(fixture.text("one", more=f'{policy} version_labels {{ key: "stable" value: {version} }}'))
+        assert fixture.probe.ask("one", label="stable") == version
 
 
-def test_refused_reload_changes_nothing(setup):
+def test_refused_reload_changes_nothing(fixture):
     with pytest.raises(ServingError) as caught:
-        setup.reload(setup.text("two", "two"))
+        fixture.reload(fixture.text("two", "two"))
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert "two multiple times" in str(caught.value)
-    assert setup.probe.ask("one") == 11
-    assert setup.unserved("two")
+    assert fixture.probe.ask("one") == 11
+    assert fixture.unserved("two")
 
 
-def test_model_outside_the_allowed_roots_is_refused_and_changes_nothing(setup, archives, tmp_path):
+def test_model_outside_the_allowed_roots_is_refused_and_changes_nothing(fixture, archives, tmp_path):
     archives.write_version(1, tmp_path / "outside")
     entry = f'config {{ name: "outside" base_path: "{tmp_path}/outside" }}'
     with pytest.raises(ServingError, match="outside") as caught:
-        setup.reload(setup.text("one", "two").replace("model_config_list {", f"model_config_list {{ {entry}"))
+        fixture.reload(fixture.text("one", "two").replace("model_config_list {", f"model_config_list {{ {entry}"))
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    assert setup.probe.ask("one") == 11
-    assert setup.unserved("two")
+    assert fixture.probe.ask("one") == 11
+    assert fixture.unserved("two")
 
 
-def test_reload_with_a_broken_model_says_which_and_the_others_serve(setup):
-    (setup.root / "broken" / "1").mkdir(parents=True, exist_ok=True)
-    (setup.root / "broken" / "1" / "model.pt2").write_bytes(b"no archive")
+def test_reload_with_a_broken_model_says_which_and_the_others_serve(fixture):
+    (fixture.root / "broken" / "1").mkdir(parents=True, exist_ok=True)
+    (fixture.root / "broken" / "1" / "model.pt2").write_bytes(b"no archive")
     with pytest.raises(ServingError, match="broken"):
-        setup.reload(setup.text("one", "broken", "two"))
-    setup.probe.wait_available("two", 12)
-    assert setup.probe.ask("one") == 11
+        fixture.reload(fixture.text("one", "broken", "two"))
+    fixture.probe.wait_available("two", 12)
+    assert fixture.probe.ask("one") == 11
 
 
 def test_repository_serves_models_that_appear_and_drops_those_that_go(served, model):

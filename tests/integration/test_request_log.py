@@ -20,7 +20,7 @@ from tfs_lite.testing.servers.probe import ROW, Probe
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
 
-class Setup:
+class RequestLogFixture:
     """A server with three models, of which ``logged`` and ``shared`` are logged in one log and ``quiet`` is not."""
 
     def __init__(self, root: Path) -> None:
@@ -75,36 +75,36 @@ def read(paths: list[Path]) -> list[Message]:
 
 
 @pytest.fixture(scope="module")
-def setup(archives, tmp_path_factory):
-    setup = Setup(tmp_path_factory.mktemp("request_log"))
+def fixture(archives, tmp_path_factory):
+    fixture = RequestLogFixture(tmp_path_factory.mktemp("request_log"))
     for name in ("logged", "shared", "quiet"):
-        archives.write_version(1, setup.root / name)
-    config = setup.root / "models.config"
-    config.write_text(setup.text("logged", "shared"))
+        archives.write_version(1, fixture.root / name)
+    config = fixture.root / "models.config"
+    config.write_text(fixture.text("logged", "shared"))
     flags = (f"--model_config_file={config}", "--version_quiet_period_seconds=0.2", "--ready_requires_all_models")
     with ServerProcess(*flags) as server, Probe(server) as probe:
-        setup.server, setup.probe = server, probe
-        yield setup
+        fixture.server, fixture.probe = server, probe
+        yield fixture
     assert server.exit_code == 0
-    assert setup.files(".open") == []
+    assert fixture.files(".open") == []
 
 
 @pytest.fixture(autouse=True)
-def fresh_logs(setup):
+def fresh_logs(fixture):
     """Each test starts with the logs of the start, in an empty directory, and whatever it did, all models answer."""
-    setup.reload(setup.text())
-    wait_until(lambda: not setup.files(".open"), "all files are finished")
-    for path in setup.files(".tfrecord"):
+    fixture.reload(fixture.text())
+    wait_until(lambda: not fixture.files(".open"), "all files are finished")
+    for path in fixture.files(".tfrecord"):
         path.unlink()
-    setup.reload(setup.text("logged", "shared"))
+    fixture.reload(fixture.text("logged", "shared"))
     yield
-    assert setup.server.exit_code is None, setup.server.log()
+    assert fixture.server.exit_code is None, fixture.server.log()
 
 
-def test_a_request_and_its_answer_are_logged_with_what_answered(setup):
-    setup.probe.ask("logged")
-    setup.probe.ask("quiet")
-    (log,) = setup.wait_records(".open", 1)
+def test_a_request_and_its_answer_are_logged_with_what_answered(fixture):
+    fixture.probe.ask("logged")
+    fixture.probe.ask("quiet")
+    (log,) = fixture.wait_records(".open", 1)
     request, response = log.predict_log.request, log.predict_log.response
     assert request.model_spec.name == "logged"
     np.testing.assert_array_equal(decode(request.inputs["x"], "x"), ROW)
@@ -115,52 +115,52 @@ def test_a_request_and_its_answer_are_logged_with_what_answered(setup):
     assert log.log_metadata.timestamp_secs > 1_700_000_000
 
 
-def test_requests_over_http_are_logged_alike(setup):
-    setup.rest_predict("logged")
-    (log,) = setup.wait_records(".open", 1)
+def test_requests_over_http_are_logged_alike(fixture):
+    fixture.rest_predict("logged")
+    (log,) = fixture.wait_records(".open", 1)
     np.testing.assert_array_equal(decode(log.predict_log.request.inputs["x"], "x"), ROW)
     np.testing.assert_array_equal(decode(log.predict_log.response.outputs["y"], "y"), ROW + 1)
     assert log.log_metadata.model_spec.version.value == 1
 
 
-def test_models_with_the_same_settings_share_a_file_and_a_reload_finishes_it(setup):
+def test_models_with_the_same_settings_share_a_file_and_a_reload_finishes_it(fixture):
     for model in ("logged", "shared", "logged"):
-        setup.probe.ask(model)
-    setup.wait_records(".open", 3)
-    assert len(setup.files(".open")) == 1
-    setup.reload(setup.text())
-    logs = setup.wait_records(".tfrecord", 3)
+        fixture.probe.ask(model)
+    fixture.wait_records(".open", 3)
+    assert len(fixture.files(".open")) == 1
+    fixture.reload(fixture.text())
+    logs = fixture.wait_records(".tfrecord", 3)
     assert [log.log_metadata.model_spec.name for log in logs] == ["logged", "shared", "logged"]
-    assert setup.files(".open") == []
+    assert fixture.files(".open") == []
 
 
-def test_a_reload_that_names_a_missing_directory_is_refused_and_logging_goes_on(setup):
+def test_a_reload_that_names_a_missing_directory_is_refused_and_logging_goes_on(fixture):
     with pytest.raises(ServingError, match="filename_prefix") as caught:
-        setup.reload(setup.text("logged", "shared", prefix="missing/ranker"))
+        fixture.reload(fixture.text("logged", "shared", prefix="missing/ranker"))
     assert caught.value.code is StatusCode.FAILED_PRECONDITION
-    setup.probe.ask("logged")
-    setup.wait_records(".open", 1)
+    fixture.probe.ask("logged")
+    fixture.wait_records(".open", 1)
 
 
-def test_a_sick_disk_fails_no_request(setup):
-    (setup.logs / "gone").mkdir()
-    setup.reload(setup.text("logged", prefix="gone/ranker"))
-    shutil.rmtree(setup.logs / "gone")
+def test_a_sick_disk_fails_no_request(fixture):
+    (fixture.logs / "gone").mkdir()
+    fixture.reload(fixture.text("logged", prefix="gone/ranker"))
+    shutil.rmtree(fixture.logs / "gone")
     for _ in range(3):
-        assert setup.probe.ask("logged") == 1
-    wait_until(lambda: "gone/ranker" in setup.server.log(), "the log tells of it")
-    assert setup.probe.ask("logged") == 1
+        assert fixture.probe.ask("logged") == 1
+    wait_until(lambda: "gone/ranker" in fixture.server.log(), "the log tells of it")
+    assert fixture.probe.ask("logged") == 1
 
 
-def test_a_log_warms_up_a_later_version(setup, archives, tmp_path):
-    setup.probe.ask("logged")
-    setup.rest_predict("logged")
-    setup.wait_records(".open", 2)
-    setup.reload(setup.text())
-    setup.wait_records(".tfrecord", 2)
+def test_a_log_warms_up_a_later_version(fixture, archives, tmp_path):
+    fixture.probe.ask("logged")
+    fixture.rest_predict("logged")
+    fixture.wait_records(".open", 2)
+    fixture.reload(fixture.text())
+    fixture.wait_records(".tfrecord", 2)
     version = archives.write_version(2, tmp_path)
     (version / "assets.extra").mkdir()
-    shutil.copy(*setup.files(".tfrecord"), version / "assets.extra" / "tf_serving_warmup_requests")
-    version.rename(setup.root / "shared" / "2")
-    setup.probe.wait_available("shared", 2)
-    assert setup.probe.ask("shared") == 2
+    shutil.copy(*fixture.files(".tfrecord"), version / "assets.extra" / "tf_serving_warmup_requests")
+    version.rename(fixture.root / "shared" / "2")
+    fixture.probe.wait_available("shared", 2)
+    assert fixture.probe.ask("shared") == 2

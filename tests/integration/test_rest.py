@@ -43,7 +43,7 @@ signatures:
 """
 
 
-class Rest:
+class RestFixture:
     """One server and an HTTP client of it."""
 
     def __init__(self, server: ServerProcess, probe: Probe, root: Path, archives: TaggedArchives) -> None:
@@ -71,7 +71,7 @@ class Rest:
 
 
 @pytest.fixture(scope="module")
-def rest(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
+def rest(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestFixture]:
     root = tmp_path_factory.mktemp("rest") / "models"
     scores = root / "code_scores"
     write_python_version(scores, 1, SCORES)
@@ -88,7 +88,7 @@ def rest(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactory) -> 
         "--max_queued_requests=100",
     )
     with ServerProcess(*flags) as server, Probe(server) as probe:
-        rest = Rest(server, probe, root, archives)
+        rest = RestFixture(server, probe, root, archives)
         with rest.client:
             rest.serve("steady")
             yield rest
@@ -98,7 +98,7 @@ def rest(archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactory) -> 
 STEADY = "/v1/models/steady:predict"
 
 
-def test_row_column_and_msgpack_say_the_same(rest: Rest) -> None:
+def test_row_column_and_msgpack_say_the_same(rest: RestFixture) -> None:
     rows = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     row = rest.client.post(STEADY, json={"instances": rows}).json()["predictions"]
     column = rest.client.post(STEADY, json={"inputs": {"x": rows}}).json()["outputs"]
@@ -109,13 +109,13 @@ def test_row_column_and_msgpack_say_the_same(rest: Rest) -> None:
     assert ormsgpack.unpackb(packed.content) == {"outputs": column}
 
 
-def test_every_answer_allows_other_origins(rest: Rest) -> None:
+def test_every_answer_allows_other_origins(rest: RestFixture) -> None:
     for answer in (rest.client.post(STEADY, json=ROW), rest.client.post(STEADY, json={}), rest.client.get("/v1/x")):
         assert answer.headers["access-control-allow-origin"] == "*"
     assert "access-control-allow-origin" not in rest.client.get("/metrics").headers
 
 
-def test_classify_and_regress_answer_by_their_signatures(rest: Rest) -> None:
+def test_classify_and_regress_answer_by_their_signatures(rest: RestFixture) -> None:
     rest.probe.wait_available("code_scores", 1)
     examples = {"examples": [{"x": [1.0, 2.0, 3.0]}, {"x": [4, 5, 6]}]}
     classes = rest.client.post("/v1/models/code_scores:classify", json=examples).json()
@@ -124,7 +124,7 @@ def test_classify_and_regress_answer_by_their_signatures(rest: Rest) -> None:
     assert totals == {"results": [6.0, 15.0]}
 
 
-def test_large_packed_body_gets_its_numbers_back(rest: Rest) -> None:
+def test_large_packed_body_gets_its_numbers_back(rest: RestFixture) -> None:
     x = np.random.default_rng(3).normal(size=(50_000, 3)).astype(np.float32)
     body = gzip.compress(orjson.dumps({"inputs": x}, option=orjson.OPT_SERIALIZE_NUMPY), compresslevel=1)
     answer = rest.client.post(STEADY, content=body, headers={"content-encoding": "gzip"})
@@ -133,14 +133,14 @@ def test_large_packed_body_gets_its_numbers_back(rest: Rest) -> None:
 
 
 @pytest.mark.parametrize("body", [bytes(LIMIT + 1), gzip.compress(bytes(20 * LIMIT))], ids=["plain", "bomb"])
-def test_body_past_the_limit_is_refused(rest: Rest, body: bytes) -> None:
+def test_body_past_the_limit_is_refused(rest: RestFixture, body: bytes) -> None:
     headers = {"content-encoding": "gzip"} if len(body) < LIMIT else {}
     answer = rest.client.post(STEADY, content=body, headers=headers)
     assert answer.status_code == 413
     assert f"larger than {LIMIT} bytes" in answer.json()["error"]
 
 
-def test_many_clients_at_once_each_get_their_own_answer(rest: Rest) -> None:
+def test_many_clients_at_once_each_get_their_own_answer(rest: RestFixture) -> None:
     def ask(number: int) -> bool:
         x = [[float(number), 0.0, -1.0]] * (1 + number % 3)
         answer = rest.client.post(STEADY, json={"inputs": x})
@@ -150,7 +150,7 @@ def test_many_clients_at_once_each_get_their_own_answer(rest: Rest) -> None:
         assert all(pool.map(ask, range(300)))
 
 
-def test_deadline_is_told_and_the_server_goes_on(rest: Rest, tmp_path: Path) -> None:
+def test_deadline_is_told_and_the_server_goes_on(rest: RestFixture, tmp_path: Path) -> None:
     rest.publish_code("code_slow", 1, gated_source(1, tmp_path))
     rest.probe.wait_available("code_slow", 1)
     answer = rest.client.post("/v1/models/code_slow:predict", json=ROW)
@@ -160,7 +160,7 @@ def test_deadline_is_told_and_the_server_goes_on(rest: Rest, tmp_path: Path) -> 
     assert rest.client.post("/v1/models/code_slow:predict", json=ROW).json() == {"predictions": [[2.0, 3.0, 4.0]]}
 
 
-def test_client_that_leaves_a_request_inside_does_not_keep_its_version(rest: Rest, tmp_path: Path) -> None:
+def test_client_that_leaves_a_request_inside_does_not_keep_its_version(rest: RestFixture, tmp_path: Path) -> None:
     model, body = "code_left", orjson.dumps(ROW)
     rest.publish_code(model, 1, gated_source(1, tmp_path))
     rest.probe.wait_available(model, 1)
@@ -175,7 +175,7 @@ def test_client_that_leaves_a_request_inside_does_not_keep_its_version(rest: Res
     assert f'tfs_lite_requests_total{{code="CANCELLED",method="Predict",model="{model}",version="1"}} 1.0' in metrics
 
 
-def test_new_version_takes_over_without_a_failed_request(rest: Rest) -> None:
+def test_new_version_takes_over_without_a_failed_request(rest: RestFixture) -> None:
     path = rest.serve("moving")
     answers = []
 
@@ -192,7 +192,7 @@ def test_new_version_takes_over_without_a_failed_request(rest: Rest) -> None:
     assert [version for version, _ in itertools.groupby(answers)] == [1.0, 2.0]
 
 
-def test_requests_are_counted_for_us_and_for_upstreams_dashboards(rest: Rest) -> None:
+def test_requests_are_counted_for_us_and_for_upstreams_dashboards(rest: RestFixture) -> None:
     path = rest.serve("counted")
     for _ in range(3):
         rest.client.post(path, json=ROW)
@@ -234,7 +234,7 @@ def _refusal(url: str) -> httpx.Response | None:
     return answer if answer.status_code == 503 else None
 
 
-def test_a_length_said_in_two_ways_is_refused_and_the_connection_closed(rest: Rest) -> None:
+def test_a_length_said_in_two_ways_is_refused_and_the_connection_closed(rest: RestFixture) -> None:
     head = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection(("127.0.0.1", rest.server.http_port), timeout=30) as connection:
         connection.sendall(head + b"2\r\n{}\r\n0\r\n\r\n")

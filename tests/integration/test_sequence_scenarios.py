@@ -21,11 +21,11 @@ FIGURE = "max_candidate_sequences: 4 preferred_batch_size: [ 4 ] max_queue_delay
 MUST_START = "must specify the START flag on the first request of the sequence"
 EXPIRED = "timeout of the corresponding sequence has been expired"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.wire]
 
 
 @dataclass
-class House:
+class SequencesFixture:
     """A server and its models; ``client`` has a connection of its own."""
 
     server: ServerProcess
@@ -90,7 +90,7 @@ class Stream:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SequencesFixture]:
     sums = SumRepository(tmp_path_factory.mktemp("sums"))
     sums.add("direct_stateful_model", 1, batch=2, instances=2)
     sums.add("waiting", 1, batch=2, direct="max_queue_delay_microseconds: 30000000 minimum_slot_utilization: 1.0")
@@ -99,13 +99,13 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     sums.add("idle", 1, batch=1, idle=IDLE)
     flags = (f"--model_repository={sums.path}", f"--trusted_model_base_paths={sums.path}/*")
     with ServerProcess(*flags) as server, grpc.insecure_channel(server.target) as channel:
-        yield House(server, sums, V2Client(channel))
+        yield SequencesFixture(server, sums, V2Client(channel))
     assert server.exit_code == 0
     assert not server.leftovers()
 
 
 @pytest.fixture
-def house(started: House) -> Iterator[House]:
+def fixture(started: SequencesFixture) -> Iterator[SequencesFixture]:
     """Whatever the test did, the server serves on, and nothing of it is left."""
     yield started
     assert started.server.exit_code is None, started.server.log()
@@ -115,9 +115,9 @@ def house(started: House) -> Iterator[House]:
 # Direct
 
 
-def test_four_sequences_have_a_row_each_and_the_fifth_waits_for_one(house: House) -> None:
+def test_four_sequences_have_a_row_each_and_the_fifth_waits_for_one(fixture: SequencesFixture) -> None:
     ids = (11, 12, 13, 14)
-    streams = {id: house.stream("direct_stateful_model") for id in (*ids, 15)}
+    streams = {id: fixture.stream("direct_stateful_model") for id in (*ids, 15)}
     firsts = {}
     for id in ids:
         streams[id].send(id, id, start=True)
@@ -128,7 +128,7 @@ def test_four_sequences_have_a_row_each_and_the_fifth_waits_for_one(house: House
 
     streams[15].send(15, 15, start=True)
     streams[15].send(1, 15)
-    house.wait_waiting("direct_stateful_model", 2)
+    fixture.wait_waiting("direct_stateful_model", 2)
     for id in ids:
         streams[id].send(100, id)
         assert streams[id].next().sum == 100 + id
@@ -146,21 +146,21 @@ def test_four_sequences_have_a_row_each_and_the_fifth_waits_for_one(house: House
     assert all(stream.end() == [] for stream in streams.values())
 
 
-def test_rows_of_a_batch_are_ready_start_or_nobodys(house: House) -> None:
+def test_rows_of_a_batch_are_ready_start_or_nobodys(fixture: SequencesFixture) -> None:
     model = "direct_stateful_model"
-    stream = {id: house.stream(model) for id in (21, 22, 23)}
+    stream = {id: fixture.stream(model) for id in (21, 22, 23)}
     stream[21].send(1, 21, start=True)  # row 0 of one instance
     first = stream[21].next()
     stream[22].send(1, 22, start=True)  # row 0 of the other
     other = stream[22].next()
 
-    house.sums.hold()
+    fixture.sums.hold()
     stream[21].send(10, 21)
-    house.sums.wait_held()
+    fixture.sums.wait_held()
     stream[23].send(2, 23, start=True)  # row 1 of the first, which stands still
     stream[21].send(100, 21)
-    house.wait_waiting(model, 2)
-    house.sums.let_go()
+    fixture.wait_waiting(model, 2)
+    fixture.sums.let_go()
 
     assert stream[21].next().sum == 11
     both, beside = stream[21].next(), stream[23].next()
@@ -180,10 +180,10 @@ def test_rows_of_a_batch_are_ready_start_or_nobodys(house: House) -> None:
     assert all(each.end() == [] for each in stream.values())
 
 
-def test_batch_of_direct_waits_until_enough_slots_are_ready(house: House) -> None:
-    left, right = house.stream("waiting"), house.stream("waiting")
+def test_batch_of_direct_waits_until_enough_slots_are_ready(fixture: SequencesFixture) -> None:
+    left, right = fixture.stream("waiting"), fixture.stream("waiting")
     left.send(1, 31, start=True)
-    house.wait_waiting("waiting", 1)
+    fixture.wait_waiting("waiting", 1)
     right.send(2, 32, start=True)
     first, second = left.next(), right.next()
     assert first.run == second.run
@@ -197,9 +197,9 @@ def test_batch_of_direct_waits_until_enough_slots_are_ready(house: House) -> Non
 # Oldest
 
 
-def test_oldest_never_has_two_requests_of_a_sequence_in_a_batch(house: House) -> None:
+def test_oldest_never_has_two_requests_of_a_sequence_in_a_batch(fixture: SequencesFixture) -> None:
     counts = {41: 3, 42: 3, 43: 3, 44: 2}
-    streams = {id: house.stream("oldest") for id in counts}
+    streams = {id: fixture.stream("oldest") for id in counts}
     for id, count in counts.items():
         for index in range(count):
             streams[id].send(1, id, start=index == 0, end=index == count - 1)
@@ -224,14 +224,14 @@ def test_oldest_never_has_two_requests_of_a_sequence_in_a_batch(house: House) ->
 # What ends sequences, and what is refused
 
 
-def test_request_without_start_of_an_unknown_sequence_is_refused(house: House) -> None:
+def test_request_without_start_of_an_unknown_sequence_is_refused(fixture: SequencesFixture) -> None:
     for model in ("direct_stateful_model", "oldest"):
-        code, text = house.refusal(model, 1, 51)
+        code, text = fixture.refusal(model, 1, 51)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert MUST_START in text
         assert "51" in text
         assert model in text
-        stream = house.stream(model)
+        stream = fixture.stream(model)
         stream.send(1, 51)
         assert MUST_START in stream.error()
         stream.send(1, 51, start=True, end=True)
@@ -239,71 +239,71 @@ def test_request_without_start_of_an_unknown_sequence_is_refused(house: House) -
         assert stream.end() == []
 
 
-def test_id_after_its_end_needs_a_start(house: House) -> None:
-    assert house.ask("one", 1, 52, start=True).sum == 1
-    assert house.ask("one", 2, 52, end=True).sum == 3
-    assert MUST_START in house.refusal("one", 3, 52)[1]
+def test_id_after_its_end_needs_a_start(fixture: SequencesFixture) -> None:
+    assert fixture.ask("one", 1, 52, start=True).sum == 1
+    assert fixture.ask("one", 2, 52, end=True).sum == 3
+    assert MUST_START in fixture.refusal("one", 3, 52)[1]
 
 
-def test_sequence_that_is_idle_is_forgotten_and_its_slot_given_to_the_next(house: House) -> None:
-    assert house.ask("idle", 1, 53, start=True).sum == 1
+def test_sequence_that_is_idle_is_forgotten_and_its_slot_given_to_the_next(fixture: SequencesFixture) -> None:
+    assert fixture.ask("idle", 1, 53, start=True).sum == 1
     since = time.monotonic()
-    second = house.stream("idle")
+    second = fixture.stream("idle")
     second.send(2, 54, start=True)
     second.send(3, 54, end=True)
     answer = second.next()
     assert (answer.sum, second.next().sum) == (2, 5)
     assert answer.at - since >= IDLE * 0.9, "it waited for the slot"
-    code, text = house.refusal("idle", 3, 53)
+    code, text = fixture.refusal("idle", 3, 53)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert MUST_START in text
     assert second.end() == []
 
 
-def test_timeout_ends_a_sequence_in_the_backlog_with_all_that_waits_of_it(house: House) -> None:
-    before = house.failures("one", "REJECTED")
-    assert house.ask("one", 1, 61, start=True, timeout=0.01).sum == 1
-    waiting = house.stream("one")
+def test_timeout_ends_a_sequence_in_the_backlog_with_all_that_waits_of_it(fixture: SequencesFixture) -> None:
+    before = fixture.failures("one", "REJECTED")
+    assert fixture.ask("one", 1, 61, start=True, timeout=0.01).sum == 1
+    waiting = fixture.stream("one")
     waiting.send(1, 62, start=True)
     waiting.send(2, 62, timeout=0.2)
     assert EXPIRED in waiting.error()
     assert EXPIRED in waiting.error()
     waiting.send(3, 62)
     assert MUST_START in waiting.error()
-    assert house.ask("one", 2, 61, end=True).sum == 3, "in its slot a sequence has no timeout"
-    wait_until(lambda: house.failures("one", "REJECTED") == before + 2, "both are counted as rejected")
-    code, _ = house.refusal("one", 3, 62)
+    assert fixture.ask("one", 2, 61, end=True).sum == 3, "in its slot a sequence has no timeout"
+    wait_until(lambda: fixture.failures("one", "REJECTED") == before + 2, "both are counted as rejected")
+    code, _ = fixture.refusal("one", 3, 62)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert waiting.end() == []
 
 
-def test_timeout_in_the_backlog_is_unavailable(house: House) -> None:
-    assert house.ask("one", 1, 63, start=True).sum == 1
-    code, text = house.refusal("one", 1, 64, start=True, timeout=0.1)
+def test_timeout_in_the_backlog_is_unavailable(fixture: SequencesFixture) -> None:
+    assert fixture.ask("one", 1, 63, start=True).sum == 1
+    code, text = fixture.refusal("one", 1, 64, start=True, timeout=0.1)
     assert (code, EXPIRED in text) == (grpc.StatusCode.UNAVAILABLE, True)
-    assert house.ask("one", 1, 63, end=True).sum == 2
+    assert fixture.ask("one", 1, 63, end=True).sum == 2
 
 
-def test_cancelled_stream_takes_its_sequence_out_of_the_slot(house: House) -> None:
-    before = house.failures("one", "CANCELED")
-    stream, next_ = house.stream("one"), house.stream("one")
+def test_cancelled_stream_takes_its_sequence_out_of_the_slot(fixture: SequencesFixture) -> None:
+    before = fixture.failures("one", "CANCELED")
+    stream, next_ = fixture.stream("one"), fixture.stream("one")
     stream.send(1, 71, start=True)
     assert stream.next().sum == 1
-    house.sums.hold()
+    fixture.sums.hold()
     stream.send(2, 71)
-    house.sums.wait_held()
+    fixture.sums.wait_held()
     stream.send(3, 71)
     stream.send(4, 71)
     next_.send(5, 72, start=True)
-    house.wait_waiting("one", 3)
+    fixture.wait_waiting("one", 3)
     stream.cancel()
-    wait_until(lambda: house.live("one") == 1, "the cancelled sequence is gone")
-    house.sums.let_go()
+    wait_until(lambda: fixture.live("one") == 1, "the cancelled sequence is gone")
+    fixture.sums.let_go()
     assert next_.next().sum == 5
-    wait_until(lambda: house.failures("one", "CANCELED") >= before + 2, "those that waited are counted")
-    assert MUST_START in house.refusal("one", 6, 71)[1]
+    wait_until(lambda: fixture.failures("one", "CANCELED") >= before + 2, "those that waited are counted")
+    assert MUST_START in fixture.refusal("one", 6, 71)[1]
     next_.send(0, 72, end=True)
     next_.next()
-    assert house.ask("one", 7, 71, start=True, end=True).sum == 7
+    assert fixture.ask("one", 7, 71, start=True, end=True).sum == 7
     assert next_.end() == []
-    wait_until(lambda: house.live("one") == 0, "no sequence goes on")
+    wait_until(lambda: fixture.live("one") == 0, "no sequence goes on")

@@ -36,10 +36,11 @@ import pytest
 
 from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.server.v2.grpc_service import SERVICE
+from tfs_lite.testing.profiles import is_soak
 from tfs_lite.testing.schedulers.sum_repository import SumRepository, read_response, request_fields
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
-REQUESTS = int(os.environ.get("TFS_LITE_REQUESTS", "4000"))
+REQUESTS = int(os.environ.get("TFS_LITE_REQUESTS", 4000 if is_soak() else 1000))
 LENGTH = 20
 """Requests of a sequence."""
 ROUNDS = 2
@@ -146,7 +147,7 @@ class SequenceClient:
         self._tally.faults.append(f"{self._model} {self._id}: {text}")
 
 
-async def crowd_at(server: ServerProcess, clients: int, sums: SumRepository) -> Tally:
+async def load_at(server: ServerProcess, clients: int, sums: SumRepository) -> Tally:
     """All clients, and whoever publishes the versions."""
     tally = Tally()
     options = [("grpc.use_local_subchannel_pool", 1)]
@@ -235,7 +236,7 @@ def test_every_sequence_is_summed_by_one_version_while_three_newer_ones_come(tmp
     clients = max(REQUESTS // (ROUNDS * LENGTH), 10)
     sums = SumRepository(tmp_path)
     with serve(sums) as server:
-        tally = asyncio.run(crowd_at(server, clients, sums))
+        tally = asyncio.run(load_at(server, clients, sums))
         assert tally.faults == []
         assert tally.answers == clients * ROUNDS * LENGTH
         assert tally.sequences.total() == clients * ROUNDS
@@ -255,7 +256,7 @@ def main(arguments: list[str]) -> int:
         sums = SumRepository(Path(root))
         with serve(sums) as server:
             started = time.monotonic()
-            tally = asyncio.run(crowd_at(server, wanted.clients, sums))
+            tally = asyncio.run(load_at(server, wanted.clients, sums))
             seconds = time.monotonic() - started
             wait_settled(server)
     expected = wanted.clients * ROUNDS * LENGTH

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 @dataclass
-class House:
+class SequencesFixture:
     server: ServerProcess
     sums: SumRepository
     client: V2Client
@@ -67,79 +67,79 @@ class House:
 
 
 @contextmanager
-def serving(directory: Path, drain: float) -> Iterator[House]:
+def serving(directory: Path, drain: float) -> Iterator[SequencesFixture]:
     sums = SumRepository(directory)
-    house = House(None, sums, None)  # type: ignore[arg-type]
-    house.publish(1)
+    fixture = SequencesFixture(None, sums, None)  # type: ignore[arg-type]
+    fixture.publish(1)
     flags = (
         f"--model_repository={sums.path}",
         f"--trusted_model_base_paths={sums.path}/*",
         f"--sequence_drain_seconds={drain}",
     )
     with ServerProcess(*flags) as server, grpc.insecure_channel(server.target) as channel:
-        house.server, house.client = server, V2Client(channel)
-        wait_until(lambda: set(house.newest().values()) == {1}, "version 1 answers")
-        yield house
+        fixture.server, fixture.client = server, V2Client(channel)
+        wait_until(lambda: set(fixture.newest().values()) == {1}, "version 1 answers")
+        yield fixture
     assert server.exit_code == 0
     assert not server.leftovers()
 
 
 def test_live_sequence_stays_on_its_version_and_new_ones_go_to_the_newest(tmp_path: Path) -> None:
-    with serving(tmp_path, LONG) as house:
+    with serving(tmp_path, LONG) as fixture:
         for model in MODELS:
-            assert house.ask(model, 1, 7, start=True).version == 1
-            assert house.ask(model, 2, 7).sum == 3
-        house.swap(2)
+            assert fixture.ask(model, 1, 7, start=True).version == 1
+            assert fixture.ask(model, 2, 7).sum == 3
+        fixture.swap(2)
         for model in MODELS:
-            fresh = house.ask(model, 10, 8, start=True)
+            fresh = fixture.ask(model, 10, 8, start=True)
             assert (fresh.sum, fresh.version) == (10, 2)
-            old = house.ask(model, 3, 7)
+            old = fixture.ask(model, 3, 7)
             assert (old.sum, old.version) == (6, 1)
-            assert house.metric(f'tfs_lite_sequences{{model="{model}",version="1"}}') == 1
-        house.swap(3)
+            assert fixture.metric(f'tfs_lite_sequences{{model="{model}",version="1"}}') == 1
+        fixture.swap(3)
         for model in MODELS:
-            answers = [house.ask(model, 4, 7), house.ask(model, 10, 8), house.ask(model, 5, 9, start=True)]
+            answers = [fixture.ask(model, 4, 7), fixture.ask(model, 10, 8), fixture.ask(model, 5, 9, start=True)]
             assert [(each.sum, each.version) for each in answers] == [(10, 1), (20, 2), (5, 3)]
 
         for model in MODELS:
-            last = house.ask(model, 5, 7, end=True)
+            last = fixture.ask(model, 5, 7, end=True)
             assert (last.sum, last.version) == (15, 1)
-            wait_until(lambda model=model: 1 not in house.states(model), "the first version is unloaded at once")
-            assert house.ask(model, 10, 8).sum == 30, "the second has a sequence yet"
-            again = house.ask(model, 1, 8, start=True)
+            wait_until(lambda model=model: 1 not in fixture.states(model), "the first version is unloaded at once")
+            assert fixture.ask(model, 10, 8).sum == 30, "the second has a sequence yet"
+            again = fixture.ask(model, 1, 8, start=True)
             assert (again.sum, again.version) == (1, 3), "a START begins anew, on the newest"
-            house.wait_alone(model, 3)
-            assert house.metric(f'tfs_lite_sequences_dropped_total{{model="{model}"}}') == 0
+            fixture.wait_alone(model, 3)
+            assert fixture.metric(f'tfs_lite_sequences_dropped_total{{model="{model}"}}') == 0
 
 
 def test_sequence_that_outlives_the_bound_is_told_once_its_version_is_unloaded(tmp_path: Path) -> None:
-    with serving(tmp_path, SHORT) as house:
+    with serving(tmp_path, SHORT) as fixture:
         for model in MODELS:
-            house.ask(model, 1, 7, start=True)
-            house.ask(model, 1, 8, start=True)
-        house.swap(2)
+            fixture.ask(model, 1, 7, start=True)
+            fixture.ask(model, 1, 8, start=True)
+        fixture.swap(2)
         for model in MODELS:
-            house.wait_alone(model, 2)
+            fixture.wait_alone(model, 2)
             for sequence in (7, 8):
-                code, text = house.refusal(model, 2, sequence)
+                code, text = fixture.refusal(model, 2, sequence)
                 assert code is grpc.StatusCode.UNAVAILABLE
                 assert text == (
                     f"sequence {sequence} of model {model} was on version 1, which was unloaded {SHORT:g} s after "
                     "it was withdrawn; start it again with sequence_start"
                 )
-            assert house.metric(f'tfs_lite_sequences_dropped_total{{model="{model}"}}') == 2
-            again = house.ask(model, 5, 7, start=True)
+            assert fixture.metric(f'tfs_lite_sequences_dropped_total{{model="{model}"}}') == 2
+            again = fixture.ask(model, 5, 7, start=True)
             assert (again.sum, again.version) == (5, 2)
-            assert house.ask(model, 5, 7, end=True).sum == 10
+            assert fixture.ask(model, 5, 7, end=True).sum == 10
 
 
 def test_request_of_a_stream_is_told_in_the_stream_and_the_stream_goes_on(tmp_path: Path) -> None:
-    with serving(tmp_path, SHORT) as house:
-        stream = house.client.stream()
+    with serving(tmp_path, SHORT) as fixture:
+        stream = fixture.client.stream()
         stream.send(**request_fields("ids", 1, 7, start=True))
         assert read_response(stream.next().infer_response).version == 1
-        house.swap(2)
-        house.wait_alone("ids", 2)
+        fixture.swap(2)
+        fixture.wait_alone("ids", 2)
         stream.send(**request_fields("ids", 2, 7, id="late"))
         refused = stream.next()
         assert "was on version 1, which was unloaded" in refused.error_message

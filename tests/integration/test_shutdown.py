@@ -14,6 +14,8 @@ from tfs_lite.testing.servers.models import gated_source, waiting_source, write_
 from tfs_lite.testing.servers.probe import Probe, Traffic
 from tfs_lite.testing.servers.process import ServerProcess, wait_until
 
+pytestmark = pytest.mark.wire
+
 INSIDE = 4
 
 COUNTING = """

@@ -67,7 +67,7 @@ CONFIGS = {
 
 
 @dataclass
-class House:
+class V2InputFixture:
     server: ServerProcess
     client: V2Client
     http: httpx.Client
@@ -313,7 +313,7 @@ def write(root: Path, scratch: Path, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[V2InputFixture]:
     directory = tmp_path_factory.mktemp("bad_input")
     sums = SumRepository(directory)
     sums.add("sequences", 1, batch=4)
@@ -329,16 +329,16 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         grpc.insecure_channel(server.target) as channel,
         httpx.Client(base_url=f"http://127.0.0.1:{server.http_port}", timeout=PATIENCE) as http,
     ):
-        house = House(server, V2Client(channel), http, sums.path)
+        fixture = V2InputFixture(server, V2Client(channel), http, sums.path)
         for name in ("sequences", *SOURCES):
-            wait_until(lambda name=name: house.client.call("ModelReady", name=name).ready, f"{name} is ready")
-        yield house
+            wait_until(lambda name=name: fixture.client.call("ModelReady", name=name).ready, f"{name} is ready")
+        yield fixture
     assert server.exit_code == 0
     assert not server.leftovers()
 
 
 @pytest.fixture
-def house(started: House) -> Iterator[House]:
+def fixture(started: V2InputFixture) -> Iterator[V2InputFixture]:
     """Whatever was sent, the server answers afterwards, over both."""
     yield started
     assert started.server.exit_code is None, started.server.log()
@@ -351,33 +351,35 @@ def house(started: House) -> Iterator[House]:
     assert started.http.get("/v2/health/live").status_code == 200
 
 
-def check_words(text: str, fragment: str, house: House) -> None:
+def check_words(text: str, fragment: str, fixture: V2InputFixture) -> None:
     assert fragment in text
     assert text
-    assert str(house.root) not in text
+    assert str(fixture.root) not in text
     assert "Traceback" not in text
 
 
+@pytest.mark.wire
 @pytest.mark.parametrize("case", TABLE)
-def test_mistake_has_its_code_and_words_over_grpc(house: House, case: str) -> None:
+def test_mistake_has_its_code_and_words_over_grpc(fixture: V2InputFixture, case: str) -> None:
     request, (expected, _), fragment = TABLE[case]
-    code, text = house.over_grpc(request)
+    code, text = fixture.over_grpc(request)
     assert code == expected, text
-    check_words(text, fragment, house)
+    check_words(text, fragment, fixture)
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_mistake_has_its_code_and_words_over_http(house: House, case: str) -> None:
+def test_mistake_has_its_code_and_words_over_http(fixture: V2InputFixture, case: str) -> None:
     request, (_, expected), fragment = TABLE[case]
-    code, text = house.over_http(request)
+    code, text = fixture.over_http(request)
     assert code == expected, text
-    check_words(text, fragment, house)
+    check_words(text, fragment, fixture)
 
 
+@pytest.mark.wire
 @pytest.mark.parametrize("case", [case for case, (_, (code, _), _) in TABLE.items() if code != "UNIMPLEMENTED"])
-def test_mistake_in_a_stream_is_told_in_it_and_the_stream_goes_on(house: House, case: str) -> None:
+def test_mistake_in_a_stream_is_told_in_it_and_the_stream_goes_on(fixture: V2InputFixture, case: str) -> None:
     request, _, fragment = TABLE[case]
-    stream = house.client.stream()
+    stream = fixture.client.stream()
     stream.send(**request.grpc(), id="wrong")
     stream.send(**GOOD.grpc(), id="right")
     wrong, right = stream.next(), stream.next()
@@ -424,19 +426,21 @@ GRPC_ONLY = {
 }
 
 
+@pytest.mark.wire
 @pytest.mark.parametrize("case", GRPC_ONLY)
-def test_mistake_that_only_grpc_can_make(house: House, case: str) -> None:
+def test_mistake_that_only_grpc_can_make(fixture: V2InputFixture, case: str) -> None:
     fields, fragment = GRPC_ONLY[case]
-    code, text = house.client.refusal("ModelInfer", **fields)
+    code, text = fixture.client.refusal("ModelInfer", **fields)
     assert code is grpc.StatusCode.INVALID_ARGUMENT, text
-    check_words(text, fragment, house)
+    check_words(text, fragment, fixture)
 
 
-def test_message_past_the_limit_is_refused_by_both(house: House) -> None:
+@pytest.mark.wire
+def test_message_past_the_limit_is_refused_by_both(fixture: V2InputFixture) -> None:
     big = Request("free", (floats("in", 100_000, 3),))
-    code, _ = house.over_grpc(big)
+    code, _ = fixture.over_grpc(big)
     assert code == "RESOURCE_EXHAUSTED"
-    status, text = house.over_http(big)
+    status, text = fixture.over_http(big)
     assert (status, "1000000" in text) == (413, True), text
 
 
@@ -469,11 +473,11 @@ JSON_ONLY: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", JSON_ONLY)
-def test_json_that_is_wrong(house: House, case: str) -> None:
+def test_json_that_is_wrong(fixture: V2InputFixture, case: str) -> None:
     content, fragment = JSON_ONLY[case]
-    code, text = told(house.http.post("/v2/models/pair/infer", content=content))
+    code, text = told(fixture.http.post("/v2/models/pair/infer", content=content))
     assert code == 400, text
-    check_words(text, fragment, house)
+    check_words(text, fragment, fixture)
 
 
 HEADERS = {
@@ -486,14 +490,14 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("case", HEADERS)
-def test_length_of_the_json_that_is_wrong(house: House, case: str) -> None:
+def test_length_of_the_json_that_is_wrong(fixture: V2InputFixture, case: str) -> None:
     value, more = HEADERS[case]
     content, headers = GOOD.http()
     if value:
         headers["Inference-Header-Content-Length"] = value
-    code, text = told(house.http.post("/v2/models/pair/infer", content=content + more, headers=headers))
+    code, text = told(fixture.http.post("/v2/models/pair/infer", content=content + more, headers=headers))
     assert code == 400, text
-    check_words(text, "", house)
+    check_words(text, "", fixture)
 
 
 @pytest.mark.parametrize(
@@ -507,31 +511,31 @@ def test_length_of_the_json_that_is_wrong(house: House, case: str) -> None:
         ("POST", "/v2/repository/models/pair/load", 503),
     ],
 )
-def test_paths_that_do_not_answer(house: House, method: str, path: str, code: int) -> None:
-    status, text = told(house.http.request(method, path))
+def test_paths_that_do_not_answer(fixture: V2InputFixture, method: str, path: str, code: int) -> None:
+    status, text = told(fixture.http.request(method, path))
     assert (status, bool(text)) == (code, True), text
 
 
 # Unusual, and answered
 
 
-def test_sizes_of_zero_and_numbers_that_are_none_come_back(house: House) -> None:
-    answer = house.client.call("ModelInfer", **Request("free", (floats("in", 0, 3),)).grpc())
+def test_sizes_of_zero_and_numbers_that_are_none_come_back(fixture: V2InputFixture) -> None:
+    answer = fixture.client.call("ModelInfer", **Request("free", (floats("in", 0, 3),)).grpc())
     assert (list(answer.outputs[0].shape), list(answer.raw_output_contents)) == ([0, 3], [b""])
     odd = np.array([[np.nan, np.inf, -np.inf]], np.float32)
     request = Request("free", (Tensor("in", (1, 3), odd.tobytes()),))
-    assert house.client.call("ModelInfer", **request.grpc()).raw_output_contents[0] == odd.tobytes()
+    assert fixture.client.call("ModelInfer", **request.grpc()).raw_output_contents[0] == odd.tobytes()
 
 
-def test_texts_that_are_empty_or_no_text_come_back(house: House) -> None:
+def test_texts_that_are_empty_or_no_text_come_back(fixture: V2InputFixture) -> None:
     tensor = texts(b"", b"\x00\xff\xfe")
     request = Request("text", (tensor,))
-    assert house.client.call("ModelInfer", **request.grpc()).raw_output_contents[0] == tensor.data
-    code, text = house.over_http(request)
+    assert fixture.client.call("ModelInfer", **request.grpc()).raw_output_contents[0] == tensor.data
+    code, text = fixture.over_http(request)
     assert (code, bool(text)) == (400, True), "JSON has no place for such bytes"
 
 
-def test_only_the_requests_of_a_failing_run_fail(house: House) -> None:
-    assert house.client.call("ModelInfer", **request_fields("sequences", 1, 5, start=True)).model_version == "1"
-    assert house.over_grpc(row("fails"))[0] == "INTERNAL"
-    assert house.client.call("ModelInfer", **request_fields("sequences", 1, 5, end=True)).model_version == "1"
+def test_only_the_requests_of_a_failing_run_fail(fixture: V2InputFixture) -> None:
+    assert fixture.client.call("ModelInfer", **request_fields("sequences", 1, 5, start=True)).model_version == "1"
+    assert fixture.over_grpc(row("fails"))[0] == "INTERNAL"
+    assert fixture.client.call("ModelInfer", **request_fields("sequences", 1, 5, end=True)).model_version == "1"

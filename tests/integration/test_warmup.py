@@ -141,6 +141,6 @@ def test_flags_say_whether_and_how_often_requests_are_run(tmp_path, options, log
         config.write('warmup { body: \'{"instances": [{"x": [1, 2, 3]}]}\' count: 2 }')
     write_warmup(version, *logs)
     flags = {"model_name": "m", "model_base_path": str(base), "trusted_model_base_paths": [str(base)], **options}
-    with serving(tmp_path, **flags) as house:
-        house.wait_states({1: VersionState.AVAILABLE})
+    with serving(tmp_path, **flags) as fixture:
+        fixture.wait_states({1: VersionState.AVAILABLE})
         assert ((base / "asked").read_text() if (base / "asked").exists() else "") == asked
