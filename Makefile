@@ -65,10 +65,15 @@ test-all: $(VENV)/.dev $(TFVENV)/.installed
 	$(MAKE) test-lowest test-newer-python
 
 LOWEST := .venv-lowest
+TEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis httpx h11 h2 openai trustme psutil
+# Those of the lowest grpcio; their packages ask for an older protobuf than they need.
+OLD_TOOLS := 'grpcio-reflection==1.66' 'grpcio-tools==1.66'
 $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python .ci/lowest.py > $(LOWEST)/constraints.txt
-	$(LOWEST)/bin/python $(PIP) -c $(LOWEST)/constraints.txt -e '.[dev]'
+	$(LOWEST)/bin/python $(PIP) -c $(LOWEST)/constraints.txt -e '.[demo,examples,generate]'
+	$(LOWEST)/bin/python $(PIP) -c $(LOWEST)/constraints.txt $(TEST_TOOLS)
+	$(LOWEST)/bin/python $(PIP) --no-deps $(OLD_TOOLS)
 	@touch $@
 
 # The unit tests with the lowest versions that pyproject.toml allows.
@@ -78,7 +83,7 @@ test-lowest: $(LOWEST)/.installed
 NEWER := python3.12
 # The unit tests on a newer Python, where there is one.
 test-newer-python:
-	@if command -v $(NEWER) > /dev/null; then \
+	@if $(NEWER) -c '' 2> /dev/null; then \
 	  $(MAKE) PYTHON=$(NEWER) VENV=.venv-$(NEWER) test PYTEST_ARGS="tests/unit tests/contracts $(PYTEST_ARGS)"; \
 	else echo "$(NEWER) is not installed here: the unit tests did not run on it"; fi
 

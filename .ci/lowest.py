@@ -1,6 +1,7 @@
 """Prints the lowest versions of its dependencies that pyproject.toml allows, as constraints for pip.
 
-A version that the package index does not have is named on standard error and left out: the newest one is taken then.
+A version of torch that the package index does not have is named on standard error and left out: the newest one is taken
+then.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def main() -> None:
     wanted = [*project["dependencies"], *(each for extra in EXTRAS for each in extras[extra])]
     for found in filter(None, map(BOUND.match, wanted)):
         name, version = found.groups()
-        if is_available(name, version):
+        if name != "torch" or is_available(name, version):
             print(f"{name}=={version}")
         else:
             print(f"{name} {version} is not available here: the newest one is used", file=sys.stderr)

@@ -78,10 +78,12 @@ def test_wrong_flag_is_wrong_usage(refused, base, flag, words):
         (["--batching_parameters_file=x"], ("batching_parameters_file", "without setting enable_batching")),
         (["--enable_per_model_batching_parameters"], ("enable_per_model_batching_parameters", "enable_batching")),
         (["--enable_batching", "--batching_parameters_file=batching.pbtxt"], ("batching.pbtxt",)),
+        (["--enable_batching", "--batching_parameters_file={base}/sizes"], ("Last entry in allowed_batch_sizes must",)),
     ],
 )
 def test_batching_that_cannot_be_what_was_meant_stops_the_start(refused, base, flags, words):
-    line = refused(f"--model_base_path={base}", *flags, exit_code=1)
+    (base / "sizes").write_text("max_batch_size { value: 8 } allowed_batch_sizes: [ 2, 4 ]")
+    line = refused(f"--model_base_path={base}", *(flag.format(base=base) for flag in flags), exit_code=1)
     assert all(word in line for word in words), line
 
 

@@ -22,7 +22,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.testing.servers.in_process import TIMEOUT, ServerFixture, serving
-from tfs_lite.testing.servers.process import ServerProcess, wait_until
+from tfs_lite.testing.servers.process import wait_until
 
 HOLD, POISON = -1.0, 13.0
 LONG = 120_000_000
@@ -200,22 +200,6 @@ def test_without_the_flag_every_request_runs_alone(make):
     client.wait_rows(2)
     client.open()
     assert rows_of(held, *waiting) == [1, 1, 1]
-
-
-def test_parameters_without_the_flag_end_the_start(tmp_path):
-    write_version(tmp_path)
-    (tmp_path / "b.pbtxt").write_text(parameters(max_batch_size=4))
-    flags = (
-        f"--model_base_path={tmp_path / 'm'}",
-        "--model_name=m",
-        f"--batching_parameters_file={tmp_path / 'b.pbtxt'}",
-    )
-    server = ServerProcess(*flags).start()
-    try:
-        assert server.wait() != 0
-        assert "enable_batching" in server.log()
-    finally:
-        server.stop()
 
 
 def test_batch_leaves_when_it_is_full_or_its_time_is_over(make):
@@ -439,22 +423,6 @@ def test_request_that_breaks_the_model_fails_alone(make, protocol):
     last = client.later(ONE)
     assert rows_of(first, second, last) == [2, 2, 1]
     assert bad.result(TIMEOUT)[0] is StatusCode.INTERNAL
-
-
-def test_last_allowed_size_must_be_the_largest_batch(tmp_path):
-    write_version(tmp_path)
-    (tmp_path / "b.pbtxt").write_text(parameters(max_batch_size=8, allowed_batch_sizes=[2, 4]))
-    flags = (
-        f"--model_base_path={tmp_path / 'm'}",
-        "--model_name=m",
-        f"--batching_parameters_file={tmp_path / 'b.pbtxt'}",
-    )
-    server = ServerProcess(*flags, "--enable_batching").start()
-    try:
-        assert server.wait() != 0
-        assert "Last entry in allowed_batch_sizes must match max_batch_size" in server.log()
-    finally:
-        server.stop()
 
 
 # Clients and versions that come and go.
