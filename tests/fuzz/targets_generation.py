@@ -130,10 +130,8 @@ def prepare_files() -> None:
     from tfs_lite.adapters.language.family import load_library
 
     load_library()
-    from seeds_generation import lm_files as seeds
-
-    for data in seeds().values():
-        lm_files(data)
+    for path in (Path(__file__).parent / "corpus" / "lm_files").iterdir():
+        lm_files(path.read_bytes())
 
 
 def _budget(files: VersionFiles) -> None:
