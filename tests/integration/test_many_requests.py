@@ -4,24 +4,16 @@ Sixty-four clients ask for one to seven rows each, which no other request has. O
 itself, one is cancelled on its way, one has a deadline that cannot be kept. With workers in processes, these are killed
 at random meanwhile; then requests may also be UNAVAILABLE, and are sent again.
 
-    python tests/integration/test_many_requests.py 100000 [--worker=process]
-
-runs as many as wanted and prints what became of them; the suite runs fewer.
+The variable TFS_LITE_REQUESTS says how many requests there are, if not as many as the profile has.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import itertools
-import json
 import os
 import random
 import re
 import signal
-import sys
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -258,35 +250,3 @@ def test_many_requests_are_all_answered_rightly_or_refused_with_a_code(server: t
     if worker == "process":
         assert tally.kills > 0
     wait_until(lambda: not any(waiting_rows(process)), "nothing waits any more")
-
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Many requests at a batching server.")
-    parser.add_argument("requests", type=int, nargs="?", default=100_000)
-    parser.add_argument("--worker", choices=["thread", "process"], default="thread")
-    wanted = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as root, serve(Path(root), wanted.worker) as server:
-        started = time.monotonic()
-        tally = asyncio.run(load_at(server, wanted.requests, wanted.worker))
-        seconds = time.monotonic() - started
-        metrics = server.get("/metrics")[1].decode()
-    sizes = dict(re.findall(r'^tfs_lite_batch_size_(count|sum)\{[^}]*model="m"[^}]*\} (\S+)', metrics, re.MULTILINE))
-    found = {
-        "requests": wanted.requests,
-        "seconds": round(seconds, 1),
-        "per_second": round(wanted.requests / seconds),
-        "outcomes": dict(sorted(tally.outcomes.items())),
-        "asked_again": tally.again,
-        "kills": tally.kills,
-        "runs": sizes,
-        "faults": len(tally.faults),
-        "exit_code": server.exit_code,
-    }
-    print(json.dumps(found, indent=2))
-    for fault in itertools.islice(tally.faults, 20):
-        print(fault, file=sys.stderr)
-    return 1 if tally.faults or tally.total != wanted.requests or server.exit_code else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -8,24 +8,16 @@ random. There are fewer slots than clients. Meanwhile three newer versions of ev
 - all answers of a sequence come from one version;
 - in the end nothing waits, and only the newest version is left.
 
-    python tests/integration/test_sequences.py 1000
-
-runs as many clients as wanted and prints what became of them; the suite runs fewer.
+The variable TFS_LITE_REQUESTS says how many requests there are, if not as many as the profile has.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import itertools
-import json
 import os
 import random
 import re
-import sys
-import tempfile
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -246,35 +238,3 @@ def test_every_sequence_is_summed_by_one_version_while_three_newer_ones_come(tmp
         assert failures(server) == []
     assert server.exit_code == 0
     assert not server.leftovers()
-
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Many sequences at a server whose models change.")
-    parser.add_argument("clients", type=int, nargs="?", default=1000)
-    wanted = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as root:
-        sums = SumRepository(Path(root))
-        with serve(sums) as server:
-            started = time.monotonic()
-            tally = asyncio.run(load_at(server, wanted.clients, sums))
-            seconds = time.monotonic() - started
-            wait_settled(server)
-    expected = wanted.clients * ROUNDS * LENGTH
-    found = {
-        "clients": wanted.clients,
-        "requests": expected,
-        "answers": tally.answers,
-        "seconds": round(seconds, 1),
-        "per_second": round(tally.answers / seconds),
-        "sequences": {f"{model} {version}": count for (model, version), count in sorted(tally.sequences.items())},
-        "faults": len(tally.faults),
-        "exit_code": server.exit_code,
-    }
-    print(json.dumps(found, indent=2))
-    for fault in itertools.islice(tally.faults, 20):
-        print(fault, file=sys.stderr)
-    return 1 if tally.faults or tally.answers != expected or server.exit_code else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
