@@ -234,10 +234,7 @@ def chosen(sides: Sequence[Side], only: str) -> list[Side]:
 def main() -> None:
     arguments = parse()
     peers = [] if arguments.no_peers or arguments.mixed else peer_sides(tuple(PEERS))
-    all_sides = {
-        "mlp": [*main_sides(), *policy_sides(), *peers],
-        "convnet": [*convnet_sides(), *peers],
-    }
+    all_sides = {"mlp": [*main_sides(), *policy_sides(), *peers], "convnet": [*convnet_sides(), *peers]}
     arguments.place.pin_this_process()
     found = []
     for name in arguments.models.split(","):

@@ -71,11 +71,7 @@ def connected(running: Running, model: Model) -> Iterator[Connection]:
 def loaded(running: Running, model: Model, callers: int, seconds: float) -> Tally:
     with connected(running, model) as connection:
         return closed_loop(
-            [connection],
-            callers,
-            seconds,
-            cycle(SINGLE),
-            lambda index, body: model.is_answer(index, V2.decode(body)),
+            [connection], callers, seconds, cycle(SINGLE), lambda index, body: model.is_answer(index, V2.decode(body))
         )
 
 

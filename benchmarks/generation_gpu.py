@@ -76,12 +76,7 @@ class Ours:
         model = open_transformers(request)
         engine = engine_settings(generation_settings(settings), model)
         self._servable = GenerativeServable(
-            model,
-            servable_id,
-            engine,
-            clock=SystemClock(),
-            on_step=lambda report: None,
-            on_text=lambda report: None,
+            model, servable_id, engine, clock=SystemClock(), on_step=lambda report: None, on_text=lambda report: None
         )
 
     def __call__(self, prompts: Prompts, tokens: int) -> list[list[int]]:

@@ -32,11 +32,7 @@ class Shape:
     length: int = 1024
 
 
-SHAPES = {
-    "gpt2-small": Shape(12, 12, 768),
-    "30m": Shape(6, 8, 384),
-    "tiny": Shape(4, 4, 256, vocabulary=1000),
-}
+SHAPES = {"gpt2-small": Shape(12, 12, 768), "30m": Shape(6, 8, 384), "tiny": Shape(4, 4, 256, vocabulary=1000)}
 PLACES = 8
 
 

@@ -86,10 +86,7 @@ def main() -> None:
         save_network(shape, directory)
         for slowdown in (arguments.slowdown, 1000.0):
             side = Ours(
-                directory,
-                max_num_seqs=str(PLACES + 1),
-                max_model_len=str(shape.length),
-                prefill_slowdown=str(slowdown),
+                directory, max_num_seqs=str(PLACES + 1), max_model_len=str(shape.length), prefill_slowdown=str(slowdown)
             )
             found = []
             for turn in range(arguments.rounds + 1):

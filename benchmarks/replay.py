@@ -49,11 +49,7 @@ OVERHEAD = 32
 """Of an entry in the dynamic table, besides its name and value."""
 FIRST_INDEX = 62
 POST_HTTP = b"\x83\x86"
-FIELDS = (
-    ("content-type", "application/grpc"),
-    ("te", "trailers"),
-    ("grpc-accept-encoding", "identity, deflate, gzip"),
-)
+FIELDS = (("content-type", "application/grpc"), ("te", "trailers"), ("grpc-accept-encoding", "identity, deflate, gzip"))
 USER_AGENT = ("user-agent", "grpc-python/1.85.1 grpc-c/58.0.0 (linux; chttp2)")
 NONE, FIXED, VARYING = "none", "fixed", "varying"
 TIMEOUTS = (NONE, FIXED, VARYING)

@@ -54,12 +54,7 @@ def ask_plainly(address: str, image: bytes, outputs: Sequence[str] = OUTPUTS) ->
     """The same with the standard library. A body is JSON, then the bytes of tensors; a text among them begins with its
     length."""
     content = struct.pack("<I", len(image)) + image
-    tensor = {
-        "name": "IMAGE",
-        "shape": [1, 1],
-        "datatype": "BYTES",
-        "parameters": {"binary_data_size": len(content)},
-    }
+    tensor = {"name": "IMAGE", "shape": [1, 1], "datatype": "BYTES", "parameters": {"binary_data_size": len(content)}}
     wanted = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
     head = json.dumps({"inputs": [tensor], "outputs": wanted}).encode()
     headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}

@@ -61,9 +61,7 @@ class Stream:
         piece = self.samples[at : at + PIECE]
         answer = self._ask(
             {
-                "inputs": [
-                    {"name": "samples", "shape": [1, len(piece)], "datatype": "FP32", "data": piece.tolist()},
-                ],
+                "inputs": [{"name": "samples", "shape": [1, len(piece)], "datatype": "FP32", "data": piece.tolist()}],
                 "parameters": {
                     "sequence_id": self.id,
                     "sequence_start": at == 0,

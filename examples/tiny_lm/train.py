@@ -24,12 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 END = 256
 """The token between two texts; those below are bytes."""
-TOKENIZER = {
-    "tokenizer_class": "ByteTokenizer",
-    "bos_token": "<|end|>",
-    "eos_token": "<|end|>",
-    "add_bos_token": True,
-}
+TOKENIZER = {"tokenizer_class": "ByteTokenizer", "bos_token": "<|end|>", "eos_token": "<|end|>", "add_bos_token": True}
 """The server's own tokenizer of bytes: special tokens are 256 and up."""
 BATCH, LENGTH = 8, 128
 """Windows of text that are learned from at once, and bytes of each."""

@@ -34,8 +34,7 @@ MOMENTS = range(10) if is_soak() else (1, 6)
 POISON, LOSS = -1.0, -2.0
 ROWS, WIDTH = SymbolicDim("rows"), SymbolicDim("width")
 SIGNATURE = Signature(
-    (TensorSpec("x", DataType.FLOAT, (ROWS, WIDTH)),),
-    (TensorSpec("y", DataType.FLOAT, (ROWS, WIDTH)),),
+    (TensorSpec("x", DataType.FLOAT, (ROWS, WIDTH)),), (TensorSpec("y", DataType.FLOAT, (ROWS, WIDTH)),)
 )
 GREEDY = BatchSettings(max_batch_size=8, max_queued_calls=64)
 KINDS = {

@@ -148,10 +148,7 @@ def test_flood_ends_its_connection_within_its_budget(attack: AttackTest, name: s
     others = attack.numbers.bytes_received
     attacker = attack.attacker()
     attacker.flood(packed(flood(attacker)))
-    assert attacker.end() == (
-        CALM,
-        "a header block far too large" if kind == "header_bomb" else kind,
-    )
+    assert attacker.end() == (CALM, "a header block far too large" if kind == "header_bomb" else kind)
     seconds = attacker.seconds
     attack.expect_closed(kind)
     most = size * (burst + per_second * seconds) + READ_AT_ONCE + 1000 * attack.control.answered

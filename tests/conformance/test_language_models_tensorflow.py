@@ -27,12 +27,7 @@ SAMPLING = {
     "stop_token_ids": tf.int64,
 }
 OF_TEXT = {"text_input": tf.string, "echo": tf.bool, "stop": tf.string}
-OUTPUTS = {
-    "token_ids": tf.int64,
-    "finish_reason": tf.string,
-    "prompt_tokens": tf.int32,
-    "completion_tokens": tf.int32,
-}
+OUTPUTS = {"token_ids": tf.int64, "finish_reason": tf.string, "prompt_tokens": tf.int32, "completion_tokens": tf.int32}
 
 
 @pytest.fixture(scope="module")

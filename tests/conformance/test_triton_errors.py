@@ -49,10 +49,7 @@ REFUSED = {
         }
     ],
     "shape without batch": [
-        {
-            "words": "has no shape but model requires batch dimension",
-            "inputs": [("a", np.ones((), np.float32)), B],
-        }
+        {"words": "has no shape but model requires batch dimension", "inputs": [("a", np.ones((), np.float32)), B]}
     ],
     **{
         f"wrong shape: {problem}": [

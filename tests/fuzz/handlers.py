@@ -25,14 +25,7 @@ from tfs_lite.config.model_server import ModelServerConfig, from_proto
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import PredictCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId, VersionState, VersionStatus
-from tfs_lite.core.signature import (
-    CLASSIFY_METHOD,
-    REGRESS_METHOD,
-    DataType,
-    Signature,
-    SymbolicDim,
-    TensorSpec,
-)
+from tfs_lite.core.signature import CLASSIFY_METHOD, REGRESS_METHOD, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import OK, Status, StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message

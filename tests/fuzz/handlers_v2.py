@@ -77,11 +77,7 @@ def _echo(dtype: DataType, *shape: Any) -> tuple[Signature, Callable[[Mapping[st
 
 
 FUNCTIONS: dict[str, tuple[Signature, Callable[[Mapping[str, Any]], Outputs], int]] = {
-    "m": (
-        Signature((_spec("x", DataType.FLOAT, 3),), (_spec("y", DataType.FLOAT, 3),)),
-        _same({"y": "x"}),
-        8,
-    ),
+    "m": (Signature((_spec("x", DataType.FLOAT, 3),), (_spec("y", DataType.FLOAT, 3),)), _same({"y": "x"}), 8),
     "two": (
         Signature((_spec("a"), _spec("b", DataType.STRING)), (_spec("c"), _spec("d", DataType.STRING))),
         _same({"c": "a", "d": "b"}),

@@ -127,10 +127,7 @@ def generate(model, asked, count, sampling=GREEDY):
 
 def _rows(slot, start, text, prompt_length, sampling):
     return Rows(
-        slot,
-        start,
-        text[start:],
-        SamplingRequest(sampling, slot, len(text) - prompt_length, list(text), prompt_length),
+        slot, start, text[start:], SamplingRequest(sampling, slot, len(text) - prompt_length, list(text), prompt_length)
     )
 
 

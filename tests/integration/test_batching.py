@@ -382,10 +382,7 @@ def test_input_of_too_many_dimensions_cannot_be_filled_up(make, protocol):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     ("returns", "shape"),
-    [
-        ('{"y": x.sum(), "rows": x.sum()}', r"float\[\]"),
-        ('{"y": x[:1], "rows": x[:1, 0]}', r"float\[1,3\]"),
-    ],
+    [('{"y": x.sum(), "rows": x.sum()}', r"float\[\]"), ('{"y": x[:1], "rows": x[:1, 0]}', r"float\[1,3\]")],
     ids=["no_dimension", "too_few_rows"],
 )
 def test_outputs_that_are_not_row_for_row_reach_nobody(make, protocol, returns, shape):

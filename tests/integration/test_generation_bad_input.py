@@ -381,8 +381,7 @@ OF_PROMPTS = ("empty_prompt", "token_past_the_vocabulary", "negative_token", "to
 
 
 @pytest.mark.parametrize(
-    ("case", "door"),
-    [(case, door) for case in SHARED for door in DOORS if not (door == "chat" and case in OF_PROMPTS)],
+    ("case", "door"), [(case, door) for case in SHARED for door in DOORS if not (door == "chat" and case in OF_PROMPTS)]
 )
 def test_mistake_is_invalid_and_told_the_same_through_every_door(
     fixture: BadInputFixture, case: str, door: str

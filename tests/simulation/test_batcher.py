@@ -102,9 +102,7 @@ class Batcher(CountedMachine):
     checker: BatcherChecker
 
     @initialize(
-        wanted=any_settings(),
-        models=st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (3, 1)]),
-        stepwise=st.booleans(),
+        wanted=any_settings(), models=st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (3, 1)]), stepwise=st.booleans()
     )
     def begin(self, wanted: BatchSettings, models: tuple[int, int], stepwise: bool) -> None:
         """So many models, each with so many threads."""
@@ -127,9 +125,7 @@ class Batcher(CountedMachine):
         width=st.sampled_from([2, 2, 3]),
         outputs=st.sampled_from([(), ("y",), ("id",), ("id", "y")]),
         poisoned=st.sampled_from([False] * 7 + [True]),
-        rest=st.fixed_dictionaries(
-            {"priority": st.integers(0, 4), "timeout": st.sampled_from([0.0, 0.0625, 2.0])},
-        ),
+        rest=st.fixed_dictionaries({"priority": st.integers(0, 4), "timeout": st.sampled_from([0.0, 0.0625, 2.0])}),
         patience=st.sampled_from([None] * 4 + [0.0, 0.0625, 0.125, 0.5, 1.0]),
         apart=st.booleans(),
         moves=MOVES,

@@ -48,10 +48,7 @@ RECIPES = st.one_of(
     ),
 )
 ARRIVALS = st.sampled_from([Arrival.RENAMED, Arrival.RENAMED, Arrival.PUBLISHED, Arrival.COPIED])
-REQUESTS = st.one_of(
-    st.builds(ModelRef, st.sampled_from(NAMES)),
-    st.builds(ModelRef, st.sampled_from(NAMES), VERSIONS),
-)
+REQUESTS = st.one_of(st.builds(ModelRef, st.sampled_from(NAMES)), st.builds(ModelRef, st.sampled_from(NAMES), VERSIONS))
 
 
 class Then(NamedTuple):

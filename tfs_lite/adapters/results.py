@@ -35,8 +35,7 @@ def by_name(result: object, declared: Sequence[str]) -> dict[str, object]:
     names = declared or numbered(len(values))
     if len(names) != len(values):
         raise ServingError(
-            StatusCode.INTERNAL,
-            f"the model returned {len(values)} results, expected {len(names)}: {', '.join(names)}",
+            StatusCode.INTERNAL, f"the model returned {len(values)} results, expected {len(names)}: {', '.join(names)}"
         )
     return dict(zip(names, values, strict=True))
 

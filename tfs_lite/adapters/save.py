@@ -184,10 +184,7 @@ def _check_answers(
 
 
 def _answer(
-    module: torch.nn.Module,
-    args: tuple[torch.Tensor, ...],
-    kwargs: dict[str, torch.Tensor],
-    names: tuple[str, ...],
+    module: torch.nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor], names: tuple[str, ...]
 ) -> dict[str, Tensor]:
     with torch.no_grad():
         result = module(*(value.clone() for value in args), **{name: value.clone() for name, value in kwargs.items()})

@@ -16,13 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-STATE_STYLES = {
-    "AVAILABLE": "green",
-    "LOADING": "yellow",
-    "START": "cyan",
-    "UNLOADING": "yellow",
-    "END": "dim",
-}
+STATE_STYLES = {"AVAILABLE": "green", "LOADING": "yellow", "START": "cyan", "UNLOADING": "yellow", "END": "dim"}
 _WIDTH_WITHOUT_TERMINAL = 160
 
 

@@ -29,12 +29,7 @@ def run(argv: Sequence[str]) -> int:
         if not inputs:
             raise UsageError(f"--input is missing; {_describe_inputs(client, args)}")
         answer = client.predict(
-            args.model,
-            inputs,
-            version=args.version,
-            label=args.label,
-            signature=args.signature,
-            outputs=args.output,
+            args.model, inputs, version=args.version, label=args.label, signature=args.signature, outputs=args.output
         )
     print_prediction(answer, args.json)
     return DONE

@@ -33,19 +33,10 @@ FLATTEN_PARAMETER = "flatten_control_inputs"
 """``true`` among a model's parameters: control inputs have the shape [rows] in a batch, not [rows, 1]."""
 MAX_CONTROLS = 16
 MAX_STATES = 64
-KINDS = (
-    "CONTROL_SEQUENCE_START",
-    "CONTROL_SEQUENCE_READY",
-    "CONTROL_SEQUENCE_END",
-    "CONTROL_SEQUENCE_CORRID",
-)
+KINDS = ("CONTROL_SEQUENCE_START", "CONTROL_SEQUENCE_READY", "CONTROL_SEQUENCE_END", "CONTROL_SEQUENCE_CORRID")
 CORRID = "CONTROL_SEQUENCE_CORRID"
 CORRID_TYPES = (DataType.UINT64, DataType.INT64, DataType.UINT32, DataType.INT32, DataType.STRING)
-VALUES = {
-    "int32_false_true": DataType.INT32,
-    "fp32_false_true": DataType.FLOAT,
-    "bool_false_true": DataType.BOOL,
-}
+VALUES = {"int32_false_true": DataType.INT32, "fp32_false_true": DataType.FLOAT, "bool_false_true": DataType.BOOL}
 """The fields that hold the two values of a flag, and the element types that follow from them."""
 
 MAX_FLOAT = (2 - 2**-23) * 2.0**127

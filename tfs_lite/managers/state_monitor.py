@@ -31,10 +31,7 @@ class ServableStateMonitor:
     """
 
     def __init__(
-        self,
-        event_bus: EventBus[ServableState],
-        max_ended_versions: int = 32,
-        max_ended_names: int = 1000,
+        self, event_bus: EventBus[ServableState], max_ended_versions: int = 32, max_ended_names: int = 1000
     ) -> None:
         self._max_ended_versions = max(max_ended_versions, 1)
         self._max_ended_names = max(max_ended_names, 1)

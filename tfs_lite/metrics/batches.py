@@ -133,9 +133,7 @@ class BatchStateCollector(Collector):
     waiting calls are in StateCollector."""
 
     def __init__(
-        self,
-        waiting: Callable[[], Iterable[tuple[ServableId, int]]],
-        workers: Callable[[], Iterable[WorkerState]],
+        self, waiting: Callable[[], Iterable[tuple[ServableId, int]]], workers: Callable[[], Iterable[WorkerState]]
     ) -> None:
         self._waiting = waiting
         self._workers = workers

@@ -179,9 +179,7 @@ def _schemas() -> Tree:
             ),
         ),
         "ModelMetadata": _object(
-            ("model_spec", "metadata"),
-            model_spec=spec,
-            metadata=_object(("signature_def",), signature_def=signatures),
+            ("model_spec", "metadata"), model_spec=spec, metadata=_object(("signature_def",), signature_def=signatures)
         ),
         "PredictBody": {
             "oneOf": [
@@ -196,8 +194,7 @@ def _schemas() -> Tree:
             ("examples",), signature_name=text, context=example, examples=_list(example, minItems=1)
         ),
         "ClassifyAnswer": _object(
-            ("results",),
-            results=_list(_list(_list({}, minItems=2, maxItems=2, prefixItems=[text, number]))),
+            ("results",), results=_list(_list(_list({}, minItems=2, maxItems=2, prefixItems=[text, number])))
         ),
         "RegressAnswer": _object(("results",), results=_list(number)),
     }

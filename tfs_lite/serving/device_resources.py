@@ -22,12 +22,7 @@ from tfs_lite.serving.metrics import ResourceUse
 from tfs_lite.serving.options import ServerOptions
 
 _PERMANENT = frozenset(
-    {
-        StatusCode.INVALID_ARGUMENT,
-        StatusCode.PERMISSION_DENIED,
-        StatusCode.UNIMPLEMENTED,
-        StatusCode.DATA_LOSS,
-    }
+    {StatusCode.INVALID_ARGUMENT, StatusCode.PERMISSION_DENIED, StatusCode.UNIMPLEMENTED, StatusCode.DATA_LOSS}
 )
 
 

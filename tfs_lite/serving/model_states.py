@@ -35,9 +35,7 @@ _ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
 
 
 def visible_versions(
-    states: Mapping[int, TimedState],
-    waiting: Mapping[int, str],
-    last_attempt: Callable[[int], LoadAttempt | None],
+    states: Mapping[int, TimedState], waiting: Mapping[int, str], last_attempt: Callable[[int], LoadAttempt | None]
 ) -> tuple[VersionStatus, ...]:
     """Highest version first. A version that waits shows as START with the reason, unless the manager still has it; one
     between two attempts shows the last attempt's error."""

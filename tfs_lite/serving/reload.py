@@ -20,12 +20,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.managers.labels import VersionLabels, check_labels
 from tfs_lite.request_log.sampler import RequestLogs
-from tfs_lite.serving.config_checks import (
-    check_actual_platforms,
-    check_models,
-    logged_models,
-    version_labels,
-)
+from tfs_lite.serving.config_checks import check_actual_platforms, check_models, logged_models, version_labels
 from tfs_lite.serving.load_waiter import ModelWaiter
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions

@@ -16,12 +16,7 @@ from pathlib import Path
 from tfs_lite.adapters.contract import OpenedModel, OpenRequest
 from tfs_lite.adapters.labels import read_labels
 from tfs_lite.adapters.loader import MakeServable
-from tfs_lite.config.batching import (
-    BatchingParameters,
-    combined,
-    parameters_without_file,
-    read_version_parameters,
-)
+from tfs_lite.config.batching import BatchingParameters, combined, parameters_without_file, read_version_parameters
 from tfs_lite.config.generation import GenerationSettings, generation_settings
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.server_files import read_batching_parameters

@@ -125,7 +125,7 @@ DYNAMIC_BATCHING_IN_TEXT = [
     (
         "default_queue_policy {\n timeout_action: 2 }",
         "4:2",
-        'default_queue_policy.timeout_action: "2" is no timeout ac',
+        'default_queue_policy.timeout_action: "2" is no timeout action',
     ),
 ]
 DYNAMIC_BATCHING_IN_YAML = [

@@ -80,10 +80,7 @@ RESOURCE = [
 
 @pytest.mark.parametrize(
     ("policy", "versions", "action"),
-    [
-        *[("availability", *row) for row in AVAILABILITY],
-        *[("resource", *row) for row in RESOURCE],
-    ],
+    [*[("availability", *row) for row in AVAILABILITY], *[("resource", *row) for row in RESOURCE]],
 )
 def test_policy_chooses_the_action_of_each_row(policy: str, versions: str, action: str) -> None:
     assert text(POLICIES[policy].next_action(stream(versions))) == action

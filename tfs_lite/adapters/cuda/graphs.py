@@ -28,11 +28,7 @@ WARM_RUNS = 2
 MAX_GRAPHS = 16
 MAX_SEEN = 64
 _TRUE = frozenset({"1", "true", "yes", "on"})
-_UNFIT_TAGS = (
-    torch.Tag.nondeterministic_seeded,
-    torch.Tag.data_dependent_output,
-    torch.Tag.dynamic_output_shape,
-)
+_UNFIT_TAGS = (torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 logger = logging.getLogger(__name__)
 
 

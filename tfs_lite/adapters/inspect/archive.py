@@ -41,8 +41,7 @@ def unsafe(what: str) -> ServingError:
     """The error for a file that could run code or touch the machine when it is loaded. It needs the operator's
     trust."""
     return ServingError(
-        StatusCode.PERMISSION_DENIED,
-        f"{what}; such a file is loaded only from below --trusted_model_base_paths",
+        StatusCode.PERMISSION_DENIED, f"{what}; such a file is loaded only from below --trusted_model_base_paths"
     )
 
 

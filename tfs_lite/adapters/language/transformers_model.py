@@ -222,12 +222,7 @@ def _capture(network: StepNetwork, request: OpenRequest) -> None:
 
 
 def choose_network(
-    module: PreTrainedModel,
-    device: torch.device,
-    slots: int,
-    length: int,
-    may_fall_back: bool,
-    fixed: bool = False,
+    module: PreTrainedModel, device: torch.device, slots: int, length: int, may_fall_back: bool, fixed: bool = False
 ) -> tuple[StepNetwork, str]:
     """The network, and why it takes one text at a time; the reason is empty for a batched network, which has passed its
     self-check. ``fixed``: with room for decode steps of fixed shapes. FAILED_PRECONDITION, with the reason, if it may

@@ -67,8 +67,7 @@ class ItemSteps:
         """The inputs and outputs of predict, undeclared where they come from ``preprocess`` or go to
         ``postprocess``."""
         return Signature(
-            () if self._preprocess else self._signature.inputs,
-            () if self._postprocess else self._signature.outputs,
+            () if self._preprocess else self._signature.inputs, () if self._postprocess else self._signature.outputs
         )
 
     def preprocess(self, inputs: Mapping[str, Tensor], deadline: float | None) -> dict[str, Any]:

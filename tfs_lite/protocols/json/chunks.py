@@ -17,16 +17,7 @@ import orjson
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json.dense_numbers import LEAST_BYTES, large_arrays
 from tfs_lite.protocols.json.scan import SLICE_BYTES, Slice, slices, string_end
-from tfs_lite.protocols.json.tree import (
-    MAX_DEPTH,
-    MAX_VALUES,
-    Json,
-    Refused,
-    StandIns,
-    TooMany,
-    new_stand_in,
-    read,
-)
+from tfs_lite.protocols.json.tree import MAX_DEPTH, MAX_VALUES, Json, Refused, StandIns, TooMany, new_stand_in, read
 
 _SHORT_PART = 64
 """What is looked at first is a chunk's 64th part: many containers end soon after the long item in them."""

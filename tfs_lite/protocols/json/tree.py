@@ -19,14 +19,7 @@ import numpy as np
 import orjson
 
 from tfs_lite.protocols.dtypes import Array
-from tfs_lite.protocols.json.scan import (
-    FEW,
-    SPECIAL,
-    colons_and_brackets,
-    few_colons,
-    is_deeper,
-    replace_special,
-)
+from tfs_lite.protocols.json.scan import FEW, SPECIAL, colons_and_brackets, few_colons, is_deeper, replace_special
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Array | None"
 """What a JSON text means. An array stands for a nested list of numbers."""

@@ -193,10 +193,7 @@ class DirectDecision(Generic[T]):
 
 
 def form_direct(
-    heads: Sequence[Request[T] | None],
-    key_of: Callable[[T], Hashable],
-    settings: DirectSettings,
-    now: float,
+    heads: Sequence[Request[T] | None], key_of: Callable[[T], Hashable], settings: DirectSettings, now: float
 ) -> DirectDecision[T]:
     """``heads``: the next request of each slot of an instance that is idle, None where there is none. ``key_of``: what
     has to be equal in a batch, such as the shapes that may not differ and which inputs there are. Any thread.

@@ -18,8 +18,7 @@ MAX_ID_LENGTH = 128
 """Of an id that is a text, in characters."""
 
 STOPPING = Status(
-    StatusCode.UNAVAILABLE,
-    "Server is stopping, scheduler for model has stopped accepting new inference requests",
+    StatusCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped accepting new inference requests"
 )
 
 T = TypeVar("T", bound=Hashable)

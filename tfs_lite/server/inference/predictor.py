@@ -113,12 +113,7 @@ class Predictor:
         self._deadlines: Deadlines[_Request] | None = None
 
     async def infer(
-        self,
-        model: ModelRef,
-        plan: Plan,
-        record: RequestRecord,
-        deadline: float | None,
-        options: CallOptions = PLAIN,
+        self, model: ModelRef, plan: Plan, record: RequestRecord, deadline: float | None, options: CallOptions = PLAIN
     ) -> Inference:
         """``deadline`` is in seconds of the event loop's clock, which is ``time.monotonic``. Fills in the version and
         the time in the model of ``record``. Raises ServingError; CancelledError when the client has gone, after which

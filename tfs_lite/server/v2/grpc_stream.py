@@ -55,11 +55,7 @@ class V2Stream:
     """``run`` is called once, on the event loop. When it ends, in any way, nothing of it is left running."""
 
     def __init__(
-        self,
-        infer: V2Inference,
-        context: CallContext,
-        max_in_flight: int = MAX_IN_FLIGHT,
-        max_parts: int = MAX_PARTS,
+        self, infer: V2Inference, context: CallContext, max_in_flight: int = MAX_IN_FLIGHT, max_parts: int = MAX_PARTS
     ) -> None:
         self._infer = infer
         self._deadline = context.deadline

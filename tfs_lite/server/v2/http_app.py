@@ -28,11 +28,7 @@ class V2HttpApp:
     """On the event loop."""
 
     def __init__(
-        self,
-        inference: V2Inference,
-        control: V2Control,
-        http: HttpResources,
-        room: EventRoom | None = None,
+        self, inference: V2Inference, control: V2Control, http: HttpResources, room: EventRoom | None = None
     ) -> None:
         self._bodies = EncodedBodies(http)
         self._infer = V2HttpInfer(inference, control, http, self._bodies, room)

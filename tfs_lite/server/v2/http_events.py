@@ -147,10 +147,7 @@ class EventStream(Response):
     media_type = EVENT_TYPE
 
     def __init__(
-        self,
-        first: bytes | None,
-        next_text: Callable[[], Awaitable[bytes | None]],
-        inside: ExitStack,
+        self, first: bytes | None, next_text: Callable[[], Awaitable[bytes | None]], inside: ExitStack
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]

@@ -15,14 +15,7 @@ from starlette.responses import Response
 
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.json.values import read_base64, shorten, type_name
-from tfs_lite.protocols.v2.json_values import (
-    TOO_DEEP,
-    Members,
-    read_object,
-    read_parameters,
-    read_size,
-    read_text,
-)
+from tfs_lite.protocols.v2.json_values import TOO_DEEP, Members, read_object, read_parameters, read_size, read_text
 from tfs_lite.server.http.encoded_bodies import EncodedBodies
 from tfs_lite.server.http.replies import HttpError, json_reply
 from tfs_lite.server.v2.control import V2Control

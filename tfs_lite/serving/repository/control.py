@@ -28,13 +28,7 @@ from tfs_lite.core.manifest import MANIFEST_NAME
 from tfs_lite.core.servable import ServableData, ServableId
 from tfs_lite.core.status import OK, ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.serving.config_sources import ModelLocator, model_config
-from tfs_lite.serving.model_configs import (
-    ConfigOverride,
-    base_settings,
-    newest_config,
-    settings_from_json,
-    wanted_by,
-)
+from tfs_lite.serving.model_configs import ConfigOverride, base_settings, newest_config, settings_from_json, wanted_by
 from tfs_lite.serving.options import EVERY_MODEL
 from tfs_lite.serving.repository.plan import (
     FoundVersion,
@@ -197,11 +191,7 @@ class RepositoryControl:
             self._load(LoadRequest(step), explicit=False, above=above)
 
     def _bring_up(
-        self,
-        model: LoadedModel,
-        found: list[FoundVersion],
-        old: LoadedModel | None,
-        override: ConfigOverride | None,
+        self, model: LoadedModel, found: list[FoundVersion], old: LoadedModel | None, override: ConfigOverride | None
     ) -> None:
         """Serves what was found, or what was served before."""
         name, configs = model.config.name, self._core.model_configs

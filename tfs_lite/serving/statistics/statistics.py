@@ -123,12 +123,7 @@ class InferenceStatistics:
         self._lock = threading.Lock()  # guards the next one and what is in it
         self._versions: dict[ServableId, _Version] = {}
 
-    def opened(
-        self,
-        servable_id: ServableId,
-        ensemble: bool = False,
-        load_seconds: float | None = None,
-    ) -> None:
+    def opened(self, servable_id: ServableId, ensemble: bool = False, load_seconds: float | None = None) -> None:
         """``ensemble``: it has no runs of its own; its requests are counted as such, as a language model's are."""
         with self._lock:
             self._versions[servable_id] = _Version(ensemble, load_seconds=load_seconds)

@@ -54,10 +54,7 @@ class OpenAiServed:
     version."""
 
     def __init__(
-        self,
-        settings: OpenAiSettings | None = None,
-        max_body_bytes: int = 8 << 20,
-        patience: float = PATIENCE,
+        self, settings: OpenAiSettings | None = None, max_body_bytes: int = 8 << 20, patience: float = PATIENCE
     ) -> None:
         """``patience``: seconds for a client to read on."""
         self.servables: dict[str, dict[int, Any]] = {}

@@ -331,10 +331,7 @@ class BatcherChecker:
             )
         if not (self.scheduler.in_state(ThreadState.IN_RUN) or self.scheduler.in_state(ThreadState.RECOVERING)):
             open_calls = sum(request.left >= 0 and not self._may_be_held(request) for request in self._open)
-            self._need(
-                open_calls <= self.servable.pending,
-                f"{open_calls} calls are open, not all of them wait",
-            )
+            self._need(open_calls <= self.servable.pending, f"{open_calls} calls are open, not all of them wait")
 
     def _may_be_held(self, request: CheckedCall) -> bool:
         """Whether it may have an answer already, which waits for those of earlier calls."""

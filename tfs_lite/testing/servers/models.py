@@ -44,9 +44,7 @@ class TaggedArchives:
     def __init__(self, megabytes: float = 0) -> None:
         size = max(1, int(megabytes * 1_000_000 / 4))
         self._program = torch.export.export(
-            Tagged(0, size).eval(),
-            (torch.zeros(2, WIDTH),),
-            dynamic_shapes={"x": {0: torch.export.Dim.DYNAMIC}},
+            Tagged(0, size).eval(), (torch.zeros(2, WIDTH),), dynamic_shapes={"x": {0: torch.export.Dim.DYNAMIC}}
         )
         self._weights = self._program.state_dict["weights"]
 

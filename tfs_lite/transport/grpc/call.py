@@ -17,14 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tfs_lite.transport.deadlines import Deadlines
-from tfs_lite.transport.grpc.codes import (
-    CANCELLED,
-    DEADLINE_EXCEEDED,
-    INTERNAL,
-    OK,
-    RESOURCE_EXHAUSTED,
-    UNIMPLEMENTED,
-)
+from tfs_lite.transport.grpc.codes import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED
 from tfs_lite.transport.grpc.compression import Inflater
 from tfs_lite.transport.grpc.head import RequestHead
 from tfs_lite.transport.grpc.messages import PREFIX, PREFIX_SIZE, Assembler, MessageFault

@@ -10,11 +10,7 @@ import grpc
 import pytest
 
 from tfs_lite.protocols.v2 import messages as v2
-from tfs_lite.server.v2.control import (
-    ModelMetadata,
-    ServerMetadata,
-    TensorMetadata,
-)
+from tfs_lite.server.v2.control import ModelMetadata, ServerMetadata, TensorMetadata
 from tfs_lite.server.v2.index import IndexEntry
 from tfs_lite.server.v2.shared_memory import CudaRegionStatus, RegionStatus, SharedRegions
 from tfs_lite.serving.statistics.trace_settings import V2Settings
