@@ -9,6 +9,9 @@ SECONDS ?= 60
 PYTEST_ARGS ?=
 PIP    := -m pip install --quiet --disable-pip-version-check
 
+# Bytecode is kept, whatever the surroundings say: every server, worker and test run would compile everything again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: install serve test test-all test-grpcio test-lowest test-newer-python conformance fuzz check format bench bench-batching bench-peers demo gpu protos clean
 
 install: $(VENV)/.installed
