@@ -84,7 +84,7 @@ def told(client: V2Client) -> int:
 
 def workers(fixture: ServerFixture) -> int:
     """Instances, as the metrics have them."""
-    return sum(state.up for state in fixture.server._running.core._workers())  # type: ignore[union-attr]
+    return sum(state.up for state in fixture.server.core._workers())
 
 
 @pytest.fixture(params=["thread", "process"])
