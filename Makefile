@@ -110,7 +110,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/swap.py $(ARGS)
+	$(BIN)/python benchmarks/hot_reload.py $(ARGS)
 	$(BIN)/python benchmarks/rest.py
 
 PEERS ?= mosec pytriton torchserve mlserver litserve bentoml ray limits

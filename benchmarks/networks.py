@@ -1,7 +1,8 @@
-"""The networks of ``models.py``, apart from it so that only building them imports torch."""
+"""The networks of ``models.py`` and ``hot_reload.py``, apart from them so that only building imports torch."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -37,17 +38,60 @@ class Convnet(nn.Module):
         return {"y": self.layers(x)}
 
 
-class Wide(nn.Module):
-    """One matrix of 500 MB, for loads that take their time."""
+class Bert(nn.Module):
+    """Four layers of a BERT, hidden size 512: 220 nodes as an exported program, 50 MB."""
 
-    WIDTH = 11_180
+    def __init__(self) -> None:
+        from transformers import BertConfig, BertModel
+
+        super().__init__()
+        sizes = {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}
+        self.model = BertModel(BertConfig(**sizes, vocab_size=8000, attn_implementation="eager"))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        found = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        return {"last": found.last_hidden_state, "pooled": found.pooler_output}
+
+    @staticmethod
+    def examples() -> dict[str, Tensor]:
+        ids = torch.ones(2, 32, dtype=torch.long)
+        return {"input_ids": ids, "attention_mask": ids}
+
+
+class ResNet(nn.Module):
+    """A ResNet-18: 193 nodes, 47 MB."""
+
+    def __init__(self) -> None:
+        from transformers import ResNetConfig, ResNetForImageClassification
+
+        super().__init__()
+        sizes = {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
+        self.model = ResNetForImageClassification(ResNetConfig(layer_type="basic", **sizes))
+
+    def forward(self, pixels: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.model(pixels).logits}
+
+    @staticmethod
+    def examples() -> dict[str, Tensor]:
+        return {"pixels": torch.zeros(2, 3, 64, 64)}
+
+
+class Wide(nn.Module):
+    """Eight matrices, 500 MB in all."""
+
+    WIDTH = 3953
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(self.WIDTH, self.WIDTH, bias=False)
+        self.layers = nn.Sequential(*(nn.Linear(self.WIDTH, self.WIDTH, bias=False) for _ in range(8)))
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"y": self.layer(x)}
+        return {"y": self.layers(x)}
+
+    @staticmethod
+    def examples() -> dict[str, Tensor]:
+        return {"x": torch.zeros(2, Wide.WIDTH)}
 
 
 NETWORKS: dict[str, type[nn.Module]] = {"mlp": Mlp, "convnet": Convnet}
+PUSHED: dict[str, type[Bert | ResNet | Wide]] = {"bert": Bert, "resnet": ResNet, "wide": Wide}

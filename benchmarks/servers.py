@@ -65,6 +65,11 @@ class Running:
     def cpu_seconds(self) -> float:
         return sum(sum(process.cpu_times()[:2]) for process in self._processes())
 
+    def proportional_bytes(self) -> int:
+        """Of all its processes; each of ``n`` processes that share a page counts an ``n``-th of it (PSS). Reading it
+        holds the processes up for some milliseconds."""
+        return sum(process.memory_full_info().pss for process in self._processes())
+
     def resident_bytes(self) -> int:
         """Of all its processes; pages that they share count more than once."""
         return sum(process.memory_info().rss for process in self._processes())

@@ -145,9 +145,11 @@ def _load(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from mutators import MUTATORS, either, of_bytes
     from targets import TARGETS
     from targets_generation import PREPARE
+    from targets_programs import prepare_programs
 
-    if arguments.target in PREPARE:
-        PREPARE[arguments.target]()
+    prepare = {**PREPARE, "program": prepare_programs}
+    if arguments.target in prepare:
+        prepare[arguments.target]()
     logging.disable(logging.WARNING)
     logging.getLogger().addHandler(logging.NullHandler())
     warnings.simplefilter("error", RuntimeWarning)

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from handlers import PLATFORMS, ROOT, Model, handlers
 from promises import check_details, check_error, check_reply, plain, require, same
 from targets_generation import TARGETS_GENERATION
+from targets_programs import program
 from targets_v2 import TARGETS_V2, use_settings
 
 from tfs_lite.adapters.replay import replay_of_body, replay_of_log
@@ -282,6 +283,7 @@ TARGETS: dict[str, Target] = {
     "config_yaml": config_yaml,
     **TARGETS_V2,
     **TARGETS_GENERATION,
+    "program": program,
 }
 
 

@@ -5,7 +5,9 @@
     detect, trust       which platform a directory is for; whether its code may run
     loader              the loader of every platform: inspect, open, warm up, unload
     pytorch_export, pytorch_libtorch, python/, language/   the platforms
-    inspect/            what may be inside an artefact, found out before torch opens it
+    exported/           exported programs, built without torch's own loader
+    inspect/            what may be inside an archive, found out before torch opens it
+    yielding            lets other threads run while one does long work in Python
     remote              the same load in a process of its own
     device, memory, cuda/   devices, memory accounts, GPUs
     tensors, results, failures   arrays to tensors and back; what a model returned; what went wrong in it

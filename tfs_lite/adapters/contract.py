@@ -22,7 +22,7 @@ from tfs_lite.adapters.failures import run_failure, story
 from tfs_lite.adapters.results import check_outputs, shows_type
 from tfs_lite.adapters.tensors import to_arrays
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.core.model import Model
+from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, Tensor, find_signature
 from tfs_lite.core.status import ServingError, StatusCode
@@ -58,6 +58,11 @@ class OpenRequest:
     beside: int = 0
 
 
+class NeedsProcess(Exception):
+    """``Platform.open`` does not open this version; ``Platform.open_in_process`` does, in a process of the model. The
+    message says why."""
+
+
 class OpenedModel(Model, Protocol):
     """An opened version: a model with one signature, ``serving_default``, that knows its size."""
 
@@ -72,10 +77,10 @@ class LoadedModel(OpenedModel, ABC):
     written to; results belong to the caller. Every failure of ``run`` is a ServingError.
     """
 
-    outputs_may_differ = True
-    """Whether results may differ from the signature, and have to be checked."""
     states: Mapping[str, str] = MappingProxyType({})
     """Output states, which a model may leave out -> the inputs whose values they keep then."""
+    reason = ""
+    """Why ``Platform.open_in_process`` has opened the model; empty if ``Platform.open`` has."""
 
     def __init__(self, servable_id: ServableId, platform: str, signature: Signature, device: torch.device) -> None:
         self._id = servable_id
@@ -93,16 +98,19 @@ class LoadedModel(OpenedModel, ABC):
     def signatures(self) -> Mapping[str, Signature]:
         return self._signatures
 
+    @property
+    def worker(self) -> WorkerStatus:
+        return WorkerStatus(reason=self.reason)
+
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
         declared = self.run_signature(signature)
         try:
             results = self.call(cast(Mapping[str, Array], inputs))
             wanted = outputs or declared.output_names or tuple(results)
             picked = {name: self._pick(results, name, inputs) for name in wanted}
-            if self.outputs_may_differ:
-                check_outputs(declared, inputs, picked)
+            check_outputs(declared, inputs, picked)
             arrays = to_arrays(picked, self._device)
-            if self.outputs_may_differ and not all(map(shows_type, picked.values())):
+            if not all(map(shows_type, picked.values())):
                 check_outputs(declared, inputs, arrays)
             return arrays
         except Exception as error:
@@ -157,7 +165,9 @@ class Platform:
     """A kind of artefact, and how versions of it are opened.
 
     ``open`` is None if this server cannot serve the artefact, and ``missing`` says why; or if the platform is
-    ``composed``: a version has no artefact, and its servable is made of other models. ``reserve`` returns an upper
+    ``composed``: a version has no artefact, and its servable is made of other models. ``open_in_process`` opens the
+    versions for which ``open`` raises NeedsProcess, in processes of their own. ``check_config`` raises INVALID_ARGUMENT
+    if the artefact in a directory contradicts a config, without opening it. ``reserve`` returns an upper
     bound of the bytes that a version takes on its device, from its files, the config and whether it goes to a GPU, or
     raises ServingError; None means that the bound follows from the size of the files. Models of an ``in_server``
     platform always run in the server's process.
@@ -172,6 +182,8 @@ class Platform:
     composed: bool = False
     reserve: Callable[[VersionFiles, ModelSettings, bool], int] | None = None
     in_server: bool = False
+    open_in_process: Callable[[OpenRequest], LoadedModel] | None = None
+    check_config: Callable[[str, ModelSettings], object] | None = None
 
     @property
     def is_served(self) -> bool:

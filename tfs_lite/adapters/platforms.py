@@ -14,13 +14,17 @@ from types import MappingProxyType
 
 from tfs_lite.adapters import pytorch_export, pytorch_libtorch
 from tfs_lite.adapters.contract import Platform, VersionFiles
-from tfs_lite.adapters.inspect.artifact import COMPILED
+from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.exported.document import COMPILED
 from tfs_lite.adapters.language import transformers_model
 from tfs_lite.adapters.loader import AdapterSettings, ArtifactLoader
 from tfs_lite.adapters.python import model as python_model
+from tfs_lite.adapters.reshape import seen_by_model
+from tfs_lite.config.model import ModelSettings
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.servable import ServableData, StoragePath
 from tfs_lite.core.source import UnarySourceAdapter
+from tfs_lite.core.status import ServingError, StatusCode
 
 GROUP = "tfs_lite.platforms"
 ENSEMBLE = "ensemble"
@@ -82,3 +86,15 @@ def make_source_adapter(platform: str | None, settings: AdapterSettings) -> Unar
 def make_loader(item: ServableData[StoragePath], platform: str | None, settings: AdapterSettings) -> Loader:
     """The loader of one version."""
     return ArtifactLoader(item.payload, platform or "", settings, PLATFORMS, item.id.name)
+
+
+def check_config(directory: str, settings: ModelSettings) -> None:
+    """INVALID_ARGUMENT if a config contradicts the artefact in ``directory``, as far as that shows without opening
+    it."""
+    try:
+        platform = choose_platform(read_version(directory), settings.platform, PLATFORMS)
+        if platform.check_config is not None:
+            platform.check_config(directory, seen_by_model(settings))
+    except ServingError as error:
+        if error.code is StatusCode.INVALID_ARGUMENT:
+            raise

@@ -19,7 +19,7 @@ import torch
 from tfs_lite.adapters.contract import OpenRequest, Platform, VersionFiles
 from tfs_lite.adapters.cuda.memory import Pool
 from tfs_lite.adapters.cuda.streams import DeviceModel, open_pool, open_streams
-from tfs_lite.adapters.inspect.artifact import inspect_script
+from tfs_lite.adapters.inspect.script import inspect_script
 from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.results import by_name, numbered
 from tfs_lite.adapters.tensors import to_tensor

@@ -6,13 +6,14 @@ describe(request, platform)  ->  JSON  ->  open_version(JSON) in the other proce
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
 import orjson
 import torch
 
-from tfs_lite.adapters.contract import OpenedModel, OpenRequest
+from tfs_lite.adapters.contract import LoadedModel, NeedsProcess, OpenedModel, OpenRequest
 from tfs_lite.adapters.detect import read_version
 from tfs_lite.adapters.device import configure_torch_threads, limit_gpu_memory
 from tfs_lite.adapters.failures import label_of, load_failure, story
@@ -27,6 +28,8 @@ OPEN_VERSION = "tfs_lite.adapters.remote:open_version"
 """The function that the other process calls."""
 PRELOAD = ("tfs_lite.adapters.remote",)
 """The modules that it imports beforehand."""
+TORCH_LOADER = ("tfs_lite.adapters.exported.torch_loader",)
+"""Those that only torch's own loader needs: 70 MB, and more than a second."""
 _CONFIG_NAMES = {dtype: name for name, dtype in FROM_CONFIG_NAME.items()}
 logger = logging.getLogger(__name__)
 
@@ -77,13 +80,30 @@ def open_version(arguments: str) -> OpenedModel:
     if platform.open is None:
         raise ServingError(StatusCode.UNIMPLEMENTED, f"platform {platform.name}: {platform.missing}")
     try:
-        return platform.open(request)
+        return _open(platform.open, platform.open_in_process, request)
     except ServingError:
         raise
     except BaseException as error:
         logger.warning("%s\n%s", load_failure(request.id, error), story(error))
         failure = load_failure(request.id, error)
     raise ServingError(failure.code, failure.status.message.removeprefix(f"{label_of(request.id)} "))
+
+
+def _open(
+    usual: Callable[[OpenRequest], OpenedModel],
+    otherwise: Callable[[OpenRequest], LoadedModel] | None,
+    request: OpenRequest,
+) -> OpenedModel:
+    """Opens the version in its platform's usual way, or in the other one that is for processes of models."""
+    try:
+        return usual(request)
+    except NeedsProcess as error:
+        if otherwise is None:
+            raise
+        reason = f"loaded by torch's loader in a process: {error}"
+    model = otherwise(request)
+    model.reason = reason
+    return model
 
 
 def _plain(value: Any) -> Any:

@@ -44,13 +44,15 @@ class Quantile:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One instance of a version. ``pid`` is empty without a process of its own."""
+    """One instance of a version. ``pid`` is empty without a process of its own, ``reason`` unless the model was opened
+    in another way than usual."""
 
     instance: str
     kind: str = ""
     pid: str = ""
     up: bool | None = None
     restarts: int | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ class _Samples:
         if name.startswith("worker_"):
             facts = self.workers.setdefault(labels.get("instance", ""), {})
             facts[name] = sample.value
-            facts.update((key, labels[key]) for key in ("kind", "pid") if key in labels)
+            facts.update((key, labels[key]) for key in ("kind", "pid", "reason") if key in labels)
         elif name == "requests_total" and labels.get("method") in PREDICTIONS:
             code = labels.get("code", "")
             self.requests[code] = self.requests.get(code, 0) + sample.value
@@ -187,6 +189,7 @@ def _worker(instance: str, facts: Mapping[str, Any]) -> Worker:
         facts.get("pid", ""),
         None if up is None else bool(up),
         None if restarts is None else int(restarts),
+        facts.get("reason", ""),
     )
 
 
@@ -224,7 +227,7 @@ def _worker_text(worker: Worker) -> str:
         words.append("down")
     if worker.restarts:
         words.append(f"({worker.restarts} restart{'s' if worker.restarts != 1 else ''})")
-    return " ".join(words)
+    return " ".join(words) + (f": {worker.reason}" if worker.reason else "")
 
 
 def _time(seconds: float) -> str:

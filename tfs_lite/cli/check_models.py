@@ -17,9 +17,10 @@ from pathlib import Path
 from tfs_lite.adapters import pytorch_export, pytorch_libtorch
 from tfs_lite.adapters.contract import VersionFiles
 from tfs_lite.adapters.detect import choose_platform, read_version
+from tfs_lite.adapters.exported.document import inspect_exported
 from tfs_lite.adapters.failures import load_failure
 from tfs_lite.adapters.inspect.archive import unsafe
-from tfs_lite.adapters.inspect.artifact import inspect_exported, inspect_script
+from tfs_lite.adapters.inspect.script import inspect_script
 from tfs_lite.adapters.language.budget import budget
 from tfs_lite.adapters.language.codec import open_codec
 from tfs_lite.adapters.language.family import network_config

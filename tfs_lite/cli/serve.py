@@ -40,6 +40,7 @@ def run(argv: Sequence[str]) -> int:
     options, threads = server_options(settings), torch_threads(settings)
     stop = StopSignal()
     _start_logging(settings["log_level"])
+    _prepare_processes(options.worker)
     _set_torch_threads(*threads)
     return _serve(options, stop, settings["json"])
 
@@ -125,6 +126,14 @@ def _start_logging(level: str) -> None:
         format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
     )
+
+
+def _prepare_processes(worker: str) -> None:
+    """Imports the server first, so that processes of models share that with it, and before torch starts threads."""
+    import tfs_lite.server.server  # noqa: F401
+    from tfs_lite.serving.model_opener import prepare_processes
+
+    prepare_processes(worker)
 
 
 def _set_torch_threads(intra: int, inter: int) -> None:

@@ -6,6 +6,7 @@ or in sense, raises one ServingError that names file, line, column and field.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,12 @@ def load_model_settings(version_directory: Path, model: str) -> ModelSettings:
     Two files in one directory, or a file that names another model, raise INVALID_ARGUMENT.
     """
     for directory, prefix in ((version_directory, f"{version_directory.name}/"), (version_directory.parent, "")):
-        found = [name for name in MODEL_SETTINGS_FILES if (directory / name).is_file()]
+        found = [name for name in MODEL_SETTINGS_FILES if os.path.lexists(directory / name)]
         if len(found) > 1:
             raise invalid_argument(f"model {model} has both {' and '.join(prefix + name for name in found)}; keep one")
         if found:
             shown = prefix + found[0]
-            settings = parse_model_settings(read_text(directory / found[0], shown), shown)
+            settings = parse_model_settings(read_model_config(directory / found[0], shown), shown)
             if settings.name not in ("", model):
                 raise invalid_argument(f'{shown}: name is "{settings.name}", but the model is called "{model}"')
             return settings
@@ -72,6 +73,13 @@ def read_document(text: str, name: str, message_class: Any) -> Document:
     if name.endswith(YAML_ENDINGS):
         return read_yaml(text, name)
     return read_proto_text(text, message_class, name)
+
+
+def read_model_config(path: Path, name: str) -> str:
+    """:func:`read_text`, but FAILED_PRECONDITION for what is no file, such as a pipe, which might never end."""
+    if path.exists() and not path.is_file():
+        raise failed_precondition(f"{name}: cannot be read: it is no file")
+    return read_text(path, name)
 
 
 def read_text(path: Path, name: str) -> str:

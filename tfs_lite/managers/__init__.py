@@ -9,6 +9,7 @@
     basic_manager               the versions that it was told to manage; load and unload on demand
     load_flow, retrier          a load from requested to AVAILABLE, or to its last failed attempt
     unload_flow                 a version is withdrawn, its handles are waited for, it is unloaded
+    replace_flow                a ready version is loaded anew and takes its own place
     admission, reservations, resource_tracker   whether a load has room, and what it holds
     harness                     the state of one version, and the table of its transitions
     registry                    the managed versions, their lock, and the order in which events are published

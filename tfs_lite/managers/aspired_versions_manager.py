@@ -22,6 +22,7 @@ from tfs_lite.core.status import ServingError, Status, invalid_argument
 from tfs_lite.managers.basic_manager import BasicManager, BasicManagerOptions
 from tfs_lite.managers.harness import REMOVABLE, HarnessState, ServableStateSnapshot
 from tfs_lite.managers.policies import Action, ActionKind, Policy
+from tfs_lite.managers.registry import Done
 
 logger = logging.getLogger(__name__)
 
@@ -213,6 +214,10 @@ class AspiredVersionsManager(TargetBase[Loader]):
         return {name: list(group) for name, group in itertools.groupby(snapshots, lambda s: s.id.name)}
 
     # What the manager below offers.
+
+    def replace_servable(self, data: ServableData[Loader], done: Done) -> None:
+        """Puts another load of a ready version in its place; see :meth:`BasicManager.replace_servable`."""
+        self._manager.replace_servable(data, done)
 
     def get_servable_handle(self, request: ModelRef) -> ServableHandle:
         return self._manager.get_servable_handle(request)

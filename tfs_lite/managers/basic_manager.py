@@ -23,6 +23,7 @@ from tfs_lite.core.status import Status, StatusCode, failed_precondition
 from tfs_lite.managers.harness import IN_FLIGHT, REMOVABLE, HarnessState, LoaderHarness, ServableStateSnapshot
 from tfs_lite.managers.load_flow import LoadFlow, LoadSettings
 from tfs_lite.managers.registry import Done, Registry
+from tfs_lite.managers.replace_flow import ReplaceFlow
 from tfs_lite.managers.reservations import Reservations
 from tfs_lite.managers.resource_tracker import ResourceTracker
 from tfs_lite.managers.retrier import RetryPolicy
@@ -70,10 +71,14 @@ class BasicManager:
         self._serving_map = ServingMap()
         self._registry = Registry(options.event_bus, self._after_change)
         self._unloads = UnloadFlow(self._registry, self._serving_map, options.unload_executor)
+        reservations = Reservations(self._registry, options.resource_tracker)
+        self._replacements = ReplaceFlow(
+            self._registry, self._serving_map, reservations, self._unloads, options.load_executor
+        )
         self._loads = LoadFlow(
             self._registry,
             self._serving_map,
-            Reservations(self._registry, options.resource_tracker),
+            reservations,
             self._unloads,
             LoadSettings(
                 clock=options.clock,
@@ -182,6 +187,13 @@ class BasicManager:
         """Withdraws a Ready version and unloads it once its last handle is released; then ``done`` gets OK."""
         self._unloads.request(servable_id, done)
 
+    def replace_servable(self, data: ServableData[Loader], done: Done) -> None:
+        """Loads a Ready version anew, by the loader of ``data``, beside what serves, and puts it in its place; what
+        was there is unloaded once its last handle is released. ``done`` gets OK once the new one is served. Otherwise
+        nothing has changed: NOT_FOUND or FAILED_PRECONDITION (not ready), CANCELLED (no longer served), or
+        RESOURCE_EXHAUSTED or the loader's error. There are no further attempts, and no events."""
+        self._replacements.request(data, done)
+
     def set_num_load_threads(self, num_threads: int) -> None:
         """Returns at once; see :meth:`tfs_lite.core.executor.Executor.resize`."""
         self._options.load_executor.resize(num_threads)
@@ -257,7 +269,7 @@ class BasicManager:
 
     def _in_states(self, states: frozenset[HarnessState] | set[HarnessState]) -> list[ServableId]:
         """Called with the lock held."""
-        return [servable_id for servable_id, h in self._registry.harnesses.items() if h.state in states]
+        return [harness.id for harness in self._registry.in_memory() if harness.state in states]
 
     def _after_change(self) -> None:
         self._loads.reconsider()

@@ -56,6 +56,13 @@ class _Load:
         self.served_before = 0  # versions that had become available when the present attempt began
 
 
+def load_servable(loader: Loader, servable_id: ServableId) -> None:
+    """One attempt, without a lock. Raises what the loader raises; INTERNAL if it has no servable afterwards."""
+    loader.load(servable_id)
+    if loader.servable is None:
+        raise ServingError(StatusCode.INTERNAL, f"the loader of {servable_id} loaded nothing")
+
+
 class LoadFlow:
     """All loads of one manager. Methods may be called from any thread, without the registry's lock."""
 
@@ -129,7 +136,7 @@ class LoadFlow:
             Task(
                 name=f"load {load.harness.id}",
                 begin=lambda: self._begin(load),
-                work=lambda: self._work(load),
+                work=lambda: load_servable(load.loader, load.harness.id),
                 done=lambda error: self._finish(load, error),
             )
         )
@@ -173,12 +180,6 @@ class LoadFlow:
             load.running, load.served_before = True, self._served
         self._registry.publish_events()
         return True
-
-    def _work(self, load: _Load) -> None:
-        harness = load.harness
-        load.loader.load(harness.id)
-        if load.loader.servable is None:
-            raise ServingError(StatusCode.INTERNAL, f"the loader of {harness.id} loaded nothing")
 
     def _finish(self, load: _Load, error: BaseException | None) -> None:
         if error is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.servable import ServableId
@@ -34,6 +34,8 @@ class Registry:
     def __init__(self, event_bus: EventBus[ServableState] | None, after_change: Callable[[], None]) -> None:
         self.lock = threading.Condition(threading.Lock())
         self.harnesses: dict[ServableId, LoaderHarness] = {}
+        self.beside: set[LoaderHarness] = set()
+        """Second loads of managed versions: those that are to take a place, and those that had one."""
         self.closing = False
         self.unloads_finished = 0
         self.changes = 0
@@ -41,6 +43,11 @@ class Registry:
         self._after_change = after_change
         self._queued: deque[ServableState] = deque()
         self._publishing = threading.RLock()  # serialises flushes, guards no field; innermost but for the bus
+
+    def in_memory(self) -> Iterator[LoaderHarness]:
+        """Every harness that may hold memory. Called with the lock held."""
+        yield from self.harnesses.values()
+        yield from self.beside
 
     def find(self, servable_id: ServableId) -> LoaderHarness:
         """The harness of a version that may be loaded or unloaded. Called with the lock held.

@@ -11,7 +11,7 @@ from collections.abc import Container
 
 from tfs_lite.core.loader import Loader
 from tfs_lite.core.resources import NO_RESOURCES, ResourceAllocation
-from tfs_lite.core.status import Status, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.managers.admission import Admission, Demand, decide
 from tfs_lite.managers.harness import HOLDS_RESOURCES, LEAVING, HarnessState, LoaderHarness
 from tfs_lite.managers.registry import Registry
@@ -58,6 +58,14 @@ class Reservations:
             harness.error(self._exhausted(harness))
         return admission
 
+    def hold_beside(self, harness: LoaderHarness) -> None:
+        """Keeps a second load of a managed version beside it, with its memory; RESOURCE_EXHAUSTED if there is no room,
+        or others wait for it."""
+        if self._tracker is not None and decide(self._tracker, self._demand(), harness.estimate) is not Admission.ADMIT:
+            refusal = self._exhausted(harness)
+            raise ServingError(refusal.code, refusal.message)
+        self._registry.beside.add(harness)
+
     def decide_parked(self) -> list[LoaderHarness]:
         """Decides the parked loads again, in order. Returns those that are no longer parked."""
         candidates, self._parked = self._parked, []
@@ -73,11 +81,11 @@ class Reservations:
             staying=self._held(_STAYING),
             leaving=self._held(LEAVING),
             ahead=[harness.estimate for harness in self._parked],
-            in_flight=any(harness.in_flight for harness in self._registry.harnesses.values()),
+            in_flight=any(harness.in_flight for harness in self._registry.in_memory()),
         )
 
     def _held(self, states: Container[HarnessState]) -> list[ResourceAllocation]:
-        return [harness.estimate for harness in self._registry.harnesses.values() if harness.state in states]
+        return [harness.estimate for harness in self._registry.in_memory() if harness.state in states]
 
     def _exhausted(self, harness: LoaderHarness) -> Status:
         assert self._tracker is not None  # without a tracker every load is admitted

@@ -86,6 +86,19 @@ class ServingMap:
             versions[servable_id.version] = _Entry(servable_id, servable, self._lock)
             self._streams[servable_id.name] = _Stream(versions)
 
+    def replace(self, servable_id: ServableId, servable: Any, on_drained: Callable[[], None]) -> None:
+        """From now on lookups find ``servable`` for the version, which is in the map: no lookup fails meanwhile.
+        ``on_drained`` is called as by :meth:`withdraw`, for what was there before."""
+        with self._lock:
+            versions = self._versions(servable_id.name)
+            entry = versions[servable_id.version]
+            versions[servable_id.version] = _Entry(servable_id, servable, self._lock)
+            self._streams[servable_id.name] = _Stream(versions)
+            entry.on_drained = on_drained
+            drained = entry.take_drained()
+        if drained is not None:
+            drained()
+
     def withdraw(self, servable_id: ServableId, on_drained: Callable[[], None]) -> None:
         """From now on lookups do not find the version. ``on_drained`` is called exactly once, when the last handle is
         gone: on the releasing thread (often a request's), or inside this call if none is live. It must be short."""

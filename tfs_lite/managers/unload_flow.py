@@ -43,7 +43,7 @@ class UnloadFlow:
         self._registry.publish_events()
         with self._registry.lock:
             harness.transition(HarnessState.QUIESCING)
-        self._serving_map.withdraw(servable_id, lambda: self._drained(harness, done))
+        self._serving_map.withdraw(servable_id, lambda: self.drained(harness, done))
         self._registry.changed()
 
     def discard(self, harness: LoaderHarness, done: Done) -> None:
@@ -51,7 +51,8 @@ class UnloadFlow:
         cancelled = Status(StatusCode.CANCELLED, f"Loading of {harness.id} was cancelled")
         self._submit(harness, cancelled, done)
 
-    def _drained(self, harness: LoaderHarness, done: Done) -> None:
+    def drained(self, harness: LoaderHarness, done: Done) -> None:
+        """Unloads a version that is quiescing and has no handles any more."""
         with self._registry.lock:
             harness.transition(HarnessState.QUIESCED)
         self._submit(harness, OK, done)
@@ -77,7 +78,10 @@ class UnloadFlow:
         with self._registry.lock:
             harness.transition(HarnessState.DISABLED)
             self._registry.unloads_finished += 1
-            self._registry.queue_event(harness, ManagerState.END, final)
+            if harness in self._registry.beside:  # the version goes on without it
+                self._registry.beside.discard(harness)
+            else:
+                self._registry.queue_event(harness, ManagerState.END, final)
         self._registry.publish_events()
         logger.info("%s is unloaded", harness.id)
         call_done(done, final)

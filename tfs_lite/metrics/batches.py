@@ -118,7 +118,7 @@ class BatchMetrics:
 @dataclass(frozen=True, slots=True)
 class WorkerState:
     """The worker of one instance of a version. ``kind``: ``thread`` or ``process``. ``pid`` is None without a process;
-    ``restarts`` counts the starts after the first."""
+    ``restarts`` counts the starts after the first; ``reason`` says why the model was not opened in the usual way."""
 
     id: ServableId
     instance: int
@@ -126,6 +126,7 @@ class WorkerState:
     up: bool
     pid: int | None = None
     restarts: int = 0
+    reason: str = ""
 
 
 class BatchStateCollector(Collector):
@@ -156,10 +157,13 @@ class BatchStateCollector(Collector):
         restarts = CounterMetricFamily(
             "tfs_lite_worker_restarts", "Starts of the worker after its first.", labels=labels
         )
-        info = GaugeMetricFamily("tfs_lite_worker_info", "1, for what the worker is.", labels=(*labels, "kind", "pid"))
+        info = GaugeMetricFamily(
+            "tfs_lite_worker_info", "1, for what the worker is.", labels=(*labels, "kind", "pid", "reason")
+        )
         for worker in self._workers():
             which = (worker.id.name, str(worker.id.version), str(worker.instance))
             up.add_metric(which, int(worker.up))
             restarts.add_metric(which, worker.restarts)
-            info.add_metric((*which, worker.kind, "" if worker.pid is None else str(worker.pid)), 1)
+            pid = "" if worker.pid is None else str(worker.pid)
+            info.add_metric((*which, worker.kind, pid, worker.reason), 1)
         yield from (up, restarts, info)

@@ -127,7 +127,8 @@ class GenerationMetrics:
 
 
 class _Engines(Collector):
-    """Reads the states of the engines once for each page, on the thread that makes it."""
+    """Reads the states of the engines once for each page, on the thread that makes it. A version that is loaded anew in
+    its own place has two engines for a while: their numbers are added up."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards what follows
@@ -148,17 +149,24 @@ class _Engines(Collector):
     def collect(self) -> Iterator[Metric]:
         with self._lock:
             found = [(servable_id, known()) for servable_id, known in self._known]
-        engines = [(each.name, str(each.version), engine) for each, engine in found if engine is not None]
+        engines: dict[ServableId, list[HasState]] = {}
+        for servable_id, engine in found:
+            if engine is not None:
+                engines.setdefault(servable_id, []).append(engine)
         shares = GaugeMetricFamily(f"tfs_lite_generation_{_BATCHES}", _BATCHES_TEXT, labels=_VERSION)
-        for model, version, engine in engines:
-            shares.add_metric((model, version), engine.batches)
+        for servable_id, of_version in engines.items():
+            shares.add_metric(_labels(servable_id), of_version[-1].batches)
         yield shares
-        states = [(model, version, engine.state()) for model, version, engine in engines]
+        states = {servable_id: [engine.state() for engine in of_version] for servable_id, of_version in engines.items()}
         for name, text, value in _GAUGES:
             family = GaugeMetricFamily(f"tfs_lite_generation_{name}", text, labels=_VERSION)
-            for model, version, state in states:
-                family.add_metric((model, version), value(state))
+            for servable_id, of_version_now in states.items():
+                family.add_metric(_labels(servable_id), sum(map(value, of_version_now)))
             yield family
+
+
+def _labels(servable_id: ServableId) -> tuple[str, str]:
+    return servable_id.name, str(servable_id.version)
 
 
 def _add(series: HistogramSeries, labels: tuple[str, ...], value: float) -> None:

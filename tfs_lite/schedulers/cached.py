@@ -50,7 +50,7 @@ class CachedServable:
         self._ordered = ordered
         self._order = Order() if ordered else None
         self._monotonic = monotonic
-        cache.open(servable_id)
+        self._load_number = cache.open(servable_id)
 
     @property
     def signatures(self) -> Mapping[str, Signature]:
@@ -77,7 +77,7 @@ class CachedServable:
                 return
             self._order.keep(call)
         versions = self._versions()
-        key = request_key(self.id, call, versions)
+        key = request_key(self.id, call, versions, (self._load_number, self._cache.renewals))
         outputs = self._cache.lookup(key)
         seconds = self._monotonic() - started
         if outputs is None:

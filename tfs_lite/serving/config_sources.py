@@ -223,21 +223,25 @@ _LATEST = VersionPolicy()
 
 class RepositoryPolicies:
     """Which versions of each model in a repository are wanted, as the model's own config says. Remembers what it read
-    for as long as the files do not change. One thread."""
+    for as long as the files do not change. A change counts once two looks in a row saw the same files, for a look may
+    meet a file that its writer has emptied and not yet filled. One thread."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[_Stamp, VersionPolicy]] = {}
+        self._changed: dict[str, _Stamp] = {}  # seen once, not yet read
 
     def read(self, models: Mapping[str, str]) -> dict[str, VersionPolicy]:
         """By name; ``models`` has the base paths. While a config is wrong, the policy stays what it was."""
         for name in self._known.keys() - models.keys():
             del self._known[name]
+            self._changed.pop(name, None)
         return {name: self._read(name, base) for name, base in models.items()}
 
     def _read(self, name: str, base: str) -> VersionPolicy:
         stamp = _stamp(base)
         before = self._known.get(name)
-        if before is not None and before[0] == stamp:
+        if before is not None and (before[0] == stamp or self._changed.get(name) != stamp):
+            self._changed[name] = stamp
             return before[1]
         policy = before[1] if before is not None else _LATEST
         try:

@@ -35,26 +35,27 @@ class LoadJournal:
         self._on_attempt = on_attempt
         self._lock = threading.Lock()  # guards the two below
         self._last: dict[ServableId, LoadAttempt] = {}
-        self._resident: dict[ServableId, Loader] = {}
+        self._resident: dict[Loader, ServableId] = {}  # of two of one version the later one takes the other's place
 
     def held(self) -> list[ResourceAllocation]:
         """What each version in memory holds now; a version whose loader cannot tell is left out."""
         with self._lock:
-            loaders = list(self._resident.values())
+            loaders = list(self._resident)
         return [held for loader in loaders if (held := _estimate(loader)) is not None]
 
     def loaded(self, servable_id: ServableId, loader: Loader) -> None:
         with self._lock:
-            self._resident[servable_id] = loader
+            self._resident[loader] = servable_id
 
-    def unloaded(self, servable_id: ServableId) -> None:
+    def unloaded(self, loader: Loader) -> None:
         with self._lock:
-            self._resident.pop(servable_id, None)
+            self._resident.pop(loader, None)
 
     def loader(self, servable_id: ServableId) -> Loader | None:
-        """The loader of a version that is in memory; else None."""
+        """The loader of a version that is in memory, the latest of several; else None."""
         with self._lock:
-            return self._resident.get(servable_id)
+            found = (loader for loader, loaded in reversed(self._resident.items()) if loaded == servable_id)
+            return next(found, None)
 
     def record(self, servable_id: ServableId, seconds: float, status: Status) -> None:
         with self._lock:
@@ -101,7 +102,7 @@ class JournaledLoader(Loader):
 
     def unload(self) -> None:
         self._inner.unload()
-        self._journal.unloaded(self._id)
+        self._journal.unloaded(self._inner)
 
     def resize(self, settings: Any) -> bool:
         return self._inner.resize(settings)

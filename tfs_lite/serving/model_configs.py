@@ -20,7 +20,7 @@ from tfs_lite.config.text import (
     MODEL_SETTINGS_FILES,
     load_model_settings,
     parse_model_settings,
-    read_text,
+    read_model_config,
 )
 from tfs_lite.core.status import invalid_argument
 
@@ -65,13 +65,13 @@ def base_settings(base: str, model: str) -> ModelSettings:
         raise invalid_argument(f"model {model} has both {' and '.join(found)}; keep one")
     if not found:
         return ModelSettings()
-    settings = parse_model_settings(read_text(Path(base, found[0]), found[0]), found[0])
+    settings = parse_model_settings(read_model_config(Path(base, found[0]), found[0]), found[0])
     return _for_model(settings, model, found[0])
 
 
 def config_files(base: str) -> list[str]:
     """The names of the configs beside the versions."""
-    return [name for name in MODEL_SETTINGS_FILES if os.path.isfile(os.path.join(base, name))]
+    return [name for name in MODEL_SETTINGS_FILES if os.path.lexists(os.path.join(base, name))]
 
 
 def newest_config(base: str) -> int:

@@ -1,9 +1,10 @@
-"""What is known about every model, put together from four places.
+"""What is known about every model, put together from five places.
 
     manager's events   which state each version is in
     the source         which versions are wanted, which still wait and why, why a model has nothing to offer
     the load journal   why the last attempt failed, while the next one is still to come
     the config         which models are served at all
+    remarks            what those who change a version that serves have to say about it
 
 :func:`visible_versions` is the rule by which these become the list that clients see.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from tfs_lite.core.servable import ServableData, ServableId, VersionState, VersionStatus
@@ -35,15 +37,20 @@ _ON_THE_WAY = (ManagerState.START, ManagerState.LOADING)
 
 
 def visible_versions(
-    states: Mapping[int, TimedState], waiting: Mapping[int, str], last_attempt: Callable[[int], LoadAttempt | None]
+    states: Mapping[int, TimedState],
+    waiting: Mapping[int, str],
+    last_attempt: Callable[[int], LoadAttempt | None],
+    remarks: Mapping[int, Status] = MappingProxyType({}),
 ) -> tuple[VersionStatus, ...]:
     """Highest version first. A version that waits shows as START with the reason, unless the manager still has it; one
-    between two attempts shows the last attempt's error."""
+    between two attempts shows the last attempt's error, and one that is available what is remarked about it."""
     found: dict[int, VersionStatus] = {}
     for version, timed in states.items():
         health = timed.state.health
         if timed.state.state in _ON_THE_WAY and health.ok and (attempt := last_attempt(version)):
             health = attempt.status
+        if timed.state.state is ManagerState.AVAILABLE and health.ok:
+            health = remarks.get(version, OK)
         found[version] = VersionStatus(version, _WIRE[timed.state.state], health)
     for version, reason in waiting.items():
         if version not in found or found[version].state is VersionState.END:
@@ -62,6 +69,7 @@ class ModelStates:
         self._configured: tuple[str, ...] = ()
         self._aspired: dict[str, tuple[ServableId, ...]] = {}
         self._source: dict[str, SourceReport] = {}
+        self._remarks: dict[str, dict[int, Status]] = {}  # by name and version
 
     # What is served.
 
@@ -77,7 +85,8 @@ class ModelStates:
         """These models are served now. What was known from the source about other models is forgotten."""
         with self._lock:
             self._configured = tuple(names)
-            for kept in (self._source, self._aspired):
+            kept: dict[str, Any]
+            for kept in (self._source, self._aspired, self._remarks):
                 for name in [name for name in kept if name not in self._configured]:
                     del kept[name]
         self._changes.notify()
@@ -103,6 +112,20 @@ class ModelStates:
 
         return note
 
+    # What is said of a version that serves.
+
+    def remark(self, servable_id: ServableId, status: Status | None) -> None:
+        """The status of the version while it is available: why it is not quite what was asked for. None: it is."""
+        with self._lock:
+            of_model = self._remarks.setdefault(servable_id.name, {})
+            before = of_model.pop(servable_id.version, None)
+            if status is not None:
+                of_model[servable_id.version] = status
+            if not of_model:
+                del self._remarks[servable_id.name]
+        if before != status:
+            self._changes.notify()
+
     # What is known.
 
     def aspired(self, name: str) -> tuple[ServableId, ...]:
@@ -127,10 +150,13 @@ class ModelStates:
 
     def report(self, name: str) -> ModelReport:
         source = self.source_report(name)
+        with self._lock:
+            remarks = dict(self._remarks.get(name, {}))
         versions = visible_versions(
             self.version_states(name),
             source.waiting if source else {},
             lambda version: self.last_attempt(ServableId(name, version)),
+            remarks,
         )
         return ModelReport(name, versions, source.problem if source else OK)
 

@@ -8,6 +8,7 @@ because routes hold handles.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -85,6 +86,12 @@ class RequestServices:
             self.routes.version_gone(event.id)
             self.statistics.closed(event.id)
             self.generation.version_gone(event.id)
+
+    def version_replaced(self, servable_id: ServableId, old: Callable[[], Any]) -> None:
+        """Another load of the version has taken its place. ``old``: the servable that had it, if it still lives."""
+        if self._cache is not None:
+            self._cache.renew()
+        self.routes.version_replaced(servable_id, old)
 
     def model_gone(self, name: str) -> None:
         """The model is served no more."""

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
+from tfs_lite.adapters.platforms import check_config
 from tfs_lite.adapters.warmup import WarmupReport
 from tfs_lite.config.diff import ConfigDiff
 from tfs_lite.config.model import ModelSettings
@@ -27,11 +28,13 @@ from tfs_lite.core.status import Reason, ServingError, failed_precondition, inva
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.labels import VersionLabels
 from tfs_lite.managers.policies import POLICIES
+from tfs_lite.managers.retrier import RetryPolicy
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerState
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.request_log.sampler import RequestLogs
 from tfs_lite.serving.change_notifier import ChangeNotifier
+from tfs_lite.serving.config_follower import ConfigFollower, FollowerEffects, FollowerOptions
 from tfs_lite.serving.device_resources import DeviceResources, adapter_settings, may_be_retried
 from tfs_lite.serving.load_journal import LoadAttempt, LoadJournal
 from tfs_lite.serving.load_waiter import ModelWaiter, WaitResult
@@ -84,7 +87,10 @@ class ServerCore:
             ServableFactory(BatchingOptions.read(options), self.clock, self.services.environment(self.batch_metrics))
         )
         settings = adapter_settings(options, self._serving_settings, self._opener, self._on_warm_up, self.model_configs)
-        self.sources = SourceChain(options, self._manager, self.states, self._journal, settings, self.clock)
+        self._follower = self._make_follower() if options.follows_changes else None
+        self.sources = SourceChain(
+            options, self._manager, self.states, self._journal, settings, self.clock, self._follower
+        )
         # What applies configs.
         self._labels = VersionLabels()
         self._waiter = ModelWaiter(self.states, self.changes, self.clock)
@@ -117,6 +123,29 @@ class ServerCore:
                 should_retry_model_load=may_be_retried,
                 policy=POLICIES[options.aspired_version_policy],
             )
+        )
+
+    def _make_follower(self) -> ConfigFollower:
+        options = self.options
+        return ConfigFollower(
+            FollowerOptions(
+                quiet_period=options.version_quiet_period_seconds,
+                beside=options.aspired_version_policy == "availability",
+                retry=RetryPolicy(options.max_num_load_retries, options.load_retry_interval_micros / 1e6),
+                may_be_retried=may_be_retried,
+            ),
+            self._manager,
+            FollowerEffects(
+                read=self.model_configs,
+                loaded_with=self._serving_settings.of,
+                check=check_config,
+                make_loader=lambda item: self.sources.make_loader(item),
+                resize=self.resize,
+                remark=self.states.remark,
+                wake_source=lambda: self.sources.wake(),
+                on_replaced=self.services.version_replaced,
+            ),
+            self.clock,
         )
 
     # From start to close.
@@ -345,6 +374,8 @@ class ServerCore:
         event = timed.state
         self._metrics.on_event(event)
         self.services.on_event(event)
+        if self._follower is not None:
+            self._follower.on_event(event)
         if event.state is ManagerState.END:
             self._journal.forget(event.id)
             self.request_metrics.version_gone(event.id)

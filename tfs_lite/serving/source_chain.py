@@ -1,7 +1,8 @@
 """The chain from the source of versions to the manager.
 
-    source -> [model states note what is wanted] -> router -> one adapter per platform -> [journal] -> manager
-                                                           -> "no such platform"      ->
+    source -> [model states note what is wanted] -> [changed configs are followed]
+           -> router -> one adapter per platform -> [journal] -> manager
+                     -> "no such platform"      ->
 
 All of it is built once and stays; a new config only changes what the source looks at and where the router sends it.
 """
@@ -21,6 +22,7 @@ from tfs_lite.core.source import ErrorInjectingSourceAdapter, SourceAdapter, Una
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
 from tfs_lite.serving.config_checks import source_config
+from tfs_lite.serving.config_follower import ConfigFollower
 from tfs_lite.serving.load_journal import JournaledLoader, LoadJournal
 from tfs_lite.serving.model_states import ModelStates
 from tfs_lite.serving.options import ServerOptions
@@ -52,11 +54,14 @@ class SourceChain:
         journal: LoadJournal,
         settings: AdapterSettings,
         clock: Clock,
+        follower: ConfigFollower | None = None,
     ) -> None:
+        """``follower`` follows the configs of versions that serve; None: they are not followed."""
         self._options = options
         self._states = states
         self._journal = journal
         self._settings = settings
+        self._follower = follower
         self._preloads = Preloads()
         self._explicit = ExplicitSource()
         self._source: ExplicitSource | FileSystemStoragePathSource = self._explicit
@@ -87,7 +92,11 @@ class SourceChain:
 
     def start(self) -> None:
         """The source begins to look at what it was given."""
-        self._source.set_aspired_versions_callback(self._states.observe(self._router.aspired_versions_callback()))
+        callback = self._router.aspired_versions_callback()
+        if self._follower is not None:
+            callback = self._follower.observe(callback)
+            self._follower.start()
+        self._source.set_aspired_versions_callback(self._states.observe(callback))
 
     def reconfigure(self, config: ModelServerConfig) -> None:
         """Models that are gone get their empty list before this returns; the rest follows with the poll that this
@@ -95,6 +104,17 @@ class SourceChain:
         self._router.update_routes({model.name: model.platform for model in (*self._config.models, *config.models)})
         self._source.update_config(source_config(config, self._options))
         self._config = config
+
+    def wake(self) -> None:
+        """The source looks again soon; nothing happens where versions come by calls."""
+        if isinstance(self._source, FileSystemStoragePathSource):
+            self._source.wake()
+
+    def make_loader(self, item: ServableData[StoragePath]) -> Loader:
+        """Another loader of a version, of the platform that the config names, as the manager gets them."""
+        platforms = {model.name: model.platform for model in self._config.models}
+        loader = make_loader(item, platforms.get(item.id.name), self._settings)
+        return JournaledLoader(item.id, loader, self._journal)
 
     # For versions that come by calls.
 
@@ -116,4 +136,6 @@ class SourceChain:
     def close(self) -> None:
         """Afterwards no list reaches the manager."""
         self._source.close()
+        if self._follower is not None:
+            self._follower.close()
         self._router.detach()

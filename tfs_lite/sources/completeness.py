@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
+from tfs_lite.config.text import MODEL_SETTINGS_FILES
 from tfs_lite.core.manifest import Manifest
 from tfs_lite.sources.disk import FileStat, Tree
 
@@ -21,9 +22,11 @@ MIN_RETRY = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """All there. Two states of one version directory have different revisions."""
+    """All there. Two states of one version directory have different revisions, or different ``configs``, which is the
+    revision of the config in it, empty without one."""
 
     revision: str
+    configs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +78,13 @@ def judge(tree: Tree, evidence: Evidence, quiet_period: float) -> Complete | Wai
     if evidence.manifest is not None:
         return _judge_by_manifest(tree, evidence, evidence.manifest)
     if not has_files(tree):
-        return Waiting("no files yet") if evidence.needs_files else Complete(tree.fingerprint)
+        return Waiting("no files yet") if evidence.needs_files else _complete(tree)
     left = quiet_left(tree, evidence, quiet_period)
     if left > 0:
         return Waiting(f"files changed less than {quiet_period:g} s ago", max(left, MIN_RETRY), settling=True)
     if evidence.structure is None:
         return Need.STRUCTURE
-    return Waiting(evidence.structure) if evidence.structure else Complete(tree.fingerprint)
+    return Waiting(evidence.structure) if evidence.structure else _complete(tree)
 
 
 def has_files(tree: Tree) -> bool:
@@ -114,7 +117,15 @@ def _judge_by_manifest(tree: Tree, evidence: Evidence, manifest: Manifest) -> Co
         return Waiting(problem)
     if evidence.digests is None and unverified(tree, manifest):
         return Need.DIGESTS
-    return Waiting(evidence.digests) if evidence.digests else Complete(tree.fingerprint)
+    return Waiting(evidence.digests) if evidence.digests else _complete(tree)
+
+
+def _complete(tree: Tree) -> Complete:
+    configs = tuple(file for file in tree.files if file.name in MODEL_SETTINGS_FILES)
+    if not configs:
+        return Complete(tree.fingerprint)
+    others = tuple(file for file in tree.files if file not in configs)
+    return Complete(replace(tree, files=others).fingerprint, replace(tree, files=configs).fingerprint)
 
 
 def _counts(file: FileStat) -> bool:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tfs_lite.config.text import MODEL_SETTINGS_FILES
 from tfs_lite.core.servable import ServableData, ServableId, StoragePath
 from tfs_lite.core.status import OK, Status, StatusCode
 from tfs_lite.sources.completeness import Complete
@@ -56,7 +57,7 @@ def look_at(
     children = _version_directories(entries)
     existing = versions_in(children)
     stream.offered = {version: revision for version, revision in stream.offered.items() if version in existing}
-    beside = _state_of_files(entries)
+    beside, configs = _states_of_files(entries)
     look, waiting, settling = Look(SourceReport(servable.name)), _missing(servable, existing), set[int]()
 
     def usable(version: int, child: str) -> bool:
@@ -64,7 +65,7 @@ def look_at(
         look.inspected.append(path)
         verdict = by.inspect(path, config.quiet_period)
         if isinstance(verdict, Complete):
-            stream.offered[version] = verdict.revision + beside
+            stream.offered[version] = _revision(verdict.revision + beside, verdict.configs + configs)
             return True
         look.unfinished.append(path)
         if verdict.retry_in is not None:
@@ -90,13 +91,26 @@ def _version_directories(entries: Iterable[DirectoryEntry]) -> list[str]:
     return [entry.name for entry in entries if entry.is_directory and parse_version(entry.name) is not None]
 
 
-def _state_of_files(entries: Iterable[DirectoryEntry]) -> str:
-    """What the files beside the versions add to every revision: a config or a file that it names may be there, and a
-    version that failed deserves another try when it is changed. Empty without such files."""
-    files = sorted(f"{e.name}\0{e.state}\n" for e in entries if not e.is_directory and not e.name.startswith("."))
-    if not files:
-        return ""
-    return "-" + hashlib.sha256("".join(files).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+def _states_of_files(entries: Iterable[DirectoryEntry]) -> tuple[str, str]:
+    """What the files beside the versions add to every revision: those that a config may name, and the configs. A
+    version that failed deserves another try when one is changed. Empty without such files."""
+    files = [entry for entry in entries if not entry.is_directory and not entry.name.startswith(".")]
+    configs = [entry for entry in files if entry.name in MODEL_SETTINGS_FILES]
+    return _digest(entry for entry in files if entry not in configs), _digest(configs)
+
+
+def _digest(files: Iterable[DirectoryEntry]) -> str:
+    lines = sorted(f"{file.name}\0{file.state}\n" for file in files)
+    return "-" + hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16] if lines else ""
+
+
+def _revision(files: str, configs: str) -> str:
+    return f"{files}/{configs}" if configs else files
+
+
+def same_files(revision: str, other: str) -> bool:
+    """Whether two revisions of a version differ in configs alone, if at all."""
+    return revision.partition("/")[0] == other.partition("/")[0]
 
 
 def _log_ignored(servable: ServableToMonitor, stream: Stream, entries: Iterable[DirectoryEntry]) -> None:

@@ -5,6 +5,7 @@ connection      the server's connection to one such process, from its start to i
 child_channel   one request at a time to the process, and a pool of such channels
 staging, arena  the tensors of a run in memory that both processes share
 supervisor      starts the fork server, asks it for processes, and hears when one has ended
+launch          starts the fork server: as a fork of the server itself, or as a new program
 fork_server     the process that all processes of models are forked from
 child           the process of a model: it opens the model and answers the server's requests
 wire, channel   the messages between the two, and how they travel

@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn, cast
 
-import numpy as np
+from numpy import random  # numpy imports it late, which each process would do anew
 
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, StatusCode
@@ -96,12 +97,14 @@ def _set_up_process(label: str, log_level: int) -> None:
         datefmt="%Y-%m-%d %H:%M:%S",
         force=True,
     )
-    np.random.seed()
-    try:
-        with open("/proc/self/comm", "w") as file:
-            file.write("tfs-lite-model")
-    except OSError:
-        pass
+    random.seed()
+    name_process("tfs-lite-model")
+
+
+def name_process(name: str) -> None:
+    """How ``ps`` and ``top`` call this process; at most 15 characters."""
+    with suppress(OSError), open("/proc/self/comm", "w") as file:
+        file.write(name)
 
 
 def _open(function: str, arguments: str, label: str) -> Opened:

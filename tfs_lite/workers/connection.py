@@ -33,7 +33,8 @@ class RemoteModel:
     ``label`` names it in messages, e.g. ``model m version 1``. ``function``, as ``module:function``, is called in the
     process with ``arguments`` (JSON) and returns the model. ``memory_limit``, in bytes, bounds the inputs and the
     outputs of one run each; ``close_seconds`` is how long the model may take to close. ``item_channels`` is how many
-    requests may be in ``preprocess`` and ``postprocess`` at once.
+    requests may be in ``preprocess`` and ``postprocess`` at once. ``preload`` are modules that the fork server imports
+    before it forks the process.
     """
 
     label: str
@@ -42,6 +43,7 @@ class RemoteModel:
     memory_limit: int = DEFAULT_LIMIT
     close_seconds: float = 10.0
     item_channels: int = 2
+    preload: tuple[str, ...] = ()
 
 
 class Connection:
@@ -127,7 +129,7 @@ def connect(
     channel = Channel(ours)
     try:
         with theirs:
-            worker = supervisor.spawn(remote.label, theirs)
+            worker = supervisor.spawn(remote.label, theirs, remote.preload)
     except BaseException:
         channel.close()
         raise

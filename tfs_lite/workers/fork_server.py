@@ -1,12 +1,12 @@
-"""The process that all processes of models are forked from: ``python -m tfs_lite.workers.fork_server FD OPTIONS``.
+"""The process that all processes of models are forked from; as a program, ``python -m`` this module ``FD OPTIONS``.
 
 Importing torch costs seconds of CPU. This process has done it once; forking it makes a new process in milliseconds that
 shares the memory of what was imported. It has one thread, runs no code of models and never touches a GPU, because
 neither survives a fork. Its requests come over FD, a socket of the server, one msgpack message each:
 
-    ["fork", number] + a socket for the child       answer: ["forked", number, pid] or ["failed", number, reason]
-    ["kill", number]                                 no answer
-    (when a child has ended, for any reason)         ["ended", number, wait status]
+    ["fork", number, modules] + a socket for the child    answer: ["forked", number, pid] or ["failed", number, reason]
+    ["kill", number]                                      no answer
+    (when a child has ended, for any reason)              ["ended", number, wait status]
 
 When the server's end closes, for any reason, this process kills its children and ends; when it is killed itself, the
 kernel kills them. A child is killed with the processes that it has started itself (its process group).
@@ -32,6 +32,7 @@ from typing import Any, cast
 import ormsgpack
 
 from tfs_lite.workers.child import main as child_main
+from tfs_lite.workers.child import name_process
 
 MAX_REQUEST = 1 << 12
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -40,20 +41,30 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str]) -> None:
+    ignore_signals()
+    options = json.loads(arguments[1])
+    sys.path[:] = options["path"]
+    import_shared(options["preload"])
+    ForkServer(socket.socket(fileno=int(arguments[0]))).serve()
+
+
+def ignore_signals() -> None:
+    """Ignores :data:`IGNORED`, which the caller of this process has blocked until now."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
-    options = json.loads(arguments[1])
-    sys.path[:] = options["path"]
-    warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
-    for name in options["preload"]:
+
+
+def import_shared(names: Sequence[str]) -> None:
+    """Imports modules for the children to share. Frozen objects are not visited by their garbage collection, which
+    would copy the memory that it visits. A module that cannot be imported is reported, and left out."""
+    for name in names:
         try:
             importlib.import_module(name)
         except Exception:
             traceback.print_exc()
     gc.collect()
     gc.freeze()
-    ForkServer(socket.socket(fileno=int(arguments[0]))).serve()
 
 
 class ForkServer:
@@ -68,11 +79,13 @@ class ForkServer:
             end.setblocking(False)
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._pid = os.getpid()
+        warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
 
     def serve(self) -> None:
         """Returns when the server has closed its end."""
+        name_process("tfs-lite-forks")
         try:
             while self._wait_and_handle():
                 pass
@@ -94,14 +107,16 @@ class ForkServer:
         request, descriptors, _, _ = socket.recv_fds(self._server, MAX_REQUEST, 1)
         if not request:
             return False
-        what, number = cast(tuple[str, int], ormsgpack.unpackb(request))
+        what, number, *modules = cast(list[Any], ormsgpack.unpackb(request))
         if what == "fork":
-            self._fork(number, descriptors[0])
+            self._fork(number, descriptors[0], *modules)
         elif number in self._pids:
             _kill(self._pids[number])
         return True
 
-    def _fork(self, number: int, descriptor: int) -> None:
+    def _fork(self, number: int, descriptor: int, modules: Sequence[str]) -> None:
+        if missing := [name for name in modules if name not in sys.modules]:
+            import_shared(missing)
         try:
             pid = os.fork()
         except OSError as error:

@@ -97,7 +97,7 @@ class ProcessModel(Model):
 
     @property
     def worker(self) -> WorkerStatus:
-        return WorkerStatus("process", self.alive, self.pid, self.restarts)
+        return WorkerStatus("process", self.alive, self.pid, self.restarts, self._description.reason)
 
     def stage(self, signature: str, shapes: Shapes) -> dict[str, Tensor]:
         """Shared memory. RESOURCE_EXHAUSTED beyond the memory limit."""
@@ -277,11 +277,17 @@ class ProcessModel(Model):
 
 
 def open_in_process(
-    supervisor: Supervisor, label: str, function: str, arguments: str, memory_limit: int = DEFAULT_LIMIT
+    supervisor: Supervisor,
+    label: str,
+    function: str,
+    arguments: str,
+    memory_limit: int = DEFAULT_LIMIT,
+    preload: tuple[str, ...] = (),
 ) -> ProcessModel:
     """Opens a model in a process of its own, by calling ``function`` (``module:function``) there with ``arguments``.
 
-    ``label`` names the model in messages, e.g. ``model m version 1``. Any thread; several may be opened at once. Raises
-    what the function raises, as a ServingError of the same code and message; WorkerLost if the process died meanwhile.
+    ``label`` names the model in messages, e.g. ``model m version 1``; ``preload`` are modules that it needs beside
+    those of the supervisor. Any thread; several may be opened at once. Raises what the function raises, as a
+    ServingError of the same code and message; WorkerLost if the process died meanwhile.
     """
-    return ProcessModel(supervisor, RemoteModel(label, function, arguments, memory_limit))
+    return ProcessModel(supervisor, RemoteModel(label, function, arguments, memory_limit, preload=preload))

@@ -1,4 +1,4 @@
-"""The server's side of the fork server, which is started when it is first needed, and again if it dies.
+"""The server's side of the fork server, which is started again if it dies.
 
 It reports the end of a model's process; ``process`` starts the model again.
 
@@ -14,13 +14,10 @@ started again.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +26,8 @@ from typing import cast
 import ormsgpack
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.workers.fork_server import IGNORED, MAX_REQUEST
+from tfs_lite.workers.fork_server import MAX_REQUEST
+from tfs_lite.workers.launch import is_forked, launch
 
 END_SECONDS = 10.0
 FORK_SERVER_DIED = "the process that starts models ended"
@@ -85,12 +83,13 @@ class Worker:
 
 
 class Supervisor:
-    """Starts processes by a fork server that has imported the modules ``preload``. Threads: any may call anything."""
+    """Starts processes by a fork server that has imported the modules ``preload``: by the fork of this process if there
+    is one, else by one that is started when it is first needed. Threads: any may call anything."""
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         self._preload = tuple(preload)
         self._lock = threading.Lock()  # guards the fields below; held while the fork server is started, which is short
-        self._fork_server: _ForkServerProcess | None = None
+        self._fork_server = _ForkServerProcess(self._preload) if is_forked() else None
         self._closed = False
 
     @property
@@ -99,16 +98,18 @@ class Supervisor:
         with self._lock:
             return self._fork_server.pid if self._fork_server else None
 
-    def spawn(self, label: str, sock: socket.socket) -> Worker:
-        """Starts a process that talks over ``sock``; the caller closes its own copy. Returns before the process runs: a
-        failure shows as its end. UNAVAILABLE once closed; RESOURCE_EXHAUSTED if no fork server can be started."""
+    def spawn(self, label: str, sock: socket.socket, preload: Sequence[str] = ()) -> Worker:
+        """Starts a process that talks over ``sock``; the caller closes its own copy. The fork server first imports the
+        modules ``preload`` that it has not imported yet, and all later processes have them. Returns before the process
+        runs: a failure shows as its end. UNAVAILABLE once closed; RESOURCE_EXHAUSTED if no fork server can be
+        started."""
         with self._lock:
             if self._closed:
                 raise ServingError(StatusCode.UNAVAILABLE, f"{label} cannot be started: the server is shutting down")
             if self._fork_server is None or self._fork_server.gone.is_set():
                 self._fork_server = self._start(label)
             fork_server = self._fork_server
-        return fork_server.spawn(sock)
+        return fork_server.spawn(sock, preload)
 
     def close(self) -> None:
         """Ends the fork server and with it all processes. May be called again."""
@@ -132,13 +133,7 @@ class _ForkServerProcess:
     """One process of the fork server, and the thread that receives its messages."""
 
     def __init__(self, preload: Sequence[str]) -> None:
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs:
-                self._process = _launch(theirs.fileno(), preload)
-        except BaseException:
-            self._sock.close()
-            raise
+        self._process, self._sock = launch(preload)
         self.pid = self._process.pid
         self.gone = threading.Event()
         self._ending = False
@@ -149,14 +144,14 @@ class _ForkServerProcess:
         self._thread = threading.Thread(target=self._receive_messages, name="tfs-fork-server", daemon=True)
         self._thread.start()
 
-    def spawn(self, sock: socket.socket) -> Worker:
+    def spawn(self, sock: socket.socket, preload: Sequence[str]) -> Worker:
         with self._lock:
             self._number += 1
             number = self._number
-            worker = Worker(lambda: self._send("kill", number))
+            worker = Worker(lambda: self._send(["kill", number]))
             if not self.gone.is_set():
                 self._workers[number] = worker
-        self._send("fork", number, [sock.fileno()])
+        self._send(["fork", number, list(preload)], [sock.fileno()])
         if self.gone.is_set():
             worker.report_end(FORK_SERVER_DIED)
         return worker
@@ -173,13 +168,13 @@ class _ForkServerProcess:
                 self._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
-    def _send(self, what: str, number: int, descriptors: Sequence[int] = ()) -> None:
+    def _send(self, message: list[object], descriptors: Sequence[int] = ()) -> None:
         """Sends nothing once the fork server has ended: its children have ended as well."""
         with self._sending:
             if self.gone.is_set():
                 return
             try:
-                socket.send_fds(self._sock, [ormsgpack.packb((what, number))], list(descriptors))
+                socket.send_fds(self._sock, [ormsgpack.packb(message)], list(descriptors))
             except OSError:
                 pass
 
@@ -218,17 +213,6 @@ class _ForkServerProcess:
             workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.report_end(FORK_SERVER_DIED)
-
-
-def _launch(descriptor: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Blocks the signals that the fork server is going to ignore, until it does."""
-    options = json.dumps({"preload": list(preload), "path": sys.path})
-    command = [sys.executable, "-m", "tfs_lite.workers.fork_server", str(descriptor), options]
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
-    try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _cause(status: int) -> str:

@@ -38,12 +38,13 @@ MAX_TEXT = 8192
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What the child says about the model that it has opened."""
+    """What the child says about the model that it has opened. ``reason``: see WorkerStatus."""
 
     platform: str
     signatures: Mapping[str, Signature]
     has_item_steps: bool
     resident_bytes: int | None
+    reason: str = ""
 
 
 def describe_model(model: Model, resident_bytes: int | None) -> dict[str, object]:
@@ -53,6 +54,7 @@ def describe_model(model: Model, resident_bytes: int | None) -> dict[str, object
         "signatures": {key: _plain_signature(signature) for key, signature in model.signatures.items()},
         "has_item_steps": bool(model.has_item_steps),
         "resident_bytes": resident_bytes,
+        "reason": model.worker.reason[:MAX_TEXT],
     }
 
 
@@ -66,6 +68,7 @@ def read_description(raw: object) -> Description:
             {_text(key): _read_signature(value) for key, value in fields["signatures"].items()},
             fields["has_item_steps"] is True,
             None if resident is None else _size(resident),
+            _text(fields["reason"])[:MAX_TEXT],
         )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise ProtocolError("no description of a model") from None

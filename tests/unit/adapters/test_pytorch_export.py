@@ -305,3 +305,13 @@ def test_torch_keeps_nothing_of_a_version_that_was_opened(exported, request_for)
     model = open_exported(request_for(exported))
     assert model.run("", {"x": np.ones((1, 4), np.float32)}, ())
     assert set(_loader.eval_cache) == before
+
+
+class TwiceNamed(torch.nn.Module):
+    def forward(self, x):
+        return {1: x, "1": x + 1}
+
+
+def test_two_results_of_one_name_are_refused(opened):
+    message = refusal(opened, TwiceNamed(), torch.zeros(2), code=StatusCode.FAILED_PRECONDITION)
+    assert message == "result 1 is there twice; give each a name of its own"

@@ -171,6 +171,151 @@ def test_examples_that_do_not_fit_are_refused(tmp_path, examples, options, messa
     assert message in refusal(save, Counting(), tmp_path, example_inputs=examples, **options)
 
 
+class Difference(torch.nn.Module):
+    def forward(self, a, b):
+        return a - 2 * b
+
+
+def _given_twice():
+    x = torch.randn(4, 3)
+    return x, x
+
+
+def _views_of_one_storage():
+    x = torch.randn(8, 3)
+    return x[:4], x[2:6]
+
+
+def _one_expanded_from_the_other():
+    x = torch.randn(1, 3)
+    return x.expand(4, 3), x.expand(4, 3)
+
+
+@pytest.mark.parametrize("examples", [_given_twice, _views_of_one_storage, _one_expanded_from_the_other])
+@pytest.mark.parametrize("options", [{}, {"dynamic_batch": False}])
+def test_inputs_that_share_memory_stay_two_inputs(tmp_path, load, examples, options):
+    model = load(save(Difference(), tmp_path, example_inputs=examples(), **options))
+    a, b = torch.randn(4, 3).numpy(), torch.randn(4, 3).numpy()
+    assert np.array_equal(model.run(DEFAULT_SIGNATURE, {"a": a, "b": b}, ())["output_0"], a - 2 * b)
+
+
+def test_parameter_given_as_an_input_stays_an_input(tmp_path, load):
+    module = torch.nn.Linear(3, 3)
+    model = load(save(module, tmp_path, example_inputs=(module.weight,)))
+    x = torch.randn(3, 3)
+    assert np.allclose(
+        model.run(DEFAULT_SIGNATURE, {"input": x.numpy()}, ())["output_0"], module(x).detach().numpy(), atol=1e-6
+    )
+
+
+class ExportsOtherwise(torch.nn.Module):
+    """Stands for an exporter that loses what an input is for: under export it takes ``a`` for ``b``."""
+
+    def forward(self, a, b):
+        other = a if torch.compiler.is_exporting() else b
+        return torch.where(a.to(bool), other, b.flip(-1)) if b.dtype == torch.bool else a * 2 + other
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        torch.randn(4, 3),
+        torch.zeros(1, 3),
+        torch.ones(2, 1),
+        torch.arange(12).reshape(4, 3),
+        torch.ones(4, 3, dtype=torch.bool),
+        torch.full((4, 3), 0.5, dtype=torch.bfloat16),
+        torch.randn(4, 3, dtype=torch.complex64),
+        torch.tensor([[0.0, -torch.inf, torch.nan]] * 2),
+        torch.arange(12, dtype=torch.uint8).reshape(4, 3),
+    ],
+    ids=lambda example: f"{str(example.dtype)[6:]}-{tuple(example.shape)}",
+)
+def test_program_that_differs_for_other_values_only_is_refused(tmp_path, example):
+    message = refusal(
+        save, ExportsOtherwise(), tmp_path, example_inputs=(example, example), code=StatusCode.FAILED_PRECONDITION
+    )
+    assert message == "the exported ExportsOtherwise answers other values differently: output_0"
+    assert list(tmp_path.iterdir()) == []
+
+
+class OffByALittle(torch.nn.Module):
+    """Under export its answers are wrong by less than a thousandth, or by less than a ten-thousandth of one."""
+
+    def forward(self, x):
+        wrong = torch.compiler.is_exporting()
+        return (x + (50 if wrong else 0)) if x.dtype == torch.int64 else x * (2 if wrong else 1)
+
+
+@pytest.mark.parametrize("example", [torch.full((2, 3), 100_000), torch.full((2, 3), 1e-5)])
+def test_integers_are_compared_exactly_and_small_numbers_by_their_own_size(tmp_path, example):
+    refusal(save, OffByALittle(), tmp_path, example_inputs=(example,), code=StatusCode.FAILED_PRECONDITION)
+
+
+def test_program_that_fails_for_other_values_is_refused(tmp_path):
+    class ExportsAnAssertion(torch.nn.Module):
+        def forward(self, x):
+            if torch.compiler.is_exporting():
+                torch.ops.aten._assert_async.msg((x == 0).all(), "expected zeros")
+            return x * 2
+
+    message = refusal(
+        save, ExportsAnAssertion(), tmp_path, example_inputs=(torch.zeros(2, 3),), code=StatusCode.FAILED_PRECONDITION
+    )
+    assert message.startswith("the exported ExportsAnAssertion fails for other values: ")
+    assert "expected zeros" in message
+
+
+class OnlyTheExample(torch.nn.Module):
+    def forward(self, x):
+        torch._assert_async((x == 1).all(), "expected ones")
+        return x * 2
+
+
+class CountedRows(torch.nn.Module):
+    """A module that checks what its integers mean: the numbers of rows of each part."""
+
+    def forward(self, x, counts):
+        torch._assert_async(counts.sum() == 6, "the counts do not add up")
+        return x.cumsum(0) * counts.max()
+
+
+class Bags(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag = torch.nn.EmbeddingBag(10, 4)
+
+    def forward(self, ids, offsets):
+        return self.bag(ids, offsets)
+
+
+class Running(torch.nn.Module):
+    """A module whose answer depends on how often it was called, up to the third call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return x * self.calls.clamp(max=3)
+
+
+@pytest.mark.parametrize(
+    ("module", "examples"),
+    [
+        (OnlyTheExample(), (torch.ones(4, 3),)),
+        (CountedRows(), (torch.randn(6, 3), torch.tensor([1, 2, 3]))),
+        (Bags(), (torch.tensor([9, 0, 3, 5]), torch.tensor([0, 1, 3]))),
+        (torch.nn.Embedding(10, 4), (torch.tensor([[9, 0], [3, 5]]),)),
+        (Running(), (torch.randn(4, 3),)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_module_that_takes_the_example_only_can_be_saved(tmp_path, module, examples):
+    assert save(module, tmp_path, example_inputs=examples, dynamic_batch=False).name == "1"
+
+
 @torch.library.custom_op("tfs_lite_tests::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:
     return x * 2

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.cli.batch_view import PREDICTIONS, Quantile, quantile, read_numbers
+from tfs_lite.cli.batch_view import PREDICTIONS, Quantile, quantile, read_numbers, verbose_table
+from tfs_lite.cli.model_view import Model, Version
 from tfs_lite.metrics import requests as request_metrics
 
 BUCKETS = ((0.001, 10.0), (0.002, 30.0), (0.004, 90.0), (inf, 100.0))
@@ -92,6 +93,15 @@ def test_workers_are_in_the_order_of_their_instances_and_may_be_down() -> None:
     )
     workers = read_numbers(page)["m", 1].workers
     assert [(worker.instance, worker.up) for worker in workers] == [("0", True), ("2", False), ("10", True)]
+
+
+def test_worker_whose_model_was_opened_in_another_way_says_why() -> None:
+    page = 'tfs_lite_worker_info{model="m",version="1",instance="0",kind="process",pid="7",reason="no [operator]"} 1\n'
+    (worker,) = read_numbers(page)["m", 1].workers
+    assert (worker.kind, worker.pid, worker.reason) == ("process", "7", "no [operator]")
+    shown = verbose_table([Model("m", (Version(1, "AVAILABLE"),))], read_numbers(page))
+    (cell,) = shown.columns[-2].cells  # the last but one is that of the workers
+    assert str(cell) == "pid 7: no [operator]"
 
 
 def test_runs_of_a_language_model_are_the_steps_of_its_engine() -> None:

@@ -1,5 +1,6 @@
 """Config files in both syntaxes: the same settings, and mistakes that name file, line and column."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -342,3 +343,15 @@ def test_an_enum_number_beyond_64_bits_is_a_mistake_like_any_other() -> None:
     assert "config.pbtxt:1:1: a value cannot be read" in refusal(
         parse_model_settings, "input { data_type: 92233720368547758076 }", "config.pbtxt"
     )
+
+
+def make_dangling_link(path):
+    path.symlink_to(path.parent / "gone")
+
+
+@pytest.mark.parametrize("make", [make_dangling_link, Path.mkdir, os.mkfifo])
+def test_config_that_is_there_but_cannot_be_read_is_an_error_and_not_no_config(tmp_path, make):
+    (tmp_path / "1").mkdir()
+    make(tmp_path / "config.pbtxt")
+    with pytest.raises(ServingError, match=r"^config.pbtxt: "):
+        load_model_settings(tmp_path / "1", "m")

@@ -89,6 +89,13 @@ class Basic:
         self.unload(version)
         self.unloads.run_all()
 
+    def replace(self, version: int, loader: Loader | None = None, revision: str = "") -> Loader:
+        """Asks for another load of a version that is ready, in its place."""
+        loader = loader or FakeLoader()
+        data = ServableData.ok(ServableId("m", version), loader, revision)
+        self.manager.replace_servable(data, self._collect(f"replace {version}"))
+        return loader
+
     def handle(self) -> ServableHandle:
         """To the latest version."""
         return self.manager.get_servable_handle(ModelRef("m"))

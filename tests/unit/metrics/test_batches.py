@@ -117,13 +117,17 @@ def test_model_that_is_gone_leaves_nothing_and_others_stay(metrics: BatchMetrics
 
 def test_what_waits_and_who_works_is_read_when_asked_for(registry: CollectorRegistry) -> None:
     waiting: list[tuple[ServableId, int]] = [(M1, 7)]
-    workers = [WorkerState(M1, 0, "process", True, 4321, 2), WorkerState(M1, 1, "process", False, None, 3)]
+    workers = [
+        WorkerState(M1, 0, "process", True, 4321, 2),
+        WorkerState(M1, 1, "process", False, None, 3, "by other means"),
+    ]
     registry.register(BatchStateCollector(lambda: waiting, lambda: workers))
     assert value(registry, "queue_rows") == 7
     assert value(registry, "worker_up", instance="0") == 1
     assert value(registry, "worker_up", instance="1") == 0
     assert value(registry, "worker_restarts_total", instance="1") == 3
-    assert value(registry, "worker_info", instance="0", kind="process", pid="4321") == 1
+    assert value(registry, "worker_info", instance="0", kind="process", pid="4321", reason="") == 1
+    assert value(registry, "worker_info", instance="1", kind="process", pid="", reason="by other means") == 1
     waiting.clear()
     workers.clear()
     assert 'model="m"' not in page(registry)

@@ -108,3 +108,13 @@ def test_series_of_old_versions_go(metrics: GenerationMetrics, registry: Collect
     assert value(registry, "output_tokens_total", KEPT_VERSIONS + 2) == 5
     metrics.model_gone("m")
     assert value(registry, "output_tokens_total", KEPT_VERSIONS + 2) is None
+
+
+def test_a_version_with_two_engines_has_one_sample_of_each_number(registry, metrics):
+    old, new = Engine(4), Engine(6)
+    metrics.watch(M1, old)
+    metrics.watch(M1, new)
+    assert value(registry, "running") == 10
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    keys = [(sample.name, tuple(sample.labels.items())) for sample in samples]
+    assert len(set(keys)) == len(keys)

@@ -287,3 +287,24 @@ def test_a_version_that_is_unloaded_takes_its_answers_and_counts_with_it(cache, 
         assert cache.use.entries == 0
         assert cache.counts() == {}
     assert model.asked == [[5], [5]]
+
+
+def test_another_load_of_the_version_does_not_give_the_answers_of_the_first(make, model, cache):
+    first, second = make(), make()
+    for servable in (first, second, first, second):
+        ask(servable, 2)
+    assert model.asked == [[2], [2]]
+
+
+def test_nothing_is_given_again_once_the_cache_is_renewed_not_even_what_was_on_its_way(make, model, cache):
+    servable = make()
+    ask(servable, 1)
+    model.open.clear()
+    late = submit(servable, 2)
+    cache.renew()
+    model.open.set()
+    late.wait()
+    ask(servable, 1)
+    ask(servable, 2)
+    assert model.asked == [[1], [2], [1], [2]]
+    assert cache.use.entries == 3

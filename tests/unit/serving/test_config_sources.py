@@ -12,7 +12,7 @@ from tfs_lite.config.model_server import All, Latest, ModelServerConfig, Specifi
 from tfs_lite.config.text import read_model_server_config
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.status import StatusCode, invalid_argument
-from tfs_lite.serving.config_sources import ConfigFileWatcher, RepositoryWatcher
+from tfs_lite.serving.config_sources import ConfigFileWatcher, RepositoryPolicies, RepositoryWatcher
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.process import wait_until
@@ -209,6 +209,26 @@ def test_wrong_config_leaves_the_version_policy_as_it_was(
     target.wait_for_config(lambda config: "c" in policies(config))
     assert policies(target.configs[-1])["a"] == All()
     assert caplog.text.count("its version policy stays as it is") == 1
+
+
+def test_config_that_is_being_written_is_read_when_two_looks_saw_the_same_file(
+    repository: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = repository / "a" / "config.pbtxt"
+    known = RepositoryPolicies()
+
+    def look() -> object:
+        return known.read({"a": str(repository / "a")})["a"].choice
+
+    file.write_text("version_policy { all { } }")
+    assert look() == All()
+    file.write_text("")
+    assert look() == All()
+    file.write_text("version_policy { none { } }")
+    assert [look(), look(), look()] == [All()] * 3
+    assert caplog.text.count("its version policy stays as it is") == 1
+    file.write_text("version_policy { specific { versions: 2 } }")
+    assert [look(), look()] == [All(), Specific(versions=(2,))]
 
 
 def test_repository_that_is_not_there_is_refused(repository: Path, look: RepositoryWatcher) -> None:

@@ -1,28 +1,135 @@
-"""Where instances live: what a platform says comes before the server's flag."""
+"""Where instances live: what a platform says comes before the server's flag, and what it cannot open goes to a process
+that can."""
 
 from __future__ import annotations
 
+import logging
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 
-from tfs_lite.adapters.contract import OpenRequest
+from tfs_lite.adapters.contract import OpenRequest, Platform
 from tfs_lite.adapters.detect import read_version
-from tfs_lite.adapters.platforms import PLATFORMS
+from tfs_lite.adapters.platforms import GROUP, PLATFORMS
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.config.scheduling import InstanceGroup
 from tfs_lite.core.generation import LanguageModel
 from tfs_lite.core.servable import ServableId
 from tfs_lite.serving.model_opener import ModelOpener
 from tfs_lite.testing.language.language_models import Size, publish_language
 
+NUMBERS = '''
+"""A platform whose usual way knows no version with a file "unusual"."""
 
-def test_language_model_is_opened_here_although_workers_are_processes(tmp_path: Path) -> None:
+import os
+
+import numpy as np
+import torch
+
+from tfs_lite.adapters.contract import LoadedModel, NeedsProcess, Platform
+from tfs_lite.core.signature import DataType, Signature, TensorSpec
+
+SIGNATURE = Signature((TensorSpec("x", DataType.FLOAT, (1,)),), (TensorSpec("pid", DataType.INT64, (1,)),))
+
+
+class Number(LoadedModel):
+    def __init__(self, request):
+        super().__init__(request.id, "numbers", SIGNATURE, torch.device("cpu"))
+
+    def call(self, inputs):
+        return {"pid": np.array([os.getpid()])}
+
+    def resident_bytes(self):
+        return 0
+
+    def close(self): ...
+
+
+def open_number(request):
+    if "unusual" in request.files.names:
+        raise NeedsProcess("operator odd.number is not known")
+    return Number(request)
+
+
+def recognises(files):
+    return "number" in files.names
+
+
+PLATFORM = Platform("numbers", "a number", recognises, open_number, open_in_process=Number)
+'''
+X = np.zeros(1, np.float32)
+REASON = "loaded by torch's loader in a process: operator odd.number is not known"
+
+
+@pytest.fixture
+def numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Platform:
+    """A platform as another distribution registers it, for this process and those of models."""
+    installed = tmp_path / "installed"
+    description = installed / "odd_numbers-1.0.dist-info"
+    description.mkdir(parents=True)
+    (installed / "odd_numbers.py").write_text(NUMBERS)
+    (description / "METADATA").write_text("Metadata-Version: 2.1\nName: odd_numbers\nVersion: 1.0\n")
+    (description / "entry_points.txt").write_text(f"[{GROUP}]\nnumbers = odd_numbers:PLATFORM\n")
+    monkeypatch.syspath_prepend(str(installed))
+    monkeypatch.delitem(sys.modules, "odd_numbers", raising=False)
+    (entry,) = entry_points(group=GROUP)
+    platform = entry.load()
+    assert isinstance(platform, Platform)
+    return platform
+
+
+@pytest.fixture(params=["thread", "process"])
+def worker(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def opener(worker: str) -> Iterator[ModelOpener]:
+    found = ModelOpener(worker)
+    yield found
+    found.close()
+
+
+def number(directory: Path, *more: str, instances: int = 1) -> OpenRequest:
+    directory.mkdir()
+    for name in ("number", *more):
+        (directory / name).touch()
+    settings = ModelSettings(instance_group=(InstanceGroup(count=instances),))
+    files = read_version(str(directory))
+    return OpenRequest(ServableId("m", 1), files, torch.device("cpu"), False, settings)
+
+
+@pytest.mark.parametrize("worker", ["process"])
+def test_language_model_is_opened_here_although_workers_are_processes(tmp_path: Path, opener: ModelOpener) -> None:
     directory = publish_language(tmp_path / "base", 1, Size())
     request = OpenRequest(ServableId("m", 1), read_version(str(directory)), torch.device("cpu"), False)
-    opener = ModelOpener("process")
-    try:
-        (model,) = opener(PLATFORMS["transformers"], request)
-        assert isinstance(model, LanguageModel)
-        assert model.worker.kind == "thread"
+    (model,) = opener(PLATFORMS["transformers"], request)
+    assert isinstance(model, LanguageModel)
+    assert model.worker.kind == "thread"
+    model.close()
+
+
+def test_version_is_opened_where_the_flag_says(
+    tmp_path: Path, numbers: Platform, opener: ModelOpener, worker: str
+) -> None:
+    (model,) = opener(numbers, number(tmp_path / "1"))
+    assert (model.worker.kind, model.worker.reason) == (worker, "")
+    model.close()
+
+
+def test_version_that_needs_a_process_gets_one_and_says_why(
+    tmp_path: Path, numbers: Platform, opener: ModelOpener, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        models = opener(numbers, number(tmp_path / "1", "unusual", instances=2))
+    assert [(model.worker.kind, model.worker.reason) for model in models] == [("process", REASON)] * 2
+    pids = [model.run("", {"x": X}, ("pid",))["pid"].tolist() for model in models]
+    assert pids == [[model.worker.pid] for model in models]
+    assert [record.message for record in caplog.records] == [f"model m version 1 was {REASON}"] * 2
+    for model in models:
         model.close()
-    finally:
-        opener.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tfs_lite.core.model import Model
+from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 
@@ -46,6 +47,10 @@ class ChildModel(Model):
         self.signatures = dict.fromkeys(keys, SIGNATURE)
         self.kept: list[object] = []
 
+    @property
+    def worker(self) -> WorkerStatus:
+        return WorkerStatus(reason=str(self.options.get("reason", "")))
+
     def resident_bytes(self) -> int:
         return 1234
 
@@ -65,6 +70,10 @@ class ChildModel(Model):
     def where(self, inputs):
         """The scheduling policy when it was made, and now."""
         return {"y": np.array([self.options["policy"], os.sched_getscheduler(0)])}
+
+    def importers(self, inputs):
+        """The process that imported the module in the options."""
+        return {"y": np.array([importlib.import_module(str(self.options["module"])).IMPORTED_BY])}
 
     def refuse(self, inputs):
         raise invalid_argument("x is not to my liking")

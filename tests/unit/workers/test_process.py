@@ -51,6 +51,33 @@ def test_model_shows_and_answers_what_the_one_in_the_process_does(open_child):
     assert list(model.run("", {"x": ROW}, ("pid", "y"))) == ["pid", "y"]
 
 
+def test_reason_for_an_unusual_way_of_opening_comes_from_the_process(open_child):
+    status = open_child(options={"reason": "by other means: no operator"}).worker
+    assert (status.kind, status.reason) == ("process", "by other means: no operator")
+    assert open_child().worker.reason == ""
+
+
+def test_module_that_one_model_needs_is_imported_once_for_all_later_processes(tmp_path, monkeypatch, child_models):
+    (tmp_path / "needed_by_one.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = Supervisor([child_models])
+    try:
+        arguments = '{"module": "needed_by_one"}'
+        importers = []
+        for preload in ((), ("needed_by_one",), ()):
+            model = open_in_process(own, "m", f"{child_models}:make", arguments, preload=preload)
+            importer = int(model.run("importers", {"x": ROW}, ("y",))["y"][0])
+            importers.append("itself" if importer == model.pid else "fork server" if importer == own.pid else importer)
+            model.close()
+        assert importers == ["itself", "fork server", "fork server"]
+    finally:
+        own.close()
+
+
+def test_module_that_cannot_be_imported_keeps_no_process_from_starting(open_child):
+    assert open_child(preload=("no_such_module",)).alive
+
+
 def test_process_of_a_model_steps_back_behind_the_server(open_child):
     model = open_child()
     assert psutil.Process(where(model)).nice() == max(NICENESS, os.nice(0))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfs_lite.core.model import Model
+from tfs_lite.core.model import Model, WorkerStatus
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import StatusCode
 from tfs_lite.workers.channel import ProtocolError
@@ -29,6 +29,7 @@ class Described(Model):
     platform = "some"
     signatures = MappingProxyType({DEFAULT_SIGNATURE: OWN, "empty": Signature((), ())})
     has_item_steps = True
+    worker = WorkerStatus(reason="r" * 10_000)
 
     def run(self, signature, inputs, outputs):
         raise NotImplementedError
@@ -45,6 +46,7 @@ def sent(plain):
 def test_description_arrives_as_it_was_with_its_size_known_or_not():
     found = read_description(sent(describe_model(Described(), 12)))
     assert (found.platform, found.has_item_steps, found.resident_bytes) == ("some", True, 12)
+    assert found.reason == "r" * MAX_TEXT
     assert found.signatures == Described.signatures
     defaults = found.signatures[DEFAULT_SIGNATURE].defaults
     assert defaults["t"].tolist() == [b"a", b"\0\xff"]
@@ -63,6 +65,7 @@ def broken(change):
     [
         lambda plain: plain.pop("platform"),
         lambda plain: plain.update(platform=7),
+        lambda plain: plain.update(reason=None),
         lambda plain: plain.update(resident_bytes=-1),
         lambda plain: plain.update(resident_bytes="12"),
         lambda plain: plain.update(signatures=[]),

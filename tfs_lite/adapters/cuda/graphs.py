@@ -10,16 +10,15 @@ from __future__ import annotations
 import enum
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch.export import ExportedProgram
 
 from tfs_lite.adapters.cuda.memory import DEVICE_LOCKS, Pool
+from tfs_lite.adapters.exported.operators import Operator
 from tfs_lite.adapters.failures import sentence
 from tfs_lite.core.servable import ServableId
 
@@ -36,16 +35,14 @@ def wants_graphs(parameters: Mapping[str, str]) -> bool:
     return parameters.get(PARAMETER, "").lower() in _TRUE
 
 
-def why_no_graph(program: ExportedProgram) -> str:
-    """Why the program cannot be captured: it has an operator that draws random numbers, or a result whose size or value
-    the host has to know. Empty if it can."""
-    for node in program.graph.nodes:
-        if node.op != "call_function":
-            continue
-        if isinstance(node.target, HigherOrderOperator):
-            return f"it has branches or loops ({node.target})"
-        if any(tag in _UNFIT_TAGS for tag in getattr(node.target, "tags", ())):
-            return f"operator {node.target} cannot be recorded"
+def why_no_graph(operators: Iterable[Operator]) -> str:
+    """Why a program of these operators cannot be captured: one draws random numbers, or has a result whose size or
+    value the host has to know. Empty if it can."""
+    for operator in sorted(operators, key=lambda operator: operator.name):
+        if operator.has_graphs:
+            return f"it has branches or loops ({operator.name})"
+        if operator.overload is not None and any(tag in _UNFIT_TAGS for tag in operator.overload.tags):
+            return f"operator {operator.name} cannot be recorded"
     return ""
 
 

@@ -1,7 +1,5 @@
-"""What may be inside an artefact, found out before torch opens it.
+"""What may be inside an archive, found out before torch opens it.
 
-artifact     the entry point: which members ``model.pt2`` and ``model.pt`` may have
-archive      a zip archive, read without torch
-program      the graph in a ``.pt2``; ``expression``: the sizes in it
-reader       reads the members for torch without holding up the process
+archive   a zip archive, read without torch
+script    which members ``model.pt`` may have, and what its code may do
 """

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.handle import ServableHandle
@@ -89,9 +90,14 @@ class SequenceRoutes:
         with self._lock:
             if self._may_stay(given.id):
                 route = self._tables.routes.get(given.id, {}).get(id)
+                if route is not None and route.keeper is not given.servable:  # of the load that this one replaced
+                    self._tables.remove(route)
+                    unused.append(route.share)
+                    route = None
                 full = route is None and self._tables.count >= self._max_routes
                 if route is None and not full:
-                    route, unused = Route(given.id, id, share, given.servable), []
+                    route = Route(given.id, id, share, given.servable)
+                    unused.remove(share)
                     self._tables.add(route)
                 if route is not None:
                     left = self._tables.begin(ref.version if ref.label is None else ref.label, route)
@@ -164,6 +170,11 @@ class SequenceRoutes:
             self._tables.withdrawn[servable_id] = withdrawal
         self._clock.call_later(self._drain_seconds, lambda: self._drain_ended(servable_id, withdrawal))
 
+    def version_replaced(self, servable_id: ServableId, old: Callable[[], Any]) -> None:
+        """Another load of the version has taken the place of the servable ``old``: its sequences may go on with it for
+        ``drain_seconds``. ``old`` gives None once nothing holds it."""
+        self._clock.call_later(self._drain_seconds, lambda: self._drop_routes_of(servable_id, old))
+
     def version_gone(self, servable_id: ServableId) -> None:
         """The version was unloaded, or never loaded; it may come again."""
         with self._lock:
@@ -181,9 +192,23 @@ class SequenceRoutes:
             if self._closed or self._tables.withdrawn.get(servable_id) is not withdrawal:
                 return
             withdrawal.over = True
-            routes = list(self._tables.routes.get(servable_id, {}).values())
-            for route in routes:
-                self._tables.mark_lost(route, self._max_remembered)
+            routes = self._lose(servable_id, lambda route: True)
+        self._end(servable_id, routes)
+
+    def _drop_routes_of(self, servable_id: ServableId, old: Callable[[], Any]) -> None:
+        with self._lock:
+            keeper = old()
+            routes = self._lose(servable_id, lambda route: route.keeper is keeper)
+        self._end(servable_id, routes)
+
+    def _lose(self, servable_id: ServableId, which: Callable[[Route], bool]) -> list[Route]:
+        """Called with the lock held."""
+        routes = [route for route in self._tables.routes.get(servable_id, {}).values() if which(route)]
+        for route in routes:
+            self._tables.mark_lost(route, self._max_remembered)
+        return routes
+
+    def _end(self, servable_id: ServableId, routes: list[Route]) -> None:
         if routes:
             text = "%s is unloaded although %d of its sequences have not ended: %g s are over"
             logger.warning(text, servable_id, len(routes), self._drain_seconds)

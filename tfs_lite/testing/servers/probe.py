@@ -32,6 +32,11 @@ def expect_true(answer: Prediction, x: Any = ROW) -> int:
     return answer.version
 
 
+def is_tagged(inputs: Mapping[str, Any], answer: Prediction) -> bool:
+    """Whether a tagged model of the version that the answer names has given it."""
+    return np.array_equal(answer.outputs["y"], inputs["x"] + np.float32(answer.version))
+
+
 class Probe:
     """One client of one server. Any thread may call. Close it, or use it in a ``with`` block."""
 
@@ -123,15 +128,27 @@ class Traffic:
 
     Afterwards ``answers`` counts answers by version, ``failures`` lists what was refused or broke, and ``wrong``
     lists answers that are not those of the version they name. Entering waits until every thread has had an answer.
+    Models other than the tagged ones come with ``inputs``, those of each thread, and ``is_true``, which says of an
+    answer to them whether it is that of its version.
     """
 
-    def __init__(self, target: str, model: str, threads: int = 8, stop_at_failure: bool = False) -> None:
+    def __init__(
+        self,
+        target: str,
+        model: str,
+        threads: int = 8,
+        stop_at_failure: bool = False,
+        inputs: Callable[[int], Mapping[str, Any]] = lambda index: {"x": ROW * (index + 1)},
+        is_true: Callable[[Mapping[str, Any], Prediction], bool] = is_tagged,
+    ) -> None:
         self.answers: Counter[int] = Counter()
         self.failures: list[ServingError] = []
         self.wrong: list[str] = []
         self._target = target
         self._model = model
         self._stop_at_failure = stop_at_failure
+        self._inputs = inputs
+        self._is_true = is_true
         self._lock = threading.Lock()  # guards the three above
         self._stop = threading.Event()
         self._begun = [threading.Event() for _ in range(threads)]
@@ -163,24 +180,24 @@ class Traffic:
         self.stop()
 
     def _call_on(self, index: int) -> None:
-        x = ROW * (index + 1)
+        inputs = self._inputs(index)
         with Client(self._target) as client:
             while not self._stop.is_set():
-                answered = self._call_once(client, x)
+                answered = self._call_once(client, inputs)
                 self._begun[index].set()
                 if not answered and self._stop_at_failure:
                     return
 
-    def _call_once(self, client: Client, x: Any) -> bool:
+    def _call_once(self, client: Client, inputs: Mapping[str, Any]) -> bool:
         try:
-            answer = client.predict(self._model, {"x": x})
+            answer = client.predict(self._model, inputs)
         except ServingError as error:
             with self._lock:
                 self.failures.append(error)
             return False
-        true = np.array_equal(answer.outputs["y"], x + np.float32(answer.version))
+        true = self._is_true(inputs, answer)
         with self._lock:
             self.answers[answer.version] += 1
             if not true:
-                self.wrong.append(f"version {answer.version} answered {answer.outputs['y'].tolist()} to {x.tolist()}")
+                self.wrong.append(f"version {answer.version} answered {answer.outputs} to {inputs}")
         return True

@@ -1,4 +1,5 @@
 import io
+import random
 import struct
 import zipfile
 from functools import partial
@@ -121,3 +122,22 @@ def test_member_that_unpacks_to_much_more_is_a_bomb():
 def test_ordinary_compression_is_fine():
     with open_archive(io.BytesIO(make_zip([("m/a", bytes(range(256)))], zipfile.ZIP_DEFLATED)), "x") as archive:
         archive.verify_checksums()
+
+
+def test_error_repeats_little_of_the_archive():
+    """The header of a member says that its name is as long as all that follows."""
+    data = bytearray(SOUND)
+    struct.pack_into("<H", data, 26, len(SOUND) - 40)
+    with pytest.raises(ServingError) as caught, open_archive(io.BytesIO(bytes(data)), "model.pt2") as archive:
+        archive.verify_checksums()
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
+def test_others_may_run_after_each_quarter_of_a_megabyte(compression):
+    content, pauses = random.Random(1).randbytes(1_000_000), []
+    target = memoryview(bytearray(len(content)))
+    with open_archive(io.BytesIO(make_zip([("m/large", content)], compression)), "model.pt2") as archive:
+        archive.read_into("large", target, lambda: pauses.append(1))
+    assert bytes(target) == content
+    assert len(pauses) == 4

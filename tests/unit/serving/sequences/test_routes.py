@@ -379,3 +379,42 @@ def test_metrics_show_live_and_dropped_sequences(fixture):
     fixture.routes.model_gone("m")
     assert registry.get_sample_value("tfs_lite_sequences_dropped_total", {"model": "m"}) is None
     assert registry.get_sample_value("tfs_lite_sequences_remembered") == 0
+
+
+@pytest.fixture
+def renewed(fixture: SequenceFixture) -> SequenceFixture:
+    """Sequence 7 is live on version 1, of which another load has taken the place."""
+    fixture.ask(start=True)
+    old = fixture.loader("m", 1).servable
+    fixture.manager.replace_servable(fixture.data("m", 1, "b"), lambda status: None)
+    fixture.settle()
+    fixture.routes.version_replaced(ServableId("m", 1), lambda: old)
+    return fixture
+
+
+def test_a_sequence_stays_with_the_load_that_it_began_on_and_others_go_to_the_newer_one(renewed):
+    old, new = (renewed.loader("m", 1, number).servable for number in (0, 1))
+    with renewed.begin() as request:
+        assert request.servable is old
+    with renewed.begin("other", start=True) as request:
+        assert request.servable is new
+    renewed.ask(end=True)
+    renewed.settle()
+    assert (renewed.loader("m", 1, 0).unloads, renewed.live()) == (1, {1: 1})
+
+
+def test_start_of_a_live_sequence_begins_it_anew_on_the_newer_load(renewed):
+    renewed.ask(start=True)
+    renewed.settle()
+    assert renewed.loader("m", 1, 0).unloads == 1
+    with renewed.begin() as request:
+        assert request.servable is renewed.loader("m", 1, 1).servable
+
+
+def test_the_older_load_waits_for_its_sequences_for_a_bounded_time(renewed):
+    renewed.ask("other", start=True)
+    renewed.clock.advance(DRAIN)
+    renewed.settle()
+    assert (renewed.loader("m", 1, 0).unloads, renewed.live()) == (1, {1: 1})
+    assert "was on version 1, which was unloaded" in str(renewed.refusal())
+    assert renewed.ask("other") == 1

@@ -1,6 +1,6 @@
 import pytest
 
-from tfs_lite.adapters.inspect.expression import check_expression
+from tfs_lite.adapters.exported.expression import check_expression, format_expression
 from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refusal
 
@@ -75,3 +75,20 @@ def test_arithmetic_on_symbols_passes(text):
 @pytest.mark.parametrize("text", HOSTILE + HANGING)
 def test_everything_else_is_unsafe(text):
     assert len(refusal(check_expression, text, "model.pt2", code=StatusCode.PERMISSION_DENIED)) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Symbol('s17', positive=True, integer=True)", "s17"),
+        ("Integer(3)", "3"),
+        ("Mul(Integer(2), Symbol('s0'))", "2*s0"),
+        ("Add(Integer(1), Symbol('s0'))", "s0 + 1"),
+        ("Mul(Integer(2), Add(Symbol('s0'), Integer(1)))", "2*(s0 + 1)"),
+        ("FloorDiv(Symbol('s0'), Integer(2))", "(s0//2)"),
+        ("Max(Integer(1), Symbol('u0'))", "Max(1, u0)"),
+        ("(", "("),
+    ],
+)
+def test_sizes_are_shown_as_arithmetic(text, shown):
+    assert format_expression(text) == shown

@@ -1,9 +1,11 @@
-"""Checks the graph inside a ``.pt2`` archive: the JSON text that torch turns into Python code and runs.
+"""Reads what ``torch.export.save`` wrote: the members of a ``.pt2`` archive, its graph and its lists of weights.
 
-No pickle is needed to attack through it. Names of values are pasted into generated source, operators are looked up as
-attributes of ``torch`` (which has ``os``), sizes are evaluated (see ``expression``), and the trees of inputs
-and outputs may import modules. So every name must be an identifier, every operator one of PyTorch's own that only
-computes, every tree made of builtin containers. Texts that are not evaluated (stack traces, guards) may be anything.
+Every archive must be whole: a sound frame, and every member as its checksum says. Unless the operator trusts the path,
+it must also be harmless, because torch's own loader turns the graph's JSON into Python code and runs it. No pickle is
+needed to attack through it: names of values are pasted into generated source, operators are looked up as attributes of
+``torch`` (which has ``os``), sizes are evaluated (see ``expression``), and the trees of inputs and outputs may import
+modules. So every name must be an identifier, every operator one of PyTorch's own that only computes, every tree made of
+builtin containers. Texts that are not evaluated (stack traces, guards) may be anything.
 """
 
 from __future__ import annotations
@@ -11,14 +13,29 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from tfs_lite.adapters.inspect.archive import damaged, unsafe
-from tfs_lite.adapters.inspect.expression import check_expression
+from tfs_lite.adapters.exported.expression import check_expression
+from tfs_lite.adapters.exported.operators import SIZE_FUNCTIONS
+from tfs_lite.adapters.inspect.archive import FRAME, Archive, check_members, damaged, open_archive, unsafe
+from tfs_lite.adapters.yielding import Yielder
+from tfs_lite.core.status import failed_precondition
 
 MAX_DEPTH = 200
+COMPILED = "data/aotinductor/"
+WEIGHTS, CONSTANTS = "data/weights/", "data/constants/"
+SAMPLES = "data/sample_inputs/model.pt"
+_PROGRAM = "models/model.json"
+_CONFIGS = {WEIGHTS: "model_weights_config.json", CONSTANTS: "model_constants_config.json"}
+_VERSION = "0"
+_OLD_PROGRAM = re.compile(r"(.*/)?serialized_(exported_program\.json|state_dict\.pt)")
+_MEMBERS = re.compile(
+    rf"{FRAME}|{re.escape(_PROGRAM)}|{re.escape(SAMPLES)}"
+    r"|data/weights/(weight_\d+|model_weights_config\.json)|data/constants/(tensor_\d+|model_constants_config\.json)"
+)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|", re.ASCII)
 _PATH = re.compile(r"[\w.\- /:@+]*", re.ASCII)
 _FREE_TEXT = frozenset(
@@ -32,6 +49,7 @@ _MAPS = frozenset(
 """Fields whose keys the program chose. A value called ``metadata`` is a value, and no field of that name."""
 _PATHS = frozenset({"parameter_name", "buffer_name", "tensor_constant_name", "fqn"})
 _CUSTOM = frozenset({"as_custom_obj", "custom_obj", "custom_obj_values"})
+_SCALARS = frozenset({int, float, bool, type(None)})
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.([a-zA-Z]\w*)", re.ASCII)
 _HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(\w+)", re.ASCII)
 _NAMESPACES = frozenset({"aten", "prims", "quantized", "quantized_decomposed", "onednn", "mkldnn"})
@@ -43,34 +61,90 @@ _SAFE_HIGHER_ORDER = re.compile(
     "map_impl|out_dtype|scan|strict_mode|tag_activation_checkpoint|while_loop|wrap|wrap_with_autocast|"
     "wrap_with_set_grad_enabled"
 )
-_SCALAR_FUNCTIONS = re.compile(
-    r"_operator\.(eq|ne|le|ge|lt|gt|neg|pos|mul|add|sub|floordiv|mod|pow|truediv|and_|or_|not_|lshift|rshift|getitem|abs)"
-    r"|math\.(trunc|ceil|floor|sqrt|pow|isnan|isinf)"
-    r"|torch\._?sym_[a-z]+",
-    re.ASCII,
-)
+_SCALAR_FUNCTIONS = re.compile(r"_operator\.getitem|torch\._?sym_[a-z]+", re.ASCII)
+"""Those that are safe beside the ones that are built directly."""
 _TREE_NODES = frozenset(
     {"builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict", "collections.namedtuple"}
     | {"torch.fx.immutable_collections.immutable_list", "torch.fx.immutable_collections.immutable_dict"}
 )
 
 
-def check_program(text: bytes, name: str) -> None:
-    """Checks ``models/model.json``. DATA_LOSS if it cannot be read, PERMISSION_DENIED if it could run code."""
-    _Check(name).program(_parse(text, name))
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What an archive says about its program. The bytes of the weights stay in the archive.
 
-
-def check_payload(text: bytes, name: str, prefix: str, sizes: Mapping[str, int]) -> None:
-    """Checks the list of weights or constants: raw bytes in members called ``prefix`` and a number, never pickles.
-
-    ``sizes`` maps the members that are there to their length.
+    ``program`` is the JSON of ``models/model.json``. ``weights`` and ``constants`` map the name of a tensor to its
+    entry: the member with its bytes, and its dtype, sizes and strides.
     """
+
+    file: str
+    program: Mapping[str, Any]
+    weights: Mapping[str, Any]
+    constants: Mapping[str, Any]
+
+
+def read_document(archive: Archive, trusted: bool) -> Document:
+    """Reads everything but the bytes of the weights; unless it is trusted, it has to be harmless.
+
+    DATA_LOSS if it is damaged, PERMISSION_DENIED if it is unsafe, FAILED_PRECONDITION for another version of the
+    format.
+    """
+    if any(_OLD_PROGRAM.fullmatch(member) for member in archive.members):
+        raise damaged(f"{archive.name} was written by a torch that is too old: export the model again")
+    if archive.read("archive_format", 16) != b"pt2":
+        raise damaged(f"{archive.name} is no archive of torch.export.save")
+    if not trusted:
+        check_members(archive, _MEMBERS)
+    program = read_program(archive.read(_PROGRAM), archive.name, trusted)
+    weights = read_payloads(archive, WEIGHTS, "weight_", trusted)
+    constants = read_payloads(archive, CONSTANTS, "tensor_", trusted)
+    version = archive.read("archive_version", 20).decode(errors="replace")
+    if version != _VERSION:
+        raise failed_precondition(f"{archive.name} has archive version {version:.20}, expected {_VERSION}")
+    return Document(archive.name, program, weights, constants)
+
+
+def inspect_exported(path: str, name: str, trusted: bool) -> None:
+    """Checks all that ``torch.export.save`` wrote, with every checksum. Errors as :func:`read_document`."""
+    with open_archive(path, name) as archive:
+        archive.verify_checksums()
+        read_document(archive, trusted)
+
+
+def read_program(text: bytes, name: str, trusted: bool) -> Mapping[str, Any]:
+    """``models/model.json``. DATA_LOSS if it cannot be read, PERMISSION_DENIED if it could run code."""
+    document = _parse(text, name)
+    if not isinstance(document, dict) or not isinstance(document.get("graph_module"), dict):
+        raise damaged(f"{name} holds no exported program")
+    if not trusted:
+        _Check(name).program(document)
+    return document
+
+
+def read_payloads(archive: Archive, directory: str, prefix: str, trusted: bool) -> Mapping[str, Any]:
+    """The list of weights or constants: name -> entry. Unless it is trusted, every entry is raw bytes in a member
+    called ``prefix`` and a number, and never a pickle. Errors as :func:`read_program`."""
+    sizes = {
+        member.removeprefix(directory): info.file_size
+        for member, info in archive.members.items()
+        if member.startswith(directory)
+    }
+    return check_payloads(archive.read(f"{directory}{_CONFIGS[directory]}"), archive.name, prefix, sizes, trusted)
+
+
+def check_payloads(
+    text: bytes, name: str, prefix: str, sizes: Mapping[str, int], trusted: bool = False
+) -> Mapping[str, Any]:
+    """The same for the text of the list; ``sizes`` maps the members that are there to their length."""
     check = _Check(name)
     try:
-        for path, entry in _parse(text, name)["config"].items():
-            check.payload(path, entry, prefix, sizes)
+        entries: Mapping[str, Any] = _parse(text, name)["config"]
+        for path, entry in entries.items():
+            if not trusted:
+                check.payload(path, entry, prefix, sizes)
     except (KeyError, TypeError, AttributeError, ValueError):
         raise damaged(f"{name} has a list of {prefix}s that cannot be read") from None
+    return entries
 
 
 def _parse(text: bytes, name: str) -> Any:
@@ -81,15 +155,15 @@ def _parse(text: bytes, name: str) -> Any:
 
 
 class _Check:
-    """One walk over one document; remembers the expressions that passed, since the same few come again and again."""
+    """One walk over one document; remembers the names and expressions that passed, since they come again and again."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._checked = set[str]()
+        self._names = set[str]()
+        self._yielder = Yielder()
 
-    def program(self, document: Any) -> None:
-        if not isinstance(document, dict) or not isinstance(document.get("graph_module"), dict):
-            raise damaged(f"{self._name} holds no exported program")
+    def program(self, document: Mapping[str, Any]) -> None:
         self._walk("", document, 0)
 
     def payload(self, path: str, entry: Any, prefix: str, sizes: Mapping[str, int]) -> None:
@@ -120,13 +194,13 @@ class _Check:
         elif isinstance(value, dict):
             self._object(key, value, depth)
 
-    def _object(self, key: str, value: dict[str, Any], depth: int) -> None:
+    def _object(self, key: str, value: Mapping[str, Any], depth: int) -> None:
+        self._yielder()
+        check = self._expression if key == "range_constraints" else self._identifier
         for name, item in value.items():
-            if key == "range_constraints":
-                self._expression(name)
-            else:
-                self._identifier(name)
-            self._walk("" if key in _MAPS else name, item, depth + 1)
+            check(name)
+            if type(item) not in _SCALARS or name in _CUSTOM:
+                self._walk("" if key in _MAPS else name, item, depth + 1)
 
     def _text(self, key: str, text: str) -> None:
         if key == "expr_str":
@@ -146,15 +220,17 @@ class _Check:
             self._checked.add(text)
 
     def _identifier(self, text: str) -> None:
-        if not _NAME.fullmatch(text):
-            raise unsafe(f"{self._name} has a value called {text!r:.80}")
+        if text not in self._names:
+            if not _NAME.fullmatch(text):
+                raise unsafe(f"{self._name} has a value called {text!r:.80}")
+            self._names.add(text)
 
     def _path(self, text: str) -> None:
         if not _PATH.fullmatch(text):
             raise unsafe(f"{self._name} has a weight called {text!r:.80}")
 
     def _operator(self, target: str) -> None:
-        if not (_is_plain_operator(target) or _SCALAR_FUNCTIONS.fullmatch(target)):
+        if not (target in SIZE_FUNCTIONS or _is_plain_operator(target) or _SCALAR_FUNCTIONS.fullmatch(target)):
             raise unsafe(
                 f"{self._name} uses {target!r:.80}, which is not one of PyTorch's own operators that only compute"
             )

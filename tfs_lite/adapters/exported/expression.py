@@ -1,4 +1,6 @@
-"""Checks the size expressions of an exported program, which torch hands to ``sympy.sympify``, which evaluates Python.
+"""Size expressions of an exported program: checks and formats them.
+
+torch's own loader hands them to ``sympy.sympify``, which evaluates Python.
 
 A healthy one is what ``sympy.srepr`` prints, such as ``Mul(Integer(2), Symbol('s17', positive=True))``. Here it is
 parsed, never evaluated, and only calls of known sympy functions on symbols and numbers pass. Powers are limited,
@@ -96,4 +98,34 @@ def _is_small(node: ast.expr) -> bool:
             return all(map(_is_small, arguments))
         case ast.Name() | ast.Call(ast.Name("Symbol")):
             return _harmless(node)
+    return False
+
+
+def format_expression(text: str) -> str:
+    """The expression as sympy prints it, such as ``2*s17``; ``text`` itself if it is none."""
+    try:
+        return _format(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return text
+
+
+def _format(node: ast.expr) -> str:
+    match node:
+        case ast.Call(ast.Name("Symbol" | "Integer" | "Float"), [ast.Constant(value), *_]):
+            return str(value)
+        case ast.Call(ast.Name("Add"), terms):
+            return " + ".join(sorted(map(_format, terms), key=str.isdecimal))
+        case ast.Call(ast.Name("Mul"), factors):
+            return "*".join(f"({_format(factor)})" if _is_sum(factor) else _format(factor) for factor in factors)
+        case ast.Call(ast.Name("FloorDiv"), [dividend, divisor]):
+            return f"({_format(dividend)}//{_format(divisor)})"
+        case ast.Call(ast.Name(function), arguments):
+            return f"{function}({', '.join(map(_format, arguments))})"
+    return ast.unparse(node)
+
+
+def _is_sum(node: ast.expr) -> bool:
+    match node:
+        case ast.Call(ast.Name("Add")):
+            return True
     return False

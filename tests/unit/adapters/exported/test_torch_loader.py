@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tfs_lite.adapters.exported.torch_loader import ArchiveReader
 from tfs_lite.adapters.inspect.archive import open_archive
-from tfs_lite.adapters.inspect.reader import ArchiveReader
 from tfs_lite.core.status import ServingError, StatusCode
 
 LARGE = torch.arange(600_000, dtype=torch.int32)

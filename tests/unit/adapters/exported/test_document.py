@@ -3,7 +3,7 @@ import zipfile
 
 import pytest
 
-from tfs_lite.adapters.inspect.program import check_payload, check_program
+from tfs_lite.adapters.exported.document import check_payloads, read_program
 from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refusal
 
@@ -120,7 +120,7 @@ ATTACKS = {
 
 
 def check(program):
-    check_program(json.dumps(program).encode(), "model.pt2")
+    read_program(json.dumps(program).encode(), "model.pt2", trusted=False)
 
 
 def test_healthy_program_passes(program):
@@ -165,7 +165,7 @@ def test_texts_that_nobody_evaluates_may_be_anything(program, text):
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"7", b'{"graph_module": 3}', b"\xff", b"[" * 5000])
 def test_text_that_is_no_program_is_damage(text):
-    refusal(check_program, text, "model.pt2", code=StatusCode.DATA_LOSS)
+    refusal(read_program, text, "model.pt2", False, code=StatusCode.DATA_LOSS)
 
 
 @pytest.mark.parametrize("tree", ["", "7", "[1]", '[1, {"type": "builtins.tuple"}]', "[1, 7]", "[1, null]"])
@@ -184,8 +184,8 @@ def payload(name="layer.0.weight", **details):
 
 
 def test_weights_stored_as_bytes_pass():
-    check_payload(payload(), "model.pt2", "weight_", {"weight_0": 24})
-    check_payload(payload(sizes=(0, 3)), "model.pt2", "weight_", {"weight_0": 0})
+    check_payloads(payload(), "model.pt2", "weight_", {"weight_0": 24})
+    check_payloads(payload(sizes=(0, 3)), "model.pt2", "weight_", {"weight_0": 0})
 
 
 @pytest.mark.parametrize(
@@ -199,11 +199,11 @@ def test_weights_stored_as_bytes_pass():
     ],
 )
 def test_weights_stored_otherwise_are_unsafe(text):
-    refusal(check_payload, text, "model.pt2", "weight_", {"weight_0": 24}, code=StatusCode.PERMISSION_DENIED)
+    refusal(check_payloads, text, "model.pt2", "weight_", {"weight_0": 24}, code=StatusCode.PERMISSION_DENIED)
 
 
 @pytest.mark.parametrize(
     "text", [b"", b"[]", b'{"config": 7}', b'{"config": {"a": {}}}', payload(path="weight_1"), payload(sizes=(10**12,))]
 )
 def test_list_of_weights_that_does_not_fit_is_damage(text):
-    refusal(check_payload, text, "model.pt2", "weight_", {"weight_0": 0}, code=StatusCode.DATA_LOSS)
+    refusal(check_payloads, text, "model.pt2", "weight_", {"weight_0": 0}, code=StatusCode.DATA_LOSS)

@@ -1,0 +1,154 @@
+"""Builds an exported program from its archive, without torch's own loader.
+
+    read_document  ->  graph to a function  ->  weights in pieces  ->  the function with its weights
+
+torch's loader makes symbolic shapes and fake tensors of every value, for most of a second under the interpreter's lock.
+None of that is needed to run the program: the file names every operator, argument and weight. What this builder does
+not know raises UnsupportedProgram before any weight is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tfs_lite.adapters.cuda.memory import Pool
+from tfs_lite.adapters.exported.arguments import DTYPES, Argument, Named, read_argument, union
+from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, Document, read_document
+from tfs_lite.adapters.exported.function import Forward, GraphFunction
+from tfs_lite.adapters.exported.operators import REGIONS, Operator, UnsupportedProgram
+from tfs_lite.adapters.exported.weights import read_weights
+from tfs_lite.adapters.inspect.archive import Archive, damaged
+from tfs_lite.adapters.yielding import Yielder
+
+SCHEMA_VERSION = 8
+"""The major version of the file's schema, in which a change of meaning would show."""
+
+MISREAD = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+"""What reading a document raises that is not as the schema says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An exported program, ready to run.
+
+    ``forward`` takes the leaves of the inputs by position, constants included, and returns the leaves of the results.
+    ``weights`` are all its tensors. ``writes``: a run changes a weight or an input. ``reentrant``: several threads may
+    run it at once. ``operators`` are all that it calls.
+    """
+
+    forward: Forward
+    weights: Sequence[torch.Tensor]
+    writes: bool
+    reentrant: bool
+    operators: frozenset[Operator]
+
+    @property
+    def branches(self) -> bool:
+        """Whether a result decides which operators run."""
+        return any(operator.has_graphs and operator.name not in REGIONS for operator in self.operators)
+
+
+def open_program(archive: Archive, device: torch.device, trusted: bool = False) -> Program:
+    """The program of an archive, on ``device``. Errors as ``read_document`` and :func:`build_program`."""
+    return build_program(archive, read_document(archive, trusted), device)
+
+
+def build_program(archive: Archive, document: Document, device: torch.device, pool: Pool | None = None) -> Program:
+    """``document`` is that of the archive; ``pool`` gets the weights on a GPU.
+
+    UnsupportedProgram if only torch's own loader can build it; DATA_LOSS if it is damaged.
+    """
+    try:
+        function = _write(document, device)
+        tensors = read_weights(archive, document, function.weights, lambda tensor: _move(tensor, device, pool))
+        _check_declared(document, function.weights, tensors)
+    except MISREAD as error:
+        raise UnsupportedProgram(f"its graph cannot be read: {type(error).__name__} {error!s:.80}") from error
+    weights, writes = list(tensors.values()), function.writes
+    return Program(function.make(tensors), weights, writes, not writes, frozenset(function.operators))
+
+
+def _move(tensor: torch.Tensor, device: torch.device, pool: Pool | None) -> torch.Tensor:
+    return tensor.to(device) if pool is None else pool.allocate(lambda: tensor.to(device))
+
+
+def _check_declared(document: Document, names: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> None:
+    """DATA_LOSS for a weight of another dtype or shape than the graph says."""
+    values = document.program["graph_module"]["graph"]["tensor_values"]
+    for weight, tensor in tensors.items():
+        meta = values[names[weight]]
+        if DTYPES[meta["dtype"]] is not tensor.dtype or [size["as_int"] for size in meta["sizes"]] != list(
+            tensor.shape
+        ):
+            raise damaged(f"{document.file} declares {weight.rpartition('/')[2]!r:.80} in two ways")
+
+
+def _write(document: Document, device: torch.device) -> GraphFunction:
+    """The function of the program's graph."""
+    version = document.program["schema_version"]["major"]
+    if version != SCHEMA_VERSION:
+        raise UnsupportedProgram(f"its schema has version {version!r:.20}, known is {SCHEMA_VERSION}")
+    graph, signature = document.program["graph_module"]["graph"], document.program["graph_module"]["signature"]
+    function = GraphFunction(device, document.file, Yielder())
+    targets = _add_inputs(function, graph["inputs"], signature["input_specs"], device)
+    for node in graph["nodes"]:
+        function.add_node(node)
+    function.set_outputs(_write_back(function, graph["outputs"], signature["output_specs"], targets, device))
+    return function
+
+
+def _add_inputs(
+    function: GraphFunction, inputs: Sequence[Any], specs: Sequence[Any], device: torch.device
+) -> Mapping[tuple[str, str], str]:
+    """Declares inputs and weights. Returns the values that the program may write to: (kind, its name in the signature)
+    -> its name in the graph."""
+    targets = dict[tuple[str, str], str]()
+    for value, spec in zip(inputs, specs, strict=True):
+        argument = read_argument(value, device)
+        name = argument.name if isinstance(argument, Named) else None
+        match union(spec):
+            case ("constant_input", _):
+                function.add_input(None)
+            case ("user_input", _):
+                function.add_input(name)
+                targets["user_input", str(name)] = str(name)
+            case ("parameter", {"parameter_name": str(weight)}) if name is not None:
+                function.add_weight(name, WEIGHTS + weight)
+                targets["parameter", weight] = name
+            case ("buffer", {"buffer_name": str(weight), "persistent": bool(persistent)}) if name is not None:
+                function.add_weight(name, (WEIGHTS if persistent else CONSTANTS) + weight)
+                targets["buffer", weight] = name
+            case ("tensor_constant", {"tensor_constant_name": str(weight)}) if name is not None:
+                function.add_weight(name, CONSTANTS + weight)
+            case (kind, _):
+                raise UnsupportedProgram(f"an input is of kind {kind!r:.40}")
+    return targets
+
+
+def _write_back(
+    function: GraphFunction,
+    outputs: Sequence[Any],
+    specs: Sequence[Any],
+    targets: Mapping[tuple[str, str], str],
+    device: torch.device,
+) -> list[Argument]:
+    """Writes the changed inputs and weights. Returns what is left: the user's results."""
+    results = list[Argument]()
+    for value, spec in zip(outputs, specs, strict=True):
+        argument = read_argument(value, device)
+        match union(spec):
+            case ("user_output", _):
+                results.append(argument)
+            case ("buffer_mutation", {"buffer_name": str(name)}) if isinstance(argument, Named):
+                function.write_back(targets["buffer", name], argument.name)
+            case ("parameter_mutation", {"parameter_name": str(name)}) if isinstance(argument, Named):
+                function.write_back(targets["parameter", name], argument.name)
+            case ("user_input_mutation", {"user_input_name": str(name)}) if isinstance(argument, Named):
+                function.write_back(targets["user_input", name], argument.name)
+            case (kind, _):
+                raise UnsupportedProgram(f"a result is of kind {kind!r:.40}")
+    return results

@@ -1,0 +1,294 @@
+"""A config that changes while a version serves, in the control mode poll: the version is loaded anew with it.
+
+    list of the source -> has a config of a version that serves changed? -> quiet for a while -> read
+        -> says the same                   nothing happens
+        -> other instances only            they are opened and closed in place
+        -> else, availability policy       loaded beside what serves, which it then replaces without a gap
+        -> else, resource policy           left out of the lists until it is being unloaded, then offered again
+        -> wrong, or the load fails        what serves goes on; the log and the status of the version say why
+
+A stage between the source and the router: it keeps the changed revision from the manager, which would only say that the
+version is left as it is, for as long as nothing but a config differs. What counts is what the version was loaded with,
+not when a file was written. A change that fails is tried again as a load is, and when a config is changed again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tfs_lite.config.model import ModelSettings
+from tfs_lite.core.clock import Clock
+from tfs_lite.core.loader import Loader
+from tfs_lite.core.model import Servable
+from tfs_lite.core.periodic import PeriodicThread
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath
+from tfs_lite.core.source import AspiredVersionsCallback
+from tfs_lite.core.state import ManagerState, ServableState
+from tfs_lite.core.status import Reason, ServingError, Status, StatusCode
+from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager
+from tfs_lite.managers.harness import HarnessState, ServableStateSnapshot
+from tfs_lite.managers.retrier import RetryPolicy, next_delay
+from tfs_lite.serving.model_configs import settings_digest
+from tfs_lite.sources.look import same_files
+
+Item = ServableData[StoragePath]
+CHANGED = Status(
+    StatusCode.UNAVAILABLE, "its config has changed; until it is loaded anew, it goes on with the config of before"
+)
+RECHECK_SECONDS = 1.0
+"""How soon a version is tried again that waits for other models."""
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerOptions:
+    """``quiet_period``: seconds for which files must not have changed. ``beside``: a version is loaded beside the one
+    that it replaces."""
+
+    quiet_period: float
+    beside: bool
+    retry: RetryPolicy
+    may_be_retried: Callable[[Status], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerEffects:
+    """What the follower reads and does. Any thread may call any of them; ``resize`` and ``read`` may take a while.
+
+    ``read``: the config of a version on disk, by directory and model. ``loaded_with``: that of a servable.
+    ``check``: raises ServingError if the version's artefact contradicts a config, as far as that shows without a load.
+    ``make_loader``: for another load of the version. ``resize``: gives the settings from before, or None if that takes
+    another load. ``remark``: what the status of a version that serves is to say; None takes it back. ``wake_source``:
+    the lists come again soon. ``on_replaced``: another load has taken the version's place; a function gives the
+    servable that had it, or None once nothing holds it.
+    """
+
+    read: Callable[[str, str], ModelSettings]
+    loaded_with: Callable[[Servable], ModelSettings]
+    check: Callable[[str, ModelSettings], None]
+    make_loader: Callable[[Item], Loader]
+    resize: Callable[[ServableId, ModelSettings], ModelSettings | None]
+    remark: Callable[[ServableId, Status | None], None]
+    wake_source: Callable[[], None]
+    on_replaced: Callable[[ServableId, Callable[[], Any]], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Change:
+    """Of one version that serves: what is offered now, and the revision that serves. ``due``: when it may be followed.
+    ``settled``: what serves is what the config asks for. ``withheld``: it is left out of the lists."""
+
+    item: Item
+    serves: str
+    due: float
+    settled: bool = False
+    withheld: bool = False
+    failures: int = 0
+    logged: str = ""
+
+
+class ConfigFollower:
+    """``observe`` -> ``start`` -> lists, ``on_event`` and ``poll`` from any thread -> ``close``."""
+
+    def __init__(
+        self, options: FollowerOptions, manager: AspiredVersionsManager, effects: FollowerEffects, clock: Clock
+    ) -> None:
+        self._options = options
+        self._manager = manager
+        self._effects = effects
+        self._clock = clock
+        self._lock = threading.Lock()  # guards the fields below and every change; nothing is called under it
+        self._changes: dict[ServableId, _Change] = {}
+        self._paths: dict[ServableId, StoragePath] = {}  # of the versions that serve, as they were loaded
+        self._loading: set[ServableId] = set()
+        self._polling = threading.Lock()  # serialises polls, guards no field
+        self._thread = PeriodicThread("tfs-model-configs", self.poll, None)
+
+    def start(self) -> None:
+        """From now on changes are followed, on a thread of the follower's own and on the manager's."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Afterwards no change is begun; a load that runs is the manager's to end."""
+        self._thread.stop()
+
+    # Lists on their way.
+
+    def observe(self, callback: AspiredVersionsCallback[StoragePath]) -> AspiredVersionsCallback[StoragePath]:
+        """A callback that looks at each list and passes it on."""
+
+        def look(name: str, versions: Sequence[Item]) -> None:
+            self._keep_only(name, {item.id for item in versions})
+            passed = [self._pass(item, self._snapshot(item.id)) for item in versions]
+            callback(name, [item for item in passed if item is not None])
+
+        return look
+
+    def on_event(self, event: ServableState) -> None:
+        """Of the manager. A version that is being unloaded, to be loaded with another config, is offered again."""
+        with self._lock:
+            change = self._changes.get(event.id)
+            withheld = change is not None and change.withheld
+        if withheld and event.state is ManagerState.UNLOADING:
+            self._effects.wake_source()
+
+    def _keep_only(self, name: str, wanted: set[ServableId]) -> None:
+        with self._lock:
+            gone = [found for found in self._paths if found.name == name and found not in wanted]
+            for servable_id in gone:
+                del self._paths[servable_id]
+        for servable_id in gone:
+            self._forget(servable_id)
+
+    def _pass(self, item: Item, served: ServableStateSnapshot | None) -> Item | None:
+        """The item as the manager is to see it; None: it is left out."""
+        if served is None or served.state is not HarnessState.READY or not item.status.ok:
+            with self._lock:
+                self._paths[item.id] = item.payload if item.status.ok else ""
+            self._forget(item.id)
+            return item
+        with self._lock:
+            change = self._changes.get(item.id)
+            moved = self._paths.setdefault(item.id, item.payload) != item.payload
+            known = change is not None and (change.item.revision, change.serves) == (item.revision, served.revision)
+        if change is not None and change.withheld:
+            return None
+        if moved or item.revision == served.revision:
+            self._forget(item.id)
+            return item
+        if change is None or not known:
+            change = self._note(item, served)
+        if change.settled and not same_files(item.revision, served.revision):
+            return item  # the manager says that it stays as it is
+        return ServableData.ok(item.id, item.payload, served.revision)
+
+    def _note(self, item: Item, served: ServableStateSnapshot) -> _Change:
+        change = _Change(item, served.revision, self._clock.monotonic() + self._options.quiet_period)
+        with self._lock:
+            self._changes[item.id] = change
+        self._thread.wake()
+        self._clock.call_later(self._options.quiet_period, self._thread.wake)
+        return change
+
+    def _forget(self, servable_id: ServableId) -> None:
+        with self._lock:
+            known = self._changes.pop(servable_id, None)
+        if known is not None:
+            self._effects.remark(servable_id, None)
+
+    def _snapshot(self, servable_id: ServableId) -> ServableStateSnapshot | None:
+        return self._manager.get_managed_servable_state_snapshot(servable_id)
+
+    # Following.
+
+    def poll(self) -> None:
+        """Looks at every change that is not done with, and follows those whose time has come."""
+        with self._polling:
+            with self._lock:
+                open_changes = [
+                    change
+                    for servable_id, change in self._changes.items()
+                    if not (change.settled or change.withheld or change.due == math.inf)
+                    and servable_id not in self._loading
+                ]
+            for change in open_changes:
+                try:
+                    self._consider(change, is_due=change.due <= self._clock.monotonic())
+                except ServingError as error:
+                    self._fail(change, error.status)
+
+    def _consider(self, change: _Change, *, is_due: bool) -> None:
+        """Raises the error of a config that is wrong, and of an instance that cannot be opened."""
+        servable_id = change.item.id
+        try:
+            wanted = self._effects.read(change.item.payload, servable_id.name)
+        except ServingError:
+            if is_due:
+                raise
+            return
+        try:
+            with self._manager.get_servable_handle(ModelRef(servable_id.name, servable_id.version)) as handle:
+                loaded, old = self._effects.loaded_with(handle.servable), weakref.ref(handle.servable)
+        except ServingError:
+            return  # the next list says what has become of it
+        alike = settings_digest(wanted) == settings_digest(loaded)
+        if alike and wanted.instance_group == loaded.instance_group:
+            if is_due:
+                self._settle(change)
+            return
+        if not change.logged:
+            self._remark(change, CHANGED)
+        if not is_due:
+            return
+        if alike and self._effects.resize(servable_id, wanted) is not None:
+            logger.info("%s has the instances of its changed config", servable_id)
+            self._settle(change)
+        elif self._options.beside:
+            self._replace(change, old)
+        else:
+            self._effects.check(change.item.payload, wanted)
+            with self._lock:
+                change.withheld = True
+            self._effects.wake_source()
+
+    def _replace(self, change: _Change, old: Callable[[], Any]) -> None:
+        servable_id = change.item.id
+        data = ServableData.ok(servable_id, self._effects.make_loader(change.item), change.item.revision)
+        with self._lock:
+            self._loading.add(servable_id)
+        logger.info("%s: its config has changed; it is loaded anew beside what serves", servable_id)
+        self._manager.replace_servable(data, partial(self._replaced, change, old))
+
+    def _replaced(self, change: _Change, old: Callable[[], Any], status: Status) -> None:
+        """On a thread of the manager."""
+        servable_id = change.item.id
+        with self._lock:
+            self._loading.discard(servable_id)
+            is_current = self._changes.get(servable_id) is change
+        if status.ok:
+            self._effects.on_replaced(servable_id, old)
+        if is_current:
+            served = self._snapshot(servable_id)
+            over = status.ok or status.code is StatusCode.CANCELLED
+            if over or served is None or served.state is not HarnessState.READY:
+                self._forget(servable_id)
+            else:
+                self._fail(change, status)
+        self._thread.wake()  # a later change may have waited
+
+    def _settle(self, change: _Change) -> None:
+        with self._lock:
+            change.settled = True
+        self._remark(change, None)
+
+    def _fail(self, change: _Change, status: Status) -> None:
+        """What serves goes on."""
+        delay = self._next_delay(change, status)
+        with self._lock:
+            change.due = math.inf if delay is None else self._clock.monotonic() + delay
+            is_known, change.logged = change.logged == status.message, status.message
+        if not is_known:
+            logger.warning("%s goes on with the config of before: %s", change.item.id, status.message)
+        self._remark(change, Status(status.code, f"it goes on with the config of before: {status.message}"))
+        if delay is not None:
+            self._clock.call_later(delay, self._thread.wake)
+
+    def _next_delay(self, change: _Change, status: Status) -> float | None:
+        if status.reason is Reason.WAITS_FOR_MODELS:
+            return RECHECK_SECONDS
+        change.failures += 1
+        retryable = self._options.may_be_retried(status)
+        return next_delay(self._options.retry, change.failures, retryable=retryable, cancelled=False)
+
+    def _remark(self, change: _Change, status: Status | None) -> None:
+        with self._lock:
+            is_current = self._changes.get(change.item.id) is change
+        if is_current:
+            self._effects.remark(change.item.id, status)

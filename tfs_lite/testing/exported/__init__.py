@@ -1,0 +1,7 @@
+"""Exported programs whose answers must be the same whoever loads them.
+
+``zoo`` is the table of programs (each a ``zoo_program``): real architectures (``networks``), what operators take and
+give (``operators``), and state, branches and regions (``effects``). ``comparison`` loads a file with torch's own loader
+and with ours, and compares every bit. ``random_programs`` draws programs from a seed. ``saved`` keeps a whole zoo in
+one small file.
+"""

@@ -1,0 +1,123 @@
+"""How the fork server comes into being: as a new program, or early, as a fork of the server itself.
+
+A new program imports torch again, which takes seconds, and shares little memory with the server. Before a server has
+started its first thread it can simply be forked, with everything that it has imported; later it cannot, because only
+the thread that forks lives on in a fork. So the command line, which knows in time that models are to have processes,
+calls :func:`fork_early`, and the first supervisor gets that process. All others get a new program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+from tfs_lite.workers.fork_server import IGNORED, ForkServer, ignore_signals, import_shared
+
+
+class ForkServerProcess(Protocol):
+    """The process of a fork server, a child of this one."""
+
+    pid: int
+
+    def kill(self) -> None:
+        """Does nothing once ``wait`` has returned."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns when the process has ended. Raises ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
+
+
+_early: list[tuple[ForkServerProcess, socket.socket]] = []
+"""At most one, from :func:`fork_early` to the first :func:`launch`."""
+
+
+def fork_early(preload: Sequence[str]) -> None:
+    """Imports ``preload`` and forks the fork server from this process, which has nothing open yet that others wait for
+    the end of, and uses no GPU. Does nothing if the process has threads, or the system refuses another one."""
+    if threading.active_count() > 1:
+        return
+    import_shared(preload)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    try:
+        with theirs:
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                _serve(theirs)
+    except OSError:
+        ours.close()
+        return
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    _early.append((_Fork(pid), ours))
+
+
+def is_forked() -> bool:
+    """Whether the next :func:`launch` returns the fork of this process."""
+    return bool(_early)
+
+
+def launch(preload: Sequence[str]) -> tuple[ForkServerProcess, socket.socket]:
+    """A fork server that has imported ``preload`` or is about to, and the socket for requests. Raises OSError."""
+    if _early:
+        return _early.pop()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with theirs:
+            return _start_program(theirs.fileno(), preload), ours
+    except BaseException:
+        ours.close()
+        raise
+
+
+def _start_program(descriptor: int, preload: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Blocks the signals that the fork server is going to ignore, until it does."""
+    options = json.dumps({"preload": list(preload), "path": sys.path})
+    command = [sys.executable, "-m", "tfs_lite.workers.fork_server", str(descriptor), options]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(sock: socket.socket) -> NoReturn:
+    """What the fork does. Exit handlers are the server's, and do not run."""
+    try:
+        ignore_signals()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        ForkServer(sock).serve()
+    finally:
+        os._exit(0)
+
+
+class _Fork:
+    """A process that was forked, with what :class:`ForkServerProcess` asks for. One thread at a time."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._ended = os.pidfd_open(pid)
+        self._code: int | None = None
+
+    def kill(self) -> None:
+        if self._code is None:
+            signal.pidfd_send_signal(self._ended, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._code is None:
+            if not select.select([self._ended], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("the fork server", timeout or 0.0)
+            _, status = os.waitpid(self.pid, 0)
+            self._code = os.waitstatus_to_exitcode(status)
+            os.close(self._ended)
+        return self._code
