@@ -11,7 +11,6 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.http.encoded_bodies import EncodedBodies
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.v2.control import V2Control
-from tfs_lite.server.v2.http_events import EventRoom
 from tfs_lite.server.v2.http_infer import V2HttpInfer
 from tfs_lite.server.v2.http_paths import Action, Target, parse_path
 from tfs_lite.server.v2.http_replies import v2_error
@@ -27,11 +26,9 @@ _PACKED = (Action.INFER, Action.GENERATE)
 class V2HttpApp:
     """On the event loop."""
 
-    def __init__(
-        self, inference: V2Inference, control: V2Control, http: HttpResources, room: EventRoom | None = None
-    ) -> None:
+    def __init__(self, inference: V2Inference, control: V2Control, http: HttpResources) -> None:
         self._bodies = EncodedBodies(http)
-        self._infer = V2HttpInfer(inference, control, http, self._bodies, room)
+        self._infer = V2HttpInfer(inference, control, http, self._bodies)
         self._routes = V2HttpRoutes(control, self._bodies)
 
     async def answer(self, request: Request, path: str, query: str) -> Response:
