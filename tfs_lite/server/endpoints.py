@@ -7,7 +7,9 @@ pages; the parsing and printing of large bodies.
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
@@ -16,7 +18,6 @@ from tfs_lite.server.grpc.factory import GrpcTransport, effective_arguments, mak
 from tfs_lite.server.grpc.health_service import HealthService
 from tfs_lite.server.grpc.metrics import TransportCollector
 from tfs_lite.server.grpc.reflection_service import ReflectionService
-from tfs_lite.server.grpc.tls import TlsFile
 from tfs_lite.server.http.bodies import BodyCollector
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.server import HttpServer
@@ -27,6 +28,7 @@ from tfs_lite.server.metrics_pages import MetricsPages
 from tfs_lite.server.openai.app import OpenAiApp, OpenAiSettings
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import ChangeSignal, Health
+from tfs_lite.server.runtime.tls import HTTP, TlsFile
 from tfs_lite.server.tensorflow.generation_service import PredictStreamedService
 from tfs_lite.server.tensorflow.model_service import ModelService
 from tfs_lite.server.tensorflow.prediction_service import PredictionService
@@ -117,21 +119,33 @@ class Endpoints:
         try:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
             if options.rest_api_port is not None:
-                self._http = HttpServer(self._make_http_app())
+                tls = partial(self._settings.tls.context, HTTP) if self._settings.tls and options.rest_api_tls else None
+                self._http = HttpServer(self._make_http_app(), tls=tls)
                 self.rest_api_port = await self._http.start(options.host, options.rest_api_port)
         except BaseException:
             await self.drain(0.0)
             await self.close()
             raise
 
+    async def leave(self) -> None:
+        """Answers of HTTP close their connections from now on; everything is still accepted."""
+        if self._http is not None:
+            self._http.leave()
+
     async def drain(self, grace: float) -> None:
         """Refuses new predictions and returns when those in flight are answered, at the latest after ``grace`` seconds.
         A second call with a shorter grace makes the first one return sooner. HTTP still answers probes and pages."""
-        http_calls = asyncio.create_task(self._resources.calls.drain(grace))
+        http = asyncio.create_task(self._drain_http(grace))
         if self._grpc is not None:
             await self._grpc.stop(grace)
         self._grpc = None  # the last reference ends the thread of gRPC's library
-        await http_calls
+        await http
+
+    async def _drain_http(self, grace: float) -> None:
+        ends = time.monotonic() + grace
+        if self._http is not None:
+            await self._http.drain(grace)
+        await self._resources.calls.drain(max(ends - time.monotonic(), 0.0))
 
     async def close(self) -> None:
         """Closes the HTTP port."""

@@ -97,13 +97,7 @@ class Request:
     __slots__ = ("after_drain", "arrived", "body", "headers", "method", "path", "query", "target")
 
     def __init__(
-        self,
-        method: str,
-        target: str,
-        headers: Headers,
-        body: IncomingBody,
-        arrived: float,
-        after_drain: bool = False,
+        self, method: str, target: str, headers: Headers, body: IncomingBody, arrived: float, after_drain: bool = False
     ) -> None:
         self.method = method
         self.target = target

@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 import pytest
+from tfs_lite.server.http.lingering_close import MAX_DISCARDED
 
 from tfs_lite.server.http.connection import MAX_UNPARSED_BYTES, Connection
 from tfs_lite.server.http.head_checks import MAX_HEAD_BYTES, MAX_HEADERS
-from tfs_lite.server.http.lingering_close import MAX_DISCARDED
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.rest_fixture import ANSWER, ROW, TIMEOUT, RestFixture, head
 

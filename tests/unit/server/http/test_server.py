@@ -11,11 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
+from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.runtime.event_loop import LoopThread
 from tfs_lite.testing.servers.process import wait_until
@@ -28,17 +25,13 @@ LARGE = 64 << 20
 """Bytes; more than the sockets of a connection hold."""
 
 
-async def page(request: Request) -> Response:
-    return PlainTextResponse("fine")
-
-
-async def large(request: Request) -> Response:
-    return Response(bytes(LARGE))
-
-
-async def refuse(request: Request) -> Response:
-    """Answers without looking at the body."""
-    return PlainTextResponse("no", 413)
+async def answer(request: Request) -> Response:
+    """``/refuse`` is answered without a look at the body."""
+    if request.path == "/large":
+        return Response(bytes(LARGE))
+    if request.path == "/refuse":
+        return Response(b"no", 413)
+    return Response(b"fine")
 
 
 @pytest.fixture(params=["own", "asyncio"])
@@ -52,12 +45,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
             loop_thread = request.getfixturevalue("loop_thread")
 
         def begin(**limits: Any) -> int:
-            routes = [
-                Route("/page", page, methods=["GET", "POST"]),
-                Route("/large", large),
-                Route("/refuse", refuse, methods=["POST"]),
-            ]
-            server = HttpServer(Starlette(routes=routes), **limits)
+            server = HttpServer(answer, **limits)
             port: int = loop_thread.run(server.start("127.0.0.1", 0))
             stack.callback(lambda: loop_thread.run(server.stop(5)))
             return port
