@@ -1,7 +1,7 @@
 """The table of routes, and the one way of a request to its answer, the same for every API.
 
     target -> the API that owns the path -> its first route that fits -> handler -> compressed, headers for browsers
-                                                                 \-> an error, as the API prints it
+                                                                  -> an error, as the API prints it
 
 An :class:`Api` is one protocol: the paths that it owns, its routes, and how it prints errors. A handler raises
 ServingError; other exceptions are logged, and the client is told ``internal error``.
@@ -70,7 +70,7 @@ class Route(Generic[A, P]):
 class Api(Generic[P]):
     """One protocol over HTTP. ``P`` is what its handlers get of the names in a path."""
 
-    routes: ClassVar[Sequence[Route[Any, Any]]] = ()
+    routes: Sequence[Route[Any, Any]] = ()
     """In the order in which they are tried."""
     names: ClassVar[Mapping[str, str]] = {}
     """The regular expression of each name in braces."""

@@ -30,7 +30,7 @@ class ModelPages:
 
     async def status(self, request: Request, ref: ModelRef) -> Response:
         with self._metrics.record("GetModelStatus", ref.name, REST):
-            return Response(status_json(model_status(self._core.status(ref))), media_type=JSON.media_type)
+            return Response(status_json(model_status(self._core.status(ref))).encode(), media_type=JSON.media_type)
 
     async def metadata(self, request: Request, ref: ModelRef) -> Response:
         with self._metrics.record("GetModelMetadata", ref.name, REST) as record, self._core.handle(ref) as handle:
