@@ -245,6 +245,31 @@ def test_stream_to_a_client_of_the_old_version_ends_with_the_connection(start: S
     assert body_of(received) == b"onetwothree"
 
 
+def test_stream_that_is_given_up_while_its_client_does_not_read_may_say_why(start: Start, connect: Any) -> None:
+    inside: list[asyncio.Task[Any] | None] = []
+    begun = threading.Event()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        try:
+            yield bytes(LARGE)
+        except asyncio.CancelledError:
+            yield b"given up"
+
+    async def stream(request: Request) -> Stream:
+        inside.append(asyncio.current_task())
+        begun.set()
+        return Stream(chunks())
+
+    client = connect(start(handler=stream), GET % (b"/", CLOSE))
+    assert begun.wait(20)
+    (connection,) = start.server.connections
+    wait_until(lambda: connection.writing_paused, "the client does not read", 20)
+    (task,) = inside
+    assert task is not None
+    task.get_loop().call_soon_threadsafe(task.cancel)
+    assert read_all(client).endswith(b"8\r\ngiven up\r\n0\r\n\r\n")
+
+
 def test_stream_that_breaks_off_has_no_end(start: Start, connect: Any) -> None:
     assert body_of(read_all(connect(start(), GET % (b"/cut", b"")))) in (b"", b"3\r\none\r\n")
 
