@@ -90,9 +90,9 @@ class Connection(asyncio.Protocol):
     """On the event loop; nothing here blocks."""
 
     __slots__ = (
-        *("_broken", "_current", "_drained", "_fields", "_incoming", "_left", "_lingering", "_loop", "_overhead"),
+        *("_broken", "_current", "_resumed", "_fields", "_incoming", "_left", "_lingering", "_loop", "_overhead"),
         *("_owner", "_parser", "_queue", "_since", "_task", "_transport", "_unparsed", "_unsent", "_unsent_since"),
-        *("_url", "_write_timeout", "after_drain", "reading_paused", "used_at"),
+        *("_url", "_write_timeout", "after_drain", "reading_paused", "used_at", "writing_paused"),
     )
 
     def __init__(self, owner: ConnectionOwner) -> None:
@@ -118,7 +118,9 @@ class Connection(asyncio.Protocol):
         # The response on its way out.
         self._current: _Exchange | None = None
         self._task: asyncio.Task[None] | None = None
-        self._drained: asyncio.Future[None] | None = None
+        self.writing_paused = False
+        """Whether the client has not read enough for more to be sent."""
+        self._resumed: asyncio.Future[None] | None = None  # set when writing goes on
         self._unsent = 0  # bytes that the client had not read at the last check
         self._unsent_since = 0.0
         self._write_timeout = 0.0
@@ -156,12 +158,12 @@ class Connection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        self._drained = self._loop.create_future()
+        self.writing_paused = True
 
     def resume_writing(self) -> None:
-        drained, self._drained = self._drained, None
-        if drained is not None and not drained.done():
-            drained.set_result(None)
+        self.writing_paused = False
+        if self._resumed is not None and not self._resumed.done():
+            self._resumed.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         if self._broken or self._lingering:
@@ -312,11 +314,10 @@ class Connection(asyncio.Protocol):
     async def _answer(self, exchange: _Exchange) -> None:
         try:
             answer = await self._owner.handler(exchange.request)
-            if self._drained is not None:
-                await self._drained
             if isinstance(answer, Stream):
                 await self._send_stream(exchange, answer)
             else:
+                await self._until_drained()
                 self._send(exchange, answer)
         except asyncio.CancelledError:
             self._abandon()
@@ -384,20 +385,33 @@ class Connection(asyncio.Protocol):
         chunked = not exchange.old
         if not chunked:
             exchange.keep_alive = False
-        head = self._head(exchange, stream.status, stream.headers, CHUNKED if chunked else b"")
-        transport = self._transport
         self._write_timeout = stream.write_timeout or 0.0
         async with aclosing(cast("AsyncGenerator[bytes, None]", stream.chunks)) as chunks:
-            transport.write(head)
-            if exchange.head_only:
-                return
-            async for chunk in chunks:
-                if chunk:
-                    transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked else chunk)
-                if self._drained is not None:
-                    await self._drained
+            data = self._head(exchange, stream.status, stream.headers, CHUNKED if chunked else b"")
+            while True:
+                try:
+                    await self._write(data)
+                    if exchange.head_only:
+                        return
+                    chunk = await anext(chunks, None)
+                except asyncio.CancelledError as error:
+                    chunk = await _throw(chunks, error)  # a deadline, say, which the stream makes its last chunk
+                if chunk is None:
+                    break
+                data = b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked and chunk else chunk
         if chunked:
-            transport.write(b"0\r\n\r\n")
+            await self._write(b"0\r\n\r\n")
+
+    async def _write(self, data: bytes) -> None:
+        """Returns when the client has read enough for more."""
+        if data:
+            self._transport.write(data)
+        await self._until_drained()
+
+    async def _until_drained(self) -> None:
+        while self.writing_paused:
+            self._resumed = self._loop.create_future()
+            await self._resumed
 
     def _head(self, exchange: _Exchange, status: int, headers: dict[str, str], framing: bytes) -> bytes:
         closes = headers.get("connection", "").lower() == "close"
@@ -436,10 +450,16 @@ class Connection(asyncio.Protocol):
             self._unsent_since = now
         self._unsent = unsent
         if unsent:
-            if now - self._unsent_since >= max(timeout, self._write_timeout):
-                transport.abort()
+            self._check_reader(now - self._unsent_since, self._write_timeout or timeout)
         elif not self.busy and now - self._since >= timeout and not transport.is_closing():
             self._close()
+
+    def _check_reader(self, waited: float, limit: float) -> None:
+        if waited >= limit:
+            exchange = self._current
+            if exchange is not None:
+                logger.info("%s: the client has read nothing for %g s", exchange.request.path, limit)
+            self._transport.abort()
 
     def _close(self) -> None:
         """Closes the connection when everything is sent; it lingers where the client is in the middle of a request."""
@@ -457,3 +477,11 @@ class Connection(asyncio.Protocol):
         self._left -= size
         if self._lingering and self._left < 0:
             self._transport.abort()
+
+
+async def _throw(chunks: AsyncGenerator[bytes, None], error: BaseException) -> bytes | None:
+    """The chunk that answers the error; None means that there are no more."""
+    try:
+        return await chunks.athrow(error)
+    except StopAsyncIteration:
+        return None
