@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import resource
 import socket
 import ssl
@@ -317,6 +318,16 @@ def test_client_that_asks_for_leave_gets_it_when_its_body_is_wanted(start: Start
     client.sendall(b"abc")
     assert body_of(read_all(client)) == b"abc"
     assert read_all(connect(port, head % b"/refuse")).startswith(b"HTTP/1.1 413 ")
+
+
+def test_pipelined_body_behind_short_requests_arrives_whole(start: Start, connect: Any) -> None:
+    body = random.Random(5).randbytes(150_000)
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body) + CLOSE + b"\r\n"
+    for number in range(1, 8):
+        received = read_all(connect(start(), (GET % (b"/page", b"")) * number + head + body))
+        assert received.count(b"HTTP/1.1 200 OK") == number + 1
+        assert received.endswith(body)
+        start.stop()
 
 
 def test_body_is_read_no_faster_than_its_handler_takes_it(start: Start, connect: Any) -> None:
