@@ -355,7 +355,7 @@ class Connection(asyncio.Protocol):
             self._check_reading()
 
     def _feed_unparsed(self) -> None:
-        if self._queue or self._broken or self._lingering or self._transport.is_closing():
+        if not self._unparsed or self._queue or self._broken or self._lingering or self._transport.is_closing():
             return
         data, self._unparsed = self._unparsed, b""
         self._feed_all(data)

@@ -23,13 +23,17 @@ class BadHead(Exception):
 
 
 def check_head(version: str, headers: Sequence[Header], fields: Mapping[bytes, bytes]) -> None:
-    """Raises BadHead. Names are in lower case; ``fields`` are the same headers, the last of each name."""
+    """Raises BadHead. Names are in lower case; ``fields`` are the same headers, one of each name."""
     if version not in ("1.1", "1.0"):
         raise BadHead(f"HTTP/{version}")
     if version == "1.1" and b"host" not in fields:
         raise BadHead("no Host")
-    if len(fields) != len(headers) and sum(name == b"host" for name, _ in headers) > 1:
-        raise BadHead("several Hosts")
+    if len(fields) != len(headers):
+        names = [name for name, _ in headers]
+        if names.count(b"host") > 1:
+            raise BadHead("several Hosts")
+        if names.count(b"transfer-encoding") > 1:
+            raise BadHead("several Transfer-Encodings")
     coding = fields.get(b"transfer-encoding")
     if coding is not None and (version == "1.0" or coding.strip().lower() != b"chunked"):
         raise BadHead("a Transfer-Encoding other than chunked")

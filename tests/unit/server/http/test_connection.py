@@ -90,6 +90,8 @@ UNTRUSTED = {
     "length and chunks": head("Content-Length: 2", TE + "chunked") + b"2\r\n{}\r\n0\r\n\r\n",
     "chunks and length": head(TE + "chunked", "Content-Length: 2") + b"2\r\n{}\r\n0\r\n\r\n",
     "chunks twice": head(TE + "chunked", TE + "chunked") + b"0\r\n\r\n",
+    "chunks behind another coding": head(TE + "x", TE + "chunked") + b"0\r\n\r\n",
+    "another coding behind chunks": head(TE + "chunked", TE + "x") + b"0\r\n\r\n",
     "packed chunks": head(TE + "gzip, chunked") + b"0\r\n\r\n",
     "other coding": head(TE + "identity"),
     "nearly chunked": head(TE + "xchunked") + b"0\r\n\r\n",

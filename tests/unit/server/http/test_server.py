@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import resource
 import socket
 import ssl
@@ -317,6 +318,20 @@ def test_client_that_asks_for_leave_gets_it_when_its_body_is_wanted(start: Start
     client.sendall(b"abc")
     assert body_of(read_all(client)) == b"abc"
     assert read_all(connect(port, head % b"/refuse")).startswith(b"HTTP/1.1 413 ")
+
+
+def test_pipelined_body_behind_short_requests_arrives_whole(start: Start, connect: Any) -> None:
+    body = random.Random(5).randbytes(150_000)
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body) + CLOSE + b"\r\n"
+    port = start()
+    for number in range(1, 8):
+        client, received = connect(port, (GET % (b"/page", b"")) * number + head + body[:9_000]), b""
+        while received.count(b"fine") < number:
+            received += client.recv(65536)
+        client.sendall(body[9_000:])
+        received += read_all(client)
+        assert received.count(b"HTTP/1.1 200 OK") == number + 1
+        assert received.endswith(body)
 
 
 def test_body_is_read_no_faster_than_its_handler_takes_it(start: Start, connect: Any) -> None:
