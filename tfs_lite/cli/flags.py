@@ -118,6 +118,7 @@ FLAGS: tuple[Flag, ...] = (
     _where("grpc_socket_path", _STRING, "", "gRPC on this UNIX socket too"),
     _where("host", _STRING, "127.0.0.1", "address to listen on; 0.0.0.0 for all"),
     _where("ssl_config_file", _STRING, "", "TLS for gRPC: an SSLConfig (text proto or YAML), read again on change"),
+    _where("rest_api_tls", _BOOL, False, "TLS for HTTP too, from --ssl_config_file"),
     _where("grpc_server", _STRING, "native", "who speaks gRPC: us, or gRPC's library", words="native|grpcio"),
     _where("grpc_channel_arguments", _STRING, "", "gRPC's own settings: name=value,..."),
     _where("grpc_max_threads", _INT, 0, "most gRPC calls inside at once, one more is refused; 0: no limit", minimum=0),
@@ -172,6 +173,9 @@ FLAGS: tuple[Flag, ...] = (
     _run("tensorflow_intra_op_parallelism", _INT, 0, "threads inside an operator; 0: all cores but one", minimum=0),
     _run("tensorflow_inter_op_parallelism", _INT, 0, "threads between operators; 0: torch decides", minimum=0),
     _process("drain_timeout_seconds", _FLOAT, 30.0, "after SIGTERM, wait this long for requests inside", minimum=0),
+    _process(
+        "shutdown_delay_seconds", _FLOAT, 0.0, "after SIGTERM, accept for this long, not ready", minimum=0
+    ),
     _process("log_level", _STRING, "info", "least level that is logged", words="debug|info|warning|error"),
     _process("json", _BOOL, False, "say what is served as one line of JSON", in_environment=False),
     _process("version", _BOOL, False, "print the version and stop", in_environment=False),

@@ -97,13 +97,7 @@ class Request:
     __slots__ = ("after_drain", "arrived", "body", "headers", "method", "path", "query", "target")
 
     def __init__(
-        self,
-        method: str,
-        target: str,
-        headers: Headers,
-        body: IncomingBody,
-        arrived: float,
-        after_drain: bool = False,
+        self, method: str, target: str, headers: Headers, body: IncomingBody, arrived: float, after_drain: bool = False
     ) -> None:
         self.method = method
         self.target = target
@@ -133,7 +127,9 @@ class Response:
 class Stream:
     """An answer in chunks, each sent as soon as the client has read enough of those before. ``chunks`` runs in the
     handler's task and is closed when everything is sent, the client has gone, or it has read nothing for
-    ``write_timeout`` seconds (None: as long as for every answer). It must not raise, except :class:`CutShort`."""
+    ``write_timeout`` seconds (None: as long as for every answer). When the task is cancelled while the client reads,
+    CancelledError is raised in ``chunks``, which may answer it with a last chunk. It raises nothing else than that
+    and :class:`CutShort`."""
 
     __slots__ = ("chunks", "headers", "status", "write_timeout")
 

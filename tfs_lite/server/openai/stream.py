@@ -1,41 +1,25 @@
 """Texts of one request on their way to a client, as server-sent events: as fast as it reads, and no faster.
 
-    PendingRequest -> Choices -> Printer.chunks -> PieceStream -> the client
+    PendingRequest -> Choices -> Printer.chunks -> choice_events -> the client
 
-A slow reader holds nobody up: what comes for a choice in the meantime leaves as one event. A reader that takes nothing
-for too long is given up: its texts are cancelled, and the connection ends.
+A slow reader holds nobody up: what comes for a choice in the meantime leaves as one event. How much that can be is
+known from the start, by the length of the texts.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, cast
-
-from starlette.responses import Response
+from typing import cast
 
 from tfs_lite.core.generation import Piece, Usage, join_pieces
-from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.server.http.connection import ABORT, WRITE_TIMEOUT
-from tfs_lite.server.http.events import EVENT_TYPE, event
-from tfs_lite.server.http.replies import HttpError
+from tfs_lite.server.http.events import event, failure_of
 from tfs_lite.server.inference.pending import PendingRequest
 from tfs_lite.server.openai.errors import openai_error_text
 
-logger = logging.getLogger(__name__)
-
 WAITING = b": waiting\n\n"
 DONE = b"data: [DONE]\n\n"
-
-
-class SlowReader(HttpError):
-    """CANCELLED: the client has not read any more of its answer for too long. The error itself is not sent."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(StatusCode.CANCELLED, f"the client has read nothing for {seconds:g} s", 499)
 
 
 class Choices:
@@ -79,97 +63,33 @@ class Choices:
         return taken
 
 
-class PieceStream(Response):
-    """Sends what ``choices`` give, as ``write`` prints it, and then what ``last`` gives. ``inside`` is closed when
-    everything is sent or the client has gone. The last event is a failure, or ``[DONE]``.
-
-    ``ping`` is how many seconds may pass without an event, ``idle`` how many without the client reading any.
-    """
-
-    media_type = EVENT_TYPE
-
-    def __init__(
-        self,
-        pending: PendingRequest,
-        choices: Choices,
-        write: Callable[[Sequence[Piece]], Awaitable[list[bytes]]],
-        last: Callable[[], list[bytes]],
-        inside: ExitStack,
-        headers: dict[str, str],
-        ping: float,
-        idle: float,
-    ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
-        del self.headers["content-length"]
-        self._pending = pending
-        self._choices = choices
-        self._write = write
-        self._last = last
-        self._inside = inside
-        self._ping = ping
-        self._idle = idle
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        set_write_timeout: Callable[[float], None] | None = (scope.get("extensions") or {}).get(WRITE_TIMEOUT)
-        if set_write_timeout is not None:
-            set_write_timeout(self._idle)
-        try:
-            await self._send_events(scope, send)
-            await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
-        except SlowReader as error:
-            logger.info("%s: %s", scope["path"], error)
-            await _cut(scope, receive)
-
-    async def _send_events(self, scope: Any, send: Any) -> None:
-        try:
-            with self._inside:
-                await self._send_inside(send)
-        except SlowReader:
-            raise
-        except ServingError as error:
-            await self._send_data(send, events([openai_error_text(error)]))
-        except Exception:
-            logger.exception("%s failed", scope["path"])
-            await self._send_data(
-                send, events([openai_error_text(ServingError(StatusCode.INTERNAL, "internal error"))])
-            )
-
-    async def _send_inside(self, send: Any) -> None:
-        headers = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        await self._send(send, headers)
-        pending, choices = self._pending, self._choices
-        while True:
-            if taken := choices.take():
-                await self._send_data(send, events(await self._write(taken)))
-            elif not await choices.wait(pending, self._ping):
-                await self._send_data(send, WAITING)
-            elif pending.over and not choices.ready:
-                break
-        pending.check()
-        await self._send_data(send, events(self._last()) + DONE)
-
-    async def _send_data(self, send: Any, data: bytes) -> None:
-        await self._send(send, {"type": "http.response.body", "body": data, "more_body": True})
-
-    async def _send(self, send: Any, message: dict[str, Any]) -> None:
-        """Waits while the client has not read what came before. SlowReader when that takes too long."""
-        try:
-            async with asyncio.timeout(self._idle):
-                await send(message)
-        except TimeoutError:
-            raise SlowReader(self._idle) from None
+async def choice_events(
+    pending: PendingRequest,
+    choices: Choices,
+    write: Callable[[Sequence[Piece]], Awaitable[list[bytes]]],
+    last: Callable[[], list[bytes]],
+    ping: float,
+    inside: ExitStack,
+    path: str,
+) -> AsyncIterator[bytes]:
+    """What ``choices`` give, as ``write`` prints it, and then what ``last`` gives; the last event is a failure, or
+    ``[DONE]``. ``ping`` is how many seconds may pass without an event. The first chunk is empty: from then on
+    ``inside`` is closed with the stream."""
+    try:
+        with inside:
+            yield b""
+            while True:
+                if taken := choices.take():
+                    yield events(await write(taken))
+                elif not await choices.wait(pending, ping):
+                    yield WAITING
+                elif not choices.ready:
+                    break
+            pending.check()
+            yield events(last()) + DONE
+    except Exception as error:
+        yield events([openai_error_text(failure_of(error, path))])
 
 
 def events(bodies: Sequence[bytes]) -> bytes:
     return b"".join(map(event, bodies))
-
-
-async def _cut(scope: Any, receive: Any) -> None:
-    """Ends the connection in mid-answer. Without ABORT the server that runs the application ends it, because the answer
-    is not complete."""
-    abort: Callable[[], None] | None = (scope.get("extensions") or {}).get(ABORT)
-    if abort is None:
-        return
-    abort()
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -66,7 +66,7 @@ class Common:
         self.numbers = numbers
         self.hooks = hooks
         self.on_idle = on_idle
-        self.log = RateLimitedLog(loop.time)
+        self.log = RateLimitedLog("gRPC", loop.time)
         self.deadlines = Deadlines[Call](loop, lambda call: call.expire())
         self.inflater = Inflater(loop, limits.max_receive_message)
         self.calls: set[Call] = set()
