@@ -36,7 +36,6 @@ from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.server.v2.http_app import V2HttpApp
-from tfs_lite.server.v2.http_events import EventRoom
 from tfs_lite.server.v2.shared_memory import FOLDER, RegionStatus, SharedRegions
 from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.model_configs import ConfigOverride, ModelConfigs
@@ -247,8 +246,8 @@ class V2Handlers:
         slow = BackgroundRunner("V2", 1, 8)
         self._inside.callback(slow.close)
         self.http_resources = HttpResources(HttpLimits(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2), slow)
-        self.room = EventRoom()
-        self._app = V2HttpApp(self.fixture.infer, self.control, self.http_resources, self.room)
+        self.room = self.fixture.infer.room
+        self._app = V2HttpApp(self.fixture.infer, self.control, self.http_resources)
         rows = V2GrpcService(self.fixture.infer, self.control).methods()
         self._handlers: dict[str, Any] = {row.name: row.handler for row in rows}
         self._memory = -1

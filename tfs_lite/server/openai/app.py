@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import unquote
 
 from starlette.requests import Request
@@ -35,10 +36,11 @@ from tfs_lite.server.http.calls import HttpCall
 from tfs_lite.server.http.encoded_bodies import EncodedBodies
 from tfs_lite.server.http.replies import JSON, HttpError
 from tfs_lite.server.http.resources import HttpResources
-from tfs_lite.server.inference.predictor import CallOptions, Lookup, OnPiece, PendingRequest, Predictor
+from tfs_lite.server.inference.pending import PendingRequest
+from tfs_lite.server.inference.predictor import CallOptions, Lookup, Predictor
 from tfs_lite.server.openai.errors import openai_error
 from tfs_lite.server.openai.models import Listing, OpenAiModels
-from tfs_lite.server.openai.stream import Pieces, PieceStream
+from tfs_lite.server.openai.stream import Choices, PieceStream
 
 logger = logging.getLogger(__name__)
 
@@ -199,39 +201,36 @@ class OpenAiApp:
 
     async def _whole(self, call: _OpenAiCall) -> Response:
         found: list[list[Piece]] = [[] for _ in call.sent.texts]
-
-        def add(servable_id: ServableId, piece: Piece) -> None:
+        pending = self._begin(call)
+        await pending.answer()
+        for piece in cast("list[Piece]", pending.take()):
             found[piece.index].append(piece)
-
-        inference = await self._begin(call, add).answer()
-        printer = self._printer(call, inference.id)
+        printer = self._printer(call, pending.id)
         pieces = [join_pieces(each) for each in found]
         body = await self._http.run(printed_size(pieces) > COMFORTABLE_BYTES, lambda: printer.whole(pieces))
-        return Response(body, headers={VERSION_HEADER: str(inference.id.version)}, media_type=JSON.media_type)
+        return Response(body, headers={VERSION_HEADER: str(pending.id.version)}, media_type=JSON.media_type)
 
     async def _stream(self, call: _OpenAiCall, inside: ExitStack) -> Response:
         """Raises failures that come before the first piece, so that the answer has their status."""
         sent, settings = call.sent, self._settings
-        pieces = Pieces(len(sent.texts), sent.token_ids or sent.top is not None)
-        inside.callback(pieces.close)
-        pieces.begin(self._begin(call, pieces.add))
-        await pieces.wait(settings.ping)
-        pieces.check()
-        version = call.record.version or 0
-        printer = self._printer(call, ServableId(call.ref.name, version))
+        choices = Choices(len(sent.texts), sent.token_ids or sent.top is not None)
+        pending = inside.enter_context(self._begin(call))
+        await choices.wait(pending, settings.ping)
+        pending.check()
+        printer = self._printer(call, pending.id)
 
         async def write(taken: Sequence[Piece]) -> list[bytes]:
             large = printed_size(taken) > COMFORTABLE_BYTES
             return await self._http.run(large, lambda: [chunk for piece in taken for chunk in printer.chunks(piece)])
 
         def last() -> list[bytes]:
-            return [printer.usage_chunk(pieces.usages)] if sent.include_usage else []
+            return [printer.usage_chunk(choices.usages)] if sent.include_usage else []
 
-        headers, idle = {VERSION_HEADER: str(version)}, call.idle(settings.stream_idle)
-        return PieceStream(pieces, write, last, inside.pop_all(), headers, settings.ping, idle)
+        headers, idle = {VERSION_HEADER: str(pending.id.version)}, call.idle(settings.stream_idle)
+        return PieceStream(pending, choices, write, last, inside.pop_all(), headers, settings.ping, idle)
 
-    def _begin(self, call: _OpenAiCall, on_piece: OnPiece) -> PendingRequest:
-        options = CallOptions(texts=call.sent.texts, on_piece=on_piece)
+    def _begin(self, call: _OpenAiCall) -> PendingRequest:
+        options = CallOptions(texts=call.sent.texts, in_pieces=True)
         try:
             return self._predictor.begin(call.ref, call.plan, call.record, call.deadline, options)
         except ServingError as error:

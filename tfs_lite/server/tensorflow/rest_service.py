@@ -43,7 +43,8 @@ from tfs_lite.server.http.message import Headers, Request, Response
 from tfs_lite.server.http.replies import JSON, HttpError, body_formats
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.inference.classify_regress import Infer, Inferences
-from tfs_lite.server.inference.predictor import Inference, Plan, Predictor
+from tfs_lite.server.inference.pending import Inference
+from tfs_lite.server.inference.predictor import Plan, Predictor
 from tfs_lite.server.tensorflow.rest_fast_path import print_plain, read_plain
 from tfs_lite.server.tensorflow.settings import PredictSettings
 

@@ -28,29 +28,20 @@ from tfs_lite.server.http.encoded_bodies import EncodedBodies
 from tfs_lite.server.http.replies import JSON
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.v2.control import V2Control
-from tfs_lite.server.v2.http_events import Answers, EventRoom, EventStream, failed_stream
+from tfs_lite.server.v2.http_events import EventStream, failed_stream
 from tfs_lite.server.v2.http_paths import Target
 from tfs_lite.server.v2.http_replies import v2_success
-from tfs_lite.server.v2.inference import METHOD, V2Inference
+from tfs_lite.server.v2.inference import METHOD, V2Answers, V2Inference
 
 
 class V2HttpInfer:
     """On the event loop. Every method raises ServingError, and CancelledError when the server gives up."""
 
-    def __init__(
-        self,
-        inference: V2Inference,
-        control: V2Control,
-        http: HttpResources,
-        bodies: EncodedBodies,
-        room: EventRoom | None = None,
-    ) -> None:
-        """``room`` bounds the answers that wait for clients."""
+    def __init__(self, inference: V2Inference, control: V2Control, http: HttpResources, bodies: EncodedBodies) -> None:
         self._inference = inference
         self._control = control
         self._bodies = bodies
         self._http = http
-        self._room = room or EventRoom()
 
     async def infer(self, request: Request, model: str, target: Target) -> Response:
         with self._inference.metrics.record(METHOD, model, REST) as record, self._http.calls.call(record) as call:
@@ -66,8 +57,8 @@ class V2HttpInfer:
         there are several."""
         with ExitStack() as inside:
             answers = await self._begin(request, model, target, inside)
-            answer = await answers.next()
-            if answer is None or await answers.next() is not None:
+            answer = await anext(answers, None)
+            if answer is None or await anext(answers, None) is not None:
                 raise ServingError(StatusCode.INTERNAL, ONE_ANSWER)
             text = await self._print(answer)
         return Response(text, media_type=JSON.media_type)
@@ -83,7 +74,7 @@ class V2HttpInfer:
                 event = not answers.generates
 
                 async def next_text() -> bytes | None:
-                    answer = await answers.next()
+                    answer = await anext(answers, None)
                     return None if answer is None else await self._print(answer)
 
                 return EventStream(await next_text(), next_text, inside.pop_all())
@@ -94,18 +85,16 @@ class V2HttpInfer:
 
     async def _begin(
         self, request: Request, model: str, target: Target, inside: ExitStack, in_pieces: bool = False
-    ) -> Answers:
+    ) -> V2Answers:
         """Queues a request of ``generate``. Closing ``inside`` ends it."""
         record = inside.enter_context(self._inference.metrics.record(METHOD, model, REST))
         call = inside.enter_context(self._http.calls.call(record))
         declared = self._declared(model, target)
         version = target.version
         sent = await self._bodies.read(request, call, lambda body: read_generate(model, version, body, declared))
-        answers = Answers(self._room)
-        inside.callback(answers.close)
+        room = self._inference.room.client()
         begin = partial(self._inference.begin, in_pieces=in_pieces, text_outputs_only=True)
-        answers.begin(begin(sent, record, call.deadline, answers.add))
-        return answers
+        return inside.enter_context(begin(sent, record, call.deadline, room))
 
     async def _print(self, answer: InferAnswer) -> bytes:
         large = printed_size(answer, False) > COMFORTABLE_BYTES
