@@ -14,7 +14,7 @@ from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.metrics.series import Cell, Guard, add_sorted
 from tfs_lite.metrics.tensorflow_text import RawCounter, RawHistogram, RawMetric, exponential_buckets
 
-CONTENT_TYPE = "text/plain"
+CONTENT_TYPE = "text/plain; charset=utf-8"
 PREFIX = "/tensorflow/serving/"
 BATCHING = f"{PREFIX}batching_session/"
 RUNTIME = "TF1"

@@ -20,12 +20,14 @@ from tfs_lite.server.grpc.metrics import TransportCollector
 from tfs_lite.server.grpc.reflection_service import ReflectionService
 from tfs_lite.server.http.bodies import BodyCollector
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
+from tfs_lite.server.http.router import Router
 from tfs_lite.server.http.server import HttpServer
-from tfs_lite.server.http_app import HttpApp
+from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.metrics_pages import MetricsPages
 from tfs_lite.server.openai.app import OpenAiApp, OpenAiSettings
+from tfs_lite.server.openai.routes import OpenAiApi
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import ChangeSignal, Health
 from tfs_lite.server.runtime.tls import HTTP, TlsFile
@@ -33,6 +35,7 @@ from tfs_lite.server.tensorflow.generation_service import PredictStreamedService
 from tfs_lite.server.tensorflow.model_service import ModelService
 from tfs_lite.server.tensorflow.prediction_service import PredictionService
 from tfs_lite.server.tensorflow.rest_models import ModelPages
+from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.server.v2.api import V2Api
@@ -192,17 +195,13 @@ class Endpoints:
         methods = [method for service in services for method in service.methods()]
         return [*methods, *ReflectionService(method.service for method in methods).methods()]
 
-    def _make_http_app(self) -> HttpApp:
+    def _make_http_app(self) -> Router:
         core, http, predictor = self._core, self._resources, self._predictor
         metrics, settings = core.request_metrics, OpenAiSettings(timeout=core.options.openai_timeout_seconds)
-        return HttpApp(
-            RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs),
-            ModelPages(core),
-            self._health,
-            metrics,
-            http,
-            self._metrics_pages,
-            v2=self._v2.app(http),
-            openai=OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings),
-            enable_cors=core.options.rest_api_enable_cors_support,
+        service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
+        apis = (
+            RestApi(service, ModelPages(core), metrics),
+            self._v2.app(http),
+            OpenAiApi(OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)),
         )
+        return http_app(apis, self._health, self._metrics_pages, http, core.options.rest_api_enable_cors_support)

@@ -28,13 +28,14 @@ from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.server import HttpServer
-from tfs_lite.server.http_app import HttpApp
+from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.metrics_pages import MetricsPages
 from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.server.tensorflow.rest_models import ModelPages
+from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.serving.model_states import ModelReport
@@ -180,8 +181,8 @@ class RestFixture:
         predictor = Predictor(self.handle, metrics)
         settings = PredictSettings(check_method_names=check_method_names)
         rest = RestService(predictor, Inferences(predictor), metrics, self.http, settings, self.log)
-        pages = ModelPages(core)
-        self.app = HttpApp(rest, pages, self.health, metrics, self.http, self._pages, enable_cors=enable_cors)
+        apis = (RestApi(rest, ModelPages(core), metrics),)
+        self.app = http_app(apis, self.health, self._pages, self.http, enable_cors)
         self._server = HttpServer(self.app)
         self.loop = LoopThread("tfs-rest-fixture")
         self.port = self.loop.run(self._server.start("127.0.0.1", 0))

@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import orjson
-from starlette.requests import Request
 
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_export import config_message
@@ -25,6 +24,7 @@ from tfs_lite.core.status import not_found
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.v2.tensors import name_of
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
+from tfs_lite.server.http.router import Router
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
 from tfs_lite.server.v2.control import EXTENSIONS, ModelMetadata, ServerMetadata, TensorMetadata, V2Control
@@ -126,16 +126,11 @@ class V2HttpFixture:
         self.slow = BackgroundRunner("V2", 2, 8)
         self.http = HttpResources(HttpLimits(max_body_bytes, timeout_seconds=timeout_seconds), self.slow)
         self.room = room or EventRoom()
-        self.app = V2HttpApp(self.models.infer, self.control, self.http, self.room)
+        self.app = Router([V2HttpApp(self.models.infer, self.control, self.http)], self.http.bodies)
         self._regions = regions
-        self._server = HttpServer(self, write_timeout)
+        self._server = HttpServer(self.app, write_timeout)
         self.port = self.loop.run(self._server.start("127.0.0.1", 0))
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT)
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        request = Request(scope, receive)
-        response = await self.app.answer(request, scope["raw_path"].decode(), scope["query_string"].decode())
-        await response(scope, receive, send)
 
     def post(self, path: str, body: Any = b"", **headers: str) -> httpx.Response:
         """Sends bytes as they are, anything else as JSON. Underscores in names of headers are hyphens."""
