@@ -63,7 +63,8 @@ class Step:
     outputs: Mapping[str, str]
 
     def __str__(self) -> str:
-        return f"step {self.index} (model {self.model})"
+        version = "" if self.version is None else f" version {self.version}"
+        return f"step {self.index} (model {self.model}{version})"
 
 
 @dataclass(frozen=True, slots=True)

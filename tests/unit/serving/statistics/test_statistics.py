@@ -177,6 +177,16 @@ def test_load_and_what_waits_are_gauges(book):
     assert "# TYPE nv_inference_pending_request_count gauge" in lines
 
 
+def test_every_series_is_explained_beside_its_type(book):
+    book.opened(M1, load_seconds=0.25)
+    lines = list(book.lines([(M1, 3)]))
+    typed = [index for index, line in enumerate(lines) if line.startswith("# TYPE")]
+    assert typed
+    for index in typed:
+        name = lines[index].split()[2]
+        assert lines[index - 1].startswith(f"# HELP {name} ")
+
+
 def test_names_of_models_are_escaped(book):
     book.opened(ServableId('a"b', 1))
     assert 'nv_inference_count{model="a\\"b",version="1"} 0' in set(book.lines())
