@@ -249,7 +249,7 @@ class V2Handlers:
         self.http_resources = HttpResources(HttpLimits(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2), slow)
         self.room = EventRoom()
         self._app = V2HttpApp(self.fixture.infer, self.control, self.http_resources, self.room)
-        rows = V2GrpcService(self.fixture.infer, self.control).methods()
+        rows = V2GrpcService(self.fixture.infer, self.control, self.fixture.fast).methods()
         self._handlers: dict[str, Any] = {row.name: row.handler for row in rows}
         self._memory = -1
         self._make_region()

@@ -70,7 +70,8 @@ def test_output_in_shared_memory_is_only_named() -> None:
     written = write_answer(answer({"y": NUMBERS}, WantedOutput("y", memory=place)), binary=True)
     assert written.json_length is None
     (y,) = tree(written)["outputs"]
-    assert y["parameters"] == {"shared_memory_region": "r", "shared_memory_byte_size": 48, "shared_memory_offset": 8}
+    place_in_json = {"shared_memory_region": "r", "shared_memory_byte_size": 48, "shared_memory_offset": 8}
+    assert y["parameters"] == {**place_in_json, "binary_data_size": 0}
 
 
 def test_numbers_are_printed_exactly_and_words_for_those_that_are_none() -> None:
