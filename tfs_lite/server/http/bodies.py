@@ -95,8 +95,8 @@ class BodyBudget:
 
 
 class _Body:
-    """The body of one request that is large, is compressed, or is still arriving. Leaving its ``with`` block returns its
-    bytes to the budget, even while another thread still works on it."""
+    """The body of one request that is large, is compressed, or is still arriving. Leaving its ``with`` block returns
+    its bytes to the budget, even while another thread still works on it."""
 
     def __init__(self, budget: BodyBudget, max_bytes: int, encoding: str | None) -> None:
         self._budget = budget
@@ -219,9 +219,7 @@ class Bodies:
         finally:
             self._budget.release(size)
 
-    async def pack(
-        self, response: Response, accept_encoding: str, offered: Collection[str] = ENCODINGS
-    ) -> None:
+    async def pack(self, response: Response, accept_encoding: str, offered: Collection[str] = ENCODINGS) -> None:
         """Compresses an answer that is worth it with the encoding that the client prefers of those ``offered``; leaves
         it as it is when all threads are busy."""
         data = response.body

@@ -61,9 +61,7 @@ def compress(data: bytes, encoding: str) -> bytes:
     return zlib.compress(data, LEVEL) if encoding == "deflate" else gzip.compress(data, compresslevel=LEVEL, mtime=0)
 
 
-def decompress(
-    blocks: Iterable[bytes | bytearray], encoding: str, on_bytes: Callable[[int], None]
-) -> list[bytes]:
+def decompress(blocks: Iterable[bytes | bytearray], encoding: str, on_bytes: Callable[[int], None]) -> list[bytes]:
     """Decompresses the blocks to chunks of at most ``CHUNK_OUT`` bytes. ``on_bytes`` is told the size of each chunk
     before the next is made, and raises to stop. INVALID_ARGUMENT for data that is damaged or ends too early."""
     chunks = []

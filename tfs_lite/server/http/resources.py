@@ -32,9 +32,7 @@ class HttpResources:
     def __init__(self, limits: HttpLimits, background: BackgroundRunner) -> None:
         self._background = background
         self.heap = HeapTrimmer(background)
-        self.bodies = Bodies(
-            background, self.heap, limits.max_body_bytes, limits.budget_bytes, limits.body_seconds
-        )
+        self.bodies = Bodies(background, self.heap, limits.max_body_bytes, limits.budget_bytes, limits.body_seconds)
         self.calls = HttpCalls(limits.timeout_seconds)
 
     async def run(self, large: bool, work: Callable[[], T]) -> T:

@@ -104,11 +104,13 @@ class Api(Generic[P]):
         return _NAME.sub(lambda found: f"(?P<{found[1]}>{self.names[found[1]]})", re.escape(path))
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
+    """What answers a request, and what it gets of the names in the path."""
+
     api: Api[Any]
     handler: RouteHandler[Any]
     target: Any
-    packs: bool
+    packs: bool = False
 
 
 class Router:
@@ -123,11 +125,11 @@ class Router:
             api: [(re.compile(api.pattern(route.path)), route, route.handler(api)) for route in api.routes]
             for api in apis
         }
-        self._find_cached = lru_cache(CACHED_TARGETS)(self._find)
+        self._find_cached = lru_cache(CACHED_TARGETS)(self.find)
 
     async def __call__(self, request: Request) -> Reply:
         target = request.target
-        find = self._find_cached if len(target) <= MAX_CACHED_LENGTH else self._find
+        find = self._find_cached if len(target) <= MAX_CACHED_LENGTH else self.find
         try:
             found = find(request.method, target)
             reply = await found.handler(request, found.target)
@@ -142,11 +144,12 @@ class Router:
             reply.headers.update(self._cors)
         return reply
 
-    def _find(self, method: str, target: str) -> _Found:
+    def find(self, method: str, target: str) -> Found:
+        """By trying one route after the other. Raises ServingError if none fits, or a name in the path is malformed."""
         path, _, query = target.partition("?")
         api = self._owner(path)
         if method == "OPTIONS" and (api.always_preflight or (self._cors and api.cross_origin)):
-            return _Found(api, _answer_preflight, None, False)
+            return Found(api, _answer_preflight, None)
         if api.query_in_path and query:
             path = target
         for pattern, route, handler in self._routes[api]:
@@ -154,7 +157,7 @@ class Router:
             if match is not None:
                 if route.methods and method not in route.methods:
                     raise api.refusal(method, path, route.methods)
-                return _Found(api, handler, api.target(match.groupdict()), route.packs)
+                return Found(api, handler, api.target(match.groupdict()), route.packs)
         raise api.refusal(method, path, None)
 
     def _owner(self, path: str) -> Api[Any]:

@@ -29,7 +29,8 @@ from tfs_lite.protocols.tensorflow.classify_regress import (
 )
 from tfs_lite.protocols.tensorflow.examples import example_count, tensors_of_input
 from tfs_lite.protocols.tensorflow.serving import model_spec
-from tfs_lite.server.inference.predictor import Inference, Predictor
+from tfs_lite.server.inference.pending import Inference
+from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
 COMFORTABLE_VALUES = 2048

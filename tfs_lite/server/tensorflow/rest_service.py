@@ -15,7 +15,7 @@ from typing import Any
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.core.status import StatusCode
-from tfs_lite.metrics.requests import REST, RequestMetrics, RequestRecord
+from tfs_lite.metrics.requests import REST, RequestMetrics
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.messages import (
@@ -43,7 +43,8 @@ from tfs_lite.server.http.message import Headers, Request, Response
 from tfs_lite.server.http.replies import JSON, HttpError, body_formats
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.inference.classify_regress import Infer, Inferences
-from tfs_lite.server.inference.predictor import Inference, Plan, Predictor
+from tfs_lite.server.inference.pending import Inference
+from tfs_lite.server.inference.predictor import Plan, Predictor
 from tfs_lite.server.tensorflow.rest_fast_path import print_plain, read_plain
 from tfs_lite.server.tensorflow.settings import PredictSettings
 
@@ -103,9 +104,7 @@ class RestService:
                 data = await http.run(
                     _are_large(outputs), lambda: format.dumps(predict_tree(outputs, rows, binary=format.binary))
                 )
-        self._log.offer(
-            inference.id, inference.run.signature, size + len(data), partial(predict_log, ref, inference)
-        )
+        self._log.offer(inference.id, inference.run.signature, size + len(data), partial(predict_log, ref, inference))
         return Response(data, media_type=format.media_type)
 
     def _plan(self, parsed: list[PredictBody], large: bool) -> Plan:

@@ -62,7 +62,7 @@ class V2HttpApp(Api[Target]):
     """``infer`` answers predictions, ``pages`` everything else."""
 
     routes = tuple(_routes())
-    names = dict.fromkeys(("model", "version", "region", "repository"), "[^/]+")  # noqa: RUF012
+    names = dict.fromkeys(("model", "version", "region", "repository"), "[^/]+")
 
     def __init__(self, inference: V2Inference, control: V2Control, http: HttpResources) -> None:
         self.infer = V2HttpInfer(inference, control, http)

@@ -8,10 +8,12 @@ The model is called ``m``, version 7. Its answers are simple sums; while its gat
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
@@ -183,9 +185,9 @@ class RestFixture:
         rest = RestService(predictor, Inferences(predictor), metrics, self.http, settings, self.log)
         apis = (RestApi(rest, ModelPages(core), metrics),)
         self.app = http_app(apis, self.health, self._pages, self.http, enable_cors)
-        self._server = HttpServer(self.app)
+        self.server = HttpServer(self.app)
         self.loop = LoopThread("tfs-rest-fixture")
-        self.port = self.loop.run(self._server.start("127.0.0.1", 0))
+        self.port = self.loop.run(self.server.start("127.0.0.1", 0))
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT)
 
     def post(self, body: Any, path: str = PREDICT, **headers: str) -> httpx.Response:
@@ -201,13 +203,22 @@ class RestFixture:
             connection.sendall(piece)
         return connection
 
+    def begin_drain(self) -> Future[None]:
+        """As a server does that is being stopped."""
+
+        async def drain() -> None:
+            await self.server.drain(TIMEOUT)
+            await self.http.calls.drain(TIMEOUT)
+
+        return asyncio.run_coroutine_threadsafe(drain(), self.loop.loop)
+
     def is_empty(self) -> bool:
         """Whether no trace of a request is left."""
         return self.handles == 0 and self.http.bodies.numbers.held_bytes == 0
 
     def close(self) -> None:
         self.client.close()
-        self.loop.run(self._server.stop(TIMEOUT))
+        self.loop.run(self.server.stop(TIMEOUT))
         self._pages.close()
         self.background.close()
         self.loop.close()

@@ -26,10 +26,10 @@ from tfs_lite.protocols.v2.tensors import name_of
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Router
 from tfs_lite.server.http.server import HttpServer
+from tfs_lite.server.inference.pending import AnswerRoom
 from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
 from tfs_lite.server.v2.control import EXTENSIONS, ModelMetadata, ServerMetadata, TensorMetadata, V2Control
 from tfs_lite.server.v2.http_app import V2HttpApp
-from tfs_lite.server.v2.http_events import EventRoom
 from tfs_lite.server.v2.index import IndexEntry, lookup_error
 from tfs_lite.server.v2.shared_memory import SharedRegions
 from tfs_lite.serving.repository.requests import RepositoryValue
@@ -115,17 +115,17 @@ class V2HttpFixture:
         self,
         timeout_seconds: float | None = TIMEOUT,
         max_body_bytes: int = 8 << 20,
-        room: EventRoom | None = None,
+        room: AnswerRoom | None = None,
         write_timeout: float = TIMEOUT,
     ) -> None:
         """``write_timeout``: seconds for a client to read on."""
         regions = SharedRegions()
-        self.models = V2Fixture(regions)
+        self.models = V2Fixture(regions, room)
         self.control = FixtureControl(self.models, regions)
         self.loop = LoopThread("tfs-v2-fixture")
         self.slow = BackgroundRunner("V2", 2, 8)
         self.http = HttpResources(HttpLimits(max_body_bytes, timeout_seconds=timeout_seconds), self.slow)
-        self.room = room or EventRoom()
+        self.room = self.models.infer.room
         self.app = Router([V2HttpApp(self.models.infer, self.control, self.http)], self.http.bodies)
         self._regions = regions
         self._server = HttpServer(self.app, write_timeout)

@@ -19,7 +19,8 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, Symb
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument, not_found
 from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
 from tfs_lite.protocols.runs import Run
-from tfs_lite.server.inference.predictor import Inference, Predictor
+from tfs_lite.server.inference.pending import Inference
+from tfs_lite.server.inference.predictor import Predictor
 
 BATCH = SymbolicDim("batch")
 ADD = Signature(

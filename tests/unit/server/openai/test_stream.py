@@ -14,9 +14,8 @@ import pytest
 from starlette.requests import Request
 
 from tfs_lite.core.generation import Finish, Piece, Usage
-from tfs_lite.core.servable import ServableId
 from tfs_lite.server.openai.app import OpenAiSettings
-from tfs_lite.server.openai.stream import ABORT, DONE, WAITING, Pieces
+from tfs_lite.server.openai.stream import ABORT, DONE, WAITING, Choices
 from tfs_lite.testing.language.byte_codec import ByteCodec
 from tfs_lite.testing.language.openai_fixture import PATIENCE, ROOT, Gate, OpenAiServed, serving_openai
 from tfs_lite.testing.servers.process import wait_until
@@ -25,7 +24,6 @@ COMPLETIONS, CHAT = "/completions", "/chat/completions"
 SCRIPT = "Grüße, 世界!"
 HELLO = [{"role": "user", "content": "hello"}]
 ASKED = {"model": "m", "prompt": "x", "max_tokens": 40, "stream": True}
-ID = ServableId("m", 1)
 
 
 @pytest.fixture(scope="module")
@@ -320,30 +318,22 @@ def test_what_nobody_expected_in_a_stream_is_an_event_and_is_logged(caplog: pyte
         assert f"{ROOT}{COMPLETIONS} failed" in caplog.text
 
 
-def test_pieces_are_merged_by_choice_and_told_when_there_is_something_to_tell() -> None:
-    async def scene() -> None:
-        pieces = Pieces(2, eager=False)
-        pieces.add(ID, Piece(0, (1,)))
-        assert pieces.take() == []
-        assert not await pieces.wait(0.0)
-        pieces.add(ID, Piece(1, (5,), "x"))
-        pieces.add(ID, Piece(0, (2,), "ab"))
-        pieces.add(ID, Piece(1, (6,), "y", (), Finish.STOP, 6, Usage(3, 2)))
-        assert await pieces.wait(PATIENCE)
-        assert pieces.take() == [Piece(1, (5, 6), "xy", (), Finish.STOP, 6, Usage(3, 2)), Piece(0, (1, 2), "ab")]
-        assert (pieces.take(), pieces.usages) == ([], [None, Usage(3, 2)])
-        pieces.close()
-
-    asyncio.run(scene())
+def test_pieces_are_joined_by_choice_and_told_when_there_is_something_to_tell() -> None:
+    choices = Choices(2, eager=False)
+    choices.add(Piece(0, (1,)))
+    assert (choices.ready, choices.take()) == (False, [])
+    choices.add(Piece(1, (5,), "x"))
+    choices.add(Piece(0, (2,), "ab"))
+    choices.add(Piece(1, (6,), "y", (), Finish.STOP, 6, Usage(3, 2)))
+    assert choices.ready
+    assert choices.take() == [Piece(1, (5, 6), "xy", (), Finish.STOP, 6, Usage(3, 2)), Piece(0, (1, 2), "ab")]
+    assert (choices.take(), choices.usages) == ([], [None, Usage(3, 2)])
 
 
 def test_tokens_without_text_are_told_to_the_eager() -> None:
-    async def scene() -> None:
-        pieces = Pieces(1, eager=True)
-        pieces.add(ID, Piece(0, (1,)))
-        assert pieces.take() == [Piece(0, (1,))]
-
-    asyncio.run(scene())
+    choices = Choices(1, eager=True)
+    choices.add(Piece(0, (1,)))
+    assert choices.take() == [Piece(0, (1,))]
 
 
 def test_many_streams_at_once_do_not_mix(served: OpenAiServed) -> None:
