@@ -68,7 +68,7 @@ class OpenAiServed:
         self.loop = LoopThread("tfs-openai-fixture")
         self.slow = BackgroundRunner("OpenAI", 2, 8)
         self.http = HttpResources(HttpLimits(max_body_bytes, timeout_seconds=PATIENCE), self.slow)
-        app = OpenAiApp(
+        self.app = OpenAiApp(
             Predictor(self.lookup, self.metrics),
             self.lookup,
             self.models,
@@ -77,7 +77,7 @@ class OpenAiServed:
             settings,
             now=lambda: CREATED,
         )
-        self._server = HttpServer(Router([OpenAiApi(app)], self.http.bodies), patience)
+        self._server = HttpServer(Router([OpenAiApi(self.app)], self.http.bodies), patience)
         self.port = self.loop.run(self._server.start("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.port}{ROOT}"
         self.client = httpx.Client(base_url=self.url, timeout=PATIENCE)
