@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.v2.messages import InferTensorContents, ModelInferRequest
-from tfs_lite.protocols.v2.plain import PlainForm, PlainRequest, plain_form
+from tfs_lite.protocols.v2.plain import PlainForm, PlainRequest
 from tfs_lite.protocols.v2.request import InferRequest
 from tfs_lite.protocols.v2.tensors import decode, dtype_of
 from tfs_lite.protocols.wire_layouts import (
@@ -69,11 +69,9 @@ class GrpcLayouts:
             return None
         return PlainRequest(layout.form, request_id, layout.inputs(data))
 
-    def learn(self, data: bytes, request: InferRequest) -> None:
-        """Caches the layout of a message that was read as ``request`` and answered, if it is plain."""
-        form = plain_form(request)
-        if form is None:
-            return
+    def learn(self, data: bytes, request: InferRequest, form: PlainForm) -> None:
+        """Caches the layout of a message that was read as ``request``, a plain one of this form, if its encoding is
+        plain as well."""
         try:
             inputs = {tensor.name: decode(tensor) for tensor in request.inputs}
             spans, at = _spans(data, request)
