@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import ServingError
 from tfs_lite.protocols.v2.messages import InferTensorContents, ModelInferRequest
-from tfs_lite.protocols.v2.plain import PlainForm, PlainRequest, plain_form
-from tfs_lite.protocols.v2.request import InferRequest
+from tfs_lite.protocols.v2.plain import PlainForm, PlainRequest
+from tfs_lite.protocols.v2.request import InferRequest, SentTensor
 from tfs_lite.protocols.v2.tensors import decode, dtype_of
 from tfs_lite.protocols.wire_layouts import (
     FIXED32,
@@ -69,11 +69,9 @@ class GrpcLayouts:
             return None
         return PlainRequest(layout.form, request_id, layout.inputs(data))
 
-    def learn(self, data: bytes, request: InferRequest) -> None:
-        """Caches the layout of a message that was read as ``request`` and answered, if it is plain."""
-        form = plain_form(request)
-        if form is None:
-            return
+    def learn(self, data: bytes, request: InferRequest, form: PlainForm) -> None:
+        """Caches the layout of a message that was read as ``request``, a plain one of this form, if its encoding is
+        plain as well."""
         try:
             inputs = {tensor.name: decode(tensor) for tensor in request.inputs}
             spans, at = _spans(data, request)
@@ -86,32 +84,20 @@ class GrpcLayouts:
 
 def _spans(data: bytes, request: InferRequest) -> tuple[dict[str, Span], Span]:
     """Where the numbers of each input are, and where the id is. ValueError if that is not plain."""
-    ids: list[Span] = []
-    raw: list[Span] = []
-    typed: list[Span] = []
-    for part, start, end in fields(data, 0, len(data)):
-        if part == _ID:
-            ids.append((start, end))
-        elif part == _RAW:
-            raw.append((start, end))
-        elif part == _INPUT:
-            tensor = request.inputs[len(typed)] if len(typed) < len(request.inputs) else None
-            if tensor is None:
-                raise ValueError("an input too many")
-            typed.append(_typed_span(data, (start, end), dtype_of(tensor.datatype)))
-    if len(ids) > 1 or len(typed) != len(request.inputs):
-        raise ValueError("not plain")
-    spans = raw or typed
-    return dict(zip((tensor.name for tensor in request.inputs), spans, strict=True)), ids[0] if ids else (0, 0)
+    parts = [*fields(data, 0, len(data))]
+    ids, raw, sent = ([(start, end) for part, start, end in parts if part == kind] for kind in (_ID, _RAW, _INPUT))
+    typed = [_typed_span(data, span, tensor) for span, tensor in zip(sent, request.inputs, strict=True)]
+    (at,) = ids or [(0, 0)]
+    return dict(zip([tensor.name for tensor in request.inputs], raw or typed, strict=True)), at
 
 
-def _typed_span(data: bytes, tensor: Span, dtype: DataType) -> Span:
+def _typed_span(data: bytes, span: Span, tensor: SentTensor) -> Span:
     """Of one input; empty if it has no contents of its own."""
-    contents = [(start, end) for part, start, end in fields(data, *tensor) if part == _CONTENTS]
+    contents = [(start, end) for part, start, end in fields(data, *span) if part == _CONTENTS]
     if not contents:
         return 0, 0
     (around,) = contents
     ((run, start, end),) = fields(data, *around)
-    if run not in _TYPED.get(dtype, ()):
+    if run not in _TYPED.get(dtype_of(tensor.datatype), ()):
         raise ValueError("no run of numbers")
     return start, end

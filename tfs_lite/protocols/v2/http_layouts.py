@@ -26,7 +26,7 @@ from tfs_lite.protocols.dtypes import Array, to_numpy
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES, loads
 from tfs_lite.protocols.json.tree import Refused, read
 from tfs_lite.protocols.v2.json_values import read_data
-from tfs_lite.protocols.v2.plain import PlainForm, PlainRequest, plain_form
+from tfs_lite.protocols.v2.plain import PlainForm, PlainRequest
 from tfs_lite.protocols.v2.request import InferRequest
 from tfs_lite.protocols.v2.tensors import decode, dtype_of
 
@@ -106,8 +106,7 @@ _Key = tuple[str, int | None, bool, bool, tuple[bytes, ...]]
 
 
 class HttpLayouts:
-    """The forms seen last. One thread. ``length`` is the number of bytes of JSON that the header
-    Inference-Header-Content-Length says, None without it."""
+    """The forms seen last. One thread. ``length`` is the header Inference-Header-Content-Length, None without it."""
 
     def __init__(self) -> None:
         self._forms: dict[_Key, _Form] = {}
@@ -126,10 +125,10 @@ class HttpLayouts:
             return None
         return PlainRequest(form.plain, form.id if cut.id is None else cut.id.decode(), inputs)
 
-    def learn(self, model: str, version: int | None, body: bytes, length: str | None, request: InferRequest) -> None:
-        """Caches the form of a body that was read as ``request`` and answered, if it is plain."""
-        start, plain = _start(body, length), plain_form(request)
-        if start is None or plain is None:
+    def learn(self, body: bytes, length: str | None, request: InferRequest, plain: PlainForm) -> None:
+        """Caches the form of a body that was read as ``request``, a plain one."""
+        start = _start(body, length)
+        if start is None:
             return
         cut = _cut(body[:start])
         if sum(map(len, cut.pieces)) > MAX_KNOWN_BYTES:
@@ -143,7 +142,7 @@ class HttpLayouts:
             return
         if len(self._forms) >= MAX_FORMS:
             self._forms.clear()
-        self._forms[model, version, length is None, cut.id is None, cut.pieces] = form
+        self._forms[request.model, request.version, length is None, cut.id is None, cut.pieces] = form
 
 
 def _start(body: bytes, length: str | None) -> int | None:

@@ -99,6 +99,9 @@ def plain_form(request: InferRequest) -> PlainForm | None:
         return None
     if request.empty_final or any(output.classification or output.memory for output in request.outputs):
         return None
+    for entries in (request.inputs, request.outputs):
+        if len({entry.name for entry in entries}) < len(entries):
+            return None
     for tensor in request.inputs:
         if tensor.memory is not None or 0 in tensor.shape or dtype_of(tensor.datatype) in _NEVER:
             return None

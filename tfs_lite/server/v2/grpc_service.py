@@ -77,7 +77,7 @@ class V2GrpcService:
         with self._infer.metrics.record(METHOD, sent.model) as record:
             request = read_request(sent)
             answer = await self._infer.begin(request, record, context.deadline).answer()
-            self._fast.grpc.learn(data, request)
+            self._fast.learn_grpc(data, request)
             return self._fast.grpc_answers.write(answer)
 
     async def model_stream_infer(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
