@@ -21,6 +21,7 @@ from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.metrics.tensorflow_text import escaped, heading
 from tfs_lite.protocols.generation_tensors import INPUT_IDS, TEXT_INPUT
+from tfs_lite.schedulers.calls import rows_of
 from tfs_lite.schedulers.response_cache import CacheCounts
 from tfs_lite.serving.statistics.values import (
     InferBatchStatistics,
@@ -93,6 +94,7 @@ class _Version:
     """The counts of one loaded version."""
 
     ensemble: bool = False
+    has_rows: bool = False
     last: int = 0
     rows: int = 0
     runs: int = 0
@@ -123,10 +125,18 @@ class InferenceStatistics:
         self._lock = threading.Lock()  # guards the next one and what is in it
         self._versions: dict[ServableId, _Version] = {}
 
-    def opened(self, servable_id: ServableId, ensemble: bool = False, load_seconds: float | None = None) -> None:
-        """``ensemble``: it has no runs of its own; its requests are counted as such, as a language model's are."""
+    def opened(
+        self,
+        servable_id: ServableId,
+        ensemble: bool = False,
+        load_seconds: float | None = None,
+        *,
+        has_rows: bool = False,
+    ) -> None:
+        """``ensemble``: it has no runs of its own; its requests are counted as such, as a language model's are.
+        ``has_rows``: the first dimension of such a request is its number of rows; otherwise it counts as one."""
         with self._lock:
-            self._versions[servable_id] = _Version(ensemble, load_seconds=load_seconds)
+            self._versions[servable_id] = _Version(ensemble, has_rows, load_seconds=load_seconds)
 
     def closed(self, servable_id: ServableId) -> None:
         with self._lock:
@@ -155,7 +165,8 @@ class InferenceStatistics:
             if isinstance(call, GenerationCall):
                 self._count_run(version, _texts(call), call.run_seconds, (0.0, 0.0))
             elif version.ensemble:
-                self._count_run(version, _rows(call), call.run_seconds, (0.0, 0.0))
+                rows = rows_of(call.inputs) if version.has_rows else 1
+                self._count_run(version, rows, call.run_seconds, (0.0, 0.0))
             version.compute.add(call.run_seconds, call.copy_seconds)
 
     def on_batch(self, report: BatchReport) -> None:
@@ -238,11 +249,6 @@ def reason_of(status: Status, ensemble: bool) -> str:
     if status.code in (StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED):
         return "CANCELED"
     return "BACKEND" if status.code in (StatusCode.INTERNAL, StatusCode.INVALID_ARGUMENT) else "OTHER"
-
-
-def _rows(call: ServableCall) -> int:
-    """Of a request to an ensemble, whose runs are not counted."""
-    return max((array.shape[0] for array in call.inputs.values() if array.shape), default=1) or 1
 
 
 def _texts(call: GenerationCall) -> int:

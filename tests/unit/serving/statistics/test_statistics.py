@@ -90,12 +90,20 @@ def test_failure_is_counted_by_its_reason(book, status, reason):
 
 def test_ensemble_counts_its_requests_as_runs_and_all_failures_as_other(book):
     whole = ServableId("whole", 1)
-    book.opened(whole, ensemble=True)
+    book.opened(whole, ensemble=True, has_rows=True)
     book.on_call(whole, call(rows=3), {"y": np.zeros(1)})
     book.on_call(whole, call(), TIMEOUT)
     (found,) = book.statistics([whole])
     assert (found.inference_count, found.execution_count) == (3, 1)
     assert 'nv_inference_request_failure{model="whole",reason="OTHER",version="1"} 1' in set(book.lines())
+
+
+def test_request_to_an_ensemble_without_a_batch_dimension_is_one_row(book):
+    whole = ServableId("whole", 1)
+    book.opened(whole, ensemble=True)
+    book.on_call(whole, call(rows=3), {"y": np.zeros(1)})
+    (found,) = book.statistics([whole])
+    assert found.inference_count == 1
 
 
 @pytest.mark.parametrize(
