@@ -249,7 +249,7 @@ class V2Handlers:
         self.room = self.fixture.infer.room
         self._app = V2HttpApp(self.fixture.infer, self.control, self.http_resources)
         self._router = Router([self._app], self.http_resources.bodies)
-        rows = V2GrpcService(self.fixture.infer, self.control).methods()
+        rows = V2GrpcService(self.fixture.infer, self.control, self.fixture.fast).methods()
         self._handlers: dict[str, Any] = {row.name: row.handler for row in rows}
         self._memory = -1
         self._make_region()

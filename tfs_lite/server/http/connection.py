@@ -189,8 +189,8 @@ class Connection(asyncio.Protocol):
         for start in range(0, len(data), PARSED_AT_ONCE):
             if self._broken or self._lingering:
                 return
-            if self._queue:
-                self._unparsed = data[start:] + self._unparsed
+            if self._queue or self._unparsed:
+                self._unparsed += data[start:]
                 self._check_reading()
                 return
             self._feed(view[start : start + PARSED_AT_ONCE])
@@ -308,7 +308,7 @@ class Connection(asyncio.Protocol):
             self._since = time.monotonic()
             self._task = self._loop.create_task(self._answer(self._current))
         elif self._broken:
-            self._send_malformed()
+            self._send_malformed(self._incoming is not None and self._incoming.head_only)
             self._close()
 
     async def _answer(self, exchange: _Exchange) -> None:
@@ -344,6 +344,8 @@ class Connection(asyncio.Protocol):
         self._current = self._task = None
         self._since = self.used_at = time.monotonic()
         self._write_timeout = 0.0
+        if exchange is self._incoming:
+            exchange.request.body.take()  # the rest of a body that the handler did not want is skipped
         if not exchange.keep_alive:
             self._queue.clear()
             self._close()
@@ -422,7 +424,7 @@ class Connection(asyncio.Protocol):
         close = b"" if exchange.keep_alive or closes else CLOSE
         return b"".join((status_line(status), self._owner.date.get(), framing, lines, close, b"\r\n"))
 
-    def _send_malformed(self, head_only: bool = False) -> None:
+    def _send_malformed(self, head_only: bool) -> None:
         head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(_MALFORMED_BODY)
         body = b"" if head_only else _MALFORMED_BODY
         self._transport.write(b"".join((status_line(400), head, CLOSE, b"\r\n", body)))

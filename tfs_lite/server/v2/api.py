@@ -13,6 +13,7 @@ from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.server.runtime.sockets import is_loopback
 from tfs_lite.server.v2.control import MAX_PENDING_CALLS, V2Control
+from tfs_lite.server.v2.fast_path import V2FastPath
 from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.server.v2.http_app import V2HttpApp
 from tfs_lite.server.v2.inference import V2Inference
@@ -35,6 +36,7 @@ class V2Api:
         self._memory = SharedRegions(enabled=is_loopback(options.host), max_bytes=options.max_message_bytes)
         self._loads = BackgroundRunner("repository call", 1, MAX_PENDING_CALLS)
         self._control = V2Control(core, health, ModelLocator(options), repository, self._loads, self._memory)
+        self._fast = V2FastPath(predictor)
         self._inference = V2Inference(
             predictor,
             core.request_metrics,
@@ -43,7 +45,7 @@ class V2Api:
         )
 
     def methods(self) -> list[Method]:
-        return V2GrpcService(self._inference, self._control).methods()
+        return V2GrpcService(self._inference, self._control, self._fast).methods()
 
     def app(self, http: HttpResources) -> V2HttpApp:
         return V2HttpApp(self._inference, self._control, http)

@@ -185,9 +185,10 @@ def test_broken_request_takes_one_line_of_the_log(
     assert caplog.records[0].levelname == "WARNING"
 
 
-def test_broken_body_of_a_request_for_the_head_only_is_answered(start: Start, connect: Any) -> None:
-    client = connect(start(), HEAD.replace(b"POST", b"HEAD", 1) + b"ZZZ\r\n")
-    assert read_all(client).startswith(b"HTTP/1.1 ")
+def test_broken_body_of_a_request_for_the_head_only_is_answered_without_one(start: Start, connect: Any) -> None:
+    received = read_all(connect(start(), HEAD.replace(b"POST", b"HEAD", 1) + b"ZZZ\r\n"))
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.endswith(b"\r\n\r\n")
 
 
 @pytest.mark.parametrize("last", [b"", b"Connection: close\r\n"])
@@ -332,6 +333,23 @@ def test_pipelined_body_behind_short_requests_arrives_whole(start: Start, connec
         received += read_all(client)
         assert received.count(b"HTTP/1.1 200 OK") == number + 1
         assert received.endswith(body)
+
+
+def test_body_behind_a_wish_for_another_protocol_keeps_its_order(start: Start, connect: Any) -> None:
+    body = random.Random(6).randbytes(20_000)
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body)
+    wish = b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    sent = GET % (b"/page", b"") + head + wish + body + head + CLOSE + b"\r\n" + body
+    received = read_all(connect(start(), sent))
+    assert received.count(b"HTTP/1.1 200 OK") == 3
+    assert received.count(body) == 2
+
+
+def test_body_that_its_handler_leaves_is_skipped(start: Start, connect: Any) -> None:
+    head = b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 600000\r\n\r\n"
+    received = read_all(connect(start(), head + bytes(600_000) + GET % (b"/page", CLOSE)))
+    assert received.startswith(b"HTTP/1.1 413 ")
+    assert received.endswith(b"fine")
 
 
 def test_body_is_read_no_faster_than_its_handler_takes_it(start: Start, connect: Any) -> None:
