@@ -34,6 +34,12 @@ class HttpCall:
         self._reason: ServingError | None = None
         self._task: asyncio.Task[Any]
 
+    def limit(self, deadline: float) -> None:
+        """Brings the deadline forward, once the body has said so."""
+        if self.deadline is None or deadline < self.deadline:
+            self.deadline = deadline
+            self._calls.add(self)
+
     def end(self, reason: ServingError) -> None:
         """Cancels the block, which then raises ``reason``. Only the first reason counts."""
         if self._reason is None:
