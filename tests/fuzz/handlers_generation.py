@@ -75,7 +75,7 @@ class GenerationHandlers:
         fixture = self.fixture
         openai = OpenAiApp(fixture.predictor, fixture.lookup, self._listing, fixture.metrics, self.http)
         control = FixtureControl(fixture, regions)
-        apis = (OpenAiApi(openai), V2HttpApp(fixture.infer, control, self.http))
+        apis = (OpenAiApi(openai), V2HttpApp(fixture.infer, control, self.http, fixture.fast))
         self._router = Router(apis, self.http.bodies)
         inferences = Inferences(fixture.predictor, max_bytes=MAX_BYTES)
         settings = PredictSettings(MAX_BYTES)

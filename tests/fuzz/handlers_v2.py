@@ -247,7 +247,7 @@ class V2Handlers:
         self._inside.callback(slow.close)
         self.http_resources = HttpResources(HttpLimits(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2), slow)
         self.room = self.fixture.infer.room
-        self._app = V2HttpApp(self.fixture.infer, self.control, self.http_resources)
+        self._app = V2HttpApp(self.fixture.infer, self.control, self.http_resources, self.fixture.fast)
         self._router = Router([self._app], self.http_resources.bodies)
         rows = V2GrpcService(self.fixture.infer, self.control, self.fixture.fast).methods()
         self._handlers: dict[str, Any] = {row.name: row.handler for row in rows}

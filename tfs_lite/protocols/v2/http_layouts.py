@@ -10,7 +10,9 @@ and another id in their places the whole body has to be read as exactly these.
 
 from __future__ import annotations
 
+import math
 import re
+import threading
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -106,10 +108,11 @@ _Key = tuple[str, int | None, bool, bool, tuple[bytes, ...]]
 
 
 class HttpLayouts:
-    """The forms seen last. One thread. ``length`` is the header Inference-Header-Content-Length, None without it."""
+    """The forms seen last. Any thread. ``length`` is the header Inference-Header-Content-Length, None without it."""
 
     def __init__(self) -> None:
         self._forms: dict[_Key, _Form] = {}
+        self._lock = threading.Lock()  # guards changes of the forms
 
     def find(self, model: str, version: int | None, body: bytes, length: str | None) -> PlainRequest | None:
         """The request of a body like an earlier one for the same model and version."""
@@ -140,9 +143,10 @@ class HttpLayouts:
                 return
         except ServingError:
             return
-        if len(self._forms) >= MAX_FORMS:
-            self._forms.clear()
-        self._forms[request.model, request.version, length is None, cut.id is None, cut.pieces] = form
+        with self._lock:
+            if len(self._forms) >= MAX_FORMS:
+                self._forms.clear()
+            self._forms[request.model, request.version, length is None, cut.id is None, cut.pieces] = form
 
 
 def _start(body: bytes, length: str | None) -> int | None:
@@ -179,7 +183,7 @@ def _numbers(text: bytes, dtype: DataType) -> Array | None:
 
 
 def _form(plain: PlainForm, cut: _Cut, text: bytes, request: InferRequest) -> _Form | None:
-    """The form of an answered request; None if some of its lists are elsewhere than the cuts say."""
+    """The form of a request; None if some of its lists are elsewhere than the cuts say."""
     tree: Any = loads(text)
     marks = [randbits(52) for _ in cut.lists]
     marked_id = b"%x" % randbits(52)
@@ -191,7 +195,7 @@ def _form(plain: PlainForm, cut: _Cut, text: bytes, request: InferRequest) -> _F
     used = offset = 0
     for tensor, before, after in zip(request.inputs, tree["inputs"], other["inputs"], strict=True):
         dtype = dtype_of(tensor.datatype)
-        count = int(np.prod(tensor.shape, dtype=np.int64))
+        count = math.prod(tensor.shape)
         if "data" in before:
             if used == len(marks) or after["data"] != [marks[used]] or dtype not in _CODES:
                 return None

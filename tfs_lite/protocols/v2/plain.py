@@ -1,6 +1,6 @@
 """Plain requests: numbers for the model's inputs and nothing else, which repeat with other numbers and another id.
 
-    a request that was answered -> PlainForm, remembered with its bytes -> the next equal bytes: PlainRequest -> Run
+    a request that was read in full -> PlainForm, remembered with its bytes -> the next equal bytes: PlainRequest -> Run
 
 Of a plain request everything but the numbers and the id is known in advance, so it is checked once against a signature,
 not each time. Requests with texts, booleans, parameters, sequences, shared memory or classes are never plain.
@@ -18,10 +18,10 @@ from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run, call_inputs
 from tfs_lite.protocols.v2.checks import run_of
 from tfs_lite.protocols.v2.request import InferRequest, SentTensor, WantedOutput
-from tfs_lite.protocols.v2.tensors import dtype_of
+from tfs_lite.protocols.v2.tensors import name_of
 
-_NEVER = (DataType.STRING, DataType.BOOL)
-"""Not numbers; bytes that mean something only after a look at each."""
+NUMBERS = frozenset(map(name_of, DataType)) - {"INVALID", "BYTES", "BOOL"}
+"""The datatypes whose bytes mean something without a look at each."""
 
 
 class PlainForm:
@@ -42,8 +42,8 @@ class PlainForm:
         self._fits = False
 
     def fits(self, servable: Servable, inputs: Mapping[str, Array]) -> Signature | None:
-        """The default signature, if requests of this form fit it. None means that a request has to be checked by
-        itself, for the right error or because the model is of another kind."""
+        """The default signature, if requests of this form fit it. None means that a request has to be checked like any
+        other, for the right error or because the model is of another kind."""
         traits = servable.traits
         signature = servable.signatures.get(DEFAULT_SIGNATURE)
         if signature is None or traits.decoupled or traits.generates:
@@ -53,12 +53,17 @@ class PlainForm:
             self._checked, self._limit = signature, traits.max_batch_size
         return signature if self._fits else None
 
+    def request(self, request_id: str, inputs: Mapping[str, Array]) -> InferRequest:
+        """The request of this form with that id and these inputs, as it is read in full."""
+        tensors = [SentTensor(name, datatype, shape, inputs[name]) for name, datatype, shape in self._tensors]
+        outputs = [*self.wanted.values()]
+        model, binary = self.model, self.binary_outputs
+        return InferRequest(model.name, model.version, request_id, tensors, outputs, binary_outputs=binary)
+
     def _check(self, signature: Signature, max_batch_size: int, inputs: Mapping[str, Array]) -> bool:
         """Whether the request passes every check, and leaves out no input."""
-        tensors = [SentTensor(name, datatype, shape, inputs[name]) for name, datatype, shape in self._tensors]
-        request = InferRequest(self.model.name, self.model.version, inputs=tensors, outputs=[*self.wanted.values()])
         try:
-            run = run_of(request, {DEFAULT_SIGNATURE: signature}, self.model.name, max_batch_size)
+            run = run_of(self.request("", inputs), {DEFAULT_SIGNATURE: signature}, self.model.name, max_batch_size)
             call_inputs(signature, run)
         except ServingError:
             return False
@@ -79,8 +84,20 @@ class PlainRequest:
         self.names: tuple[str, ...] = ()
         self.run: Run | None = None
 
+    @property
+    def model(self) -> str:
+        return self.form.model.name
+
+    @property
+    def binary_outputs(self) -> bool:
+        return self.form.binary_outputs
+
+    def in_full(self) -> InferRequest:
+        """The same as any other request."""
+        return self.form.request(self.id, self.inputs)
+
     def plan(self, servable: Servable) -> Sequence[Run]:
-        """The run on this version. :class:`Unfit` if the request has to be read in full."""
+        """The run on this version. :class:`Unfit` if the request has to be checked like any other."""
         signature = self.form.fits(servable, self.inputs)
         if signature is None:
             raise Unfit
@@ -94,7 +111,7 @@ class Unfit(Exception):
 
 
 def plain_form(request: InferRequest) -> PlainForm | None:
-    """The form of a request that was answered; None if it is not plain."""
+    """The form of a request; None if it is not plain."""
     if not request.inputs or request.sequence is not None or request.priority or request.timeout or request.parameters:
         return None
     if request.empty_final or any(output.classification or output.memory for output in request.outputs):
@@ -103,6 +120,6 @@ def plain_form(request: InferRequest) -> PlainForm | None:
         if len({entry.name for entry in entries}) < len(entries):
             return None
     for tensor in request.inputs:
-        if tensor.memory is not None or 0 in tensor.shape or dtype_of(tensor.datatype) in _NEVER:
+        if tensor.memory is not None or 0 in tensor.shape or tensor.datatype not in NUMBERS:
             return None
     return PlainForm(request)

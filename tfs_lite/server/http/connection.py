@@ -56,12 +56,12 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 class ConnectionOwner(Protocol):
     """What a connection needs of its server. ``timeout`` is in seconds; ``closes_connections``: every answer is the
-    last on its connection; ``draining``: connections that are made now are too late for predictions."""
+    last on its connection; ``drained``: connections that are made now are too late for predictions."""
 
     handler: Handler
     timeout: float
     closes_connections: bool
-    draining: bool
+    drained: bool
     date: DateLine
 
     def connected(self, connection: Connection) -> bool:
@@ -100,8 +100,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._parser = self._new_parser()
-        self.after_drain = owner.draining
-        """Whether the server was draining already when the connection was made."""
+        self.after_drain = owner.drained
+        """Whether the server was drained already when the connection was made."""
         self.used_at = 0.0
         """When the last request was answered; 0 before the first."""
         self._since = time.monotonic()

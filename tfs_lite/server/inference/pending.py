@@ -28,7 +28,6 @@ from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run
 from tfs_lite.server.runtime.event_loop import CompletionQueue
-from tfs_lite.transport.deadlines import Deadlines
 
 Part: TypeAlias = Mapping[str, Array] | Piece
 """One of several answers of a model, or the next piece of a text."""
@@ -116,13 +115,12 @@ class Inference:
 
 
 class InFlight:
-    """What all requests on one loop share: the way back from the models' threads, the timer, and who counts them. Made
-    on the event loop. ``on_call`` is called on the loop for every call that has ended."""
+    """What all requests on one loop share: the way back from the models' threads, and who counts them. Made on the
+    event loop. ``on_call`` is called on the loop for every call that has ended."""
 
     def __init__(self, metrics: RequestMetrics, on_call: OnCall) -> None:
         self.loop = asyncio.get_running_loop()
         self.post = CompletionQueue[Callable[[], None]](_call).post
-        self.deadlines = Deadlines[PendingRequest](self.loop, PendingRequest.expire)
         self.metrics = metrics
         self.on_call = on_call
 
@@ -130,12 +128,13 @@ class InFlight:
 class PendingRequest:
     """A request whose calls are queued, or about to be. ``done``, ``part`` and ``piece`` are the servable's, on any
     thread; everything else happens on the loop. The caller awaits the answer, or takes the parts and then may await the
-    answer, and cancels, which the end of a ``with`` block does. Nothing is given out after that.
+    answer, and cancels, which the end of a ``with`` block does. Nothing is given out after that. The deadline is the
+    caller's: it belongs to the client's call, which cancels the caller when it passes.
 
     It holds the version until the servable has answered the last call, also when the caller has gone."""
 
     __slots__ = (
-        *("_answer", "_calls", "_deadline", "_handle", "_in_flight", "_left", "_outputs", "_over", "_record", "_room"),
+        *("_answer", "_calls", "_handle", "_in_flight", "_left", "_outputs", "_over", "_record", "_room"),
         *("_slots", "_taken", "_waiter", "_waiting", "id", "runs", "servable"),
     )
 
@@ -144,7 +143,6 @@ class PendingRequest:
         handle: ServableHandle,
         runs: Sequence[Run],
         record: RequestRecord,
-        deadline: float | None,
         in_flight: InFlight,
         room: ClientRoom | None,
     ) -> None:
@@ -154,7 +152,6 @@ class PendingRequest:
         self.runs = runs
         self._handle = handle
         self._record = record
-        self._deadline = deadline
         self._in_flight = in_flight
         self._room = room
         self._calls: Sequence[ServableCall] = ()
@@ -177,8 +174,6 @@ class PendingRequest:
         self._in_flight.metrics.started(self.id)
         for call in calls:
             self.servable.submit(call)
-        if self._deadline is not None:
-            self._in_flight.deadlines.add(self, self._deadline)
 
     # On the servable's threads.
 
@@ -264,11 +259,6 @@ class PendingRequest:
         while self._waiting:
             self._pop()
 
-    def expire(self) -> None:
-        """The deadline has passed."""
-        message = "the deadline passed before the model had answered"
-        self._fail(ServingError(StatusCode.DEADLINE_EXCEEDED, message, self._record.late))
-
     def __enter__(self) -> Self:
         return self
 
@@ -333,8 +323,6 @@ class PendingRequest:
 
     def _end(self) -> None:
         self._over = True
-        if self._deadline is not None:
-            self._in_flight.deadlines.discard(self)
         if self._slots is not None:
             self._slots.release(len(self.runs))  # for the thread of each call that waits in ``part``
         self._wake()

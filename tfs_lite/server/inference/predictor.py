@@ -1,7 +1,7 @@
 """The one path of a request to a model, the same for every protocol and method.
 
     which version -> [plan: which signature, are the names right, decode] -> which outputs -> do dtypes and shapes fit
-    -> submit the calls to the servable -> wait for the answers, the deadline or the client's cancellation
+    -> submit the calls to the servable -> wait for the answers, or for the caller's cancellation
 
 The caller passes the plan in, because protocols and methods differ in nothing else before the model runs. A plan may
 ask for several runs, and one version answers all of them. The handle is held until the servable has answered every
@@ -82,10 +82,10 @@ class Predictor:
     async def infer(
         self, model: ModelRef, plan: Plan, record: RequestRecord, deadline: float | None, options: CallOptions = PLAIN
     ) -> Inference:
-        """``deadline`` is in seconds of the event loop's clock, which is ``time.monotonic``. Fills in the version and
-        the time in the model of ``record``. Raises ServingError; CancelledError when the client has gone, after which
-        the answers are dropped."""
-        handle = self._find(model, record, options)
+        """``deadline``, in seconds of ``time.monotonic``, is for the servable, which drops what is too late; the caller
+        cancels when it passes. Fills in the version, the deadline and the time in the model of ``record``. Raises
+        ServingError; CancelledError when the caller does not wait any more, after which the answers are dropped."""
+        handle = self._find(model, record, deadline, options)
         try:
             planned = plan(handle.servable.signatures)
             runs = planned if isinstance(planned, list | tuple) else await cast("Awaitable[Sequence[Run]]", planned)
@@ -105,14 +105,17 @@ class Predictor:
     ) -> PendingRequest:
         """Queues the request before it returns, so that requests are queued in the order of their ``begin``. The caller
         then awaits the answer or cancels. Arguments and errors as for :meth:`infer`."""
-        handle = self._find(model, record, options)
+        handle = self._find(model, record, deadline, options)
         try:
             return self._start(handle, plan(handle.servable), record, deadline, options)
         except BaseException:
             handle.release()
             raise
 
-    def _find(self, model: ModelRef, record: RequestRecord, options: CallOptions) -> ServableHandle:
+    def _find(
+        self, model: ModelRef, record: RequestRecord, deadline: float | None, options: CallOptions
+    ) -> ServableHandle:
+        record.deadline = deadline
         sequence = options.sequence
         handle = self._lookup(model) if sequence is None else self._lookup_sequence(model, sequence)
         record.version = handle.id.version
@@ -136,7 +139,7 @@ class Predictor:
         signatures = servable.signatures
         if self._in_flight is None:  # the first request, when there is a loop
             self._in_flight = InFlight(self._metrics, self._on_call)
-        request = PendingRequest(handle, runs, record, deadline, self._in_flight, options.room)
+        request = PendingRequest(handle, runs, record, self._in_flight, options.room)
         now = monotonic()
         make_call = _generation_call if traits.generates else _predict_call
         calls = [

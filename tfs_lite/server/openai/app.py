@@ -71,20 +71,14 @@ class _OpenAiCall:
     __slots__ = ("_servable", "deadline", "endpoint", "record", "ref", "sent")
 
     def __init__(
-        self,
-        endpoint: _Endpoint,
-        record: RequestRecord,
-        deadline: float | None,
-        arrived: float,
-        sent: OpenAiRequest,
-        ref: ModelRef,
+        self, endpoint: _Endpoint, record: RequestRecord, deadline: float | None, sent: OpenAiRequest, ref: ModelRef
     ) -> None:
-        """``deadline`` and ``arrived`` are in seconds of ``time.monotonic``."""
+        """``deadline`` is in seconds of ``time.monotonic``."""
         self.endpoint = endpoint
         self.record = record
         self.sent = sent
         self.ref = ref
-        self.deadline = _smaller(None if sent.timeout is None else arrived + sent.timeout, deadline)
+        self.deadline = deadline
         self._servable: LanguageServable | None = None
 
     @property
@@ -153,7 +147,9 @@ class OpenAiApp:
             http_call = inside.enter_context(self._http.calls.call(request, record, seconds))
             sent = await self._http.bodies.read(request, endpoint.read)
             ref = self._models.ref(sent.model)
-            call = _OpenAiCall(endpoint, record, http_call.deadline, request.arrived, sent, ref)
+            if sent.timeout is not None:
+                http_call.limit(request.arrived + sent.timeout)
+            call = _OpenAiCall(endpoint, record, http_call.deadline, sent, ref)
             record.model = ref.name
             try:
                 return await (self._stream(request, call, inside) if sent.stream else self._whole(call))

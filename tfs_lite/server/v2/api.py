@@ -36,19 +36,19 @@ class V2Api:
         self._memory = SharedRegions(enabled=is_loopback(options.host), max_bytes=options.max_message_bytes)
         self._loads = BackgroundRunner("repository call", 1, MAX_PENDING_CALLS)
         self._control = V2Control(core, health, ModelLocator(options), repository, self._loads, self._memory)
-        self._fast = V2FastPath(predictor)
         self._inference = V2Inference(
             predictor,
             core.request_metrics,
             self._memory,
             lambda name: [found.version for found in core.states.report(name).versions],
         )
+        self._fast = V2FastPath(predictor, self._inference)
 
     def methods(self) -> list[Method]:
         return V2GrpcService(self._inference, self._control, self._fast).methods()
 
     def app(self, http: HttpResources) -> V2HttpApp:
-        return V2HttpApp(self._inference, self._control, http)
+        return V2HttpApp(self._inference, self._control, http, self._fast)
 
     def close_loads(self) -> None:
         """Waits for the call that is being carried out."""

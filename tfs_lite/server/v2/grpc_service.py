@@ -61,24 +61,15 @@ class V2GrpcService:
 
     async def model_infer(self, data: bytes, context: CallContext) -> bytes:
         fast = self._fast
-        found = fast.grpc.find(data)
-        if found is None:
-            return await self._infer_in_full(data, context)
-        with self._infer.metrics.record(METHOD, found.form.model.name) as record:
-            answer = await fast.infer(found, record, context.deadline)
-            if answer is None:
-                pending = self._infer.begin(read_request(read_message(data)), record, context.deadline)
-                answer = await pending.answer()
-            return fast.grpc_answers.write(answer)
-
-    async def _infer_in_full(self, data: bytes, context: CallContext) -> bytes:
-        """Reads all of the request, and remembers it if the model has answered."""
+        plain = fast.grpc.find(data)
+        if plain is not None:
+            with self._infer.metrics.record(METHOD, plain.model) as record:
+                return fast.grpc_answers.write(await fast.answer(plain, record, context.deadline))
         sent = read_message(data)
         with self._infer.metrics.record(METHOD, sent.model) as record:
             request = read_request(sent)
-            answer = await self._infer.begin(request, record, context.deadline).answer()
-            self._fast.learn_grpc(data, request)
-            return self._fast.grpc_answers.write(answer)
+            fast.learn_grpc(data, request)
+            return fast.grpc_answers.write(await fast.answer(request, record, context.deadline))
 
     async def model_stream_infer(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
         answers = cast("AsyncGenerator[bytes, None]", V2Stream(self._infer, context).run(requests))

@@ -121,7 +121,7 @@ class V2Fixture:
         self.metrics = RequestMetrics(self.registry, self.is_known)
         self.predictor = Predictor(self.lookup, self.metrics)
         self.infer = V2Inference(self.predictor, self.metrics, memory, self.versions_of, room)
-        self.fast = V2FastPath(self.predictor)
+        self.fast = V2FastPath(self.predictor, self.infer)
 
     def add(self, name: str, servable: Any, version: int = 1) -> Any:
         """In place of another one, which is closed with the fixture all the same."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -133,8 +132,8 @@ class Call:
         common.calls.add(self)
         timeout = self.head.timeout
         if timeout is not None:
-            self._deadline = time.monotonic() + timeout
-            common.deadlines.add(self, common.loop.time() + timeout)
+            self._deadline = common.loop.time() + timeout
+            common.deadlines.add(self, self._deadline)
 
     def receive(self, data: bytes, ended: bool) -> None:
         """Takes a piece of the request; with ``ended`` the last one, which may be empty."""

@@ -48,6 +48,24 @@ async def test_deadline_counts_from_the_arrival_of_the_head() -> None:
         assert call.deadline == pytest.approx(now + 5, abs=4)
 
 
+async def test_deadline_can_be_brought_forward_and_not_put_off() -> None:
+    with call_of(HttpCalls(30)) as call:
+        before = call.deadline
+        assert before is not None
+        call.limit(before + 5)
+        assert call.deadline == before
+
+
+@pytest.mark.parametrize("timeout", [30, None])
+async def test_deadline_that_was_brought_forward_ends_the_call(timeout: float | None) -> None:
+    async def limited() -> None:
+        with call_of(HttpCalls(timeout)) as call:
+            call.limit(time.monotonic() + 0.01)
+            await asyncio.Event().wait()
+
+    assert await code_of(limited()) is StatusCode.DEADLINE_EXCEEDED
+
+
 @pytest.mark.parametrize("options", [{}, {"ago": 30.0}, {"seconds": 0.01}])
 async def test_deadline_ends_what_runs_and_the_task_goes_on(options: dict[str, Any]) -> None:
     with pytest.raises(ServingError) as caught:

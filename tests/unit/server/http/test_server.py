@@ -399,7 +399,7 @@ def test_requests_on_open_connections_are_answered_during_a_drain_and_close_them
         assert b"200 OK" in client.recv(65536)
     drained = threading.Thread(target=start.drain)
     drained.start()
-    wait_until(lambda: start.server.draining, "the drain has begun", 20)
+    wait_until(lambda: start.server.closes_connections, "the drain has begun", 20)
     busy.sendall(GET % (b"/page", b""))
     received = read_all(busy)
     assert b"200 OK" in received
@@ -421,7 +421,7 @@ def test_only_connections_from_before_a_drain_are_in_time(start: Start, connect:
     port = start(handler=tell)
     early = connect(port, GET % (b"/", b""))
     assert early.recv(65536).endswith(b"False")
-    start.server.draining = True
+    start.server.drained = True
     early.sendall(GET % (b"/", CLOSE))
     assert read_all(early).endswith(b"False")
     assert read_all(connect(port, GET % (b"/", CLOSE))).endswith(b"True")
