@@ -56,10 +56,10 @@ async def test_deadline_can_be_brought_forward_and_not_put_off() -> None:
         assert call.deadline == before
 
 
-@pytest.mark.parametrize("timeout", [30, None])
-async def test_deadline_that_was_brought_forward_ends_the_call(timeout: float | None) -> None:
+@pytest.mark.parametrize("seconds", [30, None])
+async def test_deadline_that_was_brought_forward_ends_the_call(seconds: float | None) -> None:
     async def limited() -> None:
-        with call_of(HttpCalls(timeout)) as call:
+        with call_of(HttpCalls(None), seconds=seconds) as call:
             call.limit(time.monotonic() + 0.01)
             await asyncio.Event().wait()
 
