@@ -130,7 +130,8 @@ def _signature(settings: ModelSettings, arguments: Sequence[Argument], module: A
         if argument.required
     )
     _check_inputs(inputs, arguments)
-    return Signature(inputs, declared.outputs or _outputs(module))
+    optional = frozenset(name for name in declared.optional if not _argument_for(name, arguments).required)
+    return Signature(inputs, declared.outputs or _outputs(module), optional=optional)
 
 
 def _outputs(module: Any) -> tuple[TensorSpec, ...]:
