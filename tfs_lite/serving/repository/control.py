@@ -3,8 +3,8 @@
 A load call looks at the model on disk and brings the server to what it finds there:
 
     find model, config and versions -> change numbers of instances -> load what else has changed beside what is served
-    -> offer new versions and wait for them -> give the changed ones up and offer their new state -> offer exactly what
-    is wanted
+    -> offer new versions and wait for them -> put what was loaded in the place of the changed ones, or, without the
+    memory for both, give those up and offer their new state -> offer exactly what is wanted
 
 If anything fails before the end, what was offered before is offered again, so the old versions go on serving, and the
 caller gets the error. The disk is looked at during a call and never in between. A version with a manifest is loaded
@@ -272,10 +272,12 @@ class RepositoryControl:
         if beside and plan.added:
             added = {version: model.offered[version] for version in plan.added}
             wait.offer(name, {**offered, **added}, awaited=plan.added)
-        if plan.swapped:
-            staying = plan.kept | plan.added if beside else plan.kept
-            wait.withdraw(name, {v: model.offered[v] for v in staying}, gone=plan.swapped)
-        wait.offer(name, model.offered, awaited=plan.swapped if beside else plan.swapped | plan.added)
+        replaced = {version for version in plan.swapped if beside and wait.replace(model.offered[version].item)}
+        given_up = plan.swapped - replaced
+        if given_up:
+            staying = plan.kept | replaced | plan.added if beside else plan.kept
+            wait.withdraw(name, {v: model.offered[v] for v in staying}, gone=given_up)
+        wait.offer(name, model.offered, awaited=given_up if beside else given_up | plan.added)
         if plan.dropped:
             wait.withdraw(name, model.offered, gone=plan.dropped)
         if model.config.version_labels:
