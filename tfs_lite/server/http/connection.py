@@ -318,7 +318,8 @@ class Connection(asyncio.Protocol):
                 await self._send_stream(exchange, answer)
             else:
                 await self._until_drained()
-                self._send(exchange, answer)
+                if not self._transport.is_closing():
+                    self._send(exchange, answer)
         except asyncio.CancelledError:
             self._abandon()
             return
@@ -405,7 +406,9 @@ class Connection(asyncio.Protocol):
             await self._write(b"0\r\n\r\n")
 
     async def _write(self, data: bytes) -> None:
-        """Returns when the client has read enough for more."""
+        """Returns when the client has read enough for more. CancelledError when it has gone."""
+        if self._transport.is_closing():
+            raise asyncio.CancelledError
         if data:
             self._transport.write(data)
         await self._until_drained()

@@ -392,6 +392,19 @@ def test_client_that_goes_cancels_its_request(start: Start, connect: Any) -> Non
     assert cancelled.wait(20)
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_answer_to_a_client_that_has_just_gone_is_dropped_in_silence(
+    start: Start, connect: Any, streams: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lose_the_client(request: Request) -> Response | Stream:
+        (connection,) = start.server.connections
+        connection.evict()
+        return Stream(count_to_three()) if streams else Response(b"late")
+
+    assert read_all(connect(start(handler=lose_the_client), GET % (b"/", b""))) == b""
+    assert caplog.records == []
+
+
 def test_requests_on_open_connections_are_answered_during_a_drain_and_close_them(start: Start, connect: Any) -> None:
     port = start()
     idle, busy = connect(port, GET % (b"/page", b"")), connect(port, GET % (b"/page", b""))
