@@ -35,4 +35,4 @@ def test_import_of_the_package_loads_neither_torch_nor_grpc_nor_numpy() -> None:
 def test_import_of_the_client_loads_neither_torch_nor_anything_of_a_server() -> None:
     modules = imported("tfs_lite.client")[1]
     assert "tfs_lite" in modules
-    assert not {"torch", "pydantic", "starlette", "uvicorn"} & modules
+    assert not {"torch", "pydantic", "httptools", "uvloop"} & modules

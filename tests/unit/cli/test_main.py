@@ -81,7 +81,7 @@ import sys
 from tfs_lite.cli import main
 from tfs_lite.cli import check, predict, publish, reload, status
 from tfs_lite.cli import demo
-heavy = {"torch", "grpc", "numpy", "pydantic", "starlette", "rich", "sklearn"} & set(sys.modules)
+heavy = {"torch", "grpc", "numpy", "pydantic", "httptools", "rich", "sklearn"} & set(sys.modules)
 assert not heavy, heavy
 """
     subprocess.run([sys.executable, "-c", code], check=True)
