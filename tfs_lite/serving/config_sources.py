@@ -102,7 +102,7 @@ class RepositoryWatcher:
         self._check = check
         self._apply = apply
         self._started = threading.Event()
-        self._policies = RepositoryPolicies()
+        self._policies = RepositoryPolicies(clock)
         self._found: dict[str, _Found] = {}
         self._skipped: dict[str, str] = {}
         self._path = os.path.abspath(options.model_repository)
@@ -219,16 +219,19 @@ def model_config(name: str, base_path: str) -> ModelConfig:
 
 _Stamp = tuple[tuple[str, int, int, int], ...]
 _LATEST = VersionPolicy()
+QUIET_SECONDS = 0.2
+"""For which a model's config must not have changed before it is read again."""
 
 
 class RepositoryPolicies:
     """Which versions of each model in a repository are wanted, as the model's own config says. Remembers what it read
-    for as long as the files do not change. A change counts once two looks in a row saw the same files, for a look may
-    meet a file that its writer has emptied and not yet filled. One thread."""
+    for as long as the files do not change. A change counts after :data:`QUIET_SECONDS` without another one, for a look
+    may meet a file that its writer has emptied and not yet filled. One thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._known: dict[str, tuple[_Stamp, VersionPolicy]] = {}
-        self._changed: dict[str, _Stamp] = {}  # seen once, not yet read
+        self._changed: dict[str, tuple[_Stamp, float]] = {}  # what was not read yet, and when it was seen first
 
     def read(self, models: Mapping[str, str]) -> dict[str, VersionPolicy]:
         """By name; ``models`` has the base paths. While a config is wrong, the policy stays what it was."""
@@ -240,8 +243,7 @@ class RepositoryPolicies:
     def _read(self, name: str, base: str) -> VersionPolicy:
         stamp = _stamp(base)
         before = self._known.get(name)
-        if before is not None and (before[0] == stamp or self._changed.get(name) != stamp):
-            self._changed[name] = stamp
+        if before is not None and (before[0] == stamp or not self._is_quiet(name, stamp)):
             return before[1]
         policy = before[1] if before is not None else _LATEST
         try:
@@ -250,6 +252,13 @@ class RepositoryPolicies:
             logger.error("model %s: its version policy stays as it is, for its config is wrong: %s", name, str(error))
         self._known[name] = (stamp, policy)
         return policy
+
+    def _is_quiet(self, name: str, stamp: _Stamp) -> bool:
+        now = self._clock.monotonic()
+        known, since = self._changed.get(name, (None, now))
+        if known != stamp:
+            self._changed[name] = stamp, now
+        return known == stamp and now - since >= QUIET_SECONDS
 
 
 def _stamp(base: str) -> _Stamp:

@@ -12,9 +12,10 @@ from tfs_lite.config.model_server import All, Latest, ModelServerConfig, Specifi
 from tfs_lite.config.text import read_model_server_config
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.status import StatusCode, invalid_argument
-from tfs_lite.serving.config_sources import ConfigFileWatcher, RepositoryPolicies, RepositoryWatcher
+from tfs_lite.serving.config_sources import QUIET_SECONDS, ConfigFileWatcher, RepositoryPolicies, RepositoryWatcher
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.testing.errors import refusal
+from tfs_lite.testing.lifecycle.clock import VirtualClock
 from tfs_lite.testing.servers.process import wait_until
 
 ONE = 'model_config_list { config { name: "one" base_path: "/models/one" } }'
@@ -211,24 +212,26 @@ def test_wrong_config_leaves_the_version_policy_as_it_was(
     assert caplog.text.count("its version policy stays as it is") == 1
 
 
-def test_config_that_is_being_written_is_read_when_two_looks_saw_the_same_file(
+def test_config_that_is_being_written_is_read_when_it_has_not_changed_for_a_while(
     repository: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = repository / "a" / "config.pbtxt"
-    known = RepositoryPolicies()
+    clock = VirtualClock()
+    known = RepositoryPolicies(clock)
 
-    def look() -> object:
+    def look(later: float = 0.0) -> object:
+        clock.advance(later)
         return known.read({"a": str(repository / "a")})["a"].choice
 
     file.write_text("version_policy { all { } }")
     assert look() == All()
     file.write_text("")
-    assert look() == All()
+    assert [look(), look()] == [All()] * 2
     file.write_text("version_policy { none { } }")
-    assert [look(), look(), look()] == [All()] * 3
+    assert [look(1), look(), look(1), look(1)] == [All()] * 4
     assert caplog.text.count("its version policy stays as it is") == 1
     file.write_text("version_policy { specific { versions: 2 } }")
-    assert [look(), look()] == [All(), Specific(versions=(2,))]
+    assert [look(), look(QUIET_SECONDS)] == [All(), Specific(versions=(2,))]
 
 
 def test_repository_that_is_not_there_is_refused(repository: Path, look: RepositoryWatcher) -> None:
