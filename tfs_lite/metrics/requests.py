@@ -13,7 +13,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
+from time import monotonic, perf_counter
 from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
@@ -48,14 +48,16 @@ Kind: TypeAlias = tuple[str, str, str, int | None, StatusCode]
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request while it runs. ``version``, ``run_seconds`` (the time in the model) and ``late`` (the reason of a
-    missed deadline; None: no special one) are set once they are known."""
+    """One request while it runs. ``version``, ``run_seconds`` (the time in the model), ``deadline`` (in seconds of
+    ``time.monotonic``) and ``late`` (the reason of a missed deadline; None: no special one) are set once they are
+    known."""
 
     method: str
     model: str
     entrypoint: str
     version: int | None = None
     run_seconds: float = 0.0
+    deadline: float | None = None
     late: Reason | None = None
 
 
@@ -70,6 +72,7 @@ class _Recorded(RequestRecord):
         self.entrypoint = entrypoint
         self.version = None
         self.run_seconds = 0.0
+        self.deadline = None
         self.late = None
         self._metrics = metrics
         self._started = perf_counter()
@@ -78,7 +81,16 @@ class _Recorded(RequestRecord):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._metrics.observe(self, _OK if error is None else _code_of(error), perf_counter() - self._started)
+        self._metrics.observe(self, _OK if error is None else self._code_of(error), perf_counter() - self._started)
+
+    def _code_of(self, error: BaseException) -> StatusCode:
+        """A request that is cancelled when its time is up has missed its deadline."""
+        if isinstance(error, ServingError):
+            return error.code
+        if not isinstance(error, asyncio.CancelledError | GeneratorExit):
+            return StatusCode.INTERNAL
+        late = self.deadline is not None and monotonic() >= self.deadline
+        return StatusCode.DEADLINE_EXCEEDED if late else StatusCode.CANCELLED
 
 
 class _KindCells(NamedTuple):
@@ -203,11 +215,3 @@ class RequestMetrics:
             self._dropped = self._guard.dropped
         cells = self._cells[kind] = _KindCells(tuple(counts), seconds, theirs.latency, theirs.runtime)
         return cells
-
-
-def _code_of(error: BaseException) -> StatusCode:
-    if isinstance(error, ServingError):
-        return error.code
-    if isinstance(error, asyncio.CancelledError | GeneratorExit):
-        return StatusCode.CANCELLED
-    return StatusCode.INTERNAL

@@ -7,7 +7,9 @@ pages; the parsing and printing of large bodies.
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tfs_lite.config.server_files import DEFAULT_PATH, read_monitoring_config
@@ -16,21 +18,24 @@ from tfs_lite.server.grpc.factory import GrpcTransport, effective_arguments, mak
 from tfs_lite.server.grpc.health_service import HealthService
 from tfs_lite.server.grpc.metrics import TransportCollector
 from tfs_lite.server.grpc.reflection_service import ReflectionService
-from tfs_lite.server.grpc.tls import TlsFile
 from tfs_lite.server.http.bodies import BodyCollector
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
+from tfs_lite.server.http.router import Router
 from tfs_lite.server.http.server import HttpServer
-from tfs_lite.server.http_app import HttpApp
+from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.metrics_pages import MetricsPages
 from tfs_lite.server.openai.app import OpenAiApp, OpenAiSettings
+from tfs_lite.server.openai.routes import OpenAiApi
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import ChangeSignal, Health
+from tfs_lite.server.runtime.tls import HTTP, TlsFile
 from tfs_lite.server.tensorflow.generation_service import PredictStreamedService
 from tfs_lite.server.tensorflow.model_service import ModelService
 from tfs_lite.server.tensorflow.prediction_service import PredictionService
 from tfs_lite.server.tensorflow.rest_models import ModelPages
+from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.server.v2.api import V2Api
@@ -117,21 +122,33 @@ class Endpoints:
         try:
             self.grpc_port = await self._grpc.start(options.host, options.port, options.grpc_socket_path)
             if options.rest_api_port is not None:
-                self._http = HttpServer(self._make_http_app())
+                tls = partial(self._settings.tls.context, HTTP) if self._settings.tls and options.rest_api_tls else None
+                self._http = HttpServer(self._make_http_app(), tls=tls)
                 self.rest_api_port = await self._http.start(options.host, options.rest_api_port)
         except BaseException:
             await self.drain(0.0)
             await self.close()
             raise
 
+    async def leave(self) -> None:
+        """Answers of HTTP close their connections from now on; everything is still accepted."""
+        if self._http is not None:
+            self._http.leave()
+
     async def drain(self, grace: float) -> None:
         """Refuses new predictions and returns when those in flight are answered, at the latest after ``grace`` seconds.
         A second call with a shorter grace makes the first one return sooner. HTTP still answers probes and pages."""
-        http_calls = asyncio.create_task(self._resources.calls.drain(grace))
+        http = asyncio.create_task(self._drain_http(grace))
         if self._grpc is not None:
             await self._grpc.stop(grace)
         self._grpc = None  # the last reference ends the thread of gRPC's library
-        await http_calls
+        await http
+
+    async def _drain_http(self, grace: float) -> None:
+        ends = time.monotonic() + grace
+        if self._http is not None:
+            await self._http.drain(grace)
+        await self._resources.calls.drain(max(ends - time.monotonic(), 0.0))
 
     async def close(self) -> None:
         """Closes the HTTP port."""
@@ -178,17 +195,13 @@ class Endpoints:
         methods = [method for service in services for method in service.methods()]
         return [*methods, *ReflectionService(method.service for method in methods).methods()]
 
-    def _make_http_app(self) -> HttpApp:
+    def _make_http_app(self) -> Router:
         core, http, predictor = self._core, self._resources, self._predictor
         metrics, settings = core.request_metrics, OpenAiSettings(timeout=core.options.openai_timeout_seconds)
-        return HttpApp(
-            RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs),
-            ModelPages(core),
-            self._health,
-            metrics,
-            http,
-            self._metrics_pages,
-            v2=self._v2.app(http),
-            openai=OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings),
-            enable_cors=core.options.rest_api_enable_cors_support,
+        service = RestService(predictor, self._inferences, metrics, http, self._predict_settings, core.request_logs)
+        apis = (
+            RestApi(service, ModelPages(core), metrics),
+            self._v2.app(http),
+            OpenAiApi(OpenAiApp(predictor, core.handle, core.availability, metrics, http, settings)),
         )
+        return http_app(apis, self._health, self._metrics_pages, http, core.options.rest_api_enable_cors_support)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from starlette.responses import Response
 
+from tfs_lite.core.status import invalid_argument
 from tfs_lite.metrics.tensorflow import CONTENT_TYPE as TENSORFLOW_CONTENT_TYPE
 from tfs_lite.metrics.tensorflow import TensorflowMetrics
+from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
 MAX_PENDING_PAGES = 16
@@ -35,10 +36,12 @@ class MetricsPages:
         self._triton_lines = triton_lines
         self._background = BackgroundRunner("page", 1, MAX_PENDING_PAGES)
 
-    async def own(self) -> Response:
+    async def own(self, request: Request, target: None) -> Response:
         return await self._respond(self._write_own, CONTENT_TYPE_LATEST)
 
-    async def tensorflow(self) -> Response:
+    async def tensorflow(self, request: Request, target: None) -> Response:
+        if request.query:
+            raise invalid_argument(f"Unexpected path: {request.target}")
         return await self._respond(self._write_tensorflow, TENSORFLOW_CONTENT_TYPE)
 
     def close(self) -> None:

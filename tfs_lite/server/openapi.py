@@ -1,22 +1,24 @@
-"""The OpenAPI 3.1 description of the HTTP routes, for readers, generated clients and fuzzers.
+"""The OpenAPI 3.1 description of the HTTP routes that tell what they are about, for readers, generated clients and
+fuzzers.
 
 The values of an input depend on the model's signature (see ``/metadata``), so that the description allows any value.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from string import Formatter
 from typing import Any, TypeAlias
 
 import orjson
 
 from tfs_lite import __version__
 from tfs_lite.core.servable import MAX_VERSION
+from tfs_lite.server.http.router import About, Route
 
 Tree: TypeAlias = dict[str, Any]
 
-JSON = "application/json"
-MSGPACK = "application/msgpack"
-TEXT = "text/plain"
+_TEXT = {"text/plain": {"schema": {"type": "string"}}}
 
 _MEANINGS = {
     "400": "The request is malformed, or does not fit the model.",
@@ -34,8 +36,24 @@ _MEANINGS = {
 }
 
 
-def document() -> bytes:
+_YES = {"200": {"description": "Yes.", "content": _TEXT}}
+_PAGES: Mapping[str, Tree] = {
+    "Yes": _YES,
+    "Ready": {
+        **_YES,
+        "503": {"description": "Models are being loaded, or the server is being stopped.", "content": _TEXT},
+    },
+    "Metrics": {"200": {"description": "Prometheus text.", "content": _TEXT}},
+    "Document": {
+        "200": {"description": "This document.", "content": {"application/json": {"schema": {"type": "object"}}}}
+    },
+}
+"""Answers that have no schema."""
+
+
+def document(routes: Iterable[Route[Any, Any]]) -> bytes:
     """The whole description, as JSON."""
+    paths = {route.path: _path(route, route.about) for route in routes if route.about is not None}
     return orjson.dumps(
         {
             "openapi": "3.1.0",
@@ -45,92 +63,34 @@ def document() -> bytes:
                 "description": "TensorFlow Serving's REST API for PyTorch models, probes and metrics.",
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
-            "paths": {**_model_paths(), **_page_paths()},
+            "paths": paths,
             "components": {"schemas": _schemas(), "parameters": _parameters()},
         }
     )
 
 
-def _model_paths() -> Tree:
-    """Each model path exists three times: for the latest version, one by number, one by label."""
-    paths: Tree = {
-        "/v1/models": {
-            "get": _operation("listModels", "Every model with the states of its versions.", _ok("ModelList"), "400")
-        }
+def _path(route: Route[Any, Any], about: About) -> Tree:
+    operation = {(route.methods or ("GET",))[0].lower(): _operation(about)}
+    names = [name for _, name, _, _ in Formatter().parse(route.path) if name]
+    if not names:
+        return operation
+    return {"parameters": [{"$ref": f"#/components/parameters/{name}"} for name in names], **operation}
+
+
+def _operation(about: About) -> Tree:
+    good = _PAGES.get(about.answer) or {
+        "200": {"description": "The answer.", "content": _content(about.answer, about.media_types)}
     }
-    for suffix, operation_suffix, parameters in (
-        ("", "", ("model",)),
-        ("/versions/{version}", "OfVersion", ("model", "version")),
-        ("/labels/{label}", "OfLabel", ("model", "label")),
-    ):
-        path = f"/v1/models/{{model}}{suffix}"
-        given = [{"$ref": f"#/components/parameters/{name}"} for name in parameters]
-        paths[path] = {"parameters": given, "get": _status(operation_suffix)}
-        paths[f"{path}/metadata"] = {"parameters": given, "get": _metadata(operation_suffix)}
-        for verb, operation in (("predict", _predict), ("classify", _classify), ("regress", _regress)):
-            paths[f"{path}:{verb}"] = {"parameters": given, "post": operation(operation_suffix)}
-    return paths
-
-
-def _page_paths() -> Tree:
-    text = {TEXT: {"schema": {"type": "string"}}}
-    good = {"200": {"description": "Yes.", "content": text}}
-    metrics = {"200": {"description": "Prometheus text.", "content": text}}
-    loading = {"503": {"description": "Models are being loaded, or the server is being stopped.", "content": text}}
-    this = {"200": {"description": "This document.", "content": {JSON: {"schema": {"type": "object"}}}}}
-    pages = {
-        "/livez": ("livez", "Whether the process is alive.", good, ("405",)),
-        "/startupz": ("startupz", "Whether the process has started.", good, ("405",)),
-        "/readyz": ("readyz", "Whether traffic is welcome.", {**good, **loading}, ("405",)),
-        "/metrics": ("metrics", "Metrics.", metrics, ("405", "429")),
-        "/monitoring/prometheus/metrics": ("prometheusMetrics", "Metrics.", metrics, ("400", "405", "429")),
-        "/openapi.json": ("openapi", "The description of this API.", this, ("405",)),
-    }
-    return {path: {"get": _operation(name, told, good, *codes)} for path, (name, told, good, codes) in pages.items()}
-
-
-def _operation(
-    name: str, summary: str, good: Tree, *codes: str, formats: tuple[str, ...] = (JSON,), body: Tree | None = None
-) -> Tree:
-    refused = {code: {"description": _MEANINGS[code], "content": _content("Error", *formats)} for code in codes}
-    operation: Tree = {"operationId": name, "summary": summary, "responses": {**good, **refused}}
-    if body is not None:
-        operation["requestBody"] = {"required": True, "content": body}
+    errors = _content("Error", about.media_types)
+    refused = {code: {"description": _MEANINGS[code], "content": errors} for code in about.errors}
+    operation: Tree = {"operationId": about.name, "summary": about.summary, "responses": {**good, **refused}}
+    if about.body:
+        operation["requestBody"] = {"required": True, "content": _content(about.body, about.media_types)}
     return operation
 
 
-def _status(which: str) -> Tree:
-    return _operation(f"modelStatus{which}", "The states of its versions.", _ok("ModelStatus"), "400", "404")
-
-
-def _metadata(which: str) -> Tree:
-    return _operation(f"modelMetadata{which}", "Its signatures.", _ok("ModelMetadata"), "400", "404")
-
-
-def _predict(which: str) -> Tree:
-    return _prediction(f"predict{which}", "Runs it on tensors.", "Predict", JSON, MSGPACK)
-
-
-def _classify(which: str) -> Tree:
-    return _prediction(f"classify{which}", "Classifies examples.", "Classify", JSON)
-
-
-def _regress(which: str) -> Tree:
-    return _prediction(f"regress{which}", "A number for each example.", "Regress", JSON)
-
-
-def _prediction(name: str, summary: str, kind: str, *formats: str) -> Tree:
-    body = _content("PredictBody" if kind == "Predict" else "ExamplesBody", *formats)
-    codes = ("400", "404", "408", "413", "415", "422", "429", "500", "501", "503", "504")
-    return _operation(name, summary, _ok(f"{kind}Answer", *formats), *codes, formats=formats, body=body)
-
-
-def _ok(schema: str, *formats: str) -> Tree:
-    return {"200": {"description": "The answer.", "content": _content(schema, *(formats or (JSON,)))}}
-
-
-def _content(schema: str, *formats: str) -> Tree:
-    return {format: {"schema": _ref(schema)} for format in formats}
+def _content(schema: str, media_types: Iterable[str]) -> Tree:
+    return {media_type: {"schema": _ref(schema)} for media_type in media_types}
 
 
 def _ref(schema: str) -> Tree:

@@ -42,6 +42,7 @@ class ServerLifecycle:
         self.endpoints = Endpoints(self.core, self.health, settings, self.repository)
         self._loop = LoopThread("tfs-server")
         self._first_load: threading.Thread | None = None
+        self._hurried = threading.Event()
         self._watchers: list[RepositoryWatcher | ConfigFileWatcher] = []
         failure = self._open()
         if failure is not None:
@@ -93,12 +94,18 @@ class ServerLifecycle:
         self._first_load.start()
 
     def stop(self, drain_timeout: float) -> None:
-        """Returns when every request is answered or ``drain_timeout`` seconds are over, and every thread has ended."""
-        ends = time.monotonic() + drain_timeout
-        logger.info("stopping: finishing what is inside, for up to %g s", drain_timeout)
+        """Goes on accepting for ``shutdown_delay_seconds`` and then returns when every request is answered or
+        ``drain_timeout`` seconds are over, and every thread has ended."""
         self.health.set_draining()
         self.core.stop_waiting()
         self._close_watchers()
+        delay = self.core.options.shutdown_delay_seconds
+        if delay:
+            logger.info("stopping: not ready, still accepting for %g s", delay)
+            self._loop.run(self.endpoints.leave())
+            self._hurried.wait(delay)
+        ends = time.monotonic() + drain_timeout
+        logger.info("stopping: finishing what is inside, for up to %g s", drain_timeout)
         self._loop.run(self.endpoints.drain(drain_timeout))
         if self._first_load is not None:
             self._first_load.join()
@@ -106,7 +113,8 @@ class ServerLifecycle:
         logger.info("stopped")
 
     def hurry(self) -> None:
-        """Cancels the requests that ``stop`` is waiting for."""
+        """Cancels the requests that ``stop`` is waiting for, and ends its delay."""
+        self._hurried.set()
         self._loop.spawn(self.endpoints.drain(0.0))
 
     def _load_first(self) -> ServingError | None:

@@ -36,7 +36,9 @@ class ServerOptions:
     """HTTP. 0 means a free port, None no HTTP."""
     grpc_socket_path: str = ""
     ssl_config_file: str = ""
-    """TLS for gRPC: an SSLConfig (text proto or YAML), read again when it changes."""
+    """TLS: an SSLConfig (text proto or YAML), read again when it changes."""
+    rest_api_tls: bool = False
+    """HTTP has TLS too, with the same file."""
     grpc_channel_arguments: str = ""
     """``name=value,...`` for gRPC's own settings."""
     grpc_server: str = "native"
@@ -124,6 +126,8 @@ class ServerOptions:
 
     # the process
     drain_timeout_seconds: float = 30.0
+    shutdown_delay_seconds: float = 0.0
+    """How long a stop goes on accepting after the server has ceased to be ready."""
     ready_requires_all_models: bool = False
     exit_on_initial_load_failure: bool = False
 
@@ -146,6 +150,8 @@ class ServerOptions:
             raise invalid_argument("neither port nor grpc_socket_path is set: there is no way in for gRPC")
         if self.port and self.port == self.rest_api_port:
             raise invalid_argument(f"port and rest_api_port are both {self.port}")
+        if self.rest_api_tls and not self.ssl_config_file:
+            raise invalid_argument("rest_api_tls is set and ssl_config_file is not: there is no certificate")
         for name, least in _MINIMA.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -205,6 +211,7 @@ _MINIMA = {
     "reload_timeout_seconds": 0,
     "total_model_memory_limit_bytes": 0,
     "drain_timeout_seconds": 0,
+    "shutdown_delay_seconds": 0,
     "max_message_bytes": 1,
     "max_queued_requests": 1,
     "sequence_drain_seconds": 0,

@@ -18,9 +18,10 @@ QUIET = frozenset({"client", "drained", "idle", "age", "lingering"})
 
 
 class RateLimitedLog:
-    """For one server, on its event loop. ``clock`` is in seconds."""
+    """For one server, on its event loop. ``protocol`` is named in every line; ``clock`` is in seconds."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, protocol: str, clock: Callable[[], float]) -> None:
+        self._protocol = protocol
         self._clock = clock
         self._next: dict[str, float] = {}
         """When a kind may be logged again. The transport has a fixed set of kinds."""
@@ -29,7 +30,7 @@ class RateLimitedLog:
     def connection_ended(self, kind: str, peer: object, why: str) -> None:
         """``peer`` is the socket's address; None means that it is not known any more."""
         if kind not in QUIET:
-            self.warn(kind, f"gRPC connection from {_name(peer)} ended, {kind}{why and f': {why}'}")
+            self.warn(kind, f"{self._protocol} connection from {_name(peer)} ended, {kind}{why and f': {why}'}")
 
     def warn(self, kind: str, text: str) -> None:
         now = self._clock()

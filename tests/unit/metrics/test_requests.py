@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -67,9 +68,9 @@ def test_version_that_comes_and_goes_again_counts_once(metrics: RequestMetrics, 
     assert 'version="1"' in page(registry)
 
 
-def fail(metrics: RequestMetrics, error: BaseException) -> None:
+def fail(metrics: RequestMetrics, error: BaseException, deadline: float | None = None) -> None:
     with metrics.record("Predict", "m") as record:
-        record.version = 1
+        record.version, record.deadline = 1, deadline
         raise error
 
 
@@ -99,6 +100,16 @@ def test_a_request_counts_under_the_code_that_it_ended_with(
         fail(metrics, error)
     assert count(registry, code) == 1
     assert registry.get_sample_value("tfs_lite_request_seconds_count", {"model": "m", "version": "1"}) is None
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit()], ids=["cancelled", "closed"])
+def test_a_request_that_is_cancelled_when_its_time_is_up_has_missed_its_deadline(
+    metrics: RequestMetrics, registry: CollectorRegistry, error: BaseException
+) -> None:
+    for deadline in (monotonic() - 1, monotonic() + 60):
+        with pytest.raises(type(error)):
+            fail(metrics, error, deadline)
+    assert (count(registry, "DEADLINE_EXCEEDED"), count(registry, "CANCELLED")) == (1, 1)
 
 
 def test_a_full_queue_is_counted_by_model(metrics: RequestMetrics, registry: CollectorRegistry) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 
 import orjson
 
+from tfs_lite.server.http_app import DESCRIBED
 from tfs_lite.server.openapi import document
 
-DOCUMENT = orjson.loads(document())
+DOCUMENT = orjson.loads(document(DESCRIBED))
 
 
 def operations() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -21,7 +21,7 @@ class Clock:
 
 
 def test_first_of_a_kind_is_named_with_its_address_and_why(caplog: pytest.LogCaptureFixture) -> None:
-    RateLimitedLog(Clock()).connection_ended("rapid_reset", PEER, "too many resets")
+    RateLimitedLog("gRPC", Clock()).connection_ended("rapid_reset", PEER, "too many resets")
     assert [record.message for record in caplog.records] == [
         "gRPC connection from 192.0.2.7:4711 ended, rapid_reset: too many resets"
     ]
@@ -29,7 +29,7 @@ def test_first_of_a_kind_is_named_with_its_address_and_why(caplog: pytest.LogCap
 
 def test_others_of_the_kind_are_one_line_with_their_number_later(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    log = RateLimitedLog(clock)
+    log = RateLimitedLog("gRPC", clock)
     for _ in range(1000):
         log.connection_ended("ping_flood", PEER, "")
     assert len(caplog.records) == 1
@@ -40,7 +40,7 @@ def test_others_of_the_kind_are_one_line_with_their_number_later(caplog: pytest.
 
 
 def test_kinds_do_not_silence_one_another(caplog: pytest.LogCaptureFixture) -> None:
-    log = RateLimitedLog(Clock())
+    log = RateLimitedLog("gRPC", Clock())
     for kind in ("protocol", "handshake", "slow_reader"):
         log.connection_ended(kind, "", "")
     assert len(caplog.records) == 3
@@ -49,7 +49,7 @@ def test_kinds_do_not_silence_one_another(caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.parametrize("kind", sorted(QUIET))
 def test_ordinary_ends_are_not_logged(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    RateLimitedLog(Clock()).connection_ended(kind, PEER, "")
+    RateLimitedLog("gRPC", Clock()).connection_ended(kind, PEER, "")
     assert not caplog.records
 
 

@@ -5,6 +5,5 @@ native_server, grpcio_server   the two servers
 channel_arguments       ``--grpc_channel_arguments``, for both
 admission               how many calls may be inside; none while the server stops
 status                  an exception of a handler as a gRPC code and text
-tls                     certificates that may change while the server runs
 health_service, reflection_service, metrics   services and numbers that do not depend on models
 """

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import Protocol
 
 from tfs_lite.server.grpc.channel_arguments import Arguments, read_limits, without_effect
+from tfs_lite.server.runtime.tls import GRPC, TlsFile
 from tfs_lite.serving.options import NATIVE
 from tfs_lite.transport.numbers import Numbers
 from tfs_lite.transport.table import Method
-
-if TYPE_CHECKING:
-    from tfs_lite.server.grpc.tls import TlsFile
 
 logger = logging.getLogger(__name__)
 
@@ -48,16 +47,16 @@ def make_grpc_server(
             methods,
             max_message_bytes,
             arguments=arguments,
-            tls=tls.context if tls else None,
+            tls=partial(tls.context, GRPC) if tls else None,
             max_concurrent_calls=max_concurrent_calls,
         )
-    from tfs_lite.server.grpc.grpcio_server import GrpcServer
+    from tfs_lite.server.grpc.grpcio_server import GrpcServer, dynamic_credentials
 
     return GrpcServer(
         methods,
         max_message_bytes,
         arguments=arguments,
-        credentials=tls.credentials if tls else None,
+        credentials=partial(dynamic_credentials, tls) if tls else None,
         max_concurrent_calls=max_concurrent_calls,
     )
 

@@ -15,11 +15,13 @@ from typing import Any, cast
 
 import grpc
 
+from tfs_lite.config.server_files import SSLConfig
 from tfs_lite.core.status import ServingError, StatusCode, failed_precondition
 from tfs_lite.server.grpc.admission import AdmissionControl
 from tfs_lite.server.grpc.channel_arguments import RECEIVE_LIMIT, SEND_LIMIT, SHARE_PORT
 from tfs_lite.server.grpc.status import explain
 from tfs_lite.server.runtime.sockets import PORT_FLAG, SOCKET_FLAG, cannot_listen, check_address, claim, in_use
+from tfs_lite.server.runtime.tls import TlsFile
 from tfs_lite.transport.table import (
     BidiHandler,
     CallContext,
@@ -121,6 +123,30 @@ class GrpcServer:
     @property
     def _or_tls(self) -> str:
         return "" if self._credentials is None else ", or the key or certificate (--ssl_config_file)"
+
+
+def dynamic_credentials(file: TlsFile) -> grpc.ServerCredentials:
+    """The credentials of one listening address of gRPC's library, which tracks the newest certificate of each address
+    by itself. The library calls from threads of its own."""
+    given = file.content
+
+    def newer() -> Any:
+        nonlocal given
+        newest = file.newest()
+        if newest.revision == given.revision:
+            return None
+        given = newest
+        return _certificates(newest.config)
+
+    return grpc.dynamic_ssl_server_credentials(_certificates(given.config), newer, given.config.client_verify)
+
+
+def _certificates(config: SSLConfig) -> Any:
+    """The key and certificates for gRPC's library, which consumes the object: each use needs a new one."""
+    pair = (config.server_key.get_secret_value().encode(), config.server_cert.encode())
+    return grpc.ssl_server_certificate_configuration(
+        [pair], config.custom_ca.encode() if config.client_verify else None
+    )
 
 
 def _target(host: str, port: int) -> str:

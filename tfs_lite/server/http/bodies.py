@@ -1,4 +1,5 @@
-"""Request bodies: read with bounds on size, time and the memory of all of them together, and decompressed.
+"""Request bodies: read with bounds on size, time and the memory of all of them together, and decompressed. Large ones,
+and large answers that are compressed, take their time on threads.
 
 A body is held in a few large blocks from its arrival until it is parsed. Its bytes, compressed and decompressed alike,
 count against a budget that all bodies share. A body that exceeds it is refused, and the client may try again. The
@@ -10,23 +11,31 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.requests import Request
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.server.http.compression import is_gzip, unpack
-from tfs_lite.server.http.replies import ClientDisconnected, HttpError
+from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
+from tfs_lite.server.http.compression import ENCODINGS, answer_encoding, body_encoding, compress, decompress
+from tfs_lite.server.http.heap_trimmer import HeapTrimmer
+from tfs_lite.server.http.message import Request, Response
+from tfs_lite.server.http.replies import HttpError
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+
+T = TypeVar("T")
 
 BLOCK = 1 << 20
 """Bytes that are gathered as they arrive, so that many small chunks cost no more than a large one."""
 BODIES_IN_BUDGET = 4
 """The default budget, in bodies of the largest size."""
 BODY_SECONDS = 60.0
+SMALLEST_ANSWER = 1024
+"""Bytes. Shorter answers are not worth compressing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +59,12 @@ class BodyBudget:
         self._lock = threading.Lock()  # guards the others
         self._held = 0
         self._most = 0
-        self._too_large = 0
-        self._no_room = 0
-        self._too_slow = 0
+        self._refused = {"too_large": 0, "no_room": 0, "too_slow": 0}
 
     @property
     def numbers(self) -> BodyNumbers:
         with self._lock:
-            return BodyNumbers(self._held, self._most, self._limit, self._too_large, self._no_room, self._too_slow)
+            return BodyNumbers(self._held, self._most, self._limit, **self._refused)
 
     def acquire(self, size: int) -> None:
         """Takes ``size`` bytes. UNAVAILABLE, with nothing taken, when too few are left."""
@@ -66,7 +73,7 @@ class BodyBudget:
             if held <= self._limit:
                 self._held, self._most = held, max(held, self._most)
                 return
-            self._no_room += 1
+            self._refused["no_room"] += 1
         raise ServingError(
             StatusCode.UNAVAILABLE,
             f"request bodies take {held - size} of the {self._limit} bytes that there are for all of them together",
@@ -76,23 +83,20 @@ class BodyBudget:
         with self._lock:
             self._held -= size
 
-    def count_too_large(self) -> None:
+    def count(self, reason: str) -> None:
+        """One more that was refused for this reason."""
         with self._lock:
-            self._too_large += 1
-
-    def count_too_slow(self) -> None:
-        with self._lock:
-            self._too_slow += 1
+            self._refused[reason] += 1
 
 
-class Body:
-    """The body of one request. Leaving its ``with`` block returns its bytes to the budget, even while another thread
-    still works on it."""
+class _Body:
+    """The body of one request that is large, is compressed, or is still arriving. Leaving its ``with`` block returns
+    its bytes to the budget, even while another thread still works on it."""
 
-    def __init__(self, budget: BodyBudget, max_bytes: int, gzipped: bool) -> None:
+    def __init__(self, budget: BodyBudget, max_bytes: int, encoding: str | None) -> None:
         self._budget = budget
         self._max_bytes = max_bytes
-        self.gzipped = gzipped
+        self.encoding = encoding
         self.received = 0
         """Bytes as they arrived."""
         self.decompressed = 0
@@ -122,27 +126,20 @@ class Body:
 
     def take(self) -> bytes:
         """Returns all bytes, decompressed, and forgets them. Any thread, once; slow for large bodies. INVALID_ARGUMENT
-        for damaged gzip, else the errors of ``append``."""
-        blocks = unpack(self._popped(), self._grow) if self.gzipped else self._popped()
-        return b"".join(blocks)
+        for damaged bytes, else the errors of ``append``."""
+        return b"".join(decompress(self._popped(), self.encoding, self._grow) if self.encoding else self._popped())
 
     def check(self, size: int) -> None:
         """HttpError 413 if a body of that size is too large."""
         if size > self._max_bytes:
-            self._budget.count_too_large()
+            self._budget.count("too_large")
             raise HttpError(
                 StatusCode.RESOURCE_EXHAUSTED,
                 f"the request body is larger than {self._max_bytes} bytes, which is the most that is taken"
                 + (" (after unpacking)" if self.decompressed else ""),
                 413,
-                {"Connection": "close"},  # or the rest of it would have to be read
+                {"connection": "close"},  # or the rest of it would have to be read
             )
-
-    def close(self) -> None:
-        with self._lock:
-            held, self._held, self._closed = self._held, 0, True
-        self._budget.release(held)
-        self._blocks.clear()
 
     def _grow(self, size: int) -> None:
         self.decompressed += size
@@ -152,7 +149,7 @@ class Body:
     def _hold(self, size: int) -> None:
         with self._lock:
             if self._closed:
-                raise ClientDisconnected
+                raise ServingError(StatusCode.CANCELLED, "the request has ended")  # on a thread: nobody sees it
             self._budget.acquire(size)
             self._held += size
 
@@ -164,22 +161,34 @@ class Body:
                 return
             yield block
 
-    def __enter__(self) -> Body:
+    def __enter__(self) -> _Body:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        with self._lock:
+            held, self._held, self._closed = self._held, 0, True
+        self._budget.release(held)
+        self._blocks.clear()
 
 
-class BodyReader:
-    """Reads the bodies of all requests. ``max_bytes`` bounds one body, before and after decompression; ``budget_bytes``
-    bounds all of them together (None: four of the largest). ``seconds`` is how long one body may take to arrive. On the
-    event loop; ``numbers`` on any thread."""
+class Bodies:
+    """Reads the bodies of all requests and compresses answers. On the event loop; ``numbers`` on any thread."""
 
-    def __init__(self, max_bytes: int, budget_bytes: int | None = None, seconds: float = BODY_SECONDS) -> None:
-        self.max_bytes = max_bytes
+    def __init__(
+        self,
+        background: BackgroundRunner,
+        heap: HeapTrimmer,
+        max_bytes: int,
+        budget_bytes: int | None = None,
+        seconds: float = BODY_SECONDS,
+    ) -> None:
+        """``max_bytes`` bounds one body, before and after decompression; ``budget_bytes`` bounds all of them together
+        (None: four of the largest). ``seconds`` is how long one body may take to arrive."""
+        self._background = background
+        self._heap = heap
+        self._max_bytes = max_bytes
         self._budget = BodyBudget(BODIES_IN_BUDGET * max_bytes if budget_bytes is None else budget_bytes)
         self._seconds = seconds
 
@@ -187,56 +196,74 @@ class BodyReader:
     def numbers(self) -> BodyNumbers:
         return self._budget.numbers
 
-    def acquire(self, size: int) -> None:
-        """Takes budget for bytes that are in memory already. HttpError 413 or UNAVAILABLE as in ``read``."""
-        if size > self.max_bytes:
-            Body(self._budget, self.max_bytes, gzipped=False).check(size)
+    async def read(
+        self, request: Request, parse: Callable[[bytes], T], refusal: StatusCode = StatusCode.UNIMPLEMENTED
+    ) -> T:
+        """What ``parse`` makes of the whole body, decompressed; on a thread if that takes long.
+
+        HttpError: 413 for a body that is too large (before anything is read, if Content-Length tells), 408 for one that
+        takes too long, 501 for an unknown Content-Encoding, or 415 where ``refusal`` is INVALID_ARGUMENT. UNAVAILABLE
+        past the budget, INVALID_ARGUMENT for damaged bytes, and the errors of ``parse``."""
+        arriving, fields = request.body, request.headers.fields
+        size = arriving.held
+        if not arriving.complete or size > min(COMFORTABLE_BYTES, self._max_bytes) or b"content-encoding" in fields:
+            return await self._read_slowly(request, parse, refusal)
         self._budget.acquire(size)
+        try:
+            return parse(arriving.take())
+        finally:
+            self._budget.release(size)
 
-    def release(self, size: int) -> None:
-        self._budget.release(size)
+    async def pack(self, response: Response, accept_encoding: str, offered: Collection[str] = ENCODINGS) -> None:
+        """Compresses an answer that is worth it with the encoding that the client prefers of those ``offered``; leaves
+        it as it is when all threads are busy."""
+        data = response.body
+        if len(data) <= SMALLEST_ANSWER:
+            return
+        response.headers["vary"] = "Accept-Encoding"
+        encoding = answer_encoding(accept_encoding, offered)
+        if encoding is None:
+            return
+        try:
+            if len(data) > COMFORTABLE_BYTES:
+                response.body = await self._background.run(lambda: compress(data, encoding))
+            else:
+                response.body = compress(data, encoding)
+        except ServingError:
+            return
+        response.headers["content-encoding"] = encoding
 
-    async def read(self, request: Request) -> Body:
-        """The whole body, to be closed by the caller. HttpError: 415 for an unknown Content-Encoding, 413 for a body
-        that is too large (before anything is read, if Content-Length tells), 408 for one that takes too long.
-        UNAVAILABLE past the budget, ClientDisconnected when the client breaks off."""
+    async def _read_slowly(self, request: Request, parse: Callable[[bytes], T], refusal: StatusCode) -> T:
         headers = request.headers
-        body = Body(self._budget, self.max_bytes, is_gzip(headers.get("content-encoding", "")))
-        body.check(int(headers.get("content-length", 0)))
+        encoding = body_encoding(headers.get("content-encoding"), refusal)
+        with _Body(self._budget, self._max_bytes, encoding) as body:
+            body.check(int(headers.get("content-length", "0")))
+            await self._receive(request, body)
+            large = encoding is not None or body.size > COMFORTABLE_BYTES
+            try:
+                return await self._background.run(lambda: parse(body.take())) if large else parse(body.take())
+            finally:
+                self._heap.note(body.size)
+
+    async def _receive(self, request: Request, body: _Body) -> None:
         try:
             async with asyncio.timeout(self._seconds):
-                await _collect(request, body)
+                while data := await request.body.next():
+                    body.append(data)
         except TimeoutError:
-            self._budget.count_too_slow()
-            body.close()
+            self._budget.count("too_slow")
             raise HttpError(
                 StatusCode.DEADLINE_EXCEEDED,
                 f"the request body did not arrive within {self._seconds:g} s: {body.received} bytes came",
                 408,
-                {"Connection": "close"},
+                {"connection": "close"},
             ) from None
-        except BaseException:
-            body.close()
-            raise
-        return body
-
-
-async def _collect(request: Request, body: Body) -> None:
-    more = True
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        data = message.get("body", b"")
-        if data:
-            body.append(data)
-        more = message.get("more_body", False)
 
 
 class BodyCollector(Collector):
     """Reads the numbers once per page, on the thread that makes the page."""
 
-    def __init__(self, bodies: BodyReader) -> None:
+    def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
 
     def describe(self) -> Iterable[Metric]:

@@ -1,13 +1,14 @@
-"""gzip both ways: request bodies are decompressed in chunks, so that a bound holds; answers are compressed quickly.
+"""Content-Encoding both ways: request bodies are decompressed in chunks, so that a bound holds; answers are compressed
+quickly, with the first known encoding that the client names.
 
-All functions are slow for large bodies and run on any thread; zlib releases the interpreter lock.
+All functions but the choice are slow for large bodies and run on any thread; zlib releases the interpreter lock.
 """
 
 from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from tfs_lite.core.status import StatusCode, invalid_argument
 from tfs_lite.server.http.replies import HttpError
@@ -17,80 +18,85 @@ CHUNK_IN = 1 << 16
 CHUNK_OUT = 1 << 20
 MAX_MEMBERS = 10_000
 """A gzip body may consist of several members, and each has a cost even when it is empty."""
-SMALLEST_ANSWER = 1024
-"""Bytes. Shorter answers are not worth compressing."""
 LEVEL = 1
-_GZIP = 31  # zlib's window bits for the gzip format
-_NAMES = ("gzip", "x-gzip")
+GZIP = ("gzip", "x-gzip")
+ENCODINGS = (*GZIP, "deflate")
+_WINDOW = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+"""zlib's window bits, which choose the format; deflate means zlib's own."""
 
 
-def is_gzip(content_encoding: str) -> bool:
-    """Whether a body with that header is gzip; False for none and for identity. HttpError 415 for others."""
-    applied = [name for name in _tokens(content_encoding) if name and name != "identity"]
+def body_encoding(content_encoding: str, refusal: StatusCode) -> str | None:
+    """The encoding of a body with that header; None for identity. HttpError for an unknown one: 415 where ``refusal``
+    is INVALID_ARGUMENT, else 501."""
+    names = [name.strip() for name in content_encoding.lower().split(",")]
+    applied = [name for name in names if name and name != "identity"]
     if not applied:
-        return False
-    if len(applied) == 1 and applied[0] in _NAMES:
-        return True
+        return None
+    if len(applied) == 1 and applied[0] in ENCODINGS:
+        return applied[0]
     raise HttpError(
-        StatusCode.INVALID_ARGUMENT,
-        f"Content-Encoding {content_encoding[:100]!r} is not supported, expected gzip or identity",
-        415,
-        {"Accept-Encoding": "gzip, identity"},
+        refusal,
+        f"Content-Encoding {content_encoding[:100]!r} is not supported, expected gzip, deflate or identity",
+        415 if refusal is StatusCode.INVALID_ARGUMENT else 501,
+        {"accept-encoding": "gzip, deflate, identity"},
     )
 
 
-def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether the client accepts gzip, by the most specific item of the header."""
+def answer_encoding(accept_encoding: str, offered: Collection[str] = ENCODINGS) -> str | None:
+    """The first offered encoding that the client names; None where it prefers the plain answer. ``*`` means gzip."""
     weights: dict[str, float] = {}
     for item in accept_encoding.lower().split(","):
         name, _, parameter = item.partition(";")
         weights[name.strip()] = _weight(parameter)
-    for name in (*_NAMES, "*"):
-        if name in weights:
-            return weights[name] > 0
-    return False
+    for name, weight in weights.items():
+        encoding = "gzip" if name == "*" else name
+        if weight > 0 and name == "identity":
+            return None
+        if weight > 0 and encoding in offered and weights.get(encoding, 1.0) > 0:
+            return encoding
+    return None
 
 
-def unpack(blocks: Iterable[bytes | bytearray], on_bytes: Callable[[int], None]) -> list[bytes]:
+def compress(data: bytes, encoding: str) -> bytes:
+    return zlib.compress(data, LEVEL) if encoding == "deflate" else gzip.compress(data, compresslevel=LEVEL, mtime=0)
+
+
+def decompress(blocks: Iterable[bytes | bytearray], encoding: str, on_bytes: Callable[[int], None]) -> list[bytes]:
     """Decompresses the blocks to chunks of at most ``CHUNK_OUT`` bytes. ``on_bytes`` is told the size of each chunk
-    before the next is made, and raises to stop. INVALID_ARGUMENT for gzip that is damaged or ends too early."""
+    before the next is made, and raises to stop. INVALID_ARGUMENT for data that is damaged or ends too early."""
     chunks = []
-    for chunk in _members(blocks):
-        on_bytes(len(chunk))
-        chunks.append(chunk)
+    try:
+        for chunk in _chunks(blocks, encoding):
+            on_bytes(len(chunk))
+            chunks.append(chunk)
+    except zlib.error as error:
+        raise invalid_argument(
+            f"the body is not valid {_shown(encoding)}, as its Content-Encoding says it is: {error}"
+        ) from None
     return chunks
 
 
-def pack(data: bytes) -> bytes:
-    return gzip.compress(data, compresslevel=LEVEL, mtime=0)
-
-
-def _members(blocks: Iterable[bytes | bytearray]) -> Iterator[bytes]:
-    member, members, begun = zlib.decompressobj(_GZIP), 1, False
+def _chunks(blocks: Iterable[bytes | bytearray], encoding: str) -> Iterator[bytes]:
+    """What follows the end of a deflate body is ignored; what follows that of a gzip member is another one."""
+    window = _WINDOW[encoding]
+    stream, members, begun = zlib.decompressobj(window), 1, False
     for rest in _slices(blocks):
         begun = True
         while True:
-            if member.eof:
-                if not rest:
+            if stream.eof:
+                if not rest or encoding == "deflate":
                     break
-                member, members = zlib.decompressobj(_GZIP), members + 1
+                stream, members = zlib.decompressobj(window), members + 1
                 if members > MAX_MEMBERS:
                     raise invalid_argument(f"the gzip body consists of more than {MAX_MEMBERS} members")
-            chunk = _decompress(member, rest)
+            chunk = stream.decompress(rest, CHUNK_OUT)
             if chunk:
                 yield chunk
-            rest = member.unused_data if member.eof else member.unconsumed_tail
+            rest = stream.unused_data if stream.eof else stream.unconsumed_tail
             if not rest and len(chunk) < CHUNK_OUT:  # otherwise zlib may hold more
                 break
-    if begun and not member.eof:
-        raise invalid_argument("the gzip body ends too early")
-
-
-def _decompress(member: zlib._Decompress, data: bytes | memoryview) -> bytes:
-    try:
-        return member.decompress(data, CHUNK_OUT)
-    except zlib.error as error:
-        raise invalid_argument(f"the body is not valid gzip, as its Content-Encoding says it is: {error}") from None
+    if begun and not stream.eof:
+        raise invalid_argument(f"the {_shown(encoding)} body ends too early")
 
 
 def _slices(blocks: Iterable[bytes | bytearray]) -> Iterator[bytes | memoryview]:
@@ -100,8 +106,8 @@ def _slices(blocks: Iterable[bytes | bytearray]) -> Iterator[bytes | memoryview]
             yield view[start : start + CHUNK_IN]
 
 
-def _tokens(header: str) -> list[str]:
-    return [token.strip() for token in header.lower().split(",")]
+def _shown(encoding: str) -> str:
+    return encoding.removeprefix("x-")
 
 
 def _weight(parameter: str) -> float:

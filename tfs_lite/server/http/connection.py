@@ -1,353 +1,492 @@
-"""One HTTP connection: uvicorn's, with timeouts, bounded buffers, and a short path for small requests.
+"""One HTTP/1.1 connection: from bytes to requests, and from responses to bytes, in the order of the requests.
 
-``check_timeouts`` closes a connection without the whole head of a request and aborts one whose client has stopped
-reading its answer. Pipelined requests wait until the one before them is answered: some are parsed, the bytes behind
-them are kept unparsed, and beyond a bound reading pauses.
+    data_received -> the parser -> requests, one after the other -> the handler, in a task -> the response -> the next
 
-A malformed request ends the connection after the answers to those before it, with 400 unless its answer has begun.
+A request is given to the handler when its head is complete and those before it are answered. Pipelined requests wait:
+some are parsed, the bytes behind them are kept unparsed, and beyond a bound reading pauses. A body is read as fast as
+its handler takes it. A malformed request ends the connection after the answers to those before it, with 400 unless its
+own answer has begun.
+
+    reading -> closing -> closed
+            -> lingering: our side is closed, what the client still sends is discarded -> closed
+
+A client that is refused before it has sent its whole body goes on sending. If the connection were closed at once, the
+system would answer the late bytes with a reset, which overtakes the answer; therefore such a connection lingers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from typing import Any, cast
-from urllib.parse import unquote
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol, cast
 
 import httptools
-import orjson
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from tfs_lite.server.http.head_checks import MAX_HEAD_BYTES, MAX_HEADERS, BadHead, check_head, without_upgrade
-from tfs_lite.server.http.lingering_close import LingeringTransport
-from tfs_lite.server.http.short_path import BufferedRequest, ShortPathApp, buffered_request
+from tfs_lite.server.http.head_checks import (
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    BadHead,
+    check_head,
+    origin_form,
+    without_upgrade,
+)
+from tfs_lite.server.http.message import CutShort, Handler, Header, Headers, IncomingBody, Request, Response, Stream
+from tfs_lite.server.http.response_head import CHUNKED, CLOSE, DateLine, header_lines, status_line
 
-ABORT, WRITE_TIMEOUT = "tfs_lite.abort", "tfs_lite.write_timeout"
-"""Extensions of a scope for long answers: a function that aborts the connection, and one that takes the number of
-seconds for which the client may leave the answer unread."""
+logger = logging.getLogger(__name__)
+
 PARSED_AT_ONCE = 4 * 1024
 """Bytes given to the parser at once, which bounds the parsed requests that wait."""
 MAX_UNPARSED_BYTES = 64 * 1024
 """Pipelined bytes kept unparsed. Beyond it reading pauses, and a disconnect is not noticed until it resumes."""
+MAX_UNTAKEN_BYTES = 64 * 1024
+"""Bytes of a body that its handler has not taken yet; beyond it reading pauses."""
+MAX_DISCARDED = 64 << 20
+"""Bytes that a client may send while its connection lingers."""
+JOINED_BYTES = 64 * 1024
+"""A body up to this size leaves in one write with its head; a larger one is not copied."""
 MALFORMED = "Invalid HTTP request received."
+_MALFORMED_BODY = b'{"error":"Invalid HTTP request received."}'
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class _Flow(FlowControl):
-    """Reading does not resume while ``held``."""
+class ConnectionOwner(Protocol):
+    """What a connection needs of its server. ``timeout`` is in seconds; ``closes_connections``: every answer is the
+    last on its connection; ``drained``: connections that are made now are too late for predictions."""
 
-    held = False
-
-    def resume_reading(self) -> None:
-        if not self.held:
-            super().resume_reading()
-
-
-class Connection(HttpToolsProtocol):
-    """Runs on the event loop. Class attributes are set once, before the first connection."""
-
+    handler: Handler
     timeout: float
-    limit: int
-    short_path_app: ShortPathApp | None = None
-    transport: Any
-    flow: _Flow
-    _socket: asyncio.Transport
-    _lingering: LingeringTransport
-    _receiving = False
-    """Whether the head of a request is complete and its body is not."""
-    _overhead = 0
-    """Bytes received since a head ended or a body went on."""
-    _keep_alive = True
-    _arriving: BufferedRequest | None = None
-    """The short-path request whose body is being read."""
-    _buffered: BufferedRequest | None = None
-    """The short-path request that is being answered."""
-    _current: RequestResponseCycle | None = None
-    """The ASGI request that is being answered; ``cycle`` is the latest that was parsed."""
-    _unparsed = b""
-    """Bytes behind a request that waits."""
-    _malformed = False
-    _unsent = 0
-    """Bytes of answers that the client had not read at the last check."""
-    _unsent_since = 0.0
-    _write_timeout = 0.0
-    """Seconds for which the client may leave the current answer unread, if longer than usual."""
-    _since = 0.0
-    """When the connection became idle or busy."""
+    closes_connections: bool
+    drained: bool
+    date: DateLine
+
+    def connected(self, connection: Connection) -> bool:
+        """Whether there is room for it."""
+
+    def disconnected(self, connection: Connection) -> None: ...
+
+
+class _Exchange:
+    """A request and what its response must respect."""
+
+    __slots__ = ("begun", "expects_continue", "head_only", "keep_alive", "old", "request")
+
+    def __init__(self, request: Request, keep_alive: bool, old: bool, expects_continue: bool) -> None:
+        self.request = request
+        self.keep_alive = keep_alive
+        self.old = old
+        """HTTP/1.0, which knows neither chunks nor 100."""
+        self.head_only = request.method == "HEAD"
+        self.expects_continue = expects_continue and not old
+        self.begun = False
+        """Whether a part of the response was sent."""
+
+
+class Connection(asyncio.Protocol):
+    """On the event loop; nothing here blocks."""
+
+    __slots__ = (
+        *("_broken", "_current", "_resumed", "_fields", "_incoming", "_left", "_lingering", "_loop", "_overhead"),
+        *("_owner", "_parser", "_queue", "_since", "_task", "_transport", "_unparsed", "_unsent", "_unsent_since"),
+        *("_url", "_write_timeout", "after_drain", "reading_paused", "used_at", "writing_paused"),
+    )
+
+    def __init__(self, owner: ConnectionOwner) -> None:
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._parser = self._new_parser()
+        self.after_drain = owner.drained
+        """Whether the server was drained already when the connection was made."""
+        self.used_at = 0.0
+        """When the last request was answered; 0 before the first."""
+        self._since = time.monotonic()
+        """When the connection became idle or busy."""
+        # Requests on their way in.
+        self._url = b""
+        self._fields: list[Header] = []
+        self._incoming: _Exchange | None = None  # its head is complete and its body is not
+        self._overhead = 0  # bytes received since a head ended or a body went on
+        self._queue: deque[_Exchange] = deque()
+        self._unparsed = b""
+        self._broken = False
+        self.reading_paused = False
+        # The response on its way out.
+        self._current: _Exchange | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.writing_paused = False
+        """Whether the client has not read enough for more to be sent."""
+        self._resumed: asyncio.Future[None] | None = None  # set when writing goes on
+        self._unsent = 0  # bytes that the client had not read at the last check
+        self._unsent_since = 0.0
+        self._write_timeout = 0.0
+        # The end.
+        self._lingering = False
+        self._left = MAX_DISCARDED
 
     @property
     def busy(self) -> bool:
         """Whether a request is being answered."""
-        return self._buffered is not None or (self._current is not None and not self._current.response_complete)
+        return self._current is not None
 
     @property
-    def eviction_order(self) -> tuple[bool, float]:
-        """The connection with the smallest value is evicted first: the longest idle, then the longest busy."""
+    def rank(self) -> tuple[bool, float]:
+        """The connection with the smallest value can be spared first: the longest idle, then the longest busy."""
         return self.busy, self._since
 
-    def _is_sending(self) -> bool:
-        """Whether bytes may follow that belong to no next request."""
-        return self._receiving or self._malformed
+    # From the socket.
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= self.limit:
-            self._evict_one()
-        self._socket = transport
-        self._lingering = LingeringTransport(transport, self._is_sending, self.timeout)
-        super().connection_made(self._lingering)  # type: ignore[arg-type]
-        self.flow = _Flow(self.transport)
-        self._since = time.monotonic()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if not self._owner.connected(self):
+            self._transport.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
+        self._owner.disconnected(self)
+        self._queue.clear()
         self._unparsed = b""
-        if self._buffered is not None:
-            self._buffered.disconnect()
-        if self._current is not None and not self._current.response_complete:
-            self._current.disconnected = True
-            self._current.message_event.set()
-        super().connection_lost(exc)
-        self._lingering.closed()
+        if self._task is not None:
+            self._task.cancel()
+        self.resume_writing()
 
-    def shutdown(self) -> None:
-        if self._buffered is not None:
-            self._buffered.keep_alive = False
-        elif self._current is not None and self.busy:
-            self._current.keep_alive = False
-        else:
-            self.transport.close()
+    def eof_received(self) -> bool | None:
+        """A client that has closed its side gets no more answers."""
+        return False
 
-    def check_timeouts(self, now: float) -> None:
-        """Called periodically. A client that goes on reading its answer has no timeout."""
-        unsent = self.transport.get_write_buffer_size()
-        if not unsent or not self._unsent or unsent < self._unsent:
-            self._unsent_since = now
-        self._unsent = unsent
-        if unsent:
-            if now - self._unsent_since >= max(self.timeout, self._write_timeout):
-                self.transport.abort()
-        elif not self.busy and now - self._since >= self.timeout and not self.transport.is_closing():
-            self.transport.close()
+    def pause_writing(self) -> None:
+        self.writing_paused = True
+
+    def resume_writing(self) -> None:
+        self.writing_paused = False
+        if self._resumed is not None and not self._resumed.done():
+            self._resumed.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes that complete no request do not extend its timeout."""
-        if self._malformed or self._lingering.lingering:
-            self._lingering.discard(len(data))
-            return
-        if self._unparsed or self.pipeline:
-            self._keep(data)
-        elif len(data) <= PARSED_AT_ONCE:
-            self._feed(data)
+        if self._broken or self._lingering:
+            self._discard(len(data))
+        elif self._unparsed or self._queue:
+            self._unparsed += data
+            self._check_reading()
         else:
-            self._feed_chunks(data)
+            self._feed_all(data)
 
-    def _feed_chunks(self, data: bytes) -> None:
+    # From bytes to requests.
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # pipelined bytes behind "Connection: close"
+        return parser
+
+    def _feed_all(self, data: bytes) -> None:
+        if len(data) <= PARSED_AT_ONCE:
+            self._feed(data)
+            return
         view = memoryview(data)
         for start in range(0, len(data), PARSED_AT_ONCE):
-            if self._malformed or self._lingering.lingering:
+            if self._broken or self._lingering:
                 return
-            if self.pipeline:
-                self._keep(data[start:])
+            if self._queue or self._unparsed:
+                self._unparsed += data[start:]
+                self._check_reading()
                 return
             self._feed(view[start : start + PARSED_AT_ONCE])
-
-    def _keep(self, data: bytes) -> None:
-        self._unparsed += data
-        if len(self._unparsed) > MAX_UNPARSED_BYTES:
-            self.flow.pause_reading()
-            self.flow.held = True
 
     def _feed(self, data: bytes | memoryview) -> None:
         self._overhead += len(data)
         try:
-            self.parser.feed_data(data)
-            if self._arriving is not None:
-                self._begin_asgi()
+            self._parser.feed_data(data)
             if self._overhead > MAX_HEAD_BYTES:
                 raise BadHead(f"more than {MAX_HEAD_BYTES} bytes")
         except httptools.HttpParserUpgrade as upgrade:
             self._decline_upgrade(bytes(data[upgrade.args[0] :]))
+            return
         except (httptools.HttpParserError, BadHead):
             self._refuse()
+        if self._current is None:
+            self._begin_next()
 
     def _decline_upgrade(self, rest: bytes) -> None:
         """The parser reads no body after ``Upgrade``, so the head is parsed again without that header."""
         try:
-            head = without_upgrade(self.parser.get_method(), self.url, self.headers)
+            head = without_upgrade(self._parser.get_method(), self._url, self._fields)
         except BadHead:
             self._refuse()
+            if self._current is None:
+                self._begin_next()
             return
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser = self._new_parser()
         self._feed(head)
         self.data_received(rest)
 
     def on_message_begin(self) -> None:
-        self.url = b""
-        self.headers = []
-        self.expect_100_continue = False
+        self._url = b""
+        self._fields = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._receiving:
+        if self._incoming is not None:
             return  # a trailer: ignored
-        if len(self.headers) == MAX_HEADERS:
+        if len(self._fields) == MAX_HEADERS:
             raise BadHead(f"more than {MAX_HEADERS} headers")
-        self.headers.append((name.lower(), value))
+        self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._overhead = 0
-        parser = self.parser
+        parser, fields = self._parser, self._fields
         if parser.should_upgrade():
             return
-        fields, version = dict(self.headers), parser.get_http_version()
-        check_head(version, self.headers, fields)
-        self._receiving = True
-        self._keep_alive = version != "1.0" and parser.should_keep_alive()
-        app = self.short_path_app
-        if app is not None and not self.busy and len(fields) == len(self.headers) and not self.flow.write_paused:
-            self._arriving = buffered_request(app, parser.get_method(), self.url, fields)
-        if self._arriving is None:
-            self._begin_asgi()
+        headers, version = Headers(fields), parser.get_http_version()
+        check_head(version, fields, headers.fields)
+        body = IncomingBody(self._send_continue, self._check_reading)
+        method, target = parser.get_method().decode("ascii"), origin_form(self._url).decode("latin-1")
+        request = Request(method, target, headers, body, time.monotonic(), self.after_drain)
+        expects = headers.fields.get(b"expect", b"").lower() == b"100-continue"
+        keep_alive = version != "1.0" and parser.should_keep_alive()
+        self._incoming = _Exchange(request, keep_alive, version == "1.0", expects)
+        self._queue.append(self._incoming)
 
-    def on_body(self, body: bytes) -> None:
+    def on_body(self, data: bytes) -> None:
         self._overhead = 0
-        if self._arriving is not None:
-            self._arriving.body = body
-        else:
-            super().on_body(body)
+        exchange = self._incoming
+        if exchange is not None and (exchange is self._current or exchange in self._queue):
+            exchange.request.body.feed(data)
+            self._check_reading()
 
     def on_message_complete(self) -> None:
-        if not self._receiving:
+        exchange, self._incoming = self._incoming, None
+        if exchange is None:
             return  # an upgrade
         self._overhead = 0
-        self._receiving = False
-        if self._arriving is not None:
-            self._begin_buffered(self._arriving)
-        else:
-            super().on_message_complete()
-
-    def _begin_buffered(self, request: BufferedRequest) -> None:
-        self._arriving, self._buffered = None, request
-        request.keep_alive = self._keep_alive
-        self._since = time.monotonic()
-        self.loop.create_task(self._answer_buffered(request))
-
-    async def _answer_buffered(self, request: BufferedRequest) -> None:
-        assert self.short_path_app is not None
-        answer = await self.short_path_app.answer_buffered(request)
-        self._buffered = None
-        if request.disconnected:
-            return
-        self._socket.write(answer.render(self.server_state.default_headers, request.keep_alive))
-        if not request.keep_alive:
-            self.transport.close()
-        elif self.pipeline or self._malformed or self._unparsed:
-            self.on_response_complete()
-        else:
-            self._since = time.monotonic()
-
-    def _begin_asgi(self) -> None:
-        """Hands a request to the application over ASGI, now or when those before it are answered."""
-        body = self._arriving.body if self._arriving is not None else b""
-        self._arriving, waits = None, self.busy
-        self.cycle = self._make_cycle()
-        if body:
-            self.cycle.body += body
-            self.cycle.message_event.set()
-        if waits:
-            self.pipeline.appendleft((self.cycle, self.app))
-        else:
-            self._start(self.cycle)
-
-    def _make_cycle(self) -> RequestResponseCycle:
-        path, _, query = self.url.partition(b"?")
-        self.scope = {
-            "type": "http",
-            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
-            "http_version": self.parser.get_http_version(),
-            "server": self.server,
-            "client": self.client,
-            "scheme": "http",
-            "method": self.parser.get_method().decode("ascii"),
-            "root_path": "",
-            "path": unquote(path.decode("ascii")),
-            "raw_path": path,
-            "query_string": query,
-            "headers": self.headers,
-            "state": {},
-            "extensions": cast(Any, {ABORT: self.transport.abort, WRITE_TIMEOUT: self._set_write_timeout}),
-        }
-        return RequestResponseCycle(
-            scope=self.scope,
-            transport=self.transport,
-            flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=False,
-            default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=(b"expect", b"100-continue") in ((n, v.lower()) for n, v in self.headers),
-            keep_alive=self._keep_alive,
-            on_response=self.on_response_complete,
-        )
-
-    def _start(self, cycle: RequestResponseCycle) -> None:
-        self._current = cycle
-        self._since = time.monotonic()
-        self._start_asgi_task(cycle, self.app)
-
-    def _set_write_timeout(self, seconds: float) -> None:
-        self._write_timeout = seconds
-
-    def on_response_complete(self) -> None:
-        self._since = time.monotonic()
-        self._write_timeout = 0.0
-        if self.transport.is_closing():
-            return
-        if self.pipeline:
-            self._start(self.pipeline.pop()[0])
-        elif self._malformed:
-            self._send_error()
-            self.transport.close()
-        if self._unparsed:
-            self.loop.call_soon(self._feed_unparsed)
-        self.flow.resume_reading()
-
-    def _feed_unparsed(self) -> None:
-        if self.parser is None or self.pipeline:
-            return
-        data, self._unparsed = self._unparsed, b""
-        self.flow.held = False
-        self._feed_chunks(data)
-        self.flow.resume_reading()
+        exchange.request.body.end()
 
     def _refuse(self) -> None:
-        self.logger.warning(MALFORMED)
-        self._malformed, self._arriving = True, None
-        if self.busy and self._receiving and self.cycle is self._current:
-            self._break_off(self.cycle)
-        elif self.busy:
-            if self._receiving:
-                self.pipeline.popleft()  # the request whose body is malformed
+        """What came last is malformed. Requests before it that are complete are answered first."""
+        logger.warning(MALFORMED)
+        self._broken = True
+        exchange = self._incoming
+        if exchange is None:
+            return
+        if exchange is self._current:
+            if not exchange.begun:
+                self._send_malformed(exchange.head_only)
+            self._give_up()
+        elif exchange in self._queue:
+            self._queue.remove(exchange)
         else:
-            if not self._receiving:
-                self._send_error()
-            self.transport.close()
+            self._close()  # it is answered already
 
-    def _break_off(self, cycle: RequestResponseCycle) -> None:
-        """The body turns out malformed while its request is being answered."""
-        cycle.disconnected = True
-        cycle.message_event.set()
-        if not cycle.response_started:
-            self._send_error(head_only=cycle.scope["method"] == "HEAD")
-        self.transport.close()
+    def _give_up(self) -> None:
+        """Cancels the handler, and closes the connection."""
+        if self._task is not None:
+            self._task.cancel()
+        self._close()
 
-    def _send_error(self, head_only: bool = False) -> None:
-        body = orjson.dumps({"error": MALFORMED})
-        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(STATUS_LINE[400] + head.encode() + (b"" if head_only else body))
+    def _check_reading(self) -> None:
+        body = 0 if self._incoming is None else self._incoming.request.body.held
+        wanted = self._lingering or (body <= MAX_UNTAKEN_BYTES and len(self._unparsed) <= MAX_UNPARSED_BYTES)
+        if wanted is self.reading_paused and not self._transport.is_closing():
+            self.reading_paused = not wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
 
-    def _evict_one(self) -> None:
-        others = [other for other in self.connections if isinstance(other, Connection)]
-        oldest = min(others, key=lambda other: other.eviction_order)
-        oldest.connections.discard(oldest)
-        oldest.transport.abort()
+    # From requests to responses.
+
+    def _begin_next(self) -> None:
+        """When no request is being answered."""
+        if self._transport.is_closing() or self._lingering:
+            return
+        if self._queue:
+            self._current = self._queue.popleft()
+            self._since = time.monotonic()
+            self._task = self._loop.create_task(self._answer(self._current))
+        elif self._broken:
+            self._send_malformed(self._incoming is not None and self._incoming.head_only)
+            self._close()
+
+    async def _answer(self, exchange: _Exchange) -> None:
+        try:
+            answer = await self._owner.handler(exchange.request)
+            if isinstance(answer, Stream):
+                await self._send_stream(exchange, answer)
+            else:
+                await self._until_drained()
+                if not self._transport.is_closing():
+                    self._send(exchange, answer)
+        except asyncio.CancelledError:
+            self._abandon()
+            return
+        except CutShort:
+            self._transport.abort()
+            return
+        except Exception:
+            logger.exception("%s %s failed", exchange.request.method, exchange.request.path)
+            if exchange.begun:
+                self._transport.abort()
+                return
+            exchange.keep_alive = False
+            self._send(exchange, Response(b"Internal Server Error", 500, "text/plain; charset=utf-8"))
+        self._answered(exchange)
+
+    def _abandon(self) -> None:
+        """The handler was cancelled: the client has gone, was given up, or the loop ends."""
+        self._current = self._task = None
+        if not (self._lingering or self._transport.is_closing()):
+            self._transport.abort()
+
+    def _answered(self, exchange: _Exchange) -> None:
+        self._current = self._task = None
+        self._since = self.used_at = time.monotonic()
+        self._write_timeout = 0.0
+        if exchange is self._incoming:
+            exchange.request.body.take()  # the rest of a body that the handler did not want is skipped
+        if not exchange.keep_alive:
+            self._queue.clear()
+            self._close()
+            return
+        self._begin_next()
+        if self._unparsed:
+            self._loop.call_soon(self._feed_unparsed)
+        elif self.reading_paused:
+            self._check_reading()
+
+    def _feed_unparsed(self) -> None:
+        if not self._unparsed or self._queue or self._broken or self._lingering or self._transport.is_closing():
+            return
+        data, self._unparsed = self._unparsed, b""
+        self._feed_all(data)
+        self._check_reading()
+
+    def _send_continue(self) -> None:
+        """The handler waits for the body."""
+        exchange = self._current
+        if exchange is not None and exchange.expects_continue and not exchange.begun:
+            exchange.expects_continue = False
+            self._transport.write(_CONTINUE)
+
+    def _send(self, exchange: _Exchange, response: Response) -> None:
+        body = response.body
+        empty = response.status in (204, 304)
+        length = b"" if empty else b"content-length: %d\r\n" % len(body)
+        head = self._head(exchange, response.status, response.headers, length)
+        if exchange.head_only or empty:
+            self._transport.write(head)
+        elif len(body) <= JOINED_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+
+    async def _send_stream(self, exchange: _Exchange, stream: Stream) -> None:
+        chunked = not exchange.old
+        if not chunked:
+            exchange.keep_alive = False
+        self._write_timeout = stream.write_timeout or 0.0
+        async with aclosing(cast("AsyncGenerator[bytes, None]", stream.chunks)) as chunks:
+            data = self._head(exchange, stream.status, stream.headers, CHUNKED if chunked else b"")
+            while True:
+                try:
+                    await self._write(data)
+                    if exchange.head_only:
+                        return
+                    chunk = await anext(chunks, None)
+                except asyncio.CancelledError as error:
+                    chunk = await _throw(chunks, error)  # a deadline, say, which the stream makes its last chunk
+                if chunk is None:
+                    break
+                data = b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked and chunk else chunk
+        if chunked:
+            await self._write(b"0\r\n\r\n")
+
+    async def _write(self, data: bytes) -> None:
+        """Returns when the client has read enough for more. CancelledError when it has gone."""
+        if self._transport.is_closing():
+            raise asyncio.CancelledError
+        if data:
+            self._transport.write(data)
+        await self._until_drained()
+
+    async def _until_drained(self) -> None:
+        while self.writing_paused:
+            self._resumed = self._loop.create_future()
+            await self._resumed
+
+    def _head(self, exchange: _Exchange, status: int, headers: dict[str, str], framing: bytes) -> bytes:
+        closes = headers.get("connection", "").lower() == "close"
+        lines = header_lines(headers)
+        if closes or self._owner.closes_connections:
+            exchange.keep_alive = False
+        exchange.begun = True
+        close = b"" if exchange.keep_alive or closes else CLOSE
+        return b"".join((status_line(status), self._owner.date.get(), framing, lines, close, b"\r\n"))
+
+    def _send_malformed(self, head_only: bool) -> None:
+        head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(_MALFORMED_BODY)
+        body = b"" if head_only else _MALFORMED_BODY
+        self._transport.write(b"".join((status_line(400), head, CLOSE, b"\r\n", body)))
+
+    # The end.
+
+    def close_if_idle(self) -> None:
+        """Closes the connection unless a request is being answered."""
+        if not self.busy:
+            self._close()
+
+    def evict(self) -> None:
+        """Closes the connection without sending anything more."""
+        self._transport.abort()
+
+    def check_timeouts(self, now: float) -> None:
+        """Called periodically. A client that goes on reading its answer has no timeout."""
+        timeout, transport = self._owner.timeout, self._transport
+        if self._lingering:
+            if now - self._since >= timeout:
+                transport.abort()
+            return
+        unsent = transport.get_write_buffer_size()
+        if not unsent or not self._unsent or unsent < self._unsent:
+            self._unsent_since = now
+        self._unsent = unsent
+        if unsent:
+            self._check_reader(now - self._unsent_since, self._write_timeout or timeout)
+        elif not self.busy and now - self._since >= timeout and not transport.is_closing():
+            self._close()
+
+    def _check_reader(self, waited: float, limit: float) -> None:
+        if waited >= limit:
+            exchange = self._current
+            if exchange is not None:
+                logger.info("%s: the client has read nothing for %g s", exchange.request.path, limit)
+            self._transport.abort()
+
+    def _close(self) -> None:
+        """Closes the connection when everything is sent; it lingers where the client is in the middle of a request."""
+        transport = self._transport
+        if self._lingering or transport.is_closing():
+            transport.close()
+        elif (self._incoming is not None or self._broken) and transport.can_write_eof():
+            self._lingering, self._since = True, time.monotonic()
+            self._check_reading()
+            transport.write_eof()
+        else:
+            transport.close()
+
+    def _discard(self, size: int) -> None:
+        self._left -= size
+        if self._lingering and self._left < 0:
+            self._transport.abort()
+
+
+async def _throw(chunks: AsyncGenerator[bytes, None], error: BaseException) -> bytes | None:
+    """The chunk that answers the error; None means that there are no more."""
+    try:
+        return await chunks.athrow(error)
+    except StopAsyncIteration:
+        return None

@@ -1,6 +1,12 @@
-"""Server-sent events, each with one JSON text."""
+"""Server-sent events, each with one JSON text. A failure behind the first event is the last event."""
 
 from __future__ import annotations
+
+import logging
+
+from tfs_lite.core.status import ServingError, StatusCode
+
+logger = logging.getLogger(__name__)
 
 EVENT_TYPE = "text/event-stream; charset=utf-8"
 _SEPARATORS = (("\x85", b"\\u0085"), ("\u2028", b"\\u2028"), ("\u2029", b"\\u2029"))
@@ -14,3 +20,11 @@ def event(body: bytes) -> bytes:
         for separator, escape in _ESCAPES:
             body = body.replace(separator, escape)
     return b"data: " + body + b"\n\n"
+
+
+def failure_of(error: Exception, path: str) -> ServingError:
+    """What the client is told. An exception that nobody expected is logged and not shown."""
+    if isinstance(error, ServingError):
+        return error
+    logger.error("%s failed", path, exc_info=error)
+    return ServingError(StatusCode.INTERNAL, "internal error")

@@ -6,13 +6,16 @@ that a proxy in front of the server may have read differently.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+
+from tfs_lite.server.http.message import Header
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of a head, and of other bytes outside a body, such as trailers."""
 MAX_HEADERS = 256
 
-Header = tuple[bytes, bytes]
+_ABSOLUTE = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)
 
 
 class BadHead(Exception):
@@ -20,16 +23,30 @@ class BadHead(Exception):
 
 
 def check_head(version: str, headers: Sequence[Header], fields: Mapping[bytes, bytes]) -> None:
-    """Raises BadHead. Names are in lower case; ``fields`` are the same headers, the last of each name."""
+    """Raises BadHead. Names are in lower case; ``fields`` are the same headers, one of each name."""
     if version not in ("1.1", "1.0"):
         raise BadHead(f"HTTP/{version}")
     if version == "1.1" and b"host" not in fields:
         raise BadHead("no Host")
-    if len(fields) != len(headers) and sum(name == b"host" for name, _ in headers) > 1:
-        raise BadHead("several Hosts")
+    if len(fields) != len(headers):
+        names = [name for name, _ in headers]
+        if names.count(b"host") > 1:
+            raise BadHead("several Hosts")
+        if names.count(b"transfer-encoding") > 1:
+            raise BadHead("several Transfer-Encodings")
     coding = fields.get(b"transfer-encoding")
     if coding is not None and (version == "1.0" or coding.strip().lower() != b"chunked"):
         raise BadHead("a Transfer-Encoding other than chunked")
+
+
+def origin_form(target: bytes) -> bytes:
+    """The path and query of a target that is sent with scheme and host, as clients do for a proxy (RFC 9112 3.2.2);
+    any other target as it is."""
+    found = None if target.startswith(b"/") else _ABSOLUTE.match(target)
+    if found is None:
+        return target
+    rest = target[found.end() :]
+    return rest if rest.startswith(b"/") else b"/" + rest
 
 
 def without_upgrade(method: bytes, target: bytes, headers: Sequence[Header]) -> bytes:

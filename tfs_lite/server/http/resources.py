@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tfs_lite.server.http.bodies import BODY_SECONDS, BodyReader
+from tfs_lite.server.http.bodies import BODY_SECONDS, Bodies
 from tfs_lite.server.http.calls import HttpCalls
 from tfs_lite.server.http.heap_trimmer import HeapTrimmer
-from tfs_lite.server.http.replies import ClientDisconnected
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
 T = TypeVar("T")
@@ -31,26 +30,15 @@ class HttpResources:
     """``background`` runs the work on large bodies. On the event loop; ``close`` at the end."""
 
     def __init__(self, limits: HttpLimits, background: BackgroundRunner) -> None:
-        self.bodies = BodyReader(limits.max_body_bytes, limits.budget_bytes, limits.body_seconds)
-        self.calls = HttpCalls(limits.timeout_seconds)
+        self._background = background
         self.heap = HeapTrimmer(background)
-        self.background = background
+        self.bodies = Bodies(background, self.heap, limits.max_body_bytes, limits.budget_bytes, limits.body_seconds)
+        self.calls = HttpCalls(limits.timeout_seconds)
 
     async def run(self, large: bool, work: Callable[[], T]) -> T:
-        """Runs short work on the loop and large work on a thread, unless its caller was cancelled before it began."""
-        if not large:
-            return work()
-        wanted = True
-
-        def run_if_wanted() -> T:
-            if not wanted:
-                raise ClientDisconnected
-            return work()
-
-        try:
-            return await self.background.run(run_if_wanted)
-        finally:
-            wanted = False
+        """Runs short work on the loop and large work on a thread, unless its caller is cancelled before it begins.
+        RESOURCE_EXHAUSTED when too much waits."""
+        return await self._background.run(work) if large else work()
 
     def close(self) -> None:
         self.heap.close()

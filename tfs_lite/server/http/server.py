@@ -1,91 +1,142 @@
-"""Serves an ASGI application with uvicorn, on a socket of ours and on the loop of the gRPC server.
+"""An HTTP/1.1 server on a socket of ours and on the loop of the gRPC server, with or without TLS.
+
+    start -> serving -> leave (answers close their connections) -> drain -> stop
 
 Held connections cannot keep the probes from being answered: a connection without the whole head of a request is closed
 after a while, one whose client has stopped reading its answer is aborted, and beyond the bound on connections the
-longest idle one is evicted. The application decides how long a body and its answer may take.
+longest idle one is evicted. The handlers decide how long a body and its answer may take.
+
+A stop loses no request of a client that keeps its connection. From ``leave`` on every answer says that its connection
+closes, so that clients and proxies go elsewhere, and a drain waits a moment for those that asked a short while ago.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import ssl
 import time
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
 
-import uvicorn
-
-from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.server.http.connection import Connection
+from tfs_lite.server.http.message import Handler
+from tfs_lite.server.http.response_head import DateLine
 from tfs_lite.server.runtime.sockets import listen
-from tfs_lite.transport.server import connections_allowed
+from tfs_lite.transport.acceptor import Acceptor, connections_allowed
+from tfs_lite.transport.rate_limited_log import RateLimitedLog
+from tfs_lite.transport.room import ConnectionRoom
+from tfs_lite.transport.watch import Watch
 
+PORT_FLAG = "--rest_api_port"
 MAX_CONNECTIONS = 10_000
 """Or half of the files that the process may open. A connection has at most one request in flight."""
-BACKLOG = 256
-"""Also the connections that are accepted at once, before the bound is checked."""
 REQUEST_TIMEOUT = 10.0
-"""Seconds for the head of a request, from the start of the connection or the end of the request before; also for the
-rest of a refused body, and for a client to read more of its answer."""
+"""Seconds for a TLS handshake, and for the head of a request, from the start of the connection or the end of the
+request before; also for the rest of a refused body, and for a client to read more of its answer."""
 CHECKS = 10
 """Timeouts of all connections are checked this often in that time, which is cheaper than a timer for each."""
-_POLL_SECONDS = 0.01
+TLS_END = 0.5
+"""Seconds that a client has for the end of TLS."""
+RECENT = 2.0
+"""Seconds within which a connection was used by a client that may well ask again."""
+LAST_REQUEST = 1.0
+"""Seconds that such a connection has for its last request when the server drains."""
 
 
 class HttpServer:
-    """``start`` -> ``stop``, both on the event loop. An application that is a ``WholeApp`` too is asked as such."""
+    """``start`` -> ``leave``, which may be left out -> ``drain`` -> ``stop``, all on the event loop. ``tls`` gives the
+    newest context for one connection; None means no TLS."""
 
-    def __init__(self, app: Any, request_timeout: float = REQUEST_TIMEOUT, max_connections: int | None = None) -> None:
-        connections = max_connections or connections_allowed(MAX_CONNECTIONS)
-
-        class BoundedConnection(Connection):
-            timeout = request_timeout
-            limit = connections
-            short_path_app = app if hasattr(app, "answer_buffered") else None
-
-        config = uvicorn.Config(
-            app,
-            http=BoundedConnection,
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            ws="none",
-            backlog=BACKLOG,
+    def __init__(
+        self,
+        handler: Handler,
+        request_timeout: float = REQUEST_TIMEOUT,
+        max_connections: int | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        self.handler = handler
+        self.timeout = request_timeout
+        self.date = DateLine()
+        self.closes_connections = False
+        """Whether every answer is the last on its connection."""
+        self.drained = False
+        """Whether connections that are made now are too late for predictions."""
+        self._tls = tls
+        self._log = RateLimitedLog("HTTP", time.monotonic)
+        most = max_connections or connections_allowed(MAX_CONNECTIONS)
+        self.connections: ConnectionRoom[Connection] = ConnectionRoom(most, lambda one, _: one.rank, time.monotonic)
+        self._acceptor = Acceptor(
+            lambda: Connection(self),
+            tls=tls,
+            handshake_timeout=request_timeout,
+            shutdown_timeout=TLS_END,
+            accepted=lambda: None,
+            failed=self._on_failed_handshake,
+            starved=lambda why: self._log.warn("no_socket", f"no HTTP connection can be taken: {why}"),
         )
-        self._server = uvicorn.Server(config)
-        self._task: asyncio.Task[None] | None = None
-        self._interval = request_timeout / CHECKS
-        self._next_check: asyncio.TimerHandle | None = None
+        self._watch: Watch
+        self._ended = asyncio.Event()
+        """Set whenever a connection has ended."""
 
     async def start(self, host: str, port: int) -> int:
-        """The port. FAILED_PRECONDITION, naming port and flag, if it cannot be had."""
-        sock = listen(host, port, "--rest_api_port")
+        """The port. FAILED_PRECONDITION, naming port and flag, if it cannot be had, or if TLS refuses its file."""
+        if self._tls is not None:
+            self._tls()
+        sock = listen(host, port, PORT_FLAG)
         bound: int = sock.getsockname()[1]
-        self._task = asyncio.create_task(self._server.serve(sockets=[sock]))
-        while not self._server.started:
-            if self._task.done():
-                raise ServingError(StatusCode.INTERNAL, "the HTTP server did not start") from self._task.exception()
-            await asyncio.sleep(_POLL_SECONDS)
-        self._check_timeouts()
+        self._watch = Watch(asyncio.get_running_loop(), self.timeout / CHECKS, lambda: self.connections)
+        self._watch.start()
+        self._acceptor.start([sock])
         return bound
+
+    def leave(self) -> None:
+        """From now on each answer says that its connection closes. Connections are still accepted."""
+        self.closes_connections = True
+
+    async def drain(self, grace: float) -> None:
+        """Returns when the clients that asked a short while ago have had the time for one more request, at the latest
+        after ``grace`` seconds. Each answer is the last on its connection. Connections that are made afterwards are
+        too late."""
+        self.leave()
+        now = time.monotonic()
+        ends = now + min(grace, LAST_REQUEST)
+        active = [one for one in self.connections if not one.busy and now - one.used_at < RECENT]
+        await self._wait_until(lambda: not any(one in self.connections for one in active), ends)
+        self.drained = True
 
     async def stop(self, grace: float) -> None:
         """Accepts no more connections; returns when the requests in flight are answered, or dropped after ``grace``
         seconds."""
-        if self._task is None:
+        if not self._acceptor.listening:
             return
-        self._server.should_exit = True
-        done, _ = await asyncio.wait([self._task], timeout=grace)
-        if not done:
-            self._server.force_exit = True
-            await asyncio.wait([self._task], timeout=1.0)
-        if self._next_check is not None:
-            self._next_check.cancel()
+        self.leave()
+        await self._acceptor.stop()
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        await self._wait_until(lambda: not len(self.connections), time.monotonic() + grace)
+        for connection in list(self.connections):
+            connection.evict()
+        await self._wait_until(lambda: not len(self.connections), math.inf)
+        self._watch.stop()
 
-    def _check_timeouts(self) -> None:
-        now = time.monotonic()
-        for connection in list(self._server.server_state.connections):
-            if isinstance(connection, Connection):
-                connection.check_timeouts(now)
-        self._next_check = asyncio.get_running_loop().call_later(self._interval, self._check_timeouts)
+    async def _wait_until(self, done: Callable[[], bool], end: float) -> None:
+        """Returns when it is done, which is looked at whenever a connection has ended, or at the end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(end - time.monotonic(), 0.0) if end < math.inf else None):
+                while not done():
+                    self._ended.clear()
+                    await self._ended.wait()
+
+    # From connections.
+
+    def connected(self, connection: Connection) -> bool:
+        return self.connections.add(connection)
+
+    def disconnected(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self._ended.set()
+
+    def _on_failed_handshake(self, peer: object, why: str | None) -> None:
+        if why is not None:
+            self._log.connection_ended("handshake", peer, why)

@@ -1,4 +1,4 @@
-"""OpenAI's API in front of language models: answers every request below ``/openai/``, errors included.
+"""OpenAI's API in front of language models: what answers its routes.
 
     body -> OpenAiRequest -> Predictor -> pieces -> one answer, or server-sent events
 
@@ -8,44 +8,37 @@ the server stops; then its texts are cancelled, and their slots in the model are
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from urllib.parse import unquote
-
-from starlette.requests import Request
-from starlette.responses import Response
+from typing import cast
 
 from tfs_lite.core.generation import LanguageServable, Piece, TextCodec, is_language_servable, join_pieces
 from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError
 from tfs_lite.metrics.requests import REST, RequestMetrics, RequestRecord
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.openai.answers import AnswerHead, Printer, printed_size
 from tfs_lite.protocols.openai.fields import MAX_TIMEOUT, FieldError
 from tfs_lite.protocols.openai.request import OpenAiRequest, read_chat, read_completion
 from tfs_lite.protocols.runs import Run
-from tfs_lite.server.http.calls import HttpCall
-from tfs_lite.server.http.encoded_bodies import EncodedBodies
-from tfs_lite.server.http.replies import JSON, HttpError
+from tfs_lite.server.http.events import EVENT_TYPE
+from tfs_lite.server.http.message import Request, Response, Stream
+from tfs_lite.server.http.replies import JSON
 from tfs_lite.server.http.resources import HttpResources
-from tfs_lite.server.inference.predictor import CallOptions, Lookup, OnPiece, PendingRequest, Predictor
-from tfs_lite.server.openai.errors import openai_error
+from tfs_lite.server.inference.pending import PendingRequest
+from tfs_lite.server.inference.predictor import CallOptions, Lookup, Predictor
+from tfs_lite.server.openai.errors import retry_after
 from tfs_lite.server.openai.models import Listing, OpenAiModels
-from tfs_lite.server.openai.stream import Pieces, PieceStream
+from tfs_lite.server.openai.stream import Choices, choice_events
 
-logger = logging.getLogger(__name__)
-
-ROOT = "/openai/"
 VERSION_HEADER = "x-model-version"
 TIMEOUT_HEADER = "timeout"
-_MODELS = "/openai/v1/models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +61,8 @@ class _Endpoint:
     read: Callable[[bytes], OpenAiRequest]
 
 
-_ENDPOINTS = {
-    "/openai/v1/completions": _Endpoint("Completions", "cmpl", read_completion),
-    "/openai/v1/chat/completions": _Endpoint("ChatCompletions", "chatcmpl", read_chat),
-}
-
-
-def is_openai(path: str) -> bool:
-    return path.startswith(ROOT)
+_COMPLETIONS = _Endpoint("Completions", "cmpl", read_completion)
+_CHAT = _Endpoint("ChatCompletions", "chatcmpl", read_chat)
 
 
 class _OpenAiCall:
@@ -84,20 +71,14 @@ class _OpenAiCall:
     __slots__ = ("_servable", "deadline", "endpoint", "record", "ref", "sent")
 
     def __init__(
-        self,
-        endpoint: _Endpoint,
-        record: RequestRecord,
-        deadline: float | None,
-        arrived: float,
-        sent: OpenAiRequest,
-        ref: ModelRef,
+        self, endpoint: _Endpoint, record: RequestRecord, deadline: float | None, sent: OpenAiRequest, ref: ModelRef
     ) -> None:
-        """``deadline`` and ``arrived`` are in seconds of ``time.monotonic``."""
+        """``deadline`` is in seconds of ``time.monotonic``."""
         self.endpoint = endpoint
         self.record = record
         self.sent = sent
         self.ref = ref
-        self.deadline = _smaller(None if sent.timeout is None else arrived + sent.timeout, deadline)
+        self.deadline = deadline
         self._servable: LanguageServable | None = None
 
     @property
@@ -141,97 +122,75 @@ class OpenAiApp:
         self._predictor = predictor
         self._models = OpenAiModels(lookup, models)
         self._metrics = metrics
-        self._bodies = EncodedBodies(http)
         self._http = http
         self._settings = settings or OpenAiSettings()
         self._now = now
 
-    async def answer(self, request: Request, path: str, query: str) -> Response:
-        """The complete answer except the headers for browsers, compressed if the client accepts that. ``path`` is still
-        percent-encoded; ``query`` is ignored. The caller must call the response in the same task, at once, because a
-        stream holds its request until it is sent. Raises nothing but CancelledError."""
-        retry: list[float] = []
-        try:
-            response = await self._answer(request, path, retry)
-        except ServingError as error:
-            return openai_error(error, *retry)
-        except Exception:
-            logger.exception("%s %s failed", request.method, path)
-            return openai_error(ServingError(StatusCode.INTERNAL, "internal error"))
-        if not isinstance(response, PieceStream):
-            await self._bodies.pack(response, request.headers.get("accept-encoding", ""))
-        return response
+    async def completions(self, request: Request, model: str) -> Response | Stream:
+        return await self._generate(request, _COMPLETIONS)
 
-    async def _answer(self, request: Request, path: str, retry: list[float]) -> Response:
-        """``retry`` gets the seconds after which a failed request may be tried again, where the model has a guess."""
-        endpoint = _ENDPOINTS.get(path)
-        if endpoint is not None:
-            _check_method(request, path, "POST")
-            return await self._generate(request, endpoint, retry)
-        if path == _MODELS:
-            _check_method(request, path, "GET, HEAD")
-            with self._metrics.record("ListModels", "", REST):
-                return Response(self._models.list(), media_type=JSON.media_type)
-        if path.startswith(f"{_MODELS}/"):
-            _check_method(request, path, "GET, HEAD")
-            name = unquote(path.removeprefix(f"{_MODELS}/"), errors="replace")
-            with self._metrics.record("RetrieveModel", self._models.ref(name).name, REST):
-                return Response(self._models.one(name), media_type=JSON.media_type)
-        raise HttpError(StatusCode.NOT_FOUND, f"Invalid URL ({request.method} {path:.200})", 404)
+    async def chat_completions(self, request: Request, model: str) -> Response | Stream:
+        return await self._generate(request, _CHAT)
 
-    async def _generate(self, request: Request, endpoint: _Endpoint, retry: list[float]) -> Response:
+    async def list_models(self, request: Request, model: str) -> Response:
+        with self._metrics.record("ListModels", "", REST):
+            return Response(self._models.list(), media_type=JSON.media_type)
+
+    async def retrieve_model(self, request: Request, model: str) -> Response:
+        with self._metrics.record("RetrieveModel", self._models.ref(model).name, REST):
+            return Response(self._models.one(model), media_type=JSON.media_type)
+
+    async def _generate(self, request: Request, endpoint: _Endpoint) -> Response | Stream:
         with ExitStack() as inside:
             record = inside.enter_context(self._metrics.record(endpoint.method, "", REST))
-            arrived = time.monotonic()
-            bound = _smaller(_header_timeout(request), self._settings.timeout)
-            deadline = None if bound is None else arrived + bound
-            http_call = inside.enter_context(HttpCall(self._http.calls, deadline, record))
-            sent = await self._bodies.read(request, http_call, endpoint.read)
-            call = _OpenAiCall(endpoint, record, http_call.deadline, arrived, sent, self._models.ref(sent.model))
-            record.model = call.ref.name
+            seconds = _smaller(_header_timeout(request), self._settings.timeout)
+            http_call = inside.enter_context(self._http.calls.call(request, record, seconds))
+            sent = await self._http.bodies.read(request, endpoint.read)
+            ref = self._models.ref(sent.model)
+            if sent.timeout is not None:
+                http_call.limit(request.arrived + sent.timeout)
+            call = _OpenAiCall(endpoint, record, http_call.deadline, sent, ref)
+            record.model = ref.name
             try:
-                if call.sent.stream:
-                    return await self._stream(call, inside)
-                return await self._whole(call)
-            except ServingError:
-                retry.append(call.retry_seconds)
-                raise
+                return await (self._stream(request, call, inside) if sent.stream else self._whole(call))
+            except ServingError as error:
+                raise retry_after(error, call.retry_seconds) from None
 
     async def _whole(self, call: _OpenAiCall) -> Response:
         found: list[list[Piece]] = [[] for _ in call.sent.texts]
-
-        def add(servable_id: ServableId, piece: Piece) -> None:
+        pending = self._begin(call)
+        await pending.answer()
+        for piece in cast("list[Piece]", pending.take()):
             found[piece.index].append(piece)
-
-        inference = await self._begin(call, add).answer()
-        printer = self._printer(call, inference.id)
+        printer = self._printer(call, pending.id)
         pieces = [join_pieces(each) for each in found]
         body = await self._http.run(printed_size(pieces) > COMFORTABLE_BYTES, lambda: printer.whole(pieces))
-        return Response(body, headers={VERSION_HEADER: str(inference.id.version)}, media_type=JSON.media_type)
+        return Response(body, media_type=JSON.media_type, headers={VERSION_HEADER: str(pending.id.version)})
 
-    async def _stream(self, call: _OpenAiCall, inside: ExitStack) -> Response:
+    async def _stream(self, request: Request, call: _OpenAiCall, inside: ExitStack) -> Stream:
         """Raises failures that come before the first piece, so that the answer has their status."""
         sent, settings = call.sent, self._settings
-        pieces = Pieces(len(sent.texts), sent.token_ids or sent.top is not None)
-        inside.callback(pieces.close)
-        pieces.begin(self._begin(call, pieces.add))
-        await pieces.wait(settings.ping)
-        pieces.check()
-        version = call.record.version or 0
-        printer = self._printer(call, ServableId(call.ref.name, version))
+        choices = Choices(len(sent.texts), sent.token_ids or sent.top is not None)
+        pending = inside.enter_context(self._begin(call))
+        await choices.wait(pending, settings.ping)
+        pending.check()
+        printer = self._printer(call, pending.id)
 
         async def write(taken: Sequence[Piece]) -> list[bytes]:
             large = printed_size(taken) > COMFORTABLE_BYTES
             return await self._http.run(large, lambda: [chunk for piece in taken for chunk in printer.chunks(piece)])
 
         def last() -> list[bytes]:
-            return [printer.usage_chunk(pieces.usages)] if sent.include_usage else []
+            return [printer.usage_chunk(choices.usages)] if sent.include_usage else []
 
-        headers, idle = {VERSION_HEADER: str(version)}, call.idle(settings.stream_idle)
-        return PieceStream(pieces, write, last, inside.pop_all(), headers, settings.ping, idle)
+        events = choice_events(pending, choices, write, last, settings.ping, inside.pop_all(), request.path)
+        await anext(events)
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", VERSION_HEADER: str(pending.id.version)}
+        idle = call.idle(settings.stream_idle)
+        return Stream(events, media_type=EVENT_TYPE, headers=headers, write_timeout=idle)
 
-    def _begin(self, call: _OpenAiCall, on_piece: OnPiece) -> PendingRequest:
-        options = CallOptions(texts=call.sent.texts, on_piece=on_piece)
+    def _begin(self, call: _OpenAiCall) -> PendingRequest:
+        options = CallOptions(texts=call.sent.texts, in_pieces=True)
         try:
             return self._predictor.begin(call.ref, call.plan, call.record, call.deadline, options)
         except ServingError as error:
@@ -248,16 +207,10 @@ class OpenAiApp:
         return Printer(head, call.sent, call.codec)
 
 
-def _check_method(request: Request, path: str, allowed: str) -> None:
-    if request.method not in allowed.split(", "):
-        message = f"{path:.200} answers {allowed} only, not {request.method}"
-        raise HttpError(StatusCode.UNIMPLEMENTED, message, 405, {"Allow": allowed})
-
-
 def _header_timeout(request: Request) -> float | None:
-    text = request.headers.get(TIMEOUT_HEADER)
-    if text is None:
+    if TIMEOUT_HEADER not in request.headers:
         return None
+    text = request.headers.get(TIMEOUT_HEADER)
     try:
         seconds = float(text)
     except ValueError:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 import re
 
-from starlette.responses import Response
-
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.protocols.codes import http_status
 from tfs_lite.protocols.openai.answers import error_text
 from tfs_lite.protocols.openai.fields import Chat, Completion, FieldError
-from tfs_lite.server.http.replies import JSON, HttpError
+from tfs_lite.server.http.message import Response
+from tfs_lite.server.http.replies import JSON, RETRY_SECONDS, HttpError
 
 MAX_RETRY_SECONDS = 60.0
 """Clients do not wait longer."""
+_AGAIN = (429, 503)
+"""Statuses of what may be tried again."""
 _FIELDS = frozenset((*Completion.model_fields, *Chat.model_fields))
 _FIRST_WORD = re.compile(r"[a-z_]+")
 _CODES = {
@@ -53,15 +54,25 @@ def openai_error_text(error: ServingError) -> bytes:
     return error_text(str(error), _type_of(status), _param_of(error), _code_of(error, status))
 
 
-def openai_error(error: ServingError, retry_seconds: float = 1.0) -> Response:
-    """The whole answer. ``retry_seconds``: when it may be tried again."""
+def openai_error(error: ServingError) -> Response:
+    """The whole answer."""
     status = openai_status(error)
     headers = dict(error.headers) if isinstance(error, HttpError) else {}
-    if status in (429, 503):
-        headers["Retry-After"] = str(math.ceil(min(max(retry_seconds, 1.0), MAX_RETRY_SECONDS)))
+    if status in _AGAIN:
+        headers.setdefault("retry-after", RETRY_SECONDS)
     elif status == 504:
         headers["x-should-retry"] = "false"
-    return Response(openai_error_text(error), status, headers, media_type=JSON.media_type)
+    return Response(openai_error_text(error), status, JSON.media_type, headers)
+
+
+def retry_after(error: ServingError, seconds: float) -> ServingError:
+    """The same error; where it may be tried again, the answer says after how many seconds."""
+    status = openai_status(error)
+    if status not in _AGAIN:
+        return error
+    headers = {**(error.headers if isinstance(error, HttpError) else {})}
+    headers["retry-after"] = str(math.ceil(min(max(seconds, 1.0), MAX_RETRY_SECONDS)))
+    return HttpError(error.code, str(error), status, headers)
 
 
 def _code_of(error: ServingError, status: int) -> str | None:

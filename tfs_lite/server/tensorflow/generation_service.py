@@ -10,18 +10,15 @@ text, any other waits for its turn.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from tfs_lite.core.generation import Piece
 from tfs_lite.core.model import Servable
-from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import DEFAULT_SIGNATURE
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.metrics.requests import GRPC, RequestMetrics, RequestRecord
 from tfs_lite.protocols.dtypes import Array
@@ -31,7 +28,8 @@ from tfs_lite.protocols.runs import Run, run_of_predict
 from tfs_lite.protocols.tensorflow.predict_answers import AnswerWriter
 from tfs_lite.protocols.tensorflow.serving import parse, read_model_spec
 from tfs_lite.protocols.v2.checks import check_one_text
-from tfs_lite.server.inference.predictor import CallOptions, PendingRequest, Predictor
+from tfs_lite.server.inference.pending import PendingRequest, RequestCancelled
+from tfs_lite.server.inference.predictor import CallOptions, Predictor
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.transport.table import CallContext, Method, bidi_stream
 
@@ -75,31 +73,19 @@ class PredictStreamedService:
 
     async def _text(self, request: Message, reader: _RequestReader, deadline: float | None) -> AsyncIterator[bytes]:
         """One text, counted under its final code."""
-        record, begun_at = RequestRecord(METHOD, request.model_spec.name, GRPC), perf_counter()
-        code = StatusCode.CANCELLED  # unless the text ends by itself
-        text = _Text(reader.changed)
         try:
-            text.begin(self._begin(request, record, deadline, text))
-            while not (text.finished or (reader.cancels and not text.complete)):
-                await text.wait()
-                while text.pieces and (text.complete or not reader.cancels):
-                    yield self._write(text, text.pieces.popleft())
-            if reader.cancels and not text.complete:
-                yield self._write(text, {FINISH_REASON: _text_array(CANCELLED)})
-            else:
-                await text.end()
-                code = StatusCode.OK
-        except ServingError as error:
-            code = error.code
-            raise
-        except Exception:
-            code = StatusCode.INTERNAL
-            raise
-        finally:
-            await text.close()
-            self._metrics.observe(record, code, perf_counter() - begun_at)
+            with (
+                self._metrics.record(METHOD, request.model_spec.name, GRPC) as record,
+                self._begin(request, record, deadline) as pending,
+            ):
+                reader.cancel_later(pending)
+                has_text = TEXT_OUTPUT in pending.servable.signatures[pending.runs[0].signature].output_names
+                async for piece in pending.parts():
+                    yield self._write(pending, piece_outputs(cast("Piece", piece), has_text))
+        except RequestCancelled:
+            yield self._write(pending, {FINISH_REASON: _text_array(CANCELLED)})
 
-    def _begin(self, request: Message, record: RequestRecord, deadline: float | None, text: _Text) -> PendingRequest:
+    def _begin(self, request: Message, record: RequestRecord, deadline: float | None) -> PendingRequest:
         model, settings = read_model_spec(request), self._settings
         _check_state(request)
 
@@ -107,102 +93,48 @@ class PredictStreamedService:
             if not servable.traits.generates:
                 message = f"model '{model.name}' is no language model: it has no pieces to stream; call Predict"
                 raise ServingError(StatusCode.UNIMPLEMENTED, message)
-            signatures = servable.signatures
-            run = run_of_predict(signatures, request, settings.check_method_names, settings.max_bytes)
+            run = run_of_predict(servable.signatures, request, settings.check_method_names, settings.max_bytes)
             check_one_text(run.inputs, model.name)
-            assert record.version is not None
-            text.id, text.signature, text.wanted = ServableId(model.name, record.version), run.signature, run.outputs
-            text.has_text = TEXT_OUTPUT in signatures[run.signature].output_names
             return (run,)
 
-        return self._predictor.begin(model, plan, record, deadline, CallOptions(on_piece=text.add))
+        return self._predictor.begin(model, plan, record, deadline, CallOptions(in_pieces=True))
 
-    def _write(self, text: _Text, outputs: Mapping[str, Array]) -> bytes:
+    def _write(self, pending: PendingRequest, outputs: Mapping[str, Array]) -> bytes:
         """The answer with those of the requested outputs that exist."""
-        names = text.wanted or tuple(outputs)
+        (run,) = pending.runs
+        names = run.outputs or tuple(outputs)
         found = {name: outputs[name] for name in names if name in outputs}
-        assert text.id is not None
-        return self._answers.write(text.id, text.signature, found)
-
-
-class _Text:
-    """A running text and its pieces that wait for the client, at most one for each token. ``complete``: the last piece
-    has arrived. ``begin`` -> ``wait`` until ``finished`` -> ``end``; ``close`` at any time."""
-
-    def __init__(self, changed: asyncio.Event) -> None:
-        self.id: ServableId | None = None
-        self.signature = DEFAULT_SIGNATURE
-        self.wanted: tuple[str, ...] = ()
-        self.has_text = False
-        self.complete = False
-        self.pieces: deque[Mapping[str, Array]] = deque()
-        self._changed = changed
-        self._started: PendingRequest | None = None
-        self._end: asyncio.Task[object] | None = None
-
-    @property
-    def finished(self) -> bool:
-        """Whether every piece was taken and no more can arrive."""
-        return not self.pieces and self._end is not None and self._end.done()
-
-    def begin(self, started: PendingRequest) -> None:
-        self._started = started
-        self._end = asyncio.create_task(started.answer())
-        self._end.add_done_callback(lambda end: self._changed.set())
-
-    def add(self, servable_id: ServableId, piece: Piece) -> None:
-        self.complete = piece.finish is not None
-        self.pieces.append(piece_outputs(piece, self.has_text))
-        self._changed.set()
-
-    async def wait(self) -> None:
-        """Waits for a change since the last call."""
-        await self._changed.wait()
-        self._changed.clear()
-
-    async def end(self) -> None:
-        """Raises the failure of the text, if it failed."""
-        assert self._end is not None
-        await self._end
-
-    async def close(self) -> None:
-        if self._started is not None:
-            self._started.cancel()
-        await _drop(self._end)
+        return self._answers.write(pending.id, run.signature, found)
 
 
 class _RequestReader:
-    """Reads the client's requests, at most one ahead. ``changed`` is set when that one has arrived."""
+    """Reads the client's requests, at most one ahead."""
 
     def __init__(self, requests: AsyncIterator[bytes]) -> None:
         self._requests = aiter(requests)
         self._next: asyncio.Task[Message | None] | None = None
-        self.changed = asyncio.Event()
-
-    @property
-    def cancels(self) -> bool:
-        """Whether the next request has arrived and is a CANCEL. ``next`` raises the error of a malformed one."""
-        pending = self._begin()
-        if not pending.done() or pending.cancelled() or pending.exception() is not None:
-            return False
-        request = pending.result()
-        return request is not None and _cancels(request)
 
     async def next(self) -> Message | None:
         """The next request; None after the client's half-close. INVALID_ARGUMENT for malformed bytes."""
-        pending = self._begin()
-        request = await pending
+        request = await self._begin()
         if request is not None:
             self._next = None
         return request
 
+    def cancel_later(self, pending: PendingRequest) -> None:
+        """Cancels the request when the next message is a CANCEL. An error in that message is raised by ``next``."""
+        self._begin().add_done_callback(partial(_cancel, pending))
+
     async def close(self) -> None:
-        await _drop(self._next)
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait({self._next})
+            if not self._next.cancelled():
+                self._next.exception()  # retrieved, so that asyncio does not log it
 
     def _begin(self) -> asyncio.Task[Message | None]:
         if self._next is None:
             self._next = asyncio.create_task(self._read())
-            self._next.add_done_callback(lambda task: self.changed.set())
         return self._next
 
     async def _read(self) -> Message | None:
@@ -210,14 +142,12 @@ class _RequestReader:
         return None if data is None else parse(PredictRequest, data)
 
 
-async def _drop(task: asyncio.Task[Any] | None) -> None:
-    """Cancels the task, waits for its end and ignores its failure."""
-    if task is None:
+def _cancel(pending: PendingRequest, read: asyncio.Task[Message | None]) -> None:
+    if read.cancelled() or read.exception() is not None:
         return
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
+    request = read.result()
+    if request is not None and _cancels(request):
+        pending.cancel()
 
 
 def _cancels(request: Message) -> bool:

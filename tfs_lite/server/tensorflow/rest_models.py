@@ -6,11 +6,11 @@ from typing import Any
 
 import orjson
 from google.protobuf.json_format import MessageToDict
-from starlette.responses import Response
 
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.metrics.requests import REST
 from tfs_lite.protocols.tensorflow.serving import model_status, signature_def_map, status_json
+from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import JSON, json_reply
 from tfs_lite.serving.model_states import ModelReport
 from tfs_lite.serving.server_core import ServerCore
@@ -23,16 +23,16 @@ class ModelPages:
         self._core = core
         self._metrics = core.request_metrics
 
-    def list(self) -> Response:
+    async def list(self, request: Request, ref: ModelRef) -> Response:
         """Every model with its versions, and why a model without any has none."""
         with self._metrics.record("ListModels", "", REST):
             return json_reply({"models": [_report(report) for report in self._core.models()]})
 
-    def status(self, ref: ModelRef) -> Response:
+    async def status(self, request: Request, ref: ModelRef) -> Response:
         with self._metrics.record("GetModelStatus", ref.name, REST):
-            return Response(status_json(model_status(self._core.status(ref))), media_type=JSON.media_type)
+            return Response(status_json(model_status(self._core.status(ref))).encode(), media_type=JSON.media_type)
 
-    def metadata(self, ref: ModelRef) -> Response:
+    async def metadata(self, request: Request, ref: ModelRef) -> Response:
         with self._metrics.record("GetModelMetadata", ref.name, REST) as record, self._core.handle(ref) as handle:
             record.version = handle.id.version
             signatures = MessageToDict(

@@ -1,81 +1,91 @@
-"""TensorFlow Serving's REST paths: ``/v1/models/NAME[/versions/N|/labels/L][:VERB | /metadata]``. Pure.
+"""TensorFlow Serving's REST API: ``/v1/models/NAME[/versions/N|/labels/L][:VERB | /metadata]``.
 
-A trailing slash, or a query after a verb, is malformed; a query after a name is part of the name. The list of models,
-``/v1/models``, is an addition of ours.
+A trailing slash, or a query after a verb, is malformed; a query after a name is part of the name. Letters may be of
+either case, except in a verb. The list of models, ``/v1/models``, is an addition of ours.
 """
 
 from __future__ import annotations
 
-import enum
-import re
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
 from urllib.parse import unquote
 
 from tfs_lite.core.servable import MAX_VERSION, ModelRef
 from tfs_lite.core.status import ServingError, invalid_argument
+from tfs_lite.metrics.requests import REST, RequestMetrics, RequestRecord
+from tfs_lite.server.http.compression import GZIP
+from tfs_lite.server.http.message import Request, Response
+from tfs_lite.server.http.replies import JSON, MSGPACK, body_formats, error_reply
+from tfs_lite.server.http.router import GET, POST, About, Api, Route
+from tfs_lite.server.tensorflow.rest_models import ModelPages
+from tfs_lite.server.tensorflow.rest_service import RestService
 
-ROOT = "/v1/"
-CACHED_TARGETS, MAX_CACHED_LENGTH = 256, 256
-"""Targets of predictions that are cached, and the most characters of such a target."""
-_LIST = re.compile(r"/v1/models", re.IGNORECASE)
-_MODEL = r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
-_GET = re.compile(_MODEL + r"(?P<metadata>/metadata)?", re.IGNORECASE)
-_POST = re.compile(_MODEL + r":(?P<verb>(?-i:predict|classify|regress))", re.IGNORECASE)
-
-
-class Action(enum.Enum):
-    """What a path asks for. The value of a POST action is its verb."""
-
-    LIST = "list"
-    STATUS = "status"
-    METADATA = "metadata"
-    PREDICT = "predict"
-    CLASSIFY = "classify"
-    REGRESS = "regress"
+_ROOT = "/v1/"
+_BOTH = (JSON.media_type, MSGPACK.media_type)
+_LOOKUP_ERRORS = ("400", "404")
+_ERRORS = (*_LOOKUP_ERRORS, "408", "413", "415", "422", "429", "500", "501", "503", "504")
 
 
-def is_rest(path: str) -> bool:
-    return path[: len(ROOT)].lower() == ROOT
+def _routes() -> Iterator[Route[RestApi, ModelRef]]:
+    """Those of a model exist three times: for the latest version, one by number, one by label."""
+    listed = About("listModels", "Every model with the states of its versions.", "ModelList", ("400",))
+    yield Route("/v1/models", GET, lambda api: api.models.list, True, listed)
+    for version, which in (("", ""), ("/versions/{version}", "OfVersion"), ("/labels/{label}", "OfLabel")):
+        model = "/v1/models/{model}" + version
+        about = About(f"modelStatus{which}", "The states of its versions.", "ModelStatus", _LOOKUP_ERRORS)
+        yield Route(model, GET, lambda api: api.models.status, True, about)
+        about = About(f"modelMetadata{which}", "Its signatures.", "ModelMetadata", _LOOKUP_ERRORS)
+        yield Route(f"{model}/metadata", GET, lambda api: api.models.metadata, True, about)
+        about = About(f"predict{which}", "Runs it on tensors.", "PredictAnswer", _ERRORS, "PredictBody", _BOTH)
+        yield Route(f"{model}:predict", POST, lambda api: api.service.predict, True, about)
+        about = About(f"classify{which}", "Classifies examples.", "ClassifyAnswer", _ERRORS, "ExamplesBody")
+        yield Route(f"{model}:classify", POST, lambda api: api.service.classify, True, about)
+        about = About(f"regress{which}", "A number for each example.", "RegressAnswer", _ERRORS, "ExamplesBody")
+        yield Route(f"{model}:regress", POST, lambda api: api.service.regress, True, about)
 
 
-def parse_path(method: str, path: str) -> tuple[Action, ModelRef]:
-    """``path`` is still percent-encoded, with its query. The model of the list has an empty name. INVALID_ARGUMENT
-    ``Malformed request`` for paths outside the grammar."""
-    if method == "GET" and _LIST.fullmatch(path):
-        return Action.LIST, ModelRef("")
-    pattern = {"GET": _GET, "POST": _POST}.get(method)
-    match = pattern.fullmatch(path) if pattern else None
-    if match is None:
-        raise invalid_argument(f"Malformed request: {method} {path}")
-    found = match.groupdict()
-    ref = ModelRef(unquote(found["name"]), _version(found["version"]), _decoded(found["label"]))
-    if method == "GET":
-        return (Action.METADATA if found["metadata"] else Action.STATUS), ref
-    return Action(found["verb"]), ref
+class RestApi(Api[ModelRef]):
+    """Requests outside the grammar are counted without a method."""
 
+    routes = tuple(_routes())
+    names = {"model": "[^/:]+", "version": "[0-9]+", "label": "[^/:]+"}  # noqa: RUF012
+    query_in_path = True
+    always_preflight = True
+    encodings = GZIP
 
-def prediction_of(target: str) -> ModelRef | None:
-    """The model, if a POST to this target is a prediction; else, or if it is malformed, None."""
-    return _cached_prediction(target) if len(target) <= MAX_CACHED_LENGTH else None
+    def __init__(self, service: RestService, models: ModelPages, metrics: RequestMetrics) -> None:
+        self.service = service
+        self.models = models
+        self._metrics = metrics
 
+    def owns(self, path: str) -> bool:
+        return path[: len(_ROOT)].lower() == _ROOT
 
-@lru_cache(CACHED_TARGETS)
-def _cached_prediction(target: str) -> ModelRef | None:
-    try:
-        action, ref = parse_path("POST", target)
-    except ServingError:
-        return None
-    return ref if action is Action.PREDICT else None
+    def pattern(self, path: str) -> str:
+        before, colon, verb = path.partition(":")
+        return f"(?i:{super().pattern(before)}){colon}{verb}"
 
+    def target(self, names: Mapping[str, str]) -> ModelRef:
+        """The name is empty where there is none."""
+        version, label = names.get("version"), names.get("label")
+        return ModelRef(
+            unquote(names.get("model", "")),
+            None if version is None else self._version(version),
+            None if label is None else unquote(label),
+        )
 
-def _version(digits: str | None) -> int | None:
-    if digits is None:
-        return None
-    significant = digits.lstrip("0") or "0"
-    if len(significant) > 19 or int(significant) > MAX_VERSION:
-        raise invalid_argument(f"Failed to convert version: {significant:.40} is more than {MAX_VERSION}")
-    return int(significant)
+    def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
+        return self._counted(invalid_argument(f"Malformed request: {method} {path}"))
 
+    def error(self, request: Request, error: ServingError) -> Response:
+        return error_reply(error, body_formats(request.headers)[1] if request.path.endswith(":predict") else JSON)
 
-def _decoded(label: str | None) -> str | None:
-    return None if label is None else unquote(label)
+    def _version(self, digits: str) -> int:
+        significant = digits.lstrip("0") or "0"
+        if len(significant) > 19 or int(significant) > MAX_VERSION:
+            message = f"Failed to convert version: {significant:.40} is more than {MAX_VERSION}"
+            raise self._counted(invalid_argument(message))
+        return int(significant)
+
+    def _counted(self, error: ServingError) -> ServingError:
+        self._metrics.observe(RequestRecord("", "", REST), error.code, 0.0)
+        return error

@@ -7,20 +7,17 @@ request log keeps the messages that gRPC would have carried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
-
-from starlette.requests import Request
-from starlette.responses import Response
+from typing import Any
 
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.core.status import StatusCode
-from tfs_lite.metrics.requests import REST, RequestMetrics, RequestRecord
+from tfs_lite.metrics.requests import REST, RequestMetrics
 from tfs_lite.protocols.dtypes import Array
-from tfs_lite.protocols.json.text import COMFORTABLE_BYTES, Json
+from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.messages import (
     ClassificationRequest,
     Message,
@@ -28,7 +25,7 @@ from tfs_lite.protocols.messages import (
     PredictResponse,
     RegressionRequest,
 )
-from tfs_lite.protocols.rest.examples import classification_tree, read_examples_body, regression_tree
+from tfs_lite.protocols.rest.examples import ExamplesBody, classification_tree, read_examples_body, regression_tree
 from tfs_lite.protocols.rest.predict import (
     PredictBody,
     find_rest_signature,
@@ -42,19 +39,19 @@ from tfs_lite.protocols.tensorflow.prediction_log import Method, make_log
 from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.request_log.sampler import NO_LOG, RequestLog
-from tfs_lite.server.http.calls import HttpCall
-from tfs_lite.server.http.replies import JSON, BodyFormat, HttpError, answer_format, body_format
+from tfs_lite.server.http.message import Headers, Request, Response
+from tfs_lite.server.http.replies import JSON, HttpError, body_formats
 from tfs_lite.server.http.resources import HttpResources
-from tfs_lite.server.http.short_path import BufferedRequest
 from tfs_lite.server.inference.classify_regress import Infer, Inferences
-from tfs_lite.server.inference.predictor import Inference, Plan, Predictor
+from tfs_lite.server.inference.pending import Inference
+from tfs_lite.server.inference.predictor import Plan, Predictor
 from tfs_lite.server.tensorflow.rest_fast_path import print_plain, read_plain
 from tfs_lite.server.tensorflow.settings import PredictSettings
 
-T = TypeVar("T")
-
 NUMBER_BYTES = 16
 """The approximate size of a printed number."""
+UNKNOWN_ENCODING = StatusCode.INVALID_ARGUMENT
+"""The code of a body with an unknown Content-Encoding, which gives 415."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +65,6 @@ class _Verb:
 
 _CLASSIFY = _Verb("Classify", Method.CLASSIFY, classification_tree)
 _REGRESS = _Verb("Regress", Method.REGRESS, regression_tree)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent(Generic[T]):
-    """A body that was read: its size in bytes and whether work on it belongs on a thread. ``parsed`` holds one value,
-    which its user pops so that its memory is freed."""
-
-    parsed: list[T]
-    size: int
-    large: bool
 
 
 class RestService:
@@ -101,53 +88,42 @@ class RestService:
 
     async def predict(self, request: Request, ref: ModelRef) -> Response:
         """Raises ServingError."""
-        format = answer_format(request.headers)
-        with self._metrics.record("Predict", ref.name, REST) as record, self._http.calls.call(record) as call:
-            sent = await self._read(request, call, body_format(request.headers), read_predict_body)
-            rows = sent.parsed[0].rows
-            inference, data = await self._predict(ref, self._plan(sent), record, call.deadline, rows, format)
-        self._offer(ref, inference, sent.size + len(data))
+        http, (sent_format, format) = self._http, body_formats(request.headers)
+
+        def parse(data: bytes) -> tuple[list[PredictBody], int]:
+            return [read_predict_body(sent_format.loads(data))], len(data)
+
+        with self._metrics.record("Predict", ref.name, REST) as record, http.calls.call(request, record) as call:
+            parsed, size = await http.bodies.read(request, parse, UNKNOWN_ENCODING)
+            rows = parsed[0].rows
+            plan = self._plan(parsed, size > COMFORTABLE_BYTES)
+            inference = await self._predictor.infer(ref, plan, record, call.deadline)
+            outputs = inference.output
+            data = print_plain(outputs, rows) if format is JSON else None
+            if data is None:
+                data = await http.run(
+                    _are_large(outputs), lambda: format.dumps(predict_tree(outputs, rows, binary=format.binary))
+                )
+        self._log.offer(inference.id, inference.run.signature, size + len(data), partial(predict_log, ref, inference))
         return Response(data, media_type=format.media_type)
 
-    async def predict_buffered(self, request: BufferedRequest) -> bytes:
-        """As ``predict``, for a request of the short path. The answer has the format that the request asks for."""
-        ref, size = request.ref, len(request.body)
-        sent_format, format = request.formats
-        with self._metrics.record("Predict", ref.name, REST) as record, self._http.calls.call(record) as call:
-            request.on_disconnect = call.disconnect
-            self._http.bodies.acquire(size)
-            try:
-                body = read_predict_body(sent_format.loads(request.body))
-            finally:
-                self._http.bodies.release(size)
+    def _plan(self, parsed: list[PredictBody], large: bool) -> Plan:
+        """``parsed`` holds one body, which is taken out of it so that its memory is freed."""
 
-            def plan(signatures: Mapping[str, Signature]) -> Sequence[Run]:
-                key, signature = self._find(body, signatures)
-                plain = read_plain(body, signature)
-                if plain is not None:
-                    return [Run(key, plain, fits=signature)]
-                return [Run(key, tensors_of(body, signature))]
+        def plan(signatures: Mapping[str, Signature]) -> Sequence[Run] | Awaitable[Sequence[Run]]:
+            key, signature = self._find(parsed[0], signatures)
+            if large:
+                return self._decode_on_thread(parsed, key, signature)
+            body = parsed.pop()
+            plain = read_plain(body, signature)
+            if plain is not None:
+                return [Run(key, plain, fits=signature)]
+            return [Run(key, tensors_of(body, signature))]
 
-            inference, data = await self._predict(ref, plan, record, call.deadline, body.rows, format)
-        self._offer(ref, inference, size + len(data))
-        return data
+        return plan
 
-    async def _predict(
-        self, ref: ModelRef, plan: Plan, record: RequestRecord, deadline: float | None, rows: bool, format: BodyFormat
-    ) -> tuple[Inference, bytes]:
-        inference = await self._predictor.infer(ref, plan, record, deadline)
-        outputs = inference.output
-        plain = print_plain(outputs, rows) if format is JSON else None
-        if plain is not None:
-            return inference, plain
-
-        def write() -> bytes:
-            return format.dumps(predict_tree(outputs, rows, binary=format.binary))
-
-        return inference, await self._http.run(_are_large(outputs), write)
-
-    def _offer(self, ref: ModelRef, inference: Inference, size: int) -> None:
-        self._log.offer(inference.id, inference.run.signature, size, partial(predict_log, ref, inference))
+    async def _decode_on_thread(self, parsed: list[PredictBody], key: str, signature: Signature) -> Sequence[Run]:
+        return [Run(key, await self._http.run(True, lambda: tensors_of(parsed.pop(), signature)))]
 
     async def classify(self, request: Request, ref: ModelRef) -> Response:
         """As ``predict``."""
@@ -158,35 +134,22 @@ class RestService:
         return await self._infer(request, ref, _REGRESS, self._inferences.regress)
 
     async def _infer(self, request: Request, ref: ModelRef, verb: _Verb, infer: Infer) -> Response:
-        with self._metrics.record(verb.name, ref.name, REST) as record, self._http.calls.call(record) as call:
-            sent = await self._read(request, call, _json_only(request.headers, verb), read_examples_body)
-            body = sent.parsed.pop()
+        http = self._http
+
+        def parse(data: bytes) -> tuple[ExamplesBody, int]:
+            return read_examples_body(JSON.loads(data)), len(data)
+
+        with self._metrics.record(verb.name, ref.name, REST) as record, http.calls.call(request, record) as call:
+            _check_json(request.headers, verb)
+            body, size = await http.bodies.read(request, parse, UNKNOWN_ENCODING)
             model = replace(ref, signature=body.signature_name)
             response = await infer(model, body.input, record, call.deadline)
             large = response.ByteSize() > COMFORTABLE_BYTES
-            data = await self._http.run(large, lambda: JSON.dumps(verb.tree(response.result)))
+            data = await http.run(large, lambda: JSON.dumps(verb.tree(response.result)))
         servable_id = ServableId(response.model_spec.name, response.model_spec.version.value)
         make = partial(example_log, verb.log, model, body.input, response)
-        self._log.offer(servable_id, response.model_spec.signature_name, sent.size + len(data), make)
+        self._log.offer(servable_id, response.model_spec.signature_name, size + len(data), make)
         return Response(data, media_type=JSON.media_type)
-
-    async def _read(self, request: Request, call: HttpCall, format: BodyFormat, parse: Callable[[Json], T]) -> _Sent[T]:
-        """Parses the body and frees its bytes."""
-        with await self._http.bodies.read(request) as body:
-            call.watch(request.receive)
-            large = body.gzipped or body.size > COMFORTABLE_BYTES
-            try:
-                parsed = await self._http.run(large, lambda: parse(format.loads(body.take())))
-            finally:
-                self._http.heap.note(body.size)
-        return _Sent([parsed], body.size, large)
-
-    def _plan(self, sent: _Sent[PredictBody]) -> Plan:
-        async def plan(signatures: Mapping[str, Signature]) -> Sequence[Run]:
-            key, signature = self._find(sent.parsed[0], signatures)
-            return [Run(key, await self._http.run(sent.large, lambda: tensors_of(sent.parsed.pop(), signature)))]
-
-        return plan
 
     def _find(self, body: PredictBody, signatures: Mapping[str, Signature]) -> tuple[str, Signature]:
         key = body.signature_name
@@ -196,16 +159,15 @@ class RestService:
         return key or DEFAULT_SIGNATURE, signature
 
 
-def _json_only(headers: Mapping[str, str], verb: _Verb) -> BodyFormat:
-    format = body_format(headers)
+def _check_json(headers: Headers, verb: _Verb) -> None:
+    format, _ = body_formats(headers)
     if format is not JSON:
         raise HttpError(
             StatusCode.INVALID_ARGUMENT,
             f"{verb.name} takes {JSON.media_type} only; {format.media_type} is for Predict",
             415,
-            {"Accept": JSON.media_type},
+            {"accept": JSON.media_type},
         )
-    return format
 
 
 def _are_large(outputs: Mapping[str, Array]) -> bool:

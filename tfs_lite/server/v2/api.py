@@ -48,7 +48,7 @@ class V2Api:
         return V2GrpcService(self._inference, self._control, self._fast).methods()
 
     def app(self, http: HttpResources) -> V2HttpApp:
-        return V2HttpApp(self._inference, self._control, http)
+        return V2HttpApp(self._inference, self._control, http, self._fast)
 
     def close_loads(self) -> None:
         """Waits for the call that is being carried out."""

@@ -1,62 +1,86 @@
-"""KServe V2 over HTTP: answers every request below ``/v2``, errors included."""
+"""KServe V2 over HTTP: its routes, below ``/v2``.
+
+Names in paths are percent-encoded, and a query is ignored. An unknown path is 404 for every method; a known one is 405
+for a method that it does not have.
+"""
 
 from __future__ import annotations
 
-import logging
-
-from starlette.requests import Request
-from starlette.responses import Response
+from collections.abc import Iterator, Mapping
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.server.http.encoded_bodies import EncodedBodies
+from tfs_lite.server.http.message import Request, Response
+from tfs_lite.server.http.replies import HttpError
 from tfs_lite.server.http.resources import HttpResources
+from tfs_lite.server.http.router import HEAD_TOO, POST, Api, Route
 from tfs_lite.server.v2.control import V2Control
-from tfs_lite.server.v2.http_events import EventRoom
+from tfs_lite.server.v2.fast_path import V2FastPath
 from tfs_lite.server.v2.http_infer import V2HttpInfer
-from tfs_lite.server.v2.http_paths import Action, Target, parse_path
+from tfs_lite.server.v2.http_paths import Target, read_target
 from tfs_lite.server.v2.http_replies import v2_error
 from tfs_lite.server.v2.http_routes import V2HttpRoutes
 from tfs_lite.server.v2.inference import V2Inference
 
-logger = logging.getLogger(__name__)
+_ROOT = "/v2"
+_ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_MODEL = f"{_ROOT}/models/{{model}}"
+_REPOSITORY = f"{_ROOT}/repository"
 
-_PACKED = (Action.INFER, Action.GENERATE)
-"""Answers that are compressed for clients that accept it. Triton's clients always accept, but decompress only these."""
+
+def _routes() -> Iterator[Route[V2HttpApp, Target]]:
+    """Triton's clients accept compressed answers always, but decompress only those of predictions."""
+    yield Route(_ROOT, HEAD_TOO, lambda app: app.pages.server_metadata)
+    yield Route(f"{_ROOT}/health/live", HEAD_TOO, lambda app: app.pages.live)
+    yield Route(f"{_ROOT}/health/ready", HEAD_TOO, lambda app: app.pages.ready)
+    yield Route(f"{_ROOT}/models/stats", HEAD_TOO, lambda app: app.pages.statistics)
+    for model in (_MODEL, f"{_MODEL}/versions/{{version}}"):
+        yield Route(f"{model}/infer", POST, lambda app: app.infer.infer, packs=True)
+        yield Route(f"{model}/generate", POST, lambda app: app.infer.generate, packs=True)
+        yield Route(f"{model}/generate_stream", POST, lambda app: app.infer.generate_stream)
+        yield Route(model, HEAD_TOO, lambda app: app.pages.model_metadata)
+        yield Route(f"{model}/ready", HEAD_TOO, lambda app: app.pages.model_ready)
+        yield Route(f"{model}/config", HEAD_TOO, lambda app: app.pages.model_config)
+        yield Route(f"{model}/stats", HEAD_TOO, lambda app: app.pages.statistics)
+    for setting in (f"{_ROOT}/trace/setting", f"{_MODEL}/trace/setting"):
+        yield Route(setting, (*HEAD_TOO, *POST), lambda app: app.pages.trace)
+    yield Route(f"{_ROOT}/logging", (*HEAD_TOO, *POST), lambda app: app.pages.logging)
+    yield Route(f"{_REPOSITORY}/index", POST, lambda app: app.pages.index)
+    yield Route(f"{_REPOSITORY}/models/{{model}}/load", POST, lambda app: app.pages.load)
+    yield Route(f"{_REPOSITORY}/models/{{model}}/unload", POST, lambda app: app.pages.unload)
+    for rest in ("index", "models/{model}/load", "models/{model}/unload"):
+        yield Route(f"{_REPOSITORY}/{{repository}}/{rest}", _ANY, lambda app: app.pages.named_repository)
+    system, cuda, region = f"{_ROOT}/systemsharedmemory", f"{_ROOT}/cudasharedmemory", "/region/{region}"
+    yield Route(f"{system}{region}/register", POST, lambda app: app.pages.register_system)
+    yield Route(f"{cuda}{region}/register", POST, lambda app: app.pages.register_cuda)
+    for which in ("", region):
+        yield Route(f"{system}{which}/status", HEAD_TOO, lambda app: app.pages.system_status)
+        yield Route(f"{system}{which}/unregister", POST, lambda app: app.pages.unregister_system)
+        yield Route(f"{cuda}{which}/status", HEAD_TOO, lambda app: app.pages.cuda_status)
+        yield Route(f"{cuda}{which}/unregister", POST, lambda app: app.pages.unregister_cuda)
 
 
-class V2HttpApp:
-    """On the event loop."""
+class V2HttpApp(Api[Target]):
+    """``infer`` answers predictions, ``pages`` everything else."""
 
-    def __init__(
-        self, inference: V2Inference, control: V2Control, http: HttpResources, room: EventRoom | None = None
-    ) -> None:
-        self._bodies = EncodedBodies(http)
-        self._infer = V2HttpInfer(inference, control, http, self._bodies, room)
-        self._routes = V2HttpRoutes(control, self._bodies)
+    routes = tuple(_routes())
+    names = dict.fromkeys(("model", "version", "region", "repository"), "[^/]+")
 
-    async def answer(self, request: Request, path: str, query: str) -> Response:
-        """The complete answer except the headers for browsers, compressed if the client accepts that. ``path`` is still
-        percent-encoded; ``query`` is ignored. The caller must call the response in the same task, at once, because a
-        stream holds its request until it is sent. Raises nothing but CancelledError."""
-        try:
-            target = parse_path(request.method, path)
-            response = await self._answer(request, target)
-        except ServingError as error:
-            return v2_error(error)
-        except Exception:
-            logger.exception("%s %s failed", request.method, path)
-            return v2_error(ServingError(StatusCode.INTERNAL, "internal error"))
-        if target.action in _PACKED:
-            await self._bodies.pack(response, request.headers.get("accept-encoding", ""))
-        return response
+    def __init__(self, inference: V2Inference, control: V2Control, http: HttpResources, fast: V2FastPath) -> None:
+        self.infer = V2HttpInfer(inference, control, http, fast)
+        self.pages = V2HttpRoutes(control, http.bodies)
 
-    async def _answer(self, request: Request, target: Target) -> Response:
-        match target.action, target.model:
-            case Action.INFER, str(model):
-                return await self._infer.infer(request, model, target)
-            case Action.GENERATE, str(model):
-                return await self._infer.generate(request, model, target)
-            case Action.GENERATE_STREAM, str(model):
-                return await self._infer.generate_stream(request, model, target)
-            case _:
-                return await self._routes.answer(request, target)
+    def owns(self, path: str) -> bool:
+        return path == _ROOT or path.startswith(_ROOT + "/")
+
+    def target(self, names: Mapping[str, str]) -> Target:
+        return read_target(names)
+
+    def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
+        if allowed is None:
+            return HttpError(StatusCode.NOT_FOUND, "Not Found", 404)
+        shown = ", ".join(allowed)
+        message = f"Method Not Allowed: {path} answers {shown}, not {method}"
+        return HttpError(StatusCode.UNIMPLEMENTED, message, 405, {"allow": shown})
+
+    def error(self, request: Request, error: ServingError) -> Response:
+        return v2_error(error)

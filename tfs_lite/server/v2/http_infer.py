@@ -8,13 +8,10 @@ and large bodies are read and written on threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
-
-from starlette.requests import Request
-from starlette.responses import Response
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import REST
@@ -23,105 +20,118 @@ from tfs_lite.protocols.v2.binary import LENGTH_HEADER, DeclaredInput, raw_reque
 from tfs_lite.protocols.v2.generate import ONE_ANSWER, read_generate, write_generate
 from tfs_lite.protocols.v2.json_answer import printed_size, write_answer
 from tfs_lite.protocols.v2.json_request import read_infer
-from tfs_lite.protocols.v2.request import InferAnswer, InferRequest
-from tfs_lite.server.http.encoded_bodies import EncodedBodies
-from tfs_lite.server.http.replies import JSON
+from tfs_lite.protocols.v2.plain import PlainRequest
+from tfs_lite.protocols.v2.request import InferRequest
+from tfs_lite.server.http.events import EVENT_TYPE, event, failure_of
+from tfs_lite.server.http.message import Request, Response, Stream
+from tfs_lite.server.http.replies import JSON, error_text
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.v2.control import V2Control
-from tfs_lite.server.v2.http_events import Answers, EventRoom, EventStream, failed_stream
+from tfs_lite.server.v2.fast_path import V2FastPath
 from tfs_lite.server.v2.http_paths import Target
-from tfs_lite.server.v2.http_replies import v2_success
-from tfs_lite.server.v2.inference import METHOD, V2Inference
+from tfs_lite.server.v2.http_replies import v2_status, v2_success
+from tfs_lite.server.v2.inference import METHOD, V2Answers, V2Inference
+
+_LENGTH = LENGTH_HEADER.lower()
 
 
 class V2HttpInfer:
-    """On the event loop. Every method raises ServingError, and CancelledError when the server gives up."""
+    """On the event loop. Every method raises ServingError, and CancelledError when the client has gone."""
 
-    def __init__(
-        self,
-        inference: V2Inference,
-        control: V2Control,
-        http: HttpResources,
-        bodies: EncodedBodies,
-        room: EventRoom | None = None,
-    ) -> None:
-        """``room`` bounds the answers that wait for clients."""
+    def __init__(self, inference: V2Inference, control: V2Control, http: HttpResources, fast: V2FastPath) -> None:
         self._inference = inference
         self._control = control
-        self._bodies = bodies
         self._http = http
-        self._room = room or EventRoom()
+        self._fast = fast
 
-    async def infer(self, request: Request, model: str, target: Target) -> Response:
-        with self._inference.metrics.record(METHOD, model, REST) as record, self._http.calls.call(record) as call:
-            sent = await self._bodies.read(request, call, self._reader(request, model, target))
-            answer = await self._inference.begin(sent, record, call.deadline).answer()
-            binary = sent.binary_outputs
-            large = printed_size(answer, binary) > COMFORTABLE_BYTES
-            written = await self._http.run(large, lambda: write_answer(answer, binary))
+    async def infer(self, request: Request, target: Target) -> Response:
+        with (
+            self._inference.metrics.record(METHOD, target.name, REST) as record,
+            self._http.calls.call(request, record) as call,
+        ):
+            fast, length = self._fast, request.headers.find(_LENGTH)
+            in_full = self._reader(length, target)
+
+            def read(body: bytes) -> InferRequest | PlainRequest:
+                return fast.read_http(target.name, target.version, body, length, in_full)
+
+            sent = await self._http.bodies.read(request, read)
+            answer, binary = await fast.answer(sent, record, call.deadline), sent.binary_outputs
+            if printed_size(answer, binary) > COMFORTABLE_BYTES:
+                written = await self._http.run(True, lambda: write_answer(answer, binary))
+            else:
+                written = fast.http_answers.write(answer, binary)
         return v2_success(written)
 
-    async def generate(self, request: Request, model: str, target: Target) -> Response:
+    async def generate(self, request: Request, target: Target) -> Response:
         """The one answer of a model, also of a decoupled one; a language model's is whole. INTERNAL if there is none or
         there are several."""
         with ExitStack() as inside:
-            answers = await self._begin(request, model, target, inside)
-            answer = await answers.next()
-            if answer is None or await answers.next() is not None:
+            answers = await self._begin(request, target, inside)
+            text = await self._next_text(answers)
+            if text is None or await anext(answers, None) is not None:
                 raise ServingError(StatusCode.INTERNAL, ONE_ANSWER)
-            text = await self._print(answer)
         return Response(text, media_type=JSON.media_type)
 
-    async def generate_stream(self, request: Request, model: str, target: Target) -> Response:
-        """An :class:`EventStream`, which ends the call when it is sent. Failures before the request is queued are
-        raised, and of a language model also those before its first piece; another model that fails at once gives an
-        event with the failure's status."""
-        event = False
+    async def generate_stream(self, request: Request, target: Target) -> Response | Stream:
+        """An event for each answer. Failures before the request is queued are raised, and of a language model also
+        those before its first piece; another model that fails at once gives an event with the failure's status."""
+        as_event = False
         try:
             with ExitStack() as inside:
-                answers = await self._begin(request, model, target, inside, in_pieces=True)
-                event = not answers.generates
-
-                async def next_text() -> bytes | None:
-                    answer = await answers.next()
-                    return None if answer is None else await self._print(answer)
-
-                return EventStream(await next_text(), next_text, inside.pop_all())
+                answers = await self._begin(request, target, inside, in_pieces=True)
+                as_event = not answers.generates
+                events = self._events(await self._next_text(answers), answers, inside.pop_all(), request.path)
+                await anext(events)
         except ServingError as error:
-            if not event:
+            if not as_event:
                 raise
-            return failed_stream(error)
+            return Response(event(error_text(error)), v2_status(error), EVENT_TYPE)
+        return Stream(events, media_type=EVENT_TYPE, headers={"cache-control": "no-cache"})
 
-    async def _begin(
-        self, request: Request, model: str, target: Target, inside: ExitStack, in_pieces: bool = False
-    ) -> Answers:
+    async def _begin(self, request: Request, target: Target, inside: ExitStack, in_pieces: bool = False) -> V2Answers:
         """Queues a request of ``generate``. Closing ``inside`` ends it."""
+        model, version = target.name, target.version
         record = inside.enter_context(self._inference.metrics.record(METHOD, model, REST))
-        call = inside.enter_context(self._http.calls.call(record))
-        declared = self._declared(model, target)
-        version = target.version
-        sent = await self._bodies.read(request, call, lambda body: read_generate(model, version, body, declared))
-        answers = Answers(self._room)
-        inside.callback(answers.close)
+        call = inside.enter_context(self._http.calls.call(request, record))
+        declared = self._declared(target)
+        sent = await self._http.bodies.read(request, lambda body: read_generate(model, version, body, declared))
+        room = self._inference.room.client()
         begin = partial(self._inference.begin, in_pieces=in_pieces, text_outputs_only=True)
-        answers.begin(begin(sent, record, call.deadline, answers.add))
-        return answers
+        return inside.enter_context(begin(sent, record, call.deadline, room))
 
-    async def _print(self, answer: InferAnswer) -> bytes:
+    async def _events(
+        self, text: bytes | None, answers: V2Answers, inside: ExitStack, path: str
+    ) -> AsyncIterator[bytes]:
+        """The events from ``text`` on. The first chunk is empty: from then on ``inside`` is closed with the stream."""
+        try:
+            with inside:
+                yield b""
+                while text is not None:
+                    yield event(text)
+                    text = await self._next_text(answers)
+        except Exception as error:
+            yield event(error_text(failure_of(error, path)))
+
+    async def _next_text(self, answers: V2Answers) -> bytes | None:
+        answer = await anext(answers, None)
+        if answer is None:
+            return None
         large = printed_size(answer, False) > COMFORTABLE_BYTES
         return await self._http.run(large, lambda: write_generate(answer))
 
-    def _reader(self, request: Request, model: str, target: Target) -> Callable[[bytes], InferRequest]:
-        version, header = target.version, request.headers.get(LENGTH_HEADER)
-        if header is not None and header.strip("0 ") == "" and "0" in header:
-            declared, batches = self._declared(model, target), self._batches(model, target)
+    def _reader(self, length: str | None, target: Target) -> Callable[[bytes], InferRequest]:
+        """``length`` is the header Inference-Header-Content-Length."""
+        model, version = target.name, target.version
+        if length is not None and length.strip("0 ") == "" and "0" in length:
+            declared, batches = self._declared(target), self._batches(target)
             return lambda body: raw_request(model, version, memoryview(body), declared, batches)
-        return lambda body: read_infer(model, version, body, read_length(header, len(body)))
+        return lambda body: read_infer(model, version, body, read_length(length, len(body)))
 
-    def _declared(self, model: str, target: Target) -> Sequence[DeclaredInput]:
-        metadata = self._control.model_metadata(model, target.version)
+    def _declared(self, target: Target) -> Sequence[DeclaredInput]:
+        metadata = self._control.model_metadata(target.name, target.version)
         return [DeclaredInput(spec.name, spec.datatype, spec.shape) for spec in metadata.inputs]
 
-    def _batches(self, model: str, target: Target) -> bool:
-        config: Any = self._control.model_config(model, target.version)
+    def _batches(self, target: Target) -> bool:
+        config: Any = self._control.model_config(target.name, target.version)
         return bool(config.max_batch_size > 0)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import orjson
-from starlette.responses import Response
-
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.codes import http_status
 from tfs_lite.protocols.v2.binary import LENGTH_HEADER
 from tfs_lite.protocols.v2.json_answer import WrittenAnswer
-from tfs_lite.server.http.replies import JSON, RETRY_SECONDS, HttpError
+from tfs_lite.server.http.message import Response
+from tfs_lite.server.http.replies import JSON, RETRY_SECONDS, HttpError, error_text
 
 BINARY_TYPE = "application/octet-stream"
+_LENGTH = LENGTH_HEADER.lower()
 _BAD_REQUEST = (StatusCode.CANCELLED, StatusCode.UNKNOWN, StatusCode.ALREADY_EXISTS)
 """V2 answers these with 400, other APIs with other statuses."""
 
@@ -27,16 +26,11 @@ def v2_error(error: ServingError) -> Response:
     status = v2_status(error)
     headers = dict(error.headers) if isinstance(error, HttpError) else {}
     if status == 503:
-        headers["Retry-After"] = RETRY_SECONDS
-    return Response(error_text(error), status, headers, media_type=JSON.media_type)
-
-
-def error_text(error: ServingError) -> bytes:
-    printable = str(error).encode("utf-8", "replace").decode()  # names from requests may hold anything
-    return orjson.dumps({"error": printable})
+        headers["retry-after"] = RETRY_SECONDS
+    return Response(error_text(error), status, JSON.media_type, headers)
 
 
 def v2_success(written: WrittenAnswer) -> Response:
     if written.json_length is None:
         return Response(written.body, media_type=JSON.media_type)
-    return Response(written.body, headers={LENGTH_HEADER: str(written.json_length)}, media_type=BINARY_TYPE)
+    return Response(written.body, media_type=BINARY_TYPE, headers={_LENGTH: str(written.json_length)})

@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 import orjson
 from prometheus_client import CollectorRegistry
-from starlette.requests import Request
 
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.generation import Limits, SamplingRequest
@@ -29,9 +28,11 @@ from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
+from tfs_lite.server.http.router import Router
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.openai.app import OpenAiApp, OpenAiSettings
+from tfs_lite.server.openai.routes import OpenAiApi
 from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
 from tfs_lite.testing.language.byte_codec import END, VOCABULARY, ByteCodec
 from tfs_lite.testing.language.hash_model import Choose, HashModel
@@ -76,15 +77,10 @@ class OpenAiServed:
             settings,
             now=lambda: CREATED,
         )
-        self._server = HttpServer(self, patience)
+        self._server = HttpServer(Router([OpenAiApi(self.app)], self.http.bodies), patience)
         self.port = self.loop.run(self._server.start("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.port}{ROOT}"
         self.client = httpx.Client(base_url=self.url, timeout=PATIENCE)
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        request = Request(scope, receive)
-        response = await self.app.answer(request, scope["raw_path"].decode(), scope["query_string"].decode())
-        await response(scope, receive, send)
 
     def add(
         self,

@@ -8,10 +8,12 @@ The model is called ``m``, version 7. Its answers are simple sums; while its gat
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
@@ -28,13 +30,14 @@ from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.server import HttpServer
-from tfs_lite.server.http_app import HttpApp
+from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.metrics_pages import MetricsPages
 from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.server.tensorflow.rest_models import ModelPages
+from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.serving.model_states import ModelReport
@@ -180,11 +183,11 @@ class RestFixture:
         predictor = Predictor(self.handle, metrics)
         settings = PredictSettings(check_method_names=check_method_names)
         rest = RestService(predictor, Inferences(predictor), metrics, self.http, settings, self.log)
-        pages = ModelPages(core)
-        self.app = HttpApp(rest, pages, self.health, metrics, self.http, self._pages, enable_cors=enable_cors)
-        self._server = HttpServer(self.app)
+        apis = (RestApi(rest, ModelPages(core), metrics),)
+        self.app = http_app(apis, self.health, self._pages, self.http, enable_cors)
+        self.server = HttpServer(self.app)
         self.loop = LoopThread("tfs-rest-fixture")
-        self.port = self.loop.run(self._server.start("127.0.0.1", 0))
+        self.port = self.loop.run(self.server.start("127.0.0.1", 0))
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT)
 
     def post(self, body: Any, path: str = PREDICT, **headers: str) -> httpx.Response:
@@ -200,13 +203,22 @@ class RestFixture:
             connection.sendall(piece)
         return connection
 
+    def begin_drain(self) -> Future[None]:
+        """As a server does that is being stopped."""
+
+        async def drain() -> None:
+            await self.server.drain(TIMEOUT)
+            await self.http.calls.drain(TIMEOUT)
+
+        return asyncio.run_coroutine_threadsafe(drain(), self.loop.loop)
+
     def is_empty(self) -> bool:
         """Whether no trace of a request is left."""
         return self.handles == 0 and self.http.bodies.numbers.held_bytes == 0
 
     def close(self) -> None:
         self.client.close()
-        self.loop.run(self._server.stop(TIMEOUT))
+        self.loop.run(self.server.stop(TIMEOUT))
         self._pages.close()
         self.background.close()
         self.loop.close()

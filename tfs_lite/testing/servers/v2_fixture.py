@@ -16,6 +16,7 @@ from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, Symb
 from tfs_lite.core.status import ServingError, Status, StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.dtypes import Array
+from tfs_lite.server.inference.pending import AnswerRoom
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.v2.fast_path import V2FastPath
 from tfs_lite.server.v2.inference import SharedMemory, V2Inference
@@ -111,7 +112,7 @@ class Repeater:
 class V2Fixture:
     """``add`` models, then ask ``infer`` on an event loop; ``close`` afterwards."""
 
-    def __init__(self, memory: SharedMemory | None = None) -> None:
+    def __init__(self, memory: SharedMemory | None = None, room: AnswerRoom | None = None) -> None:
         self.servables: dict[tuple[str, int], Any] = {}
         self._all: list[Any] = []
         self.handles = 0
@@ -119,7 +120,7 @@ class V2Fixture:
         self.registry = CollectorRegistry()
         self.metrics = RequestMetrics(self.registry, self.is_known)
         self.predictor = Predictor(self.lookup, self.metrics)
-        self.infer = V2Inference(self.predictor, self.metrics, memory, self.versions_of)
+        self.infer = V2Inference(self.predictor, self.metrics, memory, self.versions_of, room)
         self.fast = V2FastPath(self.predictor, self.infer)
 
     def add(self, name: str, servable: Any, version: int = 1) -> Any:

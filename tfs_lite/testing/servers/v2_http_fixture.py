@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import orjson
-from starlette.requests import Request
 
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_export import config_message
@@ -25,11 +24,12 @@ from tfs_lite.core.status import not_found
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.v2.tensors import name_of
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
+from tfs_lite.server.http.router import Router
 from tfs_lite.server.http.server import HttpServer
+from tfs_lite.server.inference.pending import AnswerRoom
 from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
 from tfs_lite.server.v2.control import EXTENSIONS, ModelMetadata, ServerMetadata, TensorMetadata, V2Control
 from tfs_lite.server.v2.http_app import V2HttpApp
-from tfs_lite.server.v2.http_events import EventRoom
 from tfs_lite.server.v2.index import IndexEntry, lookup_error
 from tfs_lite.server.v2.shared_memory import SharedRegions
 from tfs_lite.serving.repository.requests import RepositoryValue
@@ -115,27 +115,22 @@ class V2HttpFixture:
         self,
         timeout_seconds: float | None = TIMEOUT,
         max_body_bytes: int = 8 << 20,
-        room: EventRoom | None = None,
+        room: AnswerRoom | None = None,
         write_timeout: float = TIMEOUT,
     ) -> None:
         """``write_timeout``: seconds for a client to read on."""
         regions = SharedRegions()
-        self.models = V2Fixture(regions)
+        self.models = V2Fixture(regions, room)
         self.control = FixtureControl(self.models, regions)
         self.loop = LoopThread("tfs-v2-fixture")
         self.slow = BackgroundRunner("V2", 2, 8)
         self.http = HttpResources(HttpLimits(max_body_bytes, timeout_seconds=timeout_seconds), self.slow)
-        self.room = room or EventRoom()
-        self.app = V2HttpApp(self.models.infer, self.control, self.http, self.room)
+        self.room = self.models.infer.room
+        self.app = Router([V2HttpApp(self.models.infer, self.control, self.http, self.models.fast)], self.http.bodies)
         self._regions = regions
-        self._server = HttpServer(self, write_timeout)
+        self._server = HttpServer(self.app, write_timeout)
         self.port = self.loop.run(self._server.start("127.0.0.1", 0))
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT)
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        request = Request(scope, receive)
-        response = await self.app.answer(request, scope["raw_path"].decode(), scope["query_string"].decode())
-        await response(scope, receive, send)
 
     def post(self, path: str, body: Any = b"", **headers: str) -> httpx.Response:
         """Sends bytes as they are, anything else as JSON. Underscores in names of headers are hyphens."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -66,7 +65,7 @@ class Common:
         self.numbers = numbers
         self.hooks = hooks
         self.on_idle = on_idle
-        self.log = RateLimitedLog(loop.time)
+        self.log = RateLimitedLog("gRPC", loop.time)
         self.deadlines = Deadlines[Call](loop, lambda call: call.expire())
         self.inflater = Inflater(loop, limits.max_receive_message)
         self.calls: set[Call] = set()
@@ -133,8 +132,8 @@ class Call:
         common.calls.add(self)
         timeout = self.head.timeout
         if timeout is not None:
-            self._deadline = time.monotonic() + timeout
-            common.deadlines.add(self, common.loop.time() + timeout)
+            self._deadline = common.loop.time() + timeout
+            common.deadlines.add(self, self._deadline)
 
     def receive(self, data: bytes, ended: bool) -> None:
         """Takes a piece of the request; with ``ended`` the last one, which may be empty."""

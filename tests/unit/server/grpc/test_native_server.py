@@ -150,6 +150,6 @@ def test_an_argument_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
 
 def test_the_native_server_does_not_import_the_library() -> None:
     program = (
-        "import sys, tfs_lite.server.grpc.native_server, tfs_lite.server.grpc.tls; sys.exit('grpc' in sys.modules)"
+        "import sys, tfs_lite.server.grpc.native_server, tfs_lite.server.runtime.tls; sys.exit('grpc' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

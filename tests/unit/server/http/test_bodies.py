@@ -1,142 +1,292 @@
+"""Bodies as they come from a connection: what is read of them, what they take of the budget, and what is refused."""
+
 from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Sequence
+import threading
+import zlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.requests import Request
 
-from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.server.http.bodies import BLOCK, Body, BodyReader, ClientDisconnected
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
+from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
+from tfs_lite.server.http import bodies as bodies_module
+from tfs_lite.server.http.bodies import BLOCK, SMALLEST_ANSWER, Bodies
+from tfs_lite.server.http.compression import decompress
+from tfs_lite.server.http.heap_trimmer import HeapTrimmer
+from tfs_lite.server.http.message import Headers, IncomingBody, Request, Response
 from tfs_lite.server.http.replies import HttpError
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
 
-GONE = None
-"""Among the pieces of a body: the client goes."""
-
-
-def request(pieces: Sequence[bytes | None], headers: dict[str, str] | None = None, endless: bool = False) -> Request:
-    """A request whose body comes in these pieces; ``endless``: then nothing more comes, and no end either."""
-    left = list(pieces)
-
-    async def receive() -> dict[str, Any]:
-        if not left and endless:
-            await asyncio.Event().wait()
-        piece = left.pop(0) if left else b""
-        if piece is GONE:
-            return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": piece, "more_body": bool(left) or endless}
-
-    raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    return Request({"type": "http", "headers": raw}, receive)
+PACK: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 
 
-def read(reader: BodyReader, *pieces: bytes | None, **rest: Any) -> Body:
-    return asyncio.run(reader.read(request(pieces, **rest)))
+@pytest.fixture(scope="module")
+def background() -> Iterator[BackgroundRunner]:
+    runner = BackgroundRunner("test", 1, 1)
+    yield runner
+    runner.close()
 
 
-def refusal(reader: BodyReader, *pieces: bytes | None, **rest: Any) -> ServingError:
+@pytest.fixture
+def make(background: BackgroundRunner) -> Callable[..., Bodies]:
+    """``make(max_bytes, **bounds)``."""
+    return lambda max_bytes, **bounds: Bodies(background, HeapTrimmer(background), max_bytes, **bounds)
+
+
+def request(*pieces: bytes, ends: bool = True, **headers: str) -> Request:
+    """A request whose body has come in these pieces. Underscores in names of headers are hyphens."""
+    body = IncomingBody()
+    for piece in pieces:
+        body.feed(piece)
+    if ends:
+        body.end()
+    fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request("POST", "/", Headers(fields), body, 0.0)
+
+
+def whole(data: bytes) -> bytes:
+    return data
+
+
+def refusal(bodies: Bodies, sent: Request, parse: Callable[[bytes], Any] = whole) -> ServingError:
     with pytest.raises(ServingError) as caught:
-        read(reader, *pieces, **rest)
-    assert reader.numbers.held_bytes == 0
+        asyncio.run(bodies.read(sent, parse))
+    assert bodies.numbers.held_bytes == 0
     return caught.value
 
 
-@given(st.lists(st.binary(max_size=50), max_size=20))
-def test_pieces_become_one_body_and_its_room_comes_back(pieces: list[bytes]) -> None:
-    reader, content = BodyReader(1000), b"".join(pieces)
-    with read(reader, *pieces) as body:
-        assert body.size == reader.numbers.held_bytes == len(content)
-        assert body.take() == content
-    assert reader.numbers.held_bytes == 0
-    assert reader.numbers.most_held_bytes == len(content)
+def test_small_body_that_is_there_is_read_without_waiting(make: Any) -> None:
+    bodies = make(100)
+    reading = bodies.read(request(b"one", b"two"), lambda data: (data, bodies.numbers.held_bytes))
+    with pytest.raises(StopIteration) as caught:
+        reading.send(None)
+    assert caught.value.value == (b"onetwo", 6)
+    assert bodies.numbers.held_bytes == 0
 
 
-def test_body_in_one_piece_is_not_copied() -> None:
-    piece = bytes(1000)
-    with read(BodyReader(1000), piece) as body:
-        assert body.take() is piece
+@given(st.lists(st.binary(min_size=1, max_size=50), max_size=20))
+def test_pieces_that_come_one_after_the_other_become_one_body(pieces: list[bytes]) -> None:
+    background = BackgroundRunner("test", 1, 1)
+    bodies, content = Bodies(background, HeapTrimmer(background), 1000), b"".join(pieces)
+
+    async def main() -> bytes:
+        arriving = request(ends=False)
+        reading = asyncio.ensure_future(bodies.read(arriving, whole))
+        for number, piece in enumerate(pieces):
+            await asyncio.sleep(0)
+            arriving.body.feed(piece)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert bodies.numbers.held_bytes == sum(map(len, pieces[: number + 1]))
+        arriving.body.end()
+        return await reading
+
+    assert asyncio.run(main()) == content
+    assert (bodies.numbers.held_bytes, bodies.numbers.most_held_bytes) == (0, len(content))
 
 
-def test_small_pieces_are_put_together_in_large_blocks() -> None:
-    with read(BodyReader(10 * BLOCK), *[bytes(BLOCK // 4)] * 20) as body:
-        assert len(body._blocks) < 8
-        assert body.take() == bytes(5 * BLOCK)
+def test_large_body_is_parsed_on_a_thread_and_not_copied(make: Any) -> None:
+    piece, bodies = bytes(COMFORTABLE_BYTES + 1), make(BLOCK)
+    data, thread = asyncio.run(bodies.read(request(piece), lambda data: (data, threading.current_thread())))
+    assert data is piece
+    assert thread is not threading.main_thread()
 
 
-def test_body_past_the_bound_is_refused_while_it_arrives() -> None:
-    reader = BodyReader(10)
-    error = refusal(reader, bytes(6), bytes(6), endless=True)
+def test_many_small_pieces_become_one_body(make: Any) -> None:
+    async def main() -> bytes:
+        arriving = request(ends=False)
+        reading = asyncio.ensure_future(make(10 * BLOCK).read(arriving, whole))
+        for number in range(20):
+            arriving.body.feed(bytes([number]) * (BLOCK // 4))
+            for _ in range(2):
+                await asyncio.sleep(0)
+        arriving.body.end()
+        return await reading
+
+    assert asyncio.run(main()) == b"".join(bytes([number]) * (BLOCK // 4) for number in range(20))
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_body_past_the_bound_is_refused_even_while_it_arrives(make: Any, ends: bool) -> None:
+    bodies = make(10)
+    error = refusal(bodies, request(bytes(6), bytes(6), ends=ends))
     assert isinstance(error, HttpError)
-    assert (error.http, error.code, reader.numbers.too_large) == (413, StatusCode.RESOURCE_EXHAUSTED, 1)
+    assert (error.http, error.code, bodies.numbers.too_large) == (413, StatusCode.RESOURCE_EXHAUSTED, 1)
     assert "larger than 10 bytes" in str(error)
+    assert error.headers == {"connection": "close"}
 
 
-def test_body_of_exactly_the_bound_is_taken() -> None:
-    with read(BodyReader(10), bytes(4), bytes(6), headers={"content-length": "10"}) as body:
-        assert body.take() == bytes(10)
+def test_body_that_says_that_it_is_too_large_is_refused_before_it_comes(make: Any) -> None:
+    wanted: list[str] = []
+    sent = request(ends=False, content_length="11")
+    sent.body.on_wanted = lambda: wanted.append("more")
+    assert refusal(make(10), sent).code is StatusCode.RESOURCE_EXHAUSTED
+    assert not wanted
 
 
-def test_bodies_share_their_room() -> None:
-    reader = BodyReader(10, budget_bytes=15)
-    with read(reader, bytes(10)):
-        with pytest.raises(ServingError, match="request bodies take 14 of the 15 bytes") as caught:
-            read(reader, bytes(4), bytes(4))
+def test_body_of_exactly_the_bound_is_taken(make: Any) -> None:
+    assert asyncio.run(make(10).read(request(bytes(4), bytes(6), content_length="10"), whole)) == bytes(10)
+
+
+def test_bodies_share_their_budget(make: Any) -> None:
+    bodies = make(10, budget_bytes=15)
+
+    async def main() -> None:
+        arriving = request(bytes(10), ends=False)
+        reading = asyncio.ensure_future(bodies.read(arriving, whole))
+        await asyncio.sleep(0)
+        with pytest.raises(ServingError, match="request bodies take 10 of the 15 bytes") as caught:
+            await bodies.read(request(bytes(6)), whole)
         assert caught.value.code is StatusCode.UNAVAILABLE
-        assert (reader.numbers.held_bytes, reader.numbers.no_room) == (10, 1)
-        with read(reader, bytes(5)):
-            assert reader.numbers.held_bytes == 15
-    assert (reader.numbers.held_bytes, reader.numbers.most_held_bytes, reader.numbers.budget_bytes) == (0, 15, 15)
+        assert (bodies.numbers.held_bytes, bodies.numbers.no_room) == (10, 1)
+        assert await bodies.read(request(bytes(5)), whole) == bytes(5)
+        arriving.body.end()
+        assert await reading == bytes(10)
+
+    asyncio.run(main())
+    numbers = bodies.numbers
+    assert (numbers.held_bytes, numbers.most_held_bytes, numbers.budget_bytes) == (0, 15, 15)
 
 
-def test_room_is_four_of_the_largest_bodies_by_default() -> None:
-    assert BodyReader(10).numbers.budget_bytes == 40
+def test_budget_is_four_of_the_largest_bodies_by_default(make: Any) -> None:
+    assert make(10).numbers.budget_bytes == 40
 
 
-def packed(content: bytes, reader: BodyReader) -> Body:
-    return read(reader, gzip.compress(content), headers={"content-encoding": "gzip"})
+def test_request_that_is_cancelled_gives_its_bytes_back(make: Any) -> None:
+    bodies = make(100)
+
+    async def main() -> None:
+        reading = asyncio.ensure_future(bodies.read(request(b"half", ends=False), whole))
+        await asyncio.sleep(0)
+        assert bodies.numbers.held_bytes == 4
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    asyncio.run(main())
+    assert bodies.numbers.held_bytes == 0
 
 
-def test_packed_body_is_unpacked_and_counts_both_ways() -> None:
-    reader = BodyReader(1000)
-    with packed(bytes(1000), reader) as body:
-        assert body.gzipped
-        assert body.take() == bytes(1000)
-        assert reader.numbers.held_bytes == body.received + 1000
-    assert reader.numbers.held_bytes == 0
-
-
-def test_body_that_unpacks_past_the_bound_is_refused() -> None:
-    reader = BodyReader(BLOCK)
-    with packed(bytes(50 * BLOCK), reader) as body, pytest.raises(HttpError, match="after unpacking") as caught:
-        body.take()
-    assert caught.value.http == 413
-    assert reader.numbers.most_held_bytes < 2 * BLOCK
-    assert reader.numbers.held_bytes == 0
-
-
-def test_body_that_unpacks_past_the_room_is_refused() -> None:
-    reader = BodyReader(8 * BLOCK, budget_bytes=2 * BLOCK)
-    with packed(bytes(4 * BLOCK), reader) as body, pytest.raises(ServingError) as caught:
-        body.take()
-    assert caught.value.code is StatusCode.UNAVAILABLE
-    assert reader.numbers.held_bytes == 0
-
-
-def test_unpacking_for_a_client_that_has_gone_stops() -> None:
-    reader = BodyReader(1000)
-    body = packed(bytes(1000), reader)
-    body.close()
-    assert body.take() == b""
-    with pytest.raises(ClientDisconnected):
-        body._grow(1)
-    assert reader.numbers.held_bytes == 0
-
-
-def test_unknown_encoding_is_refused_before_anything_is_read() -> None:
-    error = refusal(BodyReader(10), headers={"content-encoding": "br"}, endless=True)
+def test_body_that_stops_coming_is_refused(make: Any) -> None:
+    bodies = make(100, seconds=0.01)
+    error = refusal(bodies, request(b"half", ends=False))
     assert isinstance(error, HttpError)
-    assert error.http == 415
+    assert (error.http, error.code, bodies.numbers.too_slow) == (408, StatusCode.DEADLINE_EXCEEDED, 1)
+    assert "did not arrive within 0.01 s: 4 bytes came" in str(error)
+
+
+def test_error_of_the_parser_is_raised_and_nothing_is_kept(make: Any) -> None:
+    def parse(data: bytes) -> None:
+        raise invalid_argument("no")
+
+    for size in (1, COMFORTABLE_BYTES + 1):
+        assert str(refusal(make(BLOCK), request(bytes(size)), parse)) == "no"
+
+
+@pytest.mark.parametrize("encoding", PACK)
+def test_packed_body_is_unpacked_and_counts_both_ways(make: Any, encoding: str) -> None:
+    bodies, packed = make(1000), PACK[encoding](bytes(1000))
+    sent = request(packed, content_encoding=encoding)
+    data, held = asyncio.run(bodies.read(sent, lambda data: (data, bodies.numbers.held_bytes)))
+    assert (data, held) == (bytes(1000), len(packed) + 1000)
+    assert bodies.numbers.held_bytes == 0
+
+
+@pytest.mark.parametrize("encoding", PACK)
+def test_body_that_unpacks_past_the_bound_is_refused(make: Any, encoding: str) -> None:
+    bodies = make(BLOCK)
+    error = refusal(bodies, request(PACK[encoding](bytes(50 * BLOCK)), content_encoding=encoding))
+    assert isinstance(error, HttpError)
+    assert error.http == 413
+    assert "after unpacking" in str(error)
+    assert bodies.numbers.most_held_bytes < 2 * BLOCK
+
+
+@pytest.mark.parametrize("encoding", PACK)
+def test_body_that_unpacks_past_the_budget_is_refused(make: Any, encoding: str) -> None:
+    bodies = make(8 * BLOCK, budget_bytes=2 * BLOCK)
+    sent = request(PACK[encoding](bytes(4 * BLOCK)), content_encoding=encoding)
+    assert refusal(bodies, sent).code is StatusCode.UNAVAILABLE
+
+
+def test_unpacking_for_a_request_that_has_ended_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that works on it takes nothing more of the budget."""
+    background = BackgroundRunner("test", 1, 2)
+    bodies = Bodies(background, HeapTrimmer(background), 64 * BLOCK)
+    begun, gate, failures = threading.Event(), threading.Event(), list[ServingError]()
+
+    def watched(blocks: Any, encoding: str, on_bytes: Callable[[int], None]) -> list[bytes]:
+        def grow(size: int) -> None:
+            begun.set()
+            assert gate.wait(30)
+            on_bytes(size)
+
+        try:
+            return decompress(blocks, encoding, grow)
+        except ServingError as error:
+            failures.append(error)
+            raise
+
+    async def main() -> None:
+        sent = request(gzip.compress(bytes(20 * BLOCK)), content_encoding="gzip")
+        reading = asyncio.ensure_future(bodies.read(sent, whole))
+        await asyncio.to_thread(begun.wait, 30)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        gate.set()
+        await background.run(lambda: None)
+
+    monkeypatch.setattr(bodies_module, "decompress", watched)
+    asyncio.run(main())
+    background.close()
+    assert [error.code for error in failures] == [StatusCode.CANCELLED]
+    assert bodies.numbers.held_bytes == 0
+
+
+def test_unknown_encoding_is_refused_before_anything_is_read(make: Any) -> None:
+    sent = request(ends=False, content_encoding="br")
+    with pytest.raises(HttpError, match="'br' is not supported") as caught:
+        asyncio.run(make(10).read(sent, whole, StatusCode.INVALID_ARGUMENT))
+    assert caught.value.http == 415
+
+
+def packed(bodies: Bodies, size: int, accept: str) -> Response:
+    response = Response(bytes(size))
+    asyncio.run(bodies.pack(response, accept))
+    return response
+
+
+@pytest.mark.parametrize("size", [SMALLEST_ANSWER + 1, COMFORTABLE_BYTES + 1])
+def test_answer_that_is_worth_it_is_packed_as_the_client_prefers(make: Any, size: int) -> None:
+    response = packed(make(10), size, "deflate, gzip")
+    assert zlib.decompress(response.body) == bytes(size)
+    assert response.headers == {"vary": "Accept-Encoding", "content-encoding": "deflate"}
+    plain = packed(make(10), size, "br")
+    assert (plain.body, plain.headers) == (bytes(size), {"vary": "Accept-Encoding"})
+
+
+def test_small_answer_is_left_alone(make: Any) -> None:
+    response = packed(make(10), SMALLEST_ANSWER, "gzip")
+    assert (response.body, response.headers) == (bytes(SMALLEST_ANSWER), {})
+
+
+def test_large_answer_is_sent_as_it_is_while_the_threads_are_busy(make: Any, background: BackgroundRunner) -> None:
+    gate, response = threading.Event(), Response(bytes(COMFORTABLE_BYTES + 1))
+
+    async def main() -> None:
+        busy = asyncio.ensure_future(background.run(lambda: gate.wait(30)))
+        await asyncio.sleep(0)
+        await make(10).pack(response, "gzip")
+        gate.set()
+        await busy
+
+    asyncio.run(main())
+    assert response.body == bytes(COMFORTABLE_BYTES + 1)
+    assert "content-encoding" not in response.headers

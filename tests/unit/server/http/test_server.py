@@ -1,26 +1,27 @@
-"""Connections that misbehave, against a real HTTP server: none of them keeps the probes from being answered."""
+"""A real HTTP server with small handlers: answers and streams, how it stops, and connections that misbehave, none of
+which keeps the probes from being answered."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import random
 import resource
 import socket
+import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+import trustme
 
+from tfs_lite.server.http.message import CutShort, Handler, Request, Response, Stream
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.runtime.event_loop import LoopThread
 from tfs_lite.testing.servers.process import wait_until
 
-Start = Callable[..., int]
 HEAD = b"POST /page HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -28,17 +29,56 @@ LARGE = 64 << 20
 """Bytes; more than the sockets of a connection hold."""
 
 
-async def page(request: Request) -> Response:
-    return PlainTextResponse("fine")
+async def count_to_three() -> AsyncIterator[bytes]:
+    for text in (b"one", b"", b"two", b"three"):
+        yield text
 
 
-async def large(request: Request) -> Response:
-    return Response(bytes(LARGE))
+async def break_off() -> AsyncIterator[bytes]:
+    yield b"one"
+    raise CutShort
 
 
-async def refuse(request: Request) -> Response:
-    """Answers without looking at the body."""
-    return PlainTextResponse("no", 413)
+async def answer(request: Request) -> Response | Stream:
+    """``/refuse`` is answered without a look at the body, ``/echo`` with it, and ``/target`` with the target."""
+    match request.path:
+        case "/large":
+            return Response(bytes(LARGE))
+        case "/refuse":
+            return Response(b"no", 413)
+        case "/stream":
+            return Stream(count_to_three(), media_type="text/plain")
+        case "/cut":
+            return Stream(break_off())
+        case "/fail":
+            raise RuntimeError("a mistake of the handler")
+        case "/split":
+            return Response(b"", headers={"x": "a\r\nb: c"})
+        case "/echo":
+            body = b""
+            while piece := await request.body.next():
+                body += piece
+            return Response(body)
+    return Response(request.target.encode() if request.path.startswith("/target") else b"fine")
+
+
+class Start:
+    """Starts a server when it is called, with the arguments of HttpServer, and returns its port."""
+
+    def __init__(self, loop_thread: Any) -> None:
+        self.server: HttpServer
+        self._loop_thread = loop_thread
+
+    def __call__(self, handler: Handler = answer, **limits: Any) -> int:
+        self.server = HttpServer(handler, **limits)
+        port: int = self._loop_thread.run(self.server.start("127.0.0.1", 0))
+        return port
+
+    def drain(self) -> None:
+        self._loop_thread.run(self.server.drain(20))
+
+    def stop(self) -> None:
+        self._loop_thread.run(self.server.stop(5))
 
 
 @pytest.fixture(params=["own", "asyncio"])
@@ -50,19 +90,9 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
             stack.callback(loop_thread.close)
         else:
             loop_thread = request.getfixturevalue("loop_thread")
-
-        def begin(**limits: Any) -> int:
-            routes = [
-                Route("/page", page, methods=["GET", "POST"]),
-                Route("/large", large),
-                Route("/refuse", refuse, methods=["POST"]),
-            ]
-            server = HttpServer(Starlette(routes=routes), **limits)
-            port: int = loop_thread.run(server.start("127.0.0.1", 0))
-            stack.callback(lambda: loop_thread.run(server.stop(5)))
-            return port
-
-        yield begin
+        starter = Start(loop_thread)
+        yield starter
+        starter.stop()
 
 
 @pytest.fixture
@@ -155,9 +185,10 @@ def test_broken_request_takes_one_line_of_the_log(
     assert caplog.records[0].levelname == "WARNING"
 
 
-def test_broken_body_of_a_request_for_the_head_only_is_answered(start: Start, connect: Any) -> None:
-    client = connect(start(), HEAD.replace(b"POST", b"HEAD", 1) + b"ZZZ\r\n")
-    assert read_all(client).startswith(b"HTTP/1.1 ")
+def test_broken_body_of_a_request_for_the_head_only_is_answered_without_one(start: Start, connect: Any) -> None:
+    received = read_all(connect(start(), HEAD.replace(b"POST", b"HEAD", 1) + b"ZZZ\r\n"))
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.endswith(b"\r\n\r\n")
 
 
 @pytest.mark.parametrize("last", [b"", b"Connection: close\r\n"])
@@ -193,3 +224,233 @@ def test_a_client_that_never_ends_its_body_is_cut_in_the_end(start: Start, conne
     client = connect(port, b"POST /refuse HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 10\r\n\r\n12")
     assert read_all(client).startswith(b"HTTP/1.1 413 ")
     wait_until(lambda: is_closed(client), "the connection is gone", 20)
+
+
+GET = b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n"
+CLOSE = b"Connection: close\r\n"
+
+
+def body_of(answer: bytes) -> bytes:
+    return answer.partition(b"\r\n\r\n")[2]
+
+
+def test_stream_is_sent_in_chunks_and_the_connection_stays(start: Start, connect: Any) -> None:
+    received = read_all(connect(start(), GET % (b"/stream", b"") + GET % (b"/page", CLOSE)))
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    assert b"transfer-encoding: chunked" in received
+    assert b"\r\n\r\n3\r\none\r\n3\r\ntwo\r\n5\r\nthree\r\n0\r\n\r\nHTTP/1.1" in received
+
+
+def test_stream_to_a_client_of_the_old_version_ends_with_the_connection(start: Start, connect: Any) -> None:
+    received = read_all(connect(start(), b"GET /stream HTTP/1.0\r\n\r\n"))
+    assert b"chunked" not in received
+    assert body_of(received) == b"onetwothree"
+
+
+def test_stream_that_is_given_up_while_its_client_does_not_read_may_say_why(start: Start, connect: Any) -> None:
+    inside: list[asyncio.Task[Any] | None] = []
+    begun = threading.Event()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        try:
+            yield bytes(LARGE)
+        except asyncio.CancelledError:
+            yield b"given up"
+
+    async def stream(request: Request) -> Stream:
+        inside.append(asyncio.current_task())
+        begun.set()
+        return Stream(chunks())
+
+    client = connect(start(handler=stream), GET % (b"/", CLOSE))
+    assert begun.wait(20)
+    (connection,) = start.server.connections
+    wait_until(lambda: connection.writing_paused, "the client does not read", 20)
+    (task,) = inside
+    assert task is not None
+    task.get_loop().call_soon_threadsafe(task.cancel)
+    assert read_all(client).endswith(b"8\r\ngiven up\r\n0\r\n\r\n")
+
+
+def test_stream_that_breaks_off_has_no_end(start: Start, connect: Any) -> None:
+    assert body_of(read_all(connect(start(), GET % (b"/cut", b"")))) in (b"", b"3\r\none\r\n")
+
+
+@pytest.mark.parametrize("path", [b"/page", b"/stream", b"/fail"])
+def test_request_for_the_head_gets_no_body(start: Start, connect: Any, path: bytes) -> None:
+    received = read_all(connect(start(), (GET % (path, CLOSE)).replace(b"GET", b"HEAD")))
+    assert received.startswith(b"HTTP/1.1 ")
+    assert body_of(received) == b""
+
+
+@pytest.mark.parametrize("path", [b"/fail", b"/split"])
+def test_mistake_of_a_handler_is_logged_and_answered_without_details(
+    start: Start, connect: Any, path: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    received = read_all(connect(start(), GET % (path, b"")))
+    assert received.startswith(b"HTTP/1.1 500 ")
+    assert body_of(received) == b"Internal Server Error"
+    assert [record.getMessage() for record in caplog.records] == [f"GET {path.decode()} failed"]
+
+
+@pytest.mark.parametrize(
+    ("target", "origin"),
+    [
+        (b"/target?a=%20b", b"/target?a=%20b"),
+        (b"http://somewhere:80/target/a?b", b"/target/a?b"),
+        (b"HTTPS://somewhere/target", b"/target"),
+    ],
+)
+def test_target_with_scheme_and_host_means_its_path(start: Start, connect: Any, target: bytes, origin: bytes) -> None:
+    assert body_of(read_all(connect(start(), GET % (target, CLOSE)))) == origin
+
+
+@pytest.mark.parametrize("target", [b"http://somewhere", b"http://somewhere?page", b"*"])
+def test_target_without_a_path_is_the_root_or_the_server(start: Start, connect: Any, target: bytes) -> None:
+    sent = (GET % (target, CLOSE)).replace(b"GET", b"OPTIONS")
+    assert read_all(connect(start(), sent)).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_client_that_asks_for_leave_gets_it_when_its_body_is_wanted(start: Start, connect: Any) -> None:
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n" + CLOSE + b"\r\n"
+    port = start()
+    client = connect(port, head % b"/echo")
+    assert client.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    client.sendall(b"abc")
+    assert body_of(read_all(client)) == b"abc"
+    assert read_all(connect(port, head % b"/refuse")).startswith(b"HTTP/1.1 413 ")
+
+
+def test_pipelined_body_behind_short_requests_arrives_whole(start: Start, connect: Any) -> None:
+    body = random.Random(5).randbytes(150_000)
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body) + CLOSE + b"\r\n"
+    port = start()
+    for number in range(1, 8):
+        client, received = connect(port, (GET % (b"/page", b"")) * number + head + body[:9_000]), b""
+        while received.count(b"fine") < number:
+            received += client.recv(65536)
+        client.sendall(body[9_000:])
+        received += read_all(client)
+        assert received.count(b"HTTP/1.1 200 OK") == number + 1
+        assert received.endswith(body)
+
+
+def test_body_behind_a_wish_for_another_protocol_keeps_its_order(start: Start, connect: Any) -> None:
+    body = random.Random(6).randbytes(20_000)
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body)
+    wish = b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    sent = GET % (b"/page", b"") + head + wish + body + head + CLOSE + b"\r\n" + body
+    received = read_all(connect(start(), sent))
+    assert received.count(b"HTTP/1.1 200 OK") == 3
+    assert received.count(body) == 2
+
+
+def test_body_that_its_handler_leaves_is_skipped(start: Start, connect: Any) -> None:
+    head = b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 600000\r\n\r\n"
+    received = read_all(connect(start(), head + bytes(600_000) + GET % (b"/page", CLOSE)))
+    assert received.startswith(b"HTTP/1.1 413 ")
+    assert received.endswith(b"fine")
+
+
+def test_body_is_read_no_faster_than_its_handler_takes_it(start: Start, connect: Any) -> None:
+    gate, inside = threading.Event(), threading.Event()
+
+    async def wait_first(request: Request) -> Response:
+        inside.set()
+        await asyncio.to_thread(gate.wait, 20)
+        size = 0
+        while piece := await request.body.next():
+            size += len(piece)
+        return Response(str(size).encode())
+
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % LARGE + CLOSE + b"\r\n"
+    client = connect(start(handler=wait_first), head)
+    assert inside.wait(20)
+    sender = threading.Thread(target=client.sendall, args=(bytes(LARGE),))
+    sender.start()
+    (connection,) = start.server.connections
+    wait_until(lambda: connection.reading_paused, "reading pauses", 20)
+    gate.set()
+    assert body_of(read_all(client)) == str(LARGE).encode()
+    sender.join()
+
+
+def test_client_that_goes_cancels_its_request(start: Start, connect: Any) -> None:
+    inside, cancelled = threading.Event(), threading.Event()
+
+    async def wait_forever(request: Request) -> Response:
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return Response()
+
+    client = connect(start(handler=wait_forever), GET % (b"/", b""))
+    assert inside.wait(20)
+    client.close()
+    assert cancelled.wait(20)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_answer_to_a_client_that_has_just_gone_is_dropped_in_silence(
+    start: Start, connect: Any, streams: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lose_the_client(request: Request) -> Response | Stream:
+        (connection,) = start.server.connections
+        connection.evict()
+        return Stream(count_to_three()) if streams else Response(b"late")
+
+    assert read_all(connect(start(handler=lose_the_client), GET % (b"/", b""))) == b""
+    assert caplog.records == []
+
+
+def test_requests_on_open_connections_are_answered_during_a_drain_and_close_them(start: Start, connect: Any) -> None:
+    port = start()
+    idle, busy = connect(port, GET % (b"/page", b"")), connect(port, GET % (b"/page", b""))
+    for client in (idle, busy):
+        assert b"200 OK" in client.recv(65536)
+    drained = threading.Thread(target=start.drain)
+    drained.start()
+    wait_until(lambda: start.server.closes_connections, "the drain has begun", 20)
+    busy.sendall(GET % (b"/page", b""))
+    received = read_all(busy)
+    assert b"200 OK" in received
+    assert b"connection: close" in received
+    drained.join(20)
+    assert not drained.is_alive()
+    late = read_all(connect(port, GET % (b"/page", b"")))
+    assert b"connection: close" in late
+    start.stop()
+    assert read_all(idle) == b""
+    with pytest.raises(ConnectionRefusedError):
+        connect(port)
+
+
+def test_only_connections_from_before_a_drain_are_in_time(start: Start, connect: Any) -> None:
+    async def tell(request: Request) -> Response:
+        return Response(str(request.after_drain).encode())
+
+    port = start(handler=tell)
+    early = connect(port, GET % (b"/", b""))
+    assert early.recv(65536).endswith(b"False")
+    start.server.drained = True
+    early.sendall(GET % (b"/", CLOSE))
+    assert read_all(early).endswith(b"False")
+    assert read_all(connect(port, GET % (b"/", CLOSE))).endswith(b"True")
+
+
+def test_server_with_a_certificate_speaks_tls(start: Start) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    trusted = ssl.create_default_context()
+    authority.configure_trust(trusted)
+    port = start(tls=lambda: context, request_timeout=0.3)
+    with httpx.Client(verify=trusted, timeout=20) as client:
+        for path, length in (("/page", 4), ("/large", LARGE), ("/stream", 11)):
+            answer = client.get(f"https://localhost:{port}{path}")
+            assert (answer.status_code, len(answer.content)) == (200, length)
+        assert client.post(f"https://localhost:{port}/echo", content=bytes(LARGE)).content == bytes(LARGE)
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as silent:
+        assert silent.recv(1) == b""

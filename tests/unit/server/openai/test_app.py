@@ -15,8 +15,8 @@ import pytest
 from tfs_lite.core.model import Traits
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, ServingError, StatusCode
-from tfs_lite.server.openai.app import OpenAiSettings, is_openai
-from tfs_lite.server.openai.errors import openai_error
+from tfs_lite.server.openai.app import OpenAiSettings
+from tfs_lite.server.openai.errors import openai_error, retry_after
 from tfs_lite.testing.language.byte_codec import ByteCodec
 from tfs_lite.testing.language.openai_fixture import CREATED, PATIENCE, OpenAiServed, error, serving_openai
 from tfs_lite.testing.servers.process import wait_until
@@ -333,10 +333,12 @@ def test_what_nobody_expected_is_an_internal_error_and_is_logged(caplog: pytest.
         del served.servables["m"]
 
 
-def test_server_that_stops_lets_nobody_in() -> None:
+def test_server_that_has_stopped_lets_nobody_in() -> None:
     with serving_openai() as served:
-        served.add("m", script="a")
-        served.loop.run(served.http.calls.drain(0.0))
+        gate = served.add("m", script="a", steps=0)
+        with served.raw(COMPLETIONS, {"model": "m", "prompt": "x"}):
+            gate.wait()
+            served.loop.run(served.http.calls.drain(0.0))
         answer = served.post(CHAT, {"model": "m", "messages": HELLO})
         assert (answer.status_code, error(answer)["message"]) == (503, "the server is being stopped")
 
@@ -352,13 +354,7 @@ def test_client_that_goes_cancels_its_text() -> None:
         assert served.servables["m"][1].model.steps <= 2
 
 
-def test_paths_of_openai_are_told_from_others() -> None:
-    assert is_openai("/openai/v1/models")
-    assert not is_openai("/v1/models")
-    assert not is_openai("/openai")
-
-
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (1.2, "2"), (math.inf, "60")])
 def test_time_to_come_again_is_whole_and_bounded(seconds: float, header: str) -> None:
     full = ServingError(StatusCode.UNAVAILABLE, "full", Reason.QUEUE_FULL)
-    assert openai_error(full, seconds).headers["retry-after"] == header
+    assert openai_error(retry_after(full, seconds)).headers["retry-after"] == header

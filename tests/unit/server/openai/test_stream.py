@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, MutableMapping
+import time
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import orjson
 import pytest
-from starlette.requests import Request
 
 from tfs_lite.core.generation import Finish, Piece, Usage
-from tfs_lite.core.servable import ServableId
+from tfs_lite.server.http.message import Headers, IncomingBody, Request, Stream
 from tfs_lite.server.openai.app import OpenAiSettings
-from tfs_lite.server.openai.stream import ABORT, DONE, WAITING, Pieces
+from tfs_lite.server.openai.stream import DONE, WAITING, Choices
 from tfs_lite.testing.language.byte_codec import ByteCodec
 from tfs_lite.testing.language.openai_fixture import PATIENCE, ROOT, Gate, OpenAiServed, serving_openai
 from tfs_lite.testing.servers.process import wait_until
@@ -25,7 +25,6 @@ COMPLETIONS, CHAT = "/completions", "/chat/completions"
 SCRIPT = "Grüße, 世界!"
 HELLO = [{"role": "user", "content": "hello"}]
 ASKED = {"model": "m", "prompt": "x", "max_tokens": 40, "stream": True}
-ID = ServableId("m", 1)
 
 
 @pytest.fixture(scope="module")
@@ -209,98 +208,52 @@ def test_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixture)
         assert "the client has read nothing for 0.3 s" in caplog.text
 
 
-class Reader:
-    """The near end of a stream without a network: takes messages while it is awake."""
-
-    def __init__(self) -> None:
-        self.awake = asyncio.Event()
-        self.awake.set()
-        self.bodies: list[bytes] = []
-        self.more = True
-        self.came = asyncio.Event()
-        self.gone = asyncio.Event()
-
-    async def send(self, message: MutableMapping[str, Any]) -> None:
-        await self.awake.wait()
-        if message["type"] == "http.response.body":
-            self.bodies.append(message["body"])
-            self.more = message["more_body"]
-            self.came.set()
-
-    async def receive(self) -> dict[str, Any]:
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-
-def ask(served: OpenAiServed, reader: Reader, **extensions: Any) -> Any:
-    """A coroutine that asks the application as a server would."""
-    body = orjson.dumps(ASKED)
-    path = f"{ROOT}{COMPLETIONS}"
-    scope: dict[str, Any] = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "headers": [(b"content-length", str(len(body)).encode())],
-        "extensions": extensions,
-    }
-    asked = False
-
-    async def receive() -> dict[str, Any]:
-        nonlocal asked
-        if asked:
-            return await reader.receive()
-        asked = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def run() -> None:
-        response = await served.app.answer(Request(scope, receive), path, "")
-        await response(scope, receive, reader.send)
-
-    return run()
+def ask(served: OpenAiServed) -> Coroutine[Any, Any, Stream]:
+    """Asks the application as a connection would."""
+    body = IncomingBody()
+    body.feed(orjson.dumps(ASKED))
+    body.end()
+    length = str(body.held).encode()
+    request = Request("POST", f"{ROOT}{COMPLETIONS}", Headers([(b"content-length", length)]), body, time.monotonic())
+    return cast("Coroutine[Any, Any, Stream]", served.app.completions(request, ""))
 
 
 def test_pieces_for_a_slow_reader_leave_as_one_event() -> None:
     with serving_openai() as served:
         gate = served.add("m", script=SCRIPT, steps=1)
-        reader = Reader()
+        found: list[bytes] = []
 
         async def scene() -> None:
-            task = asyncio.create_task(ask(served, reader))
-            await reader.came.wait()
-            reader.awake.clear()
+            stream = await ask(served)
+            chunks = cast("AsyncGenerator[bytes, None]", stream.chunks)
+            found.append(await anext(chunks))
             gate.open()
             await asyncio.to_thread(wait_until, lambda: not served.handles, "the model is through")
-            reader.awake.set()
-            await task
+            found.extend([chunk async for chunk in chunks])
 
         served.loop.run(scene())
-        chunks = [chunk for data in reader.bodies if data for chunk in events(data)]
-        assert text_of(chunks) == SCRIPT
-        assert len(chunks) <= 3
-        assert (reader.bodies[-2], reader.more) == (DONE, False)
+        assert text_of([chunk for data in found[:-1] for chunk in events(data)]) == SCRIPT
+        assert len(found) <= 4
+        assert found[-1] == DONE
 
 
 @pytest.mark.parametrize("whose", ["server", "model"])
-def test_connection_of_a_reader_that_sleeps_is_cut_at_once_where_the_server_knows_how(whose: str) -> None:
+def test_time_for_a_reader_to_read_on_is_the_servers_or_the_models(whose: str) -> None:
     settings = OpenAiSettings(stream_idle=0.1) if whose == "server" else None
     with serving_openai(settings=settings) as served:
-        gate = served.add("m", script=SCRIPT)
+        served.add("m", script=SCRIPT)
         if whose == "model":
             servable = served.servables["m"][1]
             servable.traits = replace(servable.traits, stream_idle_timeout=0.1)
-        gate.shut()
-        reader = Reader()
 
         async def scene() -> None:
-            reader.awake.clear()
-            gate.let()
-            await ask(served, reader, **{ABORT: reader.gone.set})
+            stream = await ask(served)
+            assert stream.write_timeout == 0.1
+            await cast("AsyncGenerator[bytes, None]", stream.chunks).aclose()
 
         served.loop.run(scene())
-        assert (reader.bodies, reader.gone.is_set()) == ([], True)
-        assert served.count("Completions", "CANCELLED") == 1
-        gate.let(2)
         wait_until(served.is_empty, "its slot is free", PATIENCE)
+        assert served.count("Completions", "CANCELLED") == 1
 
 
 class Brittle(ByteCodec):
@@ -320,30 +273,22 @@ def test_what_nobody_expected_in_a_stream_is_an_event_and_is_logged(caplog: pyte
         assert f"{ROOT}{COMPLETIONS} failed" in caplog.text
 
 
-def test_pieces_are_merged_by_choice_and_told_when_there_is_something_to_tell() -> None:
-    async def scene() -> None:
-        pieces = Pieces(2, eager=False)
-        pieces.add(ID, Piece(0, (1,)))
-        assert pieces.take() == []
-        assert not await pieces.wait(0.0)
-        pieces.add(ID, Piece(1, (5,), "x"))
-        pieces.add(ID, Piece(0, (2,), "ab"))
-        pieces.add(ID, Piece(1, (6,), "y", (), Finish.STOP, 6, Usage(3, 2)))
-        assert await pieces.wait(PATIENCE)
-        assert pieces.take() == [Piece(1, (5, 6), "xy", (), Finish.STOP, 6, Usage(3, 2)), Piece(0, (1, 2), "ab")]
-        assert (pieces.take(), pieces.usages) == ([], [None, Usage(3, 2)])
-        pieces.close()
-
-    asyncio.run(scene())
+def test_pieces_are_joined_by_choice_and_told_when_there_is_something_to_tell() -> None:
+    choices = Choices(2, eager=False)
+    choices.add(Piece(0, (1,)))
+    assert (choices.ready, choices.take()) == (False, [])
+    choices.add(Piece(1, (5,), "x"))
+    choices.add(Piece(0, (2,), "ab"))
+    choices.add(Piece(1, (6,), "y", (), Finish.STOP, 6, Usage(3, 2)))
+    assert choices.ready
+    assert choices.take() == [Piece(1, (5, 6), "xy", (), Finish.STOP, 6, Usage(3, 2)), Piece(0, (1, 2), "ab")]
+    assert (choices.take(), choices.usages) == ([], [None, Usage(3, 2)])
 
 
 def test_tokens_without_text_are_told_to_the_eager() -> None:
-    async def scene() -> None:
-        pieces = Pieces(1, eager=True)
-        pieces.add(ID, Piece(0, (1,)))
-        assert pieces.take() == [Piece(0, (1,))]
-
-    asyncio.run(scene())
+    choices = Choices(1, eager=True)
+    choices.add(Piece(0, (1,)))
+    assert choices.take() == [Piece(0, (1,))]
 
 
 def test_many_streams_at_once_do_not_mix(served: OpenAiServed) -> None:

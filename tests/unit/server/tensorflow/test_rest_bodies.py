@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gzip
 import socket
 import threading
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -31,14 +31,29 @@ def read_all(connection: socket.socket) -> bytes:
     return b""
 
 
+def predict_on_wire() -> bytes:
+    body = orjson.dumps(ROW)
+    return head(f"Content-Length: {len(body)}") + body
+
+
+def read_answer(connection: socket.socket) -> bytes:
+    """One, on a connection that stays open."""
+    received = b""
+    while not received.endswith(orjson.dumps(ANSWER)):
+        piece = connection.recv(65536)
+        assert piece, received
+        received += piece
+    return received
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 @pytest.mark.parametrize("rows", [1, 20_000])
-def test_packed_bodies_are_taken(shared: RestFixture, rows: int) -> None:
+def test_packed_bodies_are_taken(shared: RestFixture, rows: int, encoding: str, pack: Callable[[bytes], bytes]) -> None:
     body = orjson.dumps({"instances": [[1.0, 2.0, 3.0]] * rows})
-    packed = gzip.compress(body)
-    answer = shared.post(packed, content_encoding="gzip")
+    answer = shared.post(pack(body), content_encoding=encoding)
     assert answer.json()["predictions"] == ANSWER["predictions"] * rows
     ((*_, size, _),) = shared.log.offers
-    assert size == max(len(body), len(packed)) + len(answer.content)
+    assert size == len(body) + len(answer.content)
 
 
 @pytest.mark.parametrize(
@@ -240,19 +255,33 @@ def test_client_that_goes_while_its_body_waits_is_not_parsed_for(serve: Serve) -
     assert server.servable.answered == 0
 
 
-def test_drain_answers_what_is_inside_and_refuses_what_comes(serve: Serve) -> None:
+def test_drain_answers_what_is_inside_and_refuses_what_comes_on_new_connections(serve: Serve) -> None:
     server = serve()
     server.servable.shut()
     with ThreadPoolExecutor(1) as pool:
         inside = pool.submit(server.post, ROW)
         assert server.servable.arrived.acquire(timeout=TIMEOUT)
-        drained = asyncio.run_coroutine_threadsafe(server.http.calls.drain(TIMEOUT), server.loop.loop)
-
-        def refused() -> bool:
-            return httpx.post(f"http://127.0.0.1:{server.port}{PREDICT}", json=ROW).status_code == 503
-
-        wait_until(refused, "no more are let in", TIMEOUT)
+        drained = server.begin_drain()
+        wait_until(lambda: server.server.draining, "it drains", TIMEOUT)
+        refused = httpx.post(f"http://127.0.0.1:{server.port}{PREDICT}", json=ROW)
+        assert (refused.status_code, error(refused)) == (503, "the server is being stopped")
+        assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
+        assert httpx.get(f"http://127.0.0.1:{server.port}/livez").status_code == 200
         assert not drained.done()
         server.servable.open()
         assert inside.result().json() == ANSWER
         drained.result(TIMEOUT)
+
+
+def test_drain_answers_one_more_prediction_on_each_connection_that_was_there(serve: Serve) -> None:
+    server = serve()
+    with server.raw(predict_on_wire()) as connection:
+        assert read_answer(connection).endswith(orjson.dumps(ANSWER))
+        drained = server.begin_drain()
+        wait_until(lambda: server.server.draining, "it drains", TIMEOUT)
+        connection.sendall(predict_on_wire())
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"\r\nconnection: close\r\n" in answer
+    assert answer.endswith(orjson.dumps(ANSWER))
+    drained.result(TIMEOUT)

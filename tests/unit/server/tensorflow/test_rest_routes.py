@@ -1,31 +1,42 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.servable import ModelRef
-from tfs_lite.server.tensorflow.rest_routes import Action, parse_path
+from tfs_lite.metrics.requests import RequestMetrics
+from tfs_lite.server.http.resources import HttpLimits, HttpResources
+from tfs_lite.server.http.router import Router
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.testing.errors import refusal
 
+LIST, STATUS, METADATA, PREDICT, CLASSIFY, REGRESS = "list", "status", "metadata", "predict", "classify", "regress"
 GOOD = [
-    ("GET", "/v1/models", Action.LIST, ModelRef("")),
-    ("GET", "/V1/Models", Action.LIST, ModelRef("")),
-    ("GET", "/v1/models/m", Action.STATUS, ModelRef("m")),
-    ("GET", "/v1/models/m?verbose=1", Action.STATUS, ModelRef("m?verbose=1")),
-    ("GET", "/v1/models/m/labels/stable?x", Action.STATUS, ModelRef("m", None, "stable?x")),
-    ("GET", "/v1/models/m/versions/7", Action.STATUS, ModelRef("m", 7)),
-    ("GET", "/v1/models/m/versions/0007", Action.STATUS, ModelRef("m", 7)),
-    ("GET", "/v1/models/m/versions/9223372036854775807", Action.STATUS, ModelRef("m", 2**63 - 1)),
-    ("GET", "/v1/models/m/labels/stable", Action.STATUS, ModelRef("m", None, "stable")),
-    ("GET", "/v1/models/m/metadata", Action.METADATA, ModelRef("m")),
-    ("GET", "/v1/models/m/versions/7/metadata", Action.METADATA, ModelRef("m", 7)),
-    ("GET", "/v1/models/metadata", Action.STATUS, ModelRef("metadata")),
-    ("GET", "/V1/Models/m", Action.STATUS, ModelRef("m")),
-    ("GET", "/v1/models/a%2Fb%3Ac+d", Action.STATUS, ModelRef("a/b:c+d")),
-    ("POST", "/v1/models/m:predict", Action.PREDICT, ModelRef("m")),
-    ("POST", "/V1/MODELS/m:predict", Action.PREDICT, ModelRef("m")),
-    ("POST", "/v1/models/m%21:predict", Action.PREDICT, ModelRef("m!")),
-    ("POST", "/v1/models/m/versions/7:classify", Action.CLASSIFY, ModelRef("m", 7)),
-    ("POST", "/v1/models/m/labels/a%20b:regress", Action.REGRESS, ModelRef("m", None, "a b")),
+    ("GET", "/v1/models", LIST, ModelRef("")),
+    ("GET", "/V1/Models", LIST, ModelRef("")),
+    ("GET", "/v1/models/m", STATUS, ModelRef("m")),
+    ("GET", "/v1/models/m?", STATUS, ModelRef("m")),
+    ("GET", "/v1/models/m?verbose=1", STATUS, ModelRef("m?verbose=1")),
+    ("GET", "/v1/models/m/labels/stable?x", STATUS, ModelRef("m", None, "stable?x")),
+    ("GET", "/v1/models/m/versions/7", STATUS, ModelRef("m", 7)),
+    ("GET", "/v1/models/m/versions/0007", STATUS, ModelRef("m", 7)),
+    ("GET", "/v1/models/m/versions/9223372036854775807", STATUS, ModelRef("m", 2**63 - 1)),
+    ("GET", "/v1/models/m/labels/stable", STATUS, ModelRef("m", None, "stable")),
+    ("GET", "/v1/models/m/metadata", METADATA, ModelRef("m")),
+    ("GET", "/v1/models/m/versions/7/metadata", METADATA, ModelRef("m", 7)),
+    ("GET", "/v1/models/metadata", STATUS, ModelRef("metadata")),
+    ("GET", "/V1/Models/m", STATUS, ModelRef("m")),
+    ("GET", "/v1/models/a%2Fb%3Ac+d", STATUS, ModelRef("a/b:c+d")),
+    ("POST", "/v1/models/m:predict", PREDICT, ModelRef("m")),
+    ("POST", "/V1/MODELS/m:predict", PREDICT, ModelRef("m")),
+    ("POST", "/v1/models/m%21:predict", PREDICT, ModelRef("m!")),
+    ("POST", "/v1/models/m/versions/7:classify", CLASSIFY, ModelRef("m", 7)),
+    ("POST", "/v1/models/m/labels/a%20b:regress", REGRESS, ModelRef("m", None, "a b")),
 ]
 MALFORMED = {
     "GET": [
@@ -44,21 +55,48 @@ MALFORMED = {
 }
 
 
+@pytest.fixture(scope="module")
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture(scope="module")
+def find(registry: CollectorRegistry) -> Iterator[Callable[[str, str], tuple[Any, ModelRef]]]:
+    """The handler of a request, which here is its name, and the model."""
+    service: Any = SimpleNamespace(predict=PREDICT, classify=CLASSIFY, regress=REGRESS)
+    models: Any = SimpleNamespace(list=LIST, status=STATUS, metadata=METADATA)
+    background = BackgroundRunner("test", 1, 1)
+    bodies = HttpResources(HttpLimits(), background).bodies
+    router = Router([RestApi(service, models, RequestMetrics(registry, lambda name: True))], bodies)
+
+    def of(method: str, target: str) -> tuple[Any, ModelRef]:
+        found = router.find(method, target)
+        return found.handler, found.target
+
+    yield of
+    background.close()
+
+
 @pytest.mark.parametrize(("method", "path", "action", "ref"), GOOD)
-def test_path_of_the_grammar_is_read(method: str, path: str, action: Action, ref: ModelRef) -> None:
-    assert parse_path(method, path) == (action, ref)
+def test_path_of_the_grammar_is_read(find: Any, method: str, path: str, action: str, ref: ModelRef) -> None:
+    assert find(method, path) == (action, ref)
 
 
 @pytest.mark.parametrize(("method", "path"), [(method, path) for method, paths in MALFORMED.items() for path in paths])
-def test_everything_else_is_malformed(method: str, path: str) -> None:
-    assert f"Malformed request: {method} {path}" in refusal(parse_path, method, path)
+def test_everything_else_is_malformed_and_counted(
+    find: Any, registry: CollectorRegistry, method: str, path: str
+) -> None:
+    labels = {"model": "", "version": "", "method": "", "code": "INVALID_ARGUMENT"}
+    before = registry.get_sample_value("tfs_lite_requests_total", labels) or 0
+    assert f"Malformed request: {method} {path}" in refusal(find, method, path)
+    assert registry.get_sample_value("tfs_lite_requests_total", labels) == before + 1
 
 
 @pytest.mark.parametrize("digits", ["9223372036854775808", "9" * 5000])
-def test_version_beyond_int64_is_refused(digits: str) -> None:
-    assert "Failed to convert version" in refusal(parse_path, "GET", f"/v1/models/m/versions/{digits}")
+def test_version_beyond_int64_is_refused(find: Any, digits: str) -> None:
+    assert "Failed to convert version" in refusal(find, "GET", f"/v1/models/m/versions/{digits}")
 
 
-def test_zeros_before_a_version_are_only_zeros() -> None:
-    assert parse_path("GET", f"/v1/models/m/versions/{'0' * 5000}7") == (Action.STATUS, ModelRef("m", 7))
-    assert parse_path("GET", "/v1/models/m/versions/00") == (Action.STATUS, ModelRef("m", 0))
+def test_zeros_before_a_version_are_only_zeros(find: Any) -> None:
+    assert find("GET", f"/v1/models/m/versions/{'0' * 5000}7") == (STATUS, ModelRef("m", 7))
+    assert find("GET", "/v1/models/m/versions/00") == (STATUS, ModelRef("m", 0))

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from tfs_lite.protocols.v2.tensors import decode_raw
-from tfs_lite.server.v2.http_events import EVENT_BYTES, EventRoom
+from tfs_lite.server.inference.pending import PART_BYTES, AnswerRoom
 from tfs_lite.testing.language.language_servables import BROKEN, language
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_client import V2Client
@@ -191,7 +191,7 @@ def test_deadline_ends_a_text() -> None:
 
 
 def test_pieces_that_wait_are_bounded() -> None:
-    with serving_v2(room=EventRoom(one=3 * EVENT_BYTES)) as served:
+    with serving_v2(room=AnswerRoom(one=3 * PART_BYTES)) as served:
         model = served.models.add("lm", language(WORDS))
         model.steps.shut()
 

@@ -77,6 +77,7 @@ def test_a_late_answer_is_not_waited_for(client: V2Client, models: V2Fixture) ->
     servable = models.add_simple()
     servable.model.gate.clear()
     assert client.refusal("ModelInfer", 0.2, **simple())[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+    wait_until(lambda: models.count("DEADLINE_EXCEEDED") + models.count("CANCELLED"), "it is counted")
     servable.model.gate.set()
 
 

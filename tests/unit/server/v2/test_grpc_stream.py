@@ -10,11 +10,30 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tfs_lite.core.model import PredictCall
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2.messages import ModelInferRequest, ModelStreamInferResponse
+from tfs_lite.server.inference.pending import MAX_PARTS, PART_BYTES
 from tfs_lite.server.v2.grpc_stream import V2Stream
 from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 from tfs_lite.transport.table import CallContext
+
+
+class Counted(Repeater):
+    """Counts the answers that it has made."""
+
+    made = 0
+
+    def _answer(self, call: PredictCall) -> None:
+        on_part = call.on_part
+        assert on_part is not None
+
+        def count(outputs: Any) -> None:
+            self.made += 1
+            on_part(outputs)
+
+        call.on_part = count
+        super()._answer(call)
 
 
 class Requests:
@@ -57,6 +76,13 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
+async def size_of_an_answer(models: V2Fixture) -> int:
+    """Of the model ``simple``, to one request."""
+    stream = V2Stream(models.infer, CallContext(None))
+    (answer,) = [answer async for answer in stream.run(Requests(1).__aiter__())]
+    return len(answer)
+
+
 async def until(reached: Callable[[], bool]) -> None:
     """Whatever the loop and the models' threads still have to do for it."""
     while not reached():
@@ -88,20 +114,95 @@ def test_no_more_requests_are_read_than_may_be_in_flight(models: V2Fixture) -> N
 
 
 def test_a_client_that_takes_no_parts_is_not_waited_for(models: V2Fixture) -> None:
-    models.add("repeat", Repeater())
+    repeater = models.add("repeat", Repeater())
+    models.infer.room.one = 10 * PART_BYTES
     requests = Requests(1, *range(50), model="repeat")
 
     async def scenario() -> None:
-        stream = V2Stream(models.infer, CallContext(None), max_parts=10)
+        stream = V2Stream(models.infer, CallContext(None))
         async with aclosing(stream.run(requests.__aiter__())) as answers:  # type: ignore[type-var]
             first = read(await anext(answers))
-            await until(lambda: bool(models.count("RESOURCE_EXHAUSTED", "repeat")))
+            await until(repeater.cancelled.is_set)
             rest = [read(answer) async for answer in answers]
             assert len(first.infer_response.outputs) == 1
-            assert "to take" in rest[-1].error_message
+            assert "more slowly than the model makes them" in rest[-1].error_message
             assert len(rest) <= 12
 
     run(scenario())
+    assert models.count("RESOURCE_EXHAUSTED", "repeat") == 1
+    assert models.infer.room.held == 0
+
+
+def test_a_decoupled_model_waits_while_many_of_its_answers_wait(models: V2Fixture) -> None:
+    counted = models.add("repeat", Counted())
+    requests = Requests(1, *range(MAX_PARTS + 50), model="repeat")
+
+    async def scenario() -> None:
+        stream = V2Stream(models.infer, CallContext(None))
+        async with aclosing(stream.run(requests.__aiter__())) as answers:  # type: ignore[type-var]
+            found = [read(await anext(answers))]
+            await until(lambda: counted.made > MAX_PARTS)
+            await turns(50)
+            assert counted.made <= MAX_PARTS + 2
+            found += [read(answer) async for answer in answers]
+            numbers = [np.frombuffer(one.infer_response.raw_output_contents[0], np.int32)[0] for one in found]
+            assert numbers == [*range(MAX_PARTS + 50)]
+
+    run(scenario())
+    assert models.count("OK", "repeat") == 1
+
+
+def test_no_requests_are_read_while_many_bytes_of_answers_wait(models: V2Fixture) -> None:
+    models.add_simple()
+    first, others, answered = Requests(1), Requests(50), asyncio.Event()
+
+    async def requests() -> AsyncIterator[bytes]:
+        async for request in first:
+            yield request
+        await answered.wait()
+        async for request in others:
+            yield request
+
+    async def scenario() -> None:
+        models.infer.room.one = 10 * await size_of_an_answer(models)
+        stream = V2Stream(models.infer, CallContext(None))
+        async with aclosing(stream.run(requests())) as answers:  # type: ignore[type-var]
+            read(await anext(answers))
+            answered.set()
+            found = [read(await anext(answers))]
+            await until(lambda: models.handles == 0)
+            await turns(50)
+            assert 2 < others.read <= 10
+            found += [read(answer) async for answer in answers]
+            assert [answer.infer_response.id for answer in found] == [str(index) for index in range(50)]
+            assert not any("more slowly" in answer.error_message for answer in found)
+
+    run(scenario())
+    assert models.infer.room.held == 0
+
+
+def test_an_answer_without_room_becomes_a_failure(models: V2Fixture) -> None:
+    servable = models.add_simple()
+    requests = Requests(20)
+
+    async def scenario() -> None:
+        models.infer.room.one = 2 * await size_of_an_answer(models)
+        servable.model.gate.clear()
+        stream = V2Stream(models.infer, CallContext(None))
+        async with aclosing(stream.run(requests.__aiter__())) as answers:  # type: ignore[type-var]
+            first = asyncio.ensure_future(anext(answers))
+            await until(lambda: models.handles == 20)
+            servable.model.gate.set()
+            found = [read(await first)]
+            await until(lambda: models.handles == 0)
+            await turns(50)
+            found += [read(answer) async for answer in answers]
+            assert [answer.infer_response.id for answer in found] == [str(index) for index in range(20)]
+            assert "more slowly than the model makes them" in found[-1].error_message
+
+    run(scenario())
+    assert models.count("RESOURCE_EXHAUSTED") > 0
+    assert models.infer.room.held == 0
 
 
 def test_a_stream_that_is_closed_leaves_nothing_behind(models: V2Fixture) -> None:

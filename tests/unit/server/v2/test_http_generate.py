@@ -14,7 +14,7 @@ import pytest
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, TensorSpec
 from tfs_lite.protocols.dtypes import Array
-from tfs_lite.server.v2.http_events import EVENT_BYTES, EventRoom
+from tfs_lite.server.inference.pending import PART_BYTES, AnswerRoom
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import BATCH, Repeater
 from tfs_lite.testing.servers.v2_http_fixture import TIMEOUT, V2HttpFixture, error, events, serving_v2
@@ -191,7 +191,7 @@ def test_deadline_ends_a_stream_with_an_event() -> None:
 
 
 def test_answers_that_wait_are_bounded() -> None:
-    with serving_v2(room=EventRoom(one=20 * EVENT_BYTES)) as served:
+    with serving_v2(room=AnswerRoom(one=20 * PART_BYTES)) as served:
         repeater = served.models.add("repeat", Repeater())
         held, go = threading.Event(), threading.Event()
         answer_all = repeater._answer
@@ -229,14 +229,3 @@ def test_client_that_does_not_read_holds_up_the_model_and_is_cut() -> None:
             wait_until(lambda: served.models.count("CANCELLED", "repeat"), "the client is cut")
             wait_until(served.is_empty, "nothing is left", TIMEOUT)
         assert 64 < shouter.made < 120
-
-
-def test_room_counts_each_and_all() -> None:
-    room = EventRoom(one=10, together=15)
-    assert room.take(100, waiting=0)
-    room.give(100)
-    assert room.take(6, waiting=0)
-    assert not room.take(6, waiting=6)
-    assert room.take(4, waiting=6)
-    assert not room.take(6, waiting=1)
-    assert room.held == 10

@@ -14,6 +14,7 @@ from tfs_lite.core.signature import DataType, SymbolicDim
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemorySlice, WantedOutput
+from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 
 ROW = np.array([[1, 2, 3, 4]], np.int32)
@@ -71,12 +72,26 @@ def simple(**fields: Any) -> InferRequest:
     return InferRequest(**{"model": "simple", "inputs": inputs, **fields})
 
 
-def ask(house: House, request: InferRequest, on_part: Any = None, deadline: float | None = None) -> InferAnswer:
+def ask(house: House, request: InferRequest) -> InferAnswer:
     async def run() -> InferAnswer:
         with house.metrics.record("ModelInfer", request.model) as record:
-            return await house.infer.begin(request, record, deadline, on_part).answer()
+            return await house.infer.begin(request, record, None).answer()
 
     return house.runner.run(run())
+
+
+def ask_for_all(house: House, request: InferRequest) -> list[InferAnswer]:
+    async def run() -> list[InferAnswer]:
+        with (
+            house.metrics.record("ModelInfer", request.model) as record,
+            house.infer.begin(request, record, None, house.infer.room.client()) as answers,
+        ):
+            return [answer async for answer in answers]
+
+    try:
+        return house.runner.run(run())
+    finally:
+        house.runner.run(asyncio.to_thread(wait_until, lambda: house.handles == 0, "handles"))
 
 
 def refusal(house: House, request: InferRequest) -> tuple[StatusCode, str]:
@@ -188,27 +203,24 @@ def repeat(*numbers: int) -> InferRequest:
     return InferRequest("repeat", inputs=[sent("IN", np.array(numbers, np.int32))], id="x")
 
 
-def test_parts_of_an_answer_are_told_in_order(house: House) -> None:
+def test_answers_of_a_decoupled_model_are_given_in_order(house: House) -> None:
     house.add("repeat", Repeater())
-    parts: list[InferAnswer] = []
-    answer = ask(house, repeat(5, 6, 7), parts.append)
-    assert [part.outputs["OUT"].item() for part in parts] == [5, 6, 7]
-    assert {part.id for part in parts} == {"x"}
-    assert not answer.outputs
+    answers = ask_for_all(house, repeat(5, 6, 7))
+    assert [answer.outputs["OUT"].item() for answer in answers] == [5, 6, 7]
+    assert {answer.id for answer in answers} == {"x"}
 
 
-def test_a_part_that_cannot_be_handed_on_fails_the_request(house: House) -> None:
+def test_an_answer_that_cannot_be_made_cancels_the_request(house: House) -> None:
     repeater = house.add("repeat", Repeater())
-
-    def refuse(part: InferAnswer) -> None:
-        raise ServingError(StatusCode.RESOURCE_EXHAUSTED, "enough")
-
-    with pytest.raises(ServingError, match="enough"):
-        ask(house, repeat(5, 6), refuse)
+    request = repeat(*range(100))
+    request.outputs = [WantedOutput("OUT", memory=SharedMemorySlice("gone", 4))]
+    house.infer._memory = None
+    with pytest.raises(ServingError, match="Unable to find shared memory region"):
+        ask_for_all(house, request)
     assert repeater.cancelled.is_set()
 
 
-def test_a_decoupled_model_needs_somebody_to_tell_parts(house: House) -> None:
+def test_a_decoupled_model_needs_a_caller_that_takes_several_answers(house: House) -> None:
     house.add("repeat", Repeater())
     assert refusal(house, repeat(5)) == (
         StatusCode.UNIMPLEMENTED,

@@ -1,7 +1,7 @@
-"""TLS for gRPC from the file of ``--ssl_config_file``, with certificates that may be replaced while the server runs.
+"""TLS from the file of ``--ssl_config_file``, with certificates that may be replaced while the server runs.
 
-Before every handshake the server checks for a new certificate: gRPC's library on threads of its own, our transport on
-the event loop. The check costs one ``stat`` while the file is unchanged. Open connections keep their certificate.
+Before every handshake the server checks for a new certificate: gRPC's library on threads of its own, our servers on the
+event loop. The check costs one ``stat`` while the file is unchanged. Open connections keep their certificate.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ import ssl
 import stat
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from tfs_lite.config.server_files import SSLConfig, read_ssl_config
 from tfs_lite.core.pem import load_pair
 from tfs_lite.core.status import ServingError, failed_precondition
 
-if TYPE_CHECKING:
-    import grpc
-
 logger = logging.getLogger(__name__)
 
 FLAG = "--ssl_config_file"
+GRPC, HTTP = "h2", "http/1.1"
+"""Protocols by the names that clients give them (ALPN)."""
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=1"
 """Of TLS 1.2: forward secret, and none that HTTP/2 forbids. All ciphers of TLS 1.3 are allowed."""
 
@@ -37,7 +36,9 @@ class _FileState(NamedTuple):
     regular: bool
 
 
-class _Content(NamedTuple):
+class TlsContent(NamedTuple):
+    """A valid content of the file; ``revision`` tells a newer one from it."""
+
     revision: int
     config: SSLConfig
 
@@ -63,75 +64,60 @@ class TlsFile:
         self._checking = threading.Lock()
         """Guards _seen and the reading of the file. No thread waits for it."""
         self._seen = self._file_state()
-        self._content = _Content(0, read_ssl_config(path, self._directory))
-        """Replaced as a whole, never changed; so is _cached."""
-        self._cached: _CachedContext | None = None
+        self.content = TlsContent(0, read_ssl_config(path, self._directory))
+        """Replaced as a whole, never changed."""
+        self._cached: dict[str, _CachedContext] = {}  # by protocol
         self._follows = self._seen is not None and self._seen.regular
         """False for a pipe, which can be read only once."""
-        if self._content.config.custom_ca and not self._content.config.client_verify:
+        if self.content.config.custom_ca and not self.content.config.client_verify:
             logger.warning("%s: custom_ca has no effect without client_verify (%s)", path, FLAG)
 
-    def context(self) -> ssl.SSLContext:
-        """The context for one connection of our transport; the same object while the file is unchanged.
-        FAILED_PRECONDITION if TLS refuses the first content; a later refusal is logged once, and the context before
-        stays."""
-        content, cached = self._newest(), self._cached
+    def context(self, protocol: str) -> ssl.SSLContext:
+        """The context for one connection of a server of ours; the same object while the file is unchanged. Clients that
+        name protocols must name this one. FAILED_PRECONDITION if TLS refuses the first content; a later refusal is
+        logged once, and the context before stays."""
+        content, cached = self.newest(), self._cached.get(protocol)
         if cached is None:
-            cached = self._cached = _CachedContext(content.revision, self._make_context(content.config))
+            cached = _CachedContext(content.revision, self._make_context(content.config, protocol))
         elif cached.revision != content.revision:
             context = cached.context
             try:
-                context = self._make_context(content.config)
+                context = self._make_context(content.config, protocol)
             except ServingError as error:
                 logger.warning("%s; the certificate in use stays (%s)", error, FLAG)
-            cached = self._cached = _CachedContext(content.revision, context)
+            cached = _CachedContext(content.revision, context)
+        self._cached[protocol] = cached
         return cached.context
 
-    def _make_context(self, config: SSLConfig) -> ssl.SSLContext:
+    def _make_context(self, config: SSLConfig, protocol: str) -> ssl.SSLContext:
         try:
-            return _make_context(config)
+            return _make_context(config, protocol)
         except (OSError, ValueError) as error:
             why = getattr(error, "reason", None) or type(error).__name__
             raise failed_precondition(f"{self._path}: TLS refuses the key or the certificate: {why} ({FLAG})") from None
 
-    def credentials(self) -> grpc.ServerCredentials:
-        """The credentials of one listening address of gRPC's library, which tracks the newest certificate of each
-        address by itself."""
-        import grpc
-
-        given = self._content
-
-        def newer() -> Any:
-            nonlocal given
-            newest = self._newest()
-            if newest.revision == given.revision:
-                return None
-            given = newest
-            return _certificates(newest.config)
-
-        return grpc.dynamic_ssl_server_credentials(_certificates(given.config), newer, given.config.client_verify)
-
-    def _newest(self) -> _Content:
+    def newest(self) -> TlsContent:
+        """Looks at the file if no other thread does."""
         if self._follows and self._checking.acquire(blocking=False):
             try:
                 self._read_again()
             finally:
                 self._checking.release()
-        return self._content
+        return self.content
 
     def _read_again(self) -> None:
         state = self._file_state()
         if state == self._seen:
             return
         self._seen = state
-        old = self._content
+        old = self.content
         try:
             config = self._read(state, old.config)
         except ServingError as error:
             logger.warning("%s; the certificate in use stays (%s)", error, FLAG)
             return
         if config != old.config:
-            self._content = _Content(old.revision + 1, config)
+            self.content = TlsContent(old.revision + 1, config)
             logger.info("%s: new connections get the new certificate (%s)", self._path, FLAG)
 
     def _read(self, state: _FileState | None, old: SSLConfig) -> SSLConfig:
@@ -151,12 +137,12 @@ class TlsFile:
         return _FileState(found.st_mtime_ns, found.st_size, found.st_ino, stat.S_ISREG(found.st_mode))
 
 
-def _make_context(config: SSLConfig) -> ssl.SSLContext:
+def _make_context(config: SSLConfig, protocol: str) -> ssl.SSLContext:
     """As strict as gRPC's library. ssl.SSLError, or another OSError, if TLS refuses the key or a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([protocol])
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
     load_pair(context, config.server_key.get_secret_value().encode(), config.server_cert.encode())
     if config.client_verify:
@@ -164,13 +150,3 @@ def _make_context(config: SSLConfig) -> ssl.SSLContext:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an authority need not be its own
         context.load_verify_locations(cadata=config.custom_ca.encode("ascii", "replace").decode())
     return context
-
-
-def _certificates(config: SSLConfig) -> Any:
-    """The key and certificates for gRPC's library, which consumes the object: each use needs a new one."""
-    import grpc
-
-    pair = (config.server_key.get_secret_value().encode(), config.server_cert.encode())
-    return grpc.ssl_server_certificate_configuration(
-        [pair], config.custom_ca.encode() if config.client_verify else None
-    )

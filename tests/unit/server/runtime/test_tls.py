@@ -20,9 +20,9 @@ import pytest
 import trustme
 
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.server.grpc import tls as tls_module
 from tfs_lite.server.grpc.grpcio_server import GrpcServer
-from tfs_lite.server.grpc.tls import TlsFile
+from tfs_lite.server.runtime import tls as tls_module
+from tfs_lite.server.runtime.tls import GRPC, TlsFile
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.grpc_fixture import GrpcFixture
 from tfs_lite.transport.table import CallContext, unary
@@ -199,7 +199,7 @@ def test_a_broken_file_is_logged_once_and_the_certificate_stays(
     server = serve(text_of(FIRST))
     server.replace(text)
     assert [server.certificate() for _ in range(3)] == [FIRST[1]] * 3
-    (record,) = (record for record in caplog.records if record.name == "tfs_lite.server.grpc.tls")
+    (record,) = (record for record in caplog.records if record.name == "tfs_lite.server.runtime.tls")
     assert record.levelno == logging.WARNING
     assert re.search(message, record.getMessage())
     assert record.getMessage().endswith("; the certificate in use stays (--ssl_config_file)")
@@ -223,7 +223,7 @@ def test_a_file_that_was_only_touched_or_goes_away_leaves_the_certificate(
     server.path.unlink()
     server.path.mkdir()
     assert server.certificate() == FIRST[1]
-    messages = [record.getMessage() for record in caplog.records if record.name == "tfs_lite.server.grpc.tls"]
+    messages = [record.getMessage() for record in caplog.records if record.name == "tfs_lite.server.runtime.tls"]
     assert [message.partition(": ")[2].partition(";")[0] for message in messages] == [
         "there is no such file",
         "is no regular file any more",
@@ -334,7 +334,7 @@ def trusting(**settings: Any) -> ssl.SSLContext:
 
 
 def test_a_context_speaks_http2_over_tls_of_today_only(tmp_path: Path) -> None:
-    context = file_of(tmp_path).context()
+    context = file_of(tmp_path).context(GRPC)
     assert shake(context, trusting()).selected_alpn_protocol() == "h2"
     old = shake(context, trusting(maximum_version=ssl.TLSVersion.TLSv1_2))
     cipher = old.cipher()
@@ -362,17 +362,17 @@ def test_a_context_is_made_once_for_each_content_of_the_file_and_stays_when_tls_
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = file_of(tmp_path)
-    first = file.context()
-    assert file.context() is first
+    first = file.context(GRPC)
+    assert file.context(GRPC) is first
     (tmp_path / "tls.pbtxt").write_text(text_of(SECOND))
     with monkeypatch.context() as patch:
         patch.setattr(tls_module, "CIPHERS", "ALL:@SECLEVEL=5")
-        assert [file.context() for _ in range(3)] == [first] * 3
+        assert [file.context(GRPC) for _ in range(3)] == [first] * 3
     assert caplog.text.count("TLS refuses the key or the certificate") == 1
     (tmp_path / "tls.pbtxt").write_text(text_of(issued()))
-    second = file.context()
+    second = file.context(GRPC)
     assert second is not first
-    assert file.context() is second
+    assert file.context(GRPC) is second
 
 
 def test_the_key_is_in_no_file_that_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,6 +385,6 @@ def test_the_key_is_in_no_file_that_has_a_name(tmp_path: Path, monkeypatch: pyte
         load(self, certificates, key, **rest)
 
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", note)
-    file.context()
+    file.context(GRPC)
     assert len(paths) == 2
     assert not any(Path(path).exists() for path in paths)

@@ -1,0 +1,205 @@
+"""The way of a request through the router: which API and route, errors as the API prints them, headers, compression."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import pytest
+
+from tfs_lite.core.status import ServingError, StatusCode, invalid_argument, not_found
+from tfs_lite.server.http.message import Headers, IncomingBody, Request, Response, Stream
+from tfs_lite.server.http.replies import HttpError, error_reply
+from tfs_lite.server.http.resources import HttpLimits, HttpResources
+from tfs_lite.server.http.router import (
+    CACHED_TARGETS,
+    CORS_HEADERS,
+    EVERY_METHOD,
+    HEAD_TOO,
+    MAX_CACHED_LENGTH,
+    POST,
+    Api,
+    Route,
+    Router,
+)
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
+
+LARGE = bytes(5000)
+Ask: TypeAlias = Callable[..., Awaitable[Response | Stream]]
+
+
+class Shop(Api[str]):
+    """An API below ``/shop`` with a few things."""
+
+    routes = (
+        Route("/shop", HEAD_TOO, lambda shop: shop.show),
+        Route("/shop/{thing}", HEAD_TOO, lambda shop: shop.show, packs=True),
+        Route("/shop/{thing}", POST, lambda shop: shop.fail),
+        Route("/shop/{thing}/buy", POST, lambda shop: shop.fail),
+        Route("/shop/{thing}/large", HEAD_TOO, lambda shop: shop.show),
+        Route("/shop/{thing}/stream", HEAD_TOO, lambda shop: shop.stream, packs=True),
+    )
+    names: Mapping[str, str] = {"thing": "[a-z%0-9]+"}
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    def owns(self, path: str) -> bool:
+        return path.startswith("/shop")
+
+    def target(self, names: Mapping[str, str]) -> str:
+        thing = names.get("thing", "")
+        self.read.append(thing)
+        if thing == "bad":
+            raise invalid_argument("a bad thing")
+        return thing
+
+    def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
+        return not_found(f"{method} {path} {allowed}")
+
+    def error(self, request: Request, error: ServingError) -> Response:
+        return error_reply(error)
+
+    async def show(self, request: Request, thing: str) -> Response:
+        return Response(LARGE if "large" in request.path else thing.encode())
+
+    async def fail(self, request: Request, thing: str) -> Response:
+        if thing == "crash":
+            raise RuntimeError("the secret")
+        raise HttpError(StatusCode.ABORTED, "sold out", 410, {"x-why": "popular"})
+
+    async def stream(self, request: Request, thing: str) -> Stream:
+        async def chunks() -> Any:
+            yield LARGE
+
+        return Stream(chunks())
+
+
+class Rest(Shop):
+    """Everything else: the query is part of the path, and there is nothing for other origins."""
+
+    routes = (Route("/rest{thing}", EVERY_METHOD, lambda rest: rest.show),)
+    names: Mapping[str, str] = {"thing": ".*"}
+    query_in_path = True
+    cross_origin = False
+    always_preflight = True
+
+    def owns(self, path: str) -> bool:
+        return True
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+@pytest.fixture
+def make(shop: Shop) -> Iterator[Callable[..., Ask]]:
+    background = BackgroundRunner("test", 1, 1)
+
+    def make(enable_cors: bool = False) -> Ask:
+        router = Router([shop, Rest()], HttpResources(HttpLimits(), background).bodies, enable_cors)
+
+        async def ask(method: str, target: str, **headers: str) -> Response | Stream:
+            fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+            return await router(Request(method, target, Headers(fields), IncomingBody(), 0.0))
+
+        return ask
+
+    yield make
+    background.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status", "body"),
+    [
+        ("GET", "/shop", 200, b""),
+        ("HEAD", "/shop/hat?colour=red", 200, b"hat"),
+        ("POST", "/shop/hat", 404, b"{\"error\":\"POST /shop/hat ('GET', 'HEAD')\"}"),
+        ("GET", "/shop/hat/buy", 404, b'{"error":"GET /shop/hat/buy (\'POST\',)"}'),
+        ("POST", "/shop/hat/buy", 410, b'{"error":"sold out"}'),
+        ("GET", "/shop/HAT", 404, b'{"error":"GET /shop/HAT None"}'),
+        ("GET", "/shop/bad", 400, b'{"error":"a bad thing"}'),
+        ("ODD", "/rest/x?y=1", 200, b"/x?y=1"),
+        ("GET", "/rest/x?", 200, b"/x"),
+        ("GET", "/other", 404, b'{"error":"GET /other None"}'),
+    ],
+)
+async def test_first_route_that_fits_answers_and_else_the_api_refuses(
+    make: Callable[..., Ask], method: str, target: str, status: int, body: bytes
+) -> None:
+    answer = await make()(method, target)
+    assert isinstance(answer, Response)
+    assert (answer.status, answer.body) == (status, body)
+
+
+async def test_unexpected_exception_is_logged_and_not_shown(
+    make: Callable[..., Ask], caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = await make()("POST", "/shop/crash/buy")
+    assert isinstance(answer, Response)
+    assert (answer.status, answer.body) == (500, b'{"error":"internal error"}')
+    assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
+        "POST /shop/crash/buy failed"
+    ]
+    assert "the secret" in caplog.text
+
+
+async def test_targets_that_were_found_are_not_looked_for_again(make: Callable[..., Ask], shop: Shop) -> None:
+    ask = make()
+    for _ in range(3):
+        await ask("GET", "/shop/hat")
+        await ask("GET", "/shop/bad")
+    assert shop.read == ["hat", "bad", "bad", "bad"], "a refusal is made anew each time"
+    long = "x" * MAX_CACHED_LENGTH
+    for _ in range(2):
+        await ask("GET", f"/shop/{long}")
+    assert shop.read.count(long) == 2
+
+
+async def test_targets_that_are_remembered_are_few(make: Callable[..., Ask], shop: Shop) -> None:
+    ask = make()
+    for number in range(CACHED_TARGETS + 1):
+        await ask("GET", f"/shop/{number}")
+    await ask("GET", "/shop/0")
+    assert shop.read.count("0") == 2
+
+
+@pytest.mark.parametrize("target", ["/shop/hat", "/shop/HAT", "/shop/hat/stream"])
+async def test_answers_of_an_api_have_cors_headers_where_they_are_wanted(make: Callable[..., Ask], target: str) -> None:
+    assert not CORS_HEADERS.keys() & (await make()("GET", target)).headers.keys()
+    assert CORS_HEADERS.items() <= (await make(enable_cors=True)("GET", target)).headers.items()
+    assert not CORS_HEADERS.keys() & (await make(enable_cors=True)("GET", "/rest")).headers.keys()
+
+
+@pytest.mark.parametrize(
+    ("enable_cors", "target", "status"),
+    [(True, "/shop/hat", 200), (True, "/shop/none/of/it", 200), (False, "/shop/hat", 404), (False, "/rest", 200)],
+)
+async def test_options_are_answered_where_cors_is_enabled_or_the_api_always_does(
+    make: Callable[..., Ask], enable_cors: bool, target: str, status: int
+) -> None:
+    ask = make(enable_cors)
+    assert (await ask("OPTIONS", target, origin="https://a.example")).status == status
+    assert (await ask("OPTIONS", target)).status == (400 if status == 200 else 404)
+
+
+@pytest.mark.parametrize(
+    ("target", "packed"), [("/shop/large", True), ("/shop/hat", False), ("/shop/hat/large", False)]
+)
+async def test_large_answers_of_routes_that_pack_are_packed(
+    make: Callable[..., Ask], target: str, packed: bool
+) -> None:
+    answer = await make()("GET", target, accept_encoding="gzip")
+    assert isinstance(answer, Response)
+    assert answer.headers.get("content-encoding") == ("gzip" if packed else None)
+    if packed:
+        assert gzip.decompress(answer.body) == LARGE
+
+
+async def test_streams_are_not_packed(make: Callable[..., Ask]) -> None:
+    answer = await make()("GET", "/shop/hat/stream", accept_encoding="gzip")
+    assert isinstance(answer, Stream)
+    assert "content-encoding" not in answer.headers

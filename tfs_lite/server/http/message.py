@@ -1,0 +1,160 @@
+"""What a handler gets and gives: a request, whose body may still be arriving, and a response, whole or as a stream.
+
+    Connection -> Request -> handler -> Response (whole) or Stream (in chunks) -> Connection
+
+A handler runs in a task of its own. When the client goes, or the server gives the request up, that task is cancelled.
+Everything here is used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from tfs_lite.core.callbacks import ignore
+
+Header: TypeAlias = tuple[bytes, bytes]
+"""Name in lower case, and value."""
+
+
+class Headers:
+    """The headers of a request. Names are given in lower case; of a header that was sent twice, the first counts."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self, headers: Sequence[Header] = ()) -> None:
+        self.fields: dict[bytes, bytes] = {}
+        """The bytes of the wire by name."""
+        for name, value in headers:
+            self.fields.setdefault(name, value)
+
+    def find(self, name: str) -> str | None:
+        value = self.fields.get(name.encode("latin-1"))
+        return None if value is None else value.decode("latin-1")
+
+    def get(self, name: str, default: str = "") -> str:
+        value = self.find(name)
+        return default if value is None else value
+
+    def __contains__(self, name: str) -> bool:
+        return name.encode("latin-1") in self.fields
+
+
+class IncomingBody:
+    """The bytes of a request's body, in the order in which they come. ``complete``: all have come; ``held``: bytes that
+    were not taken yet. The connection calls ``feed`` and ``end``; it reads no more while ``held`` is above its bound,
+    until ``on_taken`` says that there is room again. ``on_wanted`` is called when a handler waits for more."""
+
+    __slots__ = ("_chunks", "_waiter", "complete", "held", "on_taken", "on_wanted")
+
+    def __init__(self, on_wanted: Callable[[], None] = ignore, on_taken: Callable[[], None] = ignore) -> None:
+        self.complete = False
+        self.held = 0
+        self.on_wanted = on_wanted
+        self.on_taken = on_taken
+        self._chunks: deque[bytes] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def feed(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self.held += len(data)
+        self._wake()
+
+    def end(self) -> None:
+        self.complete = True
+        self._wake()
+
+    async def next(self) -> bytes:
+        """Bytes that follow those from before; empty at the end. One caller at a time."""
+        while not self._chunks:
+            if self.complete:
+                return b""
+            self.on_wanted()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self.take()
+
+    def take(self) -> bytes:
+        """What has come and was not taken yet, without waiting."""
+        chunks = self._chunks
+        data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self.held = 0
+        self.on_taken()
+        return data
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Request:
+    """``target`` is as it was sent, in origin form: the percent-encoded path, and the query if there is one.
+    ``arrived`` is when the head was complete, in seconds of ``time.monotonic``. ``after_drain``: its connection was
+    made after the drain of the server, too late for a prediction."""
+
+    __slots__ = ("after_drain", "arrived", "body", "headers", "method", "path", "query", "target")
+
+    def __init__(
+        self, method: str, target: str, headers: Headers, body: IncomingBody, arrived: float, after_drain: bool = False
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.path, _, self.query = target.partition("?")
+        self.headers = headers
+        self.body = body
+        self.arrived = arrived
+        self.after_drain = after_drain
+
+
+class Response:
+    """A whole answer. ``headers`` are those of the handler, names in lower case; the connection adds the length, the
+    date and what keep-alive needs. ``connection: close`` among them ends the connection after the answer."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(
+        self, body: bytes = b"", status: int = 200, media_type: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.body = body
+        self.status = status
+        self.headers = {"content-type": media_type} if media_type else {}
+        if headers:
+            self.headers.update(headers)
+
+
+class Stream:
+    """An answer in chunks, each sent as soon as the client has read enough of those before. ``chunks`` runs in the
+    handler's task and is closed when everything is sent, the client has gone, or it has read nothing for
+    ``write_timeout`` seconds (None: as long as for every answer). When the task is cancelled while the client reads,
+    CancelledError is raised in ``chunks``, which may answer it with a last chunk. It raises nothing else than that
+    and :class:`CutShort`."""
+
+    __slots__ = ("chunks", "headers", "status", "write_timeout")
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        status: int = 200,
+        media_type: str = "",
+        headers: Mapping[str, str] | None = None,
+        write_timeout: float | None = None,
+    ) -> None:
+        self.chunks = chunks
+        self.status = status
+        self.headers = {"content-type": media_type} if media_type else {}
+        if headers:
+            self.headers.update(headers)
+        self.write_timeout = write_timeout
+
+
+class CutShort(Exception):
+    """Ends the connection in the middle of a stream, so that the client sees that the answer is not whole."""
+
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response | Stream]]

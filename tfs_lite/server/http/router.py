@@ -1,0 +1,175 @@
+"""The table of routes, and the one way of a request to its answer, the same for every API.
+
+    target -> the API that owns the path -> its first route that fits -> handler -> compressed, headers for browsers
+                                                                  -> an error, as the API prints it
+
+An :class:`Api` is one protocol: the paths that it owns, its routes, and how it prints errors. A handler raises
+ServingError; other exceptions are logged, and the client is told ``internal error``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.server.http.bodies import SMALLEST_ANSWER, Bodies
+from tfs_lite.server.http.compression import ENCODINGS
+from tfs_lite.server.http.message import Request, Response, Stream
+from tfs_lite.server.http.replies import preflight_status
+
+logger = logging.getLogger(__name__)
+
+A = TypeVar("A")
+P = TypeVar("P")
+Reply: TypeAlias = Response | Stream
+RouteHandler: TypeAlias = Callable[[Request, P], Awaitable[Reply]]
+
+GET, HEAD_TOO, POST = ("GET",), ("GET", "HEAD"), ("POST",)
+EVERY_METHOD = ()
+CACHED_TARGETS, MAX_CACHED_LENGTH = 1024, 256
+"""Targets whose routes are cached, and the most characters of such a target."""
+CORS_HEADERS = {
+    "access-control-allow-origin": "*",
+    "access-control-allow-methods": "POST, GET",
+    "access-control-allow-headers": "Content-Type",
+}
+"""TensorFlow Serving's, on the answers of every API when cross-origin requests are allowed."""
+_NAME = re.compile(r"\\{(\w+)\\}")
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the API's description says of a route: the operation's name and what it does; the schemas of its body and of
+    its answer, with their media types; and the statuses of its failures."""
+
+    name: str
+    summary: str
+    answer: str
+    errors: tuple[str, ...] = ()
+    body: str = ""
+    media_types: tuple[str, ...] = ("application/json",)
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[A, P]):
+    """``path`` has names in braces, as in ``/v2/models/{model}``. ``handler`` gives that of an API. ``packs`` tells
+    whether its answers are compressed for clients that accept it."""
+
+    path: str
+    methods: tuple[str, ...]
+    handler: Callable[[A], RouteHandler[P]]
+    packs: bool = False
+    about: About | None = None
+
+
+class Api(Generic[P]):
+    """One protocol over HTTP. ``P`` is what its handlers get of the names in a path."""
+
+    routes: Sequence[Route[Any, Any]] = ()
+    """In the order in which they are tried."""
+    names: ClassVar[Mapping[str, str]] = {}
+    """The regular expression of each name in braces."""
+    query_in_path = False
+    """Whether the query is part of the path."""
+    cross_origin = True
+    """Whether its answers have CORS headers, when cross-origin requests are allowed; then it answers OPTIONS."""
+    always_preflight = False
+    """Whether it answers OPTIONS in any case."""
+    encodings: Collection[str] = ENCODINGS
+    """Of its answers."""
+
+    def owns(self, path: str) -> bool:
+        """Whether the path, still percent-encoded and without its query, is one of this protocol, known or not."""
+        raise NotImplementedError
+
+    def target(self, names: Mapping[str, str]) -> P:
+        """Of the names in a path, still percent-encoded. Raises ServingError."""
+        raise NotImplementedError
+
+    def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
+        """Why no route answers. ``allowed`` are the methods of the path; None means that there is no such path."""
+        raise NotImplementedError
+
+    def error(self, request: Request, error: ServingError) -> Response:
+        """The answer to a request that has failed."""
+        raise NotImplementedError
+
+    def pattern(self, path: str) -> str:
+        """The regular expression of the path of a route."""
+        return _NAME.sub(lambda found: f"(?P<{found[1]}>{self.names[found[1]]})", re.escape(path))
+
+
+class Found(NamedTuple):
+    """What answers a request, and what it gets of the names in the path."""
+
+    api: Api[Any]
+    handler: RouteHandler[Any]
+    target: Any
+    packs: bool = False
+
+
+class Router:
+    """Answers every request. The first API that owns a path answers it, so that the last should own all. On the event
+    loop. Raises nothing but CancelledError."""
+
+    def __init__(self, apis: Sequence[Api[Any]], bodies: Bodies, enable_cors: bool = False) -> None:
+        self._apis = apis
+        self._bodies = bodies
+        self._cors = CORS_HEADERS if enable_cors else {}
+        self._routes = {
+            api: [(re.compile(api.pattern(route.path)), route, route.handler(api)) for route in api.routes]
+            for api in apis
+        }
+        self._find_cached = lru_cache(CACHED_TARGETS)(self.find)
+
+    async def __call__(self, request: Request) -> Reply:
+        target = request.target
+        find = self._find_cached if len(target) <= MAX_CACHED_LENGTH else self.find
+        try:
+            found = find(request.method, target)
+            reply = await found.handler(request, found.target)
+        except ServingError as error:
+            return self._fail(request, error)
+        except Exception:
+            logger.exception("%s %s failed", request.method, request.path)
+            return self._fail(request, ServingError(StatusCode.INTERNAL, "internal error"))
+        if found.packs and isinstance(reply, Response) and len(reply.body) > SMALLEST_ANSWER:
+            await self._bodies.pack(reply, request.headers.get("accept-encoding"), found.api.encodings)
+        if self._cors and found.api.cross_origin:
+            reply.headers.update(self._cors)
+        return reply
+
+    def find(self, method: str, target: str) -> Found:
+        """By trying one route after the other. Raises ServingError if none fits, or a name in the path is malformed."""
+        path, _, query = target.partition("?")
+        api = self._owner(path)
+        if method == "OPTIONS" and (api.always_preflight or (self._cors and api.cross_origin)):
+            return Found(api, _answer_preflight, None)
+        if api.query_in_path and query:
+            path = target
+        for pattern, route, handler in self._routes[api]:
+            match = pattern.fullmatch(path)
+            if match is not None:
+                if route.methods and method not in route.methods:
+                    raise api.refusal(method, path, route.methods)
+                return Found(api, handler, api.target(match.groupdict()), route.packs)
+        raise api.refusal(method, path, None)
+
+    def _owner(self, path: str) -> Api[Any]:
+        return next(api for api in self._apis if api.owns(path))
+
+    def _fail(self, request: Request, error: ServingError) -> Response:
+        api = self._owner(request.path)
+        response = api.error(request, error)
+        if self._cors and api.cross_origin:
+            response.headers.update(self._cors)
+        return response
+
+
+async def _answer_preflight(request: Request, target: None) -> Response:
+    return Response(status=preflight_status(request.headers.get("origin")))

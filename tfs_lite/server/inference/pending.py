@@ -1,0 +1,371 @@
+"""A request that is queued, and its answer on the way to the client: whole, or in many parts.
+
+    done, part, piece (the servable's threads) -> CompletionQueue -> the loop -> answer, parts -> a front end
+
+A front end only formats what comes out here. A model with several answers to a request waits while many of them wait
+for the client. A language model does not, because the length of a text is known from the start. The bytes that wait
+may be bounded too, for each client and for all together; beyond that the request fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeAlias, cast
+
+from tfs_lite.core.generation import Piece
+from tfs_lite.core.handle import ServableHandle
+from tfs_lite.core.model import OnCall, Servable, ServableCall
+from tfs_lite.core.servable import ServableId
+from tfs_lite.core.signature import Tensor
+from tfs_lite.core.status import ServingError, Status, StatusCode
+from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
+from tfs_lite.protocols.dtypes import Array
+from tfs_lite.protocols.runs import Run
+from tfs_lite.server.runtime.event_loop import CompletionQueue
+
+Part: TypeAlias = Mapping[str, Array] | Piece
+"""One of several answers of a model, or the next piece of a text."""
+
+MAX_PARTS = 64
+"""Answers of one request that the client does not have yet; then its model waits."""
+PART_BYTES = 512
+"""What a part takes beside its values."""
+MAX_WAITING_BYTES = 128 << 20
+"""Of one client."""
+MAX_ALL_WAITING_BYTES = 512 << 20
+_VALUE_BYTES = 16
+
+
+class AnswerRoom:
+    """Counts the bytes of answers that wait for clients. On the event loop."""
+
+    def __init__(self, one: int = MAX_WAITING_BYTES, together: int = MAX_ALL_WAITING_BYTES) -> None:
+        """The most bytes that may wait for one client, and for all clients together."""
+        self.one = one
+        self.together = together
+        self.held = 0
+
+    def client(self) -> ClientRoom:
+        return ClientRoom(self)
+
+
+class ClientRoom:
+    """What waits for one client, in bytes. ``close`` at the end."""
+
+    __slots__ = ("_all", "waiting")
+
+    def __init__(self, every: AnswerRoom) -> None:
+        self._all = every
+        self.waiting = 0
+
+    def take(self, size: int) -> None:
+        """Reserves ``size`` more bytes. RESOURCE_EXHAUSTED when there is no room; there always is some for a client for
+        which nothing waits."""
+        everybody, waiting = self._all, self.waiting
+        if waiting and (waiting + size > everybody.one or everybody.held + size > everybody.together):
+            raise ServingError(StatusCode.RESOURCE_EXHAUSTED, _TOO_SLOW)
+        self.waiting += size
+        everybody.held += size
+
+    def give(self, size: int) -> None:
+        self.waiting -= size
+        self._all.held -= size
+
+    def close(self) -> None:
+        self.give(self.waiting)
+
+
+_TOO_SLOW = (
+    "the client reads the answers more slowly than the model makes them, and too many wait for it: "
+    "the request is cancelled"
+)
+
+
+class RequestCancelled(ServingError):
+    """CANCELLED: nobody waits for the answer any more."""
+
+    def __init__(self) -> None:
+        super().__init__(StatusCode.CANCELLED, "the request was cancelled")
+
+    def __reduce__(self) -> tuple[type[RequestCancelled], tuple[()]]:  # type: ignore[override]
+        return type(self), ()
+
+
+@dataclass(slots=True)
+class Inference:
+    """The answer of exactly one version: the outputs of each run."""
+
+    id: ServableId
+    runs: Sequence[Run]
+    outputs: Sequence[Mapping[str, Array]]
+
+    @property
+    def run(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def output(self) -> Mapping[str, Array]:
+        return self.outputs[0]
+
+
+class InFlight:
+    """What all requests on one loop share: the way back from the models' threads, and who counts them. Made on the
+    event loop. ``on_call`` is called on the loop for every call that has ended."""
+
+    def __init__(self, metrics: RequestMetrics, on_call: OnCall) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.post = CompletionQueue[Callable[[], None]](_call).post
+        self.metrics = metrics
+        self.on_call = on_call
+
+
+class PendingRequest:
+    """A request whose calls are queued, or about to be. ``done``, ``part`` and ``piece`` are the servable's, on any
+    thread; everything else happens on the loop. The caller awaits the answer, or takes the parts and then may await the
+    answer, and cancels, which the end of a ``with`` block does. Nothing is given out after that. The deadline is the
+    caller's: it belongs to the client's call, which cancels the caller when it passes.
+
+    It holds the version until the servable has answered the last call, also when the caller has gone."""
+
+    __slots__ = (
+        *("_answer", "_calls", "_handle", "_in_flight", "_left", "_outputs", "_over", "_record", "_room"),
+        *("_slots", "_taken", "_waiter", "_waiting", "id", "runs", "servable"),
+    )
+
+    def __init__(
+        self,
+        handle: ServableHandle,
+        runs: Sequence[Run],
+        record: RequestRecord,
+        in_flight: InFlight,
+        room: ClientRoom | None,
+    ) -> None:
+        """``room`` bounds the parts that wait, in bytes; None: nothing does."""
+        self.id = handle.id
+        self.servable: Servable = handle.servable
+        self.runs = runs
+        self._handle = handle
+        self._record = record
+        self._in_flight = in_flight
+        self._room = room
+        self._calls: Sequence[ServableCall] = ()
+        self._left = 0
+        self._outputs: list[Mapping[str, Array]] = []
+        self._over = False
+        self._answer: asyncio.Future[Sequence[Mapping[str, Array]]] = in_flight.loop.create_future()
+        self._slots: threading.Semaphore | None = None
+        self._waiting: deque[tuple[Part, int]] = deque()
+        self._taken = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def submit(self, calls: Sequence[ServableCall], in_parts: bool) -> None:
+        """Queues the calls, one for each run. ``in_parts``: they were given ``part``."""
+        self._calls = calls
+        self._left = len(calls)
+        self._outputs = [{}] * len(calls)
+        if in_parts:
+            self._slots = threading.Semaphore(MAX_PARTS)
+        self._in_flight.metrics.started(self.id)
+        for call in calls:
+            self.servable.submit(call)
+
+    # On the servable's threads.
+
+    def done(self, index: int, result: Mapping[str, Tensor] | Status) -> None:
+        """The end of a call."""
+        self._in_flight.post(partial(self._settle, index, result))
+
+    def part(self, outputs: Mapping[str, Tensor]) -> None:
+        """One of several answers, before ``done``. Blocks the model while too many wait for the client."""
+        if self._over:
+            return
+        assert self._slots is not None
+        self._slots.acquire()
+        self._in_flight.post(partial(self._add, cast("Part", outputs)))
+
+    def piece(self, piece: Piece) -> None:
+        """A piece of a text, before ``done``. Never blocks."""
+        self._in_flight.post(partial(self._add, piece))
+
+    # For the caller.
+
+    async def answer(self) -> Inference:
+        """All answers in order, or the first failure, which cancels the other calls. Raises ServingError;
+        CancelledError cancels the request. ``run_seconds`` of the record are those of all calls."""
+        try:
+            outputs = await self._answer
+        except BaseException:
+            self.cancel()
+            raise
+        return Inference(self.id, self.runs, outputs)
+
+    def parts(self) -> AsyncIterator[Part]:
+        """The parts in order, as :meth:`next` gives them."""
+        return _Parts(self)
+
+    async def next(self) -> Part | None:
+        """The next part; None when the request has ended. To ask for it means that the one before was sent, which lets
+        the model go on. Raises the failure of the request, behind the parts that came before it."""
+        if self._taken and self._slots is not None:
+            self._slots.release()
+        self._taken = False
+        await self.wait()
+        if not self._waiting:
+            self._answer.result()
+            return None
+        self._taken = True
+        return self._pop()
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Returns True when a part waits or the request has ended; False after ``seconds`` without either. One caller
+        at a time."""
+        if self._waiting or self._over:
+            return True
+        self._waiter = self._in_flight.loop.create_future()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiter = None
+        return True
+
+    def take(self) -> list[Part]:
+        """Every part that waits, of a model that is not to wait for the client."""
+        return [self._pop() for _ in range(len(self._waiting))]
+
+    @property
+    def over(self) -> bool:
+        """Whether no more parts will come. Some may still wait."""
+        return self._over
+
+    def check(self) -> None:
+        """Raises the failure of the request, if it has failed."""
+        if self._over:
+            self._answer.result()
+
+    def cancel(self) -> None:
+        """The caller does not wait any more: drops the parts that wait, and cancels the calls unless the request is
+        over. May be called at any time, more than once."""
+        if not self._over:
+            self._fail(RequestCancelled())
+        while self._waiting:
+            self._pop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    # Inside, on the loop.
+
+    def _settle(self, index: int, result: Mapping[str, Tensor] | Status) -> None:
+        self._left -= 1
+        calls = self._calls
+        self._in_flight.on_call(self.id, calls[index], result)
+        if not self._left:
+            self._calls = ()
+            self._in_flight.metrics.finished(self.id)
+            self._handle.release()
+        if self._over:
+            return
+        if isinstance(result, Status):
+            self._fail(ServingError(result.code, result.message, result.reason))
+            return
+        self._outputs[index] = cast("Mapping[str, Array]", result)
+        if not self._left:
+            for call in calls:
+                self._record.run_seconds += call.run_seconds
+            self._end()
+            if self._can_answer():
+                self._answer.set_result(self._outputs)
+
+    def _add(self, part: Part) -> None:
+        if self._over:
+            return
+        size = 0
+        if self._room is not None:
+            size = _size(part)
+            try:
+                self._room.take(size)
+            except ServingError as error:
+                self._fail(error)
+                return
+        self._waiting.append((part, size))
+        self._wake()
+
+    def _pop(self) -> Part:
+        part, size = self._waiting.popleft()
+        if self._room is not None:
+            self._room.give(size)
+        return part
+
+    def _fail(self, error: ServingError) -> None:
+        """Ends the request and cancels its calls, unless it is over."""
+        if self._over:
+            return
+        self._end()
+        if self._can_answer():
+            self._answer.set_exception(error)
+            self._answer.exception()  # retrieved: asyncio must not log it when the caller has gone
+        for call in self._calls:
+            self.servable.cancel(call)
+
+    def _end(self) -> None:
+        self._over = True
+        if self._slots is not None:
+            self._slots.release(len(self.runs))  # for the thread of each call that waits in ``part``
+        self._wake()
+
+    def _can_answer(self) -> bool:
+        """Not when the caller was cancelled, or when the loop is closed."""
+        return not (self._answer.done() or self._in_flight.loop.is_closed())
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Parts:
+    """Iterates over the parts of a request. No generator, which would have to be closed."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: PendingRequest) -> None:
+        self._request = request
+
+    def __aiter__(self) -> _Parts:
+        return self
+
+    async def __anext__(self) -> Part:
+        part = await self._request.next()
+        if part is None:
+            raise StopAsyncIteration
+        return part
+
+
+def _call(item: Callable[[], None]) -> None:
+    item()
+
+
+def _size(part: Part) -> int:
+    """About the bytes that a part takes while it waits."""
+    if isinstance(part, Piece):
+        return PART_BYTES + len(part.text) + len(part.tokens) * _VALUE_BYTES
+    return PART_BYTES + sum(map(_array_bytes, part.values()))
+
+
+def _array_bytes(array: Array) -> int:
+    if not array.dtype.hasobject:
+        return array.nbytes
+    return array.size * _VALUE_BYTES + sum(map(len, array.reshape(-1).tolist()))

@@ -1,0 +1,48 @@
+"""The routes of OpenAI's API, below ``/openai/``. A query is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from urllib.parse import unquote
+
+from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.server.http.message import Request, Response
+from tfs_lite.server.http.replies import HttpError
+from tfs_lite.server.http.router import HEAD_TOO, POST, Api, Route
+from tfs_lite.server.openai.app import OpenAiApp
+from tfs_lite.server.openai.errors import openai_error
+
+_ROOT = "/openai/"
+
+
+def _routes() -> Iterator[Route[OpenAiApi, str]]:
+    yield Route("/openai/v1/completions", POST, lambda api: api.app.completions, packs=True)
+    yield Route("/openai/v1/chat/completions", POST, lambda api: api.app.chat_completions, packs=True)
+    yield Route("/openai/v1/models", HEAD_TOO, lambda api: api.app.list_models, packs=True)
+    yield Route("/openai/v1/models/{model}", HEAD_TOO, lambda api: api.app.retrieve_model, packs=True)
+
+
+class OpenAiApi(Api[str]):
+    """Its handlers get the name of the model in the path, or the empty text."""
+
+    routes = tuple(_routes())
+    names = {"model": ".*"}  # noqa: RUF012
+
+    def __init__(self, app: OpenAiApp) -> None:
+        self.app = app
+
+    def owns(self, path: str) -> bool:
+        return path.startswith(_ROOT)
+
+    def target(self, names: Mapping[str, str]) -> str:
+        return unquote(names.get("model", ""), errors="replace")
+
+    def refusal(self, method: str, path: str, allowed: tuple[str, ...] | None) -> ServingError:
+        if allowed is None:
+            return HttpError(StatusCode.NOT_FOUND, f"Invalid URL ({method} {path:.200})", 404)
+        shown = ", ".join(allowed)
+        message = f"{path:.200} answers {shown} only, not {method}"
+        return HttpError(StatusCode.UNIMPLEMENTED, message, 405, {"allow": shown})
+
+    def error(self, request: Request, error: ServingError) -> Response:
+        return openai_error(error)

@@ -1,0 +1,148 @@
+"""Accepts connections on listening sockets, with or without TLS: at most so many at once, and so many handshakes.
+
+listening socket -> accept -> (TLS handshake) -> the protocol that the factory makes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 1024
+MAX_HANDSHAKES = 1024
+"""In progress at a time; one more cancels the oldest."""
+ACCEPT_AT_ONCE = 64
+"""Connections accepted in one turn of the loop."""
+ACCEPT_PAUSE = 1.0
+"""Seconds until the next attempt after the system had no socket (too many open files)."""
+
+
+class Acceptor:
+    """``start`` -> ``stop``, both on the event loop. ``tls`` returns the newest context and is called for every
+    connection; None means no TLS.
+
+    ``accepted`` is called for every connection that was taken; ``failed`` for one that ended before its protocol had
+    it, with the client's address and why, None where it was not the client's fault; ``starved`` with the reason when
+    the system has no socket for another one.
+    """
+
+    def __init__(
+        self,
+        protocol: Callable[[], asyncio.Protocol],
+        *,
+        tls: Callable[[], ssl.SSLContext] | None,
+        handshake_timeout: float,
+        shutdown_timeout: float,
+        accepted: Callable[[], None],
+        failed: Callable[[object, str | None], None],
+        starved: Callable[[str], None],
+    ) -> None:
+        """Times are in seconds; ``shutdown_timeout`` is for the end of TLS."""
+        self._protocol = protocol
+        self._tls = tls
+        self._handshake_timeout = handshake_timeout
+        self._shutdown_timeout = shutdown_timeout
+        self._accepted = accepted
+        self._failed = failed
+        self._starved = starved
+        self._loop: asyncio.AbstractEventLoop
+        self._sockets: list[socket.socket] = []
+        self._retries: dict[socket.socket, asyncio.Handle] = {}
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
+
+    @property
+    def listening(self) -> bool:
+        return bool(self._sockets)
+
+    def start(self, sockets: Sequence[socket.socket]) -> None:
+        """``sockets`` are bound, of TCP or Unix. The acceptor owns them from now on, and closes them."""
+        self._loop = asyncio.get_running_loop()
+        for listening in sockets:
+            listening.setblocking(False)
+            listening.listen(BACKLOG)
+            self._sockets.append(listening)
+            self._listen(listening)
+
+    async def stop(self) -> None:
+        """Closes the sockets and gives up the handshakes. Connections that have their protocol stay."""
+        for retry in self._retries.values():
+            retry.cancel()
+        for listening in self._sockets:
+            self._loop.remove_reader(listening)
+            listening.close()
+        self._sockets.clear()
+        tasks = list(self._handshakes)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _listen(self, listening: socket.socket) -> None:
+        self._retries.pop(listening, None)
+        self._loop.add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPT_AT_ONCE):
+            try:
+                accepted, _ = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:
+                continue  # the client has gone already
+            except OSError as error:
+                self._starved(str(error.strerror))
+                self._loop.remove_reader(listening)
+                self._retries[listening] = self._loop.call_later(ACCEPT_PAUSE, self._listen, listening)
+                return
+            accepted.setblocking(False)
+            self._accepted()
+            if len(self._handshakes) >= MAX_HANDSHAKES:
+                next(iter(self._handshakes)).cancel()
+            task = self._loop.create_task(self._take(accepted))
+            self._handshakes[task] = None
+            task.add_done_callback(self._handshakes.pop)
+
+    async def _take(self, accepted: socket.socket) -> None:
+        peer, why = _peer_of(accepted), None
+        try:
+            await self._handshake(accepted)
+            return
+        except OSError as error:  # ssl.SSLError is one, and a timeout
+            why = str(error) or type(error).__name__
+        except asyncio.CancelledError:
+            pass  # to make room for another handshake, or at the end
+        except Exception:
+            logger.exception("a connection could not be taken")
+        self._failed(peer, why)
+        accepted.close()
+
+    async def _handshake(self, accepted: socket.socket) -> None:
+        if self._tls is None:
+            await self._loop.connect_accepted_socket(self._protocol, accepted)
+            return
+        await self._loop.connect_accepted_socket(
+            self._protocol,
+            accepted,
+            ssl=self._tls(),
+            ssl_handshake_timeout=self._handshake_timeout,
+            ssl_shutdown_timeout=self._shutdown_timeout,
+        )
+
+
+def connections_allowed(most: int) -> int:
+    """``most``, but no more than half of the files that the process may open: it needs the others for itself."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if files == resource.RLIM_INFINITY else min(most, files // 2)
+
+
+def _peer_of(accepted: socket.socket) -> object:
+    """None if the client has gone already."""
+    try:
+        return accepted.getpeername()
+    except OSError:
+        return None
