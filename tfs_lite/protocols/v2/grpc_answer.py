@@ -48,7 +48,8 @@ class GrpcAnswers:
             frame = self._frames[key]
         except KeyError:
             frame = self._remember(key, answer)
-        if frame is None or answer.parameters or any(wanted.memory for wanted in answer.wanted.values()):
+        wanted = answer.wanted
+        if frame is None or answer.parameters or (wanted and any(output.memory for output in wanted.values())):
             return answer_bytes(answer)
         parts = [frame[0]]
         if answer.id:

@@ -53,12 +53,13 @@ class HttpAnswers:
         """The answer; arguments and errors as of :func:`write_answer`."""
         outputs, wanted = answer.outputs, answer.wanted
         forms = [(name, array.dtype, array.shape) for name, array in outputs.items()]
-        key = (answer.version, binary, *forms, *[wanted[name].binary for name in outputs if name in wanted])
+        chosen = [wanted[name].binary for name in outputs if name in wanted] if wanted else ()
+        key = (answer.version, binary, *forms, *chosen)
         try:
             frame = self._frames[key]
         except KeyError:
             frame = self._remember(key, answer, binary)
-        if frame is None or answer.parameters or any(output.memory for output in wanted.values()):
+        if frame is None or answer.parameters or (wanted and any(output.memory for output in wanted.values())):
             return write_answer(answer, binary)
         text = [b'{"id":' + orjson.dumps(answer.id) + b"," if answer.id else b"{", frame.pieces[0]]
         blobs: list[bytes] = []
