@@ -446,11 +446,15 @@ def test_server_with_a_certificate_speaks_tls(start: Start) -> None:
     authority.issue_cert("localhost").configure_cert(context)
     trusted = ssl.create_default_context()
     authority.configure_trust(trusted)
-    port = start(tls=lambda: context, request_timeout=0.3)
+    port = start(tls=lambda: context)
     with httpx.Client(verify=trusted, timeout=20) as client:
         for path, length in (("/page", 4), ("/large", LARGE), ("/stream", 11)):
             answer = client.get(f"https://localhost:{port}{path}")
             assert (answer.status_code, len(answer.content)) == (200, length)
         assert client.post(f"https://localhost:{port}/echo", content=bytes(LARGE)).content == bytes(LARGE)
+
+
+def test_client_that_does_not_shake_hands_is_given_up(start: Start) -> None:
+    port = start(tls=lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), request_timeout=0.3)
     with socket.create_connection(("127.0.0.1", port), timeout=20) as silent:
         assert silent.recv(1) == b""
