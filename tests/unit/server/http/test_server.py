@@ -55,10 +55,10 @@ async def answer(request: Request) -> Response | Stream:
         case "/split":
             return Response(b"", headers={"x": "a\r\nb: c"})
         case "/echo":
-            body = b""
+            pieces = []
             while piece := await request.body.next():
-                body += piece
-            return Response(body)
+                pieces.append(piece)
+            return Response(b"".join(pieces))
     return Response(request.target.encode() if request.path.startswith("/target") else b"fine")
 
 
