@@ -451,7 +451,7 @@ def test_server_with_a_certificate_speaks_tls(start: Start) -> None:
         for path, length in (("/page", 4), ("/large", LARGE), ("/stream", 11)):
             answer = client.get(f"https://localhost:{port}{path}")
             assert (answer.status_code, len(answer.content)) == (200, length)
-        assert client.post(f"https://localhost:{port}/echo", content=bytes(LARGE)).content == bytes(LARGE)
+        assert client.post(f"https://localhost:{port}/echo", content=bytes(LARGE // 8)).content == bytes(LARGE // 8)
 
 
 def test_client_that_does_not_shake_hands_is_given_up(start: Start) -> None:
