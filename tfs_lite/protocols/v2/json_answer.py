@@ -15,6 +15,7 @@ import orjson
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols.dtypes import Array, from_numpy
+from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.json.writer import dumps, print_small
 from tfs_lite.protocols.v2.json_values import WITHOUT_JSON, no_json
 from tfs_lite.protocols.v2.request import InferAnswer, SharedMemorySlice, WantedOutput
@@ -23,8 +24,6 @@ from tfs_lite.protocols.v2.tensors import datatype_of, encode_raw
 NUMBER_BYTES = 16
 """About the bytes of a printed number."""
 MAX_FRAMES = 256
-MAX_SMALL = 4096
-"""The most numbers of an output that are printed by one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,11 @@ class WrittenAnswer:
 
 class _Frame(NamedTuple):
     """``pieces``: the JSON after the id, in front of each list of numbers, and after the last. ``binary`` says for each
-    output whether its numbers follow the JSON."""
+    output whether its numbers follow the JSON. ``large``: to print it takes long."""
 
     pieces: tuple[bytes, ...]
     binary: tuple[bool, ...]
+    large: bool
 
 
 class HttpAnswers:
@@ -49,8 +49,9 @@ class HttpAnswers:
     def __init__(self) -> None:
         self._frames: dict[Any, _Frame | None] = {}
 
-    def write(self, answer: InferAnswer, binary: bool) -> WrittenAnswer:
-        """The answer; arguments and errors as of :func:`write_answer`."""
+    def write(self, answer: InferAnswer, binary: bool) -> WrittenAnswer | None:
+        """The answer; arguments and errors as of :func:`write_answer`, which is to be called on a thread where this
+        gives None, because it takes long."""
         outputs, wanted = answer.outputs, answer.wanted
         forms = [(name, array.dtype, array.shape) for name, array in outputs.items()]
         chosen = [wanted[name].binary for name in outputs if name in wanted] if wanted else ()
@@ -60,14 +61,16 @@ class HttpAnswers:
         except KeyError:
             frame = self._remember(key, answer, binary)
         if frame is None or answer.parameters or (wanted and any(output.memory for output in wanted.values())):
-            return write_answer(answer, binary)
+            return None if printed_size(answer, binary) > COMFORTABLE_BYTES else write_answer(answer, binary)
+        if frame.large:
+            return None
         text = [b'{"id":' + orjson.dumps(answer.id) + b"," if answer.id else b"{", frame.pieces[0]]
         blobs: list[bytes] = []
         for array, is_binary in zip(outputs.values(), frame.binary, strict=True):
             if is_binary:
                 blobs.append(array.tobytes())
             else:
-                text += (_print_numbers(array), frame.pieces[len(text) // 2])
+                text += (print_small(array.reshape(-1), odd=False), frame.pieces[len(text) // 2])
         if not any(blobs):
             return WrittenAnswer(b"".join(text))
         return WrittenAnswer(b"".join((*text, *blobs)), sum(map(len, text)))
@@ -158,12 +161,8 @@ def _frame(answer: InferAnswer, binary: bool) -> _Frame | None:
             pieces.append(text + b',"data":')
             text = b""
         text += b"}"
-    return _Frame((*pieces, text + b"]}"), tuple(binaries))
-
-
-def _print_numbers(array: Array) -> bytes:
-    flat = array.reshape(-1)
-    return print_small(flat, odd=False) if flat.size <= MAX_SMALL else dumps(flat)
+    large = printed_size(answer, binary) > COMFORTABLE_BYTES
+    return _Frame((*pieces, text + b"]}"), tuple(binaries), large)
 
 
 def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:

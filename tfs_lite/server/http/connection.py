@@ -255,8 +255,10 @@ class Connection(asyncio.Protocol):
         self._overhead = 0
         exchange = self._incoming
         if exchange is not None and (exchange is self._current or exchange in self._queue):
-            exchange.request.body.feed(data)
-            self._check_reading()
+            body = exchange.request.body
+            body.feed(data)
+            if body.held > MAX_UNTAKEN_BYTES:
+                self._check_reading()
 
     def on_message_complete(self) -> None:
         exchange, self._incoming = self._incoming, None

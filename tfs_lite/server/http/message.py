@@ -25,10 +25,8 @@ class Headers:
     __slots__ = ("fields",)
 
     def __init__(self, headers: Sequence[Header] = ()) -> None:
-        self.fields: dict[bytes, bytes] = {}
+        self.fields = dict(reversed(headers))
         """The bytes of the wire by name."""
-        for name, value in headers:
-            self.fields.setdefault(name, value)
 
     def find(self, name: str) -> str | None:
         value = self.fields.get(name.encode("latin-1"))

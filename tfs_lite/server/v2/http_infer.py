@@ -57,10 +57,9 @@ class V2HttpInfer:
 
             sent = await self._http.bodies.read(request, read)
             answer, binary = await fast.answer(sent, record, call.deadline), sent.binary_outputs
-            if printed_size(answer, binary) > COMFORTABLE_BYTES:
+            written = fast.http_answers.write(answer, binary)
+            if written is None:
                 written = await self._http.run(True, lambda: write_answer(answer, binary))
-            else:
-                written = fast.http_answers.write(answer, binary)
         return v2_success(written)
 
     async def generate(self, request: Request, target: Target) -> Response:

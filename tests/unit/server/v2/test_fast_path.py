@@ -79,7 +79,7 @@ class TwoWays:
         control: Any = None  # inference needs none
         return await V2GrpcService(self.models.infer, control, path).model_infer(data, CallContext(None))
 
-    async def _http(self, model: str, version: int | None, body: HttpBody) -> WrittenAnswer:
+    async def _http(self, model: str, version: int | None, body: HttpBody) -> WrittenAnswer | None:
         with self.models.metrics.record(METHOD, model, REST) as record:
             sent = self.fast.read_http(model, version, *body, partial(_read, model, version, body[1]))
             self.taken += isinstance(sent, PlainRequest)
