@@ -111,7 +111,8 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/hot_reload.py $(ARGS)
-	$(BIN)/python benchmarks/rest.py
+	$(BIN)/python benchmarks/request_path.py
+	$(BIN)/python benchmarks/json_codec.py
 
 PEERS ?= mosec pytriton torchserve mlserver litserve bentoml ray limits
 # Other servers to compare with, each in an environment of its own. One that cannot be installed is named and left out.

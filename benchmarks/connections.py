@@ -16,7 +16,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 SAMPLE = 64
@@ -317,10 +317,19 @@ class HttpConnection(Writer):
 
     good = 200
 
-    def __init__(self, port: int, path: str, messages: Sequence[bytes], content_type: str = "application/json") -> None:
+    def __init__(
+        self,
+        port: int,
+        path: str,
+        messages: Sequence[bytes],
+        content_type: str = "application/json",
+        headers: Callable[[bytes], str] = lambda message: "",
+    ) -> None:
+        """``headers``: more lines for the head of each message, with their line ends."""
         super().__init__(connect(port))
         head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {content_type}\r\nContent-Length: "
-        self._requests = [f"{head}{len(message)}\r\n\r\n".encode() + message for message in messages]
+        heads = [f"{head}{len(message)}\r\n{headers(message)}\r\n".encode() for message in messages]
+        self._requests = [head + message for head, message in zip(heads, messages, strict=True)]
         self._asked: tuple[int, float] | None = None
         self._count = 0
         self._rest = b""

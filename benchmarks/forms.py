@@ -1,12 +1,13 @@
 """How each server wants to be asked: bytes of a request from an array, an array from bytes of the answer.
 
 All arrays are float32, rows first. TensorFlow Serving's two forms, KServe's V2 over gRPC (written field by field, there
-are few), JSON as ``{"x": rows}`` -> ``{"y": rows}``, and bare bytes. Encoding happens once, before anything is
-measured; decoding only for the answers that are checked.
+are few) and over HTTP (JSON, and binary tensors behind a JSON head), JSON as ``{"x": rows}`` -> ``{"y": rows}``, and
+bare bytes. Encoding happens once, before anything is measured; decoding only for the answers that are checked.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,13 +24,14 @@ Decode = Callable[[bytes], Rows]
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """``path`` may hold ``{name}``. ``content_type`` empty: gRPC."""
+    """``path`` may hold ``{name}``. ``content_type`` empty: gRPC. ``headers``: more lines for a message's HTTP head."""
 
     label: str
     path: str
     encode: Encode
     decode: Decode
     content_type: str = ""
+    headers: Callable[[bytes], str] = lambda message: ""
 
     def messages(self, model: Model) -> list[bytes]:
         return [self.encode(model.name, question) for question in model.questions]
@@ -37,7 +39,7 @@ class Codec:
     def connect(self, port: int, model: Model, messages: Sequence[bytes]) -> Connection:
         path = self.path.format(name=model.name)
         if self.content_type:
-            return HttpConnection(port, path, messages, self.content_type)
+            return HttpConnection(port, path, messages, self.content_type, self.headers)
         return GrpcConnection(port, path, messages)
 
 
@@ -136,6 +138,34 @@ def rest_answer(body: bytes) -> Rows:
     return np.array(orjson.loads(body)["predictions"], np.float32)
 
 
+def v2_json_request(name: str, rows: Rows) -> bytes:
+    tensor = {"name": "x", "shape": rows.shape, "datatype": "FP32", "data": rows.ravel()}
+    return orjson.dumps({"inputs": [tensor]}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def v2_json_answer(body: bytes) -> Rows:
+    return np.array(orjson.loads(body)["outputs"][0]["data"], np.float32)
+
+
+def v2_binary_request(name: str, rows: Rows) -> bytes:
+    """As Triton's client writes it, with the answer's tensors in binary, too."""
+    tensor = {"name": "x", "shape": rows.shape, "datatype": "FP32", "parameters": {"binary_data_size": rows.nbytes}}
+    return orjson.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}) + rows.tobytes()
+
+
+def json_head_size(message: bytes) -> int:
+    """Bytes of the JSON before the tensors."""
+    return json.JSONDecoder().raw_decode(message.decode("latin-1"))[1]
+
+
+def v2_binary_headers(message: bytes) -> str:
+    return f"Inference-Header-Content-Length: {json_head_size(message)}\r\n"
+
+
+def v2_binary_answer(body: bytes) -> Rows:
+    return np.frombuffer(body, np.float32, offset=json_head_size(body))
+
+
 def raw_request(name: str, rows: Rows) -> bytes:
     return rows.tobytes()
 
@@ -163,4 +193,9 @@ GRPC_ECHO = Codec("gRPC", PREDICT, predict_request, _echoed_predict)
 REST = Codec("REST", "/v1/models/{name}:predict", rest_request, rest_answer, "application/json")
 REST_ECHO = Codec("REST", "/v1/models/{name}:predict", rest_request, _echoed_rest, "application/json")
 V2 = Codec("V2 gRPC", INFER, infer_request, infer_answer)
+V2_PATH = "/v2/models/{name}/infer"
+V2_JSON = Codec("V2 JSON", V2_PATH, v2_json_request, v2_json_answer, "application/json")
+V2_BINARY = Codec(
+    "V2 binary", V2_PATH, v2_binary_request, v2_binary_answer, "application/octet-stream", v2_binary_headers
+)
 RAW = Codec("raw bytes", "/inference", raw_request, raw_answer, "application/octet-stream")

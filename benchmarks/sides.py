@@ -43,7 +43,7 @@ class Side:
     echoes: bool = False
 
     def port(self, running: Running) -> int:
-        return running.http_port if running.ours is not None and self.codec is REST else running.port
+        return running.http_port if running.ours is not None and self.codec.content_type else running.port
 
     def connect(self, running: Running, model: Model, callers: int = CALLERS) -> tuple[list[Connection], int]:
         """(connections, callers on each). HTTP has one caller per connection."""

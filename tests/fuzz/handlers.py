@@ -10,12 +10,13 @@ Everything runs on one event loop, which only runs while a request is answered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import unquote
+from typing import Any, TypeVar, cast
 
 import h11
 import numpy as np
@@ -30,8 +31,9 @@ from tfs_lite.core.status import OK, Status, StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message
 from tfs_lite.server.grpc.health_service import HealthService
+from tfs_lite.server.http.message import Handler, Headers, IncomingBody, Request, Response
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
-from tfs_lite.server.http_app import HttpApp
+from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.inference.predictor import Predictor
 from tfs_lite.server.metrics_pages import MetricsPages
@@ -40,6 +42,7 @@ from tfs_lite.server.runtime.health import ChangeSignal, Health
 from tfs_lite.server.tensorflow.model_service import ModelService
 from tfs_lite.server.tensorflow.prediction_service import PredictionService
 from tfs_lite.server.tensorflow.rest_models import ModelPages
+from tfs_lite.server.tensorflow.rest_routes import RestApi
 from tfs_lite.server.tensorflow.rest_service import RestService
 from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.serving.config_checks import check_models
@@ -192,17 +195,12 @@ class MakeLog:
 
 @dataclass(slots=True)
 class Reply:
-    """What the application sent, and what it was asked. ``broken_off``: the client had gone before its request was
-    whole."""
+    """What the application answered. ``gone``: nothing, because the client had gone before its request was whole."""
 
-    method: str
-    target: str
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
-    starts: int = 0
-    ended: bool = False
-    broken_off: bool = False
+    gone: bool = False
 
 
 class Handlers:
@@ -233,8 +231,8 @@ class Handlers:
         self.bodies = resources.bodies
         rest = RestService(predictor, inferences, self._metrics, resources, settings, MakeLog())
         self._pages = MetricsPages(self._registry, self._metrics.tensorflow, None)
-        pages = ModelPages(core)
-        self._app = HttpApp(rest, pages, self._health, self._metrics, resources, self._pages, enable_cors=True)
+        apis = (RestApi(rest, ModelPages(core), self._metrics),)
+        self._app = http_app(apis, self._health, self._pages, resources, enable_cors=True)
         self._handlers = {row.name: row.handler for service in services for row in service.methods()}
 
     def grpc(self, method: str, data: bytes) -> bytes:
@@ -247,13 +245,8 @@ class Handlers:
 
     def http(self, data: bytes) -> Reply | None:
         """None if there is no request in the bytes, so that no application ever hears of them."""
-        parsed = parse_http(data)
-        if parsed is None:
-            return None
-        scope, messages, whole = parsed
-        reply = Reply(scope["method"], data.split(b"\n")[0].decode("latin-1"), broken_off=not whole)
-        self._run(self._app(scope, receiver(messages, whole), sender(reply)))
-        return reply
+        request = parse_http(data)
+        return None if request is None else self._run(reply_of(self._app, request))
 
     def close(self) -> None:
         self._slow.close()
@@ -319,62 +312,41 @@ def _meaning(config: ModelServerConfig) -> list[Any]:
     ]
 
 
-def parse_http(data: bytes) -> tuple[dict[str, Any], list[bytes], bool] | None:
-    """The scope as the HTTP server makes it, the pieces of the body, and whether the request came to its end."""
+def parse_http(data: bytes) -> Request | None:
+    """The request as the HTTP server makes it. Its body is not complete if the bytes end too early."""
     connection = h11.Connection(h11.SERVER)
     connection.receive_data(data)
+    body = IncomingBody()
     try:
-        request = connection.next_event()
-        if not isinstance(request, h11.Request):
+        head = connection.next_event()
+        if not isinstance(head, h11.Request):
             return None
-        scope, pieces = _scope(request), []
         while isinstance(event := connection.next_event(), h11.Data):
-            pieces.append(bytes(event.data))
+            body.feed(bytes(event.data))
     except h11.RemoteProtocolError:
         return None
-    return scope, pieces, isinstance(event, h11.EndOfMessage)
+    if isinstance(event, h11.EndOfMessage):
+        body.end()
+    headers = Headers([(name.lower(), value) for name, value in head.headers])
+    return Request(head.method.decode("ascii"), head.target.decode("ascii"), headers, body, time.monotonic())
 
 
-def _scope(request: h11.Request) -> dict[str, Any]:
-    path, _, query = request.target.partition(b"?")
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "server": ("127.0.0.1", 8501),
-        "client": ("127.0.0.1", 50000),
-        "scheme": "http",
-        "method": request.method.decode("ascii"),
-        "root_path": "",
-        "path": unquote(path.decode("ascii")),
-        "raw_path": path,
-        "query_string": query,
-        "headers": [(name.lower(), value) for name, value in request.headers],
-        "state": {},
-    }
+async def reply_of(handler: Handler, request: Request) -> Reply:
+    """The whole answer. The client goes when the handler waits for a body that does not come."""
+    work = asyncio.ensure_future(_answer(handler, request))
+    request.body.on_wanted = work.cancel
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if request.body.complete:
+            raise
+        return Reply(gone=True)
 
 
-def receiver(pieces: list[bytes], whole: bool) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """The body, and then nothing more: the client waits for its answer, unless it has gone."""
-    left = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
-    left.append({"type": "http.request", "body": b"", "more_body": False} if whole else {"type": "http.disconnect"})
-
-    async def receive() -> dict[str, Any]:
-        if not left:
-            await asyncio.get_running_loop().create_future()
-        return left.pop(0)
-
-    return receive
-
-
-def sender(reply: Reply) -> Callable[[dict[str, Any]], Awaitable[None]]:
-    async def send(message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            reply.starts += 1
-            reply.status = message["status"]
-            reply.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
-        else:
-            reply.body += message.get("body", b"")
-            reply.ended = not message.get("more_body", False)
-
-    return send
+async def _answer(handler: Handler, request: Request) -> Reply:
+    answer = await handler(request)
+    if isinstance(answer, Response):
+        return Reply(answer.status, answer.headers, answer.body)
+    chunks = cast(AsyncGenerator[bytes, None], answer.chunks)
+    async with contextlib.aclosing(chunks):
+        return Reply(answer.status, answer.headers, b"".join([chunk async for chunk in chunks]))

@@ -1,8 +1,7 @@
 """Language models, as what the fuzz targets send their bytes to: OpenAI's API, V2's generate, and TensorFlow's messages
 in front of real engines whose models need no network.
 
-    handlers_generation().openai(path, body)     -> Reply
-    handlers_generation().generate(path, body)   -> Reply
+    handlers_generation().post(path, body)       -> Reply
     handlers_generation().predict(data), .streamed([data, ...])
 
 Everything but the engines' threads runs on one event loop, which only runs while a request is answered.
@@ -14,12 +13,12 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from handlers import MAX_BODY_BYTES, MAX_BYTES, PATIENCE, Reply, receiver, sender
-from starlette.requests import Request
+from handlers import MAX_BODY_BYTES, MAX_BYTES, PATIENCE, Reply, reply_of
 
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.generation import Limits
@@ -27,9 +26,12 @@ from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError
 from tfs_lite.schedulers.generation.servable import GenerativeServable
 from tfs_lite.schedulers.generation.settings import EngineSettings
+from tfs_lite.server.http.message import Headers, IncomingBody, Request
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
+from tfs_lite.server.http.router import Router
 from tfs_lite.server.inference.classify_regress import Inferences
 from tfs_lite.server.openai.app import OpenAiApp
+from tfs_lite.server.openai.routes import OpenAiApi
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.tensorflow.generation_service import PredictStreamedService
 from tfs_lite.server.tensorflow.prediction_service import PredictionService
@@ -71,19 +73,20 @@ class GenerationHandlers:
         self._inside.callback(slow.close)
         self.http = HttpResources(HttpLimits(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2), slow)
         fixture = self.fixture
-        self._openai = OpenAiApp(fixture.predictor, fixture.lookup, self._listing, fixture.metrics, self.http)
+        openai = OpenAiApp(fixture.predictor, fixture.lookup, self._listing, fixture.metrics, self.http)
         control = FixtureControl(fixture, regions)
-        self._v2 = V2HttpApp(fixture.infer, control, self.http)
+        apis = (OpenAiApi(openai), V2HttpApp(fixture.infer, control, self.http, fixture.fast))
+        self._router = Router(apis, self.http.bodies)
         inferences = Inferences(fixture.predictor, max_bytes=MAX_BYTES)
         settings = PredictSettings(MAX_BYTES)
         self._predict = PredictionService(fixture.predictor, inferences, fixture.lookup, fixture.metrics, settings)
         self._streamed = PredictStreamedService(fixture.predictor, fixture.metrics, settings)
 
-    def openai(self, path: str, body: bytes) -> Reply:
-        return self._http(self._openai_answer, path, body)
-
-    def generate(self, path: str, body: bytes) -> Reply:
-        return self._http(self._v2_answer, path, body)
+    def post(self, path: str, body: bytes) -> Reply:
+        arrived = IncomingBody()
+        arrived.feed(body)
+        arrived.end()
+        return self._run(reply_of(self._router, Request("POST", path, Headers(), arrived, time.monotonic())))
 
     def predict(self, data: bytes) -> bytes:
         return self._run(self._predict.predict(data, CallContext(None)))
@@ -138,32 +141,6 @@ class GenerationHandlers:
 
     def _listing(self) -> list[tuple[str, list[int], float]]:
         return [(name, [version], 0.0) for name, version in self.fixture.servables]
-
-    async def _openai_answer(self, request: Request, path: str) -> Any:
-        return await self._openai.answer(request, path, "")
-
-    async def _v2_answer(self, request: Request, path: str) -> Any:
-        return await self._v2.answer(request, path, "")
-
-    def _http(self, answer: Any, path: str, body: bytes) -> Reply:
-        scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": "POST",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": [(b"host", b"x"), (b"content-length", str(len(body)).encode())],
-        }
-        reply = Reply("POST", path)
-
-        async def run() -> None:
-            receive = receiver([body], True)
-            response = await answer(Request(scope, receive), path)
-            await response(scope, receive, sender(reply))
-
-        self._run(run())
-        return reply
 
     def _run(self, work: Awaitable[T]) -> T:
         return self.loop.run_until_complete(asyncio.wait_for(work, PATIENCE))

@@ -22,8 +22,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from handlers import MAX_BODY_BYTES, MAX_BYTES, MAX_ROWS, PATIENCE, Reply, parse_http, receiver, sender
-from starlette.requests import Request
+from handlers import MAX_BODY_BYTES, MAX_BYTES, MAX_ROWS, PATIENCE, Reply, parse_http, reply_of
 
 from tfs_lite.config.model_export import config_json, config_message
 from tfs_lite.core.clock import SystemClock
@@ -33,6 +32,7 @@ from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.v2.tensors import name_of
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
+from tfs_lite.server.http.router import Router
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.server.v2.http_app import V2HttpApp
@@ -247,8 +247,9 @@ class V2Handlers:
         self._inside.callback(slow.close)
         self.http_resources = HttpResources(HttpLimits(MAX_BODY_BYTES, timeout_seconds=PATIENCE / 2), slow)
         self.room = self.fixture.infer.room
-        self._app = V2HttpApp(self.fixture.infer, self.control, self.http_resources)
-        rows = V2GrpcService(self.fixture.infer, self.control).methods()
+        self._app = V2HttpApp(self.fixture.infer, self.control, self.http_resources, self.fixture.fast)
+        self._router = Router([self._app], self.http_resources.bodies)
+        rows = V2GrpcService(self.fixture.infer, self.control, self.fixture.fast).methods()
         self._handlers: dict[str, Any] = {row.name: row.handler for row in rows}
         self._memory = -1
         self._make_region()
@@ -273,13 +274,10 @@ class V2Handlers:
 
     def http(self, data: bytes) -> Reply | None:
         """None if there is no request for V2 in the bytes."""
-        parsed = parse_http(data)
-        if parsed is None:
+        request = parse_http(data)
+        if request is None or not self._app.owns(request.path):
             return None
-        scope, messages, whole = parsed
-        reply = Reply(scope["method"], data.split(b"\n")[0].decode("latin-1"), broken_off=not whole)
-        self._run(self._answer(scope, receiver(messages, whole), sender(reply)))
-        return reply
+        return self._run(reply_of(self._router, request))
 
     def load(self, name: str, parameters: Mapping[str, RepositoryValue]) -> None:
         self.checks.load(name, parameters)
@@ -306,11 +304,6 @@ class V2Handlers:
 
     def close(self) -> None:
         self._inside.close()
-
-    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        request = Request(scope, receive)
-        response = await self._app.answer(request, scope["raw_path"].decode("latin-1"), "")
-        await response(scope, receive, send)
 
     def _run(self, work: Awaitable[T]) -> T:
         return self.loop.run_until_complete(asyncio.wait_for(work, PATIENCE))

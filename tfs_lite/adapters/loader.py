@@ -213,7 +213,7 @@ class ArtifactLoader(Loader):
         added = self._open_more(opened, request, change) if change.add else []
         removed = [opened.models[index] for index in change.remove]
         try:
-            alike = all(model.signatures == servable.signatures for model in added)
+            alike = all(model.signatures == opened.models[0].signatures for model in added)
             joined = alike and ((not added and not removed) or servable.resize(added, removed))
         except BaseException:
             _close(added)

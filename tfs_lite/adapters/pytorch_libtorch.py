@@ -24,7 +24,7 @@ from tfs_lite.adapters.memory import tensor_bytes
 from tfs_lite.adapters.results import by_name, numbered
 from tfs_lite.adapters.tensors import to_tensor
 from tfs_lite.config.model import ModelSettings, signature_of
-from tfs_lite.core.signature import DataType, Signature, TensorSpec
+from tfs_lite.core.signature import DataType, Signature, TensorSpec, format_shape
 from tfs_lite.core.status import failed_precondition, invalid_argument
 from tfs_lite.protocols.dtypes import Array
 
@@ -130,7 +130,8 @@ def _signature(settings: ModelSettings, arguments: Sequence[Argument], module: A
         if argument.required
     )
     _check_inputs(inputs, arguments)
-    return Signature(inputs, declared.outputs or _outputs(module))
+    optional = frozenset(name for name in declared.optional if not _argument_for(name, arguments).required)
+    return Signature(inputs, declared.outputs or _outputs(module), optional=optional)
 
 
 def _outputs(module: Any) -> tuple[TensorSpec, ...]:
@@ -153,6 +154,18 @@ def _check_inputs(inputs: Sequence[TensorSpec], arguments: Sequence[Argument]) -
         if (spec.dtype is DataType.STRING) != argument.takes_texts:
             expected = "texts" if argument.takes_texts else "a tensor"
             raise invalid_argument(f"input {spec.name} of the config is {spec.dtype.text}, the script takes {expected}")
+    check_texts(inputs)
+
+
+def check_texts(inputs: Sequence[TensorSpec]) -> None:
+    """INVALID_ARGUMENT for an input of texts in a shape that no script can take: it gets texts as a list."""
+    for spec in inputs:
+        if spec.dtype is DataType.STRING and spec.shape is not None and len(spec.shape) != 1:
+            raise invalid_argument(
+                f"input {spec.name} of the config has the shape {format_shape(spec.shape)} for the script, which takes "
+                "texts as a list: expected one dimension. With max_batch_size, dims: [ 1 ] and reshape { shape: [] } "
+                "make one text for each row"
+            )
 
 
 def _argument_for(name: str, arguments: Sequence[Argument]) -> Argument:

@@ -46,7 +46,7 @@ class ReshapedModel(Model):
         declared = signature_of(settings)
         assert declared is not None  # there is an input or an output with a reshape
         own = inner.signatures[DEFAULT_SIGNATURE]
-        outside = Signature(declared.inputs or own.inputs, declared.outputs or own.outputs)
+        outside = Signature(declared.inputs or own.inputs, declared.outputs or own.outputs, optional=own.optional)
         self._inner = inner
         self._batched = settings.max_batch_size > 0
         self._signatures = {DEFAULT_SIGNATURE: outside}

@@ -53,7 +53,8 @@ def check_outputs(signature: Signature, inputs: Mapping[str, Tensor], outputs: M
     """
     sizes: dict[str, int] = {}
     for spec in signature.inputs:
-        for dim, size in zip(spec.shape or (), inputs[spec.name].shape, strict=False):
+        sent = inputs.get(spec.name)
+        for dim, size in zip(spec.shape or (), sent.shape if sent is not None else (), strict=False):
             if isinstance(dim, SymbolicDim):
                 sizes[dim.symbol] = size
     for spec in signature.outputs:

@@ -165,13 +165,16 @@ class SignedModel(OpenedModel):
 def sign(model: OpenedModel, request: OpenRequest) -> OpenedModel:
     """The model with the signatures of its config; the model itself if the config has none.
 
-    INVALID_ARGUMENT, naming the field of the config, if a signature does not fit the model, or its labels are missing
-    or do not fit the scores. A failure leaves the model open.
+    INVALID_ARGUMENT, naming the field of the config, if a signature does not fit the model, its labels are missing or
+    do not fit the scores, or an optional input can neither be left out nor has a default. A failure leaves the model
+    open.
     """
-    if not request.settings.signatures:
+    settings = request.settings
+    if not settings.signatures:
+        _check_optional(model.signatures.get(DEFAULT_SIGNATURE), {}, settings)
         return model
     own = find_signature(model.signatures, DEFAULT_SIGNATURE)
-    return SignedModel(model, request.id, mappings_of(own, request.settings, request.files.directory))
+    return SignedModel(model, request.id, mappings_of(own, settings, request.files.directory))
 
 
 def mappings_of(own: Signature, settings: ModelSettings, directory: str) -> dict[str, SignatureMapping]:
@@ -180,7 +183,23 @@ def mappings_of(own: Signature, settings: ModelSettings, directory: str) -> dict
     mappings = {DEFAULT_SIGNATURE: SignatureMapping(own)}
     for key, declared in settings.signatures.items():
         mappings[key] = _mapping(own, declared, format_path(("signatures", key)), directory)
+    main = mappings[DEFAULT_SIGNATURE]
+    _check_optional(main.signature, {model: client for client, model in main.inputs.items()}, settings)
     return mappings
+
+
+def _check_optional(signature: Signature | None, names: Mapping[str, str], settings: ModelSettings) -> None:
+    """INVALID_ARGUMENT if a request cannot leave out an input that the config calls optional: the model needs it, and
+    there is no default. ``names``: the clients' names of inputs that have another one."""
+    if signature is None:
+        return
+    for index, tensor in enumerate(settings.input):
+        name = names.get(tensor.name, tensor.name)
+        if tensor.optional and name in signature.input_names and name not in signature.dispensable:
+            raise invalid_argument(
+                f'{format_path(("input", index, "optional"))}: the model cannot do without the input "{tensor.name}"; '
+                f"give it a default: {format_path(('signatures', DEFAULT_SIGNATURE, 'defaults', name))}"
+            )
 
 
 def labels_of(declared: ModelSignature, field: str, directory: str) -> Array | None:
@@ -203,7 +222,13 @@ def _mapping(own: Signature, declared: ModelSignature, field: str, directory: st
         _check_labels(labels, outputs, given, f"{field}.label_filename")
         outputs[CLASSES] = outputs[SCORES]
         given[CLASSES] = TensorSpec(CLASSES, DataType.STRING, given[SCORES].shape)
-    signature = Signature(taken, tuple(given.values()), declared.method_name, _defaults(taken, declared, field))
+    signature = Signature(
+        taken,
+        tuple(given.values()),
+        declared.method_name,
+        _defaults(taken, declared, field),
+        frozenset(names[name] for name in own.optional),
+    )
     return SignatureMapping(signature, inputs, outputs, labels)
 
 

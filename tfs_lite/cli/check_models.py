@@ -30,6 +30,7 @@ from tfs_lite.adapters.platforms import PLATFORMS
 from tfs_lite.adapters.python.model import NAME as PYTHON
 from tfs_lite.adapters.python.model import declared_signature, no_class
 from tfs_lite.adapters.python.source import ARTEFACT as PYTHON_SOURCE
+from tfs_lite.adapters.reshape import seen_by_model
 from tfs_lite.adapters.signatures import labels_of, mappings_of
 from tfs_lite.adapters.trust import TrustedPaths
 from tfs_lite.config.batching import read_version_parameters
@@ -194,6 +195,9 @@ def _inspect_exported(files: VersionFiles, trusted: bool, settings: ModelSetting
 def _inspect_script(files: VersionFiles, trusted: bool, settings: ModelSettings) -> Signature | None:
     artefact = pytorch_libtorch.ARTEFACT
     inspect_script(os.path.join(files.directory, artefact), artefact, trusted)
+    declared = signature_of(seen_by_model(settings))
+    if declared is not None:
+        pytorch_libtorch.check_texts(declared.inputs)
     return signature_of(settings) if settings.input and settings.output else None
 
 

@@ -173,9 +173,7 @@ FLAGS: tuple[Flag, ...] = (
     _run("tensorflow_intra_op_parallelism", _INT, 0, "threads inside an operator; 0: all cores but one", minimum=0),
     _run("tensorflow_inter_op_parallelism", _INT, 0, "threads between operators; 0: torch decides", minimum=0),
     _process("drain_timeout_seconds", _FLOAT, 30.0, "after SIGTERM, wait this long for requests inside", minimum=0),
-    _process(
-        "shutdown_delay_seconds", _FLOAT, 0.0, "after SIGTERM, accept for this long, not ready", minimum=0
-    ),
+    _process("shutdown_delay_seconds", _FLOAT, 0.0, "after SIGTERM, accept for this long, not ready", minimum=0),
     _process("log_level", _STRING, "info", "least level that is logged", words="debug|info|warning|error"),
     _process("json", _BOOL, False, "say what is served as one line of JSON", in_environment=False),
     _process("version", _BOOL, False, "print the version and stop", in_environment=False),

@@ -105,7 +105,8 @@ def signature_of(settings: ModelSettings) -> Signature | None:
         batch = (SymbolicDim(BATCH_SYMBOL, settings.max_batch_size),)
     inputs = [*_specs(settings.input, batch), *_scheduled_inputs(settings, batch)] if settings.input else []
     outputs = [*_specs(settings.output, batch), *_scheduled_outputs(settings, batch)] if settings.output else []
-    return Signature(tuple(inputs), tuple(outputs))
+    optional = frozenset(tensor.name for tensor in settings.input if tensor.optional)
+    return Signature(tuple(inputs), tuple(outputs), optional=optional)
 
 
 def control_names(settings: ModelSettings) -> tuple[str, ...]:

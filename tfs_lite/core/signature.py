@@ -7,12 +7,12 @@ guards, so :func:`check_inputs` is the only thing between a request and the mode
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol
 
-from tfs_lite.core.status import failed_precondition, invalid_argument
+from tfs_lite.core.status import ServingError, failed_precondition, invalid_argument
 
 MAX_SHOWN_NAMES = 32
 DEFAULT_SIGNATURE = "serving_default"
@@ -103,6 +103,9 @@ class Signature:
     ``defaults`` supply inputs that a request leaves out. For an input whose first dimension is symbolic (the batch) the
     default is one row, without that dimension, and is repeated for every row; otherwise it is the whole tensor. An
     input in ``optional`` may be left out as well, and then the model does not get it.
+
+    ``model`` is who has it, for messages, and ``max_rows`` the most rows of a request: above 0, the first dimension of
+    every input is the batch. Both are set by :func:`served`.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -110,6 +113,8 @@ class Signature:
     method_name: str = PREDICT_METHOD
     defaults: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
     optional: frozenset[str] = frozenset()
+    model: str = field(default="", compare=False)
+    max_rows: int = field(default=0, compare=False)
 
     @property
     def dispensable(self) -> Set[str]:
@@ -125,6 +130,43 @@ class Signature:
         return tuple(spec.name for spec in self.outputs)
 
 
+def served(signatures: Mapping[str, Signature], model: str, max_rows: int = 0) -> dict[str, Signature]:
+    """The signatures as requests meet them: those of ``model``, whose config limits a request to ``max_rows`` rows; 0
+    means that it names no limit."""
+    return {key: _served(signature, model, max_rows) for key, signature in signatures.items()}
+
+
+def _served(signature: Signature, model: str, max_rows: int) -> Signature:
+    inputs = tuple(_limited(spec, max_rows) for spec in signature.inputs) if max_rows else signature.inputs
+    return replace(signature, inputs=inputs, model=model, max_rows=max_rows)
+
+
+def _limited(spec: TensorSpec, max_rows: int) -> TensorSpec:
+    """The input with at most so many rows."""
+    first = spec.shape[0] if spec.shape else None
+    if spec.shape is None or not isinstance(first, SymbolicDim) or (first.maximum or max_rows) < max_rows:
+        return spec
+    return replace(spec, shape=(replace(first, maximum=max_rows), *spec.shape[1:]))
+
+
+def named(error: ServingError, model: str) -> ServingError:
+    """The refusal of a request, with the model's name behind its message."""
+    if not model:
+        return error
+    return ServingError(error.code, f"{error.status.message} (model {model})", error.status.reason)
+
+
+def too_many_rows(most: int, model: str) -> ServingError:
+    """INVALID_ARGUMENT for a request with more rows than the model's config allows, in Triton's words."""
+    return invalid_argument(f"inference request batch-size must be <= {most} for '{model}'")
+
+
+def known_signatures(signatures: Mapping[str, Signature]) -> str:
+    """``Model m has: classify,serving_default``, for a message about a signature that it has not."""
+    model = next((signature.model for signature in signatures.values()), "")
+    return f"{f'Model {model}' if model else 'The model'} has: {_join(signatures)}"
+
+
 def find_signature(signatures: Mapping[str, Signature], key: str) -> Signature:
     """The signature under ``key`` (empty: the default). FAILED_PRECONDITION if there is none."""
     key = key or DEFAULT_SIGNATURE
@@ -132,7 +174,7 @@ def find_signature(signatures: Mapping[str, Signature], key: str) -> Signature:
         return signatures[key]
     except KeyError:
         raise failed_precondition(
-            f'Serving signature key "{key:.2000}" not found. The model has: {_join(signatures)}'
+            f'Serving signature key "{key:.2000}" not found. {known_signatures(signatures)}'
         ) from None
 
 
@@ -170,6 +212,13 @@ def check_output_filter(signature: Signature, wanted: Sequence[str]) -> None:
         if name in seen:
             raise invalid_argument(f"duplicate output tensor alias: {name}")
         seen.add(name)
+
+
+def check_rows(signature: Signature, shapes: Iterable[tuple[int, ...]]) -> None:
+    """INVALID_ARGUMENT if an input with one of these shapes has more rows than the model's config allows."""
+    most = signature.max_rows
+    if most and any(shape and shape[0] > most for shape in shapes):
+        raise too_many_rows(most, signature.model)
 
 
 def check_inputs(signature: Signature, sent: Mapping[str, tuple[DataType, tuple[int, ...]]]) -> None:

@@ -46,23 +46,62 @@ class TensorflowMetrics:
 
     def __init__(self) -> None:
         self.requests, self.batches = Guard(), Guard()
-        self._requests = RawCounter(f"{PREFIX}request_count", ("model_name", "status"), self.requests)
+        self._requests = RawCounter(
+            f"{PREFIX}request_count",
+            "Requests answered, by model and status; of gRPC, those to Predict, Classify and Regress.",
+            ("model_name", "status"),
+            self.requests,
+        )
         self._latency = RawHistogram(
-            f"{PREFIX}request_latency", ("model_name", "API", "entrypoint"), MICROSECONDS, self.requests
+            f"{PREFIX}request_latency",
+            "Microseconds from the arrival of a request to its answer; failures are left out.",
+            ("model_name", "API", "entrypoint"),
+            MICROSECONDS,
+            self.requests,
         )
         self._runtime = RawHistogram(
-            f"{PREFIX}runtime_latency", ("model_name", "API", "runtime"), MICROSECONDS, self.requests
+            f"{PREFIX}runtime_latency",
+            "Microseconds that a request spent in the model; failures are left out.",
+            ("model_name", "API", "runtime"),
+            MICROSECONDS,
+            self.requests,
         )
-        self._examples = RawHistogram(f"{PREFIX}request_example_counts", ("model",), EXAMPLES)
-        self._example_total = RawCounter(f"{PREFIX}request_example_count_total", ("model",))
-        self._logged = RawCounter(f"{PREFIX}request_log_count", ("model_name", "status_code"))
+        self._examples = RawHistogram(
+            f"{PREFIX}request_example_counts", "Examples in a MultiInference request.", ("model",), EXAMPLES
+        )
+        self._example_total = RawCounter(
+            f"{PREFIX}request_example_count_total", "Examples of all MultiInference requests.", ("model",)
+        )
+        self._logged = RawCounter(
+            f"{PREFIX}request_log_count",
+            "Requests that were sampled for the request log, by the outcome of writing them.",
+            ("model_name", "status_code"),
+        )
         warm_up = ("model_path", "status")
-        self._warm_up = RawHistogram(f"{PREFIX}model_warmup_latency", warm_up, MICROSECONDS)
-        self._warm_up_records = RawCounter(f"{PREFIX}model_warmup_records_read", warm_up)
-        self._queuing = RawHistogram(f"{BATCHING}queuing_latency", ("thread_pool_name",), QUEUING, self.batches)
-        self._runs = RawCounter(f"{BATCHING}wrapped_run_count", (), self.batches)
-        self._processed = RawHistogram(f"{BATCHING}processed_batch_size", (), BATCH_SIZES, self.batches)
-        self._padding = RawHistogram(f"{BATCHING}padding_size", ("execution_batch_size",), BATCH_SIZES, self.batches)
+        self._warm_up = RawHistogram(
+            f"{PREFIX}model_warmup_latency", "Microseconds that a version's warm-up took.", warm_up, MICROSECONDS
+        )
+        self._warm_up_records = RawCounter(
+            f"{PREFIX}model_warmup_records_read", "Records of warm-up files that were replayed.", warm_up
+        )
+        self._queuing = RawHistogram(
+            f"{BATCHING}queuing_latency",
+            "Microseconds that a request waited for its batch.",
+            ("thread_pool_name",),
+            QUEUING,
+            self.batches,
+        )
+        self._runs = RawCounter(f"{BATCHING}wrapped_run_count", "Batches that were run.", (), self.batches)
+        self._processed = RawHistogram(
+            f"{BATCHING}processed_batch_size", "Rows of a batch, padding included.", (), BATCH_SIZES, self.batches
+        )
+        self._padding = RawHistogram(
+            f"{BATCHING}padding_size",
+            "Rows of padding in a batch, by the size of the batch.",
+            ("execution_batch_size",),
+            BATCH_SIZES,
+            self.batches,
+        )
 
     @property
     def _all(self) -> tuple[RawMetric, ...]:

@@ -23,15 +23,17 @@ def exponential_buckets(scale: float, growth: float, count: int) -> tuple[float,
 
 
 class RawMetric:
-    """``name`` is a path like ``/tensorflow/serving/request_count``; ``labels`` are the names of a cell's labels.
+    """``name`` is a path like ``/tensorflow/serving/request_count``; ``text`` says what it counts; ``labels`` are the
+    names of a cell's labels.
     ``cells`` are guarded by the guard's lock."""
 
     kind = ""
 
     def __init__(
-        self, name: str, labels: Sequence[str] = (), limits: Sequence[float] = (), guard: Guard | None = None
+        self, name: str, text: str, labels: Sequence[str] = (), limits: Sequence[float] = (), guard: Guard | None = None
     ) -> None:
         self._name = _NAME.sub(":", name)
+        self._text = text
         self._guard = guard or Guard()
         self.cells = Cells(self._guard, labels, limits, MAX_CELLS)
 
@@ -45,7 +47,7 @@ class RawMetric:
         with self._guard.lock:
             cells = self.cells.snapshot()
         if cells:
-            yield f"# TYPE {self._name} {self.kind}"
+            yield from heading(self._name, self._text, self.kind)
         for labels, cell in cells.items():
             yield from self._samples(labels, cell)
 
@@ -72,8 +74,8 @@ class RawCounter(RawMetric):
 
     kind = "counter"
 
-    def __init__(self, name: str, labels: Sequence[str] = (), guard: Guard | None = None) -> None:
-        super().__init__(name, labels, guard=guard)
+    def __init__(self, name: str, text: str, labels: Sequence[str] = (), guard: Guard | None = None) -> None:
+        super().__init__(name, text, labels, guard=guard)
 
     def add(self, labels: Labels = (), number: int = 1) -> None:
         with self._guard.lock:
@@ -103,6 +105,12 @@ class RawHistogram(RawMetric):
             yield f"{self._name}_bucket{self._shown(labels, _le(limit))} {running:.0f}"
         yield f"{self._name}_sum{self._shown(labels)} {_short(total)}"
         yield f"{self._name}_count{self._shown(labels)} {running:.0f}"
+
+
+def heading(name: str, text: str, kind: str) -> tuple[str, str]:
+    """The lines before the samples of a metric in Prometheus text. ``text`` says what it counts; it has no line
+    breaks."""
+    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
 
 
 def _le(limit: str) -> str:

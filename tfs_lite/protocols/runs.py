@@ -24,10 +24,12 @@ from tfs_lite.core.signature import (
     check_input_names,
     check_inputs,
     check_output_filter,
+    check_rows,
     find_signature,
     format_shape,
+    named,
 )
-from tfs_lite.core.status import invalid_argument
+from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, Array, from_numpy
 from tfs_lite.protocols.json.tensors import infer_dtype, read_tensor
 from tfs_lite.protocols.json.text import Json, loads
@@ -63,19 +65,26 @@ def run_of_predict(
     signature = find_signature(signatures, key)
     if check_method_names:
         check_predict_method(signature)
-    check_input_names(signature, request.inputs)
-    if len(request.output_filter) > MAX_FILTER:
-        raise invalid_argument(f"output_filter has more than {MAX_FILTER} names")
-    inputs = {name: decode(tensor, name, max_bytes) for name, tensor in request.inputs.items()}
+    try:
+        check_input_names(signature, request.inputs)
+        if len(request.output_filter) > MAX_FILTER:
+            raise invalid_argument(f"output_filter has more than {MAX_FILTER} names")
+        inputs = {name: decode(tensor, name, max_bytes) for name, tensor in request.inputs.items()}
+    except ServingError as error:
+        raise named(error, signature.model) from None
     return Run(key, inputs, tuple(request.output_filter))
 
 
 def call_inputs(signature: Signature, run: Run, max_bytes: int = MAX_FILL_BYTES) -> Mapping[str, Array]:
     """The inputs for the model: those of ``run``, and defaults for the others, repeated to at most ``max_bytes``.
-    INVALID_ARGUMENT if outputs, dtypes or shapes do not fit the signature."""
-    check_output_filter(signature, run.outputs)
-    arrays = fill_defaults(signature, run.inputs, max_bytes)
-    check_inputs(signature, {name: (from_numpy(array.dtype), array.shape) for name, array in arrays.items()})
+    INVALID_ARGUMENT if there are too many rows, or if outputs, dtypes or shapes do not fit the signature."""
+    check_rows(signature, (array.shape for array in run.inputs.values()))
+    try:
+        check_output_filter(signature, run.outputs)
+        arrays = fill_defaults(signature, run.inputs, max_bytes)
+        check_inputs(signature, {name: (from_numpy(array.dtype), array.shape) for name, array in arrays.items()})
+    except ServingError as error:
+        raise named(error, signature.model) from None
     return arrays
 
 

@@ -24,6 +24,11 @@ def finish(call: ServableCall, answer: Answer, name: str) -> None:
         logger.exception("a caller of %s broke its contract: on_done must not raise", name)
 
 
+def rows_of(inputs: Mapping[str, Tensor]) -> int:
+    """The rows of a request to a model whose first dimension is the batch; 1 if no input has a dimension."""
+    return next((array.shape[0] for array in inputs.values() if array.shape), 1)
+
+
 def count_run(on_batch: OnBatch, report: BatchReport, name: str) -> None:
     """Reports a run; an observer that raises is logged."""
     try:

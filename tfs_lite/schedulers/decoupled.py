@@ -17,9 +17,9 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.model import BatchReport, Model, OnBatch, PredictCall, Traits, WorkerLost
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature
+from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode
-from tfs_lite.schedulers.calls import CANCELLED, count_run, failure_of, finish
+from tfs_lite.schedulers.calls import CANCELLED, count_run, failure_of, finish, rows_of
 
 MAX_TIMED_PARTS = 1000
 """The most answers of one call whose times are noted."""
@@ -57,7 +57,7 @@ class DecoupledServable:
         """Takes the models over: closes them in the end. ``traits`` None: those of the platform alone."""
         self.traits = replace(traits or Traits(models[0].platform), decoupled=True)
         self._id = servable_id
-        self._signatures = models[0].signatures
+        self._signatures = served(models[0].signatures, servable_id.name, self.traits.max_batch_size)
         self._name = f"{servable_id.name}-{servable_id.version}"
         self._clock = clock
         self._max_queued_calls = max_queued_calls
@@ -212,7 +212,8 @@ class DecoupledServable:
         started = self._clock.monotonic()
         status, lost = self._pass_on(model, call)
         call.run_seconds = self._clock.monotonic() - started
-        report = BatchReport(self._id, 1, 0, call.run_seconds, (call.queue_seconds,), status is None)
+        rows = rows_of(call.inputs) if self.traits.max_batch_size else 1
+        report = BatchReport(self._id, rows, 0, call.run_seconds, (call.queue_seconds,), status is None)
         count_run(self._on_batch, report, self._name)
         return status, lost
 

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
@@ -49,12 +49,6 @@ class ItemRule(BatchRule):
             return None
         values = {each.name: getattr(rule, each.name) for each in fields(rule)}
         return cls(**{**values, "names": ()})
-
-    def rows(self, inputs: Mapping[str, Tensor]) -> int:
-        return next(iter(inputs.values())).shape[0]
-
-    def key(self, inputs: Mapping[str, Tensor]) -> Hashable:
-        return tuple(sorted((name, array.shape[1:], str(array.dtype)) for name, array in inputs.items()))
 
 
 class _Stage(enum.Enum):

@@ -2,7 +2,7 @@
 
 server, server_lifecycle    the public object; its parts, and the order of start and stop
 endpoints                   makes every service and route from the core
-http_app, openapi           which HTTP route is answered by which API; their description
+http_app, openapi           every HTTP API as one router, and the pages beside them; their description
 metrics_pages               the metrics pages
 tensorflow, v2, openai      one folder for each API; none imports another
 inference                   the one path of a request to a model

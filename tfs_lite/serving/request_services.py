@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.handle import ServableHandle
-from tfs_lite.core.model import BatchReport, OnBatch, ServableCall
+from tfs_lite.core.model import BatchReport, OnBatch, Servable, ServableCall, Traits
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.state import ManagerState, ServableState
@@ -79,7 +79,10 @@ class RequestServices:
     def on_event(self, event: ServableState) -> None:
         """Of the manager, on its publisher's thread, under the bus."""
         if event.state is ManagerState.AVAILABLE:
-            self.statistics.opened(event.id, self._is_ensemble(event.id), self._load_seconds(event.id))
+            traits = self._traits(event.id)
+            self.statistics.opened(
+                event.id, bool(traits.composing), self._load_seconds(event.id), has_rows=traits.max_batch_size > 0
+            )
         elif event.state is ManagerState.UNLOADING:
             self.routes.version_leaving(event.id)
         elif event.state is ManagerState.END:
@@ -113,9 +116,11 @@ class RequestServices:
 
         return on_batch
 
-    def _is_ensemble(self, servable_id: ServableId) -> bool:
+    def _traits(self, servable_id: ServableId) -> Traits:
+        """Those of a model that is nothing special if the version has gone already."""
         try:
             with self._lookup(ModelRef(servable_id.name, servable_id.version)) as handle:
-                return bool(handle.servable.traits.composing)
+                servable: Servable = handle.servable
+                return servable.traits
         except ServingError:
-            return False
+            return Traits("")

@@ -201,6 +201,7 @@ class ServableFactory:
             self._environment.on_forgotten,
             directory=Path(request.files.directory).parent,
             max_queued=self._batching_options.max_queued_calls,
+            traits=traits,
         )
 
     def _decoupled(self, models: Sequence[Model], request: OpenRequest, traits: Traits) -> DecoupledServable:
@@ -210,7 +211,9 @@ class ServableFactory:
                 '"thread" in its instance_group'
             )
         most, on_run = self._batching_options.max_queued_calls, self._environment.on_run
-        return DecoupledServable(models, request.id, clock=self._clock, max_queued_calls=most, on_batch=on_run)
+        return DecoupledServable(
+            models, request.id, clock=self._clock, max_queued_calls=most, on_batch=on_run, traits=traits
+        )
 
     def _batching(
         self, models: Sequence[Model], request: OpenRequest, traits: Traits

@@ -7,6 +7,7 @@ thread, and only :meth:`ServerCore.reload`, :meth:`ServerCore.resize` and the wa
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -22,12 +23,13 @@ from tfs_lite.core.event_bus import EventBus
 from tfs_lite.core.executor import PoolExecutor
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Servable
-from tfs_lite.core.servable import ModelRef, ServableId, VersionStatus
+from tfs_lite.core.servable import ModelRef, ServableData, ServableId, StoragePath, VersionStatus
 from tfs_lite.core.state import ManagerState, ServableState, TimedState
-from tfs_lite.core.status import Reason, ServingError, failed_precondition, invalid_argument, not_found
+from tfs_lite.core.status import Reason, ServingError, Status, failed_precondition, invalid_argument, not_found
 from tfs_lite.managers.aspired_versions_manager import AspiredVersionsManager, AspiredVersionsManagerOptions
 from tfs_lite.managers.labels import VersionLabels
 from tfs_lite.managers.policies import POLICIES
+from tfs_lite.managers.registry import Done
 from tfs_lite.managers.retrier import RetryPolicy
 from tfs_lite.managers.state_monitor import ServableStateMonitor
 from tfs_lite.metrics.batches import BatchMetrics, BatchStateCollector, WorkerState
@@ -275,6 +277,20 @@ class ServerCore:
                 return None
             self._serving_settings.changed(servable, settings)
             return before
+
+    def replace(self, item: ServableData[StoragePath], done: Done) -> None:
+        """Puts another load of a version that answers in its place, without a gap. ``done`` is called once, on any
+        thread; a failure leaves what serves as it is. NOT_FOUND if the version does not answer."""
+        with self.handle(ModelRef(item.id.name, item.id.version)) as handle:
+            old = weakref.ref(handle.servable)
+
+        def replaced(status: Status) -> None:
+            if status.ok:
+                self.services.version_replaced(item.id, old)
+            done(status)
+
+        data = ServableData.ok(item.id, self.sources.make_loader(item), item.revision)
+        self._manager.replace_servable(data, replaced)
 
     # Queries about models.
 

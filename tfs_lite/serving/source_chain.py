@@ -111,10 +111,11 @@ class SourceChain:
             self._source.wake()
 
     def make_loader(self, item: ServableData[StoragePath]) -> Loader:
-        """Another loader of a version, of the platform that the config names, as the manager gets them."""
+        """Another loader of a version, of the platform that the config names, as the manager gets them: it takes over
+        what was preloaded for this revision."""
         platforms = {model.name: model.platform for model in self._config.models}
         loader = make_loader(item, platforms.get(item.id.name), self._settings)
-        return JournaledLoader(item.id, loader, self._journal)
+        return self._journaled(ServableData.ok(item.id, loader, item.revision))
 
     # For versions that come by calls.
 

@@ -84,7 +84,9 @@ def test_version_whose_models_are_missing_waits_and_is_loaded_later(version: Pat
         loader.load(ID)
     status = caught.value.status
     assert (status.code, status.reason) == (StatusCode.UNAVAILABLE, Reason.WAITS_FOR_MODELS)
-    assert status.message == ("model e version 1: it contains models that are not available: waits for model a")
+    assert status.message == (
+        "model e version 1: it contains models that are not available: waits for step 0 (model a)"
+    )
     fixture.serve("a", adder(1))
     loader.load(ID)
     loader.unload()

@@ -91,6 +91,24 @@ def test_texts_that_a_script_cannot_take_are_refused(opened, names):
     assert "input names" in refusal(opened(Texts()).run, "", {"names": names, "x": np.ones(1)}, ())
 
 
+@pytest.mark.parametrize(
+    ("dims", "rows", "shape"),
+    [((1,), 8, "[-1,1]"), ((-1, 2), 0, "[-1,2]"), ((), 0, "[]")],
+    ids=["a list for each row", "lists", "one text"],
+)
+def test_texts_in_a_shape_that_no_script_can_take_are_refused_at_load(opened, dims, rows, shape):
+    inputs = (tensor("names", DataType.STRING, dims=dims), tensor("x"))
+    message = refusal(opened, Texts(), ModelSettings(input=inputs, max_batch_size=rows))
+    assert message.startswith(f"input names of the config has the shape {shape} for the script")
+
+
+def test_texts_of_rows_may_be_a_list(opened):
+    inputs = (tensor("names", DataType.STRING, dims=()), tensor("x", dims=()))
+    model = opened(Texts(), ModelSettings(input=inputs, max_batch_size=8))
+    names = np.array([b"abc", b"d"], dtype=object)
+    assert model.run("", {"names": names, "x": np.ones(2, np.float32)}, ())["output_0"].tolist() == [4, 4]
+
+
 class Answer(NamedTuple):
     left: torch.Tensor
     right: torch.Tensor

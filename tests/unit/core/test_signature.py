@@ -15,10 +15,13 @@ from tfs_lite.core.signature import (
     check_input_names,
     check_inputs,
     check_output_filter,
+    check_rows,
     find_signature,
     format_shape,
+    named,
+    served,
 )
-from tfs_lite.core.status import StatusCode
+from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.testing.errors import refusal
 
 BATCH = SymbolicDim("batch")
@@ -47,6 +50,50 @@ def test_default_signature_needs_no_name(key: str) -> None:
 def test_unknown_signature_is_answered_with_the_known_ones() -> None:
     message = refused(lambda: find_signature({"b": SIGNATURE, "a": SIGNATURE}, "c"), StatusCode.FAILED_PRECONDITION)
     assert message == 'Serving signature key "c" not found. The model has: a,b'
+
+
+def test_unknown_signature_of_a_model_is_answered_with_its_name() -> None:
+    found = served({"a": SIGNATURE}, "m")
+    message = refused(lambda: find_signature(found, "c"), StatusCode.FAILED_PRECONDITION)
+    assert message == 'Serving signature key "c" not found. Model m has: a'
+
+
+def test_served_signature_differs_in_its_model_and_the_rows_of_its_inputs_only() -> None:
+    assert served({"a": SIGNATURE}, "m") == {"a": SIGNATURE}
+    (found,) = served({"a": SIGNATURE}, "m", 4).values()
+    assert (found.model, found.max_rows, found.outputs) == ("m", 4, SIGNATURE.outputs)
+    assert [spec.shape for spec in found.inputs] == [(SymbolicDim("batch", 4), 3), (SymbolicDim("batch", 4),)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "limited"),
+    [
+        ((SymbolicDim("n", 2), 3), (SymbolicDim("n", 2), 3)),
+        ((SymbolicDim("n", 8), 3), (SymbolicDim("n", 4), 3)),
+        ((SymbolicDim("n"), SymbolicDim("n")), (SymbolicDim("n", 4), SymbolicDim("n"))),
+        ((7, 3), (7, 3)),
+        ((), ()),
+        (None, None),
+    ],
+    ids=["fewer rows", "more rows", "any number", "no batch", "a scalar", "undeclared"],
+)
+def test_first_dimension_of_an_input_has_no_more_rows_than_are_served(shape, limited) -> None:
+    (found,) = served({"a": Signature((TensorSpec("x", DataType.FLOAT, shape),), ())}, "m", 4).values()
+    assert found.inputs[0].shape == limited
+
+
+def test_more_rows_than_are_served_are_refused_whatever_is_declared() -> None:
+    (found,) = served({"a": Signature((TensorSpec("x"),), ())}, "m", 4).values()
+    check_rows(found, [(4, 9), ()])
+    assert refused(lambda: check_rows(found, [(5,)])) == "inference request batch-size must be <= 4 for 'm'"
+    check_rows(SIGNATURE, [(5,)])
+
+
+def test_refusal_keeps_its_code_and_reason_and_gets_the_models_name() -> None:
+    error = ServingError(StatusCode.UNAVAILABLE, "full", Reason.QUEUE_FULL)
+    assert named(error, "") is error
+    status = named(error, "m").status
+    assert (status.code, status.message, status.reason) == (error.code, "full (model m)", Reason.QUEUE_FULL)
 
 
 def test_exactly_the_inputs_of_the_signature_are_taken() -> None:

@@ -102,6 +102,28 @@ def test_cors_headers_are_on_every_rest_answer_and_on_no_other_page(serve: Serve
         assert not CORS & set(server.client.get(path).headers)
 
 
+ABSOLUTE = [
+    ("GET", "http://a.example:8501/v1/models/m", 200),
+    ("GET", "HTTP://a.example/V1/models/%6D/metadata", 200),
+    ("GET", "http://a.example/v1/models/m?x=1", 404),
+    ("GET", "http://a.example/livez", 200),
+    ("GET", "http://a.example/nothing", 404),
+    ("GET", "http://a.example", 404),
+    ("OPTIONS", "http://a.example/v1/models/m", 400),
+    ("POST", "http://a.example/v1/models/m:predict", 200),
+]
+
+
+@pytest.mark.parametrize(("method", "target", "status"), ABSOLUTE, ids=[f"{row[0]} {row[1]}" for row in ABSOLUTE])
+def test_target_in_absolute_form_means_its_path(shared: RestFixture, method: str, target: str, status: int) -> None:
+    """As clients of a proxy send it (RFC 9112, 3.2.2)."""
+    body = orjson.dumps(ROW) if method == "POST" else b""
+    lines = f"{method} {target} HTTP/1.1\r\nHost: b.example\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    with shared.raw(lines.encode(), body) as connection:
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+
+
 def test_status_is_upstreams_json_of_all_versions_or_one(shared: RestFixture) -> None:
     ended = {"error_code": "DATA_LOSS", "error_message": "model.pt2 is truncated"}
     available = {"version": "7", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}

@@ -22,6 +22,7 @@ OWN = Signature(
     (TensorSpec("y", DataType.FLOAT, None),),
     "tensorflow/serving/classify",
     {"t": np.array([b"a", b"\0\xff"], dtype=object), "x": np.arange(6, dtype=np.float32).reshape(2, 3)},
+    frozenset({"any"}),
 )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from tfs_lite.adapters.exported.expression import check_expression
-from tfs_lite.adapters.exported.operators import SIZE_FUNCTIONS
+from tfs_lite.adapters.exported.operators import HIGHER_ORDER, SIZE_FUNCTIONS
 from tfs_lite.adapters.inspect.archive import FRAME, Archive, check_members, damaged, open_archive, unsafe
 from tfs_lite.adapters.yielding import Yielder
 from tfs_lite.core.status import failed_precondition
@@ -57,12 +57,11 @@ _TOUCHES_FILES = frozenset({"from_file", "save", "load"})
 _DUNDER_OPERATORS = re.compile(r"__i?(and|or|xor|lshift|rshift)__")
 _VISION = frozenset({"nms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d"})
 _SAFE_HIGHER_ORDER = re.compile(
-    "associative_scan|auto_functionalized|auto_functionalized_v2|cond|flex_attention|hints_wrapper|invoke_subgraph|"
-    "map_impl|out_dtype|scan|strict_mode|tag_activation_checkpoint|while_loop|wrap|wrap_with_autocast|"
-    "wrap_with_set_grad_enabled"
+    "associative_scan|auto_functionalized|auto_functionalized_v2|flex_attention|hints_wrapper|invoke_subgraph|"
+    "out_dtype|scan|strict_mode|tag_activation_checkpoint|wrap"
 )
 _SCALAR_FUNCTIONS = re.compile(r"_operator\.getitem|torch\._?sym_[a-z]+", re.ASCII)
-"""Those that are safe beside the ones that are built directly."""
+"""Those that are safe beside the ones that are built directly, as the higher-order operators above are."""
 _TREE_NODES = frozenset(
     {"builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict", "collections.namedtuple"}
     | {"torch.fx.immutable_collections.immutable_list", "torch.fx.immutable_collections.immutable_dict"}
@@ -259,7 +258,7 @@ class _Check:
 
 def _is_plain_operator(target: str) -> bool:
     if found := _HIGHER_ORDER.fullmatch(target):
-        return _SAFE_HIGHER_ORDER.fullmatch(found[1]) is not None
+        return target in HIGHER_ORDER or _SAFE_HIGHER_ORDER.fullmatch(found[1]) is not None
     if not (found := _OPERATOR.fullmatch(target)):
         return False
     namespace, operator = found[1], found[2]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import builtins
 import keyword
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +42,6 @@ _BY_KEYWORD: Mapping[int | None, bool | None] = {None: None, 0: None, 1: False, 
 _ONE = ("as_tensor", "as_sym_int", "as_sym_float", "as_sym_bool")
 _SEVERAL = ("as_tensors", "as_sym_ints", "as_sym_floats", "as_sym_bools")
 _COPY = "torch.ops.aten.copy_.default"
-_NORMALISATION = re.compile(r"torch\.ops\.aten\.\w*(batch|instance)_norm\w*\.\w+")
-_TRAINING = frozenset({"training", "train", "use_input_stats"})
 
 Forward = Callable[..., Any]
 
@@ -114,7 +111,7 @@ class GraphFunction:
         operator = find_operator(node["target"])
         self.operators.add(operator)
         given = [self._given(entry) for entry in node["inputs"]]
-        self.writes = self.writes or operator.writes or _keeps_statistics(operator, given)
+        self.writes = self.writes or operator.writes or operator.keeps_statistics(_values(given))
         texts = self._by_position(operator, given) if operator.overload is None else self._by_schema(operator, given)
         call = f"{self._called(operator)}({', '.join(texts)})"
         uses = self._variables_in(*(argument.value for argument in given))
@@ -331,10 +328,9 @@ class GraphFunction:
         return self._operands[name]
 
 
-def _keeps_statistics(operator: Operator, given: Sequence[_Given]) -> bool:
-    """Whether a normalisation may write to its running statistics, which its schema does not say."""
-    trains = [argument.value for argument in given if argument.name in _TRAINING]
-    return _NORMALISATION.fullmatch(operator.name) is not None and any(value != Constant(False) for value in trains)
+def _values(given: Sequence[_Given]) -> dict[str, object]:
+    """By name. The value of an argument that is no constant is the argument."""
+    return {each.name: each.value.value if isinstance(each.value, Constant) else each.value for each in given}
 
 
 def _is_single(node: Mapping[str, Any]) -> bool:

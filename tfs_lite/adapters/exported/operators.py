@@ -22,6 +22,8 @@ from torch._ops import OpOverload, OpOverloadPacket
 MAX_BITS = 64
 """Sizes are whole numbers of 64 bits. Longer ones are no sizes, and their powers would fill the memory."""
 _OVERLOAD = re.compile(r"torch\.ops\.(aten|prims|quantized_decomposed)\.(\w+)\.([a-zA-Z]\w*)", re.ASCII)
+_NORMALISATION = re.compile(r"torch\.ops\.aten\.\w*(batch|instance)_norm\w*\.\w+")
+_TRAINING = ("training", "train", "use_input_stats")
 _DENIED = re.compile(r"from_file|save|load|_print|set_\w*|resize\w*|_resize\w*|record_stream|get_gradients", re.ASCII)
 
 Call = Callable[..., Any]
@@ -46,8 +48,20 @@ class Operator:
 
     @property
     def writes(self) -> bool:
-        """Whether a call changes one of its arguments."""
+        """Whether every call changes one of its arguments, as its schema says."""
         return self.overload is not None and bool(self.overload._schema.is_mutable)
+
+    def keeps_statistics(self, arguments: Mapping[str, object]) -> bool:
+        """Whether a call with these ``arguments`` may write to the running statistics of a normalisation, which its
+        schema does not say. An argument that is not known to be False may be True."""
+        return _NORMALISATION.fullmatch(self.name) is not None and any(
+            arguments.get(name, False) is not False for name in _TRAINING
+        )
+
+    @property
+    def branches(self) -> bool:
+        """Whether a result decides what a call runs."""
+        return self.has_graphs and self.name not in _REGIONS
 
 
 @functools.lru_cache(maxsize=4096)
@@ -160,5 +174,5 @@ HIGHER_ORDER: Mapping[str, Call] = {
 }
 """Operators that run graphs, as plain Python: what torch does as well once a program is not traced."""
 
-REGIONS = frozenset(name for name in HIGHER_ORDER if ".wrap_with_" in name)
+_REGIONS = frozenset(name for name in HIGHER_ORDER if ".wrap_with_" in name)
 """Higher-order operators that run their one graph exactly once."""

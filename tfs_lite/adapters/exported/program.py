@@ -19,7 +19,7 @@ from tfs_lite.adapters.cuda.memory import Pool
 from tfs_lite.adapters.exported.arguments import DTYPES, Argument, Named, read_argument, union
 from tfs_lite.adapters.exported.document import CONSTANTS, WEIGHTS, Document, read_document
 from tfs_lite.adapters.exported.function import Forward, GraphFunction
-from tfs_lite.adapters.exported.operators import REGIONS, Operator, UnsupportedProgram
+from tfs_lite.adapters.exported.operators import Operator, UnsupportedProgram
 from tfs_lite.adapters.exported.weights import read_weights
 from tfs_lite.adapters.inspect.archive import Archive, damaged
 from tfs_lite.adapters.yielding import Yielder
@@ -49,7 +49,7 @@ class Program:
     @property
     def branches(self) -> bool:
         """Whether a result decides which operators run."""
-        return any(operator.has_graphs and operator.name not in REGIONS for operator in self.operators)
+        return any(operator.branches for operator in self.operators)
 
 
 def open_program(archive: Archive, device: torch.device, trusted: bool = False) -> Program:

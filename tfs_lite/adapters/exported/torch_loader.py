@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from tfs_lite.adapters.cuda.memory import Pool
 from tfs_lite.adapters.exported.document import CONSTANTS, SAMPLES, WEIGHTS, Document
-from tfs_lite.adapters.exported.operators import HIGHER_ORDER, REGIONS, Operator
+from tfs_lite.adapters.exported.operators import HIGHER_ORDER, Operator
 from tfs_lite.adapters.exported.program import Program
 from tfs_lite.adapters.exported.weights import read_members
 from tfs_lite.adapters.inspect.archive import Archive
@@ -41,16 +41,18 @@ def load_program(archive: Archive, document: Document, device: torch.device, poo
         program = _load_exported_programs(reader, reader.get_file_names(), None)["model"]
         if any(value.device != device for value in _placeholders(program)):
             program = _moved(program, device, pool)
-        operators = frozenset(_operators(program))
-        writes = any(operator.writes for operator in operators) or len(program.graph_signature.user_outputs) < len(
-            program.graph_signature.output_specs
+        calls = list(_calls(program))
+        operators = frozenset(operator for operator, _ in calls)
+        signature = program.graph_signature
+        writes = len(signature.user_outputs) < len(signature.output_specs) or any(
+            operator.writes or operator.keeps_statistics(arguments) for operator, arguments in calls
         )
         forward = flat_forward(program) if writes else plain_forward(program)
         weights = (*program.state_dict.values(), *program.constants.values())
         tensors = [value for value in weights if isinstance(value, torch.Tensor)]
         # torch may compile the graphs of its higher-order operators when they run.
-        compiles = any(operator.has_graphs and operator.name not in REGIONS for operator in operators)
-        return Program(forward, tensors, writes, not writes and not compiles, operators)
+        reentrant = not writes and not any(operator.branches for operator in operators)
+        return Program(forward, tensors, writes, reentrant, operators)
 
 
 def _moved(program: ExportedProgram, device: torch.device, pool: Pool | None) -> ExportedProgram:
@@ -142,11 +144,14 @@ def _placeholders(program: ExportedProgram) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def _operators(program: ExportedProgram) -> Iterator[Operator]:
+def _calls(program: ExportedProgram) -> Iterator[tuple[Operator, dict[str, object]]]:
+    """Every operator that the program calls, with its arguments by name."""
     graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     for node in (node for graph in graphs for node in graph.nodes if node.op == "call_function"):
         if isinstance(node.target, HigherOrderOperator):
             name = f"torch.ops.higher_order.{node.target}"
-            yield Operator(name, HIGHER_ORDER.get(name, node.target), has_graphs=True)
+            yield Operator(name, HIGHER_ORDER.get(name, node.target), has_graphs=True), {}
         elif isinstance(node.target, torch._ops.OpOverload):
-            yield Operator(f"torch.ops.{node.target}", node.target, node.target)
+            names = (argument.name for argument in node.target._schema.arguments)
+            arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+            yield Operator(f"torch.ops.{node.target}", node.target, node.target), arguments

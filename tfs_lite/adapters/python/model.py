@@ -13,7 +13,7 @@ import logging
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
@@ -298,9 +298,10 @@ def _module_signature(module: torch.nn.Module, settings: ModelSettings) -> Signa
     parameters = list(inspect.signature(module.forward).parameters.values())
     named = [parameter for parameter in parameters if parameter.kind in _BY_NAME]
     if declared.inputs:
+        required = {parameter.name for parameter in named if parameter.default is parameter.empty}
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             _check_names(declared.input_names, [parameter.name for parameter in named])
-        return declared
+        return replace(declared, optional=declared.optional - required)
     inputs = tuple(TensorSpec(parameter.name) for parameter in named if parameter.default is parameter.empty)
     if not inputs:
         raise invalid_argument("forward() names no inputs: declare them in config.pbtxt or config.yaml")

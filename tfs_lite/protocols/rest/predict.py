@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, TensorSpec
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, TensorSpec, known_signatures, named
 from tfs_lite.core.status import ServingError, invalid_argument
 from tfs_lite.protocols.dtypes import Array, from_numpy, to_numpy
 from tfs_lite.protocols.json.tensors import infer_dtype, read_tensor
@@ -69,8 +69,7 @@ def find_rest_signature(signatures: Mapping[str, Signature], key: str) -> Signat
     key = key or DEFAULT_SIGNATURE
     if key not in signatures:
         raise invalid_argument(
-            f'Serving signature name: "{shorten(key)}" not found in signature def. '
-            f"The model has: {','.join(sorted(signatures))}"
+            f'Serving signature name: "{shorten(key)}" not found in signature def. {known_signatures(signatures)}'
         )
     return signatures[key]
 
@@ -83,6 +82,13 @@ def tensors_of(body: PredictBody, signature: Signature) -> dict[str, Array]:
     memory with ``body``. INVALID_ARGUMENT for whatever is malformed; UNIMPLEMENTED for an element type that REST has no
     form for, in column form only.
     """
+    try:
+        return _tensors_of(body, signature)
+    except ServingError as error:
+        raise named(error, signature.model) from None
+
+
+def _tensors_of(body: PredictBody, signature: Signature) -> dict[str, Array]:
     if not signature.inputs:
         raise invalid_argument(
             f"Failed to get input map for signature: {shorten(body.signature_name or DEFAULT_SIGNATURE)}, "

@@ -25,6 +25,8 @@ from tfs_lite.core.signature import (
     DataType,
     Signature,
     format_shape,
+    known_signatures,
+    named,
 )
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.dtypes import FLOATING, Array, from_numpy
@@ -59,32 +61,32 @@ def find_inference_signature(signatures: Mapping[str, Signature], key: str) -> S
     try:
         return signatures[key]
     except KeyError:
-        known = ",".join(sorted(signatures))
-        raise invalid_argument(f"No signature was found with the name: {key:.2000}. The model has: {known}") from None
+        raise invalid_argument(
+            f"No signature was found with the name: {key:.2000}. {known_signatures(signatures)}"
+        ) from None
 
 
 def check_predict_method(signature: Signature) -> None:
     """For servers that check method names: Predict runs signatures of every known method."""
     known = METHODS.values()
     if signature.method_name not in known:
-        raise invalid_argument(
-            f"Expected prediction signature method_name to be one of {', '.join(known)}. "
-            f"Was: {signature.method_name or 'empty'}"
+        raise named(
+            invalid_argument(
+                f"Expected prediction signature method_name to be one of {', '.join(known)}. "
+                f"Was: {signature.method_name or 'empty'}"
+            ),
+            signature.model,
         )
 
 
 def check_classify_signature(signature: Signature, check_method_name: bool = False) -> tuple[str, ...]:
     """The outputs to request from a signature for classify; none if it does not declare its outputs."""
-    _check_method(signature, check_method_name, CLASSIFY_METHOD, "classification")
-    _check_inputs(signature, "classification")
-    return _classify_outputs(signature.output_names) if signature.outputs else ()
+    return _checked_outputs(signature, check_method_name, CLASSIFY_METHOD, "classification", _classify_outputs)
 
 
 def check_regress_signature(signature: Signature, check_method_name: bool = False) -> tuple[str, ...]:
     """The same for regress."""
-    _check_method(signature, check_method_name, REGRESS_METHOD, "regression")
-    _check_inputs(signature, "regression")
-    return _regress_outputs(signature.output_names) if signature.outputs else ()
+    return _checked_outputs(signature, check_method_name, REGRESS_METHOD, "regression", _regress_outputs)
 
 
 def classification_result(outputs: Mapping[str, Array], count: int) -> Message:
@@ -154,9 +156,11 @@ def read_tasks(
         _check_model(task.model_spec.name, request.tasks[0].model_spec.name)
         key = task.model_spec.signature_name or DEFAULT_SIGNATURE
         if key in tasks:
-            raise invalid_argument(f"Duplicate evaluation of signature: {key}")
+            raise named(invalid_argument(f"Duplicate evaluation of signature: {key}"), signatures[key].model)
         if key not in signatures:
-            raise invalid_argument(f"Requested signature not found in model graph: {key}")
+            raise invalid_argument(
+                f"Requested signature not found in model graph: {key}. {known_signatures(signatures)}"
+            )
         kind = _kind(task.method_name)
         tasks[key] = Task(key, kind, signatures[key], kind.check(signatures[key], check_method_names))
     return tuple(tasks.values())
@@ -179,6 +183,21 @@ def _kind(method_name: str) -> Kind:
         StatusCode.UNIMPLEMENTED,
         f"Unsupported signature method_name: {method_name}. Expected {CLASSIFY_METHOD} or {REGRESS_METHOD}",
     )
+
+
+def _checked_outputs(
+    signature: Signature,
+    check_method_name: bool,
+    method: str,
+    what: str,
+    outputs: Callable[[Collection[str]], tuple[str, ...]],
+) -> tuple[str, ...]:
+    try:
+        _check_method(signature, check_method_name, method, what)
+        _check_inputs(signature, what)
+        return outputs(signature.output_names) if signature.outputs else ()
+    except ServingError as error:
+        raise named(error, signature.model) from None
 
 
 def _check_method(signature: Signature, check: bool, expected: str, what: str) -> None:

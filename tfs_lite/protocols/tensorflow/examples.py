@@ -63,7 +63,8 @@ def tensors_of_input(input: Message, signature: Signature, max_bytes: int = MAX_
     found from the number of values. Floats take float and int64 features, integers and bool int64 features within their
     range, strings bytes features. Where dtype or shape are not declared, they are those of the features.
 
-    Inputs without a batch dimension are left out if they have a default. Everything else that does not fit raises
+    Inputs without a batch dimension are left out if they have a default, and optional ones if no example has them.
+    Everything else that does not fit raises
     INVALID_ARGUMENT naming the feature and the example.
     """
     count = example_count(input)
@@ -75,6 +76,8 @@ def tensors_of_input(input: Message, signature: Signature, max_bytes: int = MAX_
     for spec in signature.inputs:
         column = _column(spec, rows, context.get(spec.name), max_bytes)
         default = signature.defaults.get(spec.name)
+        if default is None and spec.name in signature.optional and not column.present:
+            continue
         if default is None:
             arrays[spec.name] = _array(column, None, count)
         elif spec.batch is not None:

@@ -18,6 +18,7 @@ from tfs_lite.core.signature import (
     TensorSpec,
     find_signature,
     format_shape,
+    too_many_rows,
 )
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols.dtypes import Array
@@ -55,8 +56,8 @@ def run_of(
 
 def check_distinct(request: InferRequest) -> None:
     """INVALID_ARGUMENT if an input or an output is named twice."""
-    _distinct("input", (tensor.name for tensor in request.inputs))
-    _distinct("output", (output.name for output in request.outputs))
+    _distinct("input", (tensor.name for tensor in request.inputs), request.model)
+    _distinct("output", (output.name for output in request.outputs), request.model)
 
 
 def check_one_text(inputs: Mapping[str, Array], name: str) -> None:
@@ -69,11 +70,11 @@ def check_one_text(inputs: Mapping[str, Array], name: str) -> None:
         )
 
 
-def _distinct(what: str, names: Iterable[str]) -> None:
+def _distinct(what: str, names: Iterable[str], model: str) -> None:
     seen = set[str]()
     for name in names:
         if name in seen:
-            raise invalid_argument(f"{what} '{name:.256}' already exists in request")
+            raise invalid_argument(f"{what} '{name:.256}' already exists in request for model '{model:.500}'")
         seen.add(name)
 
 
@@ -133,7 +134,7 @@ def _check_batch(inputs: Sequence[SentTensor], name: str, max_batch_size: int) -
         elif tensor.shape[0] != first:
             raise invalid_argument(f"input '{tensor.name}' batch size does not match other inputs for '{name}'")
     if first is not None and first > max_batch_size:
-        raise invalid_argument(f"inference request batch-size must be <= {max_batch_size} for '{name}'")
+        raise too_many_rows(max_batch_size, name)
 
 
 def _checked(tensor: SentTensor, spec: TensorSpec, name: str, read: Read | None) -> Array:

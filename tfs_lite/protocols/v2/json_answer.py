@@ -1,21 +1,30 @@
-"""The answer to a V2 inference request over HTTP: JSON, followed by the bytes of binary outputs."""
+"""The answer to a V2 inference request over HTTP: JSON, followed by the bytes of binary outputs.
+
+Most answers differ from the last one in their numbers and their id only, so the JSON around these is cached for every
+recent (version, names, dtypes, shapes, forms).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import orjson
 
 from tfs_lite.core.signature import DataType
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols.dtypes import Array, from_numpy
-from tfs_lite.protocols.json.writer import dumps
+from tfs_lite.protocols.json.writer import dumps, print_small
 from tfs_lite.protocols.v2.json_values import WITHOUT_JSON, no_json
 from tfs_lite.protocols.v2.request import InferAnswer, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import datatype_of, encode_raw
 
 NUMBER_BYTES = 16
 """About the bytes of a printed number."""
+MAX_FRAMES = 256
+MAX_SMALL = 4096
+"""The most numbers of an output that are printed by one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,49 @@ class WrittenAnswer:
 
     body: bytes
     json_length: int | None = None
+
+
+class _Frame(NamedTuple):
+    """``pieces``: the JSON after the id, in front of each list of numbers, and after the last. ``binary`` says for each
+    output whether its numbers follow the JSON."""
+
+    pieces: tuple[bytes, ...]
+    binary: tuple[bool, ...]
+
+
+class HttpAnswers:
+    """``write`` makes an answer, the same bytes as :func:`write_answer`. One thread."""
+
+    def __init__(self) -> None:
+        self._frames: dict[Any, _Frame | None] = {}
+
+    def write(self, answer: InferAnswer, binary: bool) -> WrittenAnswer:
+        """The answer; arguments and errors as of :func:`write_answer`."""
+        outputs, wanted = answer.outputs, answer.wanted
+        forms = [(name, array.dtype, array.shape) for name, array in outputs.items()]
+        key = (answer.version, binary, *forms, *[wanted[name].binary for name in outputs if name in wanted])
+        try:
+            frame = self._frames[key]
+        except KeyError:
+            frame = self._remember(key, answer, binary)
+        if frame is None or answer.parameters or any(output.memory for output in wanted.values()):
+            return write_answer(answer, binary)
+        text = [b'{"id":' + orjson.dumps(answer.id) + b"," if answer.id else b"{", frame.pieces[0]]
+        blobs: list[bytes] = []
+        for array, is_binary in zip(outputs.values(), frame.binary, strict=True):
+            if is_binary:
+                blobs.append(array.tobytes())
+            else:
+                text += (_print_numbers(array), frame.pieces[len(text) // 2])
+        if not any(blobs):
+            return WrittenAnswer(b"".join(text))
+        return WrittenAnswer(b"".join((*text, *blobs)), sum(map(len, text)))
+
+    def _remember(self, key: Any, answer: InferAnswer, binary: bool) -> _Frame | None:
+        if len(self._frames) >= MAX_FRAMES:
+            self._frames.clear()
+        frame = self._frames[key] = _frame(answer, binary)
+        return frame
 
 
 def write_answer(answer: InferAnswer, binary: bool) -> WrittenAnswer:
@@ -85,12 +137,42 @@ def _is_binary(wanted: WantedOutput, binary: bool) -> bool:
     return binary if wanted.binary is None else wanted.binary
 
 
+def _frame(answer: InferAnswer, binary: bool) -> _Frame | None:
+    """None for outputs that are no numbers, or have no JSON form."""
+    head = {"model_name": answer.version.name, "model_version": str(answer.version.version)}
+    text = dumps(head)[1:-1] + b',"outputs":['
+    pieces: list[bytes] = []
+    binaries: list[bool] = []
+    for index, (name, array) in enumerate(answer.outputs.items()):
+        if from_numpy(array.dtype) is DataType.STRING or not array.dtype.isnative:
+            return None
+        binaries.append(_is_binary(answer.wanted.get(name) or WantedOutput(name), binary))
+        member: dict[str, Any] = {"name": name, "datatype": datatype_of(array, name), "shape": list(array.shape)}
+        if binaries[-1]:
+            member["parameters"] = {"binary_data_size": array.nbytes}
+        elif from_numpy(array.dtype) in WITHOUT_JSON:
+            return None
+        text += (b"," if index else b"") + dumps(member)[:-1]
+        if not binaries[-1]:
+            pieces.append(text + b',"data":')
+            text = b""
+        text += b"}"
+    return _Frame((*pieces, text + b"]}"), tuple(binaries))
+
+
+def _print_numbers(array: Array) -> bytes:
+    flat = array.reshape(-1)
+    return print_small(flat, odd=False) if flat.size <= MAX_SMALL else dumps(flat)
+
+
 def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {"parameters": dict(parameters)} if parameters else {}
 
 
 def _memory(memory: SharedMemorySlice, array: Array) -> dict[str, Any]:
-    """Where the output is, and how many bytes it takes."""
+    """Where the output is, and how many bytes it takes. None of its bytes are in the body: Triton's C++ client reads
+    that from every output with parameters, and fails without it."""
     size = len(encode_raw(array))
     parameters: dict[str, Any] = {"shared_memory_region": memory.region, "shared_memory_byte_size": size}
-    return {**parameters, "shared_memory_offset": memory.offset} if memory.offset else parameters
+    offset = {"shared_memory_offset": memory.offset} if memory.offset else {}
+    return {**parameters, **offset, "binary_data_size": 0}

@@ -17,7 +17,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock, Timer
 from tfs_lite.core.model import Model, OnBatch, PredictCall, Traits, WorkerLost
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature
+from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.cpu_saturation import saturation_of
 from tfs_lite.schedulers.batching.execution import Execution
@@ -72,7 +72,9 @@ class BatchingServable:
         self._order = Order() if settings.preserve_ordering else None
         self._settings = settings
         self._threads = threads
-        self.signatures: Mapping[str, Signature] = models[0].signatures
+        self.signatures: Mapping[str, Signature] = served(
+            models[0].signatures, servable_id.name, self.traits.max_batch_size
+        )
         self._lock = threading.Lock()  # guards all below, and ``models``
         self._queues = {
             key: SignatureQueue(key, signature, settings, self._name, rule_of)

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, Tensor, TensorSpec
 from tfs_lite.core.status import Status, StatusCode
 from tfs_lite.schedulers.batching.settings import BatchSettings
+from tfs_lite.schedulers.calls import rows_of
 
 InputAxis: TypeAlias = tuple[str, int]
 """Name and axis of an input: where a size is read."""
@@ -32,7 +33,7 @@ class BatchRule:
     settings: BatchSettings
     """The settings it was made from, within what the model's batch dimension allows. Batches are formed by these."""
     names: tuple[str, ...]
-    """Inputs, in the signature's order."""
+    """Inputs, in the signature's order; empty if calls may differ in what they send."""
     max_rows: int | None
     """The most rows that the model takes; None means any number."""
     max_call_rows: int
@@ -55,8 +56,9 @@ class BatchRule:
         batch = _batch_symbol(signature)
         if batch is None or not settings.merges:
             return None
-        sizes = _first_axes(signature)
-        fill = settings.pad_variable_length
+        differ = bool(signature.optional)
+        sizes = {} if differ else _first_axes(signature)
+        fill = settings.pad_variable_length and not differ
         padded = frozenset(spec.name for spec in signature.inputs if fill and any(_later(spec)))
         deep = (
             spec.name for spec in signature.inputs if spec.name in padded and len(spec.shape or ()) > MAX_PADDED_RANK
@@ -65,11 +67,11 @@ class BatchRule:
         settings = _within(settings, max_rows)
         return cls(
             settings=settings,
-            names=signature.input_names,
+            names=() if differ else signature.input_names,
             max_rows=max_rows,
             max_call_rows=_max_call_rows(settings, max_rows),
             sizes=tuple(sizes.values()),
-            untyped=tuple(spec.name for spec in signature.inputs if spec.dtype is DataType.INVALID),
+            untyped=tuple(spec.name for spec in signature.inputs if spec.dtype is DataType.INVALID and not differ),
             padded=padded,
             trims=tuple(_trims(signature, sizes)) if fill else (),
             too_deep=next(deep, ""),
@@ -77,14 +79,17 @@ class BatchRule:
 
     def rows(self, inputs: Mapping[str, Tensor]) -> int:
         """How many rows the call has; 0 is possible."""
-        return inputs[self.names[0]].shape[0]
+        return inputs[self.names[0]].shape[0] if self.names else rows_of(inputs)
 
     def key(self, inputs: Mapping[str, Tensor]) -> Hashable:
         """Only calls with equal keys may share a run. None for every call where nothing but rows can differ.
 
         An input without elements has nothing to be filled up with: such a call shares a run only with calls of the very
-        same sizes, so that it neither fails nor makes others fail.
+        same sizes, so that it neither fails nor makes others fail. Where calls may differ in what they send, those that
+        share a run agree in names, dtypes and the shape of a row; one that sends nothing runs alone.
         """
+        if not self.names:
+            return _row_shapes(inputs) or object()
         if not (self.sizes or self.untyped):
             return None
         dtypes = tuple([inputs[name].dtype for name in self.untyped])
@@ -105,6 +110,10 @@ class BatchRule:
         else:
             return None
         return Status(StatusCode.INVALID_ARGUMENT, reason)
+
+
+def _row_shapes(inputs: Mapping[str, Tensor]) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    return tuple(sorted((name, array.shape[1:], str(array.dtype)) for name, array in inputs.items()))
 
 
 def _batch_symbol(signature: Signature) -> str | None:

@@ -14,6 +14,7 @@ from tfs_lite.schedulers.batching.forming import Decision, form_batch
 from tfs_lite.schedulers.batching.queue import Job, JobQueue
 from tfs_lite.schedulers.batching.rules import BatchRule
 from tfs_lite.schedulers.batching.settings import BatchSettings, SendWhen
+from tfs_lite.schedulers.calls import rows_of
 
 NEWEST = 0.2
 """The weight of the newest run in the average."""
@@ -31,7 +32,7 @@ class SignatureQueue:
     The last decision stands while fewer than ``wake_rows`` rows wait.
     """
 
-    __slots__ = ("_name", "_run_seconds", "delay", "jobs", "key", "rule", "settings", "wake_rows")
+    __slots__ = ("_has_rows", "_name", "_run_seconds", "delay", "jobs", "key", "rule", "settings", "wake_rows")
 
     def __init__(self, key: str, signature: Signature, settings: BatchSettings, name: str, rule_of: RuleOf) -> None:
         self.key = key
@@ -41,6 +42,7 @@ class SignatureQueue:
         self.delay = AdaptiveDelay()
         self.wake_rows = 1
         self._name = name
+        self._has_rows = signature.max_rows > 0
         self._run_seconds = 0.0  # of the runs lately, the last ones counting most
 
     def job(self, call: PredictCall, now: float) -> Job:
@@ -49,7 +51,7 @@ class SignatureQueue:
         if expires is None:
             expires = inf
         if rule is None:
-            return Job(call, 1, None, now, expires=expires)
+            return Job(call, 1, None, now, rows_of(call.inputs) if self._has_rows else 1, expires=expires)
         size = rule.rows(call.inputs)
         return Job(call, size or 1, rule.key(call.inputs), now, size, expires=expires)
 

@@ -23,7 +23,7 @@ def check_steps(graph: Graph, interfaces: Sequence[Interface]) -> None:
 def _problems(graph: Graph, interfaces: Sequence[Interface]) -> Iterator[str]:
     for step, model in zip(graph.steps, interfaces, strict=True):
         yield from _names(step, model)
-        if model.batched and model.max_rows is not None and model.max_rows < graph.max_batch_size:
+        if model.max_rows is not None and model.max_rows < graph.max_batch_size:
             yield (
                 f"{step} takes at most {model.max_rows} rows, fewer than the max_batch_size {graph.max_batch_size} of "
                 "the ensemble"

@@ -45,10 +45,9 @@ def check_models(graph: Graph, resolve: Resolve) -> None:
 
 
 def _waits_for(graph: Graph, missing: Sequence[Wanted]) -> ServingError:
-    """The error names what the steps name."""
-    named = [item for item in missing if item in map(wanted_by, graph.steps)]
-    what = ", ".join(map(model_text, named or missing))
-    message = f"it contains models that are not available: waits for {what}"
+    """The error names the steps whose models are missing."""
+    steps = [step for step in graph.steps if wanted_by(step) in missing or (step.model, None) in missing]
+    message = f"it contains models that are not available: waits for {', '.join(map(str, steps))}"
     return ServingError(StatusCode.UNAVAILABLE, message, Reason.WAITS_FOR_MODELS)
 
 

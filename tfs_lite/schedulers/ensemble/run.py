@@ -20,7 +20,7 @@ from typing import cast
 
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import OnCall, PredictCall, PredictServable
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, check_input_names, find_signature
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, check_input_names, find_signature, named
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.runs import Run, call_inputs
@@ -178,7 +178,10 @@ class EnsembleRun:
         """Raises ServingError if the tensors do not fit the model."""
         outer, asked = self._call, self._plan.asked[step.index]
         sent = self._inputs(step, pin.interface)
-        check_input_names(pin.signature, sent)
+        try:
+            check_input_names(pin.signature, sent)
+        except ServingError as error:
+            raise named(error, pin.signature.model) from None
         inputs = call_inputs(pin.signature, Run(DEFAULT_SIGNATURE, sent, asked))
         return StepCall(
             DEFAULT_SIGNATURE,

@@ -15,7 +15,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import FixedInstances, Model, OnCall, PredictCall, SequenceFlags, Traits
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, served
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.schedulers.calls import finish
 from tfs_lite.schedulers.ensemble.graph import Plan, plan_for
@@ -75,7 +75,8 @@ class EnsembleServable(FixedInstances):
         self.id = servable_id
         self.models: tuple[Model, ...] = ()
         self._graph = graph_of(servable_id.name, model_settings)
-        self._signatures = {DEFAULT_SIGNATURE: self._graph.signature}
+        signature = {DEFAULT_SIGNATURE: self._graph.signature}
+        self._signatures = served(signature, servable_id.name, self._graph.max_batch_size)
         self._resolve = resolve
         self._resolve_sequence = resolve_sequence
         self._on_call = on_call
@@ -165,7 +166,9 @@ class EnsembleServable(FixedInstances):
         if call.deadline is not None and call.deadline <= self._now():
             return Status(StatusCode.DEADLINE_EXCEEDED, f"the deadline passed before the request reached {name}")
         if depth_of(call) >= MAX_DEPTH:
-            return Status(StatusCode.INVALID_ARGUMENT, f"more than {MAX_DEPTH} ensembles are inside one another")
+            return Status(
+                StatusCode.INVALID_ARGUMENT, f"more than {MAX_DEPTH} ensembles are inside one another at {name}"
+            )
         return None
 
     def _acquire(self) -> Status | None:

@@ -22,7 +22,8 @@ from tfs_lite.protocols.dtypes import Array
 @dataclass(frozen=True, slots=True)
 class Interface:
     """A model as its neighbours see it. ``batched`` says that the first dimension of every input and output is one
-    batch, of at most ``max_rows`` (None means any number). ``optional`` are inputs that may be left out."""
+    batch. ``max_rows`` is the most rows of a request (None means any number). ``optional`` are inputs that may be left
+    out."""
 
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
@@ -42,12 +43,14 @@ def interface_of(signature: Signature) -> Interface:
     batched = bool(signature.inputs) and len(symbols) == 1 and None not in symbols
     firsts = [spec.shape[0] for spec in signature.inputs if batched and spec.shape]
     most = [dim.maximum for dim in firsts if isinstance(dim, SymbolicDim) and dim.maximum is not None]
+    if signature.max_rows:
+        most.append(signature.max_rows)
     return Interface(
         {spec.name: spec for spec in signature.inputs},
         {spec.name: spec for spec in signature.outputs},
         batched,
         min(most, default=None),
-        frozenset(signature.defaults),
+        frozenset(signature.dispensable),
     )
 
 
@@ -63,7 +66,8 @@ class Step:
     outputs: Mapping[str, str]
 
     def __str__(self) -> str:
-        return f"step {self.index} (model {self.model})"
+        version = "" if self.version is None else f" version {self.version}"
+        return f"step {self.index} (model {self.model}{version})"
 
 
 @dataclass(frozen=True, slots=True)

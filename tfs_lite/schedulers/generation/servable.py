@@ -30,7 +30,15 @@ from tfs_lite.core.generation import (
 )
 from tfs_lite.core.model import FixedInstances, Model, Traits
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, Tensor, check_output_filter, find_signature
+from tfs_lite.core.signature import (
+    DEFAULT_SIGNATURE,
+    Signature,
+    Tensor,
+    check_output_filter,
+    find_signature,
+    named,
+    served,
+)
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
 from tfs_lite.protocols.generation_tensors import generation_signature, whole_outputs
 from tfs_lite.schedulers.calls import CANCELLED, Answer, finish
@@ -87,7 +95,8 @@ class GenerativeServable(FixedInstances):
         self._max_texts = settings.slots + settings.max_queue
         self._step_seconds = 0.0  # written by the engine's thread only
         self._last_report: TextReport | None = None  # of the text whose end is delivered next; the engine's thread only
-        self._signatures = model.signatures or {DEFAULT_SIGNATURE: generation_signature(model.codec is not None)}
+        signatures = model.signatures or {DEFAULT_SIGNATURE: generation_signature(model.codec is not None)}
+        self._signatures = served(signatures, servable_id.name)
         self._tokenizer = TokenizerThread(self._name, self._max_texts, short)
         self._closed = threading.Event()
         if loop is None:
@@ -188,11 +197,9 @@ class GenerativeServable(FixedInstances):
             check_output_filter(find_signature(self._signatures, call.signature), call.outputs)
             texts = prepare(call, self.codec, self._limits)
             if len(texts) > self._max_texts:
-                raise invalid_argument(
-                    f"{len(texts)} texts are wanted, {self._name} has room for {self._max_texts} at most"
-                )
+                raise invalid_argument(f"{len(texts)} texts are wanted, there is room for {self._max_texts} at most")
         except ServingError as error:
-            self._end(task, error.status)
+            self._end(task, named(error, self.id.name).status)
         except Exception:
             logger.exception("the prompts of a call of %s could not be tokenised", self._name)
             self._end(task, Status(StatusCode.INTERNAL, f"{self._name} failed to tokenise the prompts"))

@@ -16,7 +16,7 @@ from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.clock import Clock
 from tfs_lite.core.model import FixedInstances, Model, OnBatch, PredictCall, Traits
 from tfs_lite.core.servable import ServableId
-from tfs_lite.core.signature import Signature
+from tfs_lite.core.signature import Signature, served
 from tfs_lite.core.status import Status, StatusCode, invalid_argument
 from tfs_lite.schedulers.calls import finish
 from tfs_lite.schedulers.sequence.controls import Controls
@@ -81,7 +81,8 @@ class SequenceServable(FixedInstances):
         self._plans = {
             key: RowPlan.of(key, servable_id.name, one, settings, controls, states) for key, one in signatures.items()
         }
-        self._signatures = {key: plan.visible for key, plan in self._plans.items()}
+        visible = {key: plan.visible for key, plan in self._plans.items()}
+        self._signatures = served(visible, servable_id.name, self.traits.max_batch_size)
         self._controls = controls
         slots = sequence_settings_of(settings, max_queued)
         self._manager = manager = SequenceManager(slots, len(models), servable_id, clock, on_forgotten, self._wake)

@@ -59,14 +59,12 @@ class BodyBudget:
         self._lock = threading.Lock()  # guards the others
         self._held = 0
         self._most = 0
-        self._too_large = 0
-        self._no_room = 0
-        self._too_slow = 0
+        self._refused = {"too_large": 0, "no_room": 0, "too_slow": 0}
 
     @property
     def numbers(self) -> BodyNumbers:
         with self._lock:
-            return BodyNumbers(self._held, self._most, self._limit, self._too_large, self._no_room, self._too_slow)
+            return BodyNumbers(self._held, self._most, self._limit, **self._refused)
 
     def acquire(self, size: int) -> None:
         """Takes ``size`` bytes. UNAVAILABLE, with nothing taken, when too few are left."""
@@ -75,7 +73,7 @@ class BodyBudget:
             if held <= self._limit:
                 self._held, self._most = held, max(held, self._most)
                 return
-            self._no_room += 1
+            self._refused["no_room"] += 1
         raise ServingError(
             StatusCode.UNAVAILABLE,
             f"request bodies take {held - size} of the {self._limit} bytes that there are for all of them together",
@@ -85,13 +83,10 @@ class BodyBudget:
         with self._lock:
             self._held -= size
 
-    def count_too_large(self) -> None:
+    def count(self, reason: str) -> None:
+        """One more that was refused for this reason."""
         with self._lock:
-            self._too_large += 1
-
-    def count_too_slow(self) -> None:
-        with self._lock:
-            self._too_slow += 1
+            self._refused[reason] += 1
 
 
 class _Body:
@@ -137,7 +132,7 @@ class _Body:
     def check(self, size: int) -> None:
         """HttpError 413 if a body of that size is too large."""
         if size > self._max_bytes:
-            self._budget.count_too_large()
+            self._budget.count("too_large")
             raise HttpError(
                 StatusCode.RESOURCE_EXHAUSTED,
                 f"the request body is larger than {self._max_bytes} bytes, which is the most that is taken"
@@ -256,7 +251,7 @@ class Bodies:
                 while data := await request.body.next():
                     body.append(data)
         except TimeoutError:
-            self._budget.count_too_slow()
+            self._budget.count("too_slow")
             raise HttpError(
                 StatusCode.DEADLINE_EXCEEDED,
                 f"the request body did not arrive within {self._seconds:g} s: {body.received} bytes came",

@@ -78,7 +78,7 @@ class HttpCalls:
 
     def call(self, request: Request, record: RequestRecord, seconds: float | None = CONFIGURED) -> HttpCall:
         """A call whose time, ``seconds`` (None: without a limit), runs from the arrival of its request's head.
-        UNAVAILABLE on a connection that was made while the server drains."""
+        UNAVAILABLE at the end of a drain, and before on a connection that was made too late."""
         if request.after_drain or self._ended:
             raise _stopping()
         limit = self._timeout if seconds == CONFIGURED else seconds
@@ -99,18 +99,21 @@ class HttpCalls:
             self._idle.set()
 
     async def drain(self, grace: float) -> None:
-        """Returns when the calls in flight are answered; after ``grace`` seconds they, and all that still come, are
-        answered UNAVAILABLE. A second call with a shorter grace makes the first one return sooner."""
-        if not self._in_flight:
-            return
+        """Returns when the calls in flight are answered; after ``grace`` seconds they are answered UNAVAILABLE, as are
+        all that come later. A second call with a shorter grace makes the first one return sooner."""
         self._idle = self._idle or asyncio.Event()
         try:
             async with asyncio.timeout(grace):
-                await self._idle.wait()
+                while self._in_flight:
+                    self._idle.clear()
+                    await self._idle.wait()
         except TimeoutError:
-            self._ended = True
-            for call in list(self._in_flight):
-                call.end(_stopping())
+            pass
+        self._ended = True
+        for call in list(self._in_flight):
+            call.end(_stopping())
+        while self._in_flight:
+            self._idle.clear()
             await self._idle.wait()
 
 

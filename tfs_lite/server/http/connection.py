@@ -56,12 +56,12 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 class ConnectionOwner(Protocol):
     """What a connection needs of its server. ``timeout`` is in seconds; ``closes_connections``: every answer is the
-    last on its connection; ``draining``: connections that are made now are too late for predictions."""
+    last on its connection; ``drained``: connections that are made now are too late for predictions."""
 
     handler: Handler
     timeout: float
     closes_connections: bool
-    draining: bool
+    drained: bool
     date: DateLine
 
     def connected(self, connection: Connection) -> bool:
@@ -100,8 +100,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._parser = self._new_parser()
-        self.after_drain = owner.draining
-        """Whether the server was draining already when the connection was made."""
+        self.after_drain = owner.drained
+        """Whether the server was drained already when the connection was made."""
         self.used_at = 0.0
         """When the last request was answered; 0 before the first."""
         self._since = time.monotonic()
@@ -189,8 +189,8 @@ class Connection(asyncio.Protocol):
         for start in range(0, len(data), PARSED_AT_ONCE):
             if self._broken or self._lingering:
                 return
-            if self._queue:
-                self._unparsed = data[start:] + self._unparsed
+            if self._queue or self._unparsed:
+                self._unparsed += data[start:]
                 self._check_reading()
                 return
             self._feed(view[start : start + PARSED_AT_ONCE])
@@ -308,7 +308,7 @@ class Connection(asyncio.Protocol):
             self._since = time.monotonic()
             self._task = self._loop.create_task(self._answer(self._current))
         elif self._broken:
-            self._send_malformed()
+            self._send_malformed(self._incoming is not None and self._incoming.head_only)
             self._close()
 
     async def _answer(self, exchange: _Exchange) -> None:
@@ -318,7 +318,8 @@ class Connection(asyncio.Protocol):
                 await self._send_stream(exchange, answer)
             else:
                 await self._until_drained()
-                self._send(exchange, answer)
+                if not self._transport.is_closing():
+                    self._send(exchange, answer)
         except asyncio.CancelledError:
             self._abandon()
             return
@@ -344,6 +345,8 @@ class Connection(asyncio.Protocol):
         self._current = self._task = None
         self._since = self.used_at = time.monotonic()
         self._write_timeout = 0.0
+        if exchange is self._incoming:
+            exchange.request.body.take()  # the rest of a body that the handler did not want is skipped
         if not exchange.keep_alive:
             self._queue.clear()
             self._close()
@@ -403,7 +406,9 @@ class Connection(asyncio.Protocol):
             await self._write(b"0\r\n\r\n")
 
     async def _write(self, data: bytes) -> None:
-        """Returns when the client has read enough for more."""
+        """Returns when the client has read enough for more. CancelledError when it has gone."""
+        if self._transport.is_closing():
+            raise asyncio.CancelledError
         if data:
             self._transport.write(data)
         await self._until_drained()
@@ -422,7 +427,7 @@ class Connection(asyncio.Protocol):
         close = b"" if exchange.keep_alive or closes else CLOSE
         return b"".join((status_line(status), self._owner.date.get(), framing, lines, close, b"\r\n"))
 
-    def _send_malformed(self, head_only: bool = False) -> None:
+    def _send_malformed(self, head_only: bool) -> None:
         head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(_MALFORMED_BODY)
         body = b"" if head_only else _MALFORMED_BODY
         self._transport.write(b"".join((status_line(400), head, CLOSE, b"\r\n", body)))

@@ -30,9 +30,13 @@ class Headers:
         for name, value in headers:
             self.fields.setdefault(name, value)
 
-    def get(self, name: str, default: str = "") -> str:
+    def find(self, name: str) -> str | None:
         value = self.fields.get(name.encode("latin-1"))
-        return default if value is None else value.decode("latin-1")
+        return None if value is None else value.decode("latin-1")
+
+    def get(self, name: str, default: str = "") -> str:
+        value = self.find(name)
+        return default if value is None else value
 
     def __contains__(self, name: str) -> bool:
         return name.encode("latin-1") in self.fields
@@ -92,7 +96,7 @@ class IncomingBody:
 class Request:
     """``target`` is as it was sent, in origin form: the percent-encoded path, and the query if there is one.
     ``arrived`` is when the head was complete, in seconds of ``time.monotonic``. ``after_drain``: its connection was
-    made when the server had begun to drain."""
+    made after the drain of the server, too late for a prediction."""
 
     __slots__ = ("after_drain", "arrived", "body", "headers", "method", "path", "query", "target")
 

@@ -60,7 +60,7 @@ class HttpServer:
         self.date = DateLine()
         self.closes_connections = False
         """Whether every answer is the last on its connection."""
-        self.draining = False
+        self.drained = False
         """Whether connections that are made now are too late for predictions."""
         self._tls = tls
         self._log = RateLimitedLog("HTTP", time.monotonic)
@@ -95,15 +95,15 @@ class HttpServer:
         self.closes_connections = True
 
     async def drain(self, grace: float) -> None:
-        """Requests on connections that were there before are still answered, each the last on its connection; those of
-        newer connections are marked. Returns when the clients that asked a short while ago have had the time for one
-        more request, at the latest after ``grace`` seconds."""
+        """Returns when the clients that asked a short while ago have had the time for one more request, at the latest
+        after ``grace`` seconds. Each answer is the last on its connection. Connections that are made afterwards are
+        too late."""
         self.leave()
-        self.draining = True
         now = time.monotonic()
         ends = now + min(grace, LAST_REQUEST)
         active = [one for one in self.connections if not one.busy and now - one.used_at < RECENT]
         await self._wait_until(lambda: not any(one in self.connections for one in active), ends)
+        self.drained = True
 
     async def stop(self, grace: float) -> None:
         """Accepts no more connections; returns when the requests in flight are answered, or dropped after ``grace``

@@ -13,7 +13,8 @@ from typing import TypeAlias, TypeVar
 
 from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.servable import ModelRef
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, named
+from tfs_lite.core.status import ServingError
 from tfs_lite.metrics.requests import RequestRecord
 from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, Array
 from tfs_lite.protocols.messages import ClassificationResponse, Message, MultiInferenceResponse, RegressionResponse
@@ -86,7 +87,7 @@ class Inferences:
         response = MultiInferenceResponse()
         for task, outputs in zip(tasks, inference.outputs, strict=True):
             result = response.results.add(model_spec=_answered(inference, task.key))
-            getattr(result, task.kind.field).CopyFrom(await self._result(task.kind, outputs, count))
+            getattr(result, task.kind.field).CopyFrom(await self._result(inference, task.kind, outputs, count))
         self._on_examples(inference.id.name, count)
         return response
 
@@ -99,7 +100,7 @@ class Inferences:
             return [Run(model.signature or DEFAULT_SIGNATURE, await self._tensors(input, signature), outputs)]
 
         inference = await self._predictor.infer(model, plan, record, deadline)
-        return inference, await self._result(kind, inference.output, example_count(input))
+        return inference, await self._result(inference, kind, inference.output, example_count(input))
 
     async def _runs(self, tasks: Sequence[Task], input: Message) -> list[Run]:
         """Tasks whose signatures take the same inputs share the arrays."""
@@ -114,12 +115,18 @@ class Inferences:
         return runs
 
     async def _tensors(self, input: Message, signature: Signature) -> dict[str, Array]:
-        values = example_count(input) * len(signature.inputs)
-        return await self._work(values, partial(tensors_of_input, input, signature, self._max_bytes))
+        try:
+            values = example_count(input) * len(signature.inputs)
+            return await self._work(values, partial(tensors_of_input, input, signature, self._max_bytes))
+        except ServingError as error:
+            raise named(error, signature.model) from None
 
-    async def _result(self, kind: Kind, outputs: Mapping[str, Array], count: int) -> Message:
+    async def _result(self, inference: Inference, kind: Kind, outputs: Mapping[str, Array], count: int) -> Message:
         values = sum(array.size for array in outputs.values())
-        return await self._work(values, partial(kind.result, outputs, count))
+        try:
+            return await self._work(values, partial(kind.result, outputs, count))
+        except ServingError as error:
+            raise named(error, inference.id.name) from None
 
     async def _work(self, values: int, work: Callable[[], T]) -> T:
         if self._background is None or values <= COMFORTABLE_VALUES:

@@ -13,6 +13,7 @@ from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import Health
 from tfs_lite.server.runtime.sockets import is_loopback
 from tfs_lite.server.v2.control import MAX_PENDING_CALLS, V2Control
+from tfs_lite.server.v2.fast_path import V2FastPath
 from tfs_lite.server.v2.grpc_service import V2GrpcService
 from tfs_lite.server.v2.http_app import V2HttpApp
 from tfs_lite.server.v2.inference import V2Inference
@@ -41,12 +42,13 @@ class V2Api:
             self._memory,
             lambda name: [found.version for found in core.states.report(name).versions],
         )
+        self._fast = V2FastPath(predictor, self._inference)
 
     def methods(self) -> list[Method]:
-        return V2GrpcService(self._inference, self._control).methods()
+        return V2GrpcService(self._inference, self._control, self._fast).methods()
 
     def app(self, http: HttpResources) -> V2HttpApp:
-        return V2HttpApp(self._inference, self._control, http)
+        return V2HttpApp(self._inference, self._control, http, self._fast)
 
     def close_loads(self) -> None:
         """Waits for the call that is being carried out."""

@@ -181,7 +181,8 @@ class V2Control:
 
     def index(self, ready: bool) -> list[IndexEntry]:
         """With ``ready`` only versions that are ready."""
-        return index_entries(self._core.known_models(), () if ready else self._locator.names(), ready)
+        refused = self._repository.refused if self._repository is not None else {}
+        return index_entries(self._core.known_models(), () if ready else self._locator.names(), ready, refused)
 
     async def load(self, name: str, parameters: Mapping[str, RepositoryValue]) -> None:
         """Returns once every wanted version is ready. UNAVAILABLE where models are not loaded by calls; see

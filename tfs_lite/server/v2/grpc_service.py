@@ -10,10 +10,10 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.serving import parse
 from tfs_lite.protocols.v2 import messages as v2
-from tfs_lite.protocols.v2.grpc_answer import answer_bytes
 from tfs_lite.protocols.v2.grpc_request import parse_version, read_message, read_request
 from tfs_lite.server.v2 import grpc_messages as translate
 from tfs_lite.server.v2.control import V2Control
+from tfs_lite.server.v2.fast_path import V2FastPath
 from tfs_lite.server.v2.grpc_stream import V2Stream
 from tfs_lite.server.v2.inference import METHOD, V2Inference
 from tfs_lite.transport.table import CallContext, Method, bidi_stream, unary
@@ -27,9 +27,10 @@ SERVICE = "/inference.GRPCInferenceService"
 class V2GrpcService:
     """A table of every method of the service. On the event loop only."""
 
-    def __init__(self, infer: V2Inference, control: V2Control) -> None:
+    def __init__(self, infer: V2Inference, control: V2Control, fast: V2FastPath) -> None:
         self._infer = infer
         self._control = control
+        self._fast = fast
 
     def methods(self) -> list[Method]:
         rows = {
@@ -59,10 +60,16 @@ class V2GrpcService:
     # Inference.
 
     async def model_infer(self, data: bytes, context: CallContext) -> bytes:
+        fast = self._fast
+        plain = fast.grpc.find(data)
+        if plain is not None:
+            with self._infer.metrics.record(METHOD, plain.model) as record:
+                return fast.grpc_answers.write(await fast.answer(plain, record, context.deadline))
         sent = read_message(data)
         with self._infer.metrics.record(METHOD, sent.model) as record:
-            pending = self._infer.begin(read_request(sent), record, context.deadline)
-            return answer_bytes(await pending.answer())
+            request = read_request(sent)
+            fast.learn_grpc(data, request)
+            return fast.grpc_answers.write(await fast.answer(request, record, context.deadline))
 
     async def model_stream_infer(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
         answers = cast("AsyncGenerator[bytes, None]", V2Stream(self._infer, context).run(requests))

@@ -14,6 +14,7 @@ from tfs_lite.server.http.replies import HttpError
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.http.router import HEAD_TOO, POST, Api, Route
 from tfs_lite.server.v2.control import V2Control
+from tfs_lite.server.v2.fast_path import V2FastPath
 from tfs_lite.server.v2.http_infer import V2HttpInfer
 from tfs_lite.server.v2.http_paths import Target, read_target
 from tfs_lite.server.v2.http_replies import v2_error
@@ -64,8 +65,8 @@ class V2HttpApp(Api[Target]):
     routes = tuple(_routes())
     names = dict.fromkeys(("model", "version", "region", "repository"), "[^/]+")
 
-    def __init__(self, inference: V2Inference, control: V2Control, http: HttpResources) -> None:
-        self.infer = V2HttpInfer(inference, control, http)
+    def __init__(self, inference: V2Inference, control: V2Control, http: HttpResources, fast: V2FastPath) -> None:
+        self.infer = V2HttpInfer(inference, control, http, fast)
         self.pages = V2HttpRoutes(control, http.bodies)
 
     def owns(self, path: str) -> bool:

@@ -20,12 +20,14 @@ from tfs_lite.protocols.v2.binary import LENGTH_HEADER, DeclaredInput, raw_reque
 from tfs_lite.protocols.v2.generate import ONE_ANSWER, read_generate, write_generate
 from tfs_lite.protocols.v2.json_answer import printed_size, write_answer
 from tfs_lite.protocols.v2.json_request import read_infer
+from tfs_lite.protocols.v2.plain import PlainRequest
 from tfs_lite.protocols.v2.request import InferRequest
 from tfs_lite.server.http.events import EVENT_TYPE, event, failure_of
 from tfs_lite.server.http.message import Request, Response, Stream
 from tfs_lite.server.http.replies import JSON, error_text
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.v2.control import V2Control
+from tfs_lite.server.v2.fast_path import V2FastPath
 from tfs_lite.server.v2.http_paths import Target
 from tfs_lite.server.v2.http_replies import v2_status, v2_success
 from tfs_lite.server.v2.inference import METHOD, V2Answers, V2Inference
@@ -36,21 +38,29 @@ _LENGTH = LENGTH_HEADER.lower()
 class V2HttpInfer:
     """On the event loop. Every method raises ServingError, and CancelledError when the client has gone."""
 
-    def __init__(self, inference: V2Inference, control: V2Control, http: HttpResources) -> None:
+    def __init__(self, inference: V2Inference, control: V2Control, http: HttpResources, fast: V2FastPath) -> None:
         self._inference = inference
         self._control = control
         self._http = http
+        self._fast = fast
 
     async def infer(self, request: Request, target: Target) -> Response:
         with (
             self._inference.metrics.record(METHOD, target.name, REST) as record,
             self._http.calls.call(request, record) as call,
         ):
-            sent = await self._http.bodies.read(request, self._reader(request, target))
-            answer = await self._inference.begin(sent, record, call.deadline).answer()
-            binary = sent.binary_outputs
-            large = printed_size(answer, binary) > COMFORTABLE_BYTES
-            written = await self._http.run(large, lambda: write_answer(answer, binary))
+            fast, length = self._fast, request.headers.find(_LENGTH)
+            in_full = self._reader(length, target)
+
+            def read(body: bytes) -> InferRequest | PlainRequest:
+                return fast.read_http(target.name, target.version, body, length, in_full)
+
+            sent = await self._http.bodies.read(request, read)
+            answer, binary = await fast.answer(sent, record, call.deadline), sent.binary_outputs
+            if printed_size(answer, binary) > COMFORTABLE_BYTES:
+                written = await self._http.run(True, lambda: write_answer(answer, binary))
+            else:
+                written = fast.http_answers.write(answer, binary)
         return v2_success(written)
 
     async def generate(self, request: Request, target: Target) -> Response:
@@ -110,13 +120,13 @@ class V2HttpInfer:
         large = printed_size(answer, False) > COMFORTABLE_BYTES
         return await self._http.run(large, lambda: write_generate(answer))
 
-    def _reader(self, request: Request, target: Target) -> Callable[[bytes], InferRequest]:
+    def _reader(self, length: str | None, target: Target) -> Callable[[bytes], InferRequest]:
+        """``length`` is the header Inference-Header-Content-Length."""
         model, version = target.name, target.version
-        header = request.headers.get(_LENGTH) if _LENGTH in request.headers else None
-        if header is not None and header.strip("0 ") == "" and "0" in header:
+        if length is not None and length.strip("0 ") == "" and "0" in length:
             declared, batches = self._declared(target), self._batches(target)
             return lambda body: raw_request(model, version, memoryview(body), declared, batches)
-        return lambda body: read_infer(model, version, body, read_length(header, len(body)))
+        return lambda body: read_infer(model, version, body, read_length(length, len(body)))
 
     def _declared(self, target: Target) -> Sequence[DeclaredInput]:
         metadata = self._control.model_metadata(target.name, target.version)

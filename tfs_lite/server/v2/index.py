@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tfs_lite.core.servable import VersionState, VersionStatus
-from tfs_lite.core.status import ServingError, StatusCode, not_found
+from tfs_lite.core.status import ServingError, Status, StatusCode, not_found
 from tfs_lite.serving.model_states import ModelReport
 
 LOADING, READY, UNLOADING, UNAVAILABLE = "LOADING", "READY", "UNLOADING", "UNAVAILABLE"
@@ -33,11 +34,25 @@ class IndexEntry:
     reason: str = ""
 
 
-def index_entries(reports: Iterable[ModelReport], others: Iterable[str], ready: bool) -> list[IndexEntry]:
+def index_entries(
+    reports: Iterable[ModelReport],
+    others: Iterable[str],
+    ready: bool,
+    refused: Mapping[str, Mapping[int, Status]] = MappingProxyType({}),
+) -> list[IndexEntry]:
     """By name, then by version. ``others``: models that could be loaded; those without a report have a name only.
-    ``ready``: only versions that are."""
-    found = {report.name: [_entry(report.name, item) for item in report.versions] for report in reports}
-    entries = {name: found.get(name) or [IndexEntry(name)] for name in {*found, *others}}
+    ``ready``: only versions that are. ``refused``: why versions were not even begun to load, by name; it counts for
+    those that are not in memory."""
+    found = {report.name: {item.version: item for item in report.versions} for report in reports}
+    for name, problems in refused.items():
+        versions = found.setdefault(name, {})
+        for version, problem in problems.items():
+            if version not in versions or _is_unloaded(versions[version]):
+                versions[version] = VersionStatus(version, VersionState.END, problem)
+    entries = {
+        name: [_entry(name, item) for item in found.get(name, {}).values()] or [IndexEntry(name)]
+        for name in {*found, *others}
+    }
     listed = [entry for name in sorted(entries) for entry in sorted(entries[name], key=_number)]
     return [entry for entry in listed if not ready or entry.state == READY]
 
@@ -56,10 +71,13 @@ def lookup_error(name: str, version: int | None, known: Collection[int]) -> Serv
 
 
 def _entry(name: str, item: VersionStatus) -> IndexEntry:
-    reason = item.status.message
-    if item.state is VersionState.END and item.status.code in _UNWANTED:
-        reason = UNLOADED
+    reason = UNLOADED if _is_unloaded(item) else item.status.message
     return IndexEntry(name, str(item.version), _STATES[item.state], reason)
+
+
+def _is_unloaded(item: VersionStatus) -> bool:
+    """Whether it ended because it was not wanted any more."""
+    return item.state is VersionState.END and item.status.code in _UNWANTED
 
 
 def _number(entry: IndexEntry) -> int:

@@ -3,8 +3,8 @@
 A load call looks at the model on disk and brings the server to what it finds there:
 
     find model, config and versions -> change numbers of instances -> load what else has changed beside what is served
-    -> offer new versions and wait for them -> give the changed ones up and offer their new state -> offer exactly what
-    is wanted
+    -> offer new versions and wait for them -> put what was loaded in the place of the changed ones, or, without the
+    memory for both, give those up and offer their new state -> offer exactly what is wanted
 
 If anything fails before the end, what was offered before is offered again, so the old versions go on serving, and the
 caller gets the error. The disk is looked at during a call and never in between. A version with a manifest is loaded
@@ -70,6 +70,13 @@ class LoadedModel:
     def steps(self) -> tuple[str, ...]:
         return steps_of(self.settings)
 
+    @property
+    def numbered_steps(self) -> list[tuple[int, str]]:
+        """The first step of each model, and the model."""
+        ensemble = self.settings.ensemble_scheduling
+        models = [step.model_name for step in ensemble.step] if ensemble is not None else []
+        return [(models.index(name), name) for name in self.steps]
+
 
 def steps_of(settings: ModelSettings) -> tuple[str, ...]:
     """The models that an ensemble is made of; none for a model that is no ensemble."""
@@ -90,8 +97,15 @@ class RepositoryControl:
         self._busy = threading.Lock()  # guards the fields below; held for the whole of a call
         self._loaded: dict[str, LoadedModel] = {}
         self._uploads = UploadedModels()
+        self._refused: dict[str, dict[int, Status]] = {}  # replaced, never changed: it is read without the lock
         self._retired: list[tuple[str, str]] = []  # models that were given up, and their private directories
         self._offers = 0
+
+    @property
+    def refused(self) -> Mapping[str, Mapping[int, Status]]:
+        """Why versions were not even begun to load by the last call for their model: by name and version. Any
+        thread."""
+        return self._refused
 
     def check(self) -> None:
         """Raises ServingError if the place that models come from is not there."""
@@ -144,7 +158,7 @@ class RepositoryControl:
             upload = self._uploads.write(request)
         try:
             model, found = self._look(request, override, upload)
-            self._load_steps(model, above)
+            self._load_steps(model, found, above)
             model = replace(model, explicit=explicit or (old is not None and old.explicit), upload=upload)
             self._bring_up(model, found, old, override)
         except BaseException:
@@ -181,14 +195,26 @@ class RepositoryControl:
             config = config.model_copy(update={"model_version_policy": wanted_by(settings)})
         return LoadedModel(config, settings, explicit=False), find_versions(config, settings, self._disk)
 
-    def _load_steps(self, model: LoadedModel, above: tuple[str, ...]) -> None:
-        """An ensemble's models come before it."""
-        above = (*above, model.config.name)
-        for step in model.steps:
-            if step in above:
-                raise invalid_argument(f"load failed for model '{above[0]}': ensemble steps in a circle: {step}")
-            check_name(step)
-            self._load(LoadRequest(step), explicit=False, above=above)
+    def _load_steps(self, model: LoadedModel, found: Iterable[FoundVersion], above: tuple[str, ...]) -> None:
+        """An ensemble's models come before it. Without one of them the versions that were ``found`` are refused."""
+        name = model.config.name
+        above = (*above, name)
+        for number, step in model.numbered_steps:
+            try:
+                if step in above:
+                    raise invalid_argument(f"ensemble steps in a circle: {step}")
+                check_name(step)
+                self._load(LoadRequest(step), explicit=False, above=above)
+            except ServingError as error:
+                where = f"load failed for model '{name}': step {number} (model {step}) of the ensemble"
+                message = f"{where}: {error.status.message}"
+                status = replace(error.status, message=message)
+                self._refused = {**self._refused, name: {item.version: status for item in found}}
+                raise ServingError(status.code, message, status.reason) from None
+        self._forget_refusal(name)
+
+    def _forget_refusal(self, name: str) -> None:
+        self._refused = {other: problems for other, problems in self._refused.items() if other != name}
 
     def _bring_up(
         self, model: LoadedModel, found: list[FoundVersion], old: LoadedModel | None, override: ConfigOverride | None
@@ -246,10 +272,12 @@ class RepositoryControl:
         if beside and plan.added:
             added = {version: model.offered[version] for version in plan.added}
             wait.offer(name, {**offered, **added}, awaited=plan.added)
-        if plan.swapped:
-            staying = plan.kept | plan.added if beside else plan.kept
-            wait.withdraw(name, {v: model.offered[v] for v in staying}, gone=plan.swapped)
-        wait.offer(name, model.offered, awaited=plan.swapped if beside else plan.swapped | plan.added)
+        replaced = {version for version in plan.swapped if beside and wait.replace(model.offered[version].item)}
+        given_up = plan.swapped - replaced
+        if given_up:
+            staying = plan.kept | replaced | plan.added if beside else plan.kept
+            wait.withdraw(name, {v: model.offered[v] for v in staying}, gone=given_up)
+        wait.offer(name, model.offered, awaited=given_up if beside else given_up | plan.added)
         if plan.dropped:
             wait.withdraw(name, model.offered, gone=plan.dropped)
         if model.config.version_labels:
@@ -279,6 +307,7 @@ class RepositoryControl:
     # Unloading.
 
     def _unload(self, name: str, unload_dependents: bool) -> None:
+        self._forget_refusal(name)
         model = self._loaded.get(name)
         if model is None:
             return

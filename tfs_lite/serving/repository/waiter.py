@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from tfs_lite.core.servable import ServableData, StoragePath
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.serving.repository.plan import OfferedVersion, Past, failures_of, load_failure
 from tfs_lite.serving.server_core import ServerCore
 
@@ -22,6 +22,22 @@ class LoadWait:
             self._core.sources.preload(item, platform)
         except ServingError as error:
             raise load_failure(item.id.name, {item.id.version: error.status}) from None
+
+    def replace(self, item: ServableData[StoragePath]) -> bool:
+        """Puts it in the place of the version that is served, without a gap. False if that was not possible, and what
+        was served goes on: there was no memory for both, for one."""
+        outcomes: list[Status] = []
+
+        def done(status: Status) -> None:
+            outcomes.append(status)
+            self._core.changes.notify()
+
+        try:
+            self._core.replace(item, done)
+        except ServingError:
+            return False
+        self._until(lambda: bool(outcomes), f"load failed for model '{item.id.name}': its versions are still loading")
+        return outcomes[0].ok
 
     def offer(self, name: str, offered: Mapping[int, OfferedVersion], *, awaited: Collection[int]) -> None:
         """Wants these versions and no others; returns when ``awaited`` are available. INVALID_ARGUMENT says why one

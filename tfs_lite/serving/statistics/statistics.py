@@ -19,8 +19,9 @@ from tfs_lite.core.model import BatchReport, PredictCall, ServableCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import Reason, Status, StatusCode
-from tfs_lite.metrics.tensorflow_text import escaped
+from tfs_lite.metrics.tensorflow_text import escaped, heading
 from tfs_lite.protocols.generation_tensors import INPUT_IDS, TEXT_INPUT
+from tfs_lite.schedulers.calls import rows_of
 from tfs_lite.schedulers.response_cache import CacheCounts
 from tfs_lite.serving.statistics.values import (
     InferBatchStatistics,
@@ -93,6 +94,7 @@ class _Version:
     """The counts of one loaded version."""
 
     ensemble: bool = False
+    has_rows: bool = False
     last: int = 0
     rows: int = 0
     runs: int = 0
@@ -123,10 +125,18 @@ class InferenceStatistics:
         self._lock = threading.Lock()  # guards the next one and what is in it
         self._versions: dict[ServableId, _Version] = {}
 
-    def opened(self, servable_id: ServableId, ensemble: bool = False, load_seconds: float | None = None) -> None:
-        """``ensemble``: it has no runs of its own; its requests are counted as such, as a language model's are."""
+    def opened(
+        self,
+        servable_id: ServableId,
+        ensemble: bool = False,
+        load_seconds: float | None = None,
+        *,
+        has_rows: bool = False,
+    ) -> None:
+        """``ensemble``: it has no runs of its own; its requests are counted as such, as a language model's are.
+        ``has_rows``: the first dimension of such a request is its number of rows; otherwise it counts as one."""
         with self._lock:
-            self._versions[servable_id] = _Version(ensemble, load_seconds=load_seconds)
+            self._versions[servable_id] = _Version(ensemble, has_rows, load_seconds=load_seconds)
 
     def closed(self, servable_id: ServableId) -> None:
         with self._lock:
@@ -155,7 +165,8 @@ class InferenceStatistics:
             if isinstance(call, GenerationCall):
                 self._count_run(version, _texts(call), call.run_seconds, (0.0, 0.0))
             elif version.ensemble:
-                self._count_run(version, _rows(call), call.run_seconds, (0.0, 0.0))
+                rows = rows_of(call.inputs) if version.has_rows else 1
+                self._count_run(version, rows, call.run_seconds, (0.0, 0.0))
             version.compute.add(call.run_seconds, call.copy_seconds)
 
     def on_batch(self, report: BatchReport) -> None:
@@ -179,15 +190,22 @@ class InferenceStatistics:
         with self._lock:
             versions = sorted(self._versions.items())
             texts = [
-                _sample_lines(name, [(found, read(version)) for found, version in versions]) for name, read in _METRICS
+                _sample_lines(name, text, [(found, read(version)) for found, version in versions])
+                for name, text, read in _METRICS
             ]
             texts.append(_failure_lines(versions))
         loads = [(found, version.load_seconds) for found, version in versions if version.load_seconds is not None]
-        texts.append(_sample_lines("nv_model_load_duration_secs", loads, "gauge"))
-        texts.append(_sample_lines("nv_inference_pending_request_count", sorted(pending), "gauge"))
-        texts.extend(_sample_lines(name, [(found, read(counts)) for found, counts in caches]) for name, read in _CACHE)
-        for text in texts:
-            yield from text
+        texts.append(
+            _sample_lines("nv_model_load_duration_secs", "Seconds that the load of the version took.", loads, "gauge")
+        )
+        waiting = "Requests that wait for an instance of the version now."
+        texts.append(_sample_lines("nv_inference_pending_request_count", waiting, sorted(pending), "gauge"))
+        texts.extend(
+            _sample_lines(name, text, [(found, read(counts)) for found, counts in caches])
+            for name, text, read in _CACHE
+        )
+        for lines in texts:
+            yield from lines
 
     def _count_run(
         self,
@@ -233,11 +251,6 @@ def reason_of(status: Status, ensemble: bool) -> str:
     return "BACKEND" if status.code in (StatusCode.INTERNAL, StatusCode.INVALID_ARGUMENT) else "OTHER"
 
 
-def _rows(call: ServableCall) -> int:
-    """Of a request to an ensemble, whose runs are not counted."""
-    return max((array.shape[0] for array in call.inputs.values() if array.shape), default=1) or 1
-
-
 def _texts(call: GenerationCall) -> int:
     """Of a request to a language model."""
     if call.texts:
@@ -277,30 +290,70 @@ def _statistics(servable_id: ServableId, version: _Version, cache: CacheCounts |
 _NO_TIME = StatisticDuration()
 
 
-_METRICS: tuple[tuple[str, Callable[[_Version], int]], ...] = (
-    ("nv_inference_request_success", lambda version: version.success.count),
-    ("nv_inference_count", lambda version: version.rows),
-    ("nv_inference_exec_count", lambda version: version.runs),
-    ("nv_inference_request_duration_us", lambda version: version.success.microseconds),
-    ("nv_inference_queue_duration_us", lambda version: version.queue.microseconds),
-    ("nv_inference_compute_input_duration_us", lambda version: version.compute.input.microseconds),
-    ("nv_inference_compute_infer_duration_us", lambda version: version.compute.infer.microseconds),
-    ("nv_inference_compute_output_duration_us", lambda version: version.compute.output.microseconds),
+_METRICS: tuple[tuple[str, str, Callable[[_Version], int]], ...] = (
+    (
+        "nv_inference_request_success",
+        "Requests that succeeded, however many rows they had.",
+        lambda version: version.success.count,
+    ),
+    (
+        "nv_inference_count",
+        "Rows of requests that the model has run; answers from the cache are left out.",
+        lambda version: version.rows,
+    ),
+    ("nv_inference_exec_count", "Runs of the model, each of one batch.", lambda version: version.runs),
+    (
+        "nv_inference_request_duration_us",
+        "Microseconds from arrival to answer, of all requests that succeeded.",
+        lambda version: version.success.microseconds,
+    ),
+    (
+        "nv_inference_queue_duration_us",
+        "Microseconds that requests waited for their run.",
+        lambda version: version.queue.microseconds,
+    ),
+    (
+        "nv_inference_compute_input_duration_us",
+        "Microseconds for putting the inputs of requests together.",
+        lambda version: version.compute.input.microseconds,
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Microseconds of requests in the model.",
+        lambda version: version.compute.infer.microseconds,
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "Microseconds for handing the outputs out to requests.",
+        lambda version: version.compute.output.microseconds,
+    ),
 )
-_CACHE: tuple[tuple[str, Callable[[CacheCounts], int]], ...] = (
-    ("nv_cache_num_hits_per_model", lambda counts: counts.hits),
-    ("nv_cache_num_misses_per_model", lambda counts: counts.misses),
-    ("nv_cache_hit_duration_per_model", lambda counts: round(counts.hit_seconds * 1e6)),
-    ("nv_cache_miss_duration_per_model", lambda counts: round(counts.miss_seconds * 1e6)),
+_CACHE: tuple[tuple[str, str, Callable[[CacheCounts], int]], ...] = (
+    ("nv_cache_num_hits_per_model", "Requests answered from the response cache.", lambda counts: counts.hits),
+    (
+        "nv_cache_num_misses_per_model",
+        "Requests whose answer was not in the response cache.",
+        lambda counts: counts.misses,
+    ),
+    (
+        "nv_cache_hit_duration_per_model",
+        "Microseconds for finding answers in the response cache.",
+        lambda counts: round(counts.hit_seconds * 1e6),
+    ),
+    (
+        "nv_cache_miss_duration_per_model",
+        "Microseconds for looking up and keeping answers that were not in the response cache.",
+        lambda counts: round(counts.miss_seconds * 1e6),
+    ),
 )
 
 
-def _sample_lines(name: str, found: Sequence[tuple[ServableId, float]], kind: str = "counter") -> list[str]:
+def _sample_lines(name: str, text: str, found: Sequence[tuple[ServableId, float]], kind: str = "counter") -> list[str]:
     lines = [
         f'{name}{{model="{escaped(servable_id.name)}",version="{servable_id.version}"}} {value:.16g}'
         for servable_id, value in found
     ]
-    return [f"# TYPE {name} {kind}", *lines] if lines else []
+    return [*heading(name, text, kind), *lines] if lines else []
 
 
 def _failure_lines(versions: list[tuple[ServableId, _Version]]) -> list[str]:
@@ -310,4 +363,5 @@ def _failure_lines(versions: list[tuple[ServableId, _Version]]) -> list[str]:
         for servable_id, version in versions
         for reason, count in version.failures.items()
     ]
-    return [f"# TYPE {name} counter", *lines] if lines else []
+    text = "Requests that failed after they were let in, by reason."
+    return [*heading(name, text, "counter"), *lines] if lines else []

@@ -99,7 +99,8 @@ class RepositoryFixture:
             return id(handle.servable)
 
     def index(self, ready: bool = False) -> list[IndexEntry]:
-        return index_entries(self.core.known_models(), ModelLocator(self.options).names(), ready)
+        others = ModelLocator(self.options).names()
+        return index_entries(self.core.known_models(), others, ready, self.control.refused)
 
     def failure(self, model: str, **parameters: RepositoryValue) -> ServingError:
         """The error of a load that must fail."""

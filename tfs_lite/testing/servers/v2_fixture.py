@@ -18,6 +18,7 @@ from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.server.inference.pending import AnswerRoom
 from tfs_lite.server.inference.predictor import Predictor
+from tfs_lite.server.v2.fast_path import V2FastPath
 from tfs_lite.server.v2.inference import SharedMemory, V2Inference
 from tfs_lite.testing.lifecycle.servables import OwnClockServable
 
@@ -120,6 +121,7 @@ class V2Fixture:
         self.metrics = RequestMetrics(self.registry, self.is_known)
         self.predictor = Predictor(self.lookup, self.metrics)
         self.infer = V2Inference(self.predictor, self.metrics, memory, self.versions_of, room)
+        self.fast = V2FastPath(self.predictor, self.infer)
 
     def add(self, name: str, servable: Any, version: int = 1) -> Any:
         """In place of another one, which is closed with the fixture all the same."""

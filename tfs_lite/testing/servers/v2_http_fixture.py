@@ -126,7 +126,7 @@ class V2HttpFixture:
         self.slow = BackgroundRunner("V2", 2, 8)
         self.http = HttpResources(HttpLimits(max_body_bytes, timeout_seconds=timeout_seconds), self.slow)
         self.room = self.models.infer.room
-        self.app = Router([V2HttpApp(self.models.infer, self.control, self.http)], self.http.bodies)
+        self.app = Router([V2HttpApp(self.models.infer, self.control, self.http, self.models.fast)], self.http.bodies)
         self._regions = regions
         self._server = HttpServer(self.app, write_timeout)
         self.port = self.loop.run(self._server.start("127.0.0.1", 0))

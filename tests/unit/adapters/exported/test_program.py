@@ -7,8 +7,10 @@ import json
 import pytest
 import torch
 
+from tfs_lite.adapters.exported.document import read_document
 from tfs_lite.adapters.exported.operators import UnsupportedProgram
 from tfs_lite.adapters.exported.program import open_program
+from tfs_lite.adapters.exported.torch_loader import load_program
 from tfs_lite.adapters.inspect.archive import open_archive
 from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refusal
@@ -54,6 +56,11 @@ def edited(path, member, change):
 def opened(path, trusted=False):
     with open_archive(str(path), "model.pt2") as found:
         return open_program(found, CPU, trusted)
+
+
+def opened_by_torch(path):
+    with open_archive(str(path), "model.pt2") as found:
+        return load_program(found, read_document(found, False), CPU)
 
 
 def test_weights_that_share_bytes_share_memory(archive):
@@ -199,5 +206,5 @@ class Normalised(torch.nn.Module):
 def test_a_normalisation_that_keeps_statistics_is_run_by_one_thread(tmp_path, training):
     path = tmp_path / "model.pt2"
     torch.export.save(torch.export.export(Normalised(training), (torch.randn(4, 3),)), path)
-    program = opened(path)
-    assert (program.writes, program.reentrant) == (training, not training)
+    programs = [opened(path), opened_by_torch(path)]
+    assert [(program.writes, program.reentrant) for program in programs] == [(training, not training)] * 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -10,8 +12,16 @@ import orjson
 import pytest
 
 from tfs_lite.core.servable import ServableId
-from tfs_lite.protocols.dtypes import Array
-from tfs_lite.protocols.v2.json_answer import WrittenAnswer, printed_size, write_answer
+from tfs_lite.core.status import ServingError
+from tfs_lite.protocols.dtypes import TABLE, Array
+from tfs_lite.protocols.v2.json_answer import (
+    MAX_FRAMES,
+    MAX_SMALL,
+    HttpAnswers,
+    WrittenAnswer,
+    printed_size,
+    write_answer,
+)
 from tfs_lite.protocols.v2.request import InferAnswer, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import encode_raw
 from tfs_lite.testing.errors import refusal
@@ -70,7 +80,8 @@ def test_output_in_shared_memory_is_only_named() -> None:
     written = write_answer(answer({"y": NUMBERS}, WantedOutput("y", memory=place)), binary=True)
     assert written.json_length is None
     (y,) = tree(written)["outputs"]
-    assert y["parameters"] == {"shared_memory_region": "r", "shared_memory_byte_size": 48, "shared_memory_offset": 8}
+    place_in_json = {"shared_memory_region": "r", "shared_memory_byte_size": 48, "shared_memory_offset": 8}
+    assert y["parameters"] == {**place_in_json, "binary_data_size": 0}
 
 
 def test_numbers_are_printed_exactly_and_words_for_those_that_are_none() -> None:
@@ -101,3 +112,64 @@ def test_size_is_told_before_anything_is_printed() -> None:
     assert printed_size(answer({"y": NUMBERS}), binary=True) == 48
     assert printed_size(answer({"y": NUMBERS}), binary=False) >= 48
     assert printed_size(answer({"y": texts}), binary=False) >= 1000
+
+
+# Answers around cached text.
+
+WORDS = np.array([np.nan, np.inf, -np.inf, 1.5, -0.0, 7.038531e-26], np.float32)
+EVERY = {
+    **{
+        row.config: np.arange(4).reshape(2, 2).astype(row.numpy)
+        for row in TABLE
+        if row.config and not row.numpy.hasobject
+    },
+    "words": WORDS,
+    "double words": WORDS.astype(np.float64),
+    "no dimensions": np.array(2.5, np.float32),
+    "no elements": np.zeros((0, 4), np.float32),
+    "not contiguous": np.arange(12, dtype=np.int16).reshape(3, 4).T,
+    "other byte order": np.arange(3, dtype=">f4"),
+    "many": np.linspace(-1, 1, MAX_SMALL + 1, dtype=np.float32),
+    "texts": TEXTS,
+    "no type of V2": np.ones(2, np.complex64),
+}
+
+
+def outcome(write: Callable[[], WrittenAnswer]) -> tuple[str, object]:
+    try:
+        return "answer", write()
+    except ServingError as error:
+        return "error", (error.code, str(error))
+
+
+def assert_written_alike(answers: HttpAnswers, one: InferAnswer, binary: bool) -> None:
+    assert outcome(lambda: answers.write(one, binary)) == outcome(lambda: write_answer(one, binary))
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("binary", [False, True])
+def test_an_answer_around_cached_text_has_the_bytes_of_one_that_is_printed_whole(name: str, binary: bool) -> None:
+    answers, array = HttpAnswers(), EVERY[name]
+    wanted = ([], [WantedOutput("y")], [WantedOutput("y", binary=not binary), WantedOutput('z"', binary=binary)])
+    memory = WantedOutput("y", memory=SharedMemorySlice("r", 48))
+    for _ in range(2):
+        for request_id in ("", "7", '\u00fc"'):
+            for chosen in (*wanted, [memory]):
+                for outputs in ({"y": array}, {"y": array, 'z"': NUMBERS}, {"y": NUMBERS, 'z"': array}):
+                    assert_written_alike(answers, answer(dict(outputs), *chosen, id=request_id), binary)
+    assert_written_alike(answers, answer({"y": array}, parameters={"speed": 2}), binary)
+    assert_written_alike(answers, answer({}), binary)
+
+
+def test_cached_text_is_for_one_version_its_shapes_and_its_types() -> None:
+    answers = HttpAnswers()
+    for version in (3, 4):
+        for array in (NUMBERS, NUMBERS.T, NUMBERS.astype(np.int32), NUMBERS[:1]):
+            one = answer({"y": np.ascontiguousarray(array)})
+            assert_written_alike(answers, replace(one, version=ServableId("m", version)), False)
+
+
+def test_many_kinds_of_answers_are_written_alike() -> None:
+    answers = HttpAnswers()
+    for size in range(2 * MAX_FRAMES):
+        assert_written_alike(answers, answer({"y": np.ones(size, np.int8)}), True)

@@ -146,7 +146,8 @@ def test_it_shows_what_the_model_shows(model, serve):
     servable = serve(model)
     assert servable.id == ID
     assert servable.traits == Traits("test")
-    assert servable.signatures is model.signatures
+    assert servable.signatures == model.signatures
+    assert {signature.model for signature in servable.signatures.values()} == {"m"}
     assert servable.models == (model,)
     servable.close()
     assert model.closed

@@ -120,6 +120,17 @@ def test_calls_share_a_run_if_their_keys_are_equal(rule: BatchRule, groups: list
     assert len(set.union(*keys)) == len(groups)
 
 
+@pytest.mark.parametrize("settings", [SETTINGS, FILLING], ids=["plain", "filling up"])
+def test_calls_with_optional_inputs_share_a_run_if_they_send_the_same(settings: BatchSettings) -> None:
+    rule = BatchRule.of(Signature(TWO, (), optional=frozenset({"a", "b"})), settings)
+    assert rule is not None
+    both, longer, only_b = a_b(5, 6), a_b(7, 6), {"b": a_b(5, 6)["b"]}
+    assert [rule.rows(inputs) for inputs in (both, only_b, {})] == [*[len(both["a"])] * 2, 1]
+    assert rule.key(both) == rule.key(a_b(5, 6))
+    assert len({rule.key(inputs) for inputs in (both, longer, only_b)}) == 3
+    assert rule.key({}) != rule.key({}), "nothing tells how many rows there are"
+
+
 def test_where_nothing_but_rows_can_differ_there_is_no_key() -> None:
     assert rule_of(spec("x", ROWS, 3), spec("z", ROWS)).key({**x(5, 3), "z": np.ones(5)}) is None
     assert rule_of(spec("x", ROWS, LENGTH), settings=FILLING).key(x(1, 4)) is None

@@ -17,14 +17,14 @@ def test_ensemble_waits_for_the_models_of_its_steps(fixture: EnsembleFixture) ->
         fixture.ensemble("e", CHAIN)
     status = caught.value.status
     assert (status.code, status.reason) == (StatusCode.UNAVAILABLE, Reason.WAITS_FOR_MODELS)
-    assert status.message == "it contains models that are not available: waits for model b"
+    assert status.message == "it contains models that are not available: waits for step 1 (model b)"
     fixture.serve("b", adder(1))
     assert ask(fixture.ensemble("e", CHAIN), {"IN": [0, 0]}).outputs
 
 
 def test_ensemble_waits_for_a_version_that_a_step_names(fixture: EnsembleFixture) -> None:
     fixture.serve("a", adder(1))
-    with pytest.raises(ServingError, match=r"waits for model a version 3$") as caught:
+    with pytest.raises(ServingError, match=r"waits for step 0 \(model a version 3\)$") as caught:
         fixture.ensemble("e", single("a", version=3))
     assert caught.value.status.reason is Reason.WAITS_FOR_MODELS
 

@@ -272,7 +272,7 @@ def test_text_without_max_tokens_ends_with_the_context(make):
     fixture = make(length=20)
     assert fixture.servable.limits.length == 20
     assert fixture.submit(Generation([1] * 15, ignore_eos=True)).outputs()["completion_tokens"] == [5]
-    reason = "the prompt has 15 tokens and max_tokens is 6, together more than the 20 of the model's context"
+    reason = "the prompt has 15 tokens and max_tokens is 6, together more than the 20 of the model's context (model m)"
     refused = fixture.submit(Generation([1] * 15, 6)).status()
     assert (refused.code, refused.message) == (StatusCode.INVALID_ARGUMENT, reason)
 
@@ -322,7 +322,7 @@ def test_failure_of_one_text_is_that_of_its_call_and_ends_the_others(make):
 def test_refused_call_is_not_admitted_and_tells_the_number_of_the_prompt(fixture):
     request = fixture.submit(Generation([1], 1), Generation([], 1))
     assert request.status() == Status(
-        StatusCode.INVALID_ARGUMENT, "prompt 1: the prompt is empty, expected one token at least"
+        StatusCode.INVALID_ARGUMENT, "prompt 1: the prompt is empty, expected one token at least (model m)"
     )
     assert not request.call.admitted
     assert fixture.submit(inputs={}).code() is StatusCode.INVALID_ARGUMENT
@@ -331,7 +331,7 @@ def test_refused_call_is_not_admitted_and_tells_the_number_of_the_prompt(fixture
 
 def test_call_with_more_texts_than_there_can_be_is_refused_for_good(fixture):
     status = fixture.submit(*[Generation([1], 1)] * 7).status()
-    assert status == Status(StatusCode.INVALID_ARGUMENT, "7 texts are wanted, model m version 1 has room for 6 at most")
+    assert status == Status(StatusCode.INVALID_ARGUMENT, "7 texts are wanted, there is room for 6 at most (model m)")
 
 
 def test_full_queue_refuses_at_once_and_says_when_to_come_again(fixture):

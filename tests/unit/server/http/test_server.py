@@ -185,9 +185,10 @@ def test_broken_request_takes_one_line_of_the_log(
     assert caplog.records[0].levelname == "WARNING"
 
 
-def test_broken_body_of_a_request_for_the_head_only_is_answered(start: Start, connect: Any) -> None:
-    client = connect(start(), HEAD.replace(b"POST", b"HEAD", 1) + b"ZZZ\r\n")
-    assert read_all(client).startswith(b"HTTP/1.1 ")
+def test_broken_body_of_a_request_for_the_head_only_is_answered_without_one(start: Start, connect: Any) -> None:
+    received = read_all(connect(start(), HEAD.replace(b"POST", b"HEAD", 1) + b"ZZZ\r\n"))
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.endswith(b"\r\n\r\n")
 
 
 @pytest.mark.parametrize("last", [b"", b"Connection: close\r\n"])
@@ -334,6 +335,23 @@ def test_pipelined_body_behind_short_requests_arrives_whole(start: Start, connec
         assert received.endswith(body)
 
 
+def test_body_behind_a_wish_for_another_protocol_keeps_its_order(start: Start, connect: Any) -> None:
+    body = random.Random(6).randbytes(20_000)
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body)
+    wish = b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    sent = GET % (b"/page", b"") + head + wish + body + head + CLOSE + b"\r\n" + body
+    received = read_all(connect(start(), sent))
+    assert received.count(b"HTTP/1.1 200 OK") == 3
+    assert received.count(body) == 2
+
+
+def test_body_that_its_handler_leaves_is_skipped(start: Start, connect: Any) -> None:
+    head = b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 600000\r\n\r\n"
+    received = read_all(connect(start(), head + bytes(600_000) + GET % (b"/page", CLOSE)))
+    assert received.startswith(b"HTTP/1.1 413 ")
+    assert received.endswith(b"fine")
+
+
 def test_body_is_read_no_faster_than_its_handler_takes_it(start: Start, connect: Any) -> None:
     gate, inside = threading.Event(), threading.Event()
 
@@ -374,6 +392,19 @@ def test_client_that_goes_cancels_its_request(start: Start, connect: Any) -> Non
     assert cancelled.wait(20)
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_answer_to_a_client_that_has_just_gone_is_dropped_in_silence(
+    start: Start, connect: Any, streams: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lose_the_client(request: Request) -> Response | Stream:
+        (connection,) = start.server.connections
+        connection.evict()
+        return Stream(count_to_three()) if streams else Response(b"late")
+
+    assert read_all(connect(start(handler=lose_the_client), GET % (b"/", b""))) == b""
+    assert caplog.records == []
+
+
 def test_requests_on_open_connections_are_answered_during_a_drain_and_close_them(start: Start, connect: Any) -> None:
     port = start()
     idle, busy = connect(port, GET % (b"/page", b"")), connect(port, GET % (b"/page", b""))
@@ -381,7 +412,7 @@ def test_requests_on_open_connections_are_answered_during_a_drain_and_close_them
         assert b"200 OK" in client.recv(65536)
     drained = threading.Thread(target=start.drain)
     drained.start()
-    wait_until(lambda: start.server.draining, "the drain has begun", 20)
+    wait_until(lambda: start.server.closes_connections, "the drain has begun", 20)
     busy.sendall(GET % (b"/page", b""))
     received = read_all(busy)
     assert b"200 OK" in received
@@ -403,7 +434,7 @@ def test_only_connections_from_before_a_drain_are_in_time(start: Start, connect:
     port = start(handler=tell)
     early = connect(port, GET % (b"/", b""))
     assert early.recv(65536).endswith(b"False")
-    start.server.draining = True
+    start.server.drained = True
     early.sendall(GET % (b"/", CLOSE))
     assert read_all(early).endswith(b"False")
     assert read_all(connect(port, GET % (b"/", CLOSE))).endswith(b"True")

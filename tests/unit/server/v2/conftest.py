@@ -39,7 +39,7 @@ def client(loop_thread: Any, models: V2Fixture, control: Any) -> Iterator[V2Clie
     from tfs_lite.testing.servers.v2_client import V2Client
 
     async def start() -> Any:
-        server = make_grpc_server(chosen(), V2GrpcService(models.infer, control).methods(), -1)
+        server = make_grpc_server(chosen(), V2GrpcService(models.infer, control, models.fast).methods(), -1)
         return server, await server.start("127.0.0.1", 0, "")
 
     server, port = loop_thread.run(start())

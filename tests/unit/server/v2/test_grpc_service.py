@@ -48,7 +48,7 @@ EMPTY_FINAL = {"triton_enable_empty_final_response": {"bool_param": True}}
 
 def test_every_method_of_the_protocol_is_in_the_table(models: V2Fixture) -> None:
     declared = POOL.FindServiceByName("inference.GRPCInferenceService").methods_by_name
-    assert {method.name for method in V2GrpcService(models.infer, None).methods()} == set(declared)
+    assert {method.name for method in V2GrpcService(models.infer, None, models.fast).methods()} == set(declared)
 
 
 def test_a_request_is_answered_with_its_id_and_version(client: V2Client, models: V2Fixture) -> None:

@@ -57,7 +57,7 @@ KNOWN = [
 def app() -> Iterator[V2HttpApp]:
     background = BackgroundRunner("test", 1, 1)
     nothing: Any = None
-    yield V2HttpApp(nothing, nothing, HttpResources(HttpLimits(), background))
+    yield V2HttpApp(nothing, nothing, HttpResources(HttpLimits(), background), nothing)
     background.close()
 
 

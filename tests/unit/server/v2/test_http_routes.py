@@ -199,7 +199,8 @@ def test_shared_memory_is_registered_used_and_forgotten(served: V2HttpFixture) -
         ]
         outputs = [{"name": "OUTPUT0", "parameters": {**place, "shared_memory_offset": 16}}]
         answer = served.post("/v2/models/simple/infer", {"inputs": inputs, "outputs": outputs})
-        assert answer.json()["outputs"][0]["parameters"] == {**place, "shared_memory_offset": 16}
+        parameters = {**place, "shared_memory_offset": 16, "binary_data_size": 0}
+        assert answer.json()["outputs"][0]["parameters"] == parameters
         assert file.read_bytes()[16:] == b"\2\0\0\0" * 4
         assert served.post("/v2/systemsharedmemory/unregister").status_code == 200
         assert served.client.get("/v2/systemsharedmemory/status").json() == []

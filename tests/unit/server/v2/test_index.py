@@ -67,3 +67,13 @@ def test_lookup_errors_say_what_is_missing(
     error = lookup_error("m", version, known)
     assert error.code is code
     assert message in str(error)
+
+
+def test_versions_that_were_refused_say_why_unless_they_are_in_memory() -> None:
+    refused = {"e": {1: BAD}, "m": {1: BAD, 2: BAD}}
+    versions = [VersionStatus(2, VersionState.AVAILABLE, OK), VersionStatus(1, VersionState.END, OK)]
+    assert index_entries([report("m", *versions)], ["e"], ready=False, refused=refused) == [
+        IndexEntry("e", "1", "UNAVAILABLE", "broken"),
+        IndexEntry("m", "1", "UNAVAILABLE", "broken"),
+        IndexEntry("m", "2", "READY"),
+    ]

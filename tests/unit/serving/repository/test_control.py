@@ -262,6 +262,24 @@ def test_number_of_instances_on_disk_changes_without_a_reload(fixture: Repositor
         assert (count_of(fixture), told(fixture), fixture.identity("m")) == (count, groups, before)
 
 
+@pytest.mark.parametrize("changes", ["files", "config"])
+def test_changed_state_of_a_version_takes_over_while_requests_are_inside(
+    fixture: RepositoryFixture, changes: str
+) -> None:
+    fixture.load("m", config=instances(1))
+    with fixture.core.handle(ModelRef("m", 1)) as handle:
+        before = handle.servable
+        if changes == "files":
+            fixture.write("m", 1, plus=7)
+        fixture.load("m", config=instances(1, plus=0 if changes == "files" else 6))
+        assert fixture.versions("m") == {1}
+        assert fixture.plus("m") == 7
+        assert handle.servable is before
+    assert fixture.identity("m") != id(before)
+    fixture.load("m", config=instances(1))
+    assert fixture.plus("m") == (7 if changes == "files" else 1)
+
+
 def test_change_of_more_than_the_instances_is_a_reload(fixture: RepositoryFixture) -> None:
     fixture.load("m", config=instances(1))
     before = fixture.identity("m")

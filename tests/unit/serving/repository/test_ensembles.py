@@ -9,6 +9,7 @@ import pytest
 
 from tfs_lite.core.status import StatusCode
 from tfs_lite.testing.errors import refusal
+from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.repository_fixture import BROKEN, RepositoryFixture, serving_repository
 
 
@@ -56,9 +57,45 @@ def test_ensemble_whose_model_fails_is_not_loaded(fixture: RepositoryFixture) ->
 
 
 def test_ensemble_of_a_model_that_is_not_there_is_not_loaded(fixture: RepositoryFixture) -> None:
-    put(fixture, "e", "missing")
+    put(fixture, "e", "a", "missing")
     error = fixture.failure("e")
-    assert (error.code, "'missing', failed to poll" in str(error)) == (StatusCode.INTERNAL, True)
+    reason = (
+        "load failed for model 'e': step 1 (model missing) of the ensemble: "
+        "failed to load 'missing', failed to poll from model repository"
+    )
+    assert (error.code, error.status.message) == (StatusCode.INTERNAL, reason)
+    (entry,) = (entry for entry in fixture.index() if entry.name == "e")
+    assert (entry.version, entry.state, entry.reason) == ("1", "UNAVAILABLE", reason)
+
+
+def test_ensemble_is_shown_as_it_is_once_its_model_has_come(fixture: RepositoryFixture) -> None:
+    put(fixture, "e", "late")
+    fixture.failure("e")
+    fixture.configure("late")
+    fixture.write("late", 1, plus=4)
+    fixture.load("e")
+    states = {entry.name: (entry.state, entry.reason) for entry in fixture.index()}
+    assert states["e"] == states["late"] == ("READY", "")
+
+
+def test_ensemble_that_serves_stays_ready_when_it_cannot_be_loaded_anew(fixture: RepositoryFixture) -> None:
+    put(fixture, "e", "a")
+    fixture.load("e")
+    put(fixture, "e", "a", "missing")
+    fixture.failure("e")
+    (entry,) = (entry for entry in fixture.index() if entry.name == "e")
+    assert (entry.version, entry.state) == ("1", "READY")
+
+
+def test_ensemble_that_was_unloaded_and_cannot_be_loaded_again_says_why(fixture: RepositoryFixture) -> None:
+    put(fixture, "e", "a")
+    fixture.load("e")
+    fixture.control.unload("e")
+    wait_until(lambda: not fixture.core.live_versions("e"), "e is unloaded", 30)
+    put(fixture, "e", "a", "missing")
+    reason = fixture.failure("e").status.message
+    (entry,) = (entry for entry in fixture.index() if entry.name == "e")
+    assert (entry.version, entry.state, entry.reason) == ("1", "UNAVAILABLE", reason)
 
 
 def test_ensembles_in_a_circle_are_refused(fixture: RepositoryFixture) -> None:

@@ -90,12 +90,20 @@ def test_failure_is_counted_by_its_reason(book, status, reason):
 
 def test_ensemble_counts_its_requests_as_runs_and_all_failures_as_other(book):
     whole = ServableId("whole", 1)
-    book.opened(whole, ensemble=True)
+    book.opened(whole, ensemble=True, has_rows=True)
     book.on_call(whole, call(rows=3), {"y": np.zeros(1)})
     book.on_call(whole, call(), TIMEOUT)
     (found,) = book.statistics([whole])
     assert (found.inference_count, found.execution_count) == (3, 1)
     assert 'nv_inference_request_failure{model="whole",reason="OTHER",version="1"} 1' in set(book.lines())
+
+
+def test_request_to_an_ensemble_without_a_batch_dimension_is_one_row(book):
+    whole = ServableId("whole", 1)
+    book.opened(whole, ensemble=True)
+    book.on_call(whole, call(rows=3), {"y": np.zeros(1)})
+    (found,) = book.statistics([whole])
+    assert found.inference_count == 1
 
 
 @pytest.mark.parametrize(
@@ -175,6 +183,16 @@ def test_load_and_what_waits_are_gauges(book):
     assert 'nv_model_load_duration_secs{model="m",version="1"} 0.25' in lines
     assert 'nv_inference_pending_request_count{model="m",version="1"} 3' in lines
     assert "# TYPE nv_inference_pending_request_count gauge" in lines
+
+
+def test_every_series_is_explained_beside_its_type(book):
+    book.opened(M1, load_seconds=0.25)
+    lines = list(book.lines([(M1, 3)]))
+    typed = [index for index, line in enumerate(lines) if line.startswith("# TYPE")]
+    assert typed
+    for index in typed:
+        name = lines[index].split()[2]
+        assert lines[index - 1].startswith(f"# HELP {name} ")
 
 
 def test_names_of_models_are_escaped(book):
