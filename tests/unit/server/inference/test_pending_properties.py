@@ -32,6 +32,8 @@ from tfs_lite.testing.profiles import examples
 
 ID = ServableId("m", 1)
 SIGNATURE = Signature((), ())
+mostly = st.sampled_from([True, True, True, False])
+rarely = st.sampled_from([False] * 5 + [True])
 PATIENCE = 20.0
 """Real seconds that a thread may take."""
 
@@ -98,9 +100,9 @@ class PendingMachine(RuleBasedStateMachine):
 
     @initialize(
         generates=st.booleans(),
-        takes_parts=st.sampled_from([True, True, True, False]),
+        takes_parts=mostly,
         seconds=st.sampled_from([None, 5.0]),
-        room=st.sampled_from([None, 3, 10]),
+        room=st.sampled_from([None, 2, 1000]),
     )
     def begin(self, generates: bool, takes_parts: bool, seconds: float | None, room: int | None) -> None:
         self.model = Model(generates)
@@ -131,7 +133,8 @@ class PendingMachine(RuleBasedStateMachine):
             await self._until_deadline(self._all_parts(request))
 
     async def _take_answer(self) -> None:
-        await self._until_deadline(self.request.answer())
+        with self.request as request:
+            await self._until_deadline(request.answer())
 
     async def _until_deadline(self, work: Any) -> None:
         """As the call of a client does it."""
@@ -154,12 +157,12 @@ class PendingMachine(RuleBasedStateMachine):
 
     def _turns(self) -> None:
         """Until nothing happens any more without time, a client or a model."""
-        for _ in range(8):
+        for _ in range(5):
             self.loop.advance(0.0)
         if self.blocked and (self.request.over or self._unread() <= MAX_PARTS):
             self.model.wait()
             self.blocked = False
-            for _ in range(4):
+            for _ in range(5):
                 self.loop.advance(0.0)
 
     def _unread(self) -> int:
@@ -173,7 +176,7 @@ class PendingMachine(RuleBasedStateMachine):
     # What may happen.
 
     @precondition(lambda self: self.can_give)
-    @rule(count=st.sampled_from([1, 1, 2, MAX_PARTS + 1]))
+    @rule(count=st.sampled_from([1, 3, MAX_PARTS + 1]))
     def model_gives(self, count: int) -> None:
         call = self.model.calls[0]
         for _ in range(count):
@@ -192,8 +195,10 @@ class PendingMachine(RuleBasedStateMachine):
             self._turns()
 
     @precondition(lambda self: self.can_give)
-    @rule(failure=st.sampled_from([None, None, StatusCode.INTERNAL]))
-    def model_ends(self, failure: StatusCode | None) -> None:
+    @rule(failure=st.sampled_from([None, None, StatusCode.INTERNAL]), now=rarely)
+    def model_ends(self, failure: StatusCode | None, now: bool) -> None:
+        if not now:
+            return
         self.done, self.failure, self.by_itself = True, failure, not self.request.over
         result: Any = {} if failure is None else Status(failure, "the model failed")
         self.model.do(partial(self.model.calls[0].on_done, result))
@@ -201,23 +206,27 @@ class PendingMachine(RuleBasedStateMachine):
         self._turns()
 
     @precondition(lambda self: not self.client.done())
-    @rule(count=st.sampled_from([1, 1, 3, 2 * MAX_PARTS]))
+    @rule(count=st.sampled_from([1, 5, 2 * MAX_PARTS]))
     def client_reads(self, count: int) -> None:
         for _ in range(count):
             if self.holds:
                 self.reads.release()
                 self._turns()
 
-    @rule()
-    def client_goes(self) -> None:
-        self.client.cancel()
-        self._turns()
+    @rule(now=rarely)
+    def client_goes(self, now: bool) -> None:
+        if now:
+            self.client.cancel()
+            self._turns()
+            assert self.request.over
 
-    @rule()
-    def caller_cancels(self) -> None:
-        self.cancelled = True
-        self.request.cancel()
-        self._turns()
+    @rule(now=rarely)
+    def caller_cancels(self, now: bool) -> None:
+        if now:
+            self.cancelled = True
+            self.request.cancel()
+            assert self.request.over
+            self._turns()
 
     @rule(seconds=st.sampled_from([0.5, 3.0]))
     def time_passes(self, seconds: float) -> None:
