@@ -212,9 +212,10 @@ class PendingRequest:
 
     async def next(self) -> Part | None:
         """The next part; None when the request has ended. To ask for it means that the one before was sent, which lets
-        the model go on. Raises the failure of the request, behind the parts that came before it."""
-        if self._taken and self._slots is not None:
-            self._slots.release()
+        the model go on, unless the caller has kept that one. Raises the failure of the request, behind the parts that
+        came before it."""
+        if self._taken:
+            self._sent()
         self._taken = False
         await self.wait()
         if not self._waiting:
@@ -222,6 +223,12 @@ class PendingRequest:
             return None
         self._taken = True
         return self._pop()
+
+    def keep(self) -> Callable[[], None]:
+        """The part that was taken last is not sent when the next one is asked for, but when the caller says so, by the
+        function that is returned."""
+        self._taken = False
+        return self._sent
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Returns True when a part waits or the request has ended; False after ``seconds`` without either. One caller
@@ -303,6 +310,10 @@ class PendingRequest:
                 return
         self._waiting.append((part, size))
         self._wake()
+
+    def _sent(self) -> None:
+        if self._slots is not None:
+            self._slots.release()
 
     def _pop(self) -> Part:
         part, size = self._waiting.popleft()

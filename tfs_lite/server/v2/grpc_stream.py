@@ -127,13 +127,11 @@ class V2Stream:
             self._put(self._in_order.popleft())
 
     async def _send_parts(self, answers: V2Answers) -> None:
-        """Sends all answers, each when the client has taken the one before."""
+        """Puts all answers out as they come, so that those of several requests keep the order of their models."""
         async for answer in answers:
-            taken = asyncio.Event()
-            part = _Answer(taken.set)
+            part = _Answer(answers.keep())
             self._set(part, stream_bytes(answer, answers.final))
             self._put(part)
-            await taken.wait()
 
     def _end_parts(self, last: _Answer, answers: V2Answers, empty_final: bool) -> None:
         """An end without outputs is sent only to clients that have asked for it, and not behind an answer that says the

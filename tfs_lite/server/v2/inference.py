@@ -177,6 +177,10 @@ class V2Answers:
                 return whole
         raise StopAsyncIteration
 
+    def keep(self) -> Callable[[], None]:
+        """Does what :meth:`PendingRequest.keep` does."""
+        return self._pending.keep()
+
     def empty(self) -> InferAnswer:
         """An answer without outputs."""
         return self._format({})

@@ -262,7 +262,7 @@ def test_drain_answers_what_is_inside_and_refuses_what_comes_on_new_connections(
         inside = pool.submit(server.post, ROW)
         assert server.servable.arrived.acquire(timeout=TIMEOUT)
         drained = server.begin_drain()
-        wait_until(lambda: server.server.draining, "it drains", TIMEOUT)
+        wait_until(lambda: server.server.drained, "it drains", TIMEOUT)
         refused = httpx.post(f"http://127.0.0.1:{server.port}{PREDICT}", json=ROW)
         assert (refused.status_code, error(refused)) == (503, "the server is being stopped")
         assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
@@ -278,7 +278,7 @@ def test_drain_answers_one_more_prediction_on_each_connection_that_was_there(ser
     with server.raw(predict_on_wire()) as connection:
         assert read_answer(connection).endswith(orjson.dumps(ANSWER))
         drained = server.begin_drain()
-        wait_until(lambda: server.server.draining, "it drains", TIMEOUT)
+        wait_until(lambda: server.server.closes_connections, "it drains", TIMEOUT)
         connection.sendall(predict_on_wire())
         answer = read_all(connection)
     assert answer.startswith(b"HTTP/1.1 200")

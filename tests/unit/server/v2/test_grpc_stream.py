@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any
 
@@ -34,6 +35,26 @@ class Counted(Repeater):
 
         call.on_part = count
         super()._answer(call)
+
+
+class OneByOne(Repeater):
+    """Answers one request after the other, on one thread, and counts those that are over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = 0
+        self._worker = ThreadPoolExecutor(1)
+
+    def submit(self, call: PredictCall) -> None:
+        self._worker.submit(self._answer, call)
+
+    def close(self) -> None:
+        super().close()
+        self._worker.shutdown()
+
+    def _answer(self, call: PredictCall) -> None:
+        super()._answer(call)
+        self.over += 1
 
 
 class Requests:
@@ -251,5 +272,21 @@ def test_requests_that_break_off_are_the_end_of_the_stream(models: V2Fixture) ->
         assert read(await anext(answers)).infer_response.id == "7"
         with pytest.raises(ServingError, match="broken off"):
             await anext(answers)
+
+    run(scenario())
+
+
+def test_answers_of_several_decoupled_requests_go_out_as_their_model_makes_them(models: V2Fixture) -> None:
+    model = models.add("repeat", OneByOne())
+    requests = Requests(20, *range(10), model="repeat")
+
+    async def scenario() -> None:
+        stream = V2Stream(models.infer, CallContext(None))
+        async with aclosing(stream.run(requests.__aiter__())) as answers:  # type: ignore[type-var]
+            found = [read(await anext(answers))]
+            await until(lambda: model.over == 20)
+            found += [read(answer) async for answer in answers]
+            numbers = [np.frombuffer(one.infer_response.raw_output_contents[0], np.int32)[0] for one in found]
+            assert numbers == [*range(10)] * 20
 
     run(scenario())
