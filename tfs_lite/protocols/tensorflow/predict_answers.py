@@ -48,7 +48,8 @@ class AnswerWriter:
     def write(self, servable_id: ServableId, signature: str, outputs: Mapping[str, Array]) -> bytes:
         """A serialized PredictResponse. INVALID_ARGUMENT if an output has no tensor type; RESOURCE_EXHAUSTED if it is
         too large for a message."""
-        key = (servable_id, signature, *[(name, array.dtype, array.shape) for name, array in outputs.items()])
+        shapes = [(name, array.dtype, array.shape) for name, array in outputs.items()]
+        key = (servable_id.name, servable_id.version, signature, *shapes)
         try:
             frame = self._frames[key]
         except KeyError:

@@ -80,7 +80,11 @@ class JobQueue:
     @property
     def head(self) -> Job | None:
         """The job to be served next."""
-        return next((job for level in self._levels for fifo in level.fifos if (job := fifo.head)), None)
+        for level in self._levels:
+            for fifo in level.fifos:
+                if (job := fifo.head) is not None:
+                    return job
+        return None
 
     @property
     def oldest(self) -> float:

@@ -10,13 +10,14 @@ may be bounded too, for each client and for all together; beyond that the reques
 from __future__ import annotations
 
 import asyncio
+import operator
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias, cast
 
 from tfs_lite.core.generation import Piece
 from tfs_lite.core.handle import ServableHandle
@@ -120,7 +121,7 @@ class InFlight:
 
     def __init__(self, metrics: RequestMetrics, on_call: OnCall) -> None:
         self.loop = asyncio.get_running_loop()
-        self.post = CompletionQueue[Callable[[], None]](_call).post
+        self.post = CompletionQueue[Callable[[], None]](operator.call).post
         self.metrics = metrics
         self.on_call = on_call
 
@@ -276,7 +277,7 @@ class PendingRequest:
 
     # Inside, on the loop.
 
-    def _settle(self, index: int, result: Mapping[str, Tensor] | Status) -> None:
+    def _settle(self, index: int, result: Any) -> None:
         self._left -= 1
         calls = self._calls
         self._in_flight.on_call(self.id, calls[index], result)
@@ -289,12 +290,11 @@ class PendingRequest:
         if isinstance(result, Status):
             self._fail(ServingError(result.code, result.message, result.reason))
             return
-        self._outputs[index] = cast("Mapping[str, Array]", result)
+        self._outputs[index] = result
         if not self._left:
             for call in calls:
                 self._record.run_seconds += call.run_seconds
-            self._end()
-            if self._can_answer():
+            if self._end():
                 self._answer.set_result(self._outputs)
 
     def _add(self, part: Part) -> None:
@@ -325,21 +325,18 @@ class PendingRequest:
         """Ends the request and cancels its calls, unless it is over."""
         if self._over:
             return
-        self._end()
-        if self._can_answer():
+        if self._end():
             self._answer.set_exception(error)
             self._answer.exception()  # retrieved: asyncio must not log it when the caller has gone
         for call in self._calls:
             self.servable.cancel(call)
 
-    def _end(self) -> None:
+    def _end(self) -> bool:
+        """Returns whether the answer may be set: not when the caller was cancelled, or when the loop is closed."""
         self._over = True
         if self._slots is not None:
             self._slots.release(len(self.runs))  # for the thread of each call that waits in ``part``
         self._wake()
-
-    def _can_answer(self) -> bool:
-        """Not when the caller was cancelled, or when the loop is closed."""
         return not (self._answer.done() or self._in_flight.loop.is_closed())
 
     def _wake(self) -> None:
@@ -363,10 +360,6 @@ class _Parts:
         if part is None:
             raise StopAsyncIteration
         return part
-
-
-def _call(item: Callable[[], None]) -> None:
-    item()
 
 
 def _size(part: Part) -> int:
