@@ -29,7 +29,7 @@ from tfs_lite.protocols.v2.checks import check_one_text, run_of
 from tfs_lite.protocols.v2.classification import classes
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemorySlice, WantedOutput
 from tfs_lite.protocols.v2.tensors import RawTensor, check_byte_size, decode_ahead, raw_texts
-from tfs_lite.server.inference.pending import AnswerRoom, ClientRoom, PendingRequest
+from tfs_lite.server.inference.pending import AnswerRoom, ClientRoom, PendingRequest, arrivals
 from tfs_lite.server.inference.predictor import CallOptions, Predictor
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.v2.index import lookup_error
@@ -159,6 +159,8 @@ class V2Answers:
         self._outputs = declared.output_names if declared is not None else ()
         self.final = False
         """Whether the answer that was taken last says that it is the last."""
+        self.arrival = 0
+        """Its number among the answers of all requests, by ``arrivals``."""
 
     @property
     def decoupled(self) -> bool:
@@ -183,11 +185,12 @@ class V2Answers:
         while (part := await self._pending.next()) is not None:
             answer = self._format_piece(part) if isinstance(part, Piece) else self._format(part)
             if answer is not None:
+                self.arrival = self._pending.arrival
                 return answer
         if not self.final:
             whole = await self.answer()
             if whole.outputs or not self.decoupled:
-                self.final = True
+                self.final, self.arrival = True, next(arrivals)
                 return whole
         raise StopAsyncIteration
 
