@@ -109,7 +109,7 @@ class Endpoints:
             background=self._large_bodies,
         )
         self._predict_settings = PredictSettings.from_options(options)
-        self._v2 = V2Api(core, health, repository, self._predictor)
+        self._v2 = V2Api(core, health, repository, self._predictor, self._large_bodies)
         self._grpc: GrpcTransport | None = None
         self._http: HttpServer | None = None
         self.grpc_port: int | None = None

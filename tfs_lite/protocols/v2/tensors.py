@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -94,6 +96,27 @@ def decode(tensor: SentTensor, model: str = "") -> Array:
     if isinstance(tensor.data, np.ndarray):
         return shape_values(tensor.datatype, tensor.shape, tensor.data, tensor.name, model)
     return decode_raw(tensor.datatype, tensor.shape, tensor.data, tensor.name, model)
+
+
+def raw_texts(tensors: Iterable[SentTensor], larger_than: int) -> list[RawTensor]:
+    """The inputs of texts that have more bytes than that and are not decoded yet."""
+    return [
+        tensor
+        for tensor in tensors
+        if isinstance(tensor, RawTensor)
+        and tensor.datatype == BYTES
+        and tensor.array is None
+        and not isinstance(tensor.data, np.ndarray)
+        and len(tensor.data) > larger_than
+    ]
+
+
+def decode_ahead(tensors: Iterable[SentTensor]) -> None:
+    """Decodes inputs before the request is checked. One that cannot be decoded stays as it is, so that it is refused in
+    its turn. Any thread."""
+    for tensor in tensors:
+        with suppress(ServingError):
+            tensor.array = decode(tensor)
 
 
 def check_byte_size(tensor: SentTensor, size: int, model: str = "") -> None:

@@ -10,6 +10,7 @@ may be bounded too, for each client and for all together; beyond that the reques
 from __future__ import annotations
 
 import asyncio
+import itertools
 import operator
 import threading
 from collections import deque
@@ -126,6 +127,10 @@ class InFlight:
         self.on_call = on_call
 
 
+arrivals = itertools.count()
+"""Numbers parts of all requests as they come, so that a caller with several requests can keep their order."""
+
+
 class PendingRequest:
     """A request whose calls are queued, or about to be. ``done``, ``part`` and ``piece`` are the servable's, on any
     thread; everything else happens on the loop. The caller awaits the answer, or takes the parts and then may await the
@@ -136,7 +141,7 @@ class PendingRequest:
 
     __slots__ = (
         *("_answer", "_calls", "_handle", "_in_flight", "_left", "_outputs", "_over", "_record", "_room"),
-        *("_slots", "_taken", "_waiter", "_waiting", "id", "runs", "servable"),
+        *("_slots", "_taken", "_waiter", "_waiting", "arrival", "id", "runs", "servable"),
     )
 
     def __init__(
@@ -161,7 +166,9 @@ class PendingRequest:
         self._over = False
         self._answer: asyncio.Future[Sequence[Mapping[str, Array]]] = in_flight.loop.create_future()
         self._slots: threading.Semaphore | None = None
-        self._waiting: deque[tuple[Part, int]] = deque()
+        self._waiting: deque[tuple[Part, int, int]] = deque()
+        self.arrival = 0
+        """The number of the part that was taken last, by ``arrivals``."""
         self._taken = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -308,7 +315,7 @@ class PendingRequest:
             except ServingError as error:
                 self._fail(error)
                 return
-        self._waiting.append((part, size))
+        self._waiting.append((part, size, next(arrivals)))
         self._wake()
 
     def _sent(self) -> None:
@@ -316,7 +323,7 @@ class PendingRequest:
             self._slots.release()
 
     def _pop(self) -> Part:
-        part, size = self._waiting.popleft()
+        part, size, self.arrival = self._waiting.popleft()
         if self._room is not None:
             self._room.give(size)
         return part

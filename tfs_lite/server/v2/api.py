@@ -29,9 +29,14 @@ class V2Api:
     when the ports are closed."""
 
     def __init__(
-        self, core: ServerCore, health: Health, repository: RepositoryControl | None, predictor: Predictor
+        self,
+        core: ServerCore,
+        health: Health,
+        repository: RepositoryControl | None,
+        predictor: Predictor,
+        background: BackgroundRunner,
     ) -> None:
-        """Clients share memory with a server that only its own machine can reach."""
+        """Clients share memory with a server that only its own machine can reach. ``background`` reads large inputs."""
         options = core.options
         self._memory = SharedRegions(enabled=is_loopback(options.host), max_bytes=options.max_message_bytes)
         self._loads = BackgroundRunner("repository call", 1, MAX_PENDING_CALLS)
@@ -41,6 +46,7 @@ class V2Api:
             core.request_metrics,
             self._memory,
             lambda name: [found.version for found in core.states.report(name).versions],
+            background=background,
         )
         self._fast = V2FastPath(predictor, self._inference)
 

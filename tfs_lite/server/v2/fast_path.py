@@ -75,6 +75,7 @@ class V2FastPath:
             if answer is not None:
                 return answer
             request = request.in_full()
+        await self._inference.decode_texts(request)
         return await self._inference.begin(request, record, deadline).answer()
 
     async def _answer_plain(

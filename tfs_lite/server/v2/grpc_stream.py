@@ -16,12 +16,14 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from heapq import heappop, heappush
 
 from tfs_lite.core.status import ServingError, Status
 from tfs_lite.metrics.requests import GRPC
 from tfs_lite.protocols.v2.grpc_answer import stream_bytes, stream_error
 from tfs_lite.protocols.v2.grpc_request import read_message, read_request
 from tfs_lite.server.grpc.status import INTERNAL
+from tfs_lite.server.inference.pending import arrivals
 from tfs_lite.server.v2.inference import METHOD, V2Answers, V2Inference
 from tfs_lite.transport.table import CallContext
 
@@ -56,7 +58,8 @@ class V2Stream:
         self._room = infer.room.client()
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_order: deque[_Answer] = deque()
-        self._ready: deque[_Answer] = deque()
+        self._ready: list[tuple[int, _Answer]] = []
+        """A heap: answers go out in the order in which the models made them."""
         self._changed = asyncio.Event()
         self._largest = 0
         """Bytes of the largest answer in order, which the next one may have too."""
@@ -131,7 +134,7 @@ class V2Stream:
         async for answer in answers:
             part = _Answer(answers.keep())
             self._set(part, stream_bytes(answer, answers.final))
-            self._put(part)
+            self._put(part, answers.arrival)
 
     def _end_parts(self, last: _Answer, answers: V2Answers, empty_final: bool) -> None:
         """An end without outputs is sent only to clients that have asked for it, and not behind an answer that says the
@@ -146,12 +149,12 @@ class V2Stream:
     def _set_failure(self, answer: _Answer, status: Status, request_id: str) -> None:
         answer.content = status if self._status_wanted else stream_error(status.message, request_id)
 
-    def _put(self, answer: _Answer) -> None:
-        self._ready.append(answer)
+    def _put(self, answer: _Answer, arrival: int | None = None) -> None:
+        heappush(self._ready, (next(arrivals) if arrival is None else arrival, answer))
         self._changed.set()
 
     def _take(self) -> bytes | Status:
-        answer = self._ready.popleft()
+        _, answer = heappop(self._ready)
         self._room.give(answer.size)
         self._changed.set()
         answer.on_sent()

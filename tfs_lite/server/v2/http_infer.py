@@ -95,6 +95,7 @@ class V2HttpInfer:
         call = inside.enter_context(self._http.calls.call(request, record))
         declared = self._declared(target)
         sent = await self._http.bodies.read(request, lambda body: read_generate(model, version, body, declared))
+        await self._inference.decode_texts(sent)
         room = self._inference.room.client()
         begin = partial(self._inference.begin, in_pieces=in_pieces, text_outputs_only=True)
         return inside.enter_context(begin(sent, record, call.deadline, room))

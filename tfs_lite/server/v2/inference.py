@@ -10,6 +10,7 @@ where the client takes pieces.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
@@ -22,13 +23,15 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import RequestMetrics, RequestRecord
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.generation_tensors import FINISH_REASON, TEXT_OUTPUT, TOKEN_IDS, piece_outputs
+from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.runs import Run
 from tfs_lite.protocols.v2.checks import check_one_text, run_of
 from tfs_lite.protocols.v2.classification import classes
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemorySlice, WantedOutput
-from tfs_lite.protocols.v2.tensors import RawTensor, check_byte_size
-from tfs_lite.server.inference.pending import AnswerRoom, ClientRoom, PendingRequest
+from tfs_lite.protocols.v2.tensors import RawTensor, check_byte_size, decode_ahead, raw_texts
+from tfs_lite.server.inference.pending import AnswerRoom, ClientRoom, PendingRequest, arrivals
 from tfs_lite.server.inference.predictor import CallOptions, Predictor
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.v2.index import lookup_error
 
 METHOD = "ModelInfer"
@@ -48,7 +51,8 @@ class SharedMemory(Protocol):
 
 class V2Inference:
     """Used on one event loop only. ``versions_of`` gives the versions of a model that the server has ever known.
-    ``memory`` None means that there is no shared memory. ``room`` is for the answers that wait for clients."""
+    ``memory`` None means that there is no shared memory. ``room`` is for the answers that wait for clients.
+    ``background`` decodes large inputs of texts; without it nothing does that ahead."""
 
     def __init__(
         self,
@@ -57,12 +61,22 @@ class V2Inference:
         memory: SharedMemory | None = None,
         versions_of: Callable[[str], Collection[int]] = lambda model: (),
         room: AnswerRoom | None = None,
+        background: BackgroundRunner | None = None,
     ) -> None:
         self.metrics = metrics
         self.room = room or AnswerRoom()
         self._predictor = predictor
         self._memory = memory
         self._versions_of = versions_of
+        self._background = background
+
+    async def decode_texts(self, request: InferRequest) -> None:
+        """Decodes large inputs of texts on a thread, so that ``begin`` does not hold up the loop for them; it does
+        where the threads are busy."""
+        large = raw_texts(request.inputs, COMFORTABLE_BYTES)
+        if large and self._background is not None:
+            with suppress(ServingError):
+                await self._background.run(partial(decode_ahead, large))
 
     def begin(
         self,
@@ -145,6 +159,8 @@ class V2Answers:
         self._outputs = declared.output_names if declared is not None else ()
         self.final = False
         """Whether the answer that was taken last says that it is the last."""
+        self.arrival = 0
+        """Its number among the answers of all requests, by ``arrivals``."""
 
     @property
     def decoupled(self) -> bool:
@@ -169,11 +185,12 @@ class V2Answers:
         while (part := await self._pending.next()) is not None:
             answer = self._format_piece(part) if isinstance(part, Piece) else self._format(part)
             if answer is not None:
+                self.arrival = self._pending.arrival
                 return answer
         if not self.final:
             whole = await self.answer()
             if whole.outputs or not self.decoupled:
-                self.final = True
+                self.final, self.arrival = True, next(arrivals)
                 return whole
         raise StopAsyncIteration
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from prometheus_client import CollectorRegistry
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.generation import Piece
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.model import Traits
@@ -101,11 +102,12 @@ class PendingMachine(RuleBasedStateMachine):
     @initialize(
         generates=st.booleans(),
         takes_parts=mostly,
+        keeps=st.booleans(),
         seconds=st.sampled_from([None, 5.0]),
         room=st.sampled_from([None, 2, 1000]),
     )
-    def begin(self, generates: bool, takes_parts: bool, seconds: float | None, room: int | None) -> None:
-        self.model = Model(generates)
+    def begin(self, generates: bool, takes_parts: bool, keeps: bool, seconds: float | None, room: int | None) -> None:
+        self.model, self.keeps = Model(generates), keeps
         self.every = AnswerRoom(one=(room or 0) * 2 * PART_BYTES)
         options = CallOptions(in_parts=True, in_pieces=True, room=None if room is None else self.every.client())
         self.deadline = None if seconds is None else self.loop.time() + seconds
@@ -151,8 +153,10 @@ class PendingMachine(RuleBasedStateMachine):
         async for part in request.parts():
             self.taken.append(part.tokens[0] if isinstance(part, Piece) else int(part["n"][0]))
             self.holds = True
+            sent = request.keep() if self.keeps else ignore
             await self.reads.acquire()
             self.holds = False
+            sent()
         await request.answer()
 
     def _turns(self) -> None:

@@ -57,6 +57,24 @@ class OneByOne(Repeater):
         self.over += 1
 
 
+class ByTurns(Repeater):
+    """Answers two requests by turns, all at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[PredictCall] = []
+
+    def submit(self, call: PredictCall) -> None:
+        self.calls.append(call)
+        if len(self.calls) == 2:
+            for number in range(10):
+                for index, each in enumerate(self.calls):
+                    assert each.on_part is not None
+                    each.on_part({"OUT": np.array([2 * number + index], np.int32)})
+            for each in self.calls:
+                each.on_done({"OUT": np.array([20], np.int32)})
+
+
 class Requests:
     """Gives so many requests for one number each, and counts those that were read."""
 
@@ -288,5 +306,17 @@ def test_answers_of_several_decoupled_requests_go_out_as_their_model_makes_them(
             found += [read(answer) async for answer in answers]
             numbers = [np.frombuffer(one.infer_response.raw_output_contents[0], np.int32)[0] for one in found]
             assert numbers == [*range(10)] * 20
+
+    run(scenario())
+
+
+def test_answers_that_come_at_once_go_out_in_the_order_in_which_they_were_made(models: V2Fixture) -> None:
+    models.add("repeat", ByTurns())
+
+    async def scenario() -> None:
+        stream = V2Stream(models.infer, CallContext(None))
+        found = [read(answer) async for answer in stream.run(Requests(2, 0, model="repeat").__aiter__())]
+        numbers = [np.frombuffer(one.infer_response.raw_output_contents[0], np.int32)[0] for one in found]
+        assert numbers == [*range(20), 20, 20]
 
     run(scenario())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,10 @@ from tfs_lite.core.model import PredictCall, SequenceFlags, Traits
 from tfs_lite.core.signature import DataType, SymbolicDim
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.dtypes import Array
+from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest, SentTensor, SharedMemorySlice, WantedOutput
+from tfs_lite.protocols.v2.tensors import RawTensor
+from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 
@@ -268,3 +272,37 @@ def test_requests_are_queued_in_the_order_in_which_they_begin(house: House) -> N
 
     assert house.runner.run(run()) == [1, 2, 3, 4, 5]
     assert [int(inputs["INPUT0"][0, 0]) for inputs in servable.model.runs] == [0, 1, 2, 3, 4]
+
+
+def raw_texts(*texts: bytes) -> InferRequest:
+    data = b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    return InferRequest("text", inputs=[RawTensor("IN", "BYTES", (len(texts),), data=data)])
+
+
+@pytest.mark.parametrize("size", [10, COMFORTABLE_BYTES])
+def test_large_inputs_of_texts_are_decoded_on_a_thread(house: House, size: int) -> None:
+    house.add_echo("text", DataType.STRING, SymbolicDim("n"))
+    background = BackgroundRunner("large body", 1, 8)
+    house.infer._background = background
+    request = raw_texts(b"a" * size, b"b")
+
+    async def run() -> InferAnswer:
+        await house.infer.decode_texts(request)
+        assert (request.inputs[0].array is not None) == (size > 10)
+        with house.metrics.record("ModelInfer", "text") as record:
+            return await house.infer.begin(request, record, None).answer()
+
+    assert house.runner.run(run()).outputs["OUT"].tolist() == [b"a" * size, b"b"]
+    background.close()
+
+
+def test_large_inputs_that_cannot_be_decoded_are_refused_in_their_turn(house: House) -> None:
+    house.add_echo("text", DataType.STRING, SymbolicDim("n"))
+    background = BackgroundRunner("large body", 1, 8)
+    house.infer._background = background
+    request = raw_texts(b"a" * COMFORTABLE_BYTES)
+    request.inputs[0].shape = (2,)
+    house.runner.run(house.infer.decode_texts(request))
+    code, message = refusal(house, request)
+    assert (code, "for model 'text'" in message) == (StatusCode.INVALID_ARGUMENT, True), message
+    background.close()
