@@ -31,12 +31,12 @@ def _is_shown(field: FieldDescriptor, message: Message) -> bool:
 
 
 def _json_field(field: FieldDescriptor, value: Any, order: _Order) -> Any:
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        entry = field.message_type.fields_by_name["value"]
-        return {str(key): _json_value(entry, value[key], order) for key in sorted(value, key=order)}
-    if field.is_repeated:
+    if not field.is_repeated:
+        return _json_value(field, value, order)
+    if field.message_type is None or not field.message_type.GetOptions().map_entry:
         return [_json_value(field, item, order) for item in value]
-    return _json_value(field, value, order)
+    entry = field.message_type.fields_by_name["value"]
+    return {str(key): _json_value(entry, value[key], order) for key in sorted(value, key=order)}
 
 
 def _json_value(field: FieldDescriptor, value: Any, order: _Order) -> Any:
