@@ -24,12 +24,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from handlers import MAX_BODY_BYTES, MAX_BYTES, MAX_ROWS, PATIENCE, Reply, parse_http, reply_of
 
-from tfs_lite.config.model_export import config_json, config_message
+from tfs_lite.config.model_export import config_message
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.model import PredictCall, Traits
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, Status, StatusCode
 from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.v2.message_json import message_json
 from tfs_lite.protocols.v2.tensors import name_of
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Router
@@ -188,7 +189,7 @@ class LoadChecks(RepositoryControl):
         self, model: LoadedModel, found: list[FoundVersion], old: LoadedModel | None, override: ConfigOverride | None
     ) -> None:
         self._require_whole(model.config.name, found)
-        config_json(config_message(model.settings, model.config.name, "python"))
+        message_json(config_message(model.settings, model.config.name, "python"))
         self.loaded.append((model, found))
         if model.upload:
             outside = [item.path for item in found if not item.path.startswith(model.upload + os.sep)]

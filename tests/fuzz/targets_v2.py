@@ -18,12 +18,13 @@ from promises import check_error, require
 from promises_v2 import check_infer_response, check_left, check_refusal, check_stream_answer, check_v2_reply
 
 from tfs_lite.config.model import ModelSettings, signature_of
-from tfs_lite.config.model_export import config_json, config_message
+from tfs_lite.config.model_export import config_message
 from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import Message, TritonModelConfig
 from tfs_lite.protocols.v2 import grpc_request as v2_grpc
 from tfs_lite.protocols.v2 import messages as v2
+from tfs_lite.protocols.v2.message_json import message_json
 from tfs_lite.schedulers.ensemble.types import graph_of
 from tfs_lite.schedulers.sequence.settings import direct_settings_of, oldest_settings_of, sequence_settings_of
 from tfs_lite.server.v2.grpc_stream import GRPC_ERROR
@@ -185,7 +186,7 @@ def v2_config(data: bytes) -> None:
 def use_settings(settings: ModelSettings) -> None:
     """What a server does with the config of a model that it loads."""
     signature = signature_of(settings)
-    shown = config_json(config_message(settings, "m", settings.platform or "python", signature))
+    shown = message_json(config_message(settings, "m", settings.platform or "python", signature))
     again = _settings(lambda: settings_from_json(json.dumps(shown), "m"))
     require(isinstance(again, ModelSettings), f"a config that is shown cannot be loaded: {again}")
     if settings.sequence_batching is not None:

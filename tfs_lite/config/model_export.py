@@ -1,6 +1,6 @@
 """A model's config as clients may ask for it: complete, with everything that the server found out or chose by itself.
 
-ModelSettings + Signature -> config_message() -> ModelConfig -> config_json() -> JSON
+ModelSettings + Signature -> config_message() -> ModelConfig
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import ParseDict
 
 from tfs_lite.config.ensemble import LATEST, PLATFORM
@@ -21,8 +19,6 @@ from tfs_lite.protocols import messages
 from tfs_lite.protocols.dtypes import FROM_CONFIG_NAME
 from tfs_lite.protocols.messages import Message
 
-OUR_FIRST_NUMBER = 1001
-"""Fields from this number on are not Triton's; they are shown only where they say something."""
 _CONFIG_NAMES = {dtype: name for name, dtype in FROM_CONFIG_NAME.items()}
 _MOST_VERSIONS = 2**32 - 1
 
@@ -58,12 +54,6 @@ def config_message(
         message.optimization.input_pinned_memory.enable = True
         message.optimization.output_pinned_memory.enable = True
     return message
-
-
-def config_json(message: Message) -> dict[str, Any]:
-    """The message as JSON has it: names as in the file, enums by name, 64-bit integers as numbers. Every scalar, list
-    and map is there, if only with its default; blocks are there if they are set."""
-    return {field.name: _json_field(field, message) for field in message.DESCRIPTOR.fields if _is_shown(field, message)}
 
 
 def _plain(settings: ModelSettings) -> dict[str, Any]:
@@ -147,29 +137,3 @@ def _fill_instances(message: Message, settings: ModelSettings, gpu: bool) -> Non
         group.count = settings.instance_group[index].count if settings.instance_group else 1
         if group.kind == group.KIND_AUTO:
             group.kind = group.KIND_GPU if gpu else group.KIND_CPU
-
-
-def _is_shown(field: FieldDescriptor, message: Message) -> bool:
-    if field.number >= OUR_FIRST_NUMBER:
-        return bool(getattr(message, field.name))
-    return message.HasField(field.name) if field.has_presence else True
-
-
-def _json_field(field: FieldDescriptor, message: Message) -> Any:
-    value = getattr(message, field.name)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        entry = field.message_type.fields_by_name["value"]
-        return {str(key): _json_value(entry, value[key]) for key in sorted(value)}
-    if field.is_repeated:
-        return [_json_value(field, item) for item in value]
-    return _json_value(field, value)
-
-
-def _json_value(field: FieldDescriptor, value: Any) -> Any:
-    if field.message_type is not None:
-        return config_json(value)
-    if field.enum_type is not None:
-        return field.enum_type.values_by_number[value].name
-    if field.type == FieldDescriptor.TYPE_FLOAT:
-        return float(str(np.float32(value)))
-    return value

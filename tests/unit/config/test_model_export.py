@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import json_format
 
 from tfs_lite.config.model import ModelSettings
-from tfs_lite.config.model_export import config_json, config_message
+from tfs_lite.config.model_export import config_message
 from tfs_lite.config.model_json import settings_of_json
 from tfs_lite.config.sequence import MAX_CANDIDATES
 from tfs_lite.config.settings import Document, build
@@ -18,6 +18,7 @@ from tfs_lite.config.text import parse_model_settings
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.protocols import messages
 from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.v2.message_json import message_json
 from tfs_lite.schedulers.sequence.settings import sequence_settings_of
 
 BATCH = SymbolicDim("batch", 8)
@@ -129,7 +130,7 @@ def test_tensors_that_only_the_scheduler_knows_are_not_among_the_inputs_and_outp
 @pytest.mark.parametrize(("gpu", "kind"), [(False, "KIND_CPU"), (True, "KIND_GPU")])
 def test_instances_are_named_and_placed(gpu: bool, kind: str) -> None:
     message = config_message(parse_model_settings(SEQUENCE, "c.pbtxt"), "m", "python", gpu=gpu)
-    groups = config_json(message)["instance_group"]
+    groups = message_json(message)["instance_group"]
     assert [(group["name"], group["count"], group["kind"]) for group in groups] == [
         ("m_0", 1, kind),
         ("other", 1, "KIND_MODEL"),
@@ -158,7 +159,7 @@ def test_instances_are_named_and_placed(gpu: bool, kind: str) -> None:
     ids=["direct", "oldest"],
 )
 def test_defaults_of_sequences_are_filled_in(fields: dict[str, Any], scheduler: dict[str, Any]) -> None:
-    batching = config_json(config_message(settings(max_batch_size=8, **fields), "m", "python"))["sequence_batching"]
+    batching = message_json(config_message(settings(max_batch_size=8, **fields), "m", "python"))["sequence_batching"]
     assert batching["max_sequence_idle_microseconds"] == 1_000_000
     assert {name: batching[name] for name in ("direct", "oldest") if name in batching} == scheduler
 
@@ -166,7 +167,7 @@ def test_defaults_of_sequences_are_filled_in(fields: dict[str, Any], scheduler: 
 def test_a_very_large_batch_is_more_candidates_than_there_may_be_and_its_config_can_be_loaded_again() -> None:
     settings = parse_model_settings("max_batch_size: 1048576 sequence_batching { oldest { } }", "c.pbtxt")
     assert sequence_settings_of(settings).slots_per_instance == MAX_CANDIDATES
-    shown = config_json(config_message(settings, "m", "python"))
+    shown = message_json(config_message(settings, "m", "python"))
     again = settings_of_json(orjson.dumps(shown), "config")
     assert again.sequence_batching is not None
     assert again.sequence_batching.oldest is not None
@@ -174,7 +175,7 @@ def test_a_very_large_batch_is_more_candidates_than_there_may_be_and_its_config_
 
 
 def test_a_step_of_an_ensemble_without_a_version_means_the_latest() -> None:
-    found = config_json(config_message(parse_model_settings(ENSEMBLE, "c.pbtxt"), "e", "ensemble"))
+    found = message_json(config_message(parse_model_settings(ENSEMBLE, "c.pbtxt"), "e", "ensemble"))
     assert found["ensemble_scheduling"]["step"][0]["model_version"] == -1
     assert found["backend"] == ""
     assert found["instance_group"] == []
@@ -182,7 +183,7 @@ def test_a_step_of_an_ensemble_without_a_version_means_the_latest() -> None:
 
 
 def test_the_json_has_every_scalar_and_exact_numbers() -> None:
-    found = config_json(config_message(parse_model_settings(PRIORITIES, "c.pbtxt"), "m", "python"))
+    found = message_json(config_message(parse_model_settings(PRIORITIES, "c.pbtxt"), "m", "python"))
     assert found["max_batch_size"] == 8
     assert found["dynamic_batching"] == {
         "preferred_batch_size": [8],
@@ -220,7 +221,7 @@ def test_the_json_is_that_of_the_message_and_can_be_loaded_again(text: str) -> N
     found = parse_model_settings(text, "c.pbtxt")
     signature = SIGNATURE if found.ensemble_scheduling is None else None
     message = config_message(found, "m", found.platform or "python", signature)
-    body = orjson.dumps(config_json(message))
+    body = orjson.dumps(message_json(message))
     assert json_format.Parse(body, messages.TritonModelConfig()) == message
     again = config_message(settings_of_json(body, "override"), "m", message.platform, signature)
     assert again == message
@@ -247,7 +248,7 @@ def test_the_largest_values_of_every_kind_fit_the_message() -> None:
         version_policy={"specific": {"versions": [2**63 - 1]}},
     )
     message = config_message(found, "m", "python")
-    again = settings_of_json(orjson.dumps(config_json(message)), "override")
+    again = settings_of_json(orjson.dumps(message_json(message)), "override")
     assert config_message(again, "m", "python") == message
 
 

@@ -21,6 +21,7 @@ ServerMetadataRequest = message_class("inference.ServerMetadataRequest")
 ServerMetadataResponse = message_class("inference.ServerMetadataResponse")
 ModelMetadataRequest = message_class("inference.ModelMetadataRequest")
 ModelMetadataResponse = message_class("inference.ModelMetadataResponse")
+TensorMetadata = ModelMetadataResponse.TensorMetadata
 
 # Configuration and statistics
 ModelConfig = message_class("inference.ModelConfig")
@@ -38,6 +39,7 @@ MemoryUsage = message_class("inference.MemoryUsage")
 # The model repository
 RepositoryIndexRequest = message_class("inference.RepositoryIndexRequest")
 RepositoryIndexResponse = message_class("inference.RepositoryIndexResponse")
+ModelIndex = RepositoryIndexResponse.ModelIndex
 RepositoryModelLoadRequest = message_class("inference.RepositoryModelLoadRequest")
 RepositoryModelLoadResponse = message_class("inference.RepositoryModelLoadResponse")
 RepositoryModelUnloadRequest = message_class("inference.RepositoryModelUnloadRequest")

@@ -7,28 +7,26 @@ of their own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version as version_of
-from typing import Any
 
 from tfs_lite.adapters.device import uses_gpu
-from tfs_lite.config.model_export import config_json, config_message
+from tfs_lite.config.model_export import config_message
 from tfs_lite.core.handle import ServableHandle
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.protocols.v2.tensors import name_of
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import Health
-from tfs_lite.server.v2.index import IndexEntry, index_entries, lookup_error
+from tfs_lite.server.v2.index import index_entries, lookup_error
 from tfs_lite.server.v2.shared_memory import SharedRegions
 from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.repository.control import RepositoryControl, steps_of
 from tfs_lite.serving.repository.requests import RepositoryValue
 from tfs_lite.serving.server_core import ServerCore
-from tfs_lite.serving.statistics.values import ModelStatistics
 
 MAX_PENDING_CALLS = 64
 """Load and unload calls that wait for their turn."""
@@ -53,36 +51,8 @@ EXTENSIONS = (
 """Those that are always there; shared memory adds its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerMetadata:
-    name: str
-    version: str
-    extensions: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorMetadata:
-    """``datatype`` in V2's words (FP32, BYTES, ...). ``shape``: -1 for a dimension of any size; the batch is the first
-    one of a model that batches."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelMetadata:
-    """``versions``: those that are ready, ascending, as decimal numbers; or just the one asked for."""
-
-    name: str
-    versions: tuple[str, ...]
-    platform: str
-    inputs: tuple[TensorMetadata, ...]
-    outputs: tuple[TensorMetadata, ...]
-
-
 class V2Control:
-    """Everything of V2 that is no inference; both V2 services (gRPC and HTTP) call it and translate.
+    """Everything of V2 that is no inference; answers are messages, which gRPC sends and HTTP prints.
 
     Methods raise ServingError and return at once, except ``load`` and ``unload``, which are coroutines of the event
     loop. ``version`` None means the newest version that is ready. ``settings`` (of traces and logs) and ``memory`` are
@@ -118,8 +88,10 @@ class V2Control:
     def server_ready(self) -> bool:
         return self._health.ready
 
-    def server_metadata(self) -> ServerMetadata:
-        return ServerMetadata(NAME, version_of("tfs-lite"), EXTENSIONS + self.memory.extensions)
+    def server_metadata(self) -> Message:
+        """A ServerMetadataResponse."""
+        extensions = EXTENSIONS + self.memory.extensions
+        return v2.ServerMetadataResponse(name=NAME, version=version_of("tfs-lite"), extensions=extensions)
 
     # Models.
 
@@ -134,17 +106,19 @@ class V2Control:
             raise
         return self._steps_ready(name, version)
 
-    def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
+    def model_metadata(self, name: str, version: int | None) -> Message:
+        """A ModelMetadataResponse. Its versions: those that are ready, ascending; or just the one asked for. -1 stands
+        for a dimension of any size; the batch is the first one of a model that batches."""
         with self._handle(name, version) as handle:
             servable, number = handle.servable, handle.id.version
             signature = _main(servable.signatures)
             ready = sorted(self._core.available_versions(name) | {number}) if version is None else [number]
-            return ModelMetadata(
-                name,
-                tuple(map(str, ready)),
-                servable.traits.platform,
-                tuple(map(_tensor, signature.inputs if signature else ())),
-                tuple(map(_tensor, signature.outputs if signature else ())),
+            return v2.ModelMetadataResponse(
+                name=name,
+                versions=map(str, ready),
+                platform=servable.traits.platform,
+                inputs=map(tensor_metadata, signature.inputs if signature else ()),
+                outputs=map(tensor_metadata, signature.outputs if signature else ()),
             )
 
     def model_config(self, name: str, version: int | None) -> Message:
@@ -159,30 +133,26 @@ class V2Control:
                 gpu=uses_gpu(self._core.options.device),
             )
 
-    def model_config_json(self, name: str, version: int | None) -> dict[str, Any]:
-        """The same as JSON: names as in the message, defaults printed."""
-        return config_json(self.model_config(name, version))
-
-    def statistics(self, name: str | None, version: int | None) -> list[ModelStatistics]:
-        """``name`` None means every model with a version that is ready. INVALID_ARGUMENT for a model or version that is
-        not ready."""
-        if not name:
-            return self._statistics.statistics(self._core.available_ids())
-        wanted = [item for item in self._core.available_ids() if item.name == name]
-        if not wanted:
-            raise invalid_argument(f"requested model '{name:.500}' is not available")
-        if version is not None:
-            wanted = [item for item in wanted if item.version == version]
-        if not wanted:
-            raise invalid_argument(f"requested model version is not available for model '{name:.500}'")
-        return self._statistics.statistics(wanted)
+    def statistics(self, name: str | None, version: int | None) -> Message:
+        """A ModelStatisticsResponse. ``name`` None means every model with a version that is ready. INVALID_ARGUMENT for
+        a model or version that is not ready."""
+        wanted = list(self._core.available_ids())
+        if name:
+            wanted = [item for item in wanted if item.name == name]
+            if not wanted:
+                raise invalid_argument(f"requested model '{name:.500}' is not available")
+            wanted = [item for item in wanted if version in (None, item.version)]
+            if not wanted:
+                raise invalid_argument(f"requested model version is not available for model '{name:.500}'")
+        return v2.ModelStatisticsResponse(model_stats=self._statistics.statistics(wanted))
 
     # The repository.
 
-    def index(self, ready: bool) -> list[IndexEntry]:
-        """With ``ready`` only versions that are ready."""
+    def index(self, ready: bool) -> Message:
+        """A RepositoryIndexResponse; with ``ready`` only of versions that are ready."""
         refused = self._repository.refused if self._repository is not None else {}
-        return index_entries(self._core.known_models(), () if ready else self._locator.names(), ready, refused)
+        others = () if ready else self._locator.names()
+        return v2.RepositoryIndexResponse(models=index_entries(self._core.known_models(), others, ready, refused))
 
     async def load(self, name: str, parameters: Mapping[str, RepositoryValue]) -> None:
         """Returns once every wanted version is ready. UNAVAILABLE where models are not loaded by calls; see
@@ -232,7 +202,7 @@ def _main(signatures: Mapping[str, Signature]) -> Signature | None:
     return signatures.get(DEFAULT_SIGNATURE) or next(iter(signatures.values()), None)
 
 
-def _tensor(spec: TensorSpec) -> TensorMetadata:
+def tensor_metadata(spec: TensorSpec) -> Message:
     """A rank that is not declared shows as one dimension of any size."""
-    shape = (-1,) if spec.shape is None else tuple(dim if isinstance(dim, int) else -1 for dim in spec.shape)
-    return TensorMetadata(spec.name, name_of(spec.dtype), shape)
+    shape = (-1,) if spec.shape is None else [dim if isinstance(dim, int) else -1 for dim in spec.shape]
+    return v2.TensorMetadata(name=spec.name, datatype=name_of(spec.dtype), shape=shape)

@@ -1,9 +1,10 @@
-"""Everything of V2 that is no inference: values of :mod:`tfs_lite.server.v2.control` <-> messages. Pure translation."""
+"""What gRPC writes in another form than HTTP: parameters of the repository, regions, settings. Pure translation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from tfs_lite.core.status import invalid_argument
 from tfs_lite.protocols.messages import Message
@@ -11,99 +12,13 @@ from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.server.v2.shared_memory import CudaRegionStatus, RegionStatus
 
 if TYPE_CHECKING:
-    from tfs_lite.server.v2.control import ModelMetadata, ServerMetadata
-    from tfs_lite.server.v2.index import IndexEntry
     from tfs_lite.serving.repository.requests import RepositoryValue
-    from tfs_lite.serving.statistics.values import (
-        InferBatchStatistics,
-        InferResponseStatistics,
-        InferStatistics,
-        LogSettings,
-        ModelStatistics,
-        StatisticDuration,
-        TraceSettings,
-    )
+    from tfs_lite.serving.statistics.trace_settings import LogSettings, TraceSettings
 
 CONFIG = "config"
 FILE = "file:"
 UNLOAD_DEPENDENTS = "unload_dependents"
-
-
-def server_metadata(found: ServerMetadata) -> Message:
-    return v2.ServerMetadataResponse(name=found.name, version=found.version, extensions=found.extensions)
-
-
-def model_metadata(found: ModelMetadata) -> Message:
-    response = v2.ModelMetadataResponse(name=found.name, versions=found.versions, platform=found.platform)
-    for messages, tensors in ((response.inputs, found.inputs), (response.outputs, found.outputs)):
-        for tensor in tensors:
-            messages.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    return response
-
-
-def statistics(found: Iterable[ModelStatistics]) -> Message:
-    return v2.ModelStatisticsResponse(model_stats=[_model_statistics(model) for model in found])
-
-
-def _model_statistics(model: ModelStatistics) -> Message:
-    message = v2.ModelStatistics(
-        name=model.name,
-        version=model.version,
-        last_inference=model.last_inference,
-        inference_count=model.inference_count,
-        execution_count=model.execution_count,
-        inference_stats=_infer_statistics(model.inference_stats),
-        batch_stats=[_batch_statistics(batch) for batch in model.batch_stats],
-    )
-    for usage in model.memory_usage:
-        message.memory_usage.add(type=usage.type, id=usage.id, byte_size=usage.byte_size)
-    for key, response in model.response_stats.items():
-        message.response_stats[key].CopyFrom(_response_statistics(response))
-    return message
-
-
-def _infer_statistics(stats: InferStatistics) -> Message:
-    return v2.InferStatistics(
-        success=_duration(stats.success),
-        fail=_duration(stats.fail),
-        queue=_duration(stats.queue),
-        compute_input=_duration(stats.compute_input),
-        compute_infer=_duration(stats.compute_infer),
-        compute_output=_duration(stats.compute_output),
-        cache_hit=_duration(stats.cache_hit),
-        cache_miss=_duration(stats.cache_miss),
-    )
-
-
-def _response_statistics(stats: InferResponseStatistics) -> Message:
-    return v2.InferResponseStatistics(
-        compute_infer=_duration(stats.compute_infer),
-        compute_output=_duration(stats.compute_output),
-        success=_duration(stats.success),
-        fail=_duration(stats.fail),
-        empty_response=_duration(stats.empty_response),
-        cancel=_duration(stats.cancel),
-    )
-
-
-def _batch_statistics(stats: InferBatchStatistics) -> Message:
-    return v2.InferBatchStatistics(
-        batch_size=stats.batch_size,
-        compute_input=_duration(stats.compute_input),
-        compute_infer=_duration(stats.compute_infer),
-        compute_output=_duration(stats.compute_output),
-    )
-
-
-def _duration(duration: StatisticDuration) -> Message:
-    return v2.StatisticDuration(count=duration.count, ns=duration.ns)
-
-
-def index(entries: Iterable[IndexEntry]) -> Message:
-    response = v2.RepositoryIndexResponse()
-    for entry in entries:
-        response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
-    return response
+_LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 
 
 def load_parameters(request: Message) -> dict[str, RepositoryValue]:
@@ -136,25 +51,13 @@ def system_region(request: Message) -> RegionStatus:
     return RegionStatus(request.name, request.key, request.offset, request.byte_size)
 
 
-def system_regions(found: Iterable[RegionStatus]) -> Message:
-    response = v2.SystemSharedMemoryStatusResponse()
-    for region in found:
-        message = response.regions[region.name]
-        message.name, message.key = region.name, region.key
-        message.offset, message.byte_size = region.offset, region.byte_size
-    return response
-
-
 def cuda_region(request: Message) -> CudaRegionStatus:
     return CudaRegionStatus(request.name, request.device_id, request.byte_size)
 
 
-def cuda_regions(found: Iterable[CudaRegionStatus]) -> Message:
-    response = v2.CudaSharedMemoryStatusResponse()
-    for region in found:
-        message = response.regions[region.name]
-        message.name, message.device_id, message.byte_size = region.name, region.device_id, region.byte_size
-    return response
+def regions(found: Iterable[RegionStatus | CudaRegionStatus]) -> dict[str, dict[str, Any]]:
+    """By name, as messages of either kind have them."""
+    return {region.name: asdict(region) for region in found}
 
 
 def trace_changes(request: Message) -> dict[str, tuple[str, ...]]:
@@ -162,10 +65,7 @@ def trace_changes(request: Message) -> dict[str, tuple[str, ...]]:
 
 
 def trace_settings(found: TraceSettings) -> Message:
-    response = v2.TraceSettingResponse()
-    for key, values in found.items():
-        response.settings[key].value.extend(values)
-    return response
+    return v2.TraceSettingResponse(settings={key: {"value": values} for key, values in found.items()})
 
 
 def log_changes(request: Message) -> dict[str, bool | int | str]:
@@ -180,13 +80,4 @@ def log_changes(request: Message) -> dict[str, bool | int | str]:
 
 
 def log_settings(found: LogSettings) -> Message:
-    response = v2.LogSettingsResponse()
-    for key, value in found.items():
-        setting = response.settings[key]
-        if isinstance(value, bool):
-            setting.bool_param = value
-        elif isinstance(value, int):
-            setting.uint32_param = value
-        else:
-            setting.string_param = value
-    return response
+    return v2.LogSettingsResponse(settings={key: {_LOG_FIELDS[type(value)]: value} for key, value in found.items()})

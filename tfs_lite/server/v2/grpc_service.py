@@ -100,12 +100,11 @@ class V2GrpcService:
 
     async def server_metadata(self, data: bytes, context: CallContext) -> bytes:
         parse(v2.ServerMetadataRequest, data)
-        return _bytes(translate.server_metadata(self._control.server_metadata()))
+        return _bytes(self._control.server_metadata())
 
     async def model_metadata(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.ModelMetadataRequest, data)
-        found = self._control.model_metadata(request.name, parse_version(request.version))
-        return _bytes(translate.model_metadata(found))
+        return _bytes(self._control.model_metadata(request.name, parse_version(request.version)))
 
     async def model_config(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.ModelConfigRequest, data)
@@ -114,15 +113,14 @@ class V2GrpcService:
 
     async def model_statistics(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.ModelStatisticsRequest, data)
-        found = self._control.statistics(request.name or None, parse_version(request.version))
-        return _bytes(translate.statistics(found))
+        return _bytes(self._control.statistics(request.name or None, parse_version(request.version)))
 
     # The model repository.
 
     async def repository_index(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.RepositoryIndexRequest, data)
         _check_repository(request)
-        return _bytes(translate.index(self._control.index(request.ready)))
+        return _bytes(self._control.index(request.ready))
 
     async def repository_model_load(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.RepositoryModelLoadRequest, data)
@@ -140,7 +138,8 @@ class V2GrpcService:
 
     async def system_shared_memory_status(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.SystemSharedMemoryStatusRequest, data)
-        return _bytes(translate.system_regions(self._control.memory.system_status(request.name or None)))
+        found = translate.regions(self._control.memory.system_status(request.name or None))
+        return _bytes(v2.SystemSharedMemoryStatusResponse(regions=found))
 
     async def system_shared_memory_register(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.SystemSharedMemoryRegisterRequest, data)
@@ -154,7 +153,8 @@ class V2GrpcService:
 
     async def cuda_shared_memory_status(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.CudaSharedMemoryStatusRequest, data)
-        return _bytes(translate.cuda_regions(self._control.memory.cuda_status(request.name or None)))
+        found = translate.regions(self._control.memory.cuda_status(request.name or None))
+        return _bytes(v2.CudaSharedMemoryStatusResponse(regions=found))
 
     async def cuda_shared_memory_register(self, data: bytes, context: CallContext) -> bytes:
         request = parse(v2.CudaSharedMemoryRegisterRequest, data)

@@ -13,6 +13,7 @@ from typing import Any
 from tfs_lite.core.status import ServingError, StatusCode, invalid_argument
 from tfs_lite.protocols.json.values import read_base64, shorten, type_name
 from tfs_lite.protocols.v2.json_values import TOO_DEEP, Members, read_object, read_parameters, read_size, read_text
+from tfs_lite.protocols.v2.message_json import message_json
 from tfs_lite.server.http.bodies import Bodies
 from tfs_lite.server.http.message import Request, Response
 from tfs_lite.server.http.replies import HttpError, json_reply
@@ -35,7 +36,7 @@ class V2HttpRoutes:
         self._bodies = bodies
 
     async def server_metadata(self, request: Request, target: Target) -> Response:
-        return json_reply(self._control.server_metadata())
+        return json_reply(message_json(self._control.server_metadata()))
 
     async def live(self, request: Request, target: Target) -> Response:
         return json_reply(_health("live", self._control.server_live(), "server is not live"))
@@ -49,21 +50,21 @@ class V2HttpRoutes:
         return json_reply({"name": name, **_health("ready", ready, f"model '{shorten(name)}' is not ready")})
 
     async def model_metadata(self, request: Request, target: Target) -> Response:
-        return json_reply(self._control.model_metadata(target.name, target.version))
+        tree = message_json(self._control.model_metadata(target.name, target.version))
+        del tree["properties"]  # only gRPC has them
+        return json_reply(tree)
 
     async def model_config(self, request: Request, target: Target) -> Response:
-        return json_reply(self._control.model_config_json(target.name, target.version))
+        return json_reply(message_json(self._control.model_config(target.name, target.version)))
 
     async def statistics(self, request: Request, target: Target) -> Response:
-        return json_reply({"model_stats": self._control.statistics(target.model, target.version)})
+        found = self._control.statistics(target.model, target.version)
+        return json_reply(message_json(found, order=int))  # responses are numbered
 
     async def index(self, request: Request, target: Target) -> Response:
         ready = await self._bodies.read(request, _read_ready)
-        members = [
-            {"name": entry.name, "version": entry.version, "state": entry.state, "reason": entry.reason}
-            for entry in self._control.index(ready)
-        ]
-        return json_reply([{key: value for key, value in entry.items() if value or key == "name"} for entry in members])
+        entries = message_json(self._control.index(ready))["models"]
+        return json_reply([{key: value for key, value in entry.items() if value or key == "name"} for entry in entries])
 
     async def load(self, request: Request, target: Target) -> Response:
         parameters = await self._bodies.read(request, _read_load)

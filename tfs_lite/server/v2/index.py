@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import ServingError, Status, StatusCode, not_found
+from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.serving.model_states import ModelReport
 
 LOADING, READY, UNLOADING, UNAVAILABLE = "LOADING", "READY", "UNLOADING", "UNAVAILABLE"
@@ -23,26 +24,15 @@ _STATES = {
 _UNWANTED = (StatusCode.OK, StatusCode.CANCELLED)
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
-    """One version of a model; of a model that was never loaded only the name is set."""
-
-    name: str
-    version: str = ""
-    state: str = ""
-    """UNKNOWN, LOADING, READY, UNLOADING or UNAVAILABLE."""
-    reason: str = ""
-
-
 def index_entries(
     reports: Iterable[ModelReport],
     others: Iterable[str],
     ready: bool,
     refused: Mapping[str, Mapping[int, Status]] = MappingProxyType({}),
-) -> list[IndexEntry]:
-    """By name, then by version. ``others``: models that could be loaded; those without a report have a name only.
-    ``ready``: only versions that are. ``refused``: why versions were not even begun to load, by name; it counts for
-    those that are not in memory."""
+) -> list[Message]:
+    """A ModelIndex for every version, by name, then by version. ``others``: models that could be loaded; those without
+    a report have a name only. ``ready``: only versions that are. ``refused``: why versions were not even begun to load,
+    by name; it counts for those that are not in memory."""
     found = {report.name: {item.version: item for item in report.versions} for report in reports}
     for name, problems in refused.items():
         versions = found.setdefault(name, {})
@@ -50,7 +40,7 @@ def index_entries(
             if version not in versions or _is_unloaded(versions[version]):
                 versions[version] = VersionStatus(version, VersionState.END, problem)
     entries = {
-        name: [_entry(name, item) for item in found.get(name, {}).values()] or [IndexEntry(name)]
+        name: [_entry(name, item) for item in found.get(name, {}).values()] or [v2.ModelIndex(name=name)]
         for name in {*found, *others}
     }
     listed = [entry for name in sorted(entries) for entry in sorted(entries[name], key=_number)]
@@ -70,9 +60,9 @@ def lookup_error(name: str, version: int | None, known: Collection[int]) -> Serv
     )
 
 
-def _entry(name: str, item: VersionStatus) -> IndexEntry:
+def _entry(name: str, item: VersionStatus) -> Message:
     reason = UNLOADED if _is_unloaded(item) else item.status.message
-    return IndexEntry(name, str(item.version), _STATES[item.state], reason)
+    return v2.ModelIndex(name=name, version=str(item.version), state=_STATES[item.state], reason=reason)
 
 
 def _is_unloaded(item: VersionStatus) -> bool:
@@ -80,5 +70,5 @@ def _is_unloaded(item: VersionStatus) -> bool:
     return item.state is VersionState.END and item.status.code in _UNWANTED
 
 
-def _number(entry: IndexEntry) -> int:
+def _number(entry: Message) -> int:
     return int(entry.version or -1)

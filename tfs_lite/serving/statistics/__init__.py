@@ -1,1 +1,1 @@
-"""Triton's statistics (``statistics``), trace and log settings (``trace_settings``), and their ``values``."""
+"""Triton's statistics (``statistics``), and its trace and log settings (``trace_settings``)."""

@@ -21,15 +21,10 @@ from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import Reason, Status, StatusCode
 from tfs_lite.metrics.tensorflow_text import escaped, heading
 from tfs_lite.protocols.generation_tensors import INPUT_IDS, TEXT_INPUT
+from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.schedulers.calls import rows_of
 from tfs_lite.schedulers.response_cache import CacheCounts
-from tfs_lite.serving.statistics.values import (
-    InferBatchStatistics,
-    InferResponseStatistics,
-    InferStatistics,
-    ModelStatistics,
-    StatisticDuration,
-)
 
 MAX_BATCH_SIZES = 1000
 """Told apart, of one version; larger numbers of sizes are not counted by size."""
@@ -50,8 +45,8 @@ class _Duration:
         self.seconds += seconds
 
     @property
-    def value(self) -> StatisticDuration:
-        return StatisticDuration(self.count, round(self.seconds * 1e9))
+    def message(self) -> Message:
+        return v2.StatisticDuration(count=self.count, ns=round(self.seconds * 1e9))
 
     @property
     def microseconds(self) -> int:
@@ -78,6 +73,15 @@ class _Compute:
         if inside > 0.0:
             self.infer.seconds += inside
 
+    @property
+    def messages(self) -> dict[str, Message]:
+        """By field, of one request or one batch size."""
+        return {
+            "compute_input": self.input.message,
+            "compute_infer": self.infer.message,
+            "compute_output": self.output.message,
+        }
+
 
 class _Part:
     """The n-th answers of decoupled requests."""
@@ -87,6 +91,17 @@ class _Part:
     def __init__(self) -> None:
         self.infer, self.success, self.fail = _Duration(), _Duration(), _Duration()
         self.empty, self.cancel = _Duration(), _Duration()
+
+    @property
+    def message(self) -> Message:
+        return v2.InferResponseStatistics(
+            compute_infer=self.infer.message,
+            compute_output=v2.StatisticDuration(),
+            success=self.success.message,
+            fail=self.fail.message,
+            empty_response=self.empty.message,
+            cancel=self.cancel.message,
+        )
 
 
 @dataclass(slots=True)
@@ -176,8 +191,8 @@ class InferenceStatistics:
             if version is not None:
                 self._count_run(version, report.rows, report.run_seconds, report.copy_seconds, report)
 
-    def statistics(self, servable_ids: Iterable[ServableId]) -> list[ModelStatistics]:
-        """One entry for each; zeros for a version without requests."""
+    def statistics(self, servable_ids: Iterable[ServableId]) -> list[Message]:
+        """One ``inference.ModelStatistics`` for each; zeros for a version without requests."""
         caches = self._cache_counts()
         with self._lock:
             return [
@@ -261,33 +276,28 @@ def _texts(call: GenerationCall) -> int:
     return math.prod(prompts.shape) if TEXT_INPUT in call.inputs else prompts.shape[0]
 
 
-def _statistics(servable_id: ServableId, version: _Version, cache: CacheCounts | None) -> ModelStatistics:
+def _statistics(servable_id: ServableId, version: _Version, cache: CacheCounts | None) -> Message:
     compute, cache = version.compute, cache or CacheCounts()
-    stats = InferStatistics(
-        version.success.value,
-        version.failed.value,
-        version.queue.value,
-        compute.input.value,
-        compute.infer.value,
-        compute.output.value,
-        StatisticDuration(cache.hits, round(cache.hit_seconds * 1e9)),
-        StatisticDuration(cache.misses, round(cache.miss_seconds * 1e9)),
+    message = v2.ModelStatistics(
+        name=servable_id.name,
+        version=str(servable_id.version),
+        last_inference=version.last,
+        inference_count=version.rows,
+        execution_count=version.runs,
+        inference_stats=v2.InferStatistics(
+            success=version.success.message,
+            fail=version.failed.message,
+            queue=version.queue.message,
+            cache_hit=v2.StatisticDuration(count=cache.hits, ns=round(cache.hit_seconds * 1e9)),
+            cache_miss=v2.StatisticDuration(count=cache.misses, ns=round(cache.miss_seconds * 1e9)),
+            **compute.messages,
+        ),
     )
-    batches = tuple(
-        InferBatchStatistics(size, found.input.value, found.infer.value, found.output.value)
-        for size, found in sorted(version.batches.items())
-    )
-    name, number = servable_id.name, str(servable_id.version)
-    parts = {
-        str(place): InferResponseStatistics(
-            part.infer.value, _NO_TIME, part.success.value, part.fail.value, part.empty.value, part.cancel.value
-        )
-        for place, part in sorted(version.parts.items())
-    }
-    return ModelStatistics(name, number, version.last, version.rows, version.runs, stats, batches, response_stats=parts)
-
-
-_NO_TIME = StatisticDuration()
+    for size, found in sorted(version.batches.items()):
+        message.batch_stats.add(batch_size=size, **found.messages)
+    for place, part in version.parts.items():
+        message.response_stats[str(place)].CopyFrom(part.message)
+    return message
 
 
 _METRICS: tuple[tuple[str, str, Callable[[_Version], int]], ...] = (

@@ -18,7 +18,10 @@ from tfs_lite.core.model import ServableCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.signature import Tensor
 from tfs_lite.core.status import ServingError, Status, StatusCode, invalid_argument
-from tfs_lite.serving.statistics.values import LogSettings, TraceSettings
+
+TraceSettings = Mapping[str, tuple[str, ...]]
+"""Every value is a list of strings; settings with one value have a list of one."""
+LogSettings = Mapping[str, bool | int | str]
 
 LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
 DEFAULTS: Mapping[str, tuple[str, ...]] = {

@@ -14,7 +14,8 @@ import numpy as np
 from tfs_lite.core.model import PredictCall
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError, Status
-from tfs_lite.server.v2.index import IndexEntry, index_entries
+from tfs_lite.protocols.messages import Message
+from tfs_lite.server.v2.index import index_entries
 from tfs_lite.serving.config_sources import ModelLocator
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.serving.repository.control import RepositoryControl
@@ -98,7 +99,8 @@ class RepositoryFixture:
         with self.core.handle(ModelRef(model, version)) as handle:
             return id(handle.servable)
 
-    def index(self, ready: bool = False) -> list[IndexEntry]:
+    def index(self, ready: bool = False) -> list[Message]:
+        """An ``inference.ModelIndex`` for every version, and for every model without one."""
         others = ModelLocator(self.options).names()
         return index_entries(self.core.known_models(), others, ready, self.control.refused)
 

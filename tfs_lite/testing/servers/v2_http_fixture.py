@@ -19,23 +19,22 @@ import orjson
 from tfs_lite.config.model import ModelSettings
 from tfs_lite.config.model_export import config_message
 from tfs_lite.core.servable import ModelRef, ServableId
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, TensorSpec
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.core.status import not_found
 from tfs_lite.protocols.messages import Message
-from tfs_lite.protocols.v2.tensors import name_of
+from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http.router import Router
 from tfs_lite.server.http.server import HttpServer
 from tfs_lite.server.inference.pending import AnswerRoom
 from tfs_lite.server.runtime.event_loop import BackgroundRunner, LoopThread
-from tfs_lite.server.v2.control import EXTENSIONS, ModelMetadata, ServerMetadata, TensorMetadata, V2Control
+from tfs_lite.server.v2.control import EXTENSIONS, V2Control, tensor_metadata
 from tfs_lite.server.v2.http_app import V2HttpApp
-from tfs_lite.server.v2.index import IndexEntry, lookup_error
+from tfs_lite.server.v2.index import lookup_error
 from tfs_lite.server.v2.shared_memory import SharedRegions
 from tfs_lite.serving.repository.requests import RepositoryValue
 from tfs_lite.serving.statistics.statistics import InferenceStatistics
 from tfs_lite.serving.statistics.trace_settings import V2Settings
-from tfs_lite.serving.statistics.values import ModelStatistics
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.v2_fixture import V2Fixture
 
@@ -64,14 +63,20 @@ class FixtureControl(V2Control):
         self._signature(name, version)
         return name not in self.unready
 
-    def server_metadata(self) -> ServerMetadata:
-        return ServerMetadata("tfs_lite", "1.0", EXTENSIONS + self.memory.extensions)
+    def server_metadata(self) -> Message:
+        extensions = EXTENSIONS + self.memory.extensions
+        return v2.ServerMetadataResponse(name="tfs_lite", version="1.0", extensions=extensions)
 
-    def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
+    def model_metadata(self, name: str, version: int | None) -> Message:
         signature = self._signature(name, version)
         versions = [other for known, other in self._models.servables if known == name and version in (None, other)]
-        inputs, outputs = tuple(map(_tensor, signature.inputs)), tuple(map(_tensor, signature.outputs))
-        return ModelMetadata(name, tuple(map(str, versions)), "test", inputs, outputs)
+        return v2.ModelMetadataResponse(
+            name=name,
+            versions=map(str, versions),
+            platform="test",
+            inputs=map(tensor_metadata, signature.inputs),
+            outputs=map(tensor_metadata, signature.outputs),
+        )
 
     def model_config(self, name: str, version: int | None) -> Message:
         servable = self._models.servables[name, version or 1]
@@ -79,13 +84,17 @@ class FixtureControl(V2Control):
         message: Message = config_message(settings, name, "test", self._signature(name, version))
         return message
 
-    def statistics(self, name: str | None, version: int | None) -> list[ModelStatistics]:
+    def statistics(self, name: str | None, version: int | None) -> Message:
         ids = [ServableId(*key) for key in self._models.servables if name in (None, key[0])]
-        return self.book.statistics(one for one in ids if version in (None, one.version))
+        wanted = [one for one in ids if version in (None, one.version)]
+        return v2.ModelStatisticsResponse(model_stats=self.book.statistics(wanted))
 
-    def index(self, ready: bool) -> list[IndexEntry]:
-        loaded = [IndexEntry(name, str(version), "READY") for name, version in self._models.servables]
-        return loaded if ready else [*loaded, IndexEntry("broken", "1", "UNAVAILABLE", "its file is cut")]
+    def index(self, ready: bool) -> Message:
+        loaded = [
+            v2.ModelIndex(name=name, version=str(version), state="READY") for name, version in self._models.servables
+        ]
+        broken = v2.ModelIndex(name="broken", version="1", state="UNAVAILABLE", reason="its file is cut")
+        return v2.RepositoryIndexResponse(models=loaded if ready else [*loaded, broken])
 
     async def load(self, name: str, parameters: Mapping[str, RepositoryValue]) -> None:
         if name == "nobody":
@@ -101,11 +110,6 @@ class FixtureControl(V2Control):
         with self._models.lookup(ModelRef(name, version)) as handle:
             signature: Signature = handle.servable.signatures[DEFAULT_SIGNATURE]
             return signature
-
-
-def _tensor(spec: TensorSpec) -> TensorMetadata:
-    shape = (-1,) if spec.shape is None else tuple(size if isinstance(size, int) else -1 for size in spec.shape)
-    return TensorMetadata(spec.name, name_of(spec.dtype), shape)
 
 
 class V2HttpFixture:

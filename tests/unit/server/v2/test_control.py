@@ -10,13 +10,12 @@ import pytest
 
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
 from tfs_lite.server.runtime.health import Health
-from tfs_lite.server.v2.control import TensorMetadata, V2Control
-from tfs_lite.server.v2.index import IndexEntry
+from tfs_lite.server.v2.control import V2Control
 from tfs_lite.server.v2.shared_memory import SharedRegions
 from tfs_lite.serving.config_sources import ModelLocator
-from tfs_lite.serving.statistics.values import ModelStatistics
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.testing.servers.repository_fixture import BROKEN, CONFIG, RepositoryFixture, serving_repository
 
@@ -68,10 +67,10 @@ def test_metadata_has_the_ready_versions_and_the_batch_first(desk: Desk) -> None
     desk.house.write("m", 9, plus=9)
     desk.house.load("m")
     metadata = desk.control.model_metadata("m", None)
-    assert (metadata.name, metadata.versions, metadata.platform) == ("m", ("1", "9", "10"), "python")
-    assert metadata.inputs == (TensorMetadata("x", "FP32", (-1, -1)),)
-    assert metadata.outputs == (TensorMetadata("y", "FP32", (-1, -1)),)
-    assert desk.control.model_metadata("m", 9).versions == ("9",)
+    assert (metadata.name, list(metadata.versions), metadata.platform) == ("m", ["1", "9", "10"], "python")
+    assert list(metadata.inputs) == [v2.TensorMetadata(name="x", datatype="FP32", shape=(-1, -1))]
+    assert list(metadata.outputs) == [v2.TensorMetadata(name="y", datatype="FP32", shape=(-1, -1))]
+    assert desk.control.model_metadata("m", 9).versions == ["9"]
 
 
 def test_config_is_the_one_that_the_version_was_loaded_with(desk: Desk) -> None:
@@ -80,9 +79,9 @@ def test_config_is_the_one_that_the_version_was_loaded_with(desk: Desk) -> None:
     assert not desk.control.model_config("m", None).HasField("dynamic_batching")
     desk.house.load("m")
     assert desk.control.model_config("m", 1).HasField("dynamic_batching")
-    found = desk.control.model_config_json("m", None)
-    assert (found["name"], found["max_batch_size"], found["platform"]) == ("m", 4, "python")
-    assert [tensor["name"] for tensor in found["input"]] == ["x"]
+    found = desk.control.model_config("m", None)
+    assert (found.name, found.max_batch_size, found.platform) == ("m", 4, "python")
+    assert [tensor.name for tensor in found.input] == ["x"]
 
 
 def test_failed_change_leaves_the_config_that_is_told_alone(desk: Desk) -> None:
@@ -119,25 +118,29 @@ def test_readiness_of_a_model_that_nobody_knows_is_an_error(desk: Desk) -> None:
 
 
 def test_statistics_are_of_versions_that_are_ready(desk: Desk) -> None:
-    assert desk.control.statistics(None, None) == []
+    assert not desk.control.statistics(None, None).model_stats
     with pytest.raises(ServingError, match="requested model 'm' is not available") as caught:
         desk.control.statistics("m", None)
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     desk.house.load("m")
     with pytest.raises(ServingError, match="requested model version is not available for model 'm'"):
         desk.control.statistics("m", 2)
-    expected = [ModelStatistics("m", "1")]
-    assert desk.control.statistics("m", 1) == desk.control.statistics("", None) == expected
+    (found,) = desk.control.statistics("m", 1).model_stats
+    assert (found.name, found.version, found.inference_stats.success.count) == ("m", "1", 0)
+    assert list(desk.control.statistics("", None).model_stats) == [found]
 
 
 def test_index_has_every_version_and_every_model_that_could_be_loaded(desk: Desk) -> None:
     desk.house.configure("never")
     desk.house.load("m")
-    assert desk.control.index(ready=False) == [IndexEntry("m", "1", "READY"), IndexEntry("never")]
-    assert desk.control.index(ready=True) == [IndexEntry("m", "1", "READY")]
+    assert desk.control.index(ready=False).models == [
+        v2.ModelIndex(name="m", version="1", state="READY"),
+        v2.ModelIndex(name="never"),
+    ]
+    assert desk.control.index(ready=True).models == [v2.ModelIndex(name="m", version="1", state="READY")]
     desk.house.control.unload("m")
-    gone = [IndexEntry("m", "1", "UNAVAILABLE", "unloaded"), IndexEntry("never")]
-    wait_until(lambda: desk.control.index(ready=False) == gone, "the version has ended", 30)
+    gone = [v2.ModelIndex(name="m", version="1", state="UNAVAILABLE", reason="unloaded"), v2.ModelIndex(name="never")]
+    wait_until(lambda: desk.control.index(ready=False).models == gone, "the version has ended", 30)
 
 
 def test_server_tells_who_it_is_and_how_it_fares(desk: Desk) -> None:

@@ -9,19 +9,10 @@ from unittest.mock import Mock, call
 import grpc
 import pytest
 
+from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.v2 import messages as v2
-from tfs_lite.server.v2.control import ModelMetadata, ServerMetadata, TensorMetadata
-from tfs_lite.server.v2.index import IndexEntry
 from tfs_lite.server.v2.shared_memory import CudaRegionStatus, RegionStatus, SharedRegions
 from tfs_lite.serving.statistics.trace_settings import V2Settings
-from tfs_lite.serving.statistics.values import (
-    InferBatchStatistics,
-    InferResponseStatistics,
-    InferStatistics,
-    MemoryUsage,
-    ModelStatistics,
-    StatisticDuration,
-)
 from tfs_lite.testing.servers.v2_client import V2Client
 
 pytestmark = pytest.mark.wire
@@ -46,26 +37,25 @@ class Control:
     def model_ready(self, name: str, version: int | None) -> bool:
         return name == "simple" and version in (None, 1)
 
-    def server_metadata(self) -> ServerMetadata:
-        return ServerMetadata("server", "9", ("a", "b"))
+    def server_metadata(self) -> Message:
+        return v2.ServerMetadataResponse(name="server", version="9", extensions=("a", "b"))
 
-    def model_metadata(self, name: str, version: int | None) -> ModelMetadata:
-        inputs = (TensorMetadata("in", "FP32", (-1, 4)),)
-        return ModelMetadata(name, (str(version or 1),), "pytorch", inputs, (TensorMetadata("out", "BYTES", ()),))
+    def model_metadata(self, name: str, version: int | None) -> Message:
+        inputs, outputs = [{"name": "in", "datatype": "FP32", "shape": (-1, 4)}], [{"name": "out", "datatype": "BYTES"}]
+        return v2.ModelMetadataResponse(
+            name=name, versions=[str(version or 1)], platform="pytorch", inputs=inputs, outputs=outputs
+        )
 
-    def model_config(self, name: str, version: int | None) -> Any:
+    def model_config(self, name: str, version: int | None) -> Message:
         return v2.ModelConfig(name=name, max_batch_size=8)
 
-    def statistics(self, name: str | None, version: int | None) -> list[ModelStatistics]:
-        durations = [StatisticDuration(index, index * 10) for index in range(8)]
-        batch = InferBatchStatistics(4, *durations[:3])
-        responses = {"0": InferResponseStatistics(*durations[:6])}
-        usage = MemoryUsage("CPU", 1, 100)
-        stats = InferStatistics(*durations)
-        return [ModelStatistics(name or "all", "1", 1000, 7, 3, stats, (batch,), (usage,), responses)]
+    def statistics(self, name: str | None, version: int | None) -> Message:
+        return v2.ModelStatisticsResponse(model_stats=[{"name": name or "all", "version": str(version or 1)}])
 
-    def index(self, ready: bool) -> list[IndexEntry]:
-        return [IndexEntry("a", "1", "READY", "")] + ([] if ready else [IndexEntry("b", "2", "UNAVAILABLE", "why")])
+    def index(self, ready: bool) -> Message:
+        broken = v2.ModelIndex(name="b", version="2", state="UNAVAILABLE", reason="why")
+        found = [v2.ModelIndex(name="a", version="1", state="READY")] + ([] if ready else [broken])
+        return v2.RepositoryIndexResponse(models=found)
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         self.done.append(("load", name, dict(parameters)))
@@ -96,18 +86,10 @@ def test_health_and_metadata(client: V2Client) -> None:
     assert client.refusal("ModelReady", name="m", version="-1")[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_statistics_are_translated_field_by_field(client: V2Client) -> None:
-    (found,) = client.call("ModelStatistics", name="m").model_stats
-    assert (found.name, found.version, found.last_inference) == ("m", "1", 1000)
-    assert (found.inference_count, found.execution_count) == (7, 3)
-    order = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
-    assert [getattr(found.inference_stats, name).count for name in order] == list(range(8))
-    assert [getattr(found.inference_stats, name).ns for name in order] == list(range(0, 80, 10))
-    (batch,) = found.batch_stats
-    assert (batch.batch_size, batch.compute_infer.ns, batch.compute_output.ns) == (4, 10, 20)
-    assert (found.memory_usage[0].type, found.memory_usage[0].byte_size) == ("CPU", 100)
-    assert found.response_stats["0"].cancel.count == 5
-    assert client.call("ModelStatistics").model_stats[0].name == "all"
+def test_statistics_are_of_a_version_or_of_all(client: V2Client) -> None:
+    for asked, shown in (({"name": "m", "version": "2"}, ("m", "2")), ({}, ("all", "1"))):
+        (found,) = client.call("ModelStatistics", **asked).model_stats
+        assert (found.name, found.version) == shown
 
 
 def test_the_repository_is_asked(client: V2Client, control: Control) -> None:

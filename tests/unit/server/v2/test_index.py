@@ -6,7 +6,8 @@ import pytest
 
 from tfs_lite.core.servable import VersionState, VersionStatus
 from tfs_lite.core.status import OK, Status, StatusCode
-from tfs_lite.server.v2.index import IndexEntry, index_entries, lookup_error
+from tfs_lite.protocols.v2 import messages as v2
+from tfs_lite.server.v2.index import index_entries, lookup_error
 from tfs_lite.serving.model_states import ModelReport
 
 BAD = Status(StatusCode.INTERNAL, "broken")
@@ -31,23 +32,25 @@ def report(name: str, *versions: VersionStatus) -> ModelReport:
 )
 def test_every_state_has_a_word(state: VersionState, status: Status, shown: str, reason: str) -> None:
     entries = index_entries([report("m", VersionStatus(3, state, status))], (), ready=False)
-    assert entries == [IndexEntry("m", "3", shown, reason)]
+    assert entries == [v2.ModelIndex(name="m", version="3", state=shown, reason=reason)]
 
 
 def test_entries_are_by_name_and_version_and_models_never_loaded_have_a_name_only() -> None:
     available = [VersionStatus(version, VersionState.AVAILABLE, OK) for version in (10, 9)]
     entries = index_entries([report("m", *available), report("a")], ["m", "never"], ready=False)
     assert entries == [
-        IndexEntry("a"),
-        IndexEntry("m", "9", "READY"),
-        IndexEntry("m", "10", "READY"),
-        IndexEntry("never"),
+        v2.ModelIndex(name="a"),
+        v2.ModelIndex(name="m", version="9", state="READY"),
+        v2.ModelIndex(name="m", version="10", state="READY"),
+        v2.ModelIndex(name="never"),
     ]
 
 
 def test_only_what_is_ready_when_asked_for() -> None:
     versions = [VersionStatus(2, VersionState.AVAILABLE, OK), VersionStatus(1, VersionState.END, BAD)]
-    assert index_entries([report("m", *versions)], ["never"], ready=True) == [IndexEntry("m", "2", "READY")]
+    assert index_entries([report("m", *versions)], ["never"], ready=True) == [
+        v2.ModelIndex(name="m", version="2", state="READY")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_versions_that_were_refused_say_why_unless_they_are_in_memory() -> None:
     refused = {"e": {1: BAD}, "m": {1: BAD, 2: BAD}}
     versions = [VersionStatus(2, VersionState.AVAILABLE, OK), VersionStatus(1, VersionState.END, OK)]
     assert index_entries([report("m", *versions)], ["e"], ready=False, refused=refused) == [
-        IndexEntry("e", "1", "UNAVAILABLE", "broken"),
-        IndexEntry("m", "1", "UNAVAILABLE", "broken"),
-        IndexEntry("m", "2", "READY"),
+        v2.ModelIndex(name="e", version="1", state="UNAVAILABLE", reason="broken"),
+        v2.ModelIndex(name="m", version="1", state="UNAVAILABLE", reason="broken"),
+        v2.ModelIndex(name="m", version="2", state="READY"),
     ]

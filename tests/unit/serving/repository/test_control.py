@@ -15,7 +15,7 @@ import pytest
 from tfs_lite.core.publish import publish
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.status import StatusCode
-from tfs_lite.server.v2.control import IndexEntry
+from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.serving.source_chain import NO_MODELS
 from tfs_lite.testing.errors import refusal
 from tfs_lite.testing.servers.process import wait_until
@@ -41,9 +41,9 @@ def test_first_load_returns_when_the_latest_version_answers_and_the_second_chang
     fixture: RepositoryFixture,
 ) -> None:
     fixture.write("m", 2, plus=2)
-    assert (fixture.versions("m"), fixture.index()) == (set(), [IndexEntry("m")])
+    assert (fixture.versions("m"), fixture.index()) == (set(), [v2.ModelIndex(name="m")])
     fixture.load("m")
-    assert (fixture.versions("m"), fixture.index()) == ({2}, [IndexEntry("m", "2", "READY")])
+    assert (fixture.versions("m"), fixture.index()) == ({2}, [v2.ModelIndex(name="m", version="2", state="READY")])
     assert fixture.plus("m") == 2
     before = fixture.identity("m")
     fixture.load("m")
@@ -410,8 +410,12 @@ def test_unload_takes_the_model_away_at_once_and_lets_requests_end(fixture: Repo
         fixture.control.unload("m")
         assert fixture.versions("m") == set()
         assert handle.servable is not None
-        assert fixture.index() == [IndexEntry("m", "1", "UNLOADING")]
-    wait_until(lambda: fixture.index() == [IndexEntry("m", "1", "UNAVAILABLE", "unloaded")], "it has ended", 30)
+        assert fixture.index() == [v2.ModelIndex(name="m", version="1", state="UNLOADING")]
+    wait_until(
+        lambda: fixture.index() == [v2.ModelIndex(name="m", version="1", state="UNAVAILABLE", reason="unloaded")],
+        "it has ended",
+        30,
+    )
 
 
 def test_calls_at_the_same_time_come_one_after_the_other(fixture: RepositoryFixture) -> None:

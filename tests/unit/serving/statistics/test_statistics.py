@@ -9,9 +9,10 @@ from tfs_lite.core.generation import Generation, GenerationCall
 from tfs_lite.core.model import BatchReport, PredictCall
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import Reason, Status, StatusCode
+from tfs_lite.protocols.messages import Message
+from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.schedulers.response_cache import CacheCounts
 from tfs_lite.serving.statistics.statistics import MAX_BATCH_SIZES, InferenceStatistics
-from tfs_lite.serving.statistics.values import StatisticDuration
 
 M1 = ServableId("m", 1)
 NOW = 100.0
@@ -32,6 +33,10 @@ def call(rows: int = 1, admitted: bool = True, arrived: float = 99.5) -> Predict
     return made
 
 
+def duration(count: int, ns: int) -> Message:
+    return v2.StatisticDuration(count=count, ns=ns)
+
+
 def of(book: InferenceStatistics):
     (found,) = book.statistics([M1])
     return found
@@ -40,11 +45,11 @@ def of(book: InferenceStatistics):
 def test_success_counts_request_queue_and_the_whole_time_of_its_batch(book):
     book.on_call(M1, call(), {"y": np.zeros(1)})
     stats = of(book).inference_stats
-    assert stats.success == StatisticDuration(1, 500_000_000)
-    assert stats.queue == StatisticDuration(1, 250_000_000)
-    assert stats.compute_input == stats.compute_infer == StatisticDuration(1, 31_250_000)
-    assert stats.compute_output == StatisticDuration(1, 62_500_000)
-    assert stats.fail == StatisticDuration(0, 0)
+    assert stats.success == duration(1, 500_000_000)
+    assert stats.queue == duration(1, 250_000_000)
+    assert stats.compute_input == stats.compute_infer == duration(1, 31_250_000)
+    assert stats.compute_output == duration(1, 62_500_000)
+    assert stats.fail == duration(0, 0)
 
 
 def test_run_counts_rows_without_padding_and_its_size_with_it(book):
@@ -53,8 +58,8 @@ def test_run_counts_rows_without_padding_and_its_size_with_it(book):
     found = of(book)
     assert (found.inference_count, found.execution_count, found.last_inference) == (5, 2, 1_000_000_500)
     assert [(size.batch_size, size.compute_infer) for size in found.batch_stats] == [
-        (2, StatisticDuration(1, 500_000_000)),
-        (4, StatisticDuration(1, 250_000_000)),
+        (2, duration(1, 500_000_000)),
+        (4, duration(1, 250_000_000)),
     ]
 
 
@@ -135,7 +140,7 @@ def test_answer_from_the_cache_is_a_request_and_no_inference():
     book.on_call(M1, hit, {"y": np.zeros(1)})
     stats = of(book).inference_stats
     assert (stats.success.count, stats.queue.count, stats.compute_infer.count) == (1, 1, 0)
-    assert (stats.cache_hit, stats.cache_miss) == (StatisticDuration(1, 500_000_000), StatisticDuration(1, 250_000_000))
+    assert (stats.cache_hit, stats.cache_miss) == (duration(1, 500_000_000), duration(1, 250_000_000))
     assert 'nv_cache_num_hits_per_model{model="m",version="1"} 1' in set(book.lines())
 
 
@@ -169,10 +174,7 @@ def test_answers_of_decoupled_requests_are_counted_by_their_place(book, result, 
     made.part_seconds = [0.5, 0.25]
     book.on_call(M1, made, result)
     found = of(book).response_stats
-    assert [found[str(place)].success for place in range(2)] == [
-        StatisticDuration(1, 500_000_000),
-        StatisticDuration(1, 250_000_000),
-    ]
+    assert [found[str(place)].success for place in range(2)] == [duration(1, 500_000_000), duration(1, 250_000_000)]
     assert getattr(found["2"], last).count == 1
     assert found["2"].success.count == 0
 
