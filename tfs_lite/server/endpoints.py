@@ -136,16 +136,13 @@ class Endpoints:
             self._http.leave()
 
     async def drain(self, grace: float) -> None:
-        """Returns when the predictions in flight are answered, at the latest after ``grace`` seconds. A second call
-        with a shorter grace makes the first one return sooner. Until then HTTP answers probes and pages, and takes new
-        connections for them; afterwards it takes none."""
+        """Refuses new predictions and returns when those in flight are answered, at the latest after ``grace`` seconds.
+        A second call with a shorter grace makes the first one return sooner. HTTP still answers probes and pages."""
         http = asyncio.create_task(self._drain_http(grace))
         if self._grpc is not None:
             await self._grpc.stop(grace)
         self._grpc = None  # the last reference ends the thread of gRPC's library
         await http
-        if self._http is not None:
-            await self._http.refuse()
 
     async def _drain_http(self, grace: float) -> None:
         ends = time.monotonic() + grace

@@ -56,6 +56,10 @@ class Acceptor:
         self._retries: dict[socket.socket, asyncio.Handle] = {}
         self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
 
+    @property
+    def listening(self) -> bool:
+        return bool(self._sockets)
+
     def start(self, sockets: Sequence[socket.socket]) -> None:
         """``sockets`` are bound, of TCP or Unix. The acceptor owns them from now on, and closes them."""
         self._loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
 """An HTTP/1.1 server on a socket of ours and on the loop of the gRPC server, with or without TLS.
 
-    start -> serving -> leave (answers close their connections) -> drain -> refuse (connections) -> stop
+    start -> serving -> leave (answers close their connections) -> drain -> stop
 
 Held connections cannot keep the probes from being answered: a connection without the whole head of a request is closed
 after a while, one whose client has stopped reading its answer is aborted, and beyond the bound on connections the
@@ -45,8 +45,8 @@ LAST_REQUEST = 1.0
 
 
 class HttpServer:
-    """``start`` -> ``leave`` -> ``drain`` -> ``refuse`` -> ``stop``, all on the event loop; those between may be left
-    out. ``tls`` gives the newest context for one connection; None means no TLS."""
+    """``start`` -> ``leave``, which may be left out -> ``drain`` -> ``stop``, all on the event loop. ``tls`` gives the
+    newest context for one connection; None means no TLS."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class HttpServer:
             failed=self._on_failed_handshake,
             starved=lambda why: self._log.warn("no_socket", f"no HTTP connection can be taken: {why}"),
         )
-        self._watch: Watch | None = None  # once it is started
+        self._watch: Watch
         self._ended = asyncio.Event()
         """Set whenever a connection has ended."""
 
@@ -105,18 +105,13 @@ class HttpServer:
         await self._wait_until(lambda: not any(one in self.connections for one in active), ends)
         self.drained = True
 
-    async def refuse(self) -> None:
-        """Accepts no more connections. A proxy that is refused asks another server at once, which it may not do after
-        an answer of 503."""
-        await self._acceptor.stop()
-
     async def stop(self, grace: float) -> None:
         """Accepts no more connections; returns when the requests in flight are answered, or dropped after ``grace``
         seconds."""
-        if self._watch is None:
+        if not self._acceptor.listening:
             return
         self.leave()
-        await self.refuse()
+        await self._acceptor.stop()
         for connection in list(self.connections):
             connection.close_if_idle()
         await self._wait_until(lambda: not len(self.connections), time.monotonic() + grace)
@@ -124,7 +119,6 @@ class HttpServer:
             connection.evict()
         await self._wait_until(lambda: not len(self.connections), math.inf)
         self._watch.stop()
-        self._watch = None
 
     async def _wait_until(self, done: Callable[[], bool], end: float) -> None:
         """Returns when it is done, which is looked at whenever a connection has ended, or at the end."""

@@ -77,9 +77,6 @@ class Start:
     def drain(self) -> None:
         self._loop_thread.run(self.server.drain(20))
 
-    def refuse(self) -> None:
-        self._loop_thread.run(self.server.refuse())
-
     def stop(self) -> None:
         self._loop_thread.run(self.server.stop(5))
 
@@ -424,11 +421,10 @@ def test_requests_on_open_connections_are_answered_during_a_drain_and_close_them
     assert not drained.is_alive()
     late = read_all(connect(port, GET % (b"/page", b"")))
     assert b"connection: close" in late
-    start.refuse()
-    with pytest.raises(ConnectionRefusedError):
-        connect(port)
     start.stop()
     assert read_all(idle) == b""
+    with pytest.raises(ConnectionRefusedError):
+        connect(port)
 
 
 def test_only_connections_from_before_a_drain_are_in_time(start: Start, connect: Any) -> None:
