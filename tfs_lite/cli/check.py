@@ -131,10 +131,11 @@ def _repository(path: Path) -> ModelServerConfig:
     from tfs_lite.sources.repository import ModelRepository
 
     found: dict[str, str] = {}
-    ModelRepository(str(path), RealDisk(), SystemClock(), found.update, poll_interval=None, watch=False).poll()
+    clock = SystemClock()
+    ModelRepository(str(path), RealDisk(), clock, found.update, poll_interval=None, watch=False).poll()
     if not found:
         return one_model(path.resolve().name, str(path), Path.cwd())
-    policies = RepositoryPolicies().read(found)
+    policies = RepositoryPolicies(clock).read(found)
     models = [
         one_model(name, base_path, Path.cwd()).models[0].model_copy(update={"model_version_policy": policies[name]})
         for name, base_path in sorted(found.items())

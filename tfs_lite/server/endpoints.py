@@ -136,8 +136,9 @@ class Endpoints:
             self._http.leave()
 
     async def drain(self, grace: float) -> None:
-        """Refuses new predictions and returns when those in flight are answered, at the latest after ``grace`` seconds.
-        A second call with a shorter grace makes the first one return sooner. HTTP still answers probes and pages."""
+        """Returns when the predictions in flight are answered, at the latest after ``grace`` seconds. A second call
+        with a shorter grace makes the first one return sooner. HTTP still answers probes and pages, also on new
+        connections."""
         http = asyncio.create_task(self._drain_http(grace))
         if self._grpc is not None:
             await self._grpc.stop(grace)
