@@ -108,6 +108,7 @@ def _print_banner(server: Server, as_json: bool) -> None:
             }
         )
         return
+    scheme = "https" if options.rest_api_tls else "http"
     host = f"[{options.host}]" if ":" in options.host else options.host
     lines = [f"tfs_lite {__version__} serves {source}"]
     if server.port is not None:
@@ -115,7 +116,7 @@ def _print_banner(server: Server, as_json: bool) -> None:
     if options.grpc_socket_path:
         lines.append(f"  gRPC  unix:{options.grpc_socket_path}")
     if server.rest_api_port is not None:
-        lines.append(f"  HTTP  http://{host}:{server.rest_api_port}/v1/models")
+        lines.append(f"  HTTP  {scheme}://{host}:{server.rest_api_port}/v1/models")
     print("\n".join(lines), flush=True)
 
 

@@ -16,13 +16,12 @@ import orjson
 
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json.dense_numbers import LEAST_BYTES, large_arrays
-from tfs_lite.protocols.json.scan import SLICE_BYTES, Slice, slices, string_end
+from tfs_lite.protocols.json.scan import SLICE_BYTES, SPACE, Slice, end_of_run, slices, string_end
 from tfs_lite.protocols.json.tree import MAX_DEPTH, MAX_VALUES, Json, Refused, StandIns, TooMany, new_stand_in, read
 
 _SHORT_PART = 64
 """What is looked at first is a chunk's 64th part: many containers end soon after the long item in them."""
 
-_SPACE = re.compile(rb"[ \t\r\n]*+")
 _WORD = re.compile(rb'[^ \t\r\n,:\[\]{}"]*+')
 _BRACKETS: dict[type, tuple[bytes, bytes]] = {list: (b"[", b"]"), dict: (b"{", b"}")}
 
@@ -98,7 +97,7 @@ class PieceReader:
 
     def _skip(self, at: int) -> int:
         """The position of the first byte from ``at`` on that is not white space."""
-        return _SPACE.match(self._text, at).end()  # type: ignore[union-attr]
+        return end_of_run(SPACE, self._text, at)
 
     def _run_of_items(self) -> bool:
         """Reads the items up to the last comma, or the closing bracket, within a chunk. Whether there was any."""
@@ -172,7 +171,7 @@ class PieceReader:
             end = string_end(self._text, start, self._piece_bytes)
             value: Json = _string(self._text[start:end])
         else:
-            end = _WORD.match(self._text, start).end()  # type: ignore[union-attr]
+            end = end_of_run(_WORD, self._text, start)
             value = read(self._text[start:end], above=len(self._open), stand_ins=self._stand_ins)
         self._put(container, name, value)
         self._at, self._fresh, self._after = end, False, True

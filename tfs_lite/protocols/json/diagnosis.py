@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import orjson
 
 from tfs_lite.protocols.json.chunks import PieceReader, Position
-from tfs_lite.protocols.json.scan import SLICE_BYTES, string_end
+from tfs_lite.protocols.json.scan import SLICE_BYTES, SPACE, end_of_run, string_end
 from tfs_lite.protocols.json.tree import MAX_DEPTH, Refused
 
 _SHOWN_NAME = 64
 """Characters of a name that a message shows."""
 
-_SPACE = re.compile(rb"[ \t\r\n]*+")
 _INTEGER = re.compile(rb"0|[1-9][0-9]*+")
 _DIGITS = re.compile(rb"[0-9]++")
 _EXPONENT = re.compile(rb"[eE][+-]?+")
@@ -87,7 +86,7 @@ class _Walk:
 
     def _next(self) -> bytes:
         """Goes to the next byte that is not white space; empty at the end."""
-        self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+        self._at = end_of_run(SPACE, self._text, self._at)
         return self._text[self._at : self._at + 1]
 
     def _before(self) -> bool:

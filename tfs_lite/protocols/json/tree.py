@@ -9,7 +9,6 @@ numbers, chosen at random, which are replaced in the tree.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from itertools import chain
 from secrets import randbits
@@ -19,7 +18,16 @@ import numpy as np
 import orjson
 
 from tfs_lite.protocols.dtypes import Array
-from tfs_lite.protocols.json.scan import FEW, SPECIAL, colons_and_brackets, few_colons, is_deeper, replace_special
+from tfs_lite.protocols.json.scan import (
+    FEW,
+    SPACE,
+    colons_and_brackets,
+    end_of_run,
+    few_colons,
+    is_deeper,
+    may_have_special,
+    replace_special,
+)
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Array | None"
 """What a JSON text means. An array stands for a nested list of numbers."""
@@ -32,7 +40,6 @@ MAX_VALUES = 8 << 20
 """Values of a tree, large arrays of numbers counted as one. Each costs some 60 bytes, and as text two or three."""
 _MARK = b"e+301"
 """The end of every stand-in."""
-_LOOSE = re.compile(rb"^[ \t\r\n]*+([\[{])[ \t\r\n]++")
 _SPECIAL_WORDS = (b"NaN", b"Inf", b"-Inf", b"Infinity", b"-Infinity")
 
 
@@ -84,13 +91,17 @@ def tight(text: bytes) -> bytes:
     orjson takes white space there for a sign that there is much more of it, and then runs out of the memory that it
     sets aside if the rest is dense.
     """
-    return _LOOSE.sub(rb"\1", text, 1)
+    first = end_of_run(SPACE, text, 0)
+    second = end_of_run(SPACE, text, first + 1)
+    if text[first : first + 1] not in (b"[", b"{") or second == first + 1:
+        return text
+    return text[first : first + 1] + text[second:]
 
 
 def _without_special(text: bytes, stand_ins: StandIns | None) -> tuple[bytes, StandIns]:
     """The text with stand-ins for its words, if it has any, and all stand-ins."""
     everything = dict(stand_ins or {})
-    if SPECIAL.search(text):
+    if may_have_special(text):
         text = replace_special(text, {word: new_stand_in(everything, float(word)) for word in _SPECIAL_WORDS})
     return text, everything
 

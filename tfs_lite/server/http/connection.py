@@ -36,6 +36,7 @@ from tfs_lite.server.http.head_checks import (
 )
 from tfs_lite.server.http.message import CutShort, Handler, Header, Headers, IncomingBody, Request, Response, Stream
 from tfs_lite.server.http.response_head import CHUNKED, CLOSE, DateLine, header_lines, status_line
+from tfs_lite.transport.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,7 @@ MAX_DISCARDED = 64 << 20
 """Bytes that a client may send while its connection lingers."""
 JOINED_BYTES = 64 * 1024
 """A body up to this size leaves in one write with its head; a larger one is not copied."""
-MALFORMED = "Invalid HTTP request received."
-_MALFORMED_BODY = b'{"error":"Invalid HTTP request received."}'
+_MALFORMED = b'{"error":"Invalid HTTP request received."}'
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -63,6 +63,7 @@ class ConnectionOwner(Protocol):
     closes_connections: bool
     drained: bool
     date: DateLine
+    log: RateLimitedLog
 
     def connected(self, connection: Connection) -> bool:
         """Whether there is room for it."""
@@ -204,17 +205,18 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._decline_upgrade(bytes(data[upgrade.args[0] :]))
             return
-        except (httptools.HttpParserError, BadHead):
-            self._refuse()
+        except (httptools.HttpParserError, BadHead) as error:
+            self._refuse(error)
         if self._current is None:
             self._begin_next()
 
     def _decline_upgrade(self, rest: bytes) -> None:
         """The parser reads no body after ``Upgrade``, so the head is parsed again without that header."""
         try:
-            head = without_upgrade(self._parser.get_method(), self._url, self._fields)
-        except BadHead:
-            self._refuse()
+            parser = self._parser
+            head = without_upgrade(parser.get_method(), self._url, parser.get_http_version(), self._fields)
+        except BadHead as error:
+            self._refuse(error)
             if self._current is None:
                 self._begin_next()
             return
@@ -267,9 +269,10 @@ class Connection(asyncio.Protocol):
         self._overhead = 0
         exchange.request.body.end()
 
-    def _refuse(self) -> None:
+    def _refuse(self, why: Exception) -> None:
         """What came last is malformed. Requests before it that are complete are answered first."""
-        logger.warning(MALFORMED)
+        peer = self._transport.get_extra_info("peername")
+        self._owner.log.connection_ended("malformed", peer, str(why.__context__ or why))
         self._broken = True
         exchange = self._incoming
         if exchange is None:
@@ -430,8 +433,8 @@ class Connection(asyncio.Protocol):
         return b"".join((status_line(status), self._owner.date.get(), framing, lines, close, b"\r\n"))
 
     def _send_malformed(self, head_only: bool) -> None:
-        head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(_MALFORMED_BODY)
-        body = b"" if head_only else _MALFORMED_BODY
+        head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(_MALFORMED)
+        body = b"" if head_only else _MALFORMED
         self._transport.write(b"".join((status_line(400), head, CLOSE, b"\r\n", body)))
 
     # The end.

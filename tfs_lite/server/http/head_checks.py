@@ -49,9 +49,9 @@ def origin_form(target: bytes) -> bytes:
     return rest if rest.startswith(b"/") else b"/" + rest
 
 
-def without_upgrade(method: bytes, target: bytes, headers: Sequence[Header]) -> bytes:
+def without_upgrade(method: bytes, target: bytes, version: str, headers: Sequence[Header]) -> bytes:
     """The same head without ``Upgrade``. BadHead for CONNECT."""
     if method == b"CONNECT":
         raise BadHead("CONNECT")
     lines = [name + b": " + value for name, value in headers if name != b"upgrade"]
-    return b"\r\n".join([method + b" " + target + b" HTTP/1.1", *lines, b"", b""])
+    return b"\r\n".join([b"%b %b HTTP/%b" % (method, target, version.encode()), *lines, b"", b""])

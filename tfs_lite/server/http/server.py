@@ -63,7 +63,7 @@ class HttpServer:
         self.drained = False
         """Whether connections that are made now are too late for predictions."""
         self._tls = tls
-        self._log = RateLimitedLog("HTTP", time.monotonic)
+        self.log = RateLimitedLog("HTTP", time.monotonic)
         most = max_connections or connections_allowed(MAX_CONNECTIONS)
         self.connections: ConnectionRoom[Connection] = ConnectionRoom(most, lambda one, _: one.rank, time.monotonic)
         self._acceptor = Acceptor(
@@ -73,7 +73,7 @@ class HttpServer:
             shutdown_timeout=TLS_END,
             accepted=lambda: None,
             failed=self._on_failed_handshake,
-            starved=lambda why: self._log.warn("no_socket", f"no HTTP connection can be taken: {why}"),
+            starved=lambda why: self.log.warn("no_socket", f"no HTTP connection can be taken: {why}"),
         )
         self._watch: Watch
         self._ended = asyncio.Event()
@@ -139,4 +139,4 @@ class HttpServer:
 
     def _on_failed_handshake(self, peer: object, why: str | None) -> None:
         if why is not None:
-            self._log.connection_ended("handshake", peer, why)
+            self.log.connection_ended("handshake", peer, why)

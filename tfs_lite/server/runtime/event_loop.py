@@ -44,6 +44,8 @@ class BackgroundRunner:
         except asyncio.CancelledError:
             queued.cancel()
             raise
+        finally:
+            del queued, future  # else a failure, which has this frame in its traceback, is a cycle with all its work
 
     def close(self) -> None:
         """Drops work that has not begun and waits for the rest."""

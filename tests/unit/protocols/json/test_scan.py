@@ -11,7 +11,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tfs_lite.protocols.json import scan as json_scan
-from tfs_lite.protocols.json.scan import colons_and_brackets, few_colons, is_deeper, long_gaps, replace_special, slices
+from tfs_lite.protocols.json.scan import (
+    SLICE_BYTES,
+    SPACE,
+    SPECIAL,
+    colons_and_brackets,
+    end_of_run,
+    few_colons,
+    is_deeper,
+    long_gaps,
+    may_have_special,
+    replace_special,
+    slices,
+)
 
 SIZES = [1, 2, 7, 40, 100_000]
 NUMBERS = {word: b"<%b>" % word for word in (b"NaN", b"Inf", b"-Inf", b"Infinity", b"-Infinity")}
@@ -132,3 +144,18 @@ def test_words_are_replaced_outside_strings_only(size: int, text: bytes) -> None
 @pytest.mark.parametrize("text", [b"NaN1", b"1NaN", b"-NaN", b"--Inf", b"+Inf", b"Infi", b"xInf", b"NaN.5", b"1-Inf"])
 def test_a_part_of_another_word_is_no_number(text: bytes) -> None:
     assert replace_special(text, NUMBERS) == text
+
+
+@pytest.mark.parametrize("size", [0, 1, SLICE_BYTES - 1, SLICE_BYTES, SLICE_BYTES + 1, 3 * SLICE_BYTES])
+@pytest.mark.parametrize("behind", [b"", b"x", b"]"])
+def test_run_of_white_space_ends_where_it_ends_however_long_it_is(size: int, behind: bytes) -> None:
+    text = b"[" + b" " * size + behind
+    assert end_of_run(SPACE, text, 1) == 1 + size
+    assert end_of_run(SPACE, text, 0) == 0
+
+
+@pytest.mark.parametrize("word", [*NUMBERS, b"xNaN", b"NaNx", b"1Inf", b"nan"])
+@pytest.mark.parametrize("before", [0, 1, SLICE_BYTES - 12, SLICE_BYTES - 4, SLICE_BYTES, 2 * SLICE_BYTES + 5])
+def test_number_that_is_a_word_is_found_across_slices(word: bytes, before: int) -> None:
+    text = b" " * before + word + b" " * (SLICE_BYTES // 2)
+    assert may_have_special(text) == (SPECIAL.search(text) is not None)

@@ -180,7 +180,9 @@ def test_broken_request_takes_one_line_of_the_log(
     answer += read_all(client)
     assert answer.startswith(b"HTTP/1.1 200 OK" if pieces[0] is HEAD else b"HTTP/1.1 400 Bad Request")
     assert pieces[0] is HEAD or answer.endswith(b'\r\n\r\n{"error":"Invalid HTTP request received."}')
-    assert [record.getMessage() for record in caplog.records] == ["Invalid HTTP request received."]
+    host, port = client.getsockname()
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text.startswith(f"HTTP connection from {host}:{port} ended, malformed: ")
     assert caplog.records[0].exc_info is None
     assert caplog.records[0].levelname == "WARNING"
 
@@ -343,6 +345,16 @@ def test_body_behind_a_wish_for_another_protocol_keeps_its_order(start: Start, c
     received = read_all(connect(start(), sent))
     assert received.count(b"HTTP/1.1 200 OK") == 3
     assert received.count(body) == 2
+
+
+@pytest.mark.parametrize("wish", [b"", b"Connection: upgrade\r\nUpgrade: a\r\n"])
+def test_version_is_that_of_the_client_whatever_it_would_like(start: Start, connect: Any, wish: bytes) -> None:
+    port = start()
+    old = read_all(connect(port, b"GET /stream HTTP/1.0\r\n%b\r\n" % wish))
+    assert body_of(old) == b"onetwothree"
+    assert b"chunked" not in old
+    new = read_all(connect(port, b"GET /page HTTP/2.0\r\nHost: x\r\n%b\r\n" % wish))
+    assert new.startswith(b"HTTP/1.1 400 ")
 
 
 def test_body_that_its_handler_leaves_is_skipped(start: Start, connect: Any) -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -66,4 +69,26 @@ async def test_work_that_has_not_begun_is_dropped_when_its_caller_is_cancelled()
     gate.set()
     await first
     assert await last is False
+    runner.close()
+
+
+async def test_failed_work_leaves_nothing_to_the_garbage_collector() -> None:
+    class Body:
+        """Large, and a local of the frame that fails."""
+
+    runner, bodies = BackgroundRunner("test", 1, 2), []
+
+    def fail() -> None:
+        body = Body()
+        bodies.append(weakref.ref(body))
+        raise ServingError(StatusCode.INVALID_ARGUMENT, "no")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(ServingError):
+            await runner.run(fail)
+        await runner.run(lambda: None)  # the thread has let go of the work before
+        assert [body() for body in bodies] == [None]
+    finally:
+        gc.enable()
     runner.close()
