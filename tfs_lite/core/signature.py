@@ -7,7 +7,8 @@ guards, so :func:`check_inputs` is the only thing between a request and the mode
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol
@@ -154,6 +155,17 @@ def named(error: ServingError, model: str) -> ServingError:
     if not model:
         return error
     return ServingError(error.code, f"{error.status.message} (model {model})", error.status.reason)
+
+
+@contextmanager
+def naming(model: str) -> Iterator[None]:
+    """Refusals of the block have the model's name behind their message, unless they name it already."""
+    try:
+        yield
+    except ServingError as error:
+        if f"'{model}'" in error.status.message:
+            raise
+        raise named(error, model) from None
 
 
 def too_many_rows(most: int, model: str) -> ServingError:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
 
+from tfs_lite.core.signature import naming
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.serving import parse
@@ -67,7 +68,8 @@ class V2GrpcService:
                 return fast.grpc_answers.write(await fast.answer(plain, record, context.deadline))
         sent = read_message(data)
         with self._infer.metrics.record(METHOD, sent.model) as record:
-            request = read_request(sent)
+            with naming(sent.model):
+                request = read_request(sent)
             fast.learn_grpc(data, request)
             return fast.grpc_answers.write(await fast.answer(request, record, context.deadline))
 

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from heapq import heappop, heappush
 
+from tfs_lite.core.signature import naming
 from tfs_lite.core.status import ServingError, Status
 from tfs_lite.metrics.requests import GRPC
 from tfs_lite.protocols.v2.grpc_answer import stream_bytes, stream_error
@@ -109,7 +110,8 @@ class V2Stream:
             with self._infer.metrics.record(METHOD, "", GRPC) as record:
                 sent = read_message(data)
                 record.model, request_id = sent.model, sent.id
-                wanted = read_request(sent)
+                with naming(sent.model):
+                    wanted = read_request(sent)
                 with self._infer.begin(wanted, record, self._deadline, self._room, in_pieces=True) as answers:
                     if answers.decoupled:
                         in_order = False

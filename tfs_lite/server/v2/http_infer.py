@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+from tfs_lite.core.signature import naming
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import REST
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
@@ -53,7 +54,8 @@ class V2HttpInfer:
             in_full = self._reader(length, target)
 
             def read(body: bytes) -> InferRequest | PlainRequest:
-                return fast.read_http(target.name, target.version, body, length, in_full)
+                with naming(target.name):
+                    return fast.read_http(target.name, target.version, body, length, in_full)
 
             sent = await self._http.bodies.read(request, read)
             answer, binary = await fast.answer(sent, record, call.deadline), sent.binary_outputs
@@ -94,7 +96,12 @@ class V2HttpInfer:
         record = inside.enter_context(self._inference.metrics.record(METHOD, model, REST))
         call = inside.enter_context(self._http.calls.call(request, record))
         declared = self._declared(target)
-        sent = await self._http.bodies.read(request, lambda body: read_generate(model, version, body, declared))
+
+        def read(body: bytes) -> InferRequest:
+            with naming(model):
+                return read_generate(model, version, body, declared)
+
+        sent = await self._http.bodies.read(request, read)
         await self._inference.decode_texts(sent)
         room = self._inference.room.client()
         begin = partial(self._inference.begin, in_pieces=in_pieces, text_outputs_only=True)
