@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from tfs_lite.core.servable import ModelRef, ServableId
-from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
+from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, naming
 from tfs_lite.core.status import StatusCode
 from tfs_lite.metrics.requests import REST, RequestMetrics
 from tfs_lite.protocols.dtypes import Array
@@ -91,7 +91,8 @@ class RestService:
         http, (sent_format, format) = self._http, body_formats(request.headers)
 
         def parse(data: bytes) -> tuple[list[PredictBody], int]:
-            return [read_predict_body(sent_format.loads(data))], len(data)
+            with naming(ref.name):
+                return [read_predict_body(sent_format.loads(data))], len(data)
 
         with self._metrics.record("Predict", ref.name, REST) as record, http.calls.call(request, record) as call:
             parsed, size = await http.bodies.read(request, parse, UNKNOWN_ENCODING)
@@ -137,7 +138,8 @@ class RestService:
         http = self._http
 
         def parse(data: bytes) -> tuple[ExamplesBody, int]:
-            return read_examples_body(JSON.loads(data)), len(data)
+            with naming(ref.name):
+                return read_examples_body(JSON.loads(data)), len(data)
 
         with self._metrics.record(verb.name, ref.name, REST) as record, http.calls.call(request, record) as call:
             _check_json(request.headers, verb)
