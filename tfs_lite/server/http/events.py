@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
-from tfs_lite.core.status import ServingError, StatusCode
-
-logger = logging.getLogger(__name__)
-
 EVENT_TYPE = "text/event-stream; charset=utf-8"
 _SEPARATORS = (("\x85", b"\\u0085"), ("\u2028", b"\\u2028"), ("\u2029", b"\\u2029"))
 """Line ends to some clients, though not to the specification."""
@@ -20,11 +14,3 @@ def event(body: bytes) -> bytes:
         for separator, escape in _ESCAPES:
             body = body.replace(separator, escape)
     return b"data: " + body + b"\n\n"
-
-
-def failure_of(error: Exception, path: str) -> ServingError:
-    """What the client is told. An exception that nobody expected is logged and not shown."""
-    if isinstance(error, ServingError):
-        return error
-    logger.error("%s failed", path, exc_info=error)
-    return ServingError(StatusCode.INTERNAL, "internal error")

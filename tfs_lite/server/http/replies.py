@@ -6,6 +6,7 @@ exact one (:class:`HttpError`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +24,8 @@ RETRY_SECONDS = "1"
 CACHED_FORMATS, MAX_CACHED_LENGTH = 64, 128
 """Pairs of Content-Type and Accept that are cached, and the most bytes of such a pair."""
 _HTTP_OF_REASON: Mapping[Reason | None, int] = {Reason.INVALID_ITEM: 422, Reason.JOB_EXPIRED: 408}
+
+logger = logging.getLogger(__name__)
 
 
 class HttpError(ServingError):
@@ -81,6 +84,14 @@ def _media_type(item: bytes) -> bytes:
 def json_reply(tree: Any, status: int = 200) -> Response:
     """For small trees without arrays."""
     return Response(orjson.dumps(tree, option=orjson.OPT_INDENT_2), status, JSON.media_type)
+
+
+def failure_of(error: Exception, what: str) -> ServingError:
+    """What the client is told when ``what`` has failed. An exception that nobody expected is logged and not shown."""
+    if isinstance(error, ServingError):
+        return error
+    logger.error("%s failed", what, exc_info=error)
+    return ServingError(StatusCode.INTERNAL, "internal error")
 
 
 def error_reply(error: ServingError, format: BodyFormat = JSON) -> Response:

@@ -9,20 +9,17 @@ ServingError; other exceptions are logged, and the client is told ``internal err
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
-from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.core.status import ServingError
 from tfs_lite.server.http.bodies import SMALLEST_ANSWER, Bodies
 from tfs_lite.server.http.compression import ENCODINGS
 from tfs_lite.server.http.message import Request, Response, Stream
-from tfs_lite.server.http.replies import preflight_status
-
-logger = logging.getLogger(__name__)
+from tfs_lite.server.http.replies import failure_of, preflight_status
 
 A = TypeVar("A")
 P = TypeVar("P")
@@ -133,11 +130,8 @@ class Router:
         try:
             found = find(request.method, target)
             reply = await found.handler(request, found.target)
-        except ServingError as error:
-            return self._fail(request, error)
-        except Exception:
-            logger.exception("%s %s failed", request.method, request.path)
-            return self._fail(request, ServingError(StatusCode.INTERNAL, "internal error"))
+        except Exception as error:
+            return self._fail(request, failure_of(error, f"{request.method} {request.path}"))
         if found.packs and isinstance(reply, Response) and len(reply.body) > SMALLEST_ANSWER:
             await self._bodies.pack(reply, request.headers.get("accept-encoding"), found.api.encodings)
         if self._cors and found.api.cross_origin:

@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from typing import cast
 
 from tfs_lite.core.generation import Piece, Usage, join_pieces
-from tfs_lite.server.http.events import event, failure_of
+from tfs_lite.server.http.events import event
+from tfs_lite.server.http.replies import failure_of
 from tfs_lite.server.inference.pending import PendingRequest
 from tfs_lite.server.openai.errors import openai_error_text
 

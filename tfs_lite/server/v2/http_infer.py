@@ -23,9 +23,9 @@ from tfs_lite.protocols.v2.json_answer import printed_size, write_answer
 from tfs_lite.protocols.v2.json_request import read_infer
 from tfs_lite.protocols.v2.plain import PlainRequest
 from tfs_lite.protocols.v2.request import InferRequest
-from tfs_lite.server.http.events import EVENT_TYPE, event, failure_of
+from tfs_lite.server.http.events import EVENT_TYPE, event
 from tfs_lite.server.http.message import Request, Response, Stream
-from tfs_lite.server.http.replies import JSON, error_text
+from tfs_lite.server.http.replies import JSON, error_text, failure_of
 from tfs_lite.server.http.resources import HttpResources
 from tfs_lite.server.v2.control import V2Control
 from tfs_lite.server.v2.fast_path import V2FastPath
@@ -54,8 +54,7 @@ class V2HttpInfer:
             in_full = self._reader(length, target)
 
             def read(body: bytes) -> InferRequest | PlainRequest:
-                with naming(target.name):
-                    return fast.read_http(target.name, target.version, body, length, in_full)
+                return fast.read_http(target.name, target.version, body, length, in_full)
 
             sent = await self._http.bodies.read(request, read)
             answer, binary = await fast.answer(sent, record, call.deadline), sent.binary_outputs
@@ -130,10 +129,16 @@ class V2HttpInfer:
     def _reader(self, length: str | None, target: Target) -> Callable[[bytes], InferRequest]:
         """``length`` is the header Inference-Header-Content-Length."""
         model, version = target.name, target.version
-        if length is not None and length.strip("0 ") == "" and "0" in length:
-            declared, batches = self._declared(target), self._batches(target)
-            return lambda body: raw_request(model, version, memoryview(body), declared, batches)
-        return lambda body: read_infer(model, version, body, read_length(length, len(body)))
+        is_raw = length is not None and length.strip("0 ") == "" and "0" in length
+        declared, batches = (self._declared(target), self._batches(target)) if is_raw else ((), False)
+
+        def read(body: bytes) -> InferRequest:
+            with naming(model):
+                if is_raw:
+                    return raw_request(model, version, memoryview(body), declared, batches)
+                return read_infer(model, version, body, read_length(length, len(body)))
+
+        return read
 
     def _declared(self, target: Target) -> Sequence[DeclaredInput]:
         metadata = self._control.model_metadata(target.name, target.version)
