@@ -58,8 +58,7 @@ class AspiredVersionsManager(TargetBase[Loader]):
         self._manager = BasicManager(replace(options, on_change=self._on_change))
         self._pending_lock = threading.Lock()  # guards _pending
         self._pending: dict[str, Sequence[ServableData[Loader]]] = {}
-        self._ticking = threading.Lock()  # serialises ticks; guards _left_alone; only ticks wait for it
-        self._left_alone: dict[ServableId, str] = {}  # ready versions -> the other revision that was logged
+        self._ticking = threading.Lock()  # serialises ticks, guards no field; only ticks wait for it
         interval = options.tick_interval
         self._thread = PeriodicThread("tfs-manager", self._run_tick, interval) if interval and interval > 0 else None
 
@@ -120,7 +119,6 @@ class AspiredVersionsManager(TargetBase[Loader]):
         """Drops what is not wanted and holds nothing."""
         for snapshot in self._manager.get_managed_servable_state_snapshots():
             if not snapshot.is_aspired and snapshot.state in REMOVABLE:
-                self._left_alone.pop(snapshot.id, None)
                 self._manager.stop_managing_servable(snapshot.id)
 
     def _accept_pending(self) -> set[str]:
@@ -153,12 +151,9 @@ class AspiredVersionsManager(TargetBase[Loader]):
                 self._manage(item)
             elif not known.is_aspired:
                 self._manager.set_aspired(item.id, True)  # still ready: it simply stays
-                self._leave_alone(item, known)
             elif self._is_to_be_renewed(item, known):
                 self._manager.stop_managing_servable(item.id)
                 self._manage(item)
-            else:
-                self._leave_alone(item, known)
 
     def _manage(self, item: ServableData[Loader]) -> None:
         try:
@@ -172,16 +167,6 @@ class AspiredVersionsManager(TargetBase[Loader]):
         if item.revision != known.revision:
             return True
         return item.status.ok and not known.has_loader
-
-    def _leave_alone(self, item: ServableData[Loader], known: ServableStateSnapshot) -> None:
-        if known.state is not HarnessState.READY or item.revision == known.revision:
-            return
-        if self._left_alone.get(item.id) != item.revision:
-            self._left_alone[item.id] = item.revision
-            logger.warning(
-                "%s changed on disk while it is served; what is loaded goes on serving. Publish a new version instead",
-                item.id,
-            )
 
     def _act(self, waiting: Container[str]) -> Action | None:
         """While the newest list of a stream waits, nothing of that stream is unloaded: the list that asked for it is

@@ -7,9 +7,9 @@
         -> else, resource policy           left out of the lists until it is being unloaded, then offered again
         -> wrong, or the load fails        what serves goes on; the log and the status of the version say why
 
-A stage between the source and the router: it keeps the changed revision from the manager, which would only say that the
-version is left as it is, for as long as nothing but a config differs. What counts is what the version was loaded with,
-not when a file was written. A change that fails is tried again as a load is, and when a config is changed again.
+A stage between the source and the router. What counts is what the version was loaded with, not when a file was written.
+A change that fails is tried again as a load is, and when a config is changed again. Other files of a version that
+serves, or another directory, change nothing: the log says so once.
 """
 
 from __future__ import annotations
@@ -160,22 +160,21 @@ class ConfigFollower:
             known = change is not None and (change.item.revision, change.serves) == (item.revision, served.revision)
         if change is not None and change.withheld:
             return None
-        if moved or item.revision == served.revision:
+        if item.revision == served.revision:
             self._forget(item.id)
-            return item
-        if change is None or not known:
-            change = self._note(item, served)
-        if change.settled and not same_files(item.revision, served.revision):
-            return item  # the manager says that it stays as it is
-        return ServableData.ok(item.id, item.payload, served.revision)
+        elif not known:
+            self._note(item, served, moved)
+        return item
 
-    def _note(self, item: Item, served: ServableStateSnapshot) -> _Change:
+    def _note(self, item: Item, served: ServableStateSnapshot, moved: bool) -> None:
         change = _Change(item, served.revision, self._clock.monotonic() + self._options.quiet_period)
         with self._lock:
             self._changes[item.id] = change
+        if moved:
+            self._settle(change)
+            return
         self._thread.wake()
         self._clock.call_later(self._options.quiet_period, self._thread.wake)
-        return change
 
     def _forget(self, servable_id: ServableId) -> None:
         with self._lock:
@@ -267,6 +266,11 @@ class ConfigFollower:
         with self._lock:
             change.settled = True
         self._remark(change, None)
+        if not same_files(change.item.revision, change.serves):
+            logger.warning(
+                "%s changed on disk while it is served; what is loaded goes on serving. Publish a new version instead",
+                change.item.id,
+            )
 
     def _fail(self, change: _Change, status: Status) -> None:
         """What serves goes on."""

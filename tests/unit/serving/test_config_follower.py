@@ -184,9 +184,25 @@ def test_files_that_change_beside_the_config_are_left_alone_as_ever(
 ) -> None:
     fixture.files = "other files"
     fixture.change(ONE, "c2")
-    fixture.offer()
+    for _ in range(3):
+        fixture.offer()
     assert fixture.count() == 1
     assert caplog.text.count("changed on disk while it is served") == 1
+
+
+def test_list_from_before_the_version_was_replaced_is_no_other_state_of_it(
+    fixture: Fixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture.config, fixture.configs = TWO, "c2"
+    fixture.offer()
+    fixture.clock.advance(QUIET)
+    fixture.follower.poll()
+    fixture.list("m", [ServableData.ok(ID, "/m/1", "files/c2")])
+    fixture.loads.run_all()
+    assert fixture.serves_with == TWO
+    fixture.settle()
+    fixture.offer()
+    assert (fixture.serves_with, fixture.count(), caplog.text) == (TWO, 2, "")
 
 
 def test_wrong_config_is_said_once_and_followed_when_mended(fixture: Fixture, caplog: pytest.LogCaptureFixture) -> None:
@@ -307,11 +323,15 @@ def test_version_that_goes_takes_its_change_with_it(fixture: Fixture) -> None:
     assert (fixture.state("m", 1), fixture.remarks) == (None, {})
 
 
-def test_version_at_another_base_path_keeps_what_it_has(fixture: Fixture) -> None:
+def test_version_at_another_base_path_keeps_what_it_has_and_the_log_says_so_once(
+    fixture: Fixture, caplog: pytest.LogCaptureFixture
+) -> None:
     fixture.config = TWO
-    fixture.list("m", [ServableData.ok(ID, "/elsewhere/1", "other/c2")])
-    fixture.pass_time(QUIET)
+    for _ in range(3):
+        fixture.list("m", [ServableData.ok(ID, "/elsewhere/1", "other/c2")])
+        fixture.pass_time(QUIET)
     assert (fixture.serves_with, fixture.count()) == (ONE, 1)
+    assert caplog.text.count("changed on disk while it is served") == 1
 
 
 def test_every_version_follows(fixture: Fixture) -> None:
