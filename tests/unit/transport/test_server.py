@@ -114,8 +114,8 @@ def test_calls_on_their_way_are_served_until_the_echo(loop: str) -> None:
         assert raw.read_until(is_goaway).last == STREAM_MASK
         echo = raw.read_until(is_ping)
         raw.request(3, ECHO, ECHOED)
-        raw.send(h2.ping(echo.payload, ack=True))
         assert raw.status(3) == (0, "")
+        raw.send(h2.ping(echo.payload, ack=True))
         assert raw.read_until(is_goaway).last == 3
         raw.request(5, ECHO, ECHOED)
         server.service.open()

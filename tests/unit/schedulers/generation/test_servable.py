@@ -220,7 +220,7 @@ def test_model_without_a_tokenizer_answers_in_tokens(make):
 
 
 def test_only_the_outputs_that_are_wanted_are_given(fixture):
-    request = fixture.submit(Generation([1], 2), outputs=("finish_reason",))
+    request = fixture.submit(Generation([1], 2, ignore_eos=True), outputs=("finish_reason",))
     assert request.outputs() == {"finish_reason": [b"length"]}
     assert fixture.submit(Generation([1], 2), outputs=("logits",)).code() is StatusCode.INVALID_ARGUMENT
 
