@@ -56,12 +56,11 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 class ConnectionOwner(Protocol):
     """What a connection needs of its server. ``timeout`` is in seconds; ``closes_connections``: every answer is the
-    last on its connection; ``drained``: connections that are made now are too late for predictions."""
+    last on its connection."""
 
     handler: Handler
     timeout: float
     closes_connections: bool
-    drained: bool
     date: DateLine
     log: RateLimitedLog
 
@@ -93,7 +92,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         *("_broken", "_current", "_resumed", "_fields", "_incoming", "_left", "_lingering", "_loop", "_overhead"),
         *("_owner", "_parser", "_queue", "_since", "_task", "_transport", "_unparsed", "_unsent", "_unsent_since"),
-        *("_url", "_write_timeout", "after_drain", "reading_paused", "used_at", "writing_paused"),
+        *("_url", "_write_timeout", "reading_paused", "used_at", "writing_paused"),
     )
 
     def __init__(self, owner: ConnectionOwner) -> None:
@@ -101,8 +100,6 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._parser = self._new_parser()
-        self.after_drain = owner.drained
-        """Whether the server was drained already when the connection was made."""
         self.used_at = 0.0
         """When the last request was answered; 0 before the first."""
         self._since = time.monotonic()
@@ -247,7 +244,7 @@ class Connection(asyncio.Protocol):
         check_head(version, fields, headers.fields)
         body = IncomingBody(self._send_continue, self._check_reading)
         method, target = parser.get_method().decode("ascii"), origin_form(self._url).decode("latin-1")
-        request = Request(method, target, headers, body, time.monotonic(), self.after_drain)
+        request = Request(method, target, headers, body, time.monotonic())
         expects = headers.fields.get(b"expect", b"").lower() == b"100-continue"
         keep_alive = version != "1.0" and parser.should_keep_alive()
         self._incoming = _Exchange(request, keep_alive, version == "1.0", expects)

@@ -439,19 +439,6 @@ def test_requests_on_open_connections_are_answered_during_a_drain_and_close_them
         connect(port)
 
 
-def test_only_connections_from_before_a_drain_are_in_time(start: Start, connect: Any) -> None:
-    async def tell(request: Request) -> Response:
-        return Response(str(request.after_drain).encode())
-
-    port = start(handler=tell)
-    early = connect(port, GET % (b"/", b""))
-    assert early.recv(65536).endswith(b"False")
-    start.server.drained = True
-    early.sendall(GET % (b"/", CLOSE))
-    assert read_all(early).endswith(b"False")
-    assert read_all(connect(port, GET % (b"/", CLOSE))).endswith(b"True")
-
-
 def test_server_with_a_certificate_speaks_tls(start: Start) -> None:
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
