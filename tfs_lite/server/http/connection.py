@@ -48,6 +48,9 @@ MAX_UNTAKEN_BYTES = 64 * 1024
 """Bytes of a body that its handler has not taken yet; beyond it reading pauses."""
 MAX_DISCARDED = 64 << 20
 """Bytes that a client may send while its connection lingers."""
+HALF_CLOSED = 0.5
+"""Seconds in which the answer to a client that has closed its side must begin. The client may be reading still, or, which
+is far more usual, it has gone."""
 JOINED_BYTES = 64 * 1024
 """A body up to this size leaves in one write with its head; a larger one is not copied."""
 _MALFORMED = b'{"error":"Invalid HTTP request received."}'
@@ -92,7 +95,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         *("_broken", "_current", "_resumed", "_fields", "_incoming", "_left", "_lingering", "_loop", "_overhead"),
         *("_owner", "_parser", "_queue", "_since", "_task", "_transport", "_unparsed", "_unsent", "_unsent_since"),
-        *("_url", "_write_timeout", "reading_paused", "used_at", "writing_paused"),
+        *("_url", "_write_timeout", "half_closed", "reading_paused", "used_at", "writing_paused"),
     )
 
     def __init__(self, owner: ConnectionOwner) -> None:
@@ -123,6 +126,8 @@ class Connection(asyncio.Protocol):
         self._unsent_since = 0.0
         self._write_timeout = 0.0
         # The end.
+        self.half_closed = False
+        """Whether the client has closed its side and is still answered."""
         self._lingering = False
         self._left = MAX_DISCARDED
 
@@ -152,8 +157,14 @@ class Connection(asyncio.Protocol):
         self.resume_writing()
 
     def eof_received(self) -> bool | None:
-        """A client that has closed its side gets no more answers."""
-        return False
+        """A client that has closed its side gets the answers to the requests it has sent, if they come soon."""
+        waits = self._unparsed or (self._current is not None and self._current is not self._incoming)
+        if not waits or self._lingering or not self._transport.can_write_eof():  # TLS has no half-closed connections
+            return False
+        if not self.half_closed:
+            self.half_closed = True
+            self._loop.call_later(HALF_CLOSED, self._end_half_closed)
+        return True
 
     def pause_writing(self) -> None:
         self.writing_paused = True
@@ -356,6 +367,8 @@ class Connection(asyncio.Protocol):
         self._begin_next()
         if self._unparsed:
             self._loop.call_soon(self._feed_unparsed)
+        elif self.half_closed and not self.busy:
+            self._close()
         elif self.reading_paused:
             self._check_reading()
 
@@ -365,6 +378,8 @@ class Connection(asyncio.Protocol):
         data, self._unparsed = self._unparsed, b""
         self._feed_all(data)
         self._check_reading()
+        if self.half_closed and not self.busy:
+            self._close()
 
     def _send_continue(self) -> None:
         """The handler waits for the body."""
@@ -441,6 +456,10 @@ class Connection(asyncio.Protocol):
         if not self.busy:
             self._close()
 
+    def _end_half_closed(self) -> None:
+        if self._current is not None and not self._current.begun:
+            self._transport.abort()
+
     def evict(self) -> None:
         """Closes the connection without sending anything more."""
         self._transport.abort()
@@ -473,7 +492,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if self._lingering or transport.is_closing():
             transport.close()
-        elif (self._incoming is not None or self._broken) and transport.can_write_eof():
+        elif (self._incoming is not None or self._broken) and transport.can_write_eof() and not self.half_closed:
             self._lingering, self._since = True, time.monotonic()
             self._check_reading()
             transport.write_eof()
