@@ -1,7 +1,7 @@
 """Prints the lowest versions of its dependencies that pyproject.toml allows, as constraints for pip.
 
-Of torch only builds for the CPU count: the others pull gigabytes of CUDA. Where the package index has none of the lowest
-version, which is then named on standard error, it is the version of constraints.txt.
+Of torch only builds for the CPU count: the others pull gigabytes of CUDA. Where the package index has none of the
+lowest version, which is then named on standard error, the version of constraints.txt is taken.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ MAX_UNTAKEN_BYTES = 64 * 1024
 MAX_DISCARDED = 64 << 20
 """Bytes that a client may send while its connection lingers."""
 HALF_CLOSED = 0.5
-"""Seconds in which the answer to a client that has closed its side must begin. The client may be reading still, or, which
-is far more usual, it has gone."""
+"""Seconds in which the answer to a client that has closed its side must begin. The client may still be reading, or it
+has gone, which is far more usual."""
 JOINED_BYTES = 64 * 1024
 """A body up to this size leaves in one write with its head; a larger one is not copied."""
 _MALFORMED = b'{"error":"Invalid HTTP request received."}'
