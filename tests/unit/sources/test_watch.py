@@ -170,9 +170,7 @@ def test_closing_ends_the_threads_and_later_updates_do_nothing(tmp_path: Path) -
     assert set(threading.enumerate()) <= before
 
 
-def test_watch_that_is_given_up_while_events_come_is_no_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_watch_that_is_given_up_while_events_come_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its thread may ask for events once more when it has ended already."""
     observer = Observer()
     observer.start()
