@@ -43,6 +43,7 @@ class Accepting:
         self.peers: list[Peer] = []
         self.failures: list[tuple[object, str | None]] = []
         self.stopped: asyncio.Task[None]
+        self.begun = asyncio.Event()
         self._made = asyncio.Event()
         self._acceptor = Acceptor(
             self._peer,
@@ -58,10 +59,11 @@ class Accepting:
         self._acceptor.start([self._socket])
 
     def _peer(self) -> Peer:
-        self.peers.append(Peer(self._stop))
+        self.peers.append(Peer(self.stop))
+        self.begun.set()
         return self.peers[-1]
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         self.stopped = asyncio.get_running_loop().create_task(self._acceptor.stop())
         self._made.set()
 
@@ -115,9 +117,8 @@ def test_handshake_in_progress_ends_with_the_stop_and_is_nobodys_fault(new_loop:
     async def work() -> None:
         accepting = Accepting(lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         reader, writer = await asyncio.open_connection("127.0.0.1", accepting.port)
-        while not accepting.peers:
-            await asyncio.sleep(0)
-        accepting._stop()
+        await accepting.begun.wait()
+        accepting.stop()
         await accepting.stopped
         assert await reader.read() == b""
         writer.close()
