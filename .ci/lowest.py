@@ -1,7 +1,7 @@
 """Prints the lowest versions of its dependencies that pyproject.toml allows, as constraints for pip.
 
-A version of torch that the package index does not have is named on standard error and left out: the newest one is taken
-then.
+Of torch only builds for the CPU count: the others pull gigabytes of CUDA. Where the package index has none of the
+lowest version, which is then named on standard error, the version of constraints.txt is taken.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ import sys
 import tomllib
 from pathlib import Path
 
-PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+ROOT = Path(__file__).parents[1]
 EXTRAS = ("demo", "examples", "generate")
 BOUND = re.compile(r"^([A-Za-z0-9_.-]+)>=([0-9.]+)")
 
 
 def main() -> None:
-    project = tomllib.loads(PROJECT.read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(each for extra in EXTRAS for each in extras[extra])]
     for found in filter(None, map(BOUND.match, wanted)):
         name, version = found.groups()
-        if name != "torch" or is_available(name, version):
-            print(f"{name}=={version}")
-        else:
-            print(f"{name} {version} is not available here: the newest one is used", file=sys.stderr)
+        print(torch(f"torch=={version}+cpu") if name == "torch" else f"{name}=={version}")
 
 
-def is_available(name: str, version: str) -> bool:
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet", f"{name}=={version}"]
-    return subprocess.run(command, capture_output=True).returncode == 0
+def torch(lowest: str) -> str:
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet", lowest]
+    if subprocess.run(command, capture_output=True).returncode == 0:
+        return lowest
+    usual = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    print(f"{lowest} is not available here: {usual} is used", file=sys.stderr)
+    return usual
 
 
 if __name__ == "__main__":

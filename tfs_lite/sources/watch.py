@@ -45,6 +45,15 @@ _EVENTS: list[type[FileSystemEvent]] = [
 ]
 
 
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """watchdog logs an error when an event comes while its watch is given up, as happens on every change of the points
+    and at the end. It then drops the event, which is right."""
+    return "called when the thread is inactive" not in record.getMessage()
+
+
+logging.getLogger("watchdog.observers.inotify").addFilter(_is_worth_a_line)
+
+
 class DirectoryWatcher:
     """Calls ``on_change`` when something changes at one of the watch points.
 

@@ -11,12 +11,13 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
 MAX_HANDSHAKES = 1024
-"""In progress at a time; one more cancels the oldest."""
+"""In progress at a time; one more ends the oldest."""
 ACCEPT_AT_ONCE = 64
 """Connections accepted in one turn of the loop."""
 ACCEPT_PAUSE = 1.0
@@ -54,7 +55,8 @@ class Acceptor:
         self._loop: asyncio.AbstractEventLoop
         self._sockets: list[socket.socket] = []
         self._retries: dict[socket.socket, asyncio.Handle] = {}
-        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._handshakes: dict[socket.socket, asyncio.Task[None]] = {}  # the oldest first
+        self._given_up: dict[socket.socket, asyncio.Task[None]] = {}
 
     @property
     def listening(self) -> bool:
@@ -70,16 +72,17 @@ class Acceptor:
             self._listen(listening)
 
     async def stop(self) -> None:
-        """Closes the sockets and gives up the handshakes. Connections that have their protocol stay."""
+        """Closes the sockets and gives up the handshakes of TLS. Connections that have their protocol stay."""
         for retry in self._retries.values():
             retry.cancel()
         for listening in self._sockets:
             self._loop.remove_reader(listening)
             listening.close()
         self._sockets.clear()
-        tasks = list(self._handshakes)
-        for task in tasks:
-            task.cancel()
+        tasks = list(self._handshakes.values())
+        if self._tls is not None:
+            for accepted in list(self._handshakes):
+                self._give_up(accepted)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _listen(self, listening: socket.socket) -> None:
@@ -102,10 +105,15 @@ class Acceptor:
             accepted.setblocking(False)
             self._accepted()
             if len(self._handshakes) >= MAX_HANDSHAKES:
-                next(iter(self._handshakes)).cancel()
-            task = self._loop.create_task(self._take(accepted))
-            self._handshakes[task] = None
-            task.add_done_callback(self._handshakes.pop)
+                self._give_up(next(iter(self._handshakes)))
+            self._handshakes[accepted] = self._loop.create_task(self._take(accepted))
+
+    def _give_up(self, accepted: socket.socket) -> None:
+        """Ends the connection, so that its handshake fails. Its task is not cancelled: uvloop would drop a connection
+        that has its protocol by now, without a word to the protocol."""
+        self._given_up[accepted] = self._handshakes.pop(accepted)
+        with suppress(OSError):
+            accepted.shutdown(socket.SHUT_RDWR)
 
     async def _take(self, accepted: socket.socket) -> None:
         peer, why = _peer_of(accepted), None
@@ -113,11 +121,13 @@ class Acceptor:
             await self._handshake(accepted)
             return
         except OSError as error:  # ssl.SSLError is one, and a timeout
-            why = str(error) or type(error).__name__
-        except asyncio.CancelledError:
-            pass  # to make room for another handshake, or at the end
+            if accepted not in self._given_up:
+                why = str(error) or type(error).__name__
         except Exception:
             logger.exception("a connection could not be taken")
+        finally:
+            self._handshakes.pop(accepted, None)
+            self._given_up.pop(accepted, None)
         self._failed(peer, why)
         accepted.close()
 

@@ -11,9 +11,9 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from tfs_lite.transport.acceptor import Acceptor, connections_allowed
+from tfs_lite.transport.condition import Condition
 from tfs_lite.transport.grpc.call import Common, Hooks
 from tfs_lite.transport.grpc.head import RequestHeadParser
 from tfs_lite.transport.limits import Limits
@@ -60,14 +60,14 @@ class Server:
         self._started = False
         self._connections: ConnectionRoom[ServerProtocol]
         self._watch: Watch
-        self._changed = asyncio.Event()
+        self._changed = Condition()
         self._stopping: asyncio.Task[None] | None = None
         self._cancel_at = 0.0
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """``sockets`` are bound, of TCP or Unix. The server owns them from now on, and closes them."""
         loop = asyncio.get_running_loop()
-        self.common = Common(loop, self._limits, self.numbers, self._hooks, self._changed.set)
+        self.common = Common(loop, self._limits, self.numbers, self._hooks, self._changed.notify)
         most = connections_allowed(self._limits.max_connections)
         self._connections = ConnectionRoom(most, _spare_rank, loop.time)
         self._watch = Watch(loop, check_interval(self._limits), lambda: self._connections)
@@ -97,7 +97,7 @@ class Server:
             self._stopping = loop.create_task(self._stop())
         elif cancel_at < self._cancel_at:
             self._cancel_at = cancel_at
-            self._changed.set()
+            self._changed.notify()
         await asyncio.shield(self._stopping)
 
     # Connections come and go.
@@ -108,7 +108,7 @@ class Server:
     def disconnected(self, protocol: ServerProtocol) -> None:
         self._connections.discard(protocol)
         if not self._connections:
-            self._changed.set()
+            self._changed.notify()
 
     def _on_accepted(self) -> None:
         self.numbers.connections_total += 1
@@ -129,15 +129,15 @@ class Server:
             call.drain()
         for protocol in list(self._connections):
             protocol.drain("drained")
-        await self._wait_until(self._is_empty, lambda: self._cancel_at)
+        await self._changed.wait_for(self._is_empty, lambda: self._cancel_at)
         for protocol in list(self._connections):
             protocol.cancel()
         linger_end = common.loop.time() + LINGER
-        await self._wait_until(lambda: not self._connections, lambda: linger_end)
+        await self._changed.wait_for(lambda: not self._connections, lambda: linger_end)
         for protocol in list(self._connections):
             protocol.abort("drained")
         cancel_end = common.loop.time() + CANCEL_TIMEOUT
-        if not await self._wait_until(self._is_empty, lambda: cancel_end):
+        if not await self._changed.wait_for(self._is_empty, lambda: cancel_end):
             logger.error("%d handlers of gRPC calls go on after they were cancelled", len(common.calls))
         self._watch.stop()
         common.deadlines.close()
@@ -145,17 +145,6 @@ class Server:
 
     def _is_empty(self) -> bool:
         return not self._connections and not self.common.calls
-
-    async def _wait_until(self, done: Callable[[], bool], end: Callable[[], float]) -> bool:
-        """Whether it was done before the end, which may change during the wait."""
-        while not done():
-            left = end() - self.common.loop.time()
-            if left <= 0:
-                return False
-            self._changed.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
-        return True
 
 
 def _spare_rank(protocol: ServerProtocol, now: float) -> tuple[bool, float] | None:

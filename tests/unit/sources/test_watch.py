@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from watchdog.events import FileSystemEventHandler
+from watchdog.observers import Observer
 
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.sources import watch as watching
@@ -166,6 +168,18 @@ def test_closing_ends_the_threads_and_later_updates_do_nothing(tmp_path: Path) -
     watcher.close()
     assert not watcher.update(points_for(str(tmp_path)))
     assert set(threading.enumerate()) <= before
+
+
+def test_watch_that_is_given_up_while_events_come_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its thread may ask for events once more when it has ended already."""
+    observer = Observer()
+    observer.start()
+    observer.schedule(FileSystemEventHandler(), str(tmp_path))
+    (emitter,) = observer.emitters
+    observer.stop()
+    observer.join()
+    emitter.queue_events(0.0)
+    assert caplog.records == []
 
 
 def test_a_burst_of_changes_makes_one_call_at_once_and_one_later(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ counted like any other.
 from __future__ import annotations
 
 import asyncio
+import time
 from types import TracebackType
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import RequestRecord
 from tfs_lite.server.http.message import Request
 from tfs_lite.server.http.replies import HttpError
+from tfs_lite.transport.condition import Condition
 from tfs_lite.transport.deadlines import Deadlines
 
 CONFIGURED = -1.0
@@ -72,14 +74,14 @@ class HttpCalls:
         self._timeout = timeout
         self._deadlines: Deadlines[HttpCall] | None = None
         self._in_flight: set[HttpCall] = set()
-        self._ended = False
-        self._idle: asyncio.Event | None = None
-        """Set when the last call has ended; made by ``drain``."""
+        self._refuses = False
+        self._left = Condition()
+        """Notified whenever a call has ended."""
 
     def call(self, request: Request, record: RequestRecord, seconds: float | None = CONFIGURED) -> HttpCall:
         """A call whose time, ``seconds`` (None: without a limit), runs from the arrival of its request's head.
-        UNAVAILABLE at the end of a drain, and before on a connection that was made too late."""
-        if request.after_drain or self._ended:
+        UNAVAILABLE if it comes too late in a drain."""
+        if self._refuses:
             raise _stopping()
         limit = self._timeout if seconds == CONFIGURED else seconds
         return HttpCall(self, None if limit is None else request.arrived + limit, record)
@@ -95,26 +97,19 @@ class HttpCalls:
         self._in_flight.discard(call)
         if self._deadlines is not None:
             self._deadlines.discard(call)
-        if self._idle is not None and not self._in_flight:
-            self._idle.set()
+        self._left.notify()
 
     async def drain(self, grace: float) -> None:
-        """Returns when the calls in flight are answered; after ``grace`` seconds they are answered UNAVAILABLE, as are
-        all that come later. A second call with a shorter grace makes the first one return sooner."""
-        self._idle = self._idle or asyncio.Event()
-        try:
-            async with asyncio.timeout(grace):
-                while self._in_flight:
-                    self._idle.clear()
-                    await self._idle.wait()
-        except TimeoutError:
-            pass
-        self._ended = True
+        """Returns when every call is answered. New calls are let in until those from before the drain are answered,
+        and are UNAVAILABLE then. After ``grace`` seconds all that are still in flight are UNAVAILABLE, too. A second
+        drain with a shorter grace makes the first one return sooner."""
+        ends, earlier = time.monotonic() + grace, set(self._in_flight)
+        await self._left.wait_for(lambda: self._in_flight.isdisjoint(earlier), lambda: ends)
+        self._refuses = True
+        await self._left.wait_for(lambda: not self._in_flight, lambda: ends)
         for call in list(self._in_flight):
             call.end(_stopping())
-        while self._in_flight:
-            self._idle.clear()
-            await self._idle.wait()
+        await self._left.wait_for(lambda: not self._in_flight)
 
 
 def _stopping() -> ServingError:

@@ -93,21 +93,17 @@ class IncomingBody:
 
 class Request:
     """``target`` is as it was sent, in origin form: the percent-encoded path, and the query if there is one.
-    ``arrived`` is when the head was complete, in seconds of ``time.monotonic``. ``after_drain``: its connection was
-    made after the drain of the server, too late for a prediction."""
+    ``arrived`` is when the head was complete, in seconds of ``time.monotonic``."""
 
-    __slots__ = ("after_drain", "arrived", "body", "headers", "method", "path", "query", "target")
+    __slots__ = ("arrived", "body", "headers", "method", "path", "query", "target")
 
-    def __init__(
-        self, method: str, target: str, headers: Headers, body: IncomingBody, arrived: float, after_drain: bool = False
-    ) -> None:
+    def __init__(self, method: str, target: str, headers: Headers, body: IncomingBody, arrived: float) -> None:
         self.method = method
         self.target = target
         self.path, _, self.query = target.partition("?")
         self.headers = headers
         self.body = body
         self.arrived = arrived
-        self.after_drain = after_drain
 
 
 class Response:

@@ -13,17 +13,16 @@ closes, so that clients and proxies go elsewhere, and a drain waits a moment for
 from __future__ import annotations
 
 import asyncio
-import math
 import ssl
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from tfs_lite.server.http.connection import Connection
 from tfs_lite.server.http.message import Handler
 from tfs_lite.server.http.response_head import DateLine
 from tfs_lite.server.runtime.sockets import listen
 from tfs_lite.transport.acceptor import Acceptor, connections_allowed
+from tfs_lite.transport.condition import Condition
 from tfs_lite.transport.rate_limited_log import RateLimitedLog
 from tfs_lite.transport.room import ConnectionRoom
 from tfs_lite.transport.watch import Watch
@@ -60,8 +59,6 @@ class HttpServer:
         self.date = DateLine()
         self.closes_connections = False
         """Whether every answer is the last on its connection."""
-        self.drained = False
-        """Whether connections that are made now are too late for predictions."""
         self._tls = tls
         self.log = RateLimitedLog("HTTP", time.monotonic)
         most = max_connections or connections_allowed(MAX_CONNECTIONS)
@@ -76,8 +73,8 @@ class HttpServer:
             starved=lambda why: self.log.warn("no_socket", f"no HTTP connection can be taken: {why}"),
         )
         self._watch: Watch
-        self._ended = asyncio.Event()
-        """Set whenever a connection has ended."""
+        self._ended = Condition()
+        """Notified whenever a connection has ended."""
 
     async def start(self, host: str, port: int) -> int:
         """The port. FAILED_PRECONDITION, naming port and flag, if it cannot be had, or if TLS refuses its file."""
@@ -96,14 +93,12 @@ class HttpServer:
 
     async def drain(self, grace: float) -> None:
         """Returns when the clients that asked a short while ago have had the time for one more request, at the latest
-        after ``grace`` seconds. Each answer is the last on its connection. Connections that are made afterwards are
-        too late."""
+        after ``grace`` seconds. Each answer is the last on its connection."""
         self.leave()
         now = time.monotonic()
         ends = now + min(grace, LAST_REQUEST)
         active = [one for one in self.connections if not one.busy and now - one.used_at < RECENT]
-        await self._wait_until(lambda: not any(one in self.connections for one in active), ends)
-        self.drained = True
+        await self._ended.wait_for(lambda: not any(one in self.connections for one in active), lambda: ends)
 
     async def stop(self, grace: float) -> None:
         """Accepts no more connections; returns when the requests in flight are answered, or dropped after ``grace``
@@ -114,19 +109,12 @@ class HttpServer:
         await self._acceptor.stop()
         for connection in list(self.connections):
             connection.close_if_idle()
-        await self._wait_until(lambda: not len(self.connections), time.monotonic() + grace)
+        ends = time.monotonic() + grace
+        await self._ended.wait_for(lambda: not len(self.connections), lambda: ends)
         for connection in list(self.connections):
             connection.evict()
-        await self._wait_until(lambda: not len(self.connections), math.inf)
+        await self._ended.wait_for(lambda: not len(self.connections))
         self._watch.stop()
-
-    async def _wait_until(self, done: Callable[[], bool], end: float) -> None:
-        """Returns when it is done, which is looked at whenever a connection has ended, or at the end."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(end - time.monotonic(), 0.0) if end < math.inf else None):
-                while not done():
-                    self._ended.clear()
-                    await self._ended.wait()
 
     # From connections.
 
@@ -135,7 +123,7 @@ class HttpServer:
 
     def disconnected(self, connection: Connection) -> None:
         self.connections.discard(connection)
-        self._ended.set()
+        self._ended.notify()
 
     def _on_failed_handshake(self, peer: object, why: str | None) -> None:
         if why is not None:

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from math import inf
+
+from tfs_lite.transport.condition import Condition
+
+
+async def test_wait_returns_at_once_for_what_is_done_even_after_its_end() -> None:
+    assert await Condition().wait_for(lambda: True, lambda: -inf)
+
+
+async def test_tasks_wait_each_for_its_own_until_they_are_notified() -> None:
+    condition, done = Condition(), set()
+    waits = [asyncio.ensure_future(condition.wait_for(lambda n=n: n in done)) for n in range(3)]
+    for number, wait in enumerate(waits):
+        await asyncio.sleep(0)
+        done.add(number)
+        condition.notify()
+        assert await wait
+        assert not any(other.done() for other in waits[number + 1 :])
+
+
+async def test_what_comes_true_without_a_word_is_noticed_at_the_end() -> None:
+    end, seen = time.monotonic() + 0.05, []
+
+    def done() -> bool:
+        seen.append(time.monotonic())
+        return seen[-1] >= end - 0.01
+
+    assert await Condition().wait_for(done, lambda: end)
+    assert len(seen) == 2
+
+
+async def test_end_that_is_brought_forward_ends_the_wait() -> None:
+    condition, ends = Condition(), [inf]
+    wait = asyncio.ensure_future(condition.wait_for(lambda: False, lambda: ends[0]))
+    await asyncio.sleep(0)
+    ends[0] = 0.0
+    condition.notify()
+    assert not await wait

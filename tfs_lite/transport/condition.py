@@ -1,0 +1,32 @@
+"""A wait for something to become true, at the latest until a time that may change meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+
+
+class Condition:
+    """On the event loop. ``notify`` is called after every change that may end a wait. Many tasks may wait, each for
+    something else."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def notify(self) -> None:
+        self._changed.set()
+
+    async def wait_for(self, done: Callable[[], bool], end: Callable[[], float] = lambda: inf) -> bool:
+        """Whether it was done before ``end``, in seconds of ``time.monotonic``, which is the loop's clock."""
+        loop = asyncio.get_running_loop()
+        while not done():
+            left = end() - loop.time()
+            if left <= 0:
+                return False
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left if left < inf else None):
+                    await self._changed.wait()
+        return True
