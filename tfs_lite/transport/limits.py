@@ -50,8 +50,8 @@ class Limits:
     connection_window: int = 16 * MIB
     large_window: int = 4 * MIB
     """The window of a stream while it receives a message larger than ``stream_window``."""
-    max_frame: int = 16 * KIB
-    """The largest frame that is accepted."""
+    max_frame: int = 64 * KIB
+    """The largest frame that is accepted. Every frame of a message costs its share of the transport's time."""
 
     # output
     max_control_queue: int = 64 * KIB

@@ -339,6 +339,7 @@ class BatchingServable:
                 dropped.extend(queue.sweep(now))
                 if not len(queue.jobs):
                     continue
+            dropped.extend(queue.shed(now))
             decision = queue.decide(now)
             if decision.take:
                 return queue, queue.take(decision), until

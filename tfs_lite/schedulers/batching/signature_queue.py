@@ -18,8 +18,9 @@ from tfs_lite.schedulers.calls import rows_of
 
 NEWEST = 0.2
 """The weight of the newest run in the average."""
-MARGIN = 1.25
-"""A wait is too long if it would end too late by this factor: estimates are not exact."""
+MARGIN = 2.0
+"""A wait is too long if it would take more than half of the time that is left: estimates are not exact, and a machine that
+is asked too much gets slower. A queue that is shorter than it could be still keeps every run full."""
 
 RuleOf = Callable[[Signature, BatchSettings], BatchRule | None]
 """Returns which calls of a signature may share a run; None if every one runs alone."""
@@ -100,8 +101,19 @@ class SignatureQueue:
         if not ahead or job.expires == inf:
             return None
         wait = (ahead / workers + 1) * self._run_seconds
-        if job.enqueued + wait * MARGIN <= job.expires:
-            return None
+        return None if job.enqueued + wait * MARGIN <= job.expires else self._overloaded()
+
+    def shed(self, now: float) -> list[tuple[Job, Status]]:
+        """Takes out the jobs at the head that a run would answer after their deadline, with the status UNAVAILABLE,
+        while what is left fills a run: their run would be lost, and make those behind them late too."""
+        jobs, late = self.jobs, list[tuple[Job, Status]]()
+        ends, full = now + self._run_seconds, self.settings.max_batch_size
+        while full and jobs.rows > full and (head := jobs.head) is not None and head.expires < ends:
+            self.remove(head)
+            late.append((head, self._overloaded()))
+        return late
+
+    def _overloaded(self) -> Status:
         return Status(
             StatusCode.UNAVAILABLE,
             f"{self._name} is overloaded: {self.jobs.rows} rows wait, and the request would not be answered before "

@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 MAX_DETAILS = 1024
 MAX_ENCODED_DETAILS = 4096
 """Longer error texts are cut: they travel in a header, percent-encoded, and clients take 8 KB of headers."""
+_MOST_ENCODED = 12
+"""Bytes of a character: four in UTF-8, each as a percent sign and two digits."""
 _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 INTERNAL = Status(StatusCode.INTERNAL, "internal error")
 
@@ -27,8 +29,8 @@ def explain(path: str, error: Exception) -> tuple[int, str]:
 
 
 def truncate(message: str) -> str:
-    """Truncates a text to what fits into a header, where a character may take twelve bytes."""
+    """Truncates a text to what fits into a header."""
     cut = message[:MAX_DETAILS]
-    while len(quote(cut, safe=_PLAIN)) > MAX_ENCODED_DETAILS:
+    while len(cut) * _MOST_ENCODED > MAX_ENCODED_DETAILS and len(quote(cut, safe=_PLAIN)) > MAX_ENCODED_DETAILS:
         cut = cut[: len(cut) // 2]
     return message if cut == message else cut + "...TRUNCATED"

@@ -15,6 +15,7 @@ import operator
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -122,6 +123,7 @@ class InFlight:
 
     def __init__(self, metrics: RequestMetrics, on_call: OnCall) -> None:
         self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
         self.post = CompletionQueue[Callable[[], None]](operator.call).post
         self.metrics = metrics
         self.on_call = on_call
@@ -140,8 +142,8 @@ class PendingRequest:
     It holds the version until the servable has answered the last call, also when the caller has gone."""
 
     __slots__ = (
-        *("_answer", "_calls", "_handle", "_in_flight", "_left", "_outputs", "_over", "_record", "_room"),
-        *("_slots", "_taken", "_waiter", "_waiting", "arrival", "id", "runs", "servable"),
+        *("_calls", "_ended", "_failure", "_handle", "_in_flight", "_left", "_outputs", "_over", "_record", "_room"),
+        *("_slots", "_submitting", "_taken", "_waiter", "_waiting", "arrival", "id", "runs", "servable"),
     )
 
     def __init__(
@@ -164,13 +166,18 @@ class PendingRequest:
         self._left = 0
         self._outputs: list[Mapping[str, Array]] = []
         self._over = False
-        self._answer: asyncio.Future[Sequence[Mapping[str, Array]]] = in_flight.loop.create_future()
+        self._failure: ServingError | None = None
+        """Never raised itself: its traceback would refer to this request, and with it to the inputs, which would stay
+        until the next garbage collection."""
+        self._ended: asyncio.Future[None] = in_flight.loop.create_future()
         self._slots: threading.Semaphore | None = None
         self._waiting: deque[tuple[Part, int, int]] = deque()
         self.arrival = 0
         """The number of the part that was taken last, by ``arrivals``."""
         self._taken = False
         self._waiter: asyncio.Future[None] | None = None
+        self._submitting: list[tuple[int, Mapping[str, Tensor] | Status]] | None = None
+        """The answers that the servable has given at once, while it is given the calls; None afterwards."""
 
     def submit(self, calls: Sequence[ServableCall], in_parts: bool) -> None:
         """Queues the calls, one for each run. ``in_parts``: they were given ``part``."""
@@ -179,14 +186,25 @@ class PendingRequest:
         self._outputs = [{}] * len(calls)
         if in_parts:
             self._slots = threading.Semaphore(MAX_PARTS)
+            at_once = None  # parts come before the answer, and by the queue
+        else:
+            at_once = self._submitting = []
         self._in_flight.metrics.started(self.id)
         for call in calls:
             self.servable.submit(call)
+        self._submitting = None
+        for index, result in at_once or ():
+            self._settle(index, result)
 
     # On the servable's threads.
 
     def done(self, index: int, result: Mapping[str, Tensor] | Status) -> None:
-        """The end of a call."""
+        """The end of a call. One that is refused, or found in a cache, is answered on the loop while it is submitted,
+        and need not wake the loop."""
+        at_once = self._submitting
+        if at_once is not None and threading.get_ident() == self._in_flight.thread:
+            at_once.append((index, result))
+            return
         self._in_flight.post(partial(self._settle, index, result))
 
     def part(self, outputs: Mapping[str, Tensor]) -> None:
@@ -207,11 +225,12 @@ class PendingRequest:
         """All answers in order, or the first failure, which cancels the other calls. Raises ServingError;
         CancelledError cancels the request. ``run_seconds`` of the record are those of all calls."""
         try:
-            outputs = await self._answer
+            await self._ended
+            self.check()
         except BaseException:
             self.cancel()
             raise
-        return Inference(self.id, self.runs, outputs)
+        return Inference(self.id, self.runs, self._outputs)
 
     def parts(self) -> AsyncIterator[Part]:
         """The parts in order, as :meth:`next` gives them."""
@@ -226,7 +245,7 @@ class PendingRequest:
         self._taken = False
         await self.wait()
         if not self._waiting:
-            self._answer.result()
+            self.check()
             return None
         self._taken = True
         return self._pop()
@@ -263,8 +282,8 @@ class PendingRequest:
 
     def check(self) -> None:
         """Raises the failure of the request, if it has failed."""
-        if self._over:
-            self._answer.result()
+        if self._failure is not None:
+            raise copy(self._failure)
 
     def cancel(self) -> None:
         """The caller does not wait any more: drops the parts that wait, and cancels the calls unless the request is
@@ -302,7 +321,7 @@ class PendingRequest:
             for call in calls:
                 self._record.run_seconds += call.run_seconds
             if self._end():
-                self._answer.set_result(self._outputs)
+                self._ended.set_result(None)
 
     def _add(self, part: Part) -> None:
         if self._over:
@@ -332,19 +351,19 @@ class PendingRequest:
         """Ends the request and cancels its calls, unless it is over."""
         if self._over:
             return
+        self._failure = error
         if self._end():
-            self._answer.set_exception(error)
-            self._answer.exception()  # retrieved: asyncio must not log it when the caller has gone
+            self._ended.set_result(None)
         for call in self._calls:
             self.servable.cancel(call)
 
     def _end(self) -> bool:
-        """Returns whether the answer may be set: not when the caller was cancelled, or when the loop is closed."""
+        """Returns whether ``_ended`` may be set: not when the caller was cancelled, or when the loop is closed."""
         self._over = True
         if self._slots is not None:
             self._slots.release(len(self.runs))  # for the thread of each call that waits in ``part``
         self._wake()
-        return not (self._answer.done() or self._in_flight.loop.is_closed())
+        return not (self._ended.done() or self._in_flight.loop.is_closed())
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

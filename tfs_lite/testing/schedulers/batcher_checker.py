@@ -182,7 +182,7 @@ class BatcherChecker:
         if "Exceeds maximum queue size" in text or "is full" in text:
             return not request.admitted and self._is_full(request)
         if "is overloaded" in text:
-            return not request.admitted and request.call.deadline is not None
+            return request.call.deadline is not None
         if "wait for an earlier one" in text:
             held = len(self._open) >= 2 * self.settings.max_queued_calls + len(self.scheduler.workers)
             return not request.admitted and self.settings.preserve_ordering and (held or self.scheduler.stepwise)

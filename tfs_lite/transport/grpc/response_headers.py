@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 from tfs_lite.transport.grpc.compression import ENCODINGS
@@ -15,6 +16,9 @@ from tfs_lite.transport.http2.hpack_writer import literal, status
 
 MAX_MESSAGE = 4096
 """Bytes of an encoded grpc-message. Many clients accept 8 KiB of headers, and lose the status too above that."""
+
+KEPT_MESSAGES = 256
+"""How many encoded messages are kept: a server that refuses much says the same to many."""
 
 _TO_ESCAPE = re.compile(rb"[^ -$&-~]|\A | \Z")
 """All but printable ASCII, the percent sign, and spaces at either end, which a client would have to drop."""
@@ -77,6 +81,7 @@ def _custom(name: str, value: str) -> bytes:
     return literal(name.encode(), value.strip(" ").encode())
 
 
+@lru_cache(KEPT_MESSAGES)
 def _percent_encoded(message: str) -> bytes:
     data = message[: MAX_MESSAGE + 1].encode(errors="replace")
     encoded = _TO_ESCAPE.sub(_escape, data)

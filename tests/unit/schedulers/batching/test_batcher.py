@@ -183,6 +183,25 @@ def test_one_lost_worker_of_two_leaves_the_queue_to_the_other(make_batcher: Make
     assert code(waiting) is None
 
 
+def test_call_whose_turn_comes_too_late_is_refused_and_the_run_goes_to_those_behind_it(
+    make_batcher: MakeBatcher,
+) -> None:
+    """A run takes a second, and the one before took three."""
+    fixture = make_batcher(GREEDY)
+    fixture.ask(4)
+    fixture.advance(1.0)
+    fixture.finish()
+    fixture.ask(4)
+    late = fixture.ask(deadline=4.5)
+    behind = [fixture.ask() for _ in range(4)]
+    fixture.advance(3.0)
+    fixture.finish()
+    assert code(late) is StatusCode.UNAVAILABLE
+    assert fixture.sizes() == [4, 4, 4]
+    fixture.finish()
+    assert [code(request) for request in behind] == [None] * 4
+
+
 def test_call_that_comes_with_a_deadline_that_has_passed_is_refused(make_batcher: MakeBatcher) -> None:
     fixture = make_batcher(GREEDY)
     assert code(fixture.ask(deadline=0.0)) is StatusCode.DEADLINE_EXCEEDED

@@ -1,4 +1,4 @@
-"""Calls that could not be answered in time are refused before they wait."""
+"""Calls that could not be answered in time are refused: before they wait, or when their turn comes too late."""
 
 from __future__ import annotations
 
@@ -52,3 +52,34 @@ def test_the_last_runs_count_most() -> None:
     for _ in range(40):
         queue.ended(0.0, 4, 0.01, False)
     assert queue.overload(queue.job(call(0.1), 0.0), 1) is None
+
+
+def test_jobs_whose_run_would_end_after_their_deadline_make_room_for_those_behind_them() -> None:
+    queue = queue_with(0, run_seconds=1.0)
+    late, later, good = (queue.job(call(deadline), 0.0) for deadline in (0.5, 0.99, 1.0))
+    behind = [queue.job(call(None), 0.0) for _ in range(4)]
+    for job in (late, later, good, *behind):
+        queue.add(job)
+    shed = queue.shed(0.0)
+    assert [job for job, _ in shed] == [late, later]
+    assert {status.code for _, status in shed} == {StatusCode.UNAVAILABLE}
+    assert "would not be answered before its deadline" in shed[0][1].message
+    assert list(queue.jobs) == [good, *behind]
+
+
+def test_no_job_is_shed_that_leaves_room_in_the_run() -> None:
+    """Where nothing else waits for the run, an estimate is no reason not to try."""
+    queue = queue_with(0, run_seconds=60.0)
+    jobs = [queue.job(call(0.1), 0.0) for _ in range(6)]
+    for job in jobs:
+        queue.add(job)
+    assert [job for job, _ in queue.shed(0.0)] == jobs[:2]
+    assert queue.shed(0.0) == []
+
+
+def test_calls_that_run_alone_are_not_shed() -> None:
+    queue = SignatureQueue("s", Signature((X,), (Y,)), BatchSettings(), "m-1", BatchRule.of)
+    queue.ended(0.0, 1, 60.0, False)
+    queue.add(queue.job(call(0.1), 0.0))
+    queue.add(queue.job(call(0.1), 0.0))
+    assert queue.shed(0.0) == []

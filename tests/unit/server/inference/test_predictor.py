@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -248,6 +250,54 @@ def test_status_of_the_servable_becomes_the_error() -> None:
     assert (error.code, str(error)) == (StatusCode.UNAVAILABLE, "the queue is full")
     rejected = house.registry.get_sample_value("tfs_lite_requests_rejected_total", {"model": "adder"})
     assert rejected == 1
+
+
+def test_refusal_needs_no_turn_of_the_loop() -> None:
+    house = House(Refusing())
+
+    async def begin() -> bool:
+        with house.metrics.record("Predict", "adder") as record:
+            request = house.predictor.begin(ModelRef("adder"), lambda servable: [add()], record, None)
+            return request.over
+
+    assert asyncio.run(begin())
+    assert (house.handles, house.inside) == (0, 0)
+
+
+def test_refusal_cancels_the_other_runs_of_its_request() -> None:
+    class Second(Waiting):
+        """Refuses every call after the first."""
+
+        def submit(self, call: PredictCall) -> None:
+            if self.calls:
+                call.on_done(Status(StatusCode.UNAVAILABLE, "the queue is full"))
+            else:
+                super().submit(call)
+
+    house = House(Second())
+    with pytest.raises(ServingError, match="the queue is full"):
+        asyncio.run(house.infer(add(), add()))
+    assert house.servable.cancelled[:1] == house.servable.calls
+
+
+def test_failed_request_leaves_nothing_to_garbage_collection() -> None:
+    """A server that is asked too much would hold the inputs of all that it has refused lately."""
+    house, inputs = House(Refusing()), np.ones(1, np.float32)
+    held = weakref.ref(inputs)
+
+    async def ask() -> None:
+        nonlocal inputs
+        run = add(inputs)
+        del inputs
+        with pytest.raises(ServingError):
+            await house.infer(run)
+
+    gc.disable()
+    try:
+        asyncio.run(ask())
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_deadline_answers_the_client_while_the_model_keeps_its_handle(house: House) -> None:

@@ -101,7 +101,7 @@ ENDS: dict[str, Callable[[Peer], bytes]] = {
     "half a frame": lambda peer: h2.ping()[:-3],
     "half a block": lambda peer: h2.raw(h2.HEADERS, 0, 99, peer.block()) + h2.continuation(99, b"", last=False),
     "wrong stream": lambda peer: h2.data(0, b"x") + peer.call(101),
-    "too large": lambda peer: h2.raw(h2.DATA, 0, 1, length=20_000) + bytes(30),
+    "too large": lambda peer: h2.raw(h2.DATA, 0, 1, length=LIMITS.max_frame + 1) + bytes(30),
     "bad block": lambda peer: h2.headers(99, b"\xff\xff\xff") + h2.ping(),
     "interrupted": lambda peer: h2.raw(h2.HEADERS, 0, 99, peer.block()) + h2.ping() + h2.ping(),
     "garbage": lambda peer: random.Random(1).randbytes(80),

@@ -7,6 +7,7 @@ import pytest
 from tfs_lite.testing.grpc import http2_peer as h2
 from tfs_lite.testing.grpc.http2_peer import ConnectionFixture
 from tfs_lite.transport.http2.errors import ErrorCode
+from tfs_lite.transport.limits import Limits
 
 WRONG_SIZES = {
     (h2.PRIORITY, 1): (0, 4, 6),
@@ -44,7 +45,7 @@ PROTOCOL: dict[str, list[bytes]] = {
     "6.10 CONTINUATION without HEADERS": [h2.continuation(stream) for stream in (0, 1, 3)],
 }
 FRAME_SIZE: dict[str, list[bytes]] = {
-    "4.2 a frame above the largest size": [h2.raw(kind, 0, 1, bytes(16_385)) for kind in (*range(10), 0x42)],
+    "4.2 a frame above the largest size": [h2.raw(kind, 0, 1, bytes(Limits().max_frame + 1)) for kind in (*range(10), 0x42)],
     "4.2 a size that is judged by the head alone": [h2.raw(h2.DATA, 0, 1, length=2**24 - 1)],
     "4.2 too short for the mandatory fields": [
         h2.raw(h2.DATA, h2.PADDED, 1, b""),
