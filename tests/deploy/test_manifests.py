@@ -31,8 +31,10 @@ from tfs_lite import __version__
 from tfs_lite.cli.flag_parser import Settings, parse_flags
 from tfs_lite.cli.flags import FLAGS
 from tfs_lite.cli.main import COMMANDS
+from tfs_lite.cli.output import UsageError
 from tfs_lite.cli.serve import server_options
 from tfs_lite.client import Client
+from tfs_lite.core.publish import publish
 from tfs_lite.server.server import Server
 from tfs_lite.testing.servers.in_process import ROW, TIMEOUT
 from tfs_lite.testing.servers.models import TaggedArchives
@@ -149,8 +151,11 @@ def served(
     request: pytest.FixtureRequest, archives: TaggedArchives, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Launch, Served]]:
     root = tmp_path_factory.mktemp("deployed")
-    archives.write_version(1, root / "models" / "ranker")
     launch = LAUNCHES[request.param]
+    if request.param == "kserve":
+        archives.write_version(1, root / "models" / "ranker")
+    else:
+        publish(str(archives.write(1, root / "model.pt2")), str(root / "models" / "ranker"))
     found = Served(launch, root)
     found.server.wait_ready(TIMEOUT)
     yield launch, found
@@ -263,6 +268,13 @@ def test_compose_opens_its_ports_to_its_own_machine_only() -> None:
     settings = parsed(LAUNCHES["compose"])
     wanted = [f"127.0.0.1:{port}:{port}" for port in (settings["port"], settings["rest_api_port"])]
     assert compose_server()["ports"] == wanted
+
+
+def test_no_service_of_kubernetes_becomes_a_flag() -> None:
+    """A Service called ``tfs-lite`` would give every pod of its namespace ``TFS_LITE_PORT=tcp://...``."""
+    with pytest.raises(UsageError, match="TFS_LITE_PORT: expected a whole number"):
+        parse_flags([], {"TFS_LITE_PORT": "tcp://10.0.0.1:8501"})
+    assert manifest("Deployment")["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
 
 def test_torch_takes_no_more_threads_than_cpus_were_asked_for() -> None:
