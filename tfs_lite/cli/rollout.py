@@ -160,7 +160,7 @@ class Rollout:
         self.reports[server] = ServerReport(server, state, reason)
 
     def _raise_if_failed(self, then: str) -> None:
-        failed = [f"{report.server} ({report.reason})" for report in self.reports.values() if report.state == "failed"]
+        failed = [report.server for report in self.reports.values() if report.state == "failed"]
         if failed:
             raise CliError(f"failed on {', '.join(failed)}: {then}", "ABORTED")
 
@@ -286,4 +286,5 @@ def _print(rollout: Rollout, error: CliError | None, as_json: bool) -> None:
     if error:
         print(f"tfs-lite: {error}", file=sys.stderr)
     elif rollout.skew_seconds is not None:
-        print(f"moved: {len(reports)} servers within {rollout.skew_seconds * 1000:.0f} ms of one another")
+        number = f"{len(reports)} server{'s' if len(reports) != 1 else ''}"
+        print(f"the labels have moved on {number}, at most {rollout.skew_seconds * 1000:.0f} ms apart")
