@@ -168,9 +168,11 @@ class Client:
         answered = serving.read_model_spec(response)
         return ModelMetadata(answered.name, answered.version or 0, serving.read_signature_def_map(packed))
 
-    def status(self, model: str, *, version: int | None = None, timeout: float | None = None) -> list[VersionStatus]:
-        """The states of all versions that the server knows, highest first, or of one."""
-        request = messages.GetModelStatusRequest(model_spec=serving.model_spec(ModelRef(model, version)))
+    def status(
+        self, model: str, *, version: int | None = None, label: str | None = None, timeout: float | None = None
+    ) -> list[VersionStatus]:
+        """The states of all versions that the server knows, highest first, or of the given version or label."""
+        request = messages.GetModelStatusRequest(model_spec=serving.model_spec(_reference(model, version, label)))
         return serving.read_model_status(self._call(_STATUS, request, messages.GetModelStatusResponse, timeout))
 
     def reload(self, config: HasProto | Message, *, timeout: float | None = None) -> str:

@@ -91,12 +91,13 @@ class EchoServer:
         return response
 
     def status(self, request: Message) -> Message:
+        ref = serving.read_model_spec(request)
         self.spec(request)
         versions = [
             VersionStatus(4, VersionState.END, Status(StatusCode.DATA_LOSS, "torn file")),
             VersionStatus(3, VersionState.AVAILABLE, OK),
         ]
-        wanted = serving.read_model_spec(request).version
+        wanted = 3 if ref.label == "stable" else ref.version
         return serving.model_status(item for item in versions if wanted in (None, item.version))
 
     def reload(self, request: Message) -> Message:
@@ -255,6 +256,7 @@ def test_status_lists_versions_with_their_errors(client: Client) -> None:
     assert (failed.version, failed.state, failed.status.message) == (4, VersionState.END, "torn file")
     assert (available.version, available.state, available.status) == (3, VersionState.AVAILABLE, OK)
     assert client.status("echo", version=3) == [available]
+    assert client.status("echo", label="stable") == [available]
 
 
 def test_a_reload_takes_settings_and_messages_alike(client: Client, server: EchoServer) -> None:

@@ -1,8 +1,10 @@
-"""The command line: serve, publish, status, predict, record, reload, check, demo. No other package imports it.
+"""The command line: serve, publish, status, predict, record, reload, rollout, check, demo. No other package imports it.
 
 main                        finds the command and turns failures into one line and an exit code
 serve, flags, flag_parser   the server, and its flags in one table
-publish, status, predict, record, reload, check, demo/   the other commands, a module each
+publish, status, predict    other commands, a module each, like
+record, reload, rollout,
+check, demo/
 batch_view, model_view      what ``status`` and ``reload`` show
 check_models                what ``check`` finds out about models on disk
 record_live, warmup_file    where ``record`` gets requests, and the file that it writes
