@@ -142,7 +142,7 @@ class PendingRequest:
     It holds the version until the servable has answered the last call, also when the caller has gone."""
 
     __slots__ = (
-        *("_calls", "_ended", "_failure", "_handle", "_in_flight", "_left", "_outputs", "_over", "_record", "_room"),
+        *("_calls", "_failure", "_handle", "_in_flight", "_left", "_on_end", "_outputs", "_over", "_record", "_room"),
         *("_slots", "_submitting", "_taken", "_waiter", "_waiting", "arrival", "id", "runs", "servable"),
     )
 
@@ -169,7 +169,7 @@ class PendingRequest:
         self._failure: ServingError | None = None
         """Never raised itself: its traceback would refer to this request, and with it to the inputs, which would stay
         until the next garbage collection."""
-        self._ended: asyncio.Future[None] = in_flight.loop.create_future()
+        self._on_end: Callable[[], None] | None = None
         self._slots: threading.Semaphore | None = None
         self._waiting: deque[tuple[Part, int, int]] = deque()
         self.arrival = 0
@@ -221,16 +221,30 @@ class PendingRequest:
 
     # For the caller.
 
+    def then(self, ended: Callable[[], None]) -> None:
+        """``ended`` is called when the request has ended, also by ``cancel``; at once if it has already. For one caller
+        at a time. It must not raise."""
+        if self._over:
+            ended()
+        else:
+            self._on_end = ended
+
+    def result(self) -> Inference:
+        """The answer of a request that has ended: all answers in order, or the first failure, which has cancelled the
+        other calls. Raises ServingError. ``run_seconds`` of the record are those of all calls."""
+        self.check()
+        return Inference(self.id, self.runs, self._outputs)
+
     async def answer(self) -> Inference:
-        """All answers in order, or the first failure, which cancels the other calls. Raises ServingError;
-        CancelledError cancels the request. ``run_seconds`` of the record are those of all calls."""
+        """Waits for the end of the request and returns its ``result``. CancelledError cancels it."""
+        ended = self._in_flight.loop.create_future()
+        self.then(partial(_set, ended))
         try:
-            await self._ended
-            self.check()
+            await ended
+            return self.result()
         except BaseException:
             self.cancel()
             raise
-        return Inference(self.id, self.runs, self._outputs)
 
     def parts(self) -> AsyncIterator[Part]:
         """The parts in order, as :meth:`next` gives them."""
@@ -320,8 +334,7 @@ class PendingRequest:
         if not self._left:
             for call in calls:
                 self._record.run_seconds += call.run_seconds
-            if self._end():
-                self._ended.set_result(None)
+            self._end()
 
     def _add(self, part: Part) -> None:
         if self._over:
@@ -352,22 +365,27 @@ class PendingRequest:
         if self._over:
             return
         self._failure = error
-        if self._end():
-            self._ended.set_result(None)
+        self._end()
         for call in self._calls:
             self.servable.cancel(call)
 
-    def _end(self) -> bool:
-        """Returns whether ``_ended`` may be set: not when the caller was cancelled, or when the loop is closed."""
+    def _end(self) -> None:
         self._over = True
         if self._slots is not None:
             self._slots.release(len(self.runs))  # for the thread of each call that waits in ``part``
         self._wake()
-        return not (self._ended.done() or self._in_flight.loop.is_closed())
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None and not self._in_flight.loop.is_closed():
+            on_end()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _set(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
 
 
 class _Parts:
