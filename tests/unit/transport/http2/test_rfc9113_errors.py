@@ -45,7 +45,9 @@ PROTOCOL: dict[str, list[bytes]] = {
     "6.10 CONTINUATION without HEADERS": [h2.continuation(stream) for stream in (0, 1, 3)],
 }
 FRAME_SIZE: dict[str, list[bytes]] = {
-    "4.2 a frame above the largest size": [h2.raw(kind, 0, 1, bytes(Limits().max_frame + 1)) for kind in (*range(10), 0x42)],
+    "4.2 a frame above the largest size": [
+        h2.raw(kind, 0, 1, bytes(Limits().max_frame + 1)) for kind in (*range(10), 0x42)
+    ],
     "4.2 a size that is judged by the head alone": [h2.raw(h2.DATA, 0, 1, length=2**24 - 1)],
     "4.2 too short for the mandatory fields": [
         h2.raw(h2.DATA, h2.PADDED, 1, b""),
