@@ -19,8 +19,8 @@ from tfs_lite.schedulers.calls import rows_of
 NEWEST = 0.2
 """The weight of the newest run in the average."""
 MARGIN = 2.0
-"""A wait is too long if it would take more than half of the time that is left: estimates are not exact, and a machine that
-is asked too much gets slower. A queue that is shorter than it could be still keeps every run full."""
+"""A wait is too long if it would take more than half of the time that is left: estimates are not exact, and a machine
+that is asked too much gets slower. A queue that is shorter than it could be still keeps every run full."""
 
 RuleOf = Callable[[Signature, BatchSettings], BatchRule | None]
 """Returns which calls of a signature may share a run; None if every one runs alone."""
