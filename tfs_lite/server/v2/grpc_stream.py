@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 1000
 """Requests of one stream whose answers the client does not have yet; then no more are read until it takes some."""
+FIRST_BURST = 8
+"""Requests of one stream in flight while the size of their answers is not known yet."""
 GRPC_ERROR = "triton_grpc_error"
 """Metadata, ``true``: the first failure ends the stream with its status."""
 
@@ -100,8 +102,10 @@ class V2Stream:
     def _has_room(self) -> bool:
         """Whether half of the room is left beside what waits and what those in flight may add. A single answer may have
         any size."""
+        if not self._largest:
+            return len(self._in_order) < FIRST_BURST
         expected = self._room.waiting + len(self._in_order) * self._largest
-        return not expected or expected <= self._infer.room.one // 2
+        return expected <= self._infer.room.one // 2
 
     async def _serve(self, data: bytes, last: _Answer) -> None:
         """Begins the request in the task's first step, and puts its answers out."""

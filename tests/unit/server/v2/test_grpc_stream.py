@@ -15,7 +15,7 @@ from tfs_lite.core.model import PredictCall
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.protocols.v2.messages import ModelInferRequest, ModelStreamInferResponse
 from tfs_lite.server.inference.pending import MAX_PARTS, PART_BYTES
-from tfs_lite.server.v2.grpc_stream import V2Stream
+from tfs_lite.server.v2.grpc_stream import FIRST_BURST, V2Stream
 from tfs_lite.testing.servers.v2_fixture import Repeater, V2Fixture
 from tfs_lite.transport.table import CallContext
 
@@ -220,6 +220,30 @@ def test_no_requests_are_read_while_many_bytes_of_answers_wait(models: V2Fixture
     assert models.infer.room.held == 0
 
 
+def test_a_first_burst_waits_until_the_size_of_an_answer_is_known(models: V2Fixture) -> None:
+    servable = models.add_simple()
+    requests = Requests(50)
+
+    async def scenario() -> None:
+        models.infer.room.one = FIRST_BURST * await size_of_an_answer(models)
+        servable.model.gate.clear()
+        stream = V2Stream(models.infer, CallContext(None))
+        async with aclosing(stream.run(requests.__aiter__())) as answers:  # type: ignore[type-var]
+            first = asyncio.ensure_future(anext(answers))
+            await until(lambda: models.handles == FIRST_BURST)
+            await turns(50)
+            assert models.handles == FIRST_BURST
+            servable.model.gate.set()
+            found = [read(await first)]
+            await until(lambda: models.handles == 0)
+            await turns(50)
+            found += [read(answer) async for answer in answers]
+            assert [answer.infer_response.id for answer in found] == [str(index) for index in range(50)]
+            assert not any("more slowly" in answer.error_message for answer in found)
+
+    run(scenario())
+
+
 def test_an_answer_without_room_becomes_a_failure(models: V2Fixture) -> None:
     servable = models.add_simple()
     requests = Requests(20)
@@ -230,14 +254,14 @@ def test_an_answer_without_room_becomes_a_failure(models: V2Fixture) -> None:
         stream = V2Stream(models.infer, CallContext(None))
         async with aclosing(stream.run(requests.__aiter__())) as answers:  # type: ignore[type-var]
             first = asyncio.ensure_future(anext(answers))
-            await until(lambda: models.handles == 20)
+            await until(lambda: models.handles == FIRST_BURST)
             servable.model.gate.set()
             found = [read(await first)]
             await until(lambda: models.handles == 0)
             await turns(50)
             found += [read(answer) async for answer in answers]
             assert [answer.infer_response.id for answer in found] == [str(index) for index in range(20)]
-            assert "more slowly than the model makes them" in found[-1].error_message
+            assert any("more slowly than the model makes them" in answer.error_message for answer in found)
 
     run(scenario())
     assert models.count("RESOURCE_EXHAUSTED") > 0
