@@ -8,9 +8,10 @@ capacity (64 callers, closed loop), then its p99 at half of that (open loop, arr
 ``--times`` that capacity for ``--seconds``, then again half of it at once. Every request has a deadline, as clients
 should have.
 
-- goodput: answers in time during the overload, in ratio to the capacity; aim: 0.9 or more.
-- refusal p99: how long a caller waited for UNAVAILABLE or RESOURCE_EXHAUSTED. late/s: calls that ended by their
-  deadline instead, with whatever other status.
+- goodput: answers within the deadline by the caller's clock during the overload, in ratio to the capacity; aim: 0.9 or
+  more.
+- refusal p99: how long a caller waited for UNAVAILABLE or RESOURCE_EXHAUSTED. late/s: calls that were answered after
+  their deadline, or ended with whatever other status.
 - RSS: of the server's processes, the highest during the overload in ratio to that after its first tenth; aim: flat.
 - recovery: p99 at half the capacity after the overload in ratio to before; failures after it.
 - offered: what the generator sent, in ratio to the capacity; ``client`` is its share of its core. Where that nears 1
@@ -106,25 +107,26 @@ def overload(worker: str, built: Model, arguments: argparse.Namespace) -> dict[s
         say(f"{worker}: {arguments.times:g} times {capacity:,.0f} requests a second for {arguments.seconds:g} s")
         during = at_rate(running, built, capacity * arguments.times, arguments.seconds, arguments.timeout_ms, memory)
         after = at_rate(running, built, capacity / 2, quiet, arguments.timeout_ms)
-    return report(built.name, worker, capacity, before, during, after, memory)
+    return report(f"{built.name} {worker}", capacity, arguments.timeout_ms / 1e3, before, during, after, memory)
 
 
 def report(
-    name: str, worker: str, capacity: float, before: Tally, during: Tally, after: Tally, memory: Memory
+    name: str, capacity: float, timeout: float, before: Tally, during: Tally, after: Tally, memory: Memory
 ) -> dict[str, Any]:
     most, ratio = memory.growth()
     served, ended = len(during.served), during.codes.total()
+    in_time = sum(seconds <= timeout for seconds in during.served)
     refusals = [time for code in REFUSALS for time in during.refused.get(code, ())]
     return {
-        "worker": f"{name} {worker}",
+        "worker": name,
         "capacity": capacity,
         "offered": (served + ended + during.unanswered) / during.seconds / capacity,
         "unsent": during.unsent,
-        "goodput": during.rate / capacity,
+        "goodput": in_time / during.seconds / capacity,
         "p99_ms": during.percentile(99) * 1e3,
         "refused_a_second": len(refusals) / during.seconds,
         "refusal_p99_ms": float(np.percentile(refusals, 99)) * 1e3 if refusals else float("nan"),
-        "late_a_second": (ended - len(refusals)) / during.seconds,
+        "late_a_second": (ended - len(refusals) + served - in_time) / during.seconds,
         "codes": dict(during.codes),
         "wrong": during.wrong,
         "unanswered": during.unanswered,
