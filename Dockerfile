@@ -1,7 +1,7 @@
 # tfs_lite on the CPU: `docker build -t tfs-lite .`; docs/deploy.md says how to run it.
 #
 #   EXTRAS         extras of pyproject.toml, comma-separated: `--build-arg EXTRAS=generate` for language models
-#   PYTHON_IMAGE   the base of both stages; name it with its digest (python:...@sha256:...) for builds that are the same bit for bit
+#   PYTHON_IMAGE   the base of both stages; with its digest (python:...@sha256:...) it cannot change
 #   TORCH_INDEX    where pip finds the CPU build of torch, which deploy/constraints.txt names
 ARG PYTHON_IMAGE=python:3.11.13-slim-bookworm
 
