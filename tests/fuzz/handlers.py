@@ -31,7 +31,7 @@ from tfs_lite.core.status import OK, Status, StatusCode, not_found
 from tfs_lite.metrics.requests import RequestMetrics
 from tfs_lite.protocols.messages import Message
 from tfs_lite.server.grpc.health_service import HealthService
-from tfs_lite.server.http.message import Handler, Headers, IncomingBody, Request, Response
+from tfs_lite.server.http.message import Handler, Headers, IncomingBody, Request, RequestHead, Response
 from tfs_lite.server.http.resources import HttpLimits, HttpResources
 from tfs_lite.server.http_app import http_app
 from tfs_lite.server.inference.classify_regress import Inferences
@@ -328,7 +328,8 @@ def parse_http(data: bytes) -> Request | None:
     if isinstance(event, h11.EndOfMessage):
         body.end()
     headers = Headers([(name.lower(), value) for name, value in head.headers])
-    return Request(head.method.decode("ascii"), head.target.decode("ascii"), headers, body, time.monotonic())
+    parsed = RequestHead(head.method.decode("ascii"), head.target.decode("ascii"), headers)
+    return Request(parsed, body, time.monotonic())
 
 
 async def reply_of(handler: Handler, request: Request) -> Reply:

@@ -9,7 +9,6 @@ Everything here is used on the event loop only.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -47,12 +46,15 @@ class IncomingBody:
 
     __slots__ = ("_chunks", "_waiter", "complete", "held", "on_taken", "on_wanted")
 
-    def __init__(self, on_wanted: Callable[[], None] = ignore, on_taken: Callable[[], None] = ignore) -> None:
-        self.complete = False
-        self.held = 0
+    def __init__(
+        self, on_wanted: Callable[[], None] = ignore, on_taken: Callable[[], None] = ignore, whole: bytes | None = None
+    ) -> None:
+        """``whole``: a body that has come already."""
+        self.complete = whole is not None
+        self.held = len(whole or b"")
         self.on_wanted = on_wanted
         self.on_taken = on_taken
-        self._chunks: deque[bytes] = deque()
+        self._chunks = [whole] if whole else []
         self._waiter: asyncio.Future[None] | None = None
 
     def feed(self, data: bytes) -> None:
@@ -79,9 +81,8 @@ class IncomingBody:
 
     def take(self) -> bytes:
         """What has come and was not taken yet, without waiting."""
-        chunks = self._chunks
-        data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
-        chunks.clear()
+        data = b"".join(self._chunks)
+        self._chunks.clear()
         self.held = 0
         self.on_taken()
         return data
@@ -91,20 +92,34 @@ class IncomingBody:
             self._waiter.set_result(None)
 
 
-class Request:
-    """``target`` is as it was sent, in origin form: the percent-encoded path, and the query if there is one.
-    ``arrived`` is when the head was complete, in seconds of ``time.monotonic``. ``after_drain``: its connection was
-    made after the drain of the server, too late for a prediction."""
+class RequestHead:
+    """What the head of a request says. ``target`` is as it was sent, in origin form: the percent-encoded path, and the
+    query if there is one. Requests whose heads have the same bytes share one, so it is not changed."""
 
-    __slots__ = ("after_drain", "arrived", "body", "headers", "method", "path", "query", "target")
+    __slots__ = ("expects_continue", "headers", "keep_alive", "length", "method", "old", "path", "query", "target")
 
-    def __init__(
-        self, method: str, target: str, headers: Headers, body: IncomingBody, arrived: float, after_drain: bool = False
-    ) -> None:
+    def __init__(self, method: str, target: str, headers: Headers, keep_alive: bool = True, old: bool = False) -> None:
         self.method = method
         self.target = target
         self.path, _, self.query = target.partition("?")
         self.headers = headers
+        self.keep_alive = keep_alive
+        self.old = old
+        """HTTP/1.0, which knows neither chunks nor 100."""
+        self.length = None if b"transfer-encoding" in headers.fields else int(headers.fields.get(b"content-length", 0))
+        """Bytes of the body; None: the chunks will tell."""
+        self.expects_continue = not old and headers.fields.get(b"expect", b"").lower() == b"100-continue"
+
+
+class Request:
+    """``arrived`` is when the head was complete, in seconds of ``time.monotonic``. ``after_drain``: its connection was
+    made after the drain of the server, too late for a prediction."""
+
+    __slots__ = ("after_drain", "arrived", "body", "head", "headers")
+
+    def __init__(self, head: RequestHead, body: IncomingBody, arrived: float, after_drain: bool = False) -> None:
+        self.head = head
+        self.headers = head.headers
         self.body = body
         self.arrived = arrived
         self.after_drain = after_drain

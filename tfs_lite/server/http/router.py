@@ -125,13 +125,13 @@ class Router:
         self._find_cached = lru_cache(CACHED_TARGETS)(self.find)
 
     async def __call__(self, request: Request) -> Reply:
-        target = request.target
+        target = request.head.target
         find = self._find_cached if len(target) <= MAX_CACHED_LENGTH else self.find
         try:
-            found = find(request.method, target)
+            found = find(request.head.method, target)
             reply = await found.handler(request, found.target)
         except Exception as error:
-            return self._fail(request, failure_of(error, f"{request.method} {request.path}"))
+            return self._fail(request, failure_of(error, f"{request.head.method} {request.head.path}"))
         if found.packs and isinstance(reply, Response) and len(reply.body) > SMALLEST_ANSWER:
             await self._bodies.pack(reply, request.headers.get("accept-encoding"), found.api.encodings)
         if self._cors and found.api.cross_origin:
@@ -158,7 +158,7 @@ class Router:
         return next(api for api in self._apis if api.owns(path))
 
     def _fail(self, request: Request, error: ServingError) -> Response:
-        api = self._owner(request.path)
+        api = self._owner(request.head.path)
         response = api.error(request, error)
         if self._cors and api.cross_origin:
             response.headers.update(self._cors)

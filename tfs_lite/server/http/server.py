@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from tfs_lite.server.http.connection import Connection
+from tfs_lite.server.http.known_heads import KnownHeads
 from tfs_lite.server.http.message import Handler
 from tfs_lite.server.http.response_head import DateLine
 from tfs_lite.server.runtime.sockets import listen
@@ -58,6 +59,7 @@ class HttpServer:
         self.handler = handler
         self.timeout = request_timeout
         self.date = DateLine()
+        self.heads = KnownHeads()
         self.closes_connections = False
         """Whether every answer is the last on its connection."""
         self.drained = False

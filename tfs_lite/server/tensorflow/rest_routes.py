@@ -77,7 +77,7 @@ class RestApi(Api[ModelRef]):
         return self._counted(invalid_argument(f"Malformed request: {method} {path}"))
 
     def error(self, request: Request, error: ServingError) -> Response:
-        return error_reply(error, body_formats(request.headers)[1] if request.path.endswith(":predict") else JSON)
+        return error_reply(error, body_formats(request.headers)[1] if request.head.path.endswith(":predict") else JSON)
 
     def _version(self, digits: str) -> int:
         significant = digits.lstrip("0") or "0"

@@ -81,7 +81,7 @@ class V2HttpInfer:
             with ExitStack() as inside:
                 answers = await self._begin(request, target, inside, in_pieces=True)
                 as_event = not answers.generates
-                events = self._events(await self._next_text(answers), answers, inside.pop_all(), request.path)
+                events = self._events(await self._next_text(answers), answers, inside.pop_all(), request.head.path)
                 await anext(events)
         except ServingError as error:
             if not as_event:

@@ -9,7 +9,7 @@ import pytest
 from tfs_lite.core.status import Reason, ServingError, StatusCode
 from tfs_lite.metrics.requests import RequestRecord
 from tfs_lite.server.http.calls import CONFIGURED, HttpCall, HttpCalls
-from tfs_lite.server.http.message import Headers, IncomingBody, Request
+from tfs_lite.server.http.message import Headers, IncomingBody, Request, RequestHead
 from tfs_lite.server.http.replies import HttpError
 
 
@@ -17,7 +17,7 @@ def call_of(
     calls: HttpCalls, ago: float = 0.0, after_drain: bool = False, seconds: float | None = CONFIGURED
 ) -> HttpCall:
     """A call for a request whose head arrived that many seconds ago."""
-    request = Request("POST", "/", Headers(), IncomingBody(), time.monotonic() - ago, after_drain)
+    request = Request(RequestHead("POST", "/", Headers()), IncomingBody(), time.monotonic() - ago, after_drain)
     return calls.call(request, RequestRecord("Predict", "m", "REST", late=Reason.JOB_EXPIRED), seconds)
 
 

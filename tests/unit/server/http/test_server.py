@@ -41,7 +41,7 @@ async def break_off() -> AsyncIterator[bytes]:
 
 async def answer(request: Request) -> Response | Stream:
     """``/refuse`` is answered without a look at the body, ``/echo`` with it, and ``/target`` with the target."""
-    match request.path:
+    match request.head.path:
         case "/large":
             return Response(bytes(LARGE))
         case "/refuse":
@@ -59,7 +59,7 @@ async def answer(request: Request) -> Response | Stream:
             while piece := await request.body.next():
                 pieces.append(piece)
             return Response(b"".join(pieces))
-    return Response(request.target.encode() if request.path.startswith("/target") else b"fine")
+    return Response(request.head.target.encode() if request.head.path.startswith("/target") else b"fine")
 
 
 class Start:
