@@ -32,7 +32,7 @@ from tfs_lite.metrics.series import (
 )
 from tfs_lite.metrics.tensorflow import GRPC_METHODS, MICROSECONDS, TensorflowMetrics
 
-__all__ = ["GRPC", "KEPT_VERSIONS", "PREDICTIONS", "REST", "RequestMetrics", "RequestRecord"]
+__all__ = ["GRPC", "KEPT_VERSIONS", "PREDICTIONS", "REST", "RecordedRequest", "RequestMetrics", "RequestRecord"]
 
 GRPC = "GRPC"
 REST = "REST"
@@ -61,8 +61,8 @@ class RequestRecord:
     late: Reason | None = None
 
 
-class _Recorded(RequestRecord):
-    """Times a block."""
+class RecordedRequest(RequestRecord):
+    """Times a block, or what ends with ``end``."""
 
     __slots__ = ("_metrics", "_started")
 
@@ -81,6 +81,10 @@ class _Recorded(RequestRecord):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Counts the request under OK, or under the code of the error that ended it."""
         self._metrics.observe(self, _OK if error is None else self._code_of(error), perf_counter() - self._started)
 
     def _code_of(self, error: BaseException) -> StatusCode:
@@ -132,9 +136,9 @@ class RequestMetrics:
         self._in_flight_of: dict[tuple[str, int], Cell] = {}
         registry.register(SeriesCollector(guard, (self._count, self._seconds, self._rejected, self._in_flight)))
 
-    def record(self, method: str, model: str, entrypoint: str = GRPC) -> _Recorded:
+    def record(self, method: str, model: str, entrypoint: str = GRPC) -> RecordedRequest:
         """Times the block and counts it under its final code."""
-        return _Recorded(self, method, model, entrypoint)
+        return RecordedRequest(self, method, model, entrypoint)
 
     def observe(self, record: RequestRecord, code: StatusCode, seconds: float) -> None:
         """Counts the request of the record under this code."""

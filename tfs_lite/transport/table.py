@@ -6,10 +6,12 @@ the server turns into a status.
 
 from __future__ import annotations
 
+import asyncio
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 
 class CallKind(enum.Enum):
@@ -21,7 +23,7 @@ class CallKind(enum.Enum):
     BIDI_STREAM = "many requests and many answers, in any order"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CallContext:
     """What a handler learns about its call besides the request.
 
@@ -36,7 +38,43 @@ class CallContext:
     trailers: list[tuple[str, str]] = field(default_factory=list)
 
 
+class Reply:
+    """An answer that is on its way and needs no task: a handler of a unary call may return one at once in place of a
+    coroutine. On the event loop."""
+
+    __slots__ = ()
+
+    def then(self, done: Callable[[bytes | Exception], None]) -> None:
+        """``done`` is called once, with the answer or the failure, unless ``cancel`` comes before. Called once."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """The client waits no more. Does nothing when the reply has ended."""
+        raise NotImplementedError
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> bytes:
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.then(partial(_settle, future))
+        try:
+            return await future
+        finally:
+            self.cancel()
+
+
+def _settle(future: asyncio.Future[bytes], result: bytes | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
 UnaryHandler: TypeAlias = Callable[[bytes, CallContext], Awaitable[bytes]]
+"""Returns a coroutine, which runs as a task, or a :class:`Reply`."""
 StreamHandler: TypeAlias = Callable[[bytes, CallContext], AsyncIterator[bytes]]
 ClientStreamHandler: TypeAlias = Callable[[AsyncIterator[bytes], CallContext], Awaitable[bytes]]
 BidiHandler: TypeAlias = Callable[[AsyncIterator[bytes], CallContext], AsyncIterator[bytes]]

@@ -140,7 +140,7 @@ class PendingRequest:
     It holds the version until the servable has answered the last call, also when the caller has gone."""
 
     __slots__ = (
-        *("_answer", "_calls", "_handle", "_in_flight", "_left", "_outputs", "_over", "_record", "_room"),
+        *("_calls", "_failure", "_handle", "_in_flight", "_left", "_on_end", "_outputs", "_over", "_record", "_room"),
         *("_slots", "_taken", "_waiter", "_waiting", "arrival", "id", "runs", "servable"),
     )
 
@@ -164,7 +164,8 @@ class PendingRequest:
         self._left = 0
         self._outputs: list[Mapping[str, Array]] = []
         self._over = False
-        self._answer: asyncio.Future[Sequence[Mapping[str, Array]]] = in_flight.loop.create_future()
+        self._failure: ServingError | None = None
+        self._on_end: Callable[[], None] | None = None
         self._slots: threading.Semaphore | None = None
         self._waiting: deque[tuple[Part, int, int]] = deque()
         self.arrival = 0
@@ -203,15 +204,30 @@ class PendingRequest:
 
     # For the caller.
 
+    def then(self, ended: Callable[[], None]) -> None:
+        """``ended`` is called when the request has ended, also by ``cancel``; at once if it has already. For one caller
+        at a time. It must not raise."""
+        if self._over:
+            ended()
+        else:
+            self._on_end = ended
+
+    def result(self) -> Inference:
+        """The answer of a request that has ended: all answers in order, or the first failure, which has cancelled the
+        other calls. Raises ServingError. ``run_seconds`` of the record are those of all calls."""
+        self.check()
+        return Inference(self.id, self.runs, self._outputs)
+
     async def answer(self) -> Inference:
-        """All answers in order, or the first failure, which cancels the other calls. Raises ServingError;
-        CancelledError cancels the request. ``run_seconds`` of the record are those of all calls."""
+        """Waits for the end of the request and returns its ``result``. CancelledError cancels it."""
+        ended = self._in_flight.loop.create_future()
+        self.then(partial(_set, ended))
         try:
-            outputs = await self._answer
+            await ended
+            return self.result()
         except BaseException:
             self.cancel()
             raise
-        return Inference(self.id, self.runs, outputs)
 
     def parts(self) -> AsyncIterator[Part]:
         """The parts in order, as :meth:`next` gives them."""
@@ -226,7 +242,7 @@ class PendingRequest:
         self._taken = False
         await self.wait()
         if not self._waiting:
-            self._answer.result()
+            self.check()
             return None
         self._taken = True
         return self._pop()
@@ -263,8 +279,8 @@ class PendingRequest:
 
     def check(self) -> None:
         """Raises the failure of the request, if it has failed."""
-        if self._over:
-            self._answer.result()
+        if self._failure is not None:
+            raise self._failure
 
     def cancel(self) -> None:
         """The caller does not wait any more: drops the parts that wait, and cancels the calls unless the request is
@@ -301,8 +317,7 @@ class PendingRequest:
         if not self._left:
             for call in calls:
                 self._record.run_seconds += call.run_seconds
-            if self._end():
-                self._answer.set_result(self._outputs)
+            self._end()
 
     def _add(self, part: Part) -> None:
         if self._over:
@@ -332,23 +347,28 @@ class PendingRequest:
         """Ends the request and cancels its calls, unless it is over."""
         if self._over:
             return
-        if self._end():
-            self._answer.set_exception(error)
-            self._answer.exception()  # retrieved: asyncio must not log it when the caller has gone
+        self._failure = error
+        self._end()
         for call in self._calls:
             self.servable.cancel(call)
 
-    def _end(self) -> bool:
-        """Returns whether the answer may be set: not when the caller was cancelled, or when the loop is closed."""
+    def _end(self) -> None:
         self._over = True
         if self._slots is not None:
             self._slots.release(len(self.runs))  # for the thread of each call that waits in ``part``
         self._wake()
-        return not (self._answer.done() or self._in_flight.loop.is_closed())
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None and not self._in_flight.loop.is_closed():
+            on_end()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _set(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
 
 
 class _Parts:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature
 from tfs_lite.protocols.dtypes import MAX_FILL_BYTES, Array
@@ -57,9 +58,9 @@ class ParsedPredict:
         """INVALID_ARGUMENT without a name."""
         return self._layout.model if self._layout is not None else read_model_spec(self._message())
 
-    def plan(self, signatures: Mapping[str, Signature]) -> Sequence[Run]:
+    def plan(self, servable: Servable) -> Sequence[Run]:
         """The run that is asked for; raises what :func:`run_of_predict` raises."""
-        layout = self._layout
+        signatures, layout = servable.signatures, self._layout
         if layout is not None:
             key = layout.model.signature or DEFAULT_SIGNATURE
             signature = signatures.get(key)

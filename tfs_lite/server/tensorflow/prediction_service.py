@@ -28,10 +28,12 @@ from tfs_lite.protocols.tensorflow.predict_answers import AnswerWriter
 from tfs_lite.protocols.tensorflow.serving import model_spec, parse, read_model_spec, signature_def_map
 from tfs_lite.request_log.sampler import NO_LOG, RequestLog
 from tfs_lite.server.inference.classify_regress import Infer, Inferences
+from tfs_lite.server.inference.pending import Inference
 from tfs_lite.server.inference.predict_reader import PredictReader
 from tfs_lite.server.inference.predictor import Lookup, Predictor
+from tfs_lite.server.inference.reply import ModelReply
 from tfs_lite.server.tensorflow.settings import PredictSettings
-from tfs_lite.transport.table import CallContext, Method, unary
+from tfs_lite.transport.table import CallContext, Method, Reply, unary
 
 SERVICE = "/tensorflow.serving.PredictionService"
 SIGNATURE_DEF = "signature_def"
@@ -79,15 +81,23 @@ class PredictionService:
             unary(f"{SERVICE}/GetModelMetadata", self.get_model_metadata),
         ]
 
-    async def predict(self, data: bytes, context: CallContext) -> bytes:
+    def predict(self, data: bytes, context: CallContext) -> Reply:
         parsed = self._reader.read(data)
-        with self._metrics.record("Predict", parsed.name) as record:
-            inference = await self._predictor.infer(parsed.model(), parsed.plan, record, context.deadline)
+        record = self._metrics.record("Predict", parsed.name)
+
+        def write(inference: Inference) -> bytes:
             parsed.answered()
             signature = inference.run.signature
             answer = self._answers.write(inference.id, signature, inference.output)
-        self._log.offer(inference.id, signature, len(data) + len(answer), partial(_predict_log, data, answer))
-        return answer
+            self._log.offer(inference.id, signature, len(data) + len(answer), partial(_predict_log, data, answer))
+            return answer
+
+        try:
+            pending = self._predictor.begin(parsed.model(), parsed.plan, record, context.deadline)
+        except Exception as error:
+            record.end(error)
+            raise
+        return ModelReply(pending, record, write)
 
     async def classify(self, data: bytes, context: CallContext) -> bytes:
         return await self._with_examples(CLASSIFY, data, context, self._inferences.classify)

@@ -12,14 +12,16 @@ import threading
 from collections.abc import Callable
 
 from tfs_lite.core.status import ServingError
-from tfs_lite.metrics.requests import RequestRecord
+from tfs_lite.metrics.requests import RecordedRequest, RequestRecord
 from tfs_lite.protocols.v2.grpc_answer import GrpcAnswers
 from tfs_lite.protocols.v2.grpc_layouts import GrpcLayouts
 from tfs_lite.protocols.v2.http_layouts import HttpLayouts
 from tfs_lite.protocols.v2.json_answer import HttpAnswers
 from tfs_lite.protocols.v2.plain import PlainForm, PlainRequest, Unfit, plain_form
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest
+from tfs_lite.server.inference.pending import Inference, PendingRequest
 from tfs_lite.server.inference.predictor import Predictor
+from tfs_lite.server.inference.reply import ModelReply
 from tfs_lite.server.v2.inference import V2Inference
 
 LESSONS = 64
@@ -71,30 +73,39 @@ class V2FastPath:
         """The model's answer. ``deadline`` is in seconds of ``time.monotonic``. Raises ServingError; CancelledError
         cancels the request."""
         if isinstance(request, PlainRequest):
-            answer = await self._answer_plain(request, record, deadline)
-            if answer is not None:
-                return answer
+            pending = self._begin_plain(request, record, deadline)
+            if pending is not None:
+                return _answer_to_plain(request, await pending.answer())
             request = request.in_full()
         await self._inference.decode_texts(request)
         return await self._inference.begin(request, record, deadline).answer()
 
-    async def _answer_plain(
-        self, request: PlainRequest, record: RequestRecord, deadline: float | None
-    ) -> InferAnswer | None:
-        """None, with nothing queued, if the request does not fit."""
-        form = request.form
+    def reply_plain(self, request: PlainRequest, record: RecordedRequest, deadline: float | None) -> ModelReply | None:
+        """The answer as a message of gRPC, whose ``record`` ends with it. None, with nothing queued and the record as
+        it was, if the request does not fit. Raises ServingError."""
         try:
-            pending = self._predictor.begin(form.model, request.plan, record, deadline)
+            pending = self._begin_plain(request, record, deadline)
+        except Exception as error:
+            record.end(error)
+            raise
+        if pending is None:
+            return None
+        return ModelReply(
+            pending, record, lambda inference: self.grpc_answers.write(_answer_to_plain(request, inference))
+        )
+
+    def _begin_plain(
+        self, request: PlainRequest, record: RequestRecord, deadline: float | None
+    ) -> PendingRequest | None:
+        """None, with nothing queued, if the request does not fit."""
+        try:
+            return self._predictor.begin(request.form.model, request.plan, record, deadline)
         except Unfit:
             return None
         except ServingError:
             if request.run is None:  # the version was not found, for which V2Inference has V2's words
                 return None
             raise
-        inference = await pending.answer()
-        found = inference.output
-        outputs = {name: found[name] for name in request.names or found if name in found}
-        return InferAnswer(inference.id, request.id, outputs, form.wanted)
 
     def _form(self, request: InferRequest) -> PlainForm | None:
         """The form of a request that is to be learned."""
@@ -109,3 +120,9 @@ class V2FastPath:
                 return None
             self._lessons -= 1
         return form
+
+
+def _answer_to_plain(request: PlainRequest, inference: Inference) -> InferAnswer:
+    found = inference.output
+    outputs = {name: found[name] for name in request.names or found if name in found}
+    return InferAnswer(inference.id, request.id, outputs, request.form.wanted)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
 
 from tfs_lite.core.signature import naming
 from tfs_lite.core.status import ServingError, StatusCode
+from tfs_lite.metrics.requests import RecordedRequest
 from tfs_lite.protocols.messages import Message
 from tfs_lite.protocols.tensorflow.serving import parse
 from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.protocols.v2.grpc_request import parse_version, read_message, read_request
+from tfs_lite.protocols.v2.request import InferRequest
 from tfs_lite.server.v2 import grpc_messages as translate
 from tfs_lite.server.v2.control import V2Control
 from tfs_lite.server.v2.fast_path import V2FastPath
@@ -60,18 +62,25 @@ class V2GrpcService:
 
     # Inference.
 
-    async def model_infer(self, data: bytes, context: CallContext) -> bytes:
-        fast = self._fast
-        plain = fast.grpc.find(data)
-        if plain is not None:
-            with self._infer.metrics.record(METHOD, plain.model) as record:
-                return fast.grpc_answers.write(await fast.answer(plain, record, context.deadline))
+    def model_infer(self, data: bytes, context: CallContext) -> Awaitable[bytes]:
+        plain = self._fast.grpc.find(data)
+        if plain is None:
+            return self._infer_in_full(data, context)
+        record = self._infer.metrics.record(METHOD, plain.model)
+        reply = self._fast.reply_plain(plain, record, context.deadline)
+        return reply if reply is not None else self._answer(plain.in_full(), record, context)
+
+    async def _infer_in_full(self, data: bytes, context: CallContext) -> bytes:
         sent = read_message(data)
         with self._infer.metrics.record(METHOD, sent.model) as record:
             with naming(sent.model):
                 request = read_request(sent)
-            fast.learn_grpc(data, request)
-            return fast.grpc_answers.write(await fast.answer(request, record, context.deadline))
+            self._fast.learn_grpc(data, request)
+            return self._fast.grpc_answers.write(await self._fast.answer(request, record, context.deadline))
+
+    async def _answer(self, request: InferRequest, record: RecordedRequest, context: CallContext) -> bytes:
+        with record:
+            return self._fast.grpc_answers.write(await self._fast.answer(request, record, context.deadline))
 
     async def model_stream_infer(self, requests: AsyncIterator[bytes], context: CallContext) -> AsyncIterator[bytes]:
         answers = cast("AsyncGenerator[bytes, None]", V2Stream(self._infer, context).run(requests))

@@ -1,6 +1,6 @@
-"""One call on one stream: its request is assembled, its handler runs as a task, and its status ends it.
+"""One call on one stream: its request is assembled, its handler runs, and its status ends it.
 
-    on_request -> begin -> receive* -> a task runs the handler -> answer | finish -> close
+    on_request -> begin -> receive* -> start: the handler's task, or its Reply -> answer | finish -> close
                                        ^ reset, expire or abort cancel it
 
 A call has one status, set by the first of: the handler, the deadline, the client's reset, the end of the server. It
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from tfs_lite.transport.deadlines import Deadlines
 from tfs_lite.transport.grpc.codes import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED
@@ -26,7 +26,7 @@ from tfs_lite.transport.http2.streams import Stream
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.numbers import Numbers
 from tfs_lite.transport.rate_limited_log import RateLimitedLog
-from tfs_lite.transport.table import CallContext, Method
+from tfs_lite.transport.table import CallContext, Method, Reply, UnaryHandler
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,9 @@ class Common:
 
     ``calls`` has every call until its handler has ended; ``on_idle`` is called when there is none left. While
     ``draining`` no more requests of streams are read.
+
+    Handlers begin when the input of this turn of the loop has been read, all of them together: those that hand work to
+    a thread then do so at once, and that thread does not compete for the interpreter's lock with the reading.
     """
 
     def __init__(
@@ -70,6 +73,17 @@ class Common:
         self.inflater = Inflater(loop, limits.max_receive_message)
         self.calls: set[Call] = set()
         self.draining = False
+        self._to_start: list[Call] = []
+
+    def start_soon(self, call: Call) -> None:
+        if not self._to_start:
+            self.loop.call_soon(self._start)
+        self._to_start.append(call)
+
+    def _start(self) -> None:
+        calls, self._to_start = self._to_start, []
+        for call in calls:
+            call.start()
 
 
 class CallOwner(Protocol):
@@ -87,19 +101,19 @@ class CallOwner(Protocol):
     def call_closed(self) -> None: ...
 
 
-class Call:
-    """``begin`` -> ``receive`` as data arrives -> ``close``. ``done``: the status is set, and nothing more is sent.
+class Call(CallContext):
+    """``begin`` -> ``receive`` as data arrives -> ``close``. ``done``: the status is set, and nothing more is sent. Its
+    handler knows it as a CallContext.
 
     ``waiting_since``: when data of an unfinished request last arrived; 0 if it is whole or has no time limit.
     """
 
     __slots__ = (
         "__weakref__",
-        "_deadline",
+        "_acquired",
+        "_handler",
         "_headers_sent",
         "_owner",
-        "_running",
-        "_task",
         "_unread",
         "common",
         "connection",
@@ -121,10 +135,12 @@ class Call:
         self.head = head
         self.done = False
         self.waiting_since = 0.0
-        self._deadline: float | None = None
+        self.deadline = None
+        self.metadata = head.metadata
+        self.trailers = []
+        self._acquired = False
+        self._handler: asyncio.Future[bytes | None] | Reply | None = None
         self._headers_sent = False
-        self._running = False
-        self._task: asyncio.Task[None] | None = None
         self._unread = 0
 
     def begin(self) -> None:
@@ -132,8 +148,8 @@ class Call:
         common.calls.add(self)
         timeout = self.head.timeout
         if timeout is not None:
-            self._deadline = common.loop.time() + timeout
-            common.deadlines.add(self, self._deadline)
+            self.deadline = common.loop.time() + timeout
+            common.deadlines.add(self, self.deadline)
 
     def receive(self, data: bytes, ended: bool) -> None:
         """Takes a piece of the request; with ``ended`` the last one, which may be empty."""
@@ -171,13 +187,13 @@ class Call:
             block = trailers(code, text) if self._headers_sent else trailers_only(code, text)
             self.connection.headers(self.stream, block, True)
 
-    def answer(self, message: bytes, context: CallContext) -> None:
+    def answer(self, message: bytes) -> None:
         """Sends the only message, and OK. ValueError: the trailers are not valid headers; MessageFault: the message is
         larger than ``max_send_message``."""
         if self.done:
             return
         self.check(message)
-        last = trailers(OK, "", context.trailers) if context.trailers else OK_TRAILERS
+        last = trailers(OK, "", self.trailers) if self.trailers else OK_TRAILERS
         self._set_status(OK)
         self.common.numbers.messages_sent += 1
         self._headers_sent = True
@@ -194,31 +210,53 @@ class Call:
 
     # Inside.
 
-    def start(self) -> None:
-        """Starts the handler's task."""
+    def begin_handler(self) -> None:
         self.waiting_since = 0.0
-        self._task = self.common.loop.create_task(self._run())
+        self.common.start_soon(self)
 
-    async def _run(self) -> None:
-        self._running = True
-        acquired = False
+    def start(self) -> None:
+        """Starts the handler, unless the call has ended meanwhile."""
+        if self.done:
+            return
         try:
-            acquired = self.common.hooks.acquire(self.path)
-            await self.run_handler(CallContext(self._deadline, self.head.metadata))
+            self._acquired = self.common.hooks.acquire(self.path)
+            begun = self.call_handler()
         except Exception as error:
             self._fail_with(error)
-        except asyncio.CancelledError:
-            self.finish(CANCELLED, "the call was cancelled by the server")
-        finally:
-            self._release(acquired)
+            self._release()
+            return
+        if isinstance(begun, Reply):
+            self._handler = begun
+            begun.then(self._ended)
+        else:
+            self._handler = task = asyncio.ensure_future(begun, loop=self.common.loop)
+            task.add_done_callback(self._task_ended)
 
-    async def run_handler(self, context: CallContext) -> None:
-        """Awaits the handler and sends its answers."""
+    def call_handler(self) -> Awaitable[bytes | None]:
+        """Calls the handler. Its answer is still to be sent; None means that its answers have been sent."""
         raise NotImplementedError
 
-    def _release(self, acquired: bool) -> None:
+    def _task_ended(self, task: asyncio.Future[bytes | None]) -> None:
+        if task.cancelled():
+            self.finish(CANCELLED, "the call was cancelled by the server")
+            self._release()
+        else:
+            self._ended(task.exception() or task.result())
+
+    def _ended(self, result: Any) -> None:
+        """The handler has ended with an answer, or with an exception."""
+        if isinstance(result, Exception):
+            self._fail_with(result)
+        else:
+            try:
+                self.answer(result)
+            except Exception as error:
+                self._fail_with(error)
+        self._release()
+
+    def _release(self) -> None:
         try:
-            if acquired:
+            if self._acquired:
                 self.common.hooks.release()
             self.close()
         except Exception as bug:
@@ -251,14 +289,17 @@ class Call:
     def _set_status(self, code: int) -> None:
         self.done = True
         self.common.numbers.calls[self.path, code] += 1
-        if self._deadline is not None:
+        if self.deadline is not None:
             self.common.deadlines.discard(self)
 
     def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        if not self._running:
+        handler = self._handler
+        if handler is None:
             self.close()
+            return
+        handler.cancel()
+        if isinstance(handler, Reply):
+            self._release()
 
     def close(self) -> None:
         """Gives back all that the call holds; nothing of it runs any more. Called once."""
@@ -266,7 +307,7 @@ class Call:
         common.calls.discard(self)
         common.numbers.unread -= self._unread
         self._unread = 0
-        self.stream.call = None  # breaks the reference cycle, which would wait for the garbage collector
+        self.stream.call = self._handler = None  # breaks reference cycles, which would wait for the garbage collector
         self.connection.release(self.stream)
         self._owner.call_closed()
         if not common.calls:
@@ -304,7 +345,7 @@ class OneRequestCall(Call):
             flag, size = PREFIX.unpack_from(data)
             if not flag and size == len(data) - PREFIX_SIZE and size <= self.common.limits.max_receive_message:
                 self._message = data[PREFIX_SIZE:]  # the usual case: all in one frame
-                self.start()
+                self.begin_handler()
                 return
         self._collect(data, ended)
 
@@ -341,7 +382,7 @@ class OneRequestCall(Call):
             return
         if ended:
             self._assembler = None
-            self.start()
+            self.begin_handler()
         else:
             self.connection.credit(self.stream, len(data))
             widen_window(self, assembler)
@@ -350,11 +391,14 @@ class OneRequestCall(Call):
 class UnaryCall(OneRequestCall):
     __slots__ = ()
 
-    async def run_handler(self, context: CallContext) -> None:
-        handler: Any = self.method.handler
+    def call_handler(self) -> Awaitable[bytes | None]:
         if self.compressed:
-            await self.inflate()
-        self.answer(await handler(self.take_message(), context), context)
+            return self._inflate_first()
+        return cast("UnaryHandler", self.method.handler)(self.take_message(), self)
+
+    async def _inflate_first(self) -> bytes:
+        await self.inflate()
+        return await cast("UnaryHandler", self.method.handler)(self.take_message(), self)
 
 
 def widen_window(call: Call, assembler: Assembler) -> None:

@@ -13,7 +13,7 @@ from tfs_lite.transport.grpc.codes import OK, UNAVAILABLE
 from tfs_lite.transport.grpc.head import RequestHead
 from tfs_lite.transport.grpc.messages import PREFIX, PREFIX_SIZE, Assembler, MessageFault
 from tfs_lite.transport.http2.streams import Stream
-from tfs_lite.transport.table import CallContext, CallKind, Method
+from tfs_lite.transport.table import CallKind, Method
 
 YIELD_EVERY = 32
 """Answers of a handler after which other tasks of the loop have their turn."""
@@ -81,11 +81,11 @@ class ServerStreamCall(OneRequestCall):
     def on_writable(self) -> None:
         self._answers.on_writable()
 
-    async def run_handler(self, context: CallContext) -> None:
+    async def call_handler(self) -> None:
         handler: Any = self.method.handler
         if self.compressed:
             await self.inflate()
-        await self._answers.send(handler(self.take_message(), context))
+        await self._answers.send(handler(self.take_message(), self))
         self.finish(OK)
 
 
@@ -103,7 +103,7 @@ class StreamedCall(Call):
         super().begin()
         if self.common.draining:
             self.drain()
-        self.start()
+        self.begin_handler()
 
     def receive(self, data: bytes, ended: bool) -> None:
         if self.done:
@@ -123,16 +123,16 @@ class StreamedCall(Call):
         self._requests.close()
         super().close()
 
-    async def run_handler(self, context: CallContext) -> None:
+    async def call_handler(self) -> bytes | None:
         handler: Any = self.method.handler
         if self.method.kind is CallKind.CLIENT_STREAM:
-            answer = await handler(self._requests, context)
+            answer: bytes = await handler(self._requests, self)
             self._check_whole()
-            self.answer(answer, context)
-        else:
-            await self._answers.send(handler(self._requests, context))
-            self._check_whole()
-            self.finish(OK)
+            return answer
+        await self._answers.send(handler(self._requests, self))
+        self._check_whole()
+        self.finish(OK)
+        return None
 
     def _check_whole(self) -> None:
         if self._requests.stopped:
