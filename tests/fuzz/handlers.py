@@ -48,6 +48,7 @@ from tfs_lite.server.tensorflow.settings import PredictSettings
 from tfs_lite.serving.config_checks import check_models
 from tfs_lite.serving.model_states import ModelReport
 from tfs_lite.serving.options import ServerOptions
+from tfs_lite.testing.servers.http_handlers import response_to
 from tfs_lite.transport.table import CallContext
 
 T = TypeVar("T")
@@ -345,7 +346,7 @@ async def reply_of(handler: Handler, request: Request) -> Reply:
 
 
 async def _answer(handler: Handler, request: Request) -> Reply:
-    answer = await handler(request)
+    answer = await response_to(handler, request)
     if isinstance(answer, Response):
         return Reply(answer.status, answer.headers, answer.body)
     chunks = cast(AsyncGenerator[bytes, None], answer.chunks)

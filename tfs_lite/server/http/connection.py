@@ -1,12 +1,12 @@
 """One HTTP/1.1 connection: from bytes to requests, and from responses to bytes, in the order of the requests.
 
-    data_received -> the parser -> requests, one after the other -> the handler, in a task -> the response -> the next
+    data_received -> the parser -> requests, one after the other -> the handler -> the response -> the next
 
-A request is given to the handler when its head is complete and those before it are answered. A head that the parser
-has read before is not parsed again (:mod:`known_heads`). Pipelined requests wait:
-some are parsed, the bytes behind them are kept unparsed, and beyond a bound reading pauses. A body is read as fast as
-its handler takes it. A malformed request ends the connection after the answers to those before it, with 400 unless its
-own answer has begun.
+A request is given to the handler in the turn of the loop after its head is complete and those before it are answered.
+A head that the parser has read before is not parsed again (:mod:`known_heads`). Pipelined requests wait: some are
+parsed, the bytes behind them are kept unparsed, and beyond a bound reading pauses. A body is read as fast as its
+handler takes it. A malformed request ends the connection after the answers to those before it, with 400 unless its own
+answer has begun.
 
     reading -> closing -> closed
             -> lingering: our side is closed, what the client still sends is discarded -> closed
@@ -21,7 +21,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Protocol, cast
 
@@ -37,11 +37,13 @@ from tfs_lite.server.http.head_checks import (
 )
 from tfs_lite.server.http.known_heads import HEAD_END, KnownHeads
 from tfs_lite.server.http.message import (
+    Answer,
     CutShort,
     Handler,
     Header,
     Headers,
     IncomingBody,
+    Reply,
     Request,
     RequestHead,
     Response,
@@ -78,6 +80,9 @@ class ConnectionOwner(Protocol):
     heads: KnownHeads
     log: RateLimitedLog
 
+    def start_soon(self, connection: Connection) -> None:
+        """Calls ``start`` in the next turn of the loop, so that requests which come at once are queued together."""
+
     def connected(self, connection: Connection) -> bool:
         """Whether there is room for it."""
 
@@ -89,19 +94,8 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         *("_begun", "_broken", "_current", "_fields", "_in_message", "_incoming", "_keep_alive", "_left", "_lingering"),
-        *(
-            "_loop",
-            "_may_continue",
-            "_missing",
-            "_overhead",
-            "_owner",
-            "_parser",
-            "_queue",
-            "_resumed",
-            "_since",
-            "_task",
-        ),
-        *("_transport", "_unparsed", "_unsent", "_unsent_since", "_url", "_write_timeout"),
+        *("_loop", "_may_continue", "_missing", "_overhead", "_owner", "_parser", "_queue", "_resumed", "_since"),
+        *("_transport", "_unparsed", "_unsent", "_unsent_since", "_url", "_work", "_write_timeout"),
         *("after_drain", "reading_paused", "used_at", "writing_paused"),
     )
 
@@ -132,7 +126,7 @@ class Connection(asyncio.Protocol):
         self._begun = False  # a part of the response was sent
         self._keep_alive = True
         self._may_continue = False  # the client waits for 100 before it sends the body
-        self._task: asyncio.Task[None] | None = None
+        self._work: asyncio.Task[None] | Reply | None = None  # None: it has not been started
         self.writing_paused = False
         """Whether the client has not read enough for more to be sent."""
         self._resumed: asyncio.Future[None] | None = None  # set when writing goes on
@@ -164,8 +158,7 @@ class Connection(asyncio.Protocol):
         self._owner.disconnected(self)
         self._queue.clear()
         self._unparsed = b""
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel()
         self.resume_writing()
 
     def eof_received(self) -> bool | None:
@@ -217,12 +210,16 @@ class Connection(asyncio.Protocol):
             self._feed_all(data)
         else:
             self._feed(text)
-            request = self._current
-            if request is not None and not self._queue and not request.body.held:
-                if self._in_message == (self._incoming is request) == (request.head.length != 0):
-                    heads.add(text, request.head)
+            if self._current is not None and self._is_alone(self._current):
+                heads.add(text, self._current.head)
             if len(data) > end:
                 self.data_received(data[end:])
+
+    def _is_alone(self, request: Request) -> bool:
+        """Whether the parser has read nothing but the head of this request since the one before was answered."""
+        if self._queue or request.body.held:
+            return False
+        return self._in_message == (self._incoming is request) == (request.head.length != 0)
 
     def _read_body(self, data: bytes) -> None:
         """Of a request whose head was known, so that the parser knows nothing of it."""
@@ -342,9 +339,14 @@ class Connection(asyncio.Protocol):
 
     def _give_up(self) -> None:
         """Cancels the handler, and closes the connection."""
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel()
         self._close()
+
+    def _cancel(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+        if not isinstance(self._work, asyncio.Task):
+            self._current = self._work = None
 
     def _check_reading(self) -> None:
         body = 0 if self._incoming is None else self._incoming.body.held
@@ -371,42 +373,82 @@ class Connection(asyncio.Protocol):
     def _begin(self, request: Request) -> None:
         self._current, self._begun, self._keep_alive = request, False, request.head.keep_alive
         self._may_continue = request.head.expects_continue
-        self._since = time.monotonic()
-        self._task = self._loop.create_task(self._answer(request))
+        self._since = request.arrived
+        self._owner.start_soon(self)
 
-    async def _answer(self, request: Request) -> None:
-        head = request.head
+    def start(self) -> None:
+        """Calls the handler, unless the client has gone meanwhile."""
+        if self._current is not None:
+            try:
+                answer = self._owner.handler(self._current)
+            except Exception as error:
+                self._fail(error)
+            else:
+                self._go_on(answer)
+
+    def _go_on(self, answer: Answer | Exception) -> None:
+        if isinstance(answer, Reply):
+            self._work = answer
+            answer.then(self._go_on)
+        elif isinstance(answer, Exception):
+            self._fail(answer)
+        elif isinstance(answer, Response) and not self.writing_paused:
+            self._finish(answer)
+        else:
+            self._work = self._loop.create_task(self._answer(answer))
+
+    async def _answer(self, answer: Response | Awaitable[Response | Stream]) -> None:
         try:
-            answer = await self._owner.handler(request)
-            if isinstance(answer, Stream):
-                await self._send_stream(head, answer)
+            response = answer if isinstance(answer, Response) else await answer
+            if isinstance(response, Stream):
+                await self._send_stream(response)
+                self._answered()
             else:
                 await self._until_drained()
-                if not self._transport.is_closing():
-                    self._send(head, answer)
+                self._finish(response)
         except asyncio.CancelledError:
             self._abandon()
-            return
         except CutShort:
             self._transport.abort()
+        except Exception as error:
+            self._fail(error)
+
+    def _finish(self, response: Response) -> None:
+        """Sends the whole response."""
+        try:
+            if not self._transport.is_closing():
+                self._send(response)
+        except ValueError as error:  # its headers
+            self._fail(error)
+        else:
+            self._answered()
+
+    def _fail(self, error: Exception) -> None:
+        """The handler has made a mistake."""
+        head = self._asked.head
+        logger.error("%s %s failed", head.method, head.path, exc_info=error)
+        if self._begun:
+            self._transport.abort()
             return
-        except Exception:
-            logger.exception("%s %s failed", head.method, head.path)
-            if self._begun:
-                self._transport.abort()
-                return
-            self._keep_alive = False
-            self._send(head, Response(b"Internal Server Error", 500, "text/plain; charset=utf-8"))
-        self._answered(request)
+        self._keep_alive = False
+        self._send(Response(b"Internal Server Error", 500, "text/plain; charset=utf-8"))
+        self._answered()
+
+    @property
+    def _asked(self) -> Request:
+        """What is being answered."""
+        assert self._current is not None
+        return self._current
 
     def _abandon(self) -> None:
         """The handler was cancelled: the client has gone, was given up, or the loop ends."""
-        self._current = self._task = None
+        self._current = self._work = None
         if not (self._lingering or self._transport.is_closing()):
             self._transport.abort()
 
-    def _answered(self, request: Request) -> None:
-        self._current = self._task = None
+    def _answered(self) -> None:
+        request = self._asked
+        self._current = self._work = None
         self._since = self.used_at = time.monotonic()
         self._write_timeout = 0.0
         if request is self._incoming:
@@ -434,12 +476,12 @@ class Connection(asyncio.Protocol):
             self._may_continue = False
             self._transport.write(_CONTINUE)
 
-    def _send(self, asked: RequestHead, response: Response) -> None:
+    def _send(self, response: Response) -> None:
         body = response.body
         empty = response.status in (204, 304)
         length = b"" if empty else b"content-length: %d\r\n" % len(body)
         head = self._head(response.status, response.headers, length)
-        if asked.method == "HEAD" or empty:
+        if empty or self._asked.head.method == "HEAD":
             self._transport.write(head)
         elif len(body) <= JOINED_BYTES:
             self._transport.write(head + body)
@@ -447,15 +489,16 @@ class Connection(asyncio.Protocol):
             self._transport.write(head)
             self._transport.write(body)
 
-    async def _send_stream(self, asked: RequestHead, stream: Stream) -> None:
-        chunked = not asked.old
+    async def _send_stream(self, stream: Stream) -> None:
+        head = self._asked.head
+        chunked = not head.old
         self._write_timeout = stream.write_timeout or 0.0
         async with aclosing(cast("AsyncGenerator[bytes, None]", stream.chunks)) as chunks:
             data = self._head(stream.status, stream.headers, CHUNKED if chunked else b"")
             while True:
                 try:
                     await self._write(data)
-                    if asked.method == "HEAD":
+                    if head.method == "HEAD":
                         return
                     chunk = await anext(chunks, None)
                 except asyncio.CancelledError as error:
@@ -480,8 +523,7 @@ class Connection(asyncio.Protocol):
             await self._resumed
 
     def _head(self, status: int, headers: dict[str, str], framing: bytes) -> bytes:
-        closes = headers.get("connection", "").lower() == "close"
-        lines = header_lines(headers)
+        lines, closes = header_lines(headers)
         if closes or self._owner.closes_connections:
             self._keep_alive = False
         self._begun = True

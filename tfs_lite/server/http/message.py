@@ -2,7 +2,8 @@
 
     Connection -> Request -> handler -> Response (whole) or Stream (in chunks) -> Connection
 
-A handler runs in a task of its own. When the client goes, or the server gives the request up, that task is cancelled.
+A handler that is a coroutine runs in a task of its own. When the client goes, or the server gives the request up, that
+task is cancelled, or the reply that the handler has returned.
 Everything here is used on the event loop only.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tfs_lite.core.callbacks import ignore
 
@@ -170,4 +171,20 @@ class CutShort(Exception):
     """Ends the connection in the middle of a stream, so that the client sees that the answer is not whole."""
 
 
-Handler: TypeAlias = Callable[[Request], Awaitable[Response | Stream]]
+class Reply:
+    """A response that is on its way and needs no task."""
+
+    __slots__ = ()
+
+    def then(self, done: Callable[[Any], None]) -> None:
+        """``done`` is called once, with the response or the failure, unless ``cancel`` comes before. Called once."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """The client waits no more. Does nothing when the reply has ended."""
+        raise NotImplementedError
+
+
+Answer: TypeAlias = Response | Reply | Awaitable[Response | Stream]
+Handler: TypeAlias = Callable[[Request], Answer]
+"""Returns a coroutine, which runs as a task, or a :class:`Reply`; also a response that is ready."""

@@ -18,13 +18,13 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 from tfs_lite.core.status import ServingError
 from tfs_lite.server.http.bodies import SMALLEST_ANSWER, Bodies
 from tfs_lite.server.http.compression import ENCODINGS
-from tfs_lite.server.http.message import Request, Response, Stream
+from tfs_lite.server.http.message import Answer, Reply, Request, Response, Stream
 from tfs_lite.server.http.replies import failure_of, preflight_status
 
 A = TypeVar("A")
 P = TypeVar("P")
-Reply: TypeAlias = Response | Stream
-RouteHandler: TypeAlias = Callable[[Request, P], Awaitable[Reply]]
+R = TypeVar("R", bound=Response | Stream)
+RouteHandler: TypeAlias = Callable[[Request, P], Reply | Awaitable[Response | Stream]]
 
 GET, HEAD_TOO, POST = ("GET",), ("GET", "HEAD"), ("POST",)
 EVERY_METHOD = ()
@@ -124,19 +124,33 @@ class Router:
         }
         self._find_cached = lru_cache(CACHED_TARGETS)(self.find)
 
-    async def __call__(self, request: Request) -> Reply:
-        target = request.head.target
-        find = self._find_cached if len(target) <= MAX_CACHED_LENGTH else self.find
+    def __call__(self, request: Request) -> Answer:
+        head = request.head
+        find = self._find_cached if len(head.target) <= MAX_CACHED_LENGTH else self.find
         try:
-            found = find(request.head.method, target)
-            reply = await found.handler(request, found.target)
+            found = find(head.method, head.target)
+            answer = found.handler(request, found.target)
         except Exception as error:
-            return self._fail(request, failure_of(error, f"{request.head.method} {request.head.path}"))
-        if found.packs and isinstance(reply, Response) and len(reply.body) > SMALLEST_ANSWER:
+            return self._fail(request, error)
+        if isinstance(answer, Reply):
+            return _Finishing(answer, lambda result: self._finish(request, found, result))
+        return self._answer(request, found, answer)
+
+    async def _answer(self, request: Request, found: Found, answer: Awaitable[Response | Stream]) -> Response | Stream:
+        try:
+            reply = await answer
+        except Exception as error:
+            return self._fail(request, error)
+        if isinstance(reply, Response) and found.packs:
             await self._bodies.pack(reply, request.headers.get("accept-encoding"), found.api.encodings)
-        if self._cors and found.api.cross_origin:
-            reply.headers.update(self._cors)
-        return reply
+        return self._open(found.api, reply)
+
+    def _finish(self, request: Request, found: Found, result: Response | Exception) -> Answer:
+        if isinstance(result, Exception):
+            return self._fail(request, result)
+        if found.packs and len(result.body) > SMALLEST_ANSWER:
+            return self._answer(request, found, _ready(result))
+        return self._open(found.api, result)
 
     def find(self, method: str, target: str) -> Found:
         """By trying one route after the other. Raises ServingError if none fits, or a name in the path is malformed."""
@@ -157,12 +171,37 @@ class Router:
     def _owner(self, path: str) -> Api[Any]:
         return next(api for api in self._apis if api.owns(path))
 
-    def _fail(self, request: Request, error: ServingError) -> Response:
-        api = self._owner(request.head.path)
-        response = api.error(request, error)
+    def _fail(self, request: Request, error: Exception) -> Response:
+        head = request.head
+        api = self._owner(head.path)
+        response = api.error(request, failure_of(error, f"{head.method} {head.path}"))
+        return self._open(api, response)
+
+    def _open(self, api: Api[Any], response: R) -> R:
+        """The response, with the headers for other origins where it is for them."""
         if self._cors and api.cross_origin:
             response.headers.update(self._cors)
         return response
+
+
+class _Finishing(Reply):
+    """A reply whose end is still to be made a response."""
+
+    __slots__ = ("_finish", "_reply")
+
+    def __init__(self, reply: Reply, finish: Callable[[Response | Exception], Answer]) -> None:
+        self._reply = reply
+        self._finish = finish
+
+    def then(self, done: Callable[[Answer], None]) -> None:
+        self._reply.then(lambda result: done(self._finish(result)))
+
+    def cancel(self) -> None:
+        self._reply.cancel()
+
+
+async def _ready(response: Response) -> Response:
+    return response
 
 
 async def _answer_preflight(request: Request, target: None) -> Response:

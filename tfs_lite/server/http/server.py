@@ -65,6 +65,7 @@ class HttpServer:
         self.drained = False
         """Whether connections that are made now are too late for predictions."""
         self._tls = tls
+        self._to_start: list[Connection] = []
         self.log = RateLimitedLog("HTTP", time.monotonic)
         most = max_connections or connections_allowed(MAX_CONNECTIONS)
         self.connections: ConnectionRoom[Connection] = ConnectionRoom(most, lambda one, _: one.rank, time.monotonic)
@@ -131,6 +132,16 @@ class HttpServer:
                     await self._ended.wait()
 
     # From connections.
+
+    def start_soon(self, connection: Connection) -> None:
+        if not self._to_start:
+            asyncio.get_running_loop().call_soon(self._start_all)
+        self._to_start.append(connection)
+
+    def _start_all(self) -> None:
+        connections, self._to_start = self._to_start, []
+        for connection in connections:
+            connection.start()
 
     def connected(self, connection: Connection) -> bool:
         return self.connections.add(connection)

@@ -25,6 +25,7 @@ from tfs_lite.server.http.router import (
     Router,
 )
 from tfs_lite.server.runtime.event_loop import BackgroundRunner
+from tfs_lite.testing.servers.http_handlers import response_to
 
 LARGE = bytes(5000)
 Ask: TypeAlias = Callable[..., Awaitable[Response | Stream]]
@@ -104,7 +105,8 @@ def make(shop: Shop) -> Iterator[Callable[..., Ask]]:
 
         async def ask(method: str, target: str, **headers: str) -> Response | Stream:
             fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-            return await router(Request(RequestHead(method, target, Headers(fields)), IncomingBody(), 0.0))
+            head = RequestHead(method, target, Headers(fields))
+            return await response_to(router, Request(head, IncomingBody(), 0.0))
 
         return ask
 
