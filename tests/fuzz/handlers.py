@@ -49,9 +49,16 @@ from tfs_lite.serving.config_checks import check_models
 from tfs_lite.serving.model_states import ModelReport
 from tfs_lite.serving.options import ServerOptions
 from tfs_lite.testing.servers.http_handlers import response_to
-from tfs_lite.transport.table import CallContext
+from tfs_lite.transport.table import CallContext, UnaryHandler
 
 T = TypeVar("T")
+
+
+async def answer_to(handler: UnaryHandler, data: bytes) -> bytes:
+    """The answer of a handler, which is called on the loop."""
+    return await handler(data, CallContext(None))
+
+
 MODEL, VERSION = "m", 7
 MAX_BYTES = 1 << 20
 """What a small request may be filled up to."""
@@ -237,12 +244,11 @@ class Handlers:
         self._handlers = {row.name: row.handler for service in services for row in service.methods()}
 
     def grpc(self, method: str, data: bytes) -> bytes:
-        answer: bytes = self._run(self._handlers[method](data, CallContext(None)))  # type: ignore[arg-type]
-        return answer
+        return self._run(answer_to(cast("UnaryHandler", self._handlers[method]), data))
 
     def predict_anew(self, data: bytes) -> bytes:
         """As ``Predict``, by a service that has not seen a request yet."""
-        return self._run(self._predictions().predict(data, CallContext(None)))
+        return self._run(answer_to(self._predictions().predict, data))
 
     def http(self, data: bytes) -> Reply | None:
         """None if there is no request in the bytes, so that no application ever hears of them."""

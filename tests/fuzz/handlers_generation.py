@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
-from handlers import MAX_BODY_BYTES, MAX_BYTES, PATIENCE, Reply, reply_of
+from handlers import MAX_BODY_BYTES, MAX_BYTES, PATIENCE, Reply, answer_to, reply_of
 
 from tfs_lite.core.clock import SystemClock
 from tfs_lite.core.generation import Limits
@@ -90,7 +90,7 @@ class GenerationHandlers:
         return self._run(reply_of(self._router, request))
 
     def predict(self, data: bytes) -> bytes:
-        return self._run(self._predict.predict(data, CallContext(None)))
+        return self._run(answer_to(self._predict.predict, data))
 
     def streamed(self, requests: Sequence[bytes]) -> list[bytes]:
         """Raises what ends the stream."""

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from handlers import MAX_BODY_BYTES, MAX_BYTES, MAX_ROWS, PATIENCE, Reply, parse_http, reply_of
+from handlers import MAX_BODY_BYTES, MAX_BYTES, MAX_ROWS, PATIENCE, Reply, answer_to, parse_http, reply_of
 
 from tfs_lite.config.model_export import config_message
 from tfs_lite.core.clock import SystemClock
@@ -258,7 +258,7 @@ class V2Handlers:
         self.reset_settings()
 
     def grpc(self, method: str, data: bytes) -> bytes:
-        return cast(bytes, self._run(self._handlers[method](data, CallContext(None))))
+        return self._run(answer_to(self._handlers[method], data))
 
     def stream(self, requests: Sequence[bytes], metadata: Mapping[str, str]) -> list[bytes]:
         """Raises what ends the stream."""

@@ -3,14 +3,15 @@
 Label values come from requests, so they are bounded: a model that is not served counts as ``unknown``, and of the
 versions that a model has unloaded only the latest keep their series.
 
-Every request is counted, so counting has to be cheap: the cells of each kind of request, under our names and TensorFlow
+Every request is counted, so counting has to be cheap: what is to be counted is noted, and added up for many requests
+at once, at the latest when the counts are read. The cells of each kind of request, under our names and TensorFlow
 Serving's, are looked up once and cached until a series is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, perf_counter
@@ -29,6 +30,7 @@ from tfs_lite.metrics.series import (
     HistogramSeries,
     LengthSeries,
     SeriesCollector,
+    add_sorted,
 )
 from tfs_lite.metrics.tensorflow import GRPC_METHODS, MICROSECONDS, TensorflowMetrics
 
@@ -40,6 +42,8 @@ UNKNOWN = "unknown"
 LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 PREDICTIONS = (*GRPC_METHODS, "MultiInference", "ModelInfer", "PredictStreamed", "Completions", "ChatCompletions")
 REJECTED = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
+MOST_NOTED = 64
+"""Requests that are noted before they are added up. More would save little, and hold up the one that adds them."""
 _OK = StatusCode.OK
 
 Kind: TypeAlias = tuple[str, str, str, int | None, StatusCode]
@@ -133,6 +137,8 @@ class RequestMetrics:
         self._gone = GoneVersions(self._drop)
         self._cells: dict[Kind, _KindCells] = {}  # guarded by the guard's lock, with the next one
         self._dropped = guard.dropped
+        self._noted: deque[tuple[Kind, float, float]] = deque()
+        guard.add_up = self._add_up
         self._in_flight_of: dict[tuple[str, int], Cell] = {}
         registry.register(SeriesCollector(guard, (self._count, self._seconds, self._rejected, self._in_flight)))
 
@@ -146,23 +152,33 @@ class RequestMetrics:
         if version is None and model and not self._is_known(model):
             model = UNKNOWN
         kind = (record.method, model, record.entrypoint, version, code)
-        guard = self._guard
-        with guard.lock:
-            cells = self._cells.get(kind) if guard.dropped == self._dropped else None
+        self._noted.append((kind, seconds, record.run_seconds))
+        if len(self._noted) >= MOST_NOTED:
+            with self._guard:
+                """What was noted is added up."""
+
+    def _add_up(self) -> None:
+        """Called under the lock."""
+        noted, by_kind = self._noted, dict[Kind, tuple[list[float], list[float]]]()
+        for _ in range(len(noted)):
+            kind, seconds, run_seconds = noted.popleft()
+            of_kind = by_kind.get(kind)
+            if of_kind is None:
+                of_kind = by_kind[kind] = [], []
+            of_kind[0].append(seconds)
+            of_kind[1].append(run_seconds)
+        for kind, (times, runs) in by_kind.items():
+            cells = self._cells.get(kind) if self._guard.dropped == self._dropped else None
             counts, own, latency, runtime = cells or self._make_cells(kind)
             for count in counts:
-                count[0] += 1
+                count[0] += len(times)
             if own is not None:
-                own[bisect_left(LATENCY_BUCKETS, seconds)] += 1
-                own[-1] += seconds
-            if latency is not None:
-                micros = seconds * 1e6
-                latency[bisect_left(MICROSECONDS, micros)] += 1
-                latency[-1] += micros
-            if runtime is not None:
-                micros = record.run_seconds * 1e6
-                runtime[bisect_left(MICROSECONDS, micros)] += 1
-                runtime[-1] += micros
+                times.sort()
+                add_sorted(own, LATENCY_BUCKETS, times, sum(times))
+            for cell, values in ((latency, times), (runtime, runs)):
+                if cell is not None:
+                    micros = sorted([value * 1e6 for value in values])
+                    add_sorted(cell, MICROSECONDS, micros, sum(micros))
 
     def started(self, servable_id: ServableId) -> None:
         """A request took a handle of this version."""
@@ -180,12 +196,12 @@ class RequestMetrics:
 
     def version_gone(self, servable_id: ServableId) -> None:
         """The version was unloaded; its series are dropped after some more unloads."""
-        with self._guard.lock:
+        with self._guard:
             self._gone.version(servable_id)
 
     def model_gone(self, name: str) -> None:
         """The model is no longer served; all its series are dropped."""
-        with self._guard.lock:
+        with self._guard:
             self._gone.model(name)
             self._rejected.drop(model=name)
         self.tensorflow.model_gone(name)

@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from tfs_lite.core.callbacks import ignore
 from tfs_lite.core.servable import ServableId
 
 Cell: TypeAlias = list[float]
@@ -34,10 +35,25 @@ KEPT_VERSIONS = 8
 @dataclass(slots=True)
 class Guard:
     """``lock`` guards the cells of every metric made with this guard, and ``dropped``, the number of dropped cells. A
-    cached cell is valid while that number stays the same."""
+    cached cell is valid while that number stays the same.
+
+    ``with guard:`` is for reading and dropping cells: it holds the lock, and first calls ``add_up``, which adds what
+    was counted and is not in the cells yet."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     dropped: int = 0
+    add_up: Callable[[], None] = ignore
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        try:
+            self.add_up()
+        except BaseException:
+            self.lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
 
 
 class Cells:
@@ -181,7 +197,7 @@ class SeriesCollector(Collector):
             yield series.family({}, {})
 
     def collect(self) -> Iterator[Metric]:
-        with self._guard.lock:
+        with self._guard:
             seen = [(series, series.snapshot(), series.creation_times()) for series in self._series]
         with_created = _tells_creation_times()
         for series, cells, created in seen:

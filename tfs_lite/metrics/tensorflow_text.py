@@ -39,12 +39,12 @@ class RawMetric:
 
     def forget(self, label: str, value: str) -> None:
         """Drops the cells with this value of a label."""
-        with self._guard.lock:
+        with self._guard:
             self.cells.drop(**{label: value})
 
     def lines(self) -> Iterator[str]:
         """The metric as text, line by line; no lines before the first observation."""
-        with self._guard.lock:
+        with self._guard:
             cells = self.cells.snapshot()
         if cells:
             yield from heading(self._name, self._text, self.kind)
@@ -53,7 +53,7 @@ class RawMetric:
 
     def value(self, labels: Sequence[str] | None = None) -> float:
         """The count of one cell, or of the first; 0 if there is none."""
-        with self._guard.lock:
+        with self._guard:
             cells = self.cells.snapshot()
         cell = next(iter(cells.values()), None) if labels is None else cells.get(tuple(labels))
         return 0.0 if cell is None else self._count(cell)

@@ -243,7 +243,7 @@ class ServerCore:
         """The version that answers: by number, by label, or the latest one available."""
         if not ref.name:
             raise invalid_argument("ModelSpec has no name specified")
-        return self._manager.get_servable_handle(ModelRef(ref.name, self._version(ref)))
+        return self._manager.get_servable_handle(ref if ref.label is None else ModelRef(ref.name, self._version(ref)))
 
     def status(self, ref: ModelRef) -> list[VersionStatus]:
         """Every version of the model, the highest first, or the one asked for. NOT_FOUND if there is none."""

@@ -104,23 +104,32 @@ class BatchingServable:
     def submit(self, call: PredictCall) -> None:
         queue = self._queues[call.signature]
         job = queue.job(call, self._clock.monotonic())
-        refusal = self._check_call(queue, job)
-        if refusal is None and queue.is_large(job):
-            refusal = self._submit_large(queue, call, job)
-            if refusal is None:
-                return
+        if job.expires <= job.enqueued or job.size > queue.usual_rows:
+            self._submit_unusual(queue, call, job)
+            return
         worker = None
-        if refusal is None:
-            with self._lock:
-                refusal = self._check_capacity(queue, job)
-                if refusal is None:
-                    self._keep_order(call)
-                    call.ticket, call.admitted = job, True
-                    worker = self._add(queue, job)
+        with self._lock:
+            refusal = self._check_capacity(queue, job)
+            if refusal is None:
+                if self._order is not None:
+                    self._order.keep(call)
+                call.ticket, call.admitted = job, True
+                worker = self._add(queue, job)
         if refusal is not None:
             self._finish(call, refusal)
         elif worker is not None:
             worker.wake()
+
+    def _submit_unusual(self, queue: SignatureQueue, call: PredictCall, job: Job) -> None:
+        """Refuses a call that cannot be queued whatever waits there, and splits one that is larger than a run."""
+        refusal: Status | None
+        if job.expires <= job.enqueued:
+            reason = f"the deadline passed before the request reached {self._name}"
+            refusal = Status(StatusCode.DEADLINE_EXCEEDED, reason)
+        else:
+            refusal = queue.refusal(job) or self._submit_large(queue, call, job)
+        if refusal is not None:
+            self._finish(call, refusal)
 
     def cancel(self, call: PredictCall) -> None:
         ticket = call.ticket
@@ -190,12 +199,6 @@ class BatchingServable:
 
     # Admission.
 
-    def _check_call(self, queue: SignatureQueue, job: Job) -> Status | None:
-        """Returns why the call cannot be queued whatever waits there."""
-        if job.expires <= job.enqueued:
-            return Status(StatusCode.DEADLINE_EXCEEDED, f"the deadline passed before the request reached {self._name}")
-        return queue.refusal(job)
-
     def _check_capacity(self, queue: SignatureQueue, job: Job) -> Status | None:
         """With the lock held."""
         if self._closed:
@@ -212,11 +215,6 @@ class BatchingServable:
         settings = self._settings
         return ANSWERS_HELD * settings.max_queued_calls + len(self._workers) * max(settings.max_batch_size, 1)
 
-    def _keep_order(self, call: PredictCall) -> None:
-        """With the lock held, so that the order is that of the queue."""
-        if self._order is not None:
-            self._order.keep(call)
-
     def _add(self, queue: SignatureQueue, job: Job) -> WorkerThread | None:
         """With the lock held. Returns the worker to wake, if the job makes a decision worth while."""
         worth_while = queue.add(job)
@@ -232,7 +230,8 @@ class BatchingServable:
             if refusal is not None:
                 return refusal
             room = -queue.jobs.rows % largest
-            self._keep_order(call)
+            if self._order is not None:
+                self._order.keep(call)
             whole = SplitCall(call, split(call, job.rows, room, largest), self._cancel_all)
             call.ticket, call.admitted = whole, True
             for each in whole.unanswered():

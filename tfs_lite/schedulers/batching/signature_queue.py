@@ -32,7 +32,9 @@ class SignatureQueue:
     The last decision stands while fewer than ``wake_rows`` rows wait.
     """
 
-    __slots__ = ("_has_rows", "_name", "_run_seconds", "delay", "jobs", "key", "rule", "settings", "wake_rows")
+    __slots__ = (
+        *("_has_rows", "_name", "_run_seconds", "delay", "jobs", "key", "rule", "settings", "usual_rows", "wake_rows"),
+    )
 
     def __init__(self, key: str, signature: Signature, settings: BatchSettings, name: str, rule_of: RuleOf) -> None:
         self.key = key
@@ -40,6 +42,10 @@ class SignatureQueue:
         self.settings = self.rule.settings if self.rule is not None else replace(settings, max_batch_size=0)
         self.jobs = JobQueue(self.settings, name)
         self.delay = AdaptiveDelay()
+        self.usual_rows: float = inf
+        """A call of at most so many rows is neither refused for what it is nor larger than a run."""
+        if self.rule is not None:
+            self.usual_rows = -1 if self.rule.too_deep else min(self.rule.max_call_rows, self.settings.max_batch_size)
         self.wake_rows = 1
         self._name = name
         self._has_rows = signature.max_rows > 0
@@ -58,10 +64,6 @@ class SignatureQueue:
     def refusal(self, job: Job) -> Status | None:
         """INVALID_ARGUMENT for a call that no batch can take."""
         return None if self.rule is None else self.rule.refusal(job.size, self._name)
-
-    def is_large(self, job: Job) -> bool:
-        """Whether the call has more rows than a run."""
-        return self.rule is not None and job.size > self.settings.max_batch_size
 
     def add(self, job: Job) -> bool:
         """Adds a job. Returns whether a worker should decide again."""
@@ -96,8 +98,10 @@ class SignatureQueue:
     def overload(self, job: Job, workers: int) -> Status | None:
         """UNAVAILABLE for a job that would only be answered after its deadline, judged by the latest run times: to let
         it wait would cost the jobs behind it their time, too. Judged only where full batches wait."""
+        if job.expires == inf:
+            return None
         ahead = self.jobs.rows // max(self.settings.max_batch_size, 1)
-        if not ahead or job.expires == inf:
+        if not ahead:
             return None
         wait = (ahead / workers + 1) * self._run_seconds
         if job.enqueued + wait * MARGIN <= job.expires:

@@ -69,6 +69,8 @@ class WorkerPool:
         self._ended: list[WorkerThread] = []  # their threads have ended or are about to
         self.made = len(self._workers)
         """How many workers there have ever been."""
+        self.is_lost = False
+        """Whether every worker has lost its process."""
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -94,20 +96,17 @@ class WorkerPool:
         self._idle.remove(worker)
         return True
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether every worker has lost its process."""
-        return len(self._lost) == len(self._workers)
-
     def mark_lost(self, worker: WorkerThread) -> bool:
         """The worker's process has died. Returns whether none is left."""
         if worker.ending.is_set():
             return False
         self._lost.add(worker)
+        self.is_lost = len(self._lost) == len(self._workers)
         return self.is_lost
 
     def mark_recovered(self, worker: WorkerThread) -> None:
         self._lost.discard(worker)
+        self.is_lost = len(self._lost) == len(self._workers)
 
     def change(self, add: Sequence[WorkerThread], remove: Collection[Model]) -> list[WorkerThread]:
         """Adds workers, which the caller starts, and removes those of some models. Returns the workers to wake."""
@@ -117,6 +116,7 @@ class WorkerPool:
         self._leaving += leaving
         self._ended = [worker for worker in self._ended if worker.thread.is_alive()]
         self._lost -= set(leaving)
+        self.is_lost = len(self._lost) == len(self._workers)
         return self._end(leaving)
 
     def end(self) -> list[WorkerThread]:

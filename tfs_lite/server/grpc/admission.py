@@ -23,12 +23,12 @@ class AdmissionControl:
         self._open = True
         self._max_calls = max_calls
         self._in_flight = 0
-        self._arrived = asyncio.Event()
+        self._arrivals = 0
 
     def acquire(self, path: str) -> bool:
         """Admits a call; True if it has to be released. UNAVAILABLE after ``close``, RESOURCE_EXHAUSTED beyond the
         bound."""
-        self._arrived.set()
+        self._arrivals += 1
         if path.startswith((HEALTH, REFLECTION)):
             return False
         self._admit()
@@ -45,10 +45,9 @@ class AdmissionControl:
         """Returns when no call has arrived for a moment, at the latest after ``max_seconds``."""
         ends = time.monotonic() + max_seconds
         while (left := ends - time.monotonic()) > 0:
-            self._arrived.clear()
-            try:
-                await asyncio.wait_for(self._arrived.wait(), min(QUIET_SECONDS, left))
-            except TimeoutError:
+            arrivals = self._arrivals
+            await asyncio.sleep(min(QUIET_SECONDS, left))
+            if self._arrivals == arrivals:
                 return
 
     def _admit(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +27,8 @@ from tfs_lite.protocols.v2 import messages as v2
 from tfs_lite.schedulers.calls import rows_of
 from tfs_lite.schedulers.response_cache import CacheCounts
 
+MOST_NOTED = 64
+"""Requests of a version that are noted before they are counted, unless the counts are read before."""
 MAX_BATCH_SIZES = 1000
 """Told apart, of one version; larger numbers of sizes are not counted by size."""
 REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
@@ -40,8 +43,8 @@ class _Duration:
     def __init__(self) -> None:
         self.count, self.seconds = 0, 0.0
 
-    def add(self, seconds: float) -> None:
-        self.count += 1
+    def add(self, seconds: float, count: int = 1) -> None:
+        self.count += count
         self.seconds += seconds
 
     @property
@@ -61,17 +64,11 @@ class _Compute:
     def __init__(self) -> None:
         self.input, self.infer, self.output = _Duration(), _Duration(), _Duration()
 
-    def add(self, seconds: float, moving: tuple[float, float]) -> None:
-        """Once a request, so spelled out."""
-        before, after = moving
-        self.input.count += 1
-        self.input.seconds += before
-        self.output.count += 1
-        self.output.seconds += after
-        inside = seconds - before - after
-        self.infer.count += 1
-        if inside > 0.0:
-            self.infer.seconds += inside
+    def add(self, count: int, seconds: float, before: float, after: float) -> None:
+        """``seconds`` are those of ``count`` requests together, and of them ``before`` and ``after`` the model."""
+        self.input.add(before, count)
+        self.infer.add(max(seconds - before - after, 0.0), count)
+        self.output.add(after, count)
 
     @property
     def messages(self) -> dict[str, Message]:
@@ -121,6 +118,23 @@ class _Version:
     compute: _Compute = field(default_factory=_Compute)
     batches: dict[int, _Compute] = field(default_factory=dict)
     parts: dict[int, _Part] = field(default_factory=dict)
+    noted: deque[tuple[float, float, float, tuple[float, float]]] = field(default_factory=deque)
+    """Requests that succeeded and are to be counted: the times of all, in the queue and in the model, and of the last
+    those before and after the run."""
+
+    def notes(self, call: ServableCall) -> bool:
+        """Whether a call that has succeeded is one of the many, which are counted together."""
+        plain = type(call) is PredictCall and call.part_seconds is None and not call.cached
+        return plain and not self.ensemble
+
+    def add_up(self) -> None:
+        count = len(self.noted)
+        if not count:
+            return
+        times, waits, runs, moving = zip(*[self.noted.popleft() for _ in range(count)], strict=True)
+        self.success.add(sum(times), count)
+        self.queue.add(sum(waits), count)
+        self.compute.add(count, sum(runs), *map(sum, zip(*moving, strict=True)))
 
 
 class InferenceStatistics:
@@ -163,10 +177,16 @@ class InferenceStatistics:
         if failed and not call.admitted:
             return
         seconds = self._monotonic() - call.arrived if call.arrived else call.queue_seconds + call.run_seconds
+        version = self._versions.get(servable_id)
+        if version is None:
+            return
+        if not failed and version.notes(call):
+            version.noted.append((seconds, call.queue_seconds, call.run_seconds, call.copy_seconds))
+            if len(version.noted) >= MOST_NOTED:
+                with self._lock:
+                    version.add_up()
+            return
         with self._lock:
-            version = self._versions.get(servable_id)
-            if version is None:
-                return
             if isinstance(call, PredictCall) and call.part_seconds is not None:
                 _count_parts(version, call.part_seconds, result)
             if isinstance(result, Status):
@@ -182,7 +202,7 @@ class InferenceStatistics:
             elif version.ensemble:
                 rows = rows_of(call.inputs) if version.has_rows else 1
                 self._count_run(version, rows, call.run_seconds, (0.0, 0.0))
-            version.compute.add(call.run_seconds, call.copy_seconds)
+            version.compute.add(1, call.run_seconds, *call.copy_seconds)
 
     def on_batch(self, report: BatchReport) -> None:
         """A model was run; failed runs count as executions, without rows."""
@@ -195,6 +215,7 @@ class InferenceStatistics:
         """One ``inference.ModelStatistics`` for each; zeros for a version without requests."""
         caches = self._cache_counts()
         with self._lock:
+            self._add_up()
             return [
                 _statistics(found, self._versions.get(found) or _Version(), caches.get(found)) for found in servable_ids
             ]
@@ -203,6 +224,7 @@ class InferenceStatistics:
         """Triton's metrics as Prometheus text. ``pending``: the requests that wait for each version now."""
         caches = sorted(self._cache_counts().items())
         with self._lock:
+            self._add_up()
             versions = sorted(self._versions.items())
             texts = [
                 _sample_lines(name, text, [(found, read(version)) for found, version in versions])
@@ -222,6 +244,11 @@ class InferenceStatistics:
         for lines in texts:
             yield from lines
 
+    def _add_up(self) -> None:
+        """With the lock held."""
+        for version in self._versions.values():
+            version.add_up()
+
     def _count_run(
         self,
         version: _Version,
@@ -237,7 +264,7 @@ class InferenceStatistics:
             version.rows += rows
         size = rows + (report.padding if report is not None else 0)
         if size in version.batches or len(version.batches) < MAX_BATCH_SIZES:
-            version.batches.setdefault(size, _Compute()).add(seconds, moving)
+            version.batches.setdefault(size, _Compute()).add(1, seconds, *moving)
 
 
 def _count_parts(version: _Version, times: Sequence[float], result: Mapping[str, Tensor] | Status) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 from tfs_lite.server.http.message import Answer, Handler, Reply, Request, Response, Stream
 
@@ -11,11 +12,11 @@ async def response_to(handler: Handler, request: Request) -> Response | Stream:
     """Waits for it as a connection does; when the caller is cancelled, the client has gone."""
     answer = handler(request)
     while isinstance(answer, Reply):
-        ended: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        answer.then(ended.set_result)
+        reply, ended = answer, asyncio.get_running_loop().create_future()
+        reply.then(ended.set_result)
         try:
-            answer = await ended
+            answer = cast(Answer, await ended)
         except asyncio.CancelledError:
-            answer.cancel()
+            reply.cancel()
             raise
     return answer if isinstance(answer, Response) else await answer

@@ -118,6 +118,7 @@ class Connection(Generic[T]):
         self.closing: str | None = None
         self.why = ""
         self.last_received = clock()
+        self._answered = 0
         self._closed_streams = ClosedStreams()
         self._final: int | None = None
         self._receive_window = ReceiveWindow(limits, self._control)
@@ -286,7 +287,7 @@ class Connection(Generic[T]):
         if number == 0 or number > self.last_stream or number % 2 == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "RST_STREAM on a stream that was not begun")
         self._numbers.resets_received += 1
-        self._rates.take("resets")
+        self._rates.take_refilled("resets", self._answered)
         stream = self.streams.get(number)
         if stream is not None:
             self._kill(stream)
@@ -396,7 +397,7 @@ class Connection(Generic[T]):
 
     def _on_finished(self, stream: Stream) -> None:
         """The last byte of an answer has left. A client that is still sending is told to stop."""
-        self._rates.refill_reset()
+        self._answered += 1
         if stream.ended:
             del self.streams[stream.id]
         else:

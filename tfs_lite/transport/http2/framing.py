@@ -98,6 +98,8 @@ MAX_BLOCK_FACTOR = 4
 """A header block more than so many times the largest header list ends the connection: decoding Huffman takes time."""
 _KIND, _CONTENTS = 3, bytes([DATA])
 _WHOLE = END_HEADERS | PADDED | PRIORITY_FLAG
+_ALWAYS_WHOLE = (DATA, WINDOW_UPDATE)
+"""Frequent frames that are never part of a header block."""
 
 Handler: TypeAlias = Callable[[int, int, bytes], None]
 """Flags, stream, payload."""
@@ -178,7 +180,7 @@ class FrameReader:
             if start + length > size:
                 break
             position = start + length
-            usual = kind == DATA or (kind == HEADERS and flags & _WHOLE == END_HEADERS)
+            usual = kind in _ALWAYS_WHOLE or (kind == HEADERS and flags & _WHOLE == END_HEADERS)
             if usual and self._block is None and self.opened:
                 handlers[kind](flags, number & STREAM_MASK, data[start:position])
                 continue  # the usual case

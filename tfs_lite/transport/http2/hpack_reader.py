@@ -4,13 +4,14 @@ A client sends the same fields with every request, so there are two fast paths. 
 dynamic table is unchanged costs one lookup in a dict. Clients that put a changing ``grpc-timeout`` into the table never
 repeat a block: the loop here decodes the usual representations, a byte or two each, by indexing.
 
-The dynamic table and the Huffman code are those of ``hpack``, whose Huffman decoder is as strict as the RFC. Its block
+The static table and the Huffman code are those of ``hpack``, whose Huffman decoder is as strict as the RFC. Its block
 decoder is not used: it copies the rest of the block for every literal, which a client could make expensive, and it
-accepts any number of table size updates.
+accepts any number of table size updates. Nor is its dynamic table, which writes a debug log for every field.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeAlias, TypeVar
 
@@ -43,6 +44,33 @@ _DYNAMIC = len(_STATIC)
 """The index of the newest field of the dynamic table."""
 
 
+class DynamicTable:
+    """Fields that the client has sent and may refer to (sections 2.3.2 and 4); ``entries`` has the newest first."""
+
+    __slots__ = ("_max_size", "_size", "entries")
+
+    def __init__(self, max_size: int) -> None:
+        self.entries: deque[Field] = deque()
+        self._max_size = max_size
+        self._size = 0
+
+    def add(self, field: Field) -> None:
+        """Adds a field, for which older ones may have to go: all of them if it is larger than the table."""
+        self.entries.appendleft(field)
+        self._size += len(field[0]) + len(field[1]) + FIELD_OVERHEAD
+        if self._size > self._max_size:
+            self._evict()
+
+    def resize(self, max_size: int) -> None:
+        self._max_size = max_size
+        self._evict()
+
+    def _evict(self) -> None:
+        while self._size > self._max_size:
+            name, value = self.entries.pop()
+            self._size -= len(name) + len(value) + FIELD_OVERHEAD
+
+
 class BlockReader(Generic[T]):
     """For one connection: every header block that arrives must go through it, in order. One thread.
 
@@ -62,8 +90,7 @@ class BlockReader(Generic[T]):
         self._parse = parse
         self._max_list = max_header_list
         self._table_size = table_size
-        self._table = HeaderTable()
-        self._table.maxsize = table_size
+        self._table = DynamicTable(table_size)
         self._changed = False
         self._size = 0
         """Size of the last list."""
@@ -103,7 +130,7 @@ class BlockReader(Generic[T]):
     def _decode(self, block: bytes) -> Fields | None:
         """Leaves the table right even if the list is too large."""
         table = self._table
-        entries = table.dynamic_entries
+        entries = table.entries
         fields: list[Field] = []
         total, max_list = 0, self._max_list
         end = len(block)
@@ -123,7 +150,7 @@ class BlockReader(Generic[T]):
                     raise _fault("index 0 in a header block")
             elif first >= 0x40:
                 field, at = self._literal(block, at, 0x3F)
-                table.add(field[0], field[1])
+                table.add(field)
                 self._changed = True
             elif first < 0x20:
                 field, at = self._literal(block, at, 0x0F)
@@ -148,7 +175,7 @@ class BlockReader(Generic[T]):
         elif index < _DYNAMIC:
             name = _STATIC[index][0]
         else:
-            name = self._table.dynamic_entries[index - _DYNAMIC][0]
+            name = self._table.entries[index - _DYNAMIC][0]
         value, at = _string(block, at)
         return (name, value), at
 
@@ -163,7 +190,7 @@ class BlockReader(Generic[T]):
             updates += 1
             if size > self._table_size or updates > MAX_SIZE_UPDATES:
                 raise _fault("a table size update beyond the limit")
-            self._table.maxsize = size
+            self._table.resize(size)
             self._changed = True
         return at
 

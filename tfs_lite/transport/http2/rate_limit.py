@@ -31,13 +31,14 @@ class TokenBucket:
         self._left -= amount
         return True
 
-    def refill(self, amount: float = 1.0) -> None:
+    def refill(self, amount: float) -> None:
         """Adds tokens, up to the burst."""
         self._left = min(self._burst, self._left + amount)
 
 
-REFILLS = {"window_updates": 2, "pings": 1}
-"""Tokens for every HEADERS and DATA frame that was sent: a client may widen windows for it, and measure its delay."""
+REFILLS = {"window_updates": 2, "pings": 1, "resets": 1}
+"""Tokens for what the server has sent: for every HEADERS and DATA frame a client may widen windows, and measure its
+delay; for every whole answer it may reset a stream."""
 
 
 class RateLimits:
@@ -51,20 +52,17 @@ class RateLimits:
             burst, per_second = getattr(limits, name)
             self._by_name[name] = TokenBucket(burst, per_second, clock)
         self._counted = dict.fromkeys(REFILLS, 0)
-        """Frames that had been sent at the last refill."""
+        """What had been sent at the last refill."""
 
     def take(self, name: str) -> None:
         """Raises ConnectionFault if the client has exceeded the limit."""
         if not self._by_name[name].take():
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, FLOODS[name], FLOODS[name])
 
-    def take_refilled(self, name: str, frames_sent: int) -> None:
-        """As ``take``, for one of :data:`REFILLS`; ``frames_sent`` counts from the beginning of the connection."""
-        new = frames_sent - self._counted[name]
+    def take_refilled(self, name: str, sent: int) -> None:
+        """As ``take``, for one of :data:`REFILLS`; ``sent`` counts from the beginning of the connection."""
+        new = sent - self._counted[name]
         if new > 0:
             self._by_name[name].refill(REFILLS[name] * new)
-            self._counted[name] = frames_sent
+            self._counted[name] = sent
         self.take(name)
-
-    def refill_reset(self) -> None:
-        self._by_name["resets"].refill()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import numpy as np
 import pytest
 
+from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, VersionState
 from tfs_lite.core.signature import DataType, Signature, SymbolicDim, TensorSpec
 from tfs_lite.core.status import ServingError, StatusCode
@@ -46,7 +48,8 @@ def predict(rows: Array = ROWS, *outputs: str, as_content: bool = False, **rest:
 
 def serve(asked: ParsedPredict, signatures: Signatures, answered: bool = True) -> tuple[Run, Mapping[str, Array]]:
     """Everything that happens to a request before the model runs and after it has: its run and the model's inputs."""
-    (run,) = asked.plan(signatures)
+    servable = cast("Servable", SimpleNamespace(signatures=signatures))
+    (run,) = asked.plan(servable)
     signature = signatures[run.signature]
     inputs = run.inputs if run.fits is signature else call_inputs(signature, run)
     if answered:

@@ -89,8 +89,12 @@ class ServiceFixture:
 
     def call(self, method: str, request: Message | bytes) -> Message:
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        answer = asyncio.run(self.handlers[method](data, CallContext(None)))
+        answer = asyncio.run(self._ask(method, data))
         return ANSWERS[method].FromString(answer)
+
+    async def _ask(self, method: str, data: bytes) -> bytes:
+        answer: bytes = await self.handlers[method](data, CallContext(None))
+        return answer
 
     def counts(self) -> dict[tuple[str, str, str], float]:
         """By method, model and code."""
