@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, cast
 
 from tfs_lite.core.status import ServingError, StatusCode
 from tfs_lite.metrics.requests import RecordedRequest
-from tfs_lite.server.http.message import Reply, Request, Response
+from tfs_lite.server.http.message import Answer, Reply, Request, Response
 from tfs_lite.server.http.replies import HttpError
 from tfs_lite.transport.deadlines import Deadlines
 
@@ -46,7 +46,7 @@ class HttpCall(Reply):
         self.deadline = deadline
         self._reason: ServingError | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._done: Callable[[Response | Exception], None] | None = None
+        self._done: Callable[[Answer], None] | None = None
         self._pending: Pending
         self._write: Callable[[Any], Response | None]
         self._write_slowly: Callable[[Any], Coroutine[Any, Any, Response]]
@@ -62,7 +62,7 @@ class HttpCall(Reply):
         self._pending, self._write, self._write_slowly = pending, write, write_slowly
         return self
 
-    def then(self, done: Callable[[Response | Exception], None]) -> None:
+    def then(self, done: Callable[[Answer], None]) -> None:
         self._done = done
         self._calls.add(self)
         self._pending.then(self._model_ended)
@@ -83,7 +83,7 @@ class HttpCall(Reply):
         done, self._done = self._done, None
         if done is not None:
             self._stop(reason)
-            done(reason)
+            done(self.finish(reason))
         elif self._reason is None and self._task is not None:
             self._reason = reason
             self._task.cancel()
@@ -132,7 +132,7 @@ class HttpCall(Reply):
         if done is not None:
             self._calls.remove(self)
             self._record.end(result if isinstance(result, BaseException) else None)
-            done(result)
+            done(self.finish(result))
 
     def _stop(self, reason: BaseException) -> None:
         self._calls.remove(self)

@@ -93,7 +93,18 @@ class Connection(asyncio.Protocol):
     """On the event loop; nothing here blocks."""
 
     __slots__ = (
-        *("_begun", "_broken", "_current", "_fields", "_in_message", "_incoming", "_keep_alive", "_left", "_lingering"),
+        *(
+            "_begun",
+            "_broken",
+            "_current",
+            "_fields",
+            "_head_only",
+            "_in_message",
+            "_incoming",
+            "_keep_alive",
+            "_left",
+            "_lingering",
+        ),
         *("_loop", "_may_continue", "_missing", "_overhead", "_owner", "_parser", "_queue", "_resumed", "_since"),
         *("_transport", "_unparsed", "_unsent", "_unsent_since", "_url", "_work", "_write_timeout"),
         *("after_drain", "reading_paused", "used_at", "writing_paused"),
@@ -125,6 +136,7 @@ class Connection(asyncio.Protocol):
         self._current: Request | None = None
         self._begun = False  # a part of the response was sent
         self._keep_alive = True
+        self._head_only = False
         self._may_continue = False  # the client waits for 100 before it sends the body
         self._work: asyncio.Task[None] | Reply | None = None  # None: it has not been started
         self.writing_paused = False
@@ -372,7 +384,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, request: Request) -> None:
         self._current, self._begun, self._keep_alive = request, False, request.head.keep_alive
-        self._may_continue = request.head.expects_continue
+        self._may_continue, self._head_only = request.head.expects_continue, request.head.method == "HEAD"
         self._since = request.arrived
         self._owner.start_soon(self)
 
@@ -386,14 +398,12 @@ class Connection(asyncio.Protocol):
             else:
                 self._go_on(answer)
 
-    def _go_on(self, answer: Answer | Exception) -> None:
-        if isinstance(answer, Reply):
+    def _go_on(self, answer: Answer) -> None:
+        if isinstance(answer, Response) and not self.writing_paused:
+            self._finish(answer)
+        elif isinstance(answer, Reply):
             self._work = answer
             answer.then(self._go_on)
-        elif isinstance(answer, Exception):
-            self._fail(answer)
-        elif isinstance(answer, Response) and not self.writing_paused:
-            self._finish(answer)
         else:
             self._work = self._loop.create_task(self._answer(answer))
 
@@ -447,12 +457,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _answered(self) -> None:
-        request = self._asked
+        if self._incoming is not None and self._incoming is self._current:
+            self._incoming.body.take()  # the rest of a body that the handler did not want is skipped
         self._current = self._work = None
         self._since = self.used_at = time.monotonic()
         self._write_timeout = 0.0
-        if request is self._incoming:
-            request.body.take()  # the rest of a body that the handler did not want is skipped
         if not self._keep_alive:
             self._queue.clear()
             self._close()
@@ -481,7 +490,7 @@ class Connection(asyncio.Protocol):
         empty = response.status in (204, 304)
         length = b"" if empty else b"content-length: %d\r\n" % len(body)
         head = self._head(response.status, response.headers, length)
-        if empty or self._asked.head.method == "HEAD":
+        if empty or self._head_only:
             self._transport.write(head)
         elif len(body) <= JOINED_BYTES:
             self._transport.write(head + body)
@@ -490,15 +499,14 @@ class Connection(asyncio.Protocol):
             self._transport.write(body)
 
     async def _send_stream(self, stream: Stream) -> None:
-        head = self._asked.head
-        chunked = not head.old
+        chunked = not self._asked.head.old
         self._write_timeout = stream.write_timeout or 0.0
         async with aclosing(cast("AsyncGenerator[bytes, None]", stream.chunks)) as chunks:
             data = self._head(stream.status, stream.headers, CHUNKED if chunked else b"")
             while True:
                 try:
                     await self._write(data)
-                    if head.method == "HEAD":
+                    if self._head_only:
                         return
                     chunk = await anext(chunks, None)
                 except asyncio.CancelledError as error:

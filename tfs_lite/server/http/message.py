@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from tfs_lite.core.callbacks import ignore
 
@@ -172,12 +172,15 @@ class CutShort(Exception):
 
 
 class Reply:
-    """A response that is on its way and needs no task."""
+    """A response that is on its way and needs no task. ``finish`` makes the answer of the response or the failure that
+    the reply has come to; who passes the reply on sets it."""
 
-    __slots__ = ()
+    __slots__ = ("finish",)
 
-    def then(self, done: Callable[[Any], None]) -> None:
-        """``done`` is called once, with the response or the failure, unless ``cancel`` comes before. Called once."""
+    finish: Callable[[Response | Exception], Answer]
+
+    def then(self, done: Callable[[Answer], None]) -> None:
+        """``done`` is called once, with the finished answer, unless ``cancel`` comes before. Called once."""
         raise NotImplementedError
 
     def cancel(self) -> None:

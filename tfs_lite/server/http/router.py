@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from tfs_lite.core.status import ServingError
@@ -133,7 +133,8 @@ class Router:
         except Exception as error:
             return self._fail(request, error)
         if isinstance(answer, Reply):
-            return _Finishing(answer, lambda result: self._finish(request, found, result))
+            answer.finish = partial(self._finish, request, found)
+            return answer
         return self._answer(request, found, answer)
 
     async def _answer(self, request: Request, found: Found, answer: Awaitable[Response | Stream]) -> Response | Stream:
@@ -150,7 +151,7 @@ class Router:
             return self._fail(request, result)
         if found.packs and len(result.body) > SMALLEST_ANSWER:
             return self._answer(request, found, _ready(result))
-        return self._open(found.api, result)
+        return self._open(found.api, result) if self._cors else result
 
     def find(self, method: str, target: str) -> Found:
         """By trying one route after the other. Raises ServingError if none fits, or a name in the path is malformed."""
@@ -182,22 +183,6 @@ class Router:
         if self._cors and api.cross_origin:
             response.headers.update(self._cors)
         return response
-
-
-class _Finishing(Reply):
-    """A reply whose end is still to be made a response."""
-
-    __slots__ = ("_finish", "_reply")
-
-    def __init__(self, reply: Reply, finish: Callable[[Response | Exception], Answer]) -> None:
-        self._reply = reply
-        self._finish = finish
-
-    def then(self, done: Callable[[Answer], None]) -> None:
-        self._reply.then(lambda result: done(self._finish(result)))
-
-    def cancel(self) -> None:
-        self._reply.cancel()
 
 
 async def _ready(response: Response) -> Response:

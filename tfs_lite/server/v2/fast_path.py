@@ -43,6 +43,7 @@ class V2FastPath:
         self.grpc_answers = GrpcAnswers()
         self.http_answers = HttpAnswers()
         self._http = HttpLayouts()
+        self.find_http = self._http.find
         self._lock = threading.Lock()  # guards the two below
         self._lessons = LESSONS
         self._read = 0

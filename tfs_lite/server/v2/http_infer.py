@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from tfs_lite.core.signature import naming
 from tfs_lite.core.status import ServingError, StatusCode
@@ -35,8 +35,6 @@ from tfs_lite.server.v2.http_paths import Target
 from tfs_lite.server.v2.http_replies import v2_status, v2_success
 from tfs_lite.server.v2.inference import METHOD, V2Answers, V2Inference
 
-Read: TypeAlias = Callable[[bytes], InferRequest | PlainRequest]
-
 _LENGTH = LENGTH_HEADER.lower()
 
 
@@ -53,33 +51,27 @@ class V2HttpInfer:
         """A plain request that has come is queued at once."""
         record = self._inference.metrics.record(METHOD, target.name, REST)
         try:
-            call, read = self._http.calls.call(request, record), self._reader(request, target)
-            body = self._http.bodies.small(request)
-            sent = None if body is None else read(body)
-            if isinstance(sent, PlainRequest):
-                pending = self._fast.begin_plain(sent, record, call.deadline)
+            call, body = self._http.calls.call(request, record), self._http.bodies.small(request)
+            length = request.headers.find(_LENGTH)
+            plain = None if body is None else self._fast.find_http(target.name, target.version, body, length)
+            if plain is not None:
+                pending = self._fast.begin_plain(plain, record, call.deadline)
                 if pending is not None:
                     return call.reply(
-                        pending, partial(self._write_plain, sent), partial(self._write_plain_slowly, sent)
+                        pending, partial(self._write_plain, plain), partial(self._write_plain_slowly, plain)
                     )
-                sent = sent.in_full()
         except Exception as error:
             record.end(error)
             raise
-        return self._infer(request, record, call, read, sent)
+        return self._infer(request, target, record, call, body)
 
     async def _infer(
-        self,
-        request: Request,
-        record: RecordedRequest,
-        call: HttpCall,
-        read: Read,
-        sent: InferRequest | PlainRequest | None,
+        self, request: Request, target: Target, record: RecordedRequest, call: HttpCall, body: bytes | None
     ) -> Response:
-        """``sent`` None: the body is still to be read."""
+        """``body`` None: it is still to be read."""
         with record, call:
-            if sent is None:
-                sent = await self._http.bodies.read(request, read)
+            read = self._reader(request, target)
+            sent = await self._http.bodies.read(request, read) if body is None else read(body)
             answer = await self._fast.answer(sent, record, call.deadline)
             return self._write(answer, sent.binary_outputs) or await self._write_slowly(answer, sent.binary_outputs)
 
@@ -160,7 +152,7 @@ class V2HttpInfer:
         large = printed_size(answer, False) > COMFORTABLE_BYTES
         return await self._http.run(large, lambda: write_generate(answer))
 
-    def _reader(self, request: Request, target: Target) -> Read:
+    def _reader(self, request: Request, target: Target) -> Callable[[bytes], InferRequest | PlainRequest]:
         model, version, length = target.name, target.version, request.headers.find(_LENGTH)
         is_raw = length is not None and length.strip("0 ") == "" and "0" in length
         declared, batches = (self._declared(target), self._batches(target)) if is_raw else ((), False)
