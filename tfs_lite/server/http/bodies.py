@@ -79,11 +79,9 @@ class BodyBudget:
             f"request bodies take {held - size} of the {self._limit} bytes that there are for all of them together",
         )
 
-    def check(self, size: int) -> None:
-        """Does the same, but takes nothing."""
-        if self._held + size > self._limit:  # as far as one can see without the lock
-            self.acquire(size)
-            self.release(size)
+    def has(self, size: int) -> bool:
+        """Whether so many bytes are left, at a glance."""
+        return self._held + size <= self._limit
 
     def release(self, size: int) -> None:
         with self._lock:
@@ -212,17 +210,15 @@ class Bodies:
         takes too long, 501 for an unknown Content-Encoding, or 415 where ``refusal`` is INVALID_ARGUMENT. UNAVAILABLE
         past the budget, INVALID_ARGUMENT for damaged bytes, and the errors of ``parse``."""
         body = self.small(request)
-        return await self._read_slowly(request, parse, refusal) if body is None else parse(body)
+        return parse(body) if body is not None else await self._read_slowly(request, parse, refusal)
 
     def small(self, request: Request) -> bytes | None:
-        """The body, if it has come whole, is small and not compressed; otherwise it is to be read. UNAVAILABLE past the
-        budget."""
+        """The body, if it has come whole, is small, not compressed and within the budget; any other is to be read."""
         body = request.body
         size = body.held
         if not body.complete or size > self._small or b"content-encoding" in request.headers.fields:
             return None
-        self._budget.check(size)
-        return body.take()
+        return body.take() if self._budget.has(size) else None
 
     async def pack(self, response: Response, accept_encoding: str, offered: Collection[str] = ENCODINGS) -> None:
         """Compresses an answer that is worth it with the encoding that the client prefers of those ``offered``; leaves

@@ -21,7 +21,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import aclosing
 from typing import Protocol, cast
 
@@ -405,7 +405,9 @@ class Connection(asyncio.Protocol):
             self._work = answer
             answer.then(self._go_on)
         else:
-            self._work = self._loop.create_task(self._answer(answer))
+            self._work = task = self._loop.create_task(self._answer(answer))
+            if isinstance(answer, Coroutine):
+                task.add_done_callback(lambda _: answer.close())  # it may never have been awaited
 
     async def _answer(self, answer: Response | Awaitable[Response | Stream]) -> None:
         try:

@@ -88,6 +88,10 @@ class IncomingBody:
         self.on_taken()
         return data
 
+    def put_back(self, data: bytes) -> None:
+        """Undoes ``take``, before more has come."""
+        self._chunks, self.held = [data] if data else [], len(data)
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

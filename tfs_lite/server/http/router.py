@@ -24,7 +24,8 @@ from tfs_lite.server.http.replies import failure_of, preflight_status
 A = TypeVar("A")
 P = TypeVar("P")
 R = TypeVar("R", bound=Response | Stream)
-RouteHandler: TypeAlias = Callable[[Request, P], Reply | Awaitable[Response | Stream]]
+RouteHandler: TypeAlias = Callable[[Request, P], Awaitable[Response | Stream]]
+Shortcut: TypeAlias = Callable[[Request, P], Reply | None]
 
 GET, HEAD_TOO, POST = ("GET",), ("GET", "HEAD"), ("POST",)
 EVERY_METHOD = ()
@@ -55,13 +56,15 @@ class About:
 @dataclass(frozen=True, slots=True)
 class Route(Generic[A, P]):
     """``path`` has names in braces, as in ``/v2/models/{model}``. ``handler`` gives that of an API. ``packs`` tells
-    whether its answers are compressed for clients that accept it."""
+    whether its answers are compressed for clients that accept it. ``shortcut`` gives what is tried first: it replies to
+    requests that need no task, and returns None, with nothing begun, for others."""
 
     path: str
     methods: tuple[str, ...]
     handler: Callable[[A], RouteHandler[P]]
     packs: bool = False
     about: About | None = None
+    shortcut: Callable[[A], Shortcut[P]] | None = None
 
 
 class Api(Generic[P]):
@@ -108,6 +111,7 @@ class Found(NamedTuple):
     handler: RouteHandler[Any]
     target: Any
     packs: bool = False
+    shortcut: Shortcut[Any] | None = None
 
 
 class Router:
@@ -118,10 +122,7 @@ class Router:
         self._apis = apis
         self._bodies = bodies
         self._cors = CORS_HEADERS if enable_cors else {}
-        self._routes = {
-            api: [(re.compile(api.pattern(route.path)), route, route.handler(api)) for route in api.routes]
-            for api in apis
-        }
+        self._routes = {api: [(re.compile(api.pattern(route.path)), route) for route in api.routes] for api in apis}
         self._find_cached = lru_cache(CACHED_TARGETS)(self.find)
 
     def __call__(self, request: Request) -> Answer:
@@ -129,28 +130,33 @@ class Router:
         find = self._find_cached if len(head.target) <= MAX_CACHED_LENGTH else self.find
         try:
             found = find(head.method, head.target)
-            answer = found.handler(request, found.target)
+            reply = found.shortcut(request, found.target) if found.shortcut else None
         except Exception as error:
             return self._fail(request, error)
-        if isinstance(answer, Reply):
-            answer.finish = partial(self._finish, request, found)
-            return answer
-        return self._answer(request, found, answer)
+        if reply is None:
+            return self._answer(request, found)
+        reply.finish = partial(self._finish, request, found)
+        return reply
 
-    async def _answer(self, request: Request, found: Found, answer: Awaitable[Response | Stream]) -> Response | Stream:
+    async def _answer(self, request: Request, found: Found) -> Response | Stream:
         try:
-            reply = await answer
+            response = await found.handler(request, found.target)
         except Exception as error:
             return self._fail(request, error)
-        if isinstance(reply, Response) and found.packs:
-            await self._bodies.pack(reply, request.headers.get("accept-encoding"), found.api.encodings)
-        return self._open(found.api, reply)
+        if isinstance(response, Response):
+            return await self._packed(request, found, response)
+        return self._open(found.api, response)
+
+    async def _packed(self, request: Request, found: Found, response: Response) -> Response:
+        if found.packs:
+            await self._bodies.pack(response, request.headers.get("accept-encoding"), found.api.encodings)
+        return self._open(found.api, response)
 
     def _finish(self, request: Request, found: Found, result: Response | Exception) -> Answer:
         if isinstance(result, Exception):
             return self._fail(request, result)
         if found.packs and len(result.body) > SMALLEST_ANSWER:
-            return self._answer(request, found, _ready(result))
+            return self._packed(request, found, result)
         return self._open(found.api, result) if self._cors else result
 
     def find(self, method: str, target: str) -> Found:
@@ -161,12 +167,13 @@ class Router:
             return Found(api, _answer_preflight, None)
         if api.query_in_path and query:
             path = target
-        for pattern, route, handler in self._routes[api]:
+        for pattern, route in self._routes[api]:
             match = pattern.fullmatch(path)
             if match is not None:
                 if route.methods and method not in route.methods:
                     raise api.refusal(method, path, route.methods)
-                return Found(api, handler, api.target(match.groupdict()), route.packs)
+                shortcut = route.shortcut(api) if route.shortcut else None
+                return Found(api, route.handler(api), api.target(match.groupdict()), route.packs, shortcut)
         raise api.refusal(method, path, None)
 
     def _owner(self, path: str) -> Api[Any]:
@@ -183,10 +190,6 @@ class Router:
         if self._cors and api.cross_origin:
             response.headers.update(self._cors)
         return response
-
-
-async def _ready(response: Response) -> Response:
-    return response
 
 
 async def _answer_preflight(request: Request, target: None) -> Response:

@@ -7,7 +7,7 @@ request log keeps the messages that gRPC would have carried.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from tfs_lite.core.model import Servable
 from tfs_lite.core.servable import ModelRef, ServableId
 from tfs_lite.core.signature import DEFAULT_SIGNATURE, Signature, naming
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.metrics.requests import REST, RecordedRequest, RequestMetrics
+from tfs_lite.metrics.requests import REST, RequestMetrics
 from tfs_lite.protocols.dtypes import Array
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.messages import (
@@ -40,7 +40,6 @@ from tfs_lite.protocols.tensorflow.prediction_log import Method, make_log
 from tfs_lite.protocols.tensorflow.serving import model_spec
 from tfs_lite.protocols.tensorflow.tensor_proto import encode
 from tfs_lite.request_log.sampler import NO_LOG, RequestLog
-from tfs_lite.server.http.calls import HttpCall
 from tfs_lite.server.http.message import Headers, Reply, Request, Response
 from tfs_lite.server.http.replies import JSON, BodyFormat, HttpError, body_formats
 from tfs_lite.server.http.resources import HttpResources
@@ -101,15 +100,16 @@ class RestService:
         self._log = log
         self._check_method_names = settings.check_method_names
 
-    def predict(self, request: Request, ref: ModelRef) -> Reply | Awaitable[Response]:
-        """Raises ServingError. A small body that has come is queued at once."""
+    def begin_predict(self, request: Request, ref: ModelRef) -> Reply | None:
+        """Queues the prediction at once; None, with nothing done, unless its body is small and has come. Raises
+        ServingError."""
+        data = self._http.bodies.small(request)
+        if data is None:
+            return None
+        sent_format, format = body_formats(request.headers)
         record = self._metrics.record("Predict", ref.name, REST)
         try:
             call = self._http.calls.call(request, record)
-            data = self._http.bodies.small(request)
-            if data is None:
-                return self._predict_slowly(request, ref, record, call)
-            sent_format, format = body_formats(request.headers)
             body = _read(ref, sent_format, data)
             pending = self._predictor.begin(ref, partial(self._runs, body), record, call.deadline)
         except Exception as error:
@@ -118,16 +118,14 @@ class RestService:
         sent = _Sent(ref, body.rows, len(data), format)
         return call.reply(pending, partial(self._write, sent), partial(self._write_slowly, sent))
 
-    async def _predict_slowly(
-        self, request: Request, ref: ModelRef, record: RecordedRequest, call: HttpCall
-    ) -> Response:
-        """Of a body that is still arriving, is large or is compressed."""
+    async def predict(self, request: Request, ref: ModelRef) -> Response:
+        """Of any body. Raises ServingError."""
         http, (sent_format, format) = self._http, body_formats(request.headers)
 
         def parse(data: bytes) -> tuple[list[PredictBody], int]:
             return [_read(ref, sent_format, data)], len(data)
 
-        with record, call:
+        with self._metrics.record("Predict", ref.name, REST) as record, http.calls.call(request, record) as call:
             parsed, size = await http.bodies.read(request, parse, UNKNOWN_ENCODING)
             sent = _Sent(ref, parsed[0].rows, size, format)
             inference = await self._predictor.infer(ref, self._plan(parsed, size), record, call.deadline)

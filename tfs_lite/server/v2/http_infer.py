@@ -8,14 +8,14 @@ and large bodies are read and written on threads.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from tfs_lite.core.signature import naming
 from tfs_lite.core.status import ServingError, StatusCode
-from tfs_lite.metrics.requests import REST, RecordedRequest
+from tfs_lite.metrics.requests import REST
 from tfs_lite.protocols.json.text import COMFORTABLE_BYTES
 from tfs_lite.protocols.v2.binary import LENGTH_HEADER, DeclaredInput, raw_request, read_length
 from tfs_lite.protocols.v2.generate import ONE_ANSWER, read_generate, write_generate
@@ -23,7 +23,6 @@ from tfs_lite.protocols.v2.json_answer import printed_size, write_answer
 from tfs_lite.protocols.v2.json_request import read_infer
 from tfs_lite.protocols.v2.plain import PlainRequest
 from tfs_lite.protocols.v2.request import InferAnswer, InferRequest
-from tfs_lite.server.http.calls import HttpCall
 from tfs_lite.server.http.events import EVENT_TYPE, event
 from tfs_lite.server.http.message import Reply, Request, Response, Stream
 from tfs_lite.server.http.replies import JSON, error_text, failure_of
@@ -47,31 +46,35 @@ class V2HttpInfer:
         self._http = http
         self._fast = fast
 
-    def infer(self, request: Request, target: Target) -> Reply | Awaitable[Response]:
-        """A plain request that has come is queued at once."""
+    def begin_plain(self, request: Request, target: Target) -> Reply | None:
+        """Queues a plain request at once; None, with nothing done, unless it is one and has come."""
+        fast, http = self._fast, self._http
+        body = http.bodies.small(request)
+        if body is None:
+            return None
+        sent = fast.find_http(target.name, target.version, body, request.headers.find(_LENGTH))
+        if sent is None:
+            request.body.put_back(body)
+            return None
         record = self._inference.metrics.record(METHOD, target.name, REST)
         try:
-            call, body = self._http.calls.call(request, record), self._http.bodies.small(request)
-            length = request.headers.find(_LENGTH)
-            plain = None if body is None else self._fast.find_http(target.name, target.version, body, length)
-            if plain is not None:
-                pending = self._fast.begin_plain(plain, record, call.deadline)
-                if pending is not None:
-                    return call.reply(
-                        pending, partial(self._write_plain, plain), partial(self._write_plain_slowly, plain)
-                    )
+            call = http.calls.call(request, record)
+            pending = fast.begin_plain(sent, record, call.deadline)
         except Exception as error:
             record.end(error)
             raise
-        return self._infer(request, target, record, call, body)
+        if pending is None:
+            request.body.put_back(body)
+            return None
+        return call.reply(pending, partial(self._write_plain, sent), partial(self._write_plain_slowly, sent))
 
-    async def _infer(
-        self, request: Request, target: Target, record: RecordedRequest, call: HttpCall, body: bytes | None
-    ) -> Response:
-        """``body`` None: it is still to be read."""
-        with record, call:
-            read = self._reader(request, target)
-            sent = await self._http.bodies.read(request, read) if body is None else read(body)
+    async def infer(self, request: Request, target: Target) -> Response:
+        """Any request."""
+        with (
+            self._inference.metrics.record(METHOD, target.name, REST) as record,
+            self._http.calls.call(request, record) as call,
+        ):
+            sent = await self._http.bodies.read(request, self._reader(request, target))
             answer = await self._fast.answer(sent, record, call.deadline)
             return self._write(answer, sent.binary_outputs) or await self._write_slowly(answer, sent.binary_outputs)
 
