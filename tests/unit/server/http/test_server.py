@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import random
 import resource
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import httpx
@@ -402,6 +403,22 @@ def test_client_that_goes_cancels_its_request(start: Start, connect: Any) -> Non
     assert inside.wait(20)
     client.close()
     assert cancelled.wait(20)
+
+
+def test_handler_of_a_client_that_goes_before_it_begins_is_closed(start: Start, connect: Any) -> None:
+    made: list[Coroutine[Any, Any, Response]] = []
+
+    async def never() -> Response:
+        raise AssertionError
+
+    def handler(request: Request) -> Coroutine[Any, Any, Response]:
+        for connection in start.server.connections:
+            connection.evict()
+        made.append(never())
+        return made[-1]
+
+    connect(start(handler)).sendall(b"GET /page HTTP/1.1\r\nHost: x\r\n\r\n")
+    wait_until(lambda: made and inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED, "it is closed")
 
 
 @pytest.mark.parametrize("streams", [False, True])
