@@ -1,11 +1,13 @@
 """Metrics of batches: the wait of calls, the calls of each run, the padding.
 
-They are counted on the thread that ran the model, while callers wait for their answers, so that counting has to be
-cheap. State (waiting calls, workers) is read when the page is requested.
+Runs are reported on the thread that ran the model, while callers wait for their answers, so that counting has to be
+cheap: reports are noted, and counted some at once, at the latest when the counts are read. State (waiting calls,
+workers) is read when the page is requested.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,6 +35,8 @@ SECONDS = (
 )
 NUMBERS = tuple(2.0**power for power in range(14))
 PADDING = (0.0, *NUMBERS)
+MOST_NOTED = 16
+"""Reports that are noted before they are counted."""
 
 
 class _VersionCells(NamedTuple):
@@ -64,6 +68,8 @@ class BatchMetrics:
         self._series = (self._waits, self._rows, self._padding, self._calls, self._seconds, self._failures)
         self._gone = GoneVersions(self._drop)
         self._cells: dict[tuple[str, int], _VersionCells] = {}  # guarded by the guard's lock
+        self._noted: deque[tuple[BatchReport, bool]] = deque()
+        self._guard.add_up = self._add_up
         registry.register(SeriesCollector(self._guard, self._series))
 
     def _histogram(self, name: str, text: str, limits: tuple[float, ...]) -> HistogramSeries:
@@ -71,26 +77,35 @@ class BatchMetrics:
 
     def on_batch(self, report: BatchReport) -> None:
         """Counts a run of a model that merges calls."""
-        waits, waited = sorted(report.queue_seconds), sum(report.queue_seconds)
-        with self._guard.lock:
-            self._count(report, waits, waited)
-            self._tensorflow.count_batch(waits, waited, report.rows, report.padding)
+        self._note(report, merges=True)
 
     def on_run(self, report: BatchReport) -> None:
         """Counts a run of a model that takes every call alone."""
-        waits, waited = sorted(report.queue_seconds), sum(report.queue_seconds)
-        with self._guard.lock:
-            self._count(report, waits, waited)
+        self._note(report, merges=False)
 
     def version_gone(self, servable_id: ServableId) -> None:
         """The version was unloaded; its series are dropped after some more unloads."""
-        with self._guard.lock:
+        with self._guard:
             self._gone.version(servable_id)
 
     def model_gone(self, name: str) -> None:
         """The model is no longer served; all its series are dropped."""
-        with self._guard.lock:
+        with self._guard:
             self._gone.model(name)
+
+    def _note(self, report: BatchReport, merges: bool) -> None:
+        self._noted.append((report, merges))
+        if len(self._noted) >= MOST_NOTED:
+            self._guard.add_up_now()
+
+    def _add_up(self) -> None:
+        """Called under the lock."""
+        for _ in range(len(self._noted)):
+            report, merges = self._noted.popleft()
+            waits, waited = sorted(report.queue_seconds), sum(report.queue_seconds)
+            self._count(report, waits, waited)
+            if merges:
+                self._tensorflow.count_batch(waits, waited, report.rows, report.padding)
 
     def _count(self, report: BatchReport, waits: list[float], waited: float) -> None:
         key = (report.id.name, report.id.version)

@@ -154,8 +154,7 @@ class RequestMetrics:
         kind = (record.method, model, record.entrypoint, version, code)
         self._noted.append((kind, seconds, record.run_seconds))
         if len(self._noted) >= MOST_NOTED:
-            with self._guard:
-                """What was noted is added up."""
+            self._guard.add_up_now()
 
     def _add_up(self) -> None:
         """Called under the lock."""

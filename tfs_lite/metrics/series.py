@@ -55,6 +55,10 @@ class Guard:
     def __exit__(self, *_: object) -> None:
         self.lock.release()
 
+    def add_up_now(self) -> None:
+        with self:
+            pass
+
 
 class Cells:
     """The cells of one metric. Every method is called under the guard's lock. ``most`` bounds the cells, and the oldest

@@ -91,7 +91,8 @@ class ServerProtocol(asyncio.Protocol):
         self._pings = PingPolicy(self.common.limits)
         self._preface: bytes | None = b""
         """The first bytes while it is not certain that this is HTTP/2; None afterwards."""
-        self._flushing: asyncio.Handle | None = None
+        self._flushing = False
+        """Whether it is to flush soon."""
         self._end_kind = "client"
         self._discardable = MAX_DISCARDED
         self._written = 0
@@ -136,9 +137,8 @@ class ServerProtocol(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._activity.ending = True
-        self._unschedule()
         self.connection.close(ErrorCode.NO_ERROR, "", self._end_kind)
-        self._unschedule()  # nothing can be written any more
+        self._flushing = False  # nothing can be written any more
         numbers = self.common.numbers
         numbers.connections -= 1
         kind = self.connection.closing or self._end_kind
@@ -164,11 +164,14 @@ class ServerProtocol(asyncio.Protocol):
     # To the socket.
 
     def _wake(self) -> None:
-        if self._flushing is None and not self._activity.ending:
-            self._flushing = self._loop.call_soon(self._flush)
+        if not self._flushing and not self._activity.ending:
+            self._flushing = True
+            self.common.soon(self._flush)
 
     def _flush(self) -> None:
-        self._flushing = None
+        if not self._flushing:
+            return
+        self._flushing = False
         connection = self.connection
         try:
             while output := connection.take():
@@ -192,7 +195,7 @@ class ServerProtocol(asyncio.Protocol):
         if self._activity.ending:
             return
         self._activity.ending = True
-        self._unschedule()
+        self._flushing = False
         self._write(self.connection.outgoing.take_last())
         self.connection.close(ErrorCode.NO_ERROR, "", self._activity.draining or self._end_kind)
         transport = self._transport
@@ -205,11 +208,6 @@ class ServerProtocol(asyncio.Protocol):
             transport.write_eof()
         except OSError:  # the client has gone
             transport.abort()
-
-    def _unschedule(self) -> None:
-        if self._flushing is not None:
-            self._flushing.cancel()
-            self._flushing = None
 
     def _discard(self, size: int) -> None:
         self._discardable -= size

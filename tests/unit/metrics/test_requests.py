@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tfs_lite.core.servable import ServableId
 from tfs_lite.core.status import ServingError, StatusCode, not_found
-from tfs_lite.metrics.requests import KEPT_VERSIONS, RequestMetrics
+from tfs_lite.metrics.requests import KEPT_VERSIONS, MOST_NOTED, RequestMetrics
 from tfs_lite.metrics.tensorflow_text import MAX_CELLS
 
 
@@ -37,6 +37,23 @@ def test_latency_is_kept_per_model_and_version_until_the_model_is_gone(
     for version, times in (("1", 1), ("2", 2)):
         labels = {"model": "m", "version": version}
         assert registry.get_sample_value("tfs_lite_request_seconds_count", labels) == times
+    metrics.model_gone("m")
+    assert 'model="m"' not in page(registry)
+
+
+@pytest.mark.parametrize("number", [1, MOST_NOTED - 1, MOST_NOTED, 5 * MOST_NOTED + 3])
+def test_every_request_is_on_the_page_that_is_read_after_it(
+    metrics: RequestMetrics, registry: CollectorRegistry, number: int
+) -> None:
+    for _ in range(number):
+        serve(metrics, 1)
+    assert count(registry, "OK", version="1") == number
+    assert registry.get_sample_value("tfs_lite_request_seconds_count", {"model": "m", "version": "1"}) == number
+    assert metrics.tensorflow.counter_value("/tensorflow/serving/request_count") == number
+
+
+def test_requests_that_were_noted_go_with_their_model(metrics: RequestMetrics, registry: CollectorRegistry) -> None:
+    serve(metrics, 1)
     metrics.model_gone("m")
     assert 'model="m"' not in page(registry)
 

@@ -25,7 +25,7 @@ from tfs_lite.testing.grpc import http2_peer as h2
 from tfs_lite.testing.grpc.http2_peer import Frame, Peer
 from tfs_lite.transport.limits import Limits
 from tfs_lite.transport.server import Hooks, Server
-from tfs_lite.transport.table import CallContext, Method, bidi_stream, client_stream, server_stream, unary
+from tfs_lite.transport.table import CallContext, Method, Reply, bidi_stream, client_stream, server_stream, unary
 
 T = TypeVar("T")
 
@@ -35,8 +35,8 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 }
 PATIENCE = 30.0
 """Seconds that a test waits for anything."""
-ECHO, WAIT, FAIL, COUNT, FLOW, TALK, TOTAL = (
-    f"/test.Service/{name}" for name in ("echo", "wait", "fail", "count", "flow", "talk", "total")
+ECHO, WAIT, FAIL, REPLY, COUNT, FLOW, TALK, TOTAL = (
+    f"/test.Service/{name}" for name in ("echo", "wait", "fail", "reply", "count", "flow", "talk", "total")
 )
 
 
@@ -46,6 +46,30 @@ class Refused(Exception):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+class HeldReply(Reply):
+    """Ends when the test says so."""
+
+    def __init__(self, service: Service, request: bytes) -> None:
+        self.request = request
+        self._service = service
+        self._done: Callable[[bytes | Exception], None] | None = None
+
+    def then(self, done: Callable[[bytes | Exception], None]) -> None:
+        self._done = done
+        self._service.happened["started"] += 1
+
+    def cancel(self) -> None:
+        if self._done is not None:
+            self._done = None
+            self._service.happened["cancelled"] += 1
+
+    def end(self, result: bytes | Exception) -> None:
+        """On the loop."""
+        done, self._done = self._done, None
+        if done is not None:
+            done(result)
 
 
 class Service:
@@ -59,6 +83,7 @@ class Service:
         self.stubborn = False
         """``wait`` goes on after it was cancelled, until the gate is open."""
         self.trailers: list[tuple[str, str]] = []
+        self.replies: list[HeldReply] = []
         self._gate = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -67,6 +92,7 @@ class Service:
             unary(ECHO, self.echo),
             unary(WAIT, self.wait),
             unary(FAIL, self.fail),
+            unary(REPLY, self.reply),
             server_stream(COUNT, self.count),
             server_stream(FLOW, self.flow),
             bidi_stream(TALK, self.talk),
@@ -121,6 +147,11 @@ class Service:
         if code == "none":
             return None  # type: ignore[return-value]
         raise Refused(int(code), text)
+
+    def reply(self, data: bytes, context: CallContext) -> Reply:
+        held = HeldReply(self, data)
+        self.replies.append(held)
+        return held
 
     async def count(self, data: bytes, context: CallContext) -> AsyncIterator[bytes]:
         """``3`` messages, or ``3 fail`` for an error behind them, or ``3 wait`` for the gate."""

@@ -51,8 +51,8 @@ class Common:
     ``calls`` has every call until its handler has ended; ``on_idle`` is called when there is none left. While
     ``draining`` no more requests of streams are read.
 
-    Handlers begin when the input of this turn of the loop has been read, all of them together: those that hand work to
-    a thread then do so at once, and that thread does not compete for the interpreter's lock with the reading.
+    Handlers begin when the input of a turn of the loop has been read, all of them together (``soon``): those that hand
+    work to a thread then do so at once, and that thread does not compete for the interpreter's lock with the reading.
     """
 
     def __init__(
@@ -73,17 +73,19 @@ class Common:
         self.inflater = Inflater(loop, limits.max_receive_message)
         self.calls: set[Call] = set()
         self.draining = False
-        self._to_start: list[Call] = []
+        self._soon: list[Callable[[], None]] = []
 
-    def start_soon(self, call: Call) -> None:
-        if not self._to_start:
-            self.loop.call_soon(self._start)
-        self._to_start.append(call)
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Calls back in the next turn of the loop, as ``call_soon`` does, but costs a turn one handle for all.
+        ``callback`` must not raise."""
+        if not self._soon:
+            self.loop.call_soon(self._call_back)
+        self._soon.append(callback)
 
-    def _start(self) -> None:
-        calls, self._to_start = self._to_start, []
-        for call in calls:
-            call.start()
+    def _call_back(self) -> None:
+        callbacks, self._soon = self._soon, []
+        for callback in callbacks:
+            callback()
 
 
 class CallOwner(Protocol):
@@ -212,7 +214,7 @@ class Call(CallContext):
 
     def begin_handler(self) -> None:
         self.waiting_since = 0.0
-        self.common.start_soon(self)
+        self.common.soon(self.start)
 
     def start(self) -> None:
         """Starts the handler, unless the call has ended meanwhile."""
@@ -221,16 +223,15 @@ class Call(CallContext):
         try:
             self._acquired = self.common.hooks.acquire(self.path)
             begun = self.call_handler()
+            if isinstance(begun, Reply):
+                self._handler = begun
+                begun.then(self._ended)
+            else:
+                self._handler = task = asyncio.ensure_future(begun, loop=self.common.loop)
+                task.add_done_callback(self._task_ended)
         except Exception as error:
             self._fail_with(error)
             self._release()
-            return
-        if isinstance(begun, Reply):
-            self._handler = begun
-            begun.then(self._ended)
-        else:
-            self._handler = task = asyncio.ensure_future(begun, loop=self.common.loop)
-            task.add_done_callback(self._task_ended)
 
     def call_handler(self) -> Awaitable[bytes | None]:
         """Calls the handler. Its answer is still to be sent; None means that its answers have been sent."""

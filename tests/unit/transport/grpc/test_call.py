@@ -16,7 +16,7 @@ import pytest
 
 from tfs_lite.testing.grpc import http2_peer as h2
 from tfs_lite.testing.grpc.http2_peer import message
-from tfs_lite.testing.grpc.transport_fixture import ECHO, FAIL, LOOPS, PATIENCE, WAIT, Refused, TransportFixture
+from tfs_lite.testing.grpc.transport_fixture import ECHO, FAIL, LOOPS, PATIENCE, REPLY, WAIT, Refused, TransportFixture
 from tfs_lite.testing.servers.process import wait_until
 from tfs_lite.transport.grpc import call as call_module
 from tfs_lite.transport.http2.errors import ErrorCode
@@ -142,6 +142,58 @@ def test_deadline_counts_while_the_request_comes_in(server: TransportFixture) ->
     assert raw.status(1)[0] == 4
     reset = raw.read_until(lambda frame: frame.kind == h2.RST_STREAM)
     assert (reset.stream, reset.value) == (1, ErrorCode.NO_ERROR)
+
+
+def end_replies(server: TransportFixture, result: bytes | Exception, count: int = 1) -> None:
+    wait_until(lambda: server.service.happened["started"] == count, "the handlers have replied")
+    for reply in server.service.replies:
+        server.loop.call_soon_threadsafe(reply.end, result)
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_reply_is_answered_when_it_ends(
+    server: TransportFixture, channel: grpc.Channel, compression: grpc.Compression
+) -> None:
+    ask = channel.unary_unary(REPLY)
+    futures = [ask.future(b"x" * 1000, timeout=PATIENCE, compression=compression) for _ in range(3)]
+    end_replies(server, b"answer", 3)
+    assert [future.result() for future in futures] == [b"answer"] * 3
+    assert [reply.request for reply in server.service.replies] == [b"x" * 1000] * 3
+    assert server.numbers.calls == {(REPLY, 0): 3}
+    assert not server.service.happened["cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "text"),
+    [
+        (Refused(5, "gone"), grpc.StatusCode.NOT_FOUND, "gone"),
+        (RuntimeError("a bug"), grpc.StatusCode.UNKNOWN, f"{REPLY}: RuntimeError"),
+        ("no bytes", grpc.StatusCode.UNKNOWN, f"{REPLY}: TypeError"),
+    ],
+)
+def test_reply_that_fails_is_answered_with_its_status(
+    server: TransportFixture, channel: grpc.Channel, result: Any, code: grpc.StatusCode, text: str
+) -> None:
+    future = channel.unary_unary(REPLY).future(b"x", timeout=PATIENCE)
+    end_replies(server, result)
+    assert (future.code(), future.details()) == (code, text)
+
+
+def test_reply_is_cancelled_with_its_call_and_then_has_no_effect(
+    server: TransportFixture, channel: grpc.Channel
+) -> None:
+    future = channel.unary_unary(REPLY).future(b"x", timeout=PATIENCE)
+    wait_until(lambda: server.service.happened["started"], "the handler has replied")
+    future.cancel()
+    wait_until(lambda: server.numbers.calls == {(REPLY, 1): 1}, "the call has ended")
+    raw = server.dial()
+    raw.request(1, REPLY, message(b"x"), (b"grpc-timeout", b"1S"))
+    assert raw.status(1)[0] == 4
+    wait_until(lambda: server.service.happened["cancelled"] == 2, "both replies are cancelled")
+    wait_until(lambda: server.numbers.streams == 0, "their streams no longer count")
+    end_replies(server, b"too late", 2)
+    assert call(channel, ECHO, b"next") == b"next"
+    assert server.numbers.calls == {(REPLY, 1): 1, (REPLY, 4): 1, (ECHO, 0): 1}
 
 
 def test_client_that_cancels_cancels_the_handler(server: TransportFixture, channel: grpc.Channel) -> None:
@@ -282,9 +334,13 @@ def test_call_that_has_ended_leaves_nothing_for_the_collector(server: TransportF
     gc.disable()
     before = calls_and_streams()
     try:
-        for _ in range(50):
+        for number in range(50):
             call(channel, ECHO, b"x")
             failure(channel, FAIL, b"5 gone")
+            future = channel.unary_unary(REPLY).future(b"x", timeout=PATIENCE)
+            end_replies(server, b"answer", number + 1)
+            assert future.result() == b"answer"
+            server.service.replies.clear()
         wait_until(lambda: server.numbers.streams == 0, "every stream is gone")
         server.service.contexts.clear()
         left = calls_and_streams() - before
